@@ -1,6 +1,6 @@
-"""Writes docs/cli.md from `--help`, docs/api.md from docstrings, and docs/config.schema.json and the
-tables of docs/config.md from the tables of keys, so that they cannot say anything else; `--check`
-fails where they do.
+"""Writes docs/cli.md from `--help`, docs/api.md from docstrings, docs/config.schema.json and the
+tables of docs/config.md from the tables of keys, and the rules in docs/tensorrt.md from theirs, so
+that they cannot say anything else; `--check` fails where they do.
 
 Knows click's command tree and the files; `api_page` knows docstrings, `config_page` keys. Knows nothing of what the
 commands do.
@@ -17,6 +17,7 @@ from pathlib import Path
 import api_page
 import click
 import config_page
+import rules_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 WIDTH = 100
@@ -44,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         "api.md": api_page.render(),
         "config.md": config_page.render(),
         "config.schema.json": config_page.schema(),
+        "tensorrt.md": rules_page.render(),
     }
     if options.check:
         return max(check(name, page) for name, page in pages.items())

@@ -164,7 +164,7 @@ def scored(engine: Engine, text: list[Pair]) -> tuple[float, np.ndarray[Any, Any
         engine.base.reset(0)
         places = np.arange(len(prompt) - 1, len(ids) - 1)
         (result,) = engine.base.extend([engine.base.causal(0, ids, places)])
-        logits = result.logits.astype(np.float64)
+        logits = result.logits.rows().astype(np.float64)
         logits -= logits.max(-1, keepdims=True)
         targets = ids[len(prompt) :]
         loss += float(

@@ -1,4 +1,4 @@
-"""One lane of a decoder, for tests that follow a single sequence: results carry a batch of one."""
+"""One lane of a decoder, for tests that follow a single sequence: arrays carry a batch of one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.backends.base import Result
-from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
+from edgespec.backends.host import HostStates
+from edgespec.runtime.decoder import CachedDecoder, Rows
+from tests.calls import Outputs, outputs_of
 
 
 @dataclass
@@ -21,11 +22,9 @@ class OneLane:
 
     def causal(
         self, tokens: np.ndarray, gather: np.ndarray, base_hidden: np.ndarray | None = None
-    ) -> Result:
-        (result,) = self.decoder.extend(
-            [self.decoder.causal(self.lane, tokens, gather, base_hidden)]
-        )
-        return batch_of_one(result)
+    ) -> Outputs:
+        rows = self.decoder.causal(self.lane, tokens, gather, given(base_hidden))
+        return outputs_of(self.decoder.extend([rows]))
 
     def run(
         self,
@@ -35,9 +34,10 @@ class OneLane:
         gather: np.ndarray,
         base_hidden: np.ndarray | None = None,
         draft_hidden: np.ndarray | None = None,
-    ) -> Result:
-        rows = Rows(self.lane, tokens, positions, visible, gather, base_hidden, draft_hidden)
-        return batch_of_one(self.decoder.run([rows])[0])
+    ) -> Outputs:
+        states = given(base_hidden), given(draft_hidden)
+        rows = Rows(self.lane, tokens, positions, visible, gather, *states)
+        return outputs_of(self.decoder.run([rows]))
 
     def commit(self, path: np.ndarray) -> None:
         self.decoder.commit(self.lane, path)
@@ -49,6 +49,5 @@ class OneLane:
         self.decoder.reset(self.lane)
 
 
-def batch_of_one(result: LaneResult) -> Result:
-    hidden = result.hidden_states
-    return Result(result.logits[None], None if hidden is None else hidden[None])
+def given(states: np.ndarray | None) -> HostStates | None:
+    return None if states is None else HostStates(states)

@@ -25,19 +25,20 @@ from edgespec.backends.base import (
     Backend,
     BuildOption,
     BuildOptions,
-    Call,
     EngineMemory,
     LaneRows,
     OptionValue,
     PlanHints,
     Progress,
     Remedies,
-    Result,
     Runner,
     Staged,
     Table,
 )
+from edgespec.backends.call import Attention, Call, Result
 from edgespec.backends.engine_config import FP32_WEIGHTS, EngineConfig
+from edgespec.backends.host import gather_idx, host_results, stacked_states
+from edgespec.backends.masks import attention_mask, tree_mask
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.rewriting import replace_output
@@ -169,6 +170,7 @@ class GraphRunner:
     """A graph on ONNX Runtime, the canonical one or a lowered one: its contract says how its cache
     is written."""
 
+    engine_s = 0.0
     table: Table | None = None
 
     def __init__(
@@ -182,6 +184,7 @@ class GraphRunner:
         self.session, self.contract = session, contract
         self.capacity, self.slots, self.lanes = capacity, slots, lanes
         shape = contract.shape
+        self.prefill_chunk, self.max_rows = RECURRENT_CHUNK if shape.recurrent else 256, capacity
         self.specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
         pairs = [
             pair
@@ -204,15 +207,16 @@ class GraphRunner:
 
     # ---- calls
 
-    def run(self, call: Call) -> Result:
-        if self.contract.shape.heads:
+    def run(self, call: Call) -> list[Result]:
+        heads = self.contract.shape.heads
+        if heads:
             assert call.base_hidden is not None
-            batch, rows = call.base_hidden.shape[:2]
-            out = self.execute({"base_hidden": call.base_hidden}, {"B": batch, "S": rows})
-            return Result(out["logits"], None)
+            states = stacked_states(call.base_hidden, call.rows)
+            out = self.execute({"base_hidden": states}, {"B": len(states), "S": call.rows})
+            return host_results(call, out["logits"], None, heads)
         batch, rows = call.inputs_embeds.shape[:2]
         context = call.written - rows
-        sizes = {"B": batch, "S": rows, "C": self.slots, "G": call.gather_idx.shape[1]}
+        sizes = {"B": batch, "S": rows, "C": self.slots, "G": gather_idx(call).shape[1]}
         sizes |= {"L": context, "R": call.written}
         assert int(call.write_indices.max()) + call.written <= self.slots
         if self.recurrent is not None:
@@ -231,7 +235,8 @@ class GraphRunner:
         if self.recurrent is not None:
             self.recurrent.after_call(batch)
         hidden = out.get("hidden_states")
-        return Result(
+        return host_results(
+            call,
             out["logits"].astype(np.float32),
             None if hidden is None else hidden.astype(np.float32),
         )
@@ -245,12 +250,16 @@ class GraphRunner:
             elif spec.name == "use_base_hidden":
                 feeds[spec.name] = np.array(call.base_hidden is not None)
             elif spec.name in ("attention_mask", "sliding_attention_mask"):
-                mask = getattr(call, spec.name)
-                width = min(mask.shape[3], self.slots)
-                assert not mask[..., width:].any()
-                wide = np.zeros((*mask.shape[:3], self.slots), np.bool_)
-                wide[..., :width] = mask[..., :width]
-                feeds[spec.name] = wide
+                kind: Attention = getattr(call, spec.name.removesuffix("_mask"))
+                mask = np.zeros((len(kind.lanes), 1, call.rows, self.slots), np.bool_)
+                feeds[spec.name] = attention_mask(call, kind, mask)
+            elif spec.name == "tree_mask":
+                feeds[spec.name] = tree_mask(call)
+            elif spec.name == "gather_idx":
+                feeds[spec.name] = gather_idx(call)
+            elif spec.name == "target_hidden":
+                assert call.target_hidden is not None
+                feeds[spec.name] = stacked_states(call.target_hidden, call.context_rows)
             elif hasattr(call, spec.name):
                 feeds[spec.name] = getattr(call, spec.name)
         return feeds
@@ -259,7 +268,7 @@ class GraphRunner:
         """A hidden input; the one that is not read has S rows where the contract says so."""
         given = getattr(call, spec.name)
         if given is not None:
-            return np.asarray(given)
+            return stacked_states(given, call.rows)
         batch, rows = call.inputs_embeds.shape[:2]
         unread = rows if spec.shape[1] == "S" else 0
         return np.zeros((batch, unread, int(spec.shape[2])), np.float32)

@@ -12,88 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from edgespec.backends.call import Call, Floats, Ids, Result
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.engine_dir import STEMS
 from edgespec.backends.machine import machine_bytes
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.contract import GraphContract, Limits, Role
 
-Floats = NDArray[np.float32]
-
-
 # ---- what runs an engine
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One run of an engine over B neighboring lanes, `first_lane` the first of them.
-
-    A lane is the KV cache of one sequence. This call's S rows go into a lane's slots from its write
-    index on, and what stood there and behind is dropped; T is at least S beyond the largest write
-    index. T may be greater than the capacity by the padding of a batched engine, so that a full
-    lane can be padded to its neighbors' rows.
-    """
-
-    inputs_embeds: Floats  # [B, S, H]
-    rope_cos: Floats  # [B, S, rotary/2]
-    rope_sin: Floats
-    attention_mask: NDArray[np.bool_]  # [B, 1, S, T], True = attend
-    write_indices: NDArray[np.int64]  # [B]
-    gather_idx: NDArray[np.int64]  # [B, G]
-    base_hidden: Floats | None = None  # drafts: exactly one of the two, [B, S, k*H]
-    draft_hidden: Floats | None = None  # [B, S, Hd]
-    # recurrent layers: [B, S, S], which rows of the call a row follows
-    tree_mask: NDArray[np.bool_] | None = None
-    first_lane: int = 0
-    # drafts of blocks, this and the next two: [B, L, k*H], written before the S
-    target_hidden: Floats | None = None
-    context_cos: Floats | None = None  # [B, L, rotary/2]
-    context_sin: Floats | None = None
-    # [B, 1, S, T], for the layers with a window where others have none
-    sliding_attention_mask: NDArray[np.bool_] | None = None
-    # [B, S, rotary/2], for the layers that rotate otherwise
-    local_rope_cos: Floats | None = None
-    local_rope_sin: Floats | None = None
-
-    @classmethod
-    def of_states(cls, hidden_states: Floats) -> Call:
-        """The call of heads over a hidden state: B sequences, S rows each, [B, S, H]. Nothing else
-        is read, and nothing is written."""
-        batch, rows = hidden_states.shape[:2]
-        none = np.empty((batch, rows, 0), np.float32)
-        return cls(
-            none,
-            none,
-            none,
-            np.ones((batch, 1, rows, rows), bool),
-            np.zeros(batch, np.int64),
-            np.tile(np.arange(rows), (batch, 1)),
-            base_hidden=hidden_states,
-        )
-
-    @property
-    def written(self) -> int:
-        """Rows that the call writes into each lane."""
-        context = 0 if self.target_hidden is None else self.target_hidden.shape[1]
-        return int(self.inputs_embeds.shape[1] + context)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Outputs of one run. They are views of the runner's buffers: copy what must outlive the next
-    call."""
-
-    logits: Floats  # [B, G, V]; of several heads [B, G, heads*V]
-    hidden_states: Floats | None  # [B, S, features]
 
 
 class Table(Protocol):
     """An embedding: the rows of tokens."""
 
-    def rows(self, tokens: NDArray[np.int64]) -> Floats:
+    def rows(self, tokens: Ids) -> Floats:
         """[S] or [B, S] ids -> [..., H]."""
 
 
@@ -129,13 +61,16 @@ class Runner(Protocol):
     contract: GraphContract
     capacity: int  # slots of a lane
     lanes: int  # sequences that it can hold
+    prefill_chunk: int  # rows of a prompt, or of a block's context, that one call reads at most
+    max_rows: int  # rows of a call that asks for the logits of all of them, at most
     table: Table | None  # the embedding, where the engine's lm_head is it
+    engine_s: float  # seconds spent inside the engine so far, by the backend's own clock
 
-    def run(self, call: Call) -> Result:
-        """Run one call; its KV rows are in the cache afterwards. EnvironmentProblem where the
-        engine fails."""
+    def run(self, call: Call) -> list[Result]:
+        """Run one call, a result for each lane; its KV rows are in the cache afterwards.
+        EnvironmentProblem where the engine fails."""
 
-    def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
+    def keep_rows(self, lane: int, slots: Ids, start: int) -> None:
         """Commit rows that stand behind the first `start` ones: copy the KV rows of `slots`
         (ascending, each >= its target) to start, start+1, ... in every layer. Where layers are
         recurrent, the rows are one path of the last call's, and each call but the first continues

@@ -14,15 +14,22 @@ import numpy as np
 
 from edgespec.backends.base import (
     AccuracySpec,
-    Call,
-    Floats,
     Remedies,
-    Result,
     RoundingMargin,
     Runner,
     do_nothing,
 )
+from edgespec.backends.call import (
+    Attention,
+    Call,
+    Floats,
+    HiddenStates,
+    LaneAttention,
+    Mask,
+    Result,
+)
 from edgespec.backends.golden_file import Golden
+from edgespec.backends.host import HostStates
 from edgespec.config import RopeConfig
 from edgespec.errors import GoldenMismatch
 from edgespec.rope import RopeTable
@@ -96,8 +103,8 @@ def check_calls(
     found = Agreement()
     for arrange in ARRANGEMENTS if runner.lanes > 1 else ARRANGEMENTS[:1]:
         for label, call in calls.items():
-            for member, result in arrange(runner, call):
-                found |= agreement(wanted, label, result, member, tolerance)
+            for result in arrange(runner, call):
+                found |= agreement(wanted, label, result, tolerance)
             done()
             keep_prompt(runner, label, call, lanes=1 if arrange is alone else 2)
     return found
@@ -115,12 +122,12 @@ def own_outputs(
     by their names in a golden file. GoldenMismatch below the cosine."""
     found, own = Agreement(), Golden()
     for label, call in calls.items():
-        result = runner.run(call)
+        (result,) = runner.run(call)
         done()
         keep_prompt(runner, label, call)
-        found |= agreement(golden, label, result, 0)
+        found |= agreement(golden, label, result)
         check_cosine(label, found, min_cosine, remedies)
-        own |= {f"{label}_{name}": value.copy() for name, value in outputs(result).items()}
+        own |= {f"{label}_{name}": value[None].copy() for name, value in outputs(result).items()}
     return found, own
 
 
@@ -132,18 +139,17 @@ def keep_prompt(runner: Runner, label: str, call: Call, lanes: int = 1) -> None:
 
 
 def agreement(
-    golden: Golden, label: str, result: Result, member: int, tolerance: Tolerance | None = None
+    golden: Golden, label: str, result: Result, tolerance: Tolerance | None = None
 ) -> Agreement:
     """How one sequence of a batch agrees with a golden call. Raises GoldenMismatch beyond the
     tolerance."""
     worst = Agreement()
     for name, found in outputs(result).items():
-        wanted = golden.get(f"{label}_{name}")
-        if wanted is None:
+        stored = golden.get(f"{label}_{name}")
+        if stored is None:
             continue
-        difference = float(np.abs(found[member] - wanted[0]).max()) / max(
-            float(np.abs(wanted).max()), 1e-6
-        )
+        wanted = stored[0].reshape(found.shape)
+        difference = float(np.abs(found - wanted).max()) / max(float(np.abs(wanted).max()), 1e-6)
         # a NaN is not within any tolerance
         if tolerance is not None and not difference <= tolerance.value:
             what = (
@@ -153,14 +159,17 @@ def agreement(
             raise GoldenMismatch(
                 what, f"Allowed is {tolerance.value:.0e}. {tolerance.remedy} {CHANGED}"
             )
-        worst |= Agreement(difference, cosine(found[member], wanted[0]))
+        worst |= Agreement(difference, cosine(found, wanted))
     return worst
 
 
 def outputs(result: Result) -> dict[str, Floats]:
-    """The outputs that an engine has, by name: logits [B, G, V], hidden_states [B, S, H]."""
-    named = {"logits": result.logits, "hidden_states": result.hidden_states}
-    return {name: value for name, value in named.items() if value is not None}
+    """The outputs of a sequence by name, on the host: logits [G, V], and hidden_states [S, width]
+    where the engine has them."""
+    found = {"logits": result.logits.rows()}
+    if result.hidden_states is not None:
+        found["hidden_states"] = result.hidden_states.numpy()
+    return found
 
 
 def cosine(first: Floats, second: Floats) -> float:
@@ -195,18 +204,26 @@ def rounding(
     """
     prompt, _ = golden_calls(golden, ropes)
     rng, worst = np.random.default_rng(0), 0.0
-    at_once = runner.run(prompt).logits[0].copy()
+    at_once = only_logits(runner, prompt).copy()
     for _ in range(ROUNDING_TRIALS):
         moved = moved_by_noise(prompt, margin.noise, rng)
         if prompt.target_hidden is not None:  # its rows see each other: there is no one row alone
-            worst = max(worst, float(np.abs(runner.run(moved).logits[0] - at_once).max()))
+            worst = max(worst, float(np.abs(only_logits(runner, moved) - at_once).max()))
             done()
             continue
-        for i, row in enumerate(at_once):
-            worst = max(worst, float(np.abs(runner.run(row_of(moved, i)).logits[0, 0] - row).max()))
+        rows = prompt.rows
+        for i, row in enumerate(at_once.reshape(rows, -1)):
+            found = only_logits(runner, row_of(moved, i)).ravel()
+            worst = max(worst, float(np.abs(found - row).max()))
             runner.keep_rows(0, np.array([i]), i)
             done()
     return max(margin.times * worst, margin.min_nats)
+
+
+def only_logits(runner: Runner, call: Call) -> Floats:
+    """The logits of a call of one sequence; of several heads one behind another."""
+    (result,) = runner.run(call)
+    return result.logits.rows()
 
 
 def moved_by_noise(call: Call, size: float, rng: np.random.Generator) -> Call:
@@ -217,59 +234,67 @@ def moved_by_noise(call: Call, size: float, rng: np.random.Generator) -> Call:
         noise = 1 + np.float32(size) * rng.standard_normal(embeds.shape, np.float32)
         return replace(call, inputs_embeds=embeds * noise)
     assert hidden is not None
-    noise = 1 + np.float32(size) * rng.standard_normal(hidden.shape, np.float32)
-    return replace(call, base_hidden=hidden * noise)
+    (states,) = (own.numpy() for own in hidden)
+    noise = 1 + np.float32(size) * rng.standard_normal(states.shape, np.float32)
+    return replace(call, base_hidden=[HostStates(states * noise)])
 
 
-# What a call has for each of its rows, and its masks
-BY_ROW = (
-    *("inputs_embeds", "rope_cos", "rope_sin", "local_rope_cos", "local_rope_sin"),
-    *("base_hidden", "draft_hidden"),
-)
-MASKS = ("attention_mask", "sliding_attention_mask")
+# What a call has for each of its rows
+BY_ROW = ("inputs_embeds", "rope_cos", "rope_sin", "local_rope_cos", "local_rope_sin")
+STATES = ("base_hidden", "draft_hidden")
+ATTENTION = ("attention", "sliding_attention")
 
 
 def row_of(call: Call, row: int) -> Call:
     """The call of one row of a prompt, as plain decoding makes it: S = 1."""
-    here = slice(row, row + 1)
-    cuts: dict[str, Any] = dict.fromkeys(BY_ROW, np.s_[:, here])
-    cuts |= dict.fromkeys(MASKS, np.s_[:, :, here, : row + 1])
-    arrays: dict[str, Any] = {
-        name: np.ascontiguousarray(getattr(call, name)[cut])
-        for name, cut in cuts.items()
-        if getattr(call, name) is not None
-    }
+    here = np.array([row])
+
+    def row_alone(attention: Attention) -> Attention:
+        (lane,) = attention.lanes
+        return Attention([explicit(lane.visible[here, : row + 1])])
+
+    changed: dict[str, Any] = {}
+    for names, cut in (
+        (BY_ROW, lambda array: np.ascontiguousarray(array[:, here])),
+        (STATES, lambda lanes: [states.take(here) for states in lanes]),
+        (ATTENTION, row_alone),
+    ):
+        found = {name: getattr(call, name) for name in names}
+        changed |= {name: cut(value) for name, value in found.items() if value is not None}
     return replace(
         call,
-        **arrays,
+        **changed,
         write_indices=np.array([row], np.int64),
-        gather_idx=np.zeros((1, 1), np.int64),
-        tree_mask=np.ones((1, 1, 1), bool),
+        gather=[np.zeros(1, np.int64)],
     )
 
 
-Members = Iterator[tuple[int, Result]]  # which sequence of the batch is to be golden
+def explicit(visible: Mask) -> LaneAttention:
+    """What is said of all slots [S, T] up to a call's last row."""
+    return LaneAttention(0, visible, np.arange(visible.shape[1]))
+
+
+Members = Iterator[Result]  # of the sequences of a batch that are to be golden
 
 
 def alone(runner: Runner, call: Call) -> Members:
-    """One sequence in the first lane: (0, its result)."""
-    yield 0, runner.run(call)
+    """One sequence in the first lane."""
+    yield from runner.run(call)
 
 
 def twice(runner: Runner, call: Call) -> Members:
-    """The sequence in both of two lanes: (0, the result) and (1, the result)."""
-    result = runner.run(joined(call, call))
-    yield from ((0, result), (1, result))
+    """The sequence in both of two lanes."""
+    yield from runner.run(joined(call, call))
 
 
 def before_another(runner: Runner, call: Call) -> Members:
-    """The sequence in the first of two lanes: (0, the result of both)."""
-    yield 0, runner.run(joined(call, disturbed(call)))
+    """The sequence in the first of two lanes."""
+    yield runner.run(joined(call, disturbed(call)))[0]
 
 
 def behind_another(runner: Runner, call: Call) -> Members:
-    """The sequence in the second of two lanes: (1, the result of both)."""
-    yield 1, runner.run(joined(disturbed(call), call))
+    """The sequence in the second of two lanes."""
+    yield runner.run(joined(disturbed(call), call))[1]
 
 
 # How the golden calls are put to an engine: a batch kernel that mixes up its sequences passes with
@@ -279,11 +304,16 @@ ARRANGEMENTS = (alone, twice, before_another, behind_another)
 
 def joined(first: Call, second: Call) -> Call:
     """Two calls of one sequence as one call of two."""
-    arrays: dict[str, Any] = {}
+    both: dict[str, Any] = {}
     for name in (f.name for f in fields(Call) if f.name != "first_lane"):
         a, b = getattr(first, name), getattr(second, name)
-        arrays[name] = None if a is None else np.concatenate([a, b])
-    return Call(**arrays)
+        if isinstance(a, Attention):
+            both[name] = Attention([*a.lanes, *b.lanes])
+        elif isinstance(a, np.ndarray):
+            both[name] = np.concatenate([a, b])
+        else:
+            both[name] = None if a is None else [*a, *b]
+    return Call(**both)
 
 
 def disturbed(call: Call) -> Call:
@@ -291,22 +321,25 @@ def disturbed(call: Call) -> Call:
     states where it has no embeddings."""
     if not call.inputs_embeds.size:
         assert call.base_hidden is not None
-        return replace(call, base_hidden=np.ascontiguousarray(call.base_hidden[:, ::-1]))
-    target_hidden = (
-        None if call.target_hidden is None else np.ascontiguousarray(call.target_hidden[:, ::-1])
-    )
+        return replace(call, base_hidden=backwards(call.base_hidden))
     return replace(
         call,
         inputs_embeds=np.ascontiguousarray(call.inputs_embeds[:, ::-1]),
-        target_hidden=target_hidden,
+        target_hidden=None if call.target_hidden is None else backwards(call.target_hidden),
     )
+
+
+def backwards(lanes: Sequence[HiddenStates]) -> list[HiddenStates]:
+    """The rows of each lane in reverse order."""
+    return [states.take(np.arange(len(states))[::-1]) for states in lanes]
 
 
 def golden_calls(golden: Golden, ropes: Sequence[RopeConfig]) -> list[Call]:
     """The calls that a golden file stands for: the prompt into an empty cache, then the tree behind
     it. `ropes` are the rotary embeddings of the engine's tables."""
     if "prompt_inputs_embeds" not in golden:  # heads over a hidden state
-        return [Call.of_states(golden[f"{label}_base_hidden"]) for label in CALLS]
+        states = [used(golden, f"{label}_base_hidden") for label in CALLS]
+        return [Call.of_states(lanes) for lanes in states if lanes is not None]
     last = max(int(golden[f"{label}_positions"].max()) for label in CALLS)
     tables = [RopeTable.golden(rope, last + 1) for rope in ropes]
     if "prompt_target_hidden" in golden:
@@ -314,25 +347,21 @@ def golden_calls(golden: Golden, ropes: Sequence[RopeConfig]) -> list[Call]:
     calls = []
     for label in CALLS:
         ids, positions = golden[f"{label}_ids"], golden[f"{label}_positions"]
-        mask = golden[f"{label}_attention_mask"]
-        width = len(ids) if label == "prompt" else mask.shape[-1]
+        slots = golden["tree_attention_mask"].shape[-1]
+        width = len(ids) if label == "prompt" else slots
         cos, sin = tables[0].rows(positions[None])
         local = tables[1].rows(positions[None]) if len(tables) > 1 else (None, None)
-        sliding = golden.get(f"{label}_sliding_attention_mask")
         calls.append(
             Call(
                 golden[f"{label}_inputs_embeds"],
                 cos,
                 sin,
-                np.ascontiguousarray(mask[..., :width]),
+                attention_of(golden[f"{label}_attention_mask"], width),
                 np.array([width - len(ids)], np.int64),
-                np.arange(len(ids), dtype=np.int64)[None],
+                [np.arange(len(ids))],
                 used(golden, f"{label}_base_hidden"),
                 used(golden, f"{label}_draft_hidden"),
-                np.ascontiguousarray(mask[:, 0, :, width - len(ids) : width]),
-                sliding_attention_mask=(
-                    None if sliding is None else np.ascontiguousarray(sliding[..., :width])
-                ),
+                sliding_attention=sliding_of(golden, label, width),
                 local_rope_cos=local[0],
                 local_rope_sin=local[1],
             )
@@ -346,24 +375,32 @@ def block_call(golden: Golden, rope: RopeTable, label: str) -> Call:
     width = int(context[-1]) + 1 + len(ids)
     cos, sin = rope.rows(golden[f"{label}_positions"][None])
     context_cos, context_sin = rope.rows(context[None])
-    sliding = golden.get(f"{label}_sliding_attention_mask")
     return Call(
         golden[f"{label}_inputs_embeds"],
         cos,
         sin,
-        np.ascontiguousarray(golden[f"{label}_attention_mask"][..., :width]),
+        attention_of(golden[f"{label}_attention_mask"], width),
         context[:1].astype(np.int64),
-        np.arange(len(ids), dtype=np.int64)[None],
-        target_hidden=golden[f"{label}_target_hidden"],
+        [np.arange(len(ids))],
+        target_hidden=used(golden, f"{label}_target_hidden"),
         context_cos=context_cos,
         context_sin=context_sin,
-        sliding_attention_mask=(
-            None if sliding is None else np.ascontiguousarray(sliding[..., :width])
-        ),
+        sliding_attention=sliding_of(golden, label, width),
     )
 
 
-def used(golden: Golden, name: str) -> Floats | None:
-    """A golden array [B, S, H]; None where it is missing or has no rows."""
+def attention_of(mask: Mask, width: int) -> Attention:
+    """What a golden mask [1, 1, S, C] says of the first `width` slots."""
+    return Attention([explicit(mask[0, 0, :, :width])])
+
+
+def sliding_of(golden: Golden, label: str, width: int) -> Attention | None:
+    """The same of the second mask; None where there is none."""
+    mask = golden.get(f"{label}_sliding_attention_mask")
+    return None if mask is None else attention_of(mask, width)
+
+
+def used(golden: Golden, name: str) -> list[HiddenStates] | None:
+    """The hidden states of a golden array [1, S, H]; None where it is missing or has no rows."""
     value = golden.get(name)
-    return None if value is None or value.shape[1] == 0 else value
+    return None if value is None or value.shape[1] == 0 else [HostStates(value[0])]

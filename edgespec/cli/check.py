@@ -46,6 +46,11 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 16
     metavar="FILE",
     help="Text for --probe, instead of the shipped one.",
 )
+@click.option(
+    "--tensorrt",
+    metavar="VERSION",
+    help="Check instead whether TensorRT's parser takes the graph of BASE, an exported directory.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
     base: str,
@@ -55,6 +60,7 @@ def command(
     allow_pickle: bool,
     probe: bool,
     probe_text: Path | None,
+    tensorrt: str | None,
     as_json: bool,
 ) -> int:
     """Say whether BASE and DRAFT belong together, without running them.
@@ -72,11 +78,22 @@ def command(
     often than by chance is refused, and so are weights with NaN or Inf. It takes as long as reading
     all weights twice.
 
+    With --tensorrt the graph of BASE is held against the rules of NVIDIA's parser and builder, of
+    TensorRT 10.13 to 11.4 (--tensorrt 10.13) or of TensorRT-RTX 1.4 to 1.7 (--tensorrt rtx-1.7). An
+    export is lowered for that version first; any other directory with a model.onnx is checked as it
+    is. It needs no TensorRT, and only TensorRT itself says that a graph runs.
+
     \b
     edgespec check Qwen3-8B Qwen3-8B-DFlash-b16
     edgespec check Qwen3-8B Qwen3-0.6B
     edgespec check Qwen3.5-4B --probe
+    edgespec check out/llm --tensorrt 11.4
     """
+    if tensorrt is not None:
+        refuse_beside_tensorrt(draft, mtp, aux_layers, allow_pickle, probe, probe_text)
+        from edgespec.cli.parser_rules import show
+
+        return show(Path(base), tensorrt, as_json=as_json)
     if mtp and draft is not None:
         raise click.UsageError("--mtp checks the base's own head: leave DRAFT out, or --mtp.")
     if aux_layers is not None and draft is None:
@@ -103,6 +120,13 @@ def command(
         for line in text_of(report):
             say(line)
     return REFUSED if report.count("refused") else 0
+
+
+def refuse_beside_tensorrt(*given: object) -> None:
+    """Raises UsageError where --tensorrt, which looks at one graph, has other flags beside it."""
+    if any(given):
+        what = "--tensorrt checks the graph of one exported directory: give only that and --json."
+        raise click.UsageError(what)
 
 
 def text_for(path: Path | None) -> str:

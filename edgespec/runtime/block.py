@@ -7,19 +7,23 @@ stands behind it for one call. Knows nothing of how tokens are chosen.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, LaneRows, Result, Runner, Table
+from edgespec.backends.base import LaneRows, Runner, Table
+from edgespec.backends.call import (
+    Attention,
+    Call,
+    HiddenStates,
+    Ids,
+    LaneAttention,
+    Logits,
+    Result,
+)
 from edgespec.rope import RopeTable
 
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 NO_TOKENS: Ids = np.empty(0, np.int64)
 
 
@@ -34,21 +38,22 @@ class MaskSpec:
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """One lane's part of a call: the aux hidden states of its next positions, and the tokens of a
-    block behind them."""
+    """One lane's part of a call: the aux hidden states of its next positions, k*H wide, and the
+    tokens of a block behind them."""
 
     lane: int
-    hidden_states: Floats  # [L, k*H]
+    hidden_states: HiddenStates  # of L rows
     tokens: Ids  # [S]; none: no block
 
 
 @dataclass(frozen=True, slots=True)
 class BlockOutput:
-    """What an engine says of one lane's block: the slots that draft. Views that the next call
-    overwrites."""
+    """What an engine says of one lane's block: the slots that draft. It is valid until the next
+    call."""
 
-    logits: Floats  # [D, Vd]
-    states: Floats | None  # [D, H], where the engine gives the states that its lm_head reads
+    logits: Logits  # [D, Vd]
+    # of D rows, where the engine gives the states that its lm_head reads
+    states: HiddenStates | None
 
 
 @dataclass
@@ -79,12 +84,21 @@ class BlockDecoder:
         )
         self.first_slot = first_slot
         self.lanes = [BlockLane() for _ in range(runner.lanes)]
-        self.engine_s = 0.0  # seconds spent inside the engine
 
     @property
     def capacity(self) -> int:
         """Rows of a lane, one a token."""
         return self.runner.capacity
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Rows of context that one call reads at most."""
+        return self.runner.prefill_chunk
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds spent inside the engine so far."""
+        return self.runner.engine_s
 
     def room(self, lane: int) -> int:
         """Rows of a lane that can still be written."""
@@ -101,31 +115,30 @@ class BlockDecoder:
         of = {part.lane: part for part in parts}
         lanes = range(min(of), max(of) + 1)
         whole = [
-            of.get(lane) or BlockRows(lane, parts[0].hidden_states[:0], NO_TOKENS) for lane in lanes
+            of.get(lane) or BlockRows(lane, parts[0].hidden_states.take(NO_TOKENS), NO_TOKENS)
+            for lane in lanes
         ]
         call = self.call(whole)
-        began = time.perf_counter()
-        result = self.runner.run(call)
-        self.engine_s += time.perf_counter() - began
+        results = self.runner.run(call)
         for part in parts:
             self.lanes[part.lane].length += len(part.hidden_states)
-        return [self.output(result, part, part.lane - lanes[0]) for part in parts]
+        return [self.output(results[part.lane - lanes[0]], part) for part in parts]
 
-    def output(self, result: Result, part: BlockRows, row: int) -> BlockOutput:
-        """What the result says of one part, which is its row `row`."""
-        first, count = self.first_slot, max(0, len(part.tokens) - self.first_slot)
+    def output(self, result: Result, part: BlockRows) -> BlockOutput:
+        """What the result of a part's lane says of the slots that draft."""
         states = result.hidden_states
-        own = None if states is None else states[row, first : first + count]
-        return BlockOutput(result.logits[row, :count], own)
+        own = None if states is None else states.take(self.drafting(part))
+        return BlockOutput(result.logits, own)
+
+    def drafting(self, part: BlockRows) -> Ids:
+        """The slots of a part's block that draft."""
+        return np.arange(self.first_slot, len(part.tokens))
 
     def call(self, parts: Sequence[BlockRows]) -> Call:
         """The parts of adjacent lanes as one call."""
         context = max(len(part.hidden_states) for part in parts)
         rows = max(1, *(len(part.tokens) for part in parts))
         starts = np.array([self.lanes[part.lane].length for part in parts], np.int64)
-        hidden_states = np.zeros(
-            (len(parts), context, self.runner.contract.shape.base_features), np.float32
-        )
         tokens = np.zeros((len(parts), rows), np.int64)
         places, blocks = (
             np.zeros((len(parts), context), np.int64),
@@ -133,44 +146,34 @@ class BlockDecoder:
         )
         for i, part in enumerate(parts):
             new, count = len(part.hidden_states), len(part.tokens)
-            hidden_states[i, :new], tokens[i, :count] = part.hidden_states, part.tokens
+            tokens[i, :count] = part.tokens
             places[i, :new] = starts[i] + np.arange(new)
             blocks[i, :count] = starts[i] + new + np.arange(count)
         cos, sin = self.rope.rows(blocks)
         context_cos, context_sin = self.rope.rows(places)
-        masks = [self.mask(parts, spec, context, rows) for spec in self.mask_specs]
-        drafting = np.arange(self.first_slot, rows)
-        gather = np.tile(drafting if drafting.size else np.zeros(1, np.int64), (len(parts), 1))
+        kinds = [
+            Attention([self.attended(part, spec) for part in parts], spec.window)
+            for spec in self.mask_specs
+        ]
         return Call(
             self.embedding.rows(tokens),
             cos,
             sin,
-            masks[0],
+            kinds[0],
             starts,
-            gather,
+            [self.drafting(part) for part in parts],
             first_lane=parts[0].lane,
-            target_hidden=hidden_states,
+            target_hidden=[part.hidden_states for part in parts],
             context_cos=context_cos,
             context_sin=context_sin,
-            sliding_attention_mask=masks[1] if len(masks) > 1 else None,
+            sliding_attention=kinds[1] if len(kinds) > 1 else None,
         )
 
-    def mask(self, parts: Sequence[BlockRows], spec: MaskSpec, context: int, rows: int) -> Mask:
-        """[B, 1, S, T]; a row that only fills up sees itself."""
-        width = max(self.lanes[part.lane].length for part in parts) + context + rows
-        mask = np.zeros((len(parts), 1, rows, width), bool)
-        for lane_mask, part in zip(mask[:, 0], parts, strict=True):
-            start, count = self.lanes[part.lane].length, len(part.tokens)
-            known, block = start + len(part.hidden_states), start + context
-            lane_mask[np.arange(rows), block + np.arange(rows)] = True
-            lane_mask[:count, :known] = True
-            if spec.window is not None:
-                distance = known + np.arange(count)[:, None] - np.arange(known)
-                lane_mask[:count, :known] = distance < spec.window
-            lane_mask[:count, block : block + count] = (
-                np.tri(count, dtype=bool) if spec.causal else True
-            )
-        return mask
+    def attended(self, part: BlockRows, spec: MaskSpec) -> LaneAttention:
+        """What a lane's block sees: all of the context, and of itself what the mask says."""
+        known, count = self.lanes[part.lane].length + len(part.hidden_states), len(part.tokens)
+        visible = np.tri(count, dtype=bool) if spec.causal else np.ones((count, count), bool)
+        return LaneAttention(known, visible, known + np.arange(count))
 
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence. Old rows stay in memory and are not seen."""

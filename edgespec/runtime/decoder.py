@@ -8,22 +8,25 @@ nothing of how tokens are chosen.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, LaneRows, Runner, Table
+from edgespec.backends.base import LaneRows, Runner, Table
+from edgespec.backends.call import (
+    Attention,
+    Call,
+    HiddenStates,
+    Ids,
+    LaneAttention,
+    Mask,
+    Result,
+)
+from edgespec.backends.host import stacked
 from edgespec.component import ComponentConfig
-from edgespec.contract import RECURRENT_CHUNK
 from edgespec.rope import RopeTable
 
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-PREFILL_CHUNK = 256  # tokens a call: bounds the mask and the activations of a long prompt
 NO_ROWS: Ids = np.empty(0, np.int64)
 
 
@@ -41,16 +44,8 @@ class Rows:
     positions: Ids  # [S]
     visible: Mask  # [S, scratch + S]
     gather: Ids  # [G]
-    base_hidden: Floats | None = None  # drafts: exactly one of the two, [S, width]
-    draft_hidden: Floats | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LaneResult:
-    """One lane's part of the outputs: views that the next call overwrites."""
-
-    logits: Floats  # [G, V]
-    hidden_states: Floats | None  # [S, width]
+    base_hidden: HiddenStates | None = None  # drafts: exactly one of the two, of S rows
+    draft_hidden: HiddenStates | None = None
 
 
 @dataclass
@@ -94,7 +89,6 @@ class CachedDecoder:
             sliding_window,
         )
         self.lanes = [Lane() for _ in range(runner.lanes)]
-        self.engine_s = 0.0  # seconds spent inside the engine
 
     @classmethod
     def of(
@@ -131,13 +125,18 @@ class CachedDecoder:
     @property
     def prefill_chunk(self) -> int:
         """Tokens of a prompt that one call reads at most."""
-        return min(PREFILL_CHUNK, RECURRENT_CHUNK) if self.recurrent else PREFILL_CHUNK
+        return self.runner.prefill_chunk
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds spent inside the engine so far."""
+        return self.runner.engine_s
 
     def room(self, lane: int) -> int:
         """Rows of a lane that can still be written."""
         return self.capacity - self.lanes[lane].end
 
-    def run(self, parts: Sequence[Rows]) -> list[LaneResult]:
+    def run(self, parts: Sequence[Rows]) -> list[Result]:
         """One call over the lanes of `parts`, whose rows become scratch.
 
         Lanes with fewer rows than others are filled up, and lanes between them that take no part
@@ -148,20 +147,11 @@ class CachedDecoder:
         lanes = range(min(of), max(of) + 1)
         whole = [of.get(lane) or self.idle(lane, like=parts[0]) for lane in lanes]
         call = self.call(whole, lanes[0])
-        began = time.perf_counter()
-        result = self.runner.run(call)
-        self.engine_s += time.perf_counter() - began
+        results = self.runner.run(call)
         for part in parts:
-            state = self.lanes[part.lane]
-            state.scratch = np.concatenate([state.scratch, part.positions])
-        hidden = result.hidden_states
-        return [
-            LaneResult(
-                result.logits[part.lane - lanes[0], : len(part.gather)],
-                None if hidden is None else hidden[part.lane - lanes[0], : len(part.tokens)],
-            )
-            for part in parts
-        ]
+            here = call.attention.lanes[part.lane - lanes[0]]
+            self.lanes[part.lane].scratch = here.positions
+        return [results[part.lane - lanes[0]] for part in parts]
 
     def call(self, parts: Sequence[Rows], first_lane: int) -> Call:
         """The parts of adjacent lanes as one call, filled up to the longest."""
@@ -169,49 +159,29 @@ class CachedDecoder:
         cos, sin = self.rope.rows(positions)
         local_cos, local_sin = self.local_rope.rows(positions) if self.local_rope else (None, None)
         sliding = self.runner.contract.shape.sliding
+        attended = [self.attended(part) for part in parts]
         return Call(
             self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows)),
             cos,
             sin,
-            self.mask(parts, None if sliding else self.sliding_window),
+            Attention(attended, None if sliding else self.sliding_window),
             np.array([self.lanes[part.lane].end for part in parts], np.int64),
-            stacked([part.gather for part in parts]),
-            stacked_hidden([part.base_hidden for part in parts], self.min_rows),
-            stacked_hidden([part.draft_hidden for part in parts], self.min_rows),
-            self.tree_mask(parts) if self.recurrent else None,
+            [part.gather for part in parts],
+            of_lanes([part.base_hidden for part in parts]),
+            of_lanes([part.draft_hidden for part in parts]),
             first_lane,
-            sliding_attention_mask=self.mask(parts, self.sliding_window) if sliding else None,
+            sliding_attention=Attention(attended, self.sliding_window) if sliding else None,
             local_rope_cos=local_cos,
             local_rope_sin=local_sin,
         )
 
-    def mask(self, parts: Sequence[Rows], window: int | None) -> Mask:
-        """[B, 1, S, T], of layers that see `window` tokens; a row that only fills up sees
-        itself."""
-        rows = max(self.min_rows, *(len(part.tokens) for part in parts))
-        width = max(self.lanes[part.lane].end for part in parts) + rows
-        mask = np.zeros((len(parts), 1, rows, width), bool)
-        for lane_mask, part in zip(mask[:, 0], parts, strict=True):
-            state, count = self.lanes[part.lane], len(part.tokens)
-            end = state.end + count
-            lane_mask[:count, : state.length] = True
-            lane_mask[:count, state.length : end] = part.visible
-            if window is not None:
-                slots = np.concatenate([np.arange(state.length), state.scratch, part.positions])
-                lane_mask[:count, :end] &= part.positions[:, None] - slots < window
-            filling = np.arange(count, rows)
-            lane_mask[filling, state.end + filling] = True
-        return mask
-
-    def tree_mask(self, parts: Sequence[Rows]) -> Mask:
-        """[B, S, S]: which rows of the call each row follows; recurrent layers continue what is
-        committed."""
-        assert not any(len(self.lanes[part.lane].scratch) for part in parts)
-        rows = max(self.min_rows, *(len(part.tokens) for part in parts))
-        mask = np.broadcast_to(np.eye(rows, dtype=bool), (len(parts), rows, rows)).copy()
-        for lane_mask, part in zip(mask, parts, strict=True):
-            lane_mask[: len(part.tokens), : len(part.tokens)] = part.visible
-        return mask
+    def attended(self, part: Rows) -> LaneAttention:
+        """What a lane's rows see: all that is committed, and of the rest what they say. Recurrent
+        layers continue what is committed."""
+        state = self.lanes[part.lane]
+        assert not (self.recurrent and len(state.scratch))
+        positions = np.concatenate([state.scratch, part.positions])
+        return LaneAttention(state.length, part.visible, positions)
 
     def idle(self, lane: int, like: Rows) -> Rows:
         """One padding row for a lane that takes no part in a call."""
@@ -219,27 +189,27 @@ class CachedDecoder:
         visible = np.zeros((1, len(self.lanes[lane].scratch) + 1), bool)
         visible[0, -1] = True
         base, own = (
-            None if x is None else np.zeros_like(x[:1])
-            for x in (like.base_hidden, like.draft_hidden)
+            None if states is None else states.take(NO_ROWS)
+            for states in (like.base_hidden, like.draft_hidden)
         )
         return Rows(lane, none, none, visible, none, base, own)
 
     def causal(
-        self, lane: int, tokens: Ids, gather: Ids, base_hidden: Floats | None = None
+        self, lane: int, tokens: Ids, gather: Ids, base_hidden: HiddenStates | None = None
     ) -> Rows:
         """Tokens [S] behind the committed ones in a row; the lane must have no scratch rows."""
         order = np.arange(len(tokens))
         positions = self.lanes[lane].length + order
         return Rows(lane, tokens, positions, order[:, None] >= order, gather, base_hidden)
 
-    def extend(self, parts: Sequence[Rows]) -> list[LaneResult]:
+    def extend(self, parts: Sequence[Rows]) -> list[Result]:
         """Run `causal` parts and commit all their rows."""
         results = self.run(parts)
         for part in parts:
             self.commit(part.lane, np.arange(len(part.tokens)))
         return results
 
-    def read(self, lane: int, tokens: Ids) -> LaneResult:
+    def read(self, lane: int, tokens: Ids) -> Result:
         """Commit tokens in calls of a bounded size; the result is that of the last token."""
         for start in range(0, len(tokens), self.prefill_chunk):
             chunk = tokens[start : start + self.prefill_chunk]
@@ -287,19 +257,8 @@ class CachedDecoder:
         self.reset(source)
 
 
-def stacked(arrays: Sequence[NDArray[np.generic]], min_rows: int = 1) -> NDArray:  # type: ignore[type-arg]
-    """[B, longest, ...], the shorter ones filled up with zeros."""
-    longest = max(min_rows, *(len(array) for array in arrays))
-    if len(arrays) == 1 and len(arrays[0]) == longest:
-        return np.ascontiguousarray(arrays[0])[None]
-    out = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
-    for row, array in zip(out, arrays, strict=True):
-        row[: len(array)] = array
-    return out
-
-
-def stacked_hidden(arrays: Sequence[Floats | None], min_rows: int = 1) -> Floats | None:
-    """The lanes' hidden states as one array, as `stacked`; None where no lane has any."""
-    given = [array for array in arrays if array is not None]
-    assert len(given) in (0, len(arrays))
-    return stacked(given, min_rows) if given else None
+def of_lanes(states: Sequence[HiddenStates | None]) -> list[HiddenStates] | None:
+    """The lanes' hidden states; None where no lane has any."""
+    given = [lane for lane in states if lane is not None]
+    assert len(given) in (0, len(states))
+    return given or None

@@ -799,7 +799,7 @@ class Engine:
             lane = len(self.base.lanes) - self.session.num_free_lanes
             self.base.reset(lane)
             result = self.base.read(lane, np.array(prefix, np.int64))
-            logits: NDArray[np.float32] = result.logits[0].copy()
+            logits: NDArray[np.float32] = result.logits.row(0).copy()
             self.base.reset(lane)
         return logits
 

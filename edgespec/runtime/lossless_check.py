@@ -293,16 +293,16 @@ class Replay:
     def through(self, calls: Sequence[Call], lanes: Sequence[int]) -> Floats:
         """[V], the logits behind the last token that these calls commit in each of `lanes`; empty
         without a call."""
-        logits = np.empty(0, np.float32)
+        found = np.empty(0, np.float32)
         for number, call in enumerate(calls, start=1):
             is_last = number == len(calls)
             parts = [self.rows(lane, call, is_last=is_last) for lane in lanes]
             logits = self.decoder.run(parts)[0].logits
             if is_last:
-                logits = logits[call.path[call.kept - 1] if call.verifies else 0].copy()
+                found = logits.row(call.path[call.kept - 1] if call.verifies else 0).copy()
             for lane in lanes:
                 self.decoder.commit(lane, np.array(call.path[: call.kept], np.int64))
-        return logits
+        return found
 
     def rows(self, lane: int, call: Call, *, is_last: bool) -> Rows:
         """The rows of a call behind those committed in a lane. Each token sees those before it;

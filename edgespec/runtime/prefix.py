@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows
+from edgespec.backends.call import HiddenStates
 from edgespec.errors import OptionError
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import Drafter, Observation, Snapshot
@@ -28,14 +29,14 @@ class Prefix:
     with the token after it, so it has at least one fewer; `draft` is that of `drafter`, and None
     where the request did not draft or its drafter keeps no state.
 
-    A prefix that is not `croppable` is reused whole or not at all. `hidden_state` [k*H] is that of
-    the last position, for the pair that the snapshot lacks.
+    A prefix that is not `croppable` is reused whole or not at all. `hidden_state` is that of the
+    last position, for the pair that the snapshot lacks.
     """
 
     tokens: NDArray[np.int64]
     base: LaneRows
     draft: Snapshot | None = None
-    hidden_state: NDArray[np.float32] | None = None
+    hidden_state: HiddenStates | None = None  # of one row
     croppable: bool = True
     drafter: Drafter | None = None
 
@@ -134,7 +135,7 @@ class PrefixCache:
             if drafter.needs_hidden_states and covered < count:
                 assert prefix.hidden_state is not None
                 following = np.array(seq.prompt[count : count + 1], np.int64)
-                drafter.observe([Observation(seq.lane, prefix.hidden_state[None], following)])
+                drafter.observe([Observation(seq.lane, prefix.hidden_state, following)])
         return count
 
     def take(self, seq: SequenceState, count: int, base: CachedDecoder) -> Prefix | None:

@@ -112,12 +112,13 @@ def read(base: CachedDecoder, lane: int, ids: Ids, tokens: Sequence[int]) -> lis
     """Commit `ids` to a free lane; log p of `tokens`, the last of which comes behind them."""
     head = len(ids) + 1 - len(tokens)
     first = base.read(lane, ids[:head])
-    log_probs = [log_prob(first.logits[0], tokens[0])]
-    for start in range(head, len(ids), ROWS):
-        chunk = ids[start : start + ROWS]
+    log_probs = [log_prob(first.logits.row(0), tokens[0])]
+    rows = min(ROWS, base.runner.max_rows)
+    for start in range(head, len(ids), rows):
+        chunk = ids[start : start + rows]
         (result,) = base.extend([base.causal(lane, chunk, np.arange(len(chunk)))])
         coming = tokens[start - head + 1 :]
-        log_probs += map(log_prob, result.logits, coming)
+        log_probs += map(log_prob, result.logits.rows(), coming)
     return log_probs
 
 

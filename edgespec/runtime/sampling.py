@@ -7,12 +7,14 @@ row comes from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.call import Logits
 from edgespec.errors import EnvironmentProblem
 from edgespec.prompts import SamplingParams
 
@@ -57,6 +59,23 @@ class Sampler:
         ids, scores = self.noised(adjusted, len(before))
         return int(ids[np.argmax(scores)])
 
+    def pick_from(self, logits: Logits, row: int, before: Sequence[int]) -> int:
+        """Returns the token after `before` from a row of logits, as `pick`; a greedy one that
+        nothing adjusts is found where the logits are.
+
+        Raises EnvironmentProblem if the largest logit is NaN or Inf.
+        """
+        if self.temperature or self.adjusts:
+            return self.pick(logits.row(row), before)
+        best, value = logits.best(row)
+        check_finite(value)
+        return best
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether a bias or a repetition penalty changes logits."""
+        return bool(self.logit_bias) or self.repetition_penalty != 1
+
     def checked(self, logits: Row, before: Sequence[int]) -> Adjusted:
         """Returns `adjusted` logits [V], whose largest is a number.
 
@@ -64,11 +83,7 @@ class Sampler:
         """
         adjusted = self.adjusted(logits, before)
         best = int(np.argmax(adjusted))  # argmax returns the first NaN, if there is one
-        if not np.isfinite(adjusted[best]):
-            what = f"the engine computed {adjusted[best]} as a logit"
-            raise EnvironmentProblem(
-                what, "The weights are damaged or too large for this engine: build it again."
-            )
+        check_finite(adjusted[best])
         return adjusted
 
     def adjusted(self, logits: Row, before: Sequence[int]) -> Adjusted:
@@ -77,7 +92,7 @@ class Sampler:
         The penalty divides the positive and multiplies the negative logits of every token in
         `before` (arXiv 1909.05858, section 4.1, in the form of transformers).
         """
-        if not self.logit_bias and self.repetition_penalty == 1:
+        if not self.adjusts:
             return logits
         out = logits.astype(np.float64)
         for token, bias in self.logit_bias.items():
@@ -177,6 +192,15 @@ class Sampler:
         by_mass = float(self.top_p - before[rank]) if rank else float("inf")
         by_rank = float(here - scaled[order[kept]]) if kept < len(order) else float("inf")
         return min(by_mass, by_rank)
+
+
+def check_finite(largest_logit: float) -> None:
+    """Raises EnvironmentProblem if the largest logit of a row is NaN or Inf."""
+    if not math.isfinite(largest_logit):
+        what = f"the engine computed {largest_logit} as a logit"
+        raise EnvironmentProblem(
+            what, "The weights are damaged or too large for this engine: build it again."
+        )
 
 
 def top_log_probs(logits: Row, count: int, chosen: int) -> list[tuple[int, float]]:

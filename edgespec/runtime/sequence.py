@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
+from edgespec.backends.call import HiddenStates
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.drafters.base import Drafter
@@ -74,8 +72,8 @@ class SequenceState:
     slot: int = field(init=False, default=0)  # the lane that it began in
     num_reused: int = field(init=False, default=0)  # of the prompt, taken from the prefix cache
     num_read: int = field(init=False, default=0)  # of the prompt, committed so far
-    # [k*H], the aux hidden state of the last committed position, for a drafter that needs it
-    hidden_state: NDArray[np.float32] | None = field(init=False, default=None)
+    # of one row, the aux hidden state of the last committed position, for a drafter that needs it
+    hidden_state: HiddenStates | None = field(init=False, default=None)
     times: StageTimes = field(init=False)  # of the passes that it took part in
 
     def __post_init__(self) -> None:

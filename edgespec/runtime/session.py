@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgespec.backends.call import HiddenStates, Ids, Result
 from edgespec.errors import EdgeSpecError, LimitError
 from edgespec.prompts import ERROR
 from edgespec.runtime import stages
-from edgespec.runtime.decoder import CachedDecoder, Floats, Ids, LaneResult, Rows
+from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.draft_sampling import DraftSampler
 from edgespec.runtime.drafters.base import (
     Drafter,
@@ -51,7 +52,7 @@ class Verified:
     """A draft after the base's pass. `accepted` is an error where this sequence alone failed."""
 
     draft: Draft
-    result: LaneResult
+    result: Result
     accepted: AcceptResult | EdgeSpecError
 
 
@@ -167,10 +168,10 @@ class Session:
 
     def read(
         self, seq: SequenceState, start: int, end: int
-    ) -> tuple[StepOutput | None, Floats | None]:
+    ) -> tuple[StepOutput | None, HiddenStates | None]:
         """Commit the prompt's tokens `start` to `end`; with the last of them, draw the first token.
 
-        Returns its step, and the hidden states [end - start, k*H] of a base that has them.
+        Returns its step, and the hidden states, of end - start rows, of a base that has them.
         """
         chunk = np.array(seq.prompt[start:end], np.int64)
         with self.log.timed(stages.PREFILL, seq.times):
@@ -190,7 +191,7 @@ class Session:
         seq: SequenceState,
         start: int,
         end: int,
-        hidden_states: Floats | None,
+        hidden_states: HiddenStates | None,
         output: StepOutput | None,
     ) -> None:
         """Show a chunk to its drafter, each position with the token after it: for the last of all
@@ -206,7 +207,7 @@ class Session:
             assert hidden_states is not None
             following = np.array([*seq.prompt[start + 1 : end + 1], *first], np.int64)
             observation = Observation(seq.lane, hidden_states, following)
-            seq.hidden_state = hidden_states[-1].copy()
+            seq.hidden_state = last_of(hidden_states)
         elif first:
             observation = Observation(seq.lane, None, np.array(first, np.int64))
         else:
@@ -335,7 +336,7 @@ class Session:
         return Committed(seq, output, self.observation(seq, output, path, item.result))
 
     def observation(
-        self, seq: SequenceState, output: StepOutput, path: Ids, result: LaneResult
+        self, seq: SequenceState, output: StepOutput, path: Ids, result: Result
     ) -> Observation | None:
         """What its drafter observes of a step: nothing where the sequence ends, unless it is kept
         up to its last row, the drafter's memory with it, or the drafter observes all steps."""
@@ -345,8 +346,8 @@ class Session:
         hidden_states = None
         if drafter.needs_hidden_states:
             assert result.hidden_states is not None
-            hidden_states = result.hidden_states[path]
-            seq.hidden_state = hidden_states[-1].copy()
+            hidden_states = result.hidden_states.take(path)
+            seq.hidden_state = last_of(hidden_states)
         is_kept_whole = seq.keep_all and len(output.tokens) == len(path)
         observes = is_kept_whole or isinstance(drafter, EndObserver)
         if output.finish_reason is not None and not observes:
@@ -450,7 +451,7 @@ def by_drafter(seqs: Iterable[SequenceState]) -> list[tuple[Drafter, list[Sequen
     return groups
 
 
-def accept(draft: Draft, result: LaneResult) -> AcceptResult | EdgeSpecError:
+def accept(draft: Draft, result: Result) -> AcceptResult | EdgeSpecError:
     """What the sequence's rule accepts; an error is its own, and the rest of the batch goes on."""
     seq, options = draft.seq, draft.seq.accept_options
     try:
@@ -458,6 +459,11 @@ def accept(draft: Draft, result: LaneResult) -> AcceptResult | EdgeSpecError:
         return rule(draft.tree, result.logits, seq.sampler, seq.tokens, options)
     except Exception as error:  # of whatever kind, it is this sequence's own
         return as_error(error)
+
+
+def last_of(states: HiddenStates) -> HiddenStates:
+    """A copy of the last row."""
+    return states.take(np.array([len(states) - 1]))
 
 
 def committed_path(seq: SequenceState, accepted: AcceptResult) -> Ids:
@@ -468,12 +474,12 @@ def committed_path(seq: SequenceState, accepted: AcceptResult) -> Ids:
 
 
 def logprobs_of(
-    seq: SequenceState, result: LaneResult, rows: Sequence[int], tokens: Sequence[int]
+    seq: SequenceState, result: Result, rows: Sequence[int], tokens: Sequence[int]
 ) -> list[Candidates]:
     """For each token the candidates of the row that it was drawn from."""
     if not seq.num_logprobs:
         return []
     return [
-        top_log_probs(result.logits[row], seq.num_logprobs, token)
+        top_log_probs(result.logits.row(row), seq.num_logprobs, token)
         for row, token in zip(rows, tokens, strict=True)
     ]

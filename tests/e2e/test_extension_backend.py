@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,20 @@ from edgespec.backends.base import (
     Backend,
     BuildOption,
     BuildOptions,
-    Call,
     EngineMemory,
     LaneRows,
     OptionValue,
     PlanHints,
     Progress,
     Remedies,
-    Result,
     Runner,
     Staged,
     Table,
 )
+from edgespec.backends.call import Call, HiddenStates, Result
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
+from edgespec.backends.host import HostLogits, gather_idx, host_results, stacked_states
+from edgespec.backends.masks import attention_mask
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.registry import BACKENDS
 from edgespec.cli.main import run
@@ -88,47 +90,47 @@ class ToyRunner:
     """The canonical graph on the reference evaluator, its whole cache copied by every call."""
 
     lanes = 1
+    prefill_chunk = 16  # a long prompt is read in several calls
+    engine_s = 0.0
     table: Table | None = None
 
     def __init__(
         self, path: Path, contract: GraphContract, capacity: int, spare_slots: int
     ) -> None:
-        self.contract, self.capacity = contract, capacity
+        self.contract, self.capacity, self.max_rows = contract, capacity, capacity
         self.slots, shape = capacity + spare_slots, contract.shape
         dims = (1, shape.num_kv_heads, self.slots, shape.head_dim)
         layers = range(shape.num_layers)
         self.cache = {name: np.zeros(dims, np.float32) for i in layers for name in past_names(i)}
         self.evaluator = ReferenceEvaluator(onnx.load(path))
 
-    def run(self, call: Call) -> Result:
+    def run(self, call: Call) -> list[Result]:
+        began = time.perf_counter()
         outputs = self.evaluator.run(None, self.feeds(call) | self.cache)
+        self.engine_s += time.perf_counter() - began
         named = dict(zip(self.evaluator.output_names, outputs, strict=True))
         for layer in range(self.contract.shape.num_layers):
             for past, present in zip(past_names(layer), present_names(layer), strict=True):
                 self.cache[past] = named[present]
-        return Result(named["logits"], named.get("hidden_states"))
+        return host_results(call, named["logits"], named.get("hidden_states"))
 
     def feeds(self, call: Call) -> Arrays:
-        width = call.attention_mask.shape[3]
-        wide = ((0, 0), (0, 0), (0, 0), (0, self.slots - width))
+        mask = np.empty((1, 1, call.rows, self.slots), bool)
         feeds: Arrays = {
             "inputs_embeds": call.inputs_embeds,
             "rope_cos": call.rope_cos,
             "rope_sin": call.rope_sin,
-            "attention_mask": np.pad(call.attention_mask, wide),
+            "attention_mask": attention_mask(call, call.attention, mask),
             "write_indices": call.write_indices,
-            "gather_idx": call.gather_idx,
+            "gather_idx": gather_idx(call),
         }
         if self.contract.shape.role is not Role.DRAFT:
             return feeds
-        batch, shape = len(call.inputs_embeds), self.contract.shape
-        base, own = call.base_hidden, call.draft_hidden
-        no_base = np.zeros((batch, 0, shape.base_features), np.float32)
-        no_own = np.zeros((batch, 0, shape.features), np.float32)
+        shape = self.contract.shape
         return feeds | {
-            "base_hidden": no_base if base is None else base,
-            "draft_hidden": no_own if own is None else own,
-            "use_base_hidden": np.array(base is not None),
+            "base_hidden": array_of(call.base_hidden, call.rows, shape.base_features),
+            "draft_hidden": array_of(call.draft_hidden, call.rows, shape.features),
+            "use_base_hidden": np.array(call.base_hidden is not None),
         }
 
     def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
@@ -153,6 +155,13 @@ class ToyRunner:
         raise AssertionError("it has one lane")
 
     def close(self) -> None: ...
+
+
+def array_of(states: Sequence[HiddenStates] | None, rows: int, width: int) -> NDArray[np.float32]:
+    """[1, rows, width]; of no rows where there are none."""
+    if states is None:
+        return np.zeros((1, 0, width), np.float32)
+    return stacked_states(states, rows)
 
 
 class ToyBackend(Backend):
@@ -333,8 +342,9 @@ def test_an_engine_that_computes_something_else_is_not_kept(
 ) -> None:
     honest = ToyRunner.run
 
-    def louder(runner: ToyRunner, call: Call) -> Result:
-        return Result(honest(runner, call).logits * np.float32(1.01), None)
+    def louder(runner: ToyRunner, call: Call) -> list[Result]:
+        (result,) = honest(runner, call)
+        return [Result(HostLogits(result.logits.rows() * np.float32(1.01)), None)]
 
     monkeypatch.setattr(ToyRunner, "run", louder)
     done = cli(*build_args(exported["base"], tmp_path / "new"))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edgespec.backends.base import LaneRows
+from edgespec.backends.call import Logits
 from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.sampling import Sampler
@@ -96,7 +97,7 @@ class ScriptedDrafter:
         for item in observations:
             assert item.hidden_states is not None
             assert len(item.hidden_states) == len(item.tokens)
-            self.lanes[item.lane].hidden_states += list(item.hidden_states.copy())
+            self.lanes[item.lane].hidden_states += list(item.hidden_states.numpy().copy())
             self.lanes[item.lane].tokens += item.tokens.tolist()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
@@ -180,7 +181,7 @@ def rule_row(rule: PlantedRule) -> AcceptRow:
 
 
 def accept_one_more(
-    tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+    tree: DraftTree, logits: Logits, sampler: Sampler, before: Sequence[int]
 ) -> AcceptResult:
     """A planted bug: `walk` with one node more than the base agreed to."""
     result = walk(tree, logits, sampler, before)
@@ -188,7 +189,6 @@ def accept_one_more(
     if not len(child):
         return result
     path = [*result.path, int(child[0])]
-    last = sampler.pick(
-        logits[child[0]], [*before, *result.emitted[:-1], int(tree.tokens[child[0]])]
-    )
+    told = [*before, *result.emitted[:-1], int(tree.tokens[child[0]])]
+    last = sampler.pick_from(logits, int(child[0]), told)
     return AcceptResult(path, [*result.emitted[:-1], int(tree.tokens[child[0]]), last])

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from edgespec.backends.base import LaneRows
+from edgespec.backends.host import HostLogits
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.block import BlockOutput
@@ -98,12 +99,12 @@ class Steering:
     def drafted(self, request: DraftRequest, output: BlockOutput) -> DraftTree:
         told = self.told[request.lane]
         script = next((s for s in self.scripts if list(s[1 : len(told) + 1]) == told), [])
-        self.blocks.append(Block((*script[:1], *told), output.logits.copy()))
-        turned = output.logits.copy()
+        self.blocks.append(Block((*script[:1], *told), output.logits.rows().copy()))
+        turned = output.logits.rows().copy()
         for slot, token in zip(turned, script[len(told) + 1 :], strict=False):
             self.turn(slot, token, self.rng.random() < self.right)
         states = output.states
-        tree: DraftTree = super().drafted(request, BlockOutput(turned, states))  # type: ignore[misc]
+        tree: DraftTree = super().drafted(request, BlockOutput(HostLogits(turned), states))  # type: ignore[misc]
         self.lengths.append(len(tree) - 1)
         return tree
 

@@ -17,13 +17,15 @@ import numpy as np
 import pytest
 
 from edgespec.backends.base import Table
+from edgespec.backends.call import Attention, Call, Logits, Result
+from edgespec.backends.masks import attention_mask
+from edgespec.backends.ort import runner as runner_module
 from edgespec.backends.ort.cache import KvCache
 from edgespec.errors import EdgeSpecError, EnvironmentProblem
 from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, SamplingParams
 from edgespec.prompts import CAPACITY as FULL
 from edgespec.rope import RopeTable
-from edgespec.runtime import decoder as decoder_module
-from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
+from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
@@ -351,16 +353,16 @@ def test_logits_behind_a_long_text_are_computed_as_a_prompt(engines: Engines) ->
     sizes = []
     real = CachedDecoder.run
 
-    def run(self: CachedDecoder, parts: Sequence[Rows]) -> list[LaneResult]:
+    def run(self: CachedDecoder, parts: Sequence[Rows]) -> list[Result]:
         sizes.append(len(parts[0].tokens))
         return real(self, parts)
 
     with (
-        mock.patch.object(decoder_module, "RECURRENT_CHUNK", 16),
+        mock.patch.object(CachedDecoder, "prefill_chunk", 16),
         mock.patch.object(CachedDecoder, "run", run),
     ):
         logits = engines.one.next_logits(text).copy()
-    assert (max(sizes) == 16) == engines.one.base.recurrent
+    assert max(sizes) == 16
     assert (
         int(logits.argmax())
         == engines.one.plainly(text, replace(GREEDY, max_generate_length=1)).token_ids[0]
@@ -389,14 +391,14 @@ def test_one_that_is_cancelled_leaves_its_mates_as_they_were(engines: Engines) -
 
 def test_one_that_fails_leaves_its_mates_as_they_were(engines: Engines) -> None:
     jobs = [job(n, 20, PLANS[n % 4]) for n in (4, 5, 6, 7, 8)]
-    real = Sampler.pick
+    real = Sampler.pick_from
 
-    def pick(self: Sampler, logits: np.ndarray, before: Sequence[int]) -> int:
+    def pick(self: Sampler, logits: Logits, row: int, before: Sequence[int]) -> int:
         if list(before[:5]) == list(jobs[1].prompt_ids) and len(before) > 8:
             raise EnvironmentProblem("the engine computed nan as a logit")
-        return real(self, logits, before)
+        return real(self, logits, row, before)
 
-    with mock.patch.object(Sampler, "pick", pick):
+    with mock.patch.object(Sampler, "pick_from", pick):
         found = served(engines.four, jobs)
     assert isinstance(found[1], EnvironmentProblem)
     assert_as_alone(engines, [jobs[i] for i in (0, 2, 3, 4)], [found[i] for i in (0, 2, 3, 4)])
@@ -406,7 +408,7 @@ def test_engine_that_fails_once_fails_the_batch_and_not_what_waits(engines: Engi
     jobs = [job(n, 12, PLANS[n % 4]) for n in range(2, 9)]
     real, calls = CachedDecoder.run, 0
 
-    def run(self: CachedDecoder, parts: Sequence[Rows]) -> list[LaneResult]:
+    def run(self: CachedDecoder, parts: Sequence[Rows]) -> list[Result]:
         nonlocal calls
         calls += self is engines.four.base
         if calls == LANES + 3:  # after the prompts
@@ -460,27 +462,27 @@ def test_draft_that_does_not_move_with_its_sequence_is_found(engines: Engines) -
 
 # ---- the comparison can see
 
-mask, run, rows_of = CachedDecoder.mask, CachedDecoder.run, RopeTable.rows
+run, rows_of = CachedDecoder.run, RopeTable.rows
 
 
-def padding_seen(self: CachedDecoder, parts: Sequence[Rows], window: int | None) -> np.ndarray:
-    out = mask(self, parts, window)
-    for lane_mask, part in zip(out[:, 0], parts, strict=True):
-        count = len(part.tokens)
-        end = self.lanes[part.lane].end + count
-        lane_mask[:count, end : end + lane_mask.shape[0] - count] = True
+def padding_seen(call: Call, attention: Attention, out: np.ndarray) -> np.ndarray:
+    attention_mask(call, attention, out)
+    for lane_mask, lane, start in zip(out[:, 0], attention.lanes, call.write_indices, strict=True):
+        count = len(lane.visible)
+        lane_mask[:count, start + count : start + call.rows] = True
     return out
 
 
-def mask_of_the_next(self: CachedDecoder, parts: Sequence[Rows], window: int | None) -> np.ndarray:
-    return np.roll(mask(self, parts, window), 1, axis=0)
+def mask_of_the_next(call: Call, attention: Attention, out: np.ndarray) -> np.ndarray:
+    out[:] = np.roll(attention_mask(call, attention, out), 1, axis=0)
+    return out
 
 
 def positions_of_the_next(self: RopeTable, positions: np.ndarray) -> Any:
     return rows_of(self, np.roll(positions, 1, axis=0) if positions.ndim > 1 else positions)
 
 
-def results_of_the_next(self: CachedDecoder, parts: Sequence[Rows]) -> list[LaneResult]:
+def results_of_the_next(self: CachedDecoder, parts: Sequence[Rows]) -> list[Result]:
     found = run(self, parts)
     widths = {len(one.logits) for one in found}
     return [*found[1:], found[0]] if len(widths) == 1 else found
@@ -501,9 +503,11 @@ def nothing_restrided(self: KvCache, stride: int) -> None:
 
 PLANTED: dict[str, Callable[[], Any]] = {
     "rows that only fill up are seen": lambda: mock.patch.object(
-        CachedDecoder, "mask", padding_seen
+        runner_module, "attention_mask", padding_seen
     ),
-    "masks are the next lane's": lambda: mock.patch.object(CachedDecoder, "mask", mask_of_the_next),
+    "masks are the next lane's": lambda: mock.patch.object(
+        runner_module, "attention_mask", mask_of_the_next
+    ),
     "positions are the next lane's": lambda: mock.patch.object(
         RopeTable, "rows", positions_of_the_next
     ),

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from edgespec.backends.build import build
+from edgespec.backends.host import HostStates
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.block import BlockDecoder
-from edgespec.runtime.drafters import block_drafter
 from edgespec.runtime.drafters.base import Observation
 from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.engine import Engine
@@ -194,7 +194,7 @@ def test_a_long_context_goes_in_pieces(pair: Pair) -> None:
     prompt = prompt_of(41)
     plain = plainly(pair, prompt, GREEDY, 12)
     with (
-        mock.patch.object(block_drafter, "CONTEXT_CHUNK", 16),
+        mock.patch.object(BlockDecoder, "prefill_chunk", 16),
         knowing(pair.one, [[*prompt, *plain.token_ids]], 0.5) as drafter,
         mock.patch.object(BlockDecoder, "run", autospec=True, side_effect=BlockDecoder.run) as run,
     ):
@@ -258,10 +258,14 @@ def test_hidden_states_that_are_nan_draft_nothing(pair: Pair) -> None:
 
     full = []
 
+    def spoilt_states(item: Observation) -> HostStates:
+        assert item.hidden_states is not None
+        return HostStates(item.hidden_states.numpy() * np.float32(np.nan))
+
     def spoilt(seen: Sequence[Observation]) -> None:
         DFlashDrafter.observe(
             drafter,
-            [replace(item, hidden_states=item.hidden_states * np.float32(np.nan)) for item in seen],
+            [replace(item, hidden_states=spoilt_states(item)) for item in seen],
         )
         full.append(drafter.lanes[0].full)
 

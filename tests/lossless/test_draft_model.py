@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import edgespec
+from edgespec.backends.call import Result
 from edgespec.prompts import SamplingParams
-from edgespec.runtime import decoder as decoder_module
-from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
+from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.draft_model import DraftModelDrafter
 from edgespec.runtime.engine import Engine
@@ -188,7 +188,7 @@ class Calls:
         self.decoder, self.real = decoder, decoder.run
         self.rows: list[int] = []
 
-    def __call__(self, parts: Sequence[Rows]) -> list[LaneResult]:
+    def __call__(self, parts: Sequence[Rows]) -> list[Result]:
         self.rows += [len(part.tokens) for part in parts]
         return self.real(parts)
 
@@ -215,7 +215,7 @@ def test_prompt_is_read_in_chunks_and_its_end_with_the_first_draft() -> None:
         for length, rows in ((5, [6, 1, 1]), (40, [20, 20, 1, 1, 1]), (45, [20, 20, 6, 1, 1])):
             calls = Calls(engine.drafter.decoder)
             with (
-                mock.patch.object(decoder_module, "PREFILL_CHUNK", 20),
+                mock.patch.object(CachedDecoder, "prefill_chunk", 20),
                 mock.patch.object(engine.drafter.decoder, "run", calls),
             ):
                 found = engine.generate(prompt_of(length), asked(GREEDY, 5), CHAIN)
@@ -411,10 +411,10 @@ def test_nan_in_the_draft_ends_its_drafts_and_no_other(pair: Opened) -> None:
     assert isinstance(drafter, DraftModelDrafter)
     real, calls = drafter.decoder.run, iter(range(100))
 
-    def poisoned(parts: Sequence[Rows]) -> list[LaneResult]:
+    def poisoned(parts: Sequence[Rows]) -> list[Result]:
         results = real(parts)
         if next(calls) == 4:
-            results[0].logits[:] = np.nan
+            results[0].logits.rows()[:] = np.nan
         return results
 
     plain = pair.one.plainly(prompt_of(9), asked(GREEDY, 20))

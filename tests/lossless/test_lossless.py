@@ -21,7 +21,6 @@ from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.errors import LimitError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.rope import RopeTable
-from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Response
@@ -274,7 +273,7 @@ def test_prompt_read_in_chunks_leaves_every_token_as_it_was(
     others."""
     prompt = prompt_of(23)
     whole = drafting(engine, prompt, GREEDY, 24, PLANS[2])
-    monkeypatch.setattr(decoder_module, "PREFILL_CHUNK", chunk)
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", chunk)
     parts = drafting(engine, prompt, GREEDY, 24, PLANS[2])
     assert_equal(engine, plainly(engine, prompt, GREEDY, 24), parts, GREEDY)
     assert parts.metrics.per_step_accepted == whole.metrics.per_step_accepted

@@ -24,12 +24,13 @@ from safetensors.torch import load_file, save_file
 
 import edgespec
 from edgespec.backends.build import build
+from edgespec.backends.call import Result
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.cli.main import cli, run
 from edgespec.contract import Limits
 from edgespec.errors import LimitError
 from edgespec.export.components import ExportOptions, export
-from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
+from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import GenerationRequest, Response
 from edgespec.runtime.lossless_check import Replay, first_difference
@@ -171,7 +172,7 @@ def logits_of(
     for size in (start, *sizes):
         chunk, tokens = tokens[:size], tokens[size:]
         (result,) = decoder.extend([decoder.causal(0, chunk, np.arange(size))])
-        found.append(result.logits.copy())
+        found.append(result.logits.rows().copy())
     return np.concatenate(found[1:])
 
 
@@ -329,7 +330,7 @@ def test_a_batch_is_computed_again_in_as_many_lanes(
         lanes: list[int] = []
         run = CachedDecoder.run
 
-        def counting(self: CachedDecoder, parts: Sequence[Rows]) -> list[LaneResult]:
+        def counting(self: CachedDecoder, parts: Sequence[Rows]) -> list[Result]:
             lanes.append(len(parts))
             return run(self, parts)
 

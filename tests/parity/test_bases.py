@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import MinistralConfig, MinistralForCausalLM
 
-from edgespec.backends.base import Result
 from edgespec.contract import Role
 from edgespec.runtime.tree import DraftTree
 from tests import reference, toys
+from tests.calls import Outputs
 from tests.one_lane import OneLane
 from tests.parity.conftest import Component, MakeComponent
 
@@ -291,7 +291,7 @@ def tree_in_one_pass(pair: Pair, prompt: Ids, tree: DraftTree) -> tuple[Floats, 
     ].numpy()
 
 
-def verify(decoder: OneLane, prompt: Ids, tree: DraftTree) -> Result:
+def verify(decoder: OneLane, prompt: Ids, tree: DraftTree) -> Outputs:
     decoder.causal(prompt, np.array([0]))
     return decoder.run(tree.tokens, len(prompt) + tree.depths, tree.mask, np.arange(len(tree)))
 

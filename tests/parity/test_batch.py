@@ -17,7 +17,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec import bundle
-from edgespec.backends.base import Call, Result
+from edgespec.backends.call import Attention, Call, LaneAttention, Result
+from edgespec.backends.host import gather_idx
+from edgespec.backends.masks import attention_mask
 from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import open_runner
@@ -25,6 +27,7 @@ from edgespec.contract import GraphShape, Limits, Role, past_names
 from edgespec.export.components import ExportOptions
 from edgespec.rope import RopeTable
 from tests import made, toys
+from tests.calls import outputs_of, states_of
 
 Array = NDArray[Any]
 Tree = tuple[Array, Array]  # parents [N], -1 at the root; rows kept of it, ascending
@@ -126,14 +129,14 @@ class Sequence:
     def call(self, depths: Array, seen: Array, *, own_state: bool = False) -> Call:
         count, shape = len(depths), self.pair.shape
         cos, sin = self.pair.rope.rows(self.length + depths[None])
-        mask = np.concatenate([np.ones((count, self.length), bool), seen], axis=1)[None, None]
-        start, gather = np.array([self.length]), np.arange(count)[None]
-        call = Call(self.made(count, shape.hidden_size), cos, sin, mask, start, gather)
+        seen_of = Attention([LaneAttention(self.length, seen, self.length + depths)])
+        start, gather = np.array([self.length]), [np.arange(count)]
+        call = Call(self.made(count, shape.hidden_size), cos, sin, seen_of, start, gather)
         if shape.role is not Role.DRAFT:
             return call
         if own_state:
-            return replace(call, draft_hidden=self.made(count, shape.features))
-        return replace(call, base_hidden=self.made(count, shape.base_features))
+            return replace(call, draft_hidden=states_of(self.made(count, shape.features)))
+        return replace(call, base_hidden=states_of(self.made(count, shape.base_features)))
 
     def made(self, count: int, width: int) -> Array:
         return self.rng.standard_normal((1, count, width), np.float32)
@@ -147,7 +150,7 @@ class Sequence:
         any is moved."""
         runner, length = self.pair.one, 0
         for call, kept in self.calls:
-            result = runner.run(call)
+            result = outputs_of(runner.run(call))
             hidden = None if result.hidden_states is None else result.hidden_states[0].copy()
             end = length + call.inputs_embeds.shape[1]
             found = result.logits[0].copy(), hidden, runner.read_rows(0, end).kv
@@ -156,40 +159,55 @@ class Sequence:
         return found
 
 
-def padded(call: Call, rows: int, width: int, junk: float) -> Call:
-    """The call with rows of junk behind its own, each seeing itself alone, and a mask of `width`
-    slots."""
-    count, start = call.inputs_embeds.shape[1], int(call.write_indices[0])
-    mask = np.zeros((1, 1, rows, width), bool)
-    mask[:, :, :count, : start + count] = call.attention_mask
-    extra = np.arange(count, rows)
-    mask[0, 0, extra, start + extra] = True
+def padded(call: Call, rows: int, junk: float) -> Call:
+    """The call with rows of junk behind its own, each seeing itself alone."""
+    count = call.rows
+    missing = rows - count
+    (lane,) = call.attention.lanes
+    seen = np.zeros((rows, rows), bool)
+    seen[:count, :count] = lane.visible
+    seen[np.arange(count, rows), np.arange(count, rows)] = True
+    own = LaneAttention(lane.length, seen, np.append(lane.positions, np.zeros(missing, np.int64)))
 
-    def filled(array: Array | None) -> Array | None:
-        if array is None:
-            return None
-        return np.concatenate(
-            [array, np.full((1, rows - count, array.shape[2]), junk, np.float32)], axis=1
-        )
+    def filled(array: Array) -> Array:
+        extra = np.full((1, missing, array.shape[2]), junk, np.float32)
+        return np.concatenate([array, extra], axis=1)
 
     arrays = {
-        name: filled(getattr(call, name))
-        for name in ("inputs_embeds", "rope_cos", "rope_sin", "base_hidden", "draft_hidden")
+        name: filled(getattr(call, name)) for name in ("inputs_embeds", "rope_cos", "rope_sin")
     }
-    return replace(call, attention_mask=mask, gather_idx=np.arange(rows)[None], **arrays)
+    states = {
+        name: states_of(filled(getattr(call, name)[0].numpy()[None]))
+        for name in ("base_hidden", "draft_hidden")
+        if getattr(call, name) is not None
+    }
+    junk_is_seen_by_nobody = junk_alone(lane.length, own, count)
+    return replace(
+        call, attention=junk_is_seen_by_nobody, gather=[np.arange(rows)], **arrays, **states
+    )
+
+
+def junk_alone(length: int, lane: LaneAttention, count: int) -> Attention:
+    """Everything said slot by slot: rows behind the first `count` see not even what is
+    committed."""
+    rows = len(lane.visible)
+    known = np.broadcast_to(np.arange(rows)[:, None] < count, (rows, length))
+    visible = np.concatenate([known, lane.visible], 1)
+    return Attention([LaneAttention(0, visible, np.append(np.arange(length), lane.positions))])
 
 
 def batch_of(calls: list[Call], first_lane: int = 0, junk: float = 0.5) -> Call:
-    rows = max(call.inputs_embeds.shape[1] for call in calls)
-    width = max(int(call.write_indices[0]) for call in calls) + rows
-    calls = [padded(call, rows, width, junk) for call in calls]
-    names = [
-        name
-        for name in Call.__slots__
-        if name != "first_lane" and getattr(calls[0], name) is not None
-    ]
+    rows = max(call.rows for call in calls)
+    calls = [padded(call, rows, junk) for call in calls]
+    names = ("inputs_embeds", "rope_cos", "rope_sin", "write_indices")
     arrays = {name: np.concatenate([getattr(call, name) for call in calls]) for name in names}
-    return Call(**arrays, first_lane=first_lane)
+    lists = {
+        name: [lane for call in calls for lane in getattr(call, name)]
+        for name in ("gather", "base_hidden", "draft_hidden")
+        if getattr(calls[0], name) is not None
+    }
+    seen = Attention([lane for call in calls for lane in call.attention.lanes])
+    return Call(attention=seen, first_lane=first_lane, **arrays, **lists)
 
 
 def close(found: Array, wanted: Array) -> bool:
@@ -198,10 +216,11 @@ def close(found: Array, wanted: Array) -> bool:
 
 
 def assert_as_if_alone(
-    pair: Pair, sequences: list[Sequence], result: Result, first_lane: int = 0
+    pair: Pair, sequences: list[Sequence], results: list[Result], first_lane: int = 0
 ) -> None:
     """Logits, hidden states and KV rows of each sequence after its last call, whose rows are not
     yet moved."""
+    result = outputs_of(results)
     for member, sequence in enumerate(sequences):
         logits, hidden, rows = sequence.alone()
         count = len(logits)
@@ -282,7 +301,7 @@ def test_what_stands_in_padding_rows_changes_nothing(pair: Pair) -> None:
     calls = [s.tree(random_tree(rng, size)[0]) for s, size in zip(sequences, (3, 9), strict=True)]
     found = []
     for junk in (0.0, 1000.0):
-        result = pair.many.run(batch_of(calls, junk=junk))
+        result = outputs_of(pair.many.run(batch_of(calls, junk=junk)))
         found.append([result.logits[0, :3].copy(), result.logits[1].copy(), *kept_rows(pair)])
     for clean, dirty in zip(*found, strict=True):
         np.testing.assert_array_equal(clean, dirty)
@@ -339,12 +358,14 @@ def test_a_copied_lane_goes_on_as_the_one_it_was_copied_from(pair: Pair) -> None
 def cut(call: Call, rows: int) -> Call:
     """The first rows of a prompt."""
     arrays = {
-        name: getattr(call, name)[:, :rows]
-        for name in ("inputs_embeds", "rope_cos", "rope_sin", "gather_idx", "base_hidden")
-        if getattr(call, name) is not None
+        name: np.ascontiguousarray(getattr(call, name)[:, :rows])
+        for name in ("inputs_embeds", "rope_cos", "rope_sin")
     }
-    arrays["attention_mask"] = call.attention_mask[:, :, :rows, :rows]
-    return replace(call, **{name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    first, (lane,) = np.arange(rows), call.attention.lanes
+    if call.base_hidden is not None:
+        arrays["base_hidden"] = [states.take(first) for states in call.base_hidden]
+    seen = LaneAttention(0, lane.visible[:rows, :rows], lane.positions[:rows])
+    return replace(call, attention=Attention([seen]), gather=[first], **arrays)
 
 
 def test_rows_that_were_read_go_on_where_they_are_written(pair: Pair) -> None:
@@ -370,16 +391,16 @@ def test_rows_of_one_engine_go_on_in_the_other(llama: Pair) -> None:
     llama.one.write_rows(0, OrtLaneRows(theirs))
     np.testing.assert_array_equal(llama.one.read_rows(0, 13).kv, theirs)
     call = sequence.tree(random_tree(np.random.default_rng(0), 6)[0])
-    wanted = llama.one.run(call).logits.copy()
-    assert close(llama.many.run(call).logits, wanted)
+    wanted = outputs_of(llama.one.run(call)).logits.copy()
+    assert close(outputs_of(llama.many.run(call)).logits, wanted)
 
 
 IMPOSSIBLE: dict[str, Callable[[Call], Call]] = {
     "no-such-lane": lambda call: replace(call, first_lane=LANES - 1),
-    "mask-too-narrow": lambda call: replace(call, attention_mask=call.attention_mask[..., :-1]),
-    "behind-the-padding": lambda call: replace(
-        call, attention_mask=np.pad(call.attention_mask, [(0, 0)] * 3 + [(0, CAPACITY)])
+    "a-lane-that-sees-nothing": lambda call: replace(
+        call, attention=Attention(call.attention.lanes[:1])
     ),
+    "behind-the-padding": lambda call: replace(call, write_indices=call.write_indices + CAPACITY),
     "an-index-short": lambda call: replace(call, write_indices=call.write_indices[:1]),
     "before-the-first-slot": lambda call: replace(call, write_indices=call.write_indices - 100),
 }
@@ -399,10 +420,8 @@ def test_an_engine_for_one_sequence_writes_the_last_rows_that_it_reads_and_no_ot
 ) -> None:
     call = Sequence(llama, np.random.default_rng(0)).prompt(5)
     llama.one.run(call)
-    wider = np.pad(call.attention_mask, [(0, 0)] * 3 + [(0, 2)])
-    for wrong in (replace(call, attention_mask=wider), replace(call, first_lane=1)):
-        with pytest.raises(AssertionError):
-            llama.one.run(wrong)
+    with pytest.raises(AssertionError):
+        llama.one.run(replace(call, first_lane=1))
 
 
 # Beside the canonical graph
@@ -423,13 +442,11 @@ def test_a_ragged_batch_is_what_the_canonical_graph_computes(llama: Pair) -> Non
         llama.many.read_rows(0, 5).kv,
         llama.many.read_rows(1, 11).kv,
     )
-    width = call.attention_mask.shape[3]
-    feeds = {
-        name: getattr(call, name)
-        for name in ("inputs_embeds", "rope_cos", "rope_sin", "gather_idx")
-    }
-    feeds["attention_mask"] = np.pad(call.attention_mask, [(0, 0)] * 3 + [(0, CAPACITY - width)])
+    feeds = {name: getattr(call, name) for name in ("inputs_embeds", "rope_cos", "rope_sin")}
+    feeds["gather_idx"] = gather_idx(call)
+    mask = np.empty((2, 1, call.rows, CAPACITY), bool)
+    feeds["attention_mask"] = attention_mask(call, call.attention, mask)
     feeds["write_indices"] = call.write_indices
     feeds |= {name: slab[2 * i + half] for i in range(7) for half, name in enumerate(past_names(i))}
     (wanted,) = session.run(["logits"], feeds)
-    assert close(llama.many.run(call).logits, wanted)
+    assert close(outputs_of(llama.many.run(call)).logits, wanted)

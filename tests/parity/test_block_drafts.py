@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgespec import bundle
 from edgespec.backends.build import build
+from edgespec.backends.host import HostStates
 from edgespec.contract import Limits
 from edgespec.errors import BundleError, LimitError
 from edgespec.export.components import ExportOptions, export
@@ -102,7 +103,7 @@ class Pair:
         for count in PIECES:
             part = slice(start, start + count)
             tokens = np.array(TOKENS[start + 1 : start + count + 1])
-            drafter.observe([Observation(0, self.states[part], tokens)])
+            drafter.observe([Observation(0, HostStates(self.states[part]), tokens)])
             start += count
             (tree,) = drafter.propose([DraftRequest(0, TOKENS[start], plan)])
         return tree

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgespec import bundle
 from edgespec.backends.build import build
+from edgespec.backends.host import HostStates
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.contract import Limits
 from edgespec.errors import BuildError
@@ -181,8 +182,10 @@ def said_by_engine(pair: Pair) -> list[np.ndarray]:
     for count in PIECES:
         block = np.full(pair.ref.block_size, pair.ref.mask_token)
         block[0] = TOKENS[start + count]
-        (found,) = decoder.run([BlockRows(0, pair.features[start : start + count], block)])
-        said.append(found.logits.copy())
+        (found,) = decoder.run(
+            [BlockRows(0, HostStates(pair.features[start : start + count]), block)]
+        )
+        said.append(found.logits.rows().copy())
         start += count
     decoder.reset(0)
     return said
@@ -213,7 +216,7 @@ def test_every_block_has_the_references_logits(pair: Pair) -> None:
 
 
 def test_a_chain_is_the_best_token_of_each_slot(pair: Pair) -> None:
-    pair.drafter.observe([Observation(0, pair.features, np.array(TOKENS[1:]))])
+    pair.drafter.observe([Observation(0, HostStates(pair.features), np.array(TOKENS[1:]))])
     size = pair.ref.block_size
     (tree,) = pair.drafter.propose([DraftRequest(0, TOKENS[-1], BlockPlan(1, size - 1, size))])
     best = said_by_reference(pair)[-1].argmax(1)
@@ -223,7 +226,7 @@ def test_a_chain_is_the_best_token_of_each_slot(pair: Pair) -> None:
 
 @pytest.mark.parametrize(("top_k", "size"), [(2, 5), (3, 12), (4, 20)])
 def test_a_tree_holds_the_most_probable_paths(pair: Pair, top_k: int, size: int) -> None:
-    pair.drafter.observe([Observation(0, pair.features, np.array(TOKENS[1:]))])
+    pair.drafter.observe([Observation(0, HostStates(pair.features), np.array(TOKENS[1:]))])
     (tree,) = pair.drafter.propose(
         [DraftRequest(0, TOKENS[-1], BlockPlan(top_k, pair.ref.block_size - 1, size))]
     )
@@ -253,7 +256,7 @@ def most_probable(pair: Pair, top_k: int, size: int, rows: int) -> set[tuple[int
 
 
 def test_a_shorter_block_is_a_block_of_that_length(pair: Pair) -> None:
-    pair.drafter.observe([Observation(0, pair.features, np.array(TOKENS[1:]))])
+    pair.drafter.observe([Observation(0, HostStates(pair.features), np.array(TOKENS[1:]))])
     (tree,) = pair.drafter.propose([DraftRequest(0, TOKENS[-1], BlockPlan(1, 2, 3))])
     logits = pair.ref.block(pair.truth(pair.ref.aux_layers), TOKENS[-1], 3)[1:].numpy()
     assert tree.tokens.tolist() == [TOKENS[-1], *pair.ref.d2t[logits.argmax(1)].tolist()]
@@ -322,12 +325,16 @@ def test_a_block_that_stayed_in_the_cache_would_be_seen(open_pair: Callable[[str
     pair = open_pair("z-lab")
     decoder, first, second = pair.drafter.decoder, PIECES[0], PIECES[0] + PIECES[1]
     block = np.full(pair.ref.block_size, pair.ref.mask_token)
-    decoder.run([BlockRows(0, pair.features[:first], block)])
+    decoder.run([BlockRows(0, HostStates(pair.features[:first]), block)])
     decoder.lanes[0].length += 1
     (wrong,) = decoder.run(
-        [BlockRows(0, pair.features[first:second], np.append(TOKENS[second], block[1:]))]
+        [
+            BlockRows(
+                0, HostStates(pair.features[first:second]), np.append(TOKENS[second], block[1:])
+            )
+        ]
     )
-    wrong = wrong.logits.copy()
+    wrong = wrong.logits.rows().copy()
     decoder.reset(0)
     assert difference([said_by_engine(pair)[1]], [wrong]) > SEEN
 
@@ -371,12 +378,12 @@ def test_lanes_of_one_call_do_not_know_of_each_other(tmp_path: Path) -> None:
                 known[lane] = np.concatenate([known[lane], features])
                 tokens = np.full(size, ref.mask_token)
                 tokens[0] = 10 + lane
-                parts.append(BlockRows(lane, features, tokens))
+                parts.append(BlockRows(lane, HostStates(features), tokens))
             for part, found in zip(parts, decoder.run(parts), strict=True):
                 wanted = ref.block(
                     torch.tensor(known[part.lane]), 10 + part.lane, len(part.tokens)
                 )[1:]
-                np.testing.assert_allclose(found.logits, wanted.numpy(), **CLOSE)
+                np.testing.assert_allclose(found.logits.rows(), wanted.numpy(), **CLOSE)
 
 
 # What builds may round
@@ -416,10 +423,10 @@ def test_features_beyond_the_range_of_halves_are_read(open_pair: Callable[[str],
     large = pair.features * np.float32(3e4 / np.abs(pair.features).max())
     large[:, 0] = 6e4
     block = np.full(pair.ref.block_size, pair.ref.mask_token)
-    (found,) = pair.drafter.decoder.run([BlockRows(0, large, block)])
+    (found,) = pair.drafter.decoder.run([BlockRows(0, HostStates(large), block)])
     wanted = pair.ref.block(torch.tensor(large), pair.ref.mask_token, pair.ref.block_size)[1:]
     assert (torch.tensor(large) @ pair.ref.weights["fc.weight"].T).abs().max() > 1e4
-    np.testing.assert_allclose(found.logits, wanted.numpy(), **CLOSE)
+    np.testing.assert_allclose(found.logits.rows(), wanted.numpy(), **CLOSE)
 
 
 def test_a_block_graph_keeps_standard_attention_for_one_sequence(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from edgespec.backends.build import build
+from edgespec.backends.host import HostStates
 from edgespec.contract import Limits
 from edgespec.errors import PairingError
 from edgespec.export.components import ExportOptions, export
@@ -353,7 +354,7 @@ def test_levels_fed_with_own_states_give_the_references_logits(pair: Pair) -> No
 
 
 def test_first_tree_is_the_references(pair: Pair) -> None:
-    pair.drafter.observe([Observation(0, pair.features, np.array(TOKENS[1:]))])
+    pair.drafter.observe([Observation(0, HostStates(pair.features), np.array(TOKENS[1:]))])
     (tree,) = pair.drafter.propose([DraftRequest(0, TOKENS[-1], PLAN)])
     with torch.no_grad():
         tokens, parents, depths = reference.draft_tree(
@@ -376,12 +377,16 @@ def test_features_in_pieces_leave_the_drafter_where_all_at_once_do(pair: Pair) -
     """Prefill, three, one; a tree is drafted after each, and its rows must leave no trace."""
     drafter, following = pair.drafter, np.array(TOKENS[1:])
     for start, end in ((0, 7), (7, 10), (10, 11)):
-        drafter.observe([Observation(0, pair.features[start:end], following[start:end])])
+        drafter.observe(
+            [Observation(0, HostStates(pair.features[start:end]), following[start:end])]
+        )
         drafter.propose([DraftRequest(0, int(following[end - 1]), PLAN)])
     assert drafter.decoder.lanes[0].length == len(following)
     wanted = said_by_reference(pair.ref, pair.truth)
-    np.testing.assert_allclose(drafter.lanes[0].last_logits, wanted.extend[-1], **CLOSE)
-    np.testing.assert_allclose(drafter.lanes[0].last_hidden, wanted.recycled[-1], **CLOSE)
+    np.testing.assert_allclose(drafter.lanes[0].last_logits.row(0), wanted.extend[-1], **CLOSE)
+    np.testing.assert_allclose(
+        drafter.lanes[0].last_hidden.numpy()[0], wanted.recycled[-1], **CLOSE
+    )
 
 
 # After acceptance
@@ -453,8 +458,8 @@ def test_accepted_branches_are_replayed_with_true_features(
             torch.arange(n)[None],
             torch.ones(1, n, n, dtype=torch.bool).tril(),
         )
-    np.testing.assert_allclose(ended.last_logits, logits[0, -1].numpy(), **CLOSE)
-    np.testing.assert_allclose(ended.last_hidden, out[0, -1].numpy(), **CLOSE)
+    np.testing.assert_allclose(ended.last_logits.row(0), logits[0, -1].numpy(), **CLOSE)
+    np.testing.assert_allclose(ended.last_hidden.numpy()[0], out[0, -1].numpy(), **CLOSE)
 
 
 # These tests would see a wrong reading
@@ -491,10 +496,10 @@ def test_tokens_paired_with_their_own_features_would_be_seen(
     open_pair: Callable[[str], Pair],
 ) -> None:
     pair = open_pair("eagle")
-    pair.drafter.observe([Observation(0, pair.features, np.array(TOKENS[:-1]))])
+    pair.drafter.observe([Observation(0, HostStates(pair.features), np.array(TOKENS[:-1]))])
     wanted = said_by_reference(pair.ref, pair.truth).extend[-1]
     assert pair.drafter.lanes[0].last_logits is not None
-    assert np.abs(pair.drafter.lanes[0].last_logits - wanted).max() > SEEN
+    assert np.abs(pair.drafter.lanes[0].last_logits.row(0) - wanted).max() > SEEN
 
 
 WRONG_READINGS = (
@@ -562,7 +567,7 @@ def test_the_wrong_ones_table_would_be_seen(
 
 def test_tree_without_the_vocabulary_map_would_be_seen(open_pair: Callable[[str], Pair]) -> None:
     pair = open_pair("eagle")
-    pair.drafter.observe([Observation(0, pair.features, np.array(TOKENS[1:]))])
+    pair.drafter.observe([Observation(0, HostStates(pair.features), np.array(TOKENS[1:]))])
     (right,), offsets = pair.drafter.propose([DraftRequest(0, TOKENS[-1], PLAN)]), pair.drafter.d2t
     pair.drafter.d2t = np.zeros_like(offsets)
     try:

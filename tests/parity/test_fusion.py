@@ -20,6 +20,7 @@ from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
 from edgespec.export.components import ExportOptions, export
 from tests import toys
+from tests.calls import outputs_of
 
 LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
 LAYERS = 7
@@ -48,7 +49,7 @@ def answers(onnx_dir: Path, engine_dir: Path) -> list[NDArray[np.float32]]:
     runner, config = open_runner(engine_dir, Role.BASE)
     found = []
     for call in golden_calls(load_file(onnx_dir / bundle.GOLDEN), config.component.ropes):
-        result = runner.run(call)
+        result = outputs_of(runner.run(call))
         assert result.hidden_states is not None
         found += [result.logits.copy(), result.hidden_states.copy()]
     runner.close()

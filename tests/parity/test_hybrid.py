@@ -247,7 +247,7 @@ def test_sequences_side_by_side_are_each_as_alone(pair: Pair, lanes: CachedDecod
         for m, path, result in zip(members, paths, lanes.run(rows), strict=True):
             texts[m] += trees[m].tokens[path].tolist()
             wanted, _ = pair.reference(np.array(texts[m]))
-            assert_close(result.logits[path], wanted[-len(path) :])
+            assert_close(result.logits.rows()[path], wanted[-len(path) :])
         for m, path in zip(members, paths, strict=True):
             lanes.commit(m, path)
 
@@ -273,7 +273,7 @@ def test_a_kept_state_goes_on_where_it_is_put(pair: Pair, lanes: CachedDecoder) 
     lanes.reset(2)
     lanes.restore(2, kept)
     (found,) = lanes.extend([lanes.causal(2, more, np.arange(5))])
-    assert_close(found.logits, pair.reference(np.concatenate([text, more]))[0][-5:])
+    assert_close(found.logits.rows(), pair.reference(np.concatenate([text, more]))[0][-5:])
 
 
 @some_rows

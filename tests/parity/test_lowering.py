@@ -21,7 +21,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec import bundle
-from edgespec.backends.base import Call, Result
+from edgespec.backends.call import Attention, Call, LaneAttention, Result
+from edgespec.backends.host import gather_idx, stacked_states
+from edgespec.backends.masks import attention_mask
 from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.lowering import lower
 from edgespec.backends.ort.runner import OrtRunner
@@ -35,6 +37,7 @@ from edgespec.contract import (
 from edgespec.errors import ContractError
 from edgespec.rope import RopeTable
 from tests import toys
+from tests.calls import Outputs, attention_of, outputs_of, states_of
 from tests.parity.conftest import CAPACITY, Component, MakeComponent
 
 Array = NDArray[Any]
@@ -85,13 +88,14 @@ class Canonical:
         return out
 
     def feeds(self, calls: list[Call]) -> dict[str, Array]:
-        names = ["inputs_embeds", "rope_cos", "rope_sin", "write_indices", "gather_idx"]
+        names = ["inputs_embeds", "rope_cos", "rope_sin", "write_indices"]
         names += ["local_rope_cos", "local_rope_sin"] if self.shape.local_rotary_dim else []
         feeds = {name: np.concatenate([getattr(c, name) for c in calls]) for name in names}
-        for name in ("attention_mask", *["sliding_attention_mask"] * self.shape.sliding):
-            masks = [getattr(c, name) for c in calls]
+        feeds["gather_idx"] = np.concatenate([gather_idx(c) for c in calls])
+        for name in ("attention", *["sliding_attention"] * self.shape.sliding):
+            masks = [attention_mask(c, getattr(c, name)) for c in calls]
             spare = [(0, 0), (0, 0), (0, 0)]
-            feeds[name] = np.concatenate(
+            feeds[f"{name}_mask"] = np.concatenate(
                 [np.pad(m, (*spare, (0, CAPACITY - m.shape[3]))) for m in masks]
             )
         if self.shape.role is Role.DRAFT:
@@ -103,7 +107,10 @@ class Canonical:
             ):
                 given = [getattr(c, name) for c in calls]
                 feeds[name] = np.concatenate(
-                    [np.zeros((1, 0, width), np.float32) if g is None else g for g in given]
+                    [
+                        np.zeros((1, 0, width), np.float32) if g is None else stacked_states(g, 0)
+                        for g in given
+                    ]
                 )
         return feeds | self.cache
 
@@ -134,19 +141,19 @@ class Calls:
         count = len(positions)
         cos, sin = self.rope.rows(positions[None])
         embeds, start = self.rows(count, self.shape.hidden_size), np.array([mask.shape[1] - count])
-        call = Call(embeds, cos, sin, mask[None, None], start, np.arange(count)[None])
+        places = np.concatenate([np.arange(start[0]), positions])
+        lanes = [LaneAttention(0, mask, places)]
+        call = Call(embeds, cos, sin, Attention(lanes), start, [np.arange(count)])
         if self.shape.sliding:
-            places = np.concatenate([np.arange(start[0]), positions])
-            near = mask & (positions[:, None] - places < WINDOW)
-            call = replace(call, sliding_attention_mask=near[None, None])
+            call = replace(call, sliding_attention=Attention(lanes, WINDOW))
         if self.local_rope is not None:
             cos, sin = self.local_rope.rows(positions[None])
             call = replace(call, local_rope_cos=cos, local_rope_sin=sin)
         if self.shape.role is not Role.DRAFT:
             return call
         if own_state:
-            return replace(call, draft_hidden=self.rows(count, self.shape.features))
-        return replace(call, base_hidden=self.rows(count, self.shape.base_features))
+            return replace(call, draft_hidden=states_of(self.rows(count, self.shape.features)))
+        return replace(call, base_hidden=states_of(self.rows(count, self.shape.base_features)))
 
     def causal(self, start: int, count: int) -> Call:
         return self.make(
@@ -162,7 +169,8 @@ class Calls:
         return self.make(start + seen.sum(1) - 1, mask, own_state=own_state)
 
 
-def assert_same(out: dict[str, Array], result: Result, tolerance: float = TOLERANCE) -> None:
+def assert_same(out: dict[str, Array], results: list[Result], tolerance: float = TOLERANCE) -> None:
+    result = outputs_of(results)
     assert np.abs(result.logits - out["logits"]).max() <= tolerance
     assert (result.hidden_states is None) == ("hidden_states" not in out)
     if result.hidden_states is not None:
@@ -250,7 +258,7 @@ def test_a_lowered_base_writes_the_same_cache_rows(base: Component) -> None:
     for call in (calls.causal(0, 11), calls.tree(11)):
         out = canonical.run([call])
         base.runner.run(call)
-        end = call.attention_mask.shape[3]
+        end = call.width
         difference = cache_rows(base, end) - present_rows(out, canonical.shape, end)
         assert np.abs(difference).max() <= TOLERANCE
 
@@ -271,7 +279,7 @@ def test_a_draft_reads_the_hidden_states_that_its_flag_names(draft: Component) -
     """Given both, with rows for both, the flag alone decides."""
     calls, canonical = Calls.of(draft), Canonical.open(draft)
     own, true = calls.tree(0, own_state=True), calls.tree(0)
-    both = canonical.feeds([own]) | {"base_hidden": true.base_hidden}
+    both = canonical.feeds([own]) | {"base_hidden": stacked_states(true.base_hidden, 0)}
     names = [output.name for output in canonical.session.get_outputs()]
     for from_base, alone in (
         (True, replace(own, draft_hidden=None, base_hidden=true.base_hidden)),
@@ -290,8 +298,11 @@ def test_gather_idx_picks_rows_of_the_logits_and_leaves_the_taps_whole(
     llama: Component, gathered: list[int]
 ) -> None:
     call = Calls.of(llama).causal(0, 9)
-    some = replace(call, gather_idx=np.array([gathered]))
-    for run in (lambda c: llama.runner.run(c), lambda c: result_of(Canonical.open(llama).run([c]))):
+    some = replace(call, gather=[np.array(gathered)])
+    for run in (
+        lambda c: outputs_of(llama.runner.run(c)),
+        lambda c: result_of(Canonical.open(llama).run([c])),
+    ):
         whole = run(call)
         logits, aux_layers = whole.logits.copy(), whole.hidden_states.copy()
         picked = run(some)
@@ -300,8 +311,8 @@ def test_gather_idx_picks_rows_of_the_logits_and_leaves_the_taps_whole(
         assert np.abs(picked.hidden_states - aux_layers).max() <= TOLERANCE
 
 
-def result_of(out: dict[str, Array]) -> Result:
-    return Result(out["logits"], out.get("hidden_states"))
+def result_of(out: dict[str, Array]) -> Outputs:
+    return Outputs(out["logits"], out.get("hidden_states"))
 
 
 # Rows that nobody wrote
@@ -336,9 +347,9 @@ def test_garbage_behind_the_written_rows_changes_nothing_in_the_lowered_engine(
 
     def run(garbage: float) -> list[Array]:
         runner.slab[:] = garbage
-        first = runner.run(prompt).logits.copy()
+        first = outputs_of(runner.run(prompt)).logits.copy()
         runner.slab[:, :, :, 11:] = garbage
-        second = runner.run(tree)
+        second = outputs_of(runner.run(tree))
         return [
             first,
             second.logits.copy(),
@@ -366,9 +377,9 @@ def test_the_lowered_engine_never_shows_a_row_a_later_slot(llama: Component) -> 
     """Its kernel is causal in slot order whatever the mask says: why parents stand before their
     children."""
     call = Calls.of(llama).causal(0, 5)
-    all_seen = replace(call, attention_mask=np.ones_like(call.attention_mask))
-    causal = llama.runner.run(call).logits.copy()
-    np.testing.assert_array_equal(llama.runner.run(all_seen).logits, causal)
+    all_seen = replace(call, attention=attention_of(np.ones((1, 1, 5, 5), bool)))
+    causal = outputs_of(llama.runner.run(call)).logits.copy()
+    np.testing.assert_array_equal(outputs_of(llama.runner.run(all_seen)).logits, causal)
     canonical = Canonical.open(llama).run([all_seen])["logits"]
     assert np.abs(canonical - causal)[:, :-1].max() > 0.1
 
@@ -396,9 +407,9 @@ def assert_batch_is_its_members(component: Component, *, own_state: bool) -> Non
         for name, rows in single.cache.items():
             two.cache[name][member] = rows[0]
         singles.append(single)
-    gathered = (np.array([[1, 8]]), np.array([[6, 2]]))
+    gathered = (np.array([1, 8]), np.array([6, 2]))
     trees = [
-        replace(calls.tree(n, own_state=own_state), gather_idx=g)
+        replace(calls.tree(n, own_state=own_state), gather=[g])
         for n, g in zip(lengths, gathered, strict=True)
     ]
     together = two.run(trees)

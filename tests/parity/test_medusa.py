@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from edgespec.backends.host import HostStates
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions
 from edgespec.runtime.drafters.base import DraftRequest, Observation
@@ -63,7 +64,7 @@ class Pair:
     def proposed(self, plan: DraftPlan) -> DraftTree:
         """The tree behind the engine's own states."""
         self.drafter.reset(0)
-        self.drafter.observe([Observation(0, self.found, np.array(TOKENS[1:]))])
+        self.drafter.observe([Observation(0, HostStates(self.found), np.array(TOKENS[1:]))])
         (tree,) = self.drafter.propose([DraftRequest(0, TOKENS[-1], plan)])
         return tree
 
@@ -111,7 +112,8 @@ def pair(
 
 
 def test_the_heads_say_what_the_reference_says(pair: Pair) -> None:
-    logits = pair.drafter.run(pair.found[-1:])[0]
+    (heads,) = pair.drafter.run([HostStates(pair.found[-1:])])
+    logits = heads.rows()
     np.testing.assert_allclose(logits, pair.logits().numpy(), **CLOSE)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgespec import bundle
 from edgespec.backends.build import build
+from edgespec.backends.host import HostStates
 from edgespec.component import ComponentConfig
 from edgespec.contract import Limits, memory_inputs
 from edgespec.export.components import ExportOptions, export
@@ -263,10 +264,10 @@ def test_engine_drafts_the_chain_of_the_reference(
         for states, tokens in zip(
             np.split(found[0].copy(), cuts), np.split(TOKENS[1:].numpy(), cuts), strict=True
         ):
-            engine.drafter.observe([Observation(0, states, tokens)])
+            engine.drafter.observe([Observation(0, HostStates(states), tokens)])
             (tree,) = engine.drafter.propose([DraftRequest(0, int(tokens[-1]), DraftPlan(1, 4, 5))])
         last = engine.drafter.lanes[0].last_logits
     drafts = tree.tokens.tolist()[1:]
     logits, _ = (ref := pair.reference()).chain(TOKENS[1:], ref.base_states(TOKENS[:-1]), drafts)
-    close(last, logits[0])
+    close(last.row(0), logits[0])
     assert drafts == logits[:-1].argmax(-1).tolist()

@@ -497,7 +497,7 @@ def engine_logits(case: Case, work: Path) -> Array:
     assert built.weights.emulated in (None, "emulated: correctness only")
     runner, config = open_runner(work / "engine", built.role)
     prompt, _ = golden_calls(case.golden(), config.component.ropes)
-    logits: Array = runner.run(prompt).logits[0].copy()
+    logits: Array = runner.run(prompt)[0].logits.rows().copy()
     runner.close()
     return logits
 

@@ -8,6 +8,7 @@ committed, and what follows. What a device has to be told beside the graph stand
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import onnx
@@ -16,7 +17,9 @@ import pytest
 
 from edgespec.backends.rewriting import Constants
 from edgespec.backends.tensorrt.contract import lowered_contract
-from edgespec.backends.tensorrt.lowering import lower
+from edgespec.backends.tensorrt.linter import lint
+from edgespec.backends.tensorrt.lowering import PASSES, conditionals, lower, masks
+from edgespec.backends.tensorrt.parser_version import LINES, ParserVersion
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.errors import ContractError
 from tests.parity.tensorrt_graphs import BASES, CAPACITY, DRAFTS, MAX_ROWS, Canonical, canonical
@@ -144,6 +147,18 @@ def at(value: ir.Value) -> tuple[str, int | None]:
     return tensor.location, tensor.offset
 
 
+@pytest.mark.parametrize("compute", ["float32", *HALVES])
+def test_no_release_with_its_operators_has_a_rule_against_it(
+    graph: Canonical, compute: Compute
+) -> None:
+    """But that float32 attention has no fused kernel, and what a runner has to know of bindings."""
+    model = onnx.ModelProto.FromString(as_bytes(graph.lowered(Dialect.NATIVE, compute)))
+    releases = [ParserVersion(name) for name, line in LINES.items() if line >= (10, 15)]
+    broken = {finding.rule for release in releases for finding in lint(model, release).findings}
+    attends = compute == "float32" and graph.contract.shape.num_layers > 0
+    assert broken <= {"int64-io", "bool-io", *["attention-float32"] * attends}
+
+
 # ---- faults
 
 
@@ -219,6 +234,20 @@ def test_a_fault_is_beyond_every_bound(name: str, compute: Compute) -> None:
     fault(model)
     bound = EQUAL if compute == "float32" else HALVES[compute]
     assert difference(outputs(native_runner(graph, "float32", model), steps), wanted) > 2 * bound
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "why"),
+    [(conditionals, "eagle3", "If"), (masks, "qwen2", "a mask that is added")],
+    ids=["conditionals", "masks"],
+)
+def test_a_pass_that_is_left_out_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, why: str
+) -> None:
+    passes = tuple(one for one in PASSES[Dialect.NATIVE] if one is not module.apply)
+    monkeypatch.setitem(PASSES, Dialect.NATIVE, passes)
+    with pytest.raises(ContractError, match=why):
+        canonical(name).lowered(Dialect.NATIVE, "bfloat16")
 
 
 # ---- numbers beyond float16

@@ -140,8 +140,8 @@ class Product:
         return self
 
 
-def target(compute: Compute) -> Target:
-    return Target(dialect=Dialect.NATIVE, compute=compute, capacity=32, max_rows=16)
+def target(compute: Compute, dialect: Dialect = Dialect.NATIVE) -> Target:
+    return Target(dialect=dialect, compute=compute, capacity=32, max_rows=16)
 
 
 def some_rows() -> Array:
@@ -273,18 +273,17 @@ def test_rounded_activations_show(tmp_path: Path, name: str) -> None:
 
 
 def test_powers_of_two_stay_where_export_wrote_them(tmp_path: Path) -> None:
-    product = Product.of(WEIGHTS["mxfp8"], tmp_path)
+    stored = Product.of(WEIGHTS["mxfp8"], tmp_path)
+    ir.save(stored.model, tmp_path / "model.onnx")
+    product = Product(ir.load(tmp_path / "model.onnx"), tmp_path)
     before = product.model.graph.initializers[f"{NAME}.weight_scale"].const_value
     product.lower("bfloat16")
     after = product.model.graph.initializers[f"{NAME}.weight_scale"].const_value
     assert isinstance(before, ir.ExternalTensor)
     assert isinstance(after, ir.ExternalTensor)
     assert (before.dtype, after.dtype) == (ir.DataType.FLOAT8E8M0, ir.DataType.UINT8)
-    assert (after.location, after.offset, after.length) == (
-        before.location,
-        before.offset,
-        before.length,
-    )
+    assert (after.path, after.offset, after.length) == (before.path, before.offset, before.length)
+    assert (after.numpy() == before.numpy().view(np.uint8)).all()
     assert product.model.graph.opset_imports["trt"] == 1
 
 
@@ -380,9 +379,10 @@ EXPORTS = ("fp8", "int4_awq", "int8_sq", "nvfp4", "mxfp8", "w4a8_awq", "fp8_toke
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("name", EXPORTS)
 def test_a_lowered_base_is_the_canonical_one(
-    modelopt_exports: Path, tmp_path: Path, name: str
+    modelopt_exports: Path, tmp_path: Path, name: str, dialect: Dialect
 ) -> None:
     checkpoint = shutil.copytree(modelopt_exports / name, tmp_path / "checkpoint")
     toy = toys.make_base(tmp_path / "toy", "llama", layers=2)
@@ -394,11 +394,13 @@ def test_a_lowered_base_is_the_canonical_one(
     if name == "w4a8_awq":
         keep_static(wanted)
     found = Product(ir.load(work / bundle.MODEL), work)
-    lower(found.model, canonical_contract(shape), target("float32"))
+    lower(found.model, canonical_contract(shape), target("float32", dialect))
     feeds = prompt(shape)
     outputs = [evaluated(product.model, work, feeds) for product in (found, wanted)]
     assert outputs[0].keys() == outputs[1].keys()
     for key, value in outputs[1].items():
+        if dialect is Dialect.PORTABLE and key.startswith("present"):
+            value = value[:, :, :ROWS]  # its own rows alone
         assert difference(outputs[0][key], value) < EXACT, key
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,8 +20,11 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, LaneRows, Result, Table
+from edgespec.backends.base import LaneRows, Table
+from edgespec.backends.call import Attention, Call, HiddenStates, Result
 from edgespec.backends.engine_config import EngineConfig, SharedEmbedding
+from edgespec.backends.host import gather_idx, host_results, stacked_states
+from edgespec.backends.masks import attention_mask, tree_mask
 from edgespec.backends.ort.cache import KvCache, padding_of
 from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.huge_pages import in_huge_pages
@@ -29,6 +33,7 @@ from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.ort.session import NO_FALLBACK, session_options
 from edgespec.contract import (
+    RECURRENT_CHUNK,
     Dim,
     GraphContract,
     Role,
@@ -39,6 +44,7 @@ from edgespec.contract import (
 from edgespec.errors import BundleError, EnvironmentProblem
 
 PROVIDERS = ["CPUExecutionProvider"]
+PREFILL_CHUNK = 256  # rows of a call: bounds the mask and the activations of a long prompt
 RUNNERS: WeakSet[OrtRunner] = WeakSet()
 
 
@@ -61,6 +67,8 @@ class OrtRunner:
     ) -> None:
         self.contract, self.capacity, self.lanes = contract, capacity, lanes
         shape = contract.shape
+        self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else PREFILL_CHUNK
+        self.max_rows, self.engine_s = capacity, 0.0
         with in_huge_pages() if huge_pages else nullcontext():
             self.session = open_session(path, spinning=shape.role is not Role.DRAFT)
         check_signature(self.session, contract, path)
@@ -75,6 +83,8 @@ class OrtRunner:
         self.binding = self.session.io_binding()
         RUNNERS.add(self)
         self.table: Table | None = None
+        # Address and shape of what else is bound: binding it again takes microseconds
+        self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.bound = (0, 0, 0)  # first lane, lanes and stride of the cache as it is bound
 
     @property
@@ -82,27 +92,27 @@ class OrtRunner:
         """The KV cache as one array [2*attention layers, lanes, Hkv, stride, D]."""
         return self.cache.slab
 
-    def run(self, call: Call) -> Result:
-        """Run one call; its KV rows are in the cache afterwards. EnvironmentProblem where ONNX
-        Runtime fails."""
+    def run(self, call: Call) -> list[Result]:
+        """Run one call, a result for each lane; its KV rows are in the cache afterwards.
+        EnvironmentProblem where ONNX Runtime fails."""
+        began = time.perf_counter()
         batch, rows = call.inputs_embeds.shape[:2]
         starts: list[int] = call.write_indices.tolist()
-        check_call(call, starts, self.lanes, self.cache.slots, batched=self.batched)
-        self.cache.reserve(call.first_lane, starts, call.written, call.attention_mask.shape[3])
+        width = max(starts) + call.written
+        check_call(call, starts, width, self.lanes, self.cache.slots, batched=self.batched)
+        self.cache.reserve(call.first_lane, starts, call.written, width)
         self.bind_cache(call.first_lane, batch)
         if self.recurrent is not None:
             self.recurrent.bind(self.binding, call.first_lane, starts, rows)
         shape = self.contract.shape
-        logits = self.buffer("logits", (batch, call.gather_idx.shape[1], shape.logits_width))
+        gathered = gather_idx(call)
+        logits = self.buffer("logits", (*gathered.shape, shape.logits_width))
         hidden = (
             self.buffer("hidden_states", (batch, rows, shape.features)) if shape.features else None
         )
-        feeds = self.feeds(call)
+        feeds = self.feeds(call, gathered, width)
         for name, array in feeds.items():
-            assert array.flags.c_contiguous
-            self.binding.bind_input(
-                name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data
-            )
+            self.bind_input(name, array)
         self.bind_output("logits", logits)
         if hidden is not None:
             self.bind_output("hidden_states", hidden)
@@ -117,7 +127,8 @@ class OrtRunner:
             raise EnvironmentProblem(what, remedy) from error
         if self.recurrent is not None:
             self.recurrent.after_call(batch)
-        return Result(logits, hidden)
+        self.engine_s += time.perf_counter() - began
+        return host_results(call, logits, hidden, shape.heads)
 
     def bind_cache(self, first_lane: int, batch: int) -> None:
         """Bind these lanes, where they are not bound yet: it takes tens of microseconds."""
@@ -132,54 +143,56 @@ class OrtRunner:
                 self.binding.bind_output(present, "cpu", 0, np.float32, dims, address)
                 address += slab.strides[0]
 
-    def feeds(self, call: Call) -> dict[str, NDArray[Any]]:
-        """The graph's inputs by name, beside caches and recurrent states."""
+    def feeds(self, call: Call, gathered: NDArray[np.int64], width: int) -> dict[str, NDArray[Any]]:
+        """The graph's inputs by name, beside caches and recurrent states; a call writes slots up to
+        `width`."""
         if self.contract.shape.heads:
             assert call.base_hidden is not None
-            return {"base_hidden": call.base_hidden}
+            return {"base_hidden": stacked_states(call.base_hidden, call.rows)}
         feeds: dict[str, NDArray[Any]] = {
             "inputs_embeds": call.inputs_embeds,
             "rope_cos": call.rope_cos,
             "rope_sin": call.rope_sin,
-            "attention_mask": call.attention_mask,
-            "gather_idx": call.gather_idx,
+            "attention_mask": self.mask("attention_mask", call, call.attention, width),
+            "gather_idx": gathered,
         }
         if self.contract.shape.sliding:
-            assert call.sliding_attention_mask is not None
-            feeds["sliding_attention_mask"] = call.sliding_attention_mask
+            assert call.sliding_attention is not None
+            name = "sliding_attention_mask"
+            feeds[name] = self.mask(name, call, call.sliding_attention, width)
         if self.contract.shape.local_rotary_dim:
             assert call.local_rope_cos is not None
             assert call.local_rope_sin is not None
             feeds |= {"local_rope_cos": call.local_rope_cos, "local_rope_sin": call.local_rope_sin}
         if self.batched:
-            for name in ("attention_mask", "sliding_attention_mask"):
-                if name in feeds:
-                    feeds[name] = self.wide_mask(name, feeds[name])
             feeds["write_indices"] = call.write_indices
         if self.recurrent is not None:
-            assert call.tree_mask is not None
-            feeds["tree_mask"] = call.tree_mask
+            feeds["tree_mask"] = tree_mask(call)
         if self.contract.shape.block:
-            names = ("target_hidden", "context_cos", "context_sin")
-            return feeds | {name: getattr(call, name) for name in names}
+            assert call.target_hidden is not None
+            assert call.context_cos is not None
+            assert call.context_sin is not None
+            states = stacked_states(call.target_hidden, call.context_rows)
+            rope = {"context_cos": call.context_cos, "context_sin": call.context_sin}
+            return feeds | {"target_hidden": states} | rope
         if self.contract.shape.reads_hidden_states:
             assert (call.base_hidden is None) != (call.draft_hidden is None)
             for name, width in unused_widths(self.contract).items():
-                given = getattr(call, name)
+                given: Sequence[HiddenStates] | None = getattr(call, name)
                 feeds[name] = (
                     np.empty((len(call.inputs_embeds), 0, width), np.float32)
                     if given is None
-                    else given
+                    else stacked_states(given, call.rows)
                 )
             feeds["use_base_hidden"] = np.array(call.base_hidden is not None)
         return feeds
 
-    def wide_mask(self, name: str, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """The mask [B, 1, S, stride], False behind the T slots of the call's own mask."""
-        wide = self.buffer(name, (*mask.shape[:3], self.cache.stride), np.bool_)
-        width = mask.shape[3]
-        wide[..., :width], wide[..., width:] = mask, False
-        return wide
+    def mask(self, name: str, call: Call, attention: Attention, width: int) -> NDArray[np.bool_]:
+        """The mask [B, 1, S, T] of a call; T is the cache's stride in the batched form, else the
+        slots up to the last that is written."""
+        slots = self.cache.stride if self.batched else width
+        dims = (len(attention.lanes), 1, call.rows, slots)
+        return attention_mask(call, attention, self.buffer(name, dims, np.bool_))
 
     def buffer(
         self, name: str, shape: tuple[int, ...], dtype: type[np.generic] = np.float32
@@ -190,9 +203,20 @@ class OrtRunner:
             self.buffers[name] = np.empty(size, dtype)
         return self.buffers[name][:size].reshape(shape)
 
+    def bind_input(self, name: str, array: NDArray[Any]) -> None:
+        """Let the next run read an input from this array."""
+        assert array.flags.c_contiguous
+        place = array.ctypes.data, array.shape
+        if self.places.get(name) != place:
+            self.places[name] = place
+            self.binding.bind_input(name, "cpu", 0, array.dtype, list(array.shape), place[0])
+
     def bind_output(self, name: str, array: NDArray[np.float32]) -> None:
         """Let the next run write an output into this array."""
-        self.binding.bind_output(name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data)
+        place = array.ctypes.data, array.shape
+        if self.places.get(name) != place:
+            self.places[name] = place
+            self.binding.bind_output(name, "cpu", 0, array.dtype, list(array.shape), place[0])
 
     def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
         """Commit rows of the last call: move them to `start` and behind, in all layers."""
@@ -251,14 +275,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=keep_sessions)
 
 
-def check_call(call: Call, starts: list[int], lanes: int, slots: int, *, batched: bool) -> None:
+def check_call(
+    call: Call, starts: list[int], width: int, lanes: int, slots: int, *, batched: bool
+) -> None:
     """Assert that shapes agree and that all rows have a slot: our own mistake otherwise."""
-    (batch, rows), width = call.inputs_embeds.shape[:2], call.attention_mask.shape[3]
-    assert call.attention_mask.shape[:3] == (batch, 1, rows)
-    assert len(starts) == len(call.gather_idx) == batch
+    batch, rows = call.inputs_embeds.shape[:2]
+    assert len(call.attention.lanes) == len(starts) == len(call.gather) == batch
     assert 0 <= call.first_lane <= call.first_lane + batch <= lanes
     assert min(starts) >= 0
-    assert max(starts) + call.written <= width <= slots
+    assert width <= slots
     # The kernel for one sequence writes the last rows that it reads
     assert batched or starts == [width - rows]
 

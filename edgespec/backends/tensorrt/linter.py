@@ -15,7 +15,6 @@ from types import MappingProxyType
 
 from onnx import ModelProto
 
-from edgespec import bundle
 from edgespec.backends.canonical_graph import read_model
 from edgespec.backends.tensorrt.checks import (
     attention,
@@ -130,8 +129,3 @@ def lint(model: ModelProto, version: ParserVersion, directory: Path | None = Non
             found.append(Finding(rule.level, name, node, f"{said}; {rule.what}", rule.remedy))
     counts = Counter(node.op_type for _, node in view.nodes())
     return Report(version, dict(sorted(counts.items())), len(rules), tuple(found))
-
-
-def model_path(directory: Path) -> Path:
-    """The graph of a directory."""
-    return directory / bundle.MODEL

@@ -1,6 +1,6 @@
-"""Versions of the parsers that `edgespec check --tensorrt` knows: TensorRT's and TensorRT-RTX's.
+"""Releases as `edgespec check --tensorrt` names them, and whose parser rules each has.
 
-Knows names and the order of releases. Imports neither.
+Knows names. What a release can do stands in `versions`, what its parser takes in `rules`.
 """
 
 from __future__ import annotations
@@ -8,26 +8,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.backends.tensorrt.target import Dialect
+from edgespec.backends.tensorrt.versions import ROWS, RTX, Capabilities, Version
 from edgespec.errors import OptionError
 
-# Releases by the name that the command line takes -> the TensorRT whose rules they have
-# (TensorRT-RTX counts by itself; its API says which TensorRT it was cut from)
-LINES: dict[str, tuple[int, int]] = {
-    "10.13": (10, 13),
-    "10.14": (10, 14),
-    "10.15": (10, 15),
-    "10.16": (10, 16),
-    "11.0": (11, 0),
-    "11.1": (11, 1),
-    "11.2": (11, 2),
-    "11.3": (11, 3),
-    "11.4": (11, 4),
-    "rtx-1.4": (10, 16),
-    "rtx-1.5": (11, 0),
-    "rtx-1.6": (11, 2),
-    "rtx-1.7": (11, 4),
+# TensorRT-RTX counts by itself: the TensorRT that each release was cut from, by its API
+RTX_LINES: dict[Version, Version] = {
+    (1, 4): (10, 16),
+    (1, 5): (11, 0),
+    (1, 6): (11, 2),
+    (1, 7): (11, 4),
 }
-FIRST_NATIVE = (10, 15)
+
+
+def named(row: Capabilities) -> str:
+    """A release's name on the command line: 10.13, rtx-1.7."""
+    major, minor = row.version
+    return f"rtx-{major}.{minor}" if row.library is RTX else f"{major}.{minor}"
+
+
+RELEASES: dict[str, Capabilities] = {named(row): row for row in ROWS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +36,23 @@ class ParserVersion:
     name: str
 
     def __post_init__(self) -> None:
-        """OptionError for a release that is not in LINES."""
-        if self.name not in LINES:
+        """OptionError for a release that is not in the table."""
+        if self.name not in RELEASES:
             what = f"no rules are known for TensorRT {self.name!r}"
-            raise OptionError(what, f"Give one of: {', '.join(LINES)}.")
+            raise OptionError(what, f"Give one of: {', '.join(RELEASES)}.")
 
     @property
-    def line(self) -> tuple[int, int]:
+    def line(self) -> Version:
         """Major and minor number of the TensorRT whose rules it has."""
-        return LINES[self.name]
+        row = RELEASES[self.name]
+        return RTX_LINES[row.version] if row.library is RTX else row.version
 
     @property
     def title(self) -> str:
         """The name in sentences."""
-        rtx = self.name.startswith("rtx-")
-        return f"TensorRT-RTX {self.name.removeprefix('rtx-')}" if rtx else f"TensorRT {self.name}"
+        return RELEASES[self.name].name
 
     @property
     def dialect(self) -> Dialect:
         """The dialect that a canonical graph is lowered to for it."""
-        return Dialect.NATIVE if self.line >= FIRST_NATIVE else Dialect.PORTABLE
+        return RELEASES[self.name].dialect

@@ -30,11 +30,13 @@ class Level(StrEnum):
 
 
 class Rtx(StrEnum):
-    """Who in TensorRT-RTX refuses a graph that breaks a rule: parser, builder, or nobody."""
+    """Who in TensorRT-RTX refuses a graph that breaks a rule: parser, builder, or nobody. A graph
+    of 2 GiB was not tried."""
 
     PARSER = "parser"
     BUILDER = "builder"
     NOBODY = "nobody"
+    NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             what="model.onnx is smaller than 2 GiB; weights are external data",
             remedy=_EXPORT,
             source=FORMAT,
-            rtx=Rtx.NOBODY,
+            rtx=Rtx.NOT_TRIED,
         ),
         "external-data": Rule(
             what="external data lies beside model.onnx, and data has the size of its tensor",

@@ -228,7 +228,7 @@ def environment_of(plan: BuildPlan) -> dict[str, str]:
 
 def job_of(plan: BuildPlan, options: TensorRTOptions, graph: Path, engine: Path) -> BuildJob:
     """The job of the build's process."""
-    device = device_here()
+    device, capabilities = device_here(), plan.capabilities
     times = None
     if plan.capabilities.timing_cache and options.keep_times and device is not None:
         found = options.timing_cache or timing_cache.cache_path(plan.library, plan.version, device)
@@ -243,8 +243,9 @@ def job_of(plan: BuildPlan, options: TensorRTOptions, graph: Path, engine: Path)
         workspace_bytes=options.workspace_bytes,
         optimization_level=options.optimization_level,
         timing_cache=times,
-        # No version has a fused kernel for attention in float32 with a mask
-        decompose_attention=plan.target.compute == "float32",
+        # No version has a fused kernel for attention in float32 with a mask. Where the parser knows
+        # no Attention, the bindings have no name for it
+        decompose_attention=plan.target.compute == "float32" and bool(capabilities.operators),
     )
 
 

@@ -10,16 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from edgespec.backends.call import Logits
 from edgespec.errors import OptionError
 from edgespec.prompts.checks import is_finite
 from edgespec.prompts.places import did_you_mean, show
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftTree
 
-Logits = NDArray[np.float32]
 Lossless = Literal["tokens", "distribution", "no"]
 # How a rule's guarantee is shown
 GUARANTEES: dict[Lossless, str] = {

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgespec.runtime.acceptance.base import AcceptOptions, AcceptResult, AcceptRow, Logits
+from edgespec.backends.call import Logits
+from edgespec.runtime.acceptance.base import AcceptOptions, AcceptResult, AcceptRow
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftTree
 
@@ -31,7 +32,7 @@ def walk(tree: DraftTree, logits: Logits, sampler: Sampler, before: Sequence[int
     tokens, path = [*before], [0]
     while True:
         node = path[-1]
-        tokens.append(sampler.pick(logits[node], tokens))
+        tokens.append(sampler.pick_from(logits, node, tokens))
         child = tree.child(node, tokens[-1])
         if child is None:
             return AcceptResult(path, tokens[len(before) :])

@@ -44,7 +44,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgespec.runtime.acceptance.base import AcceptOptions, AcceptResult, AcceptRow, Logits
+from edgespec.backends.call import Logits
+from edgespec.runtime.acceptance.base import AcceptOptions, AcceptResult, AcceptRow
 from edgespec.runtime.acceptance.exact import walk
 from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.sampling import Sampler, gumbel, stream, uniform
@@ -76,7 +77,7 @@ def accept(
         return walk(tree, logits, sampler, before)
     tokens, path = [*before], [0]
     while True:
-        token, child = judge(tree, path[-1], logits[path[-1]], sampler, tokens)
+        token, child = judge(tree, path[-1], logits, sampler, tokens)
         tokens.append(token)
         if child is None:
             return AcceptResult(path, tokens[len(before) :])
@@ -84,14 +85,14 @@ def accept(
 
 
 def judge(
-    tree: DraftTree, node: int, row: Logits, sampler: Sampler, tokens: Sequence[int]
+    tree: DraftTree, node: int, logits: Logits, sampler: Sampler, tokens: Sequence[int]
 ) -> tuple[int, int | None]:
-    """The token after `node` by the base's logits [V] there, and the child that carries it; None
+    """The token after `node` by the base's logits there, and the child that carries it; None
     where all were rejected, or there is none."""
     children = np.flatnonzero(tree.parents == node)
     if not len(children):
-        return sampler.pick(row, tokens), None
-    ids, log_probs = sampler.warped(sampler.checked(row, tokens))
+        return sampler.pick_from(logits, node, tokens), None
+    ids, log_probs = sampler.warped(sampler.checked(logits.row(node), tokens))
     left = Distribution(ids, np.exp(log_probs))
     decisions = uniform(
         stream(sampler.seed, DECISIONS), len(tokens), np.arange(len(children), dtype=np.int64)

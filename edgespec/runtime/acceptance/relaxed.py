@@ -18,12 +18,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from edgespec.backends.call import Floats, Logits
 from edgespec.errors import OptionError
 from edgespec.runtime.acceptance.base import (
     AcceptOptions,
     AcceptResult,
     AcceptRow,
-    Logits,
     ModelTokens,
     is_number,
 )
@@ -130,10 +130,10 @@ def accept(
     tokens, path, thinking = [*before], [0], options.is_thinking(before)
     while True:
         node = path[-1]
-        token = sampler.pick(logits[node], tokens)
+        token = sampler.pick_from(logits, node, tokens)
         child = tree.child(node, token)
         if child is None and thinking:
-            child = near(tree, node, logits[node], sampler, tokens, options)
+            child = near(tree, node, logits.row(node), sampler, tokens, options)
             token = token if child is None else int(tree.tokens[child])
         tokens.append(token)
         if child is None:
@@ -146,7 +146,7 @@ def accept(
 def near(
     tree: DraftTree,
     node: int,
-    row: Logits,
+    row: Floats,
     sampler: Sampler,
     tokens: Sequence[int],
     options: RelaxedAcceptance,

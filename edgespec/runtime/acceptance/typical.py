@@ -29,11 +29,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.call import Floats, Logits
 from edgespec.runtime.acceptance.base import (
     AcceptOptions,
     AcceptResult,
     AcceptRow,
-    Logits,
     is_number,
 )
 from edgespec.runtime.acceptance.exact import walk
@@ -115,7 +115,7 @@ def longest(
         if not children:
             continue
         tokens = [*before, *tree.tokens[paths[node][1:]].tolist()]
-        ids, log_probs = typical(logits[node], sampler, tokens, options, strictly=True)
+        ids, log_probs = typical(logits.row(node), sampler, tokens, options, strictly=True)
         of = dict(zip(ids.tolist(), log_probs.tolist(), strict=True))
         for child in children:
             log_prob = of.get(int(tree.tokens[child]))
@@ -126,7 +126,7 @@ def longest(
     path = paths[best]
     emitted = tree.tokens[path[1:]].tolist()
     greedy = replace(sampler, temperature=0.0)
-    return AcceptResult(path, [*emitted, greedy.pick(logits[best], [*before, *emitted])])
+    return AcceptResult(path, [*emitted, greedy.pick_from(logits, best, [*before, *emitted])])
 
 
 def drawn(
@@ -141,7 +141,7 @@ def drawn(
     tokens, path = [*before], [0]
     while True:
         node = path[-1]
-        ids, log_probs = typical(logits[node], sampler, tokens, options, strictly=False)
+        ids, log_probs = typical(logits.row(node), sampler, tokens, options, strictly=False)
         noise = gumbel(sampler.seed, len(tokens), ids)
         tokens.append(int(ids[np.argmax(log_probs + noise)]))
         child = tree.child(node, tokens[-1])
@@ -151,7 +151,7 @@ def drawn(
 
 
 def typical(
-    row: Logits,
+    row: Floats,
     sampler: Sampler,
     before: Sequence[int],
     options: TypicalAcceptance,

@@ -14,10 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.call import HiddenStates
 from edgespec.runtime.draft_sampling import DraftSampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +38,25 @@ class DraftRequest:
 class Observation:
     """What was committed in a lane: m positions, each with the token that follows it.
 
-    `hidden_states` are the base's aux hidden states at these positions, for a drafter that needs
-    them; else None.
+    `hidden_states` are the base's aux hidden states at these positions, k*H wide, for a drafter
+    that needs them; else None. They stay where the base's backend keeps them, and are valid until
+    the base's next call: `take` copies rows, for calls of a draft engine; `numpy` gives numbers.
     """
 
     lane: int
-    hidden_states: Floats | None  # [m, k*H]
+    hidden_states: HiddenStates | None  # of m rows
     tokens: NDArray[np.int64]  # [m]
+
+    def pieces(self, size: int) -> list[Observation]:
+        """The same in pieces of at most `size` positions, one behind the other."""
+        if len(self.tokens) <= size:
+            return [self]
+        found = []
+        for start in range(0, len(self.tokens), size):
+            rows = np.arange(start, min(start + size, len(self.tokens)))
+            states = None if self.hidden_states is None else self.hidden_states.take(rows)
+            found.append(Observation(self.lane, states, self.tokens[rows]))
+        return found
 
 
 class Snapshot(Protocol):

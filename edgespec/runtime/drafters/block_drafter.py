@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec import bundle
 from edgespec.backends.base import LaneRows, PlanHints
+from edgespec.backends.call import Floats, HiddenStates, Ids, Logits
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
 from edgespec.component_files import d2t_offsets, required_arrays
 from edgespec.contract import MAX_BLOCK_NODES
@@ -32,18 +32,14 @@ from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base, no_static_tr
 from edgespec.runtime.static_tree import StaticPlan
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
 
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
-# rows of context a call: bounds the mask and the activations of a long prompt
-CONTEXT_CHUNK = 256
 MAX_BLOCK_TOP_K = 8
 
 
 @dataclass
 class LaneState:
-    """The hidden states that the next call is to read."""
+    """The hidden states that the next call is to read, if only those of no rows."""
 
-    pending: list[Floats] = field(default_factory=list)  # each [m, k*H]
+    pending: list[HiddenStates] = field(default_factory=list)  # each k*H wide
     # the cache could not take all of them, or they held NaN or Inf: no drafts from there on
     full: bool = False
 
@@ -72,12 +68,12 @@ class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
             state, count = self.lanes[item.lane], len(item.hidden_states)
             fits = state.count + count <= self.decoder.room(item.lane)
             # NaN or Inf must not get into the cache: it would corrupt the lane's next sequence too
-            state.full = state.full or not fits or not np.isfinite(item.hidden_states).all()
+            state.full = state.full or not fits or not item.hidden_states.finite()
             if state.full:
                 state.pending = []
                 continue
-            state.pending.append(item.hidden_states.copy())
-            if state.count >= CONTEXT_CHUNK:
+            state.pending.append(item.hidden_states.take(np.arange(count)))
+            if state.count >= self.decoder.prefill_chunk:
                 self.flush(item.lane)
 
     def flush(self, lane: int) -> None:
@@ -85,10 +81,11 @@ class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
         state = self.lanes[lane]
         if not state.count:
             return
-        context = np.concatenate(state.pending)
-        for start in range(0, len(context), CONTEXT_CHUNK):
-            self.decoder.run([BlockRows(lane, context[start : start + CONTEXT_CHUNK], NO_TOKENS)])
-        state.pending = []
+        context, rows, size = self.context(lane), np.arange(state.count), self.decoder.prefill_chunk
+        for start in range(0, len(rows), size):
+            chunk = context.take(rows[start : start + size])
+            self.decoder.run([BlockRows(lane, chunk, NO_TOKENS)])
+        state.pending = [context.take(NO_TOKENS)]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """One call for all requests: the new context of each, and behind it the pending token and
@@ -101,9 +98,11 @@ class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
                 if self.lanes[request.lane].count > self.max_block:
                     self.flush(request.lane)
         parts = [self.block(request) for request in able]
-        for request, output in zip(able, self.decoder.run(parts) if parts else [], strict=True):
+        outputs = self.decoder.run(parts) if parts else []
+        for request, part, output in zip(able, parts, outputs, strict=True):
             state = self.lanes[request.lane]
-            state.pending, state.full = [], not np.isfinite(output.logits).all()
+            state.pending = [part.hidden_states.take(NO_TOKENS)]
+            state.full = not output.logits.finite()
             if state.full:
                 self.decoder.zero(request.lane)
             else:
@@ -125,10 +124,10 @@ class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
         tokens[0] = request.pending
         return BlockRows(request.lane, self.context(request.lane), tokens)
 
-    def context(self, lane: int) -> Floats:
-        """[L, k*H], what is pending."""
-        none = np.zeros((0, self.decoder.runner.contract.shape.base_features), np.float32)
-        return np.concatenate([none, *self.lanes[lane].pending])
+    def context(self, lane: int) -> HiddenStates:
+        """What is pending; of no rows where all was read."""
+        first, *others = self.lanes[lane].pending
+        return first.joined(others) if others else first
 
     def snapshot(self, lane: int, count: int) -> LaneRows:
         """Copies of the first `count` KV rows, the pending ones computed first where needed."""
@@ -155,7 +154,7 @@ class BlockTreeDrafter(BlockDrafter):
         """The tree of a block's logits."""
         return self.tree(request, output.logits)
 
-    def tree(self, request: DraftRequest, logits: Floats) -> DraftTree:
+    def tree(self, request: DraftRequest, logits: Logits) -> DraftTree:
         """The draft tree from logits [D, Vd]: the chain of each slot's best token, or with a top-k
         above 1 the tree that `nodes` chooses."""
         if request.sampler is not None and request.plan.top_k == 1:
@@ -168,12 +167,12 @@ class BlockTreeDrafter(BlockDrafter):
         )
 
     def drawn_chain(
-        self, request: DraftRequest, sampler: DraftSampler, logits: Floats
+        self, request: DraftRequest, sampler: DraftSampler, logits: Logits
     ) -> DraftTree:
         """A chain from logits [D, Vd], each slot's token drawn by itself."""
         own = None if self.d2t is None else np.arange(len(self.d2t)) + self.d2t
         tokens, drawn = list[int](), list[Distribution]()
-        for row in logits[: request.plan.verify_size - 1]:
+        for row in logits.first_rows(request.plan.verify_size - 1).rows():
             token, distribution = sampler.draw(row, tokens, own)
             tokens.append(token)
             drawn.append(distribution)

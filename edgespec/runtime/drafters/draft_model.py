@@ -8,15 +8,15 @@ was accepted. The search is `tree_drafter`'s.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows
+from edgespec.backends.call import Logits, Result
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.draft_model import NAME, DraftModelSpec
-from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
+from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest, Observation, PromptReader, Snapshot
 from edgespec.runtime.drafters.decoding import DecodingType, TreeDecoding
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
@@ -30,7 +30,6 @@ from edgespec.runtime.drafters.tree_drafter import (
 from edgespec.runtime.plans import TreeLimits
 from edgespec.runtime.tree import DraftTree
 
-Floats = NDArray[np.float32]
 # missing tokens that a lane reads beside others in one call, which run as many padding rows
 MAX_TOGETHER = 16
 
@@ -165,10 +164,9 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
             for lane, tokens in zip(lanes, missing, strict=True)
         ]
         for lane, result in zip(lanes, self.decoder.extend(parts), strict=True):
-            logits, states = self.said(result)
             state = self.lanes[lane]
-            state.last_logits, state.last_hidden = logits[0], states[0]
-            if not np.isfinite(logits).all():
+            state.last_logits, _ = self.said(result)
+            if not state.last_logits.finite():
                 self.stop_drafting(lane)
 
     def grow(self, growing: Sequence[Growth], level: int) -> None:
@@ -183,7 +181,7 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
         state, pool = self.state(growth.request.lane), growth.pool
         state.fed += growth.beam
         if not self.decoder.recurrent:
-            return replace(super().beam_rows(growth, level), draft_hidden=None)
+            return super().beam_rows(growth, level)
         nodes = state.fed
         visible = np.eye(len(nodes), dtype=bool)
         for row, entry in enumerate(nodes):
@@ -209,11 +207,10 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
         super().stop_drafting(lane)
         self.forget_tree(lane)
 
-    def said(self, result: LaneResult) -> tuple[Floats, Floats]:
+    def said(self, result: Result) -> tuple[Logits, None]:
         """The logits [R, num_shared] of ids that the base has a row for, and no states: the next
         rows read tokens alone."""
-        logits = result.logits[:, : self.num_shared]
-        return logits, np.empty((len(logits), 0), np.float32)
+        return result.logits.first_ids(self.num_shared), None
 
     def room(self, lane: int) -> int:
         """Rows of a tree that a lane has room for, in its cache and in the draft's positions."""

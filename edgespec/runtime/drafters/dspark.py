@@ -17,6 +17,7 @@ import numpy as np
 
 from edgespec import bundle
 from edgespec.backends.base import DEFAULT_ROW_COST
+from edgespec.backends.call import Floats
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
 from edgespec.component_files import head_arrays
 from edgespec.errors import OptionError
@@ -30,7 +31,6 @@ from edgespec.runtime.drafters.block_decoding import BlockDecoding
 from edgespec.runtime.drafters.block_drafter import (
     BlockDrafter,
     BlockLimits,
-    Floats,
     chain_of,
     open_decoder,
     spec_of,
@@ -79,7 +79,8 @@ class DSparkDrafter(BlockDrafter):
     def drafted(self, request: DraftRequest, output: BlockOutput) -> DraftTree:
         """The chain of a block, as long as the confidences say: whether a slot drafts is decided
         before its token is known."""
-        block = request.pending, output.logits, output.states, self.length_rule()
+        states = None if output.states is None else output.states.numpy()
+        block = request.pending, output.logits.rows(), states, self.length_rule()
         if request.sampler is None:
             walk = self.heads.walk(*block)
             return chain_of(request.pending, self.heads.base_ids[walk.ids].tolist())

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from edgespec.backends.host import HostStates
 from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.drafters.attributes import flag, limit
 from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, Snapshot
@@ -169,8 +170,10 @@ class GuardedDrafter:
 
 
 def copied(item: Observation) -> Observation:
-    """An observation whose arrays nothing overwrites: a drafter's thread may read it late."""
-    hidden = None if item.hidden_states is None else item.hidden_states.copy()
+    """An observation on the host whose arrays nothing overwrites: a drafter's thread may read it
+    late."""
+    states = item.hidden_states
+    hidden = None if states is None else HostStates(states.numpy().copy())
     return Observation(item.lane, hidden, item.tokens.copy())
 
 

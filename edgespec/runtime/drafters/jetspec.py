@@ -13,12 +13,11 @@ import heapq
 
 import numpy as np
 
+from edgespec.backends.call import Floats, Ids
 from edgespec.methods.jetspec import NAME
 from edgespec.runtime.drafters.block_decoding import BlockTreeDecoding
 from edgespec.runtime.drafters.block_drafter import (
     BlockTreeDrafter,
-    Floats,
-    Ids,
     limits,
     open_decoder,
     spec_of,

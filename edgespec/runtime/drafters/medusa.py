@@ -8,7 +8,6 @@ which child of its parent a node is says its rank in the head's list.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -16,7 +15,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, PlanHints, Runner
+from edgespec.backends.base import PlanHints, Runner
+from edgespec.backends.call import Call, HiddenStates, Logits
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, OptionError, counted, in_words, replaced
 from edgespec.methods.medusa import MAX_HEADS, NAME, MedusaSpec
@@ -47,7 +47,7 @@ Ids = NDArray[np.int64]
 class LaneState:
     """What the heads read next. None: nothing was observed yet, or it holds NaN or Inf."""
 
-    hidden_state: Floats | None = None  # [H]
+    hidden_state: HiddenStates | None = None  # of one row
     seen: int = 0  # pairs of a position and the token after it
 
 
@@ -78,7 +78,7 @@ class MedusaDrafter:
     capacity = None
 
     def __init__(self, runner: Runner, num_heads: int) -> None:
-        self.runner, self.num_heads, self.seconds = runner, num_heads, 0.0
+        self.runner, self.num_heads = runner, num_heads
         self.lanes = [LaneState() for _ in range(runner.lanes)]
 
     @property
@@ -89,7 +89,7 @@ class MedusaDrafter:
     @property
     def engine_s(self) -> float:
         """Seconds in the engine of the heads so far."""
-        return self.seconds
+        return self.runner.engine_s
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
         """Nothing: the prompt comes with its hidden states, by `observe`."""
@@ -98,10 +98,9 @@ class MedusaDrafter:
         """Keep the hidden state of the last position."""
         for item in observations:
             assert item.hidden_states is not None
-            last = item.hidden_states[-1]
+            last = item.hidden_states.take(np.array([len(item.tokens) - 1]))
             seen = self.lanes[item.lane].seen + len(item.tokens)
-            state = last.copy() if np.isfinite(last).all() else None
-            self.lanes[item.lane] = LaneState(state, seen)
+            self.lanes[item.lane] = LaneState(last if last.finite() else None, seen)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """The heads of all lanes in one call, and a tree of each lane's candidates."""
@@ -109,10 +108,10 @@ class MedusaDrafter:
         able = [request for request in requests if self.drafts(request)]
         states = [self.lanes[request.lane].hidden_state for request in able]
         if states:
-            logits = self.run(np.stack(cast(list[Floats], states)))
-            for request, rows in zip(able, logits, strict=True):
-                if np.isfinite(rows).all():
-                    trees[request.lane] = cartesian_tree(request, rows)
+            logits = self.run(cast(list[HiddenStates], states))
+            for request, heads in zip(able, logits, strict=True):
+                if heads.finite():
+                    trees[request.lane] = cartesian_tree(request, heads)
         return [trees[request.lane] for request in requests]
 
     def drafts(self, request: DraftRequest) -> bool:
@@ -120,12 +119,10 @@ class MedusaDrafter:
         plan, state = request.plan, self.lanes[request.lane].hidden_state
         return state is not None and plan.verify_size > 1 and plan.steps > 0
 
-    def run(self, states: Floats) -> Floats:
-        """Logits [B, heads, V] of the states [B, H]."""
-        began = time.perf_counter()
-        result = self.runner.run(Call.of_states(states[:, None]))
-        self.seconds += time.perf_counter() - began
-        return result.logits.reshape(len(states), self.num_heads, -1)
+    def run(self, states: Sequence[HiddenStates]) -> list[Logits]:
+        """Logits [heads, V] of each lane's state."""
+        results = self.runner.run(Call.of_states(states))
+        return [result.logits for result in results]
 
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence."""
@@ -148,13 +145,13 @@ class MedusaDrafter:
         self.runner.close()
 
 
-def cartesian_tree(request: DraftRequest, logits: Floats) -> DraftTree:
+def cartesian_tree(request: DraftRequest, logits: Logits) -> DraftTree:
     """The tree of one lane from logits [heads, V]: of a static plan its choices, else the most
     probable nodes, where a node's probability is the product along its path."""
     plan = request.plan
     if request.sampler is not None and plan.top_k == 1:
         return drawn_chain(request, request.sampler, logits)
-    ids, log_probs = top_log_probs(logits[: plan.steps], plan.top_k)
+    ids, log_probs = top_log_probs(logits.first_rows(plan.steps), plan.top_k)
     if isinstance(plan, StaticPlan):
         tokens = [int(ids[len(node) - 1, node[-1]]) for node in plan.choices]
         return plan.tree(request.pending, tokens)
@@ -162,10 +159,10 @@ def cartesian_tree(request: DraftRequest, logits: Floats) -> DraftTree:
     return DraftTree(np.concatenate([[request.pending], ids[chosen[:, 0], chosen[:, 1]]]), parents)
 
 
-def drawn_chain(request: DraftRequest, sampler: DraftSampler, logits: Floats) -> DraftTree:
+def drawn_chain(request: DraftRequest, sampler: DraftSampler, logits: Logits) -> DraftTree:
     """A chain from logits [heads, V], each head's token drawn by itself."""
     tokens, drawn = list[int](), list[Distribution | None]([None])
-    for row in logits[: min(request.plan.steps, request.plan.verify_size - 1)]:
+    for row in logits.first_rows(min(request.plan.steps, request.plan.verify_size - 1)).rows():
         token, distribution = sampler.draw(row, tokens)
         tokens.append(token)
         drawn.append(distribution)

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.call import Floats, HiddenStates, Ids, Logits, Result
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.runtime.decoder import CachedDecoder, LaneResult, Rows
+from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import top_log_probs
@@ -25,29 +26,28 @@ from edgespec.runtime.drafters.row import DraftEngine
 from edgespec.runtime.static_tree import Ranks, StaticPlan, children_of
 from edgespec.runtime.tree import DraftTree, TreePool
 
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
+FIRST: Ids = np.zeros(1, np.int64)
 
 
 @dataclass
 class LaneState:
     """Where a sequence's drafts begin."""
 
-    last_logits: Floats | None = None  # [Vd], at the last observed position
-    last_hidden: Floats | None = None  # [Hd]
+    last_logits: Logits | None = None  # [1, Vd], at the last observed position
+    last_hidden: HiddenStates | None = None  # of one row
     # the cache could not take all pairs, or they held NaN or Inf: no drafts from there on
     full: bool = False
 
 
 @dataclass
 class Growth:
-    """A tree in the making, whose next level the beam's nodes grow. The beam's states and what it
-    sees are those of its parents. `drawn` is what each draft of a chain was drawn from, where they
-    are drawn."""
+    """A tree in the making, whose next level the beam's nodes grow. The beam's states, where the
+    draft goes on with them, and what it sees are those of its parents. `drawn` is what each draft
+    of a chain was drawn from, where they are drawn."""
 
     request: DraftRequest
     steps: int
-    hidden: Floats  # [beam, Hd]
+    hidden: HiddenStates | None  # of the beam
     ancestors: NDArray[np.bool_]  # [beam, scratch]
     beam: list[int] = field(default_factory=lambda: [-1])  # pool entries, -1: the root
     pool: TreePool = field(default_factory=TreePool)
@@ -99,10 +99,16 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         self.d2t = d2t
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Extend the cache by the base's hidden states, each paired with its next token."""
-        taken = [item for item in observations if self.can_take(item)]
-        if not taken:
-            return
+        """Extend the cache by the base's hidden states, each paired with its next token; of a long
+        prompt as many a call as the engine reads at a time."""
+        chunk = self.decoder.prefill_chunk
+        waiting = [item.pieces(chunk) for item in observations if self.can_take(item)]
+        while waiting:
+            self.take([pieces.pop(0) for pieces in waiting])
+            waiting = [own for own in waiting if own and not self.lanes[own[0].lane].full]
+
+    def take(self, taken: Sequence[Observation]) -> None:
+        """Extend the cache in one call, and keep where drafts begin."""
         parts = [
             self.decoder.causal(
                 item.lane, item.tokens, np.array([len(item.tokens) - 1]), item.hidden_states
@@ -112,9 +118,9 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         for item, result in zip(taken, self.decoder.extend(parts), strict=True):
             assert result.hidden_states is not None
             state = self.lanes[item.lane]
-            state.last_logits = result.logits[0].copy()
-            state.last_hidden = result.hidden_states[-1].copy()
-            if not np.isfinite(state.last_logits).all():
+            state.last_logits = result.logits.take(FIRST)
+            state.last_hidden = result.hidden_states.take(np.array([len(item.tokens) - 1]))
+            if not state.last_logits.finite():
                 self.stop_drafting(item.lane)
 
     def can_take(self, item: Observation) -> bool:
@@ -122,7 +128,7 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         assert item.hidden_states is not None
         state = self.lanes[item.lane]
         state.full = state.full or len(item.tokens) > self.decoder.room(item.lane)
-        state.full = state.full or not np.isfinite(item.hidden_states).all()
+        state.full = state.full or not item.hidden_states.finite()
         return not state.full
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
@@ -146,14 +152,13 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         if state.full or steps == 0 or plan.verify_size == 1:
             return None
         assert state.last_logits is not None
-        assert state.last_hidden is not None
-        hidden, ancestors = state.last_hidden[None], np.zeros((1, 0), bool)
+        hidden, ancestors = state.last_hidden, np.zeros((1, 0), bool)
         if isinstance(plan, StaticPlan):
             children = children_of(plan.choices)
             growth: Growth = StaticGrowth(request, steps, hidden, ancestors, children=children)
         else:
             growth = Growth(request, steps, hidden, ancestors)
-        self.extend(growth, state.last_logits[None], hidden, ancestors)
+        self.extend(growth, state.last_logits, hidden, ancestors)
         return growth
 
     def grow(self, growing: Sequence[Growth], level: int) -> None:
@@ -161,25 +166,30 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         parts = [self.beam_rows(growth, level) for growth in growing]
         for growth, part, result in zip(growing, parts, self.decoder.run(parts), strict=True):
             logits, states = self.said(result)
-            if np.isfinite(logits).all():
+            if logits.finite():
                 self.extend(growth, logits, states, part.visible)
             else:
                 growth.steps, self.lanes[growth.request.lane].full = 0, True
 
-    def said(self, result: LaneResult) -> tuple[Floats, Floats]:
+    def said(self, result: Result) -> tuple[Logits, HiddenStates | None]:
         """The logits [R, Vd] of what may be proposed behind each row, and the states to go on
-        with."""
+        with; None where the draft reads tokens alone."""
         assert result.hidden_states is not None
         return result.logits, result.hidden_states
 
     def extend(
-        self, growth: Growth, logits: Floats, hidden: Floats, visible: NDArray[np.bool_]
+        self,
+        growth: Growth,
+        logits: Logits,
+        hidden: HiddenStates | None,
+        visible: NDArray[np.bool_],
     ) -> None:
         """Grow a tree by what its beam's rows say: `hidden` and `visible` are theirs."""
-        rows = growth.extend(*self.candidates(growth, logits))
-        growth.hidden, growth.ancestors = hidden[rows], visible[rows]
+        rows = np.array(growth.extend(*self.candidates(growth, logits)), np.int64)
+        growth.hidden = None if hidden is None else hidden.take(rows)
+        growth.ancestors = visible[rows]
 
-    def candidates(self, growth: Growth, logits: Floats) -> tuple[Ids, Floats]:
+    def candidates(self, growth: Growth, logits: Logits) -> tuple[Ids, Floats]:
         """The base's ids with which the drafts go on after each row of logits [R, Vd], and their
         log-probabilities, [R, K] each: the best ones, or for a chain that is drawn the one
         drawn."""
@@ -187,8 +197,8 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         if draws is None or request.plan.top_k != 1:
             ids, log_probs = top_log_probs(logits, request.plan.top_k)
             return self.to_base(ids), log_probs
-        own = self.to_base(np.arange(logits.shape[1]))
-        token, distribution = draws.draw(logits[0], growth.pool.tokens, own)
+        own = self.to_base(np.arange(logits.vocab_size))
+        token, distribution = draws.draw(logits.row(0), growth.pool.tokens, own)
         growth.drawn.append(distribution)
         log_prob = np.log(distribution.prob(token))
         return np.array([[token]], np.int64), np.array([[log_prob]], np.float32)

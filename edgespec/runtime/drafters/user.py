@@ -285,7 +285,7 @@ class Sequences:
             return
         if self.needs_hidden_states:
             assert item.hidden_states is not None
-            found.hidden_states.append(item.hidden_states.copy())
+            found.hidden_states.append(item.hidden_states.numpy().copy())
             known = len(found.tokens) - found.observed - 1  # of the prompt, or said before
             tokens = tokens[max(0, known) :]
             found.observed += len(item.tokens)

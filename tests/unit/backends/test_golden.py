@@ -8,8 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.backends.base import AccuracySpec, Call, Floats, LaneRows, Remedies, Result, Table
+from edgespec.backends.base import AccuracySpec, LaneRows, Remedies, Table
+from edgespec.backends.call import Call, Floats, Result
 from edgespec.backends.golden import Golden, check_golden
+from edgespec.backends.host import host_results
 from edgespec.config import RopeConfig
 from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract
 from edgespec.errors import BuildError
@@ -30,20 +32,21 @@ class Answers:
     `change`, then by `fault`."""
 
     contract: GraphContract = canonical_contract(SHAPE)
-    capacity = 8
+    capacity = prefill_chunk = max_rows = 8
+    engine_s = 0.0
     table: Table | None = None
 
     def __init__(self, golden: Golden, change: dict[str, float], lanes: int, fault: Fault) -> None:
         self.golden, self.change, self.lanes, self.fault = golden, change, lanes, fault
         self.starts: list[list[int]] = []
 
-    def run(self, call: Call) -> Result:
+    def run(self, call: Call) -> list[Result]:
         self.starts.append(call.write_indices.tolist())
         answers = [self.answer(embeds) for embeds in call.inputs_embeds]
         logits, hidden_states = (
             self.fault(np.stack(arrays)) for arrays in zip(*answers, strict=True)
         )
-        return Result(logits, hidden_states)
+        return host_results(call, logits, hidden_states)
 
     def answer(self, embeds: Floats) -> list[Floats]:
         label = "prompt" if len(embeds) == 5 else "tree"

@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgespec.backends.base import Call, LaneRows, Result
+from edgespec.backends.base import LaneRows
+from edgespec.backends.call import Call, Result
+from edgespec.backends.host import gather_idx, host_results, stacked_states
+from edgespec.backends.masks import attention_mask
 from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract
 from edgespec.runtime.block import BlockDecoder, MaskSpec
 from edgespec.runtime.decoder import CachedDecoder
@@ -100,6 +103,10 @@ class SlotRunner:
     Where a row sees a (lane, token) of `broken`, its logits are NaN.
     """
 
+    table = None
+    engine_s = 0.0
+    prefill_chunk = max_rows = 256
+
     capacity: int
     lanes: int = 1
     contract: GraphContract = LEVELS
@@ -112,26 +119,25 @@ class SlotRunner:
     def __post_init__(self) -> None:
         self.slots = [[EMPTY] * (self.capacity + 64) for _ in range(self.lanes)]
 
-    def run(self, call: Call) -> Result:
-        batch, width = len(call.attention_mask), call.attention_mask.shape[3]
-        assert width >= call.write_indices.max() + call.written
+    def run(self, call: Call) -> list[Result]:
+        batch = len(call.attention.lanes)
+        assert call.width == call.write_indices.max() + call.written
         assert call.first_lane + batch <= self.lanes
         self.calls.append(call)
         for array in self.given:
             array.fill(0)
         rows = [self.run_lane(call, b) for b in range(batch)]
         logits = np.stack([[row.logits for row in lane] for lane in rows])
-        picked = np.take_along_axis(logits, call.gather_idx[..., None], 1)
+        picked = np.take_along_axis(logits, gather_idx(call)[..., None], 1)
         hidden = np.stack([[row.hidden for row in lane] for lane in rows])
         self.given = [picked, hidden]
-        return Result(picked, hidden if self.contract.shape.features else None)
+        return host_results(call, picked, hidden if self.contract.shape.features else None)
 
     def run_lane(self, call: Call, b: int) -> list[Said]:
         slots, start = self.slots[call.first_lane + b], int(call.write_indices[b])
         slots[start : start + call.written] = [*context_of(call, b), *rows_of(call, b)]
-        masks = [call.attention_mask[b, 0]]
-        if call.sliding_attention_mask is not None:
-            masks.append(call.sliding_attention_mask[b, 0])
+        kinds = [call.attention, call.sliding_attention]
+        masks = [attention_mask(call, kind)[b, 0] for kind in kinds if kind is not None]
         own = start + call.written - len(masks[0])
         return [
             self.row(call.first_lane + b, own + row, [mask[row] for mask in masks])
@@ -176,7 +182,7 @@ def context_of(call: Call, b: int) -> list[Slot]:
     if call.target_hidden is None or call.context_cos is None:
         return []
     positions = call.context_cos[b, :, 0].astype(int).tolist()
-    states = call.target_hidden[b].tolist()
+    states = stacked_states(call.target_hidden, call.context_rows)[b].tolist()
     return [context_slot(*pair) for pair in zip(positions, states, strict=True)]
 
 
@@ -185,7 +191,7 @@ def rows_of(call: Call, b: int) -> list[Slot]:
     if call.target_hidden is None:
         given = [x for x in (call.base_hidden, call.draft_hidden) if x is not None]
         assert len(given) == 1
-        states = given[0][b].tolist()
+        states = stacked_states(given[0], call.rows)[b].tolist()
     positions, tokens = (
         rows[b, :, 0].astype(int).tolist() for rows in (call.rope_cos, call.inputs_embeds)
     )

@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgespec.backends.base import Call, LaneRows, Result
+from edgespec.backends.base import LaneRows
+from edgespec.backends.call import Call, Result
+from edgespec.backends.host import gather_idx, host_results
+from edgespec.backends.masks import attention_mask, tree_mask
 from edgespec.contract import GraphContract, GraphShape, RecurrentShape, Role, canonical_contract
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.decoder import CachedDecoder
@@ -64,6 +67,10 @@ class HashRunner:
     contract it keeps to what that asks for: each call continues what was committed, or begins anew.
     """
 
+    table = None
+    engine_s = 0.0
+    prefill_chunk = max_rows = 256
+
     capacity: int
     lanes: int = 1
     contract: GraphContract = CONTRACT
@@ -87,31 +94,33 @@ class HashRunner:
     def recurrent(self) -> bool:
         return self.contract.shape.recurrent is not None
 
-    def run(self, call: Call) -> Result:
-        batch, _, count, width = call.attention_mask.shape
+    def run(self, call: Call) -> list[Result]:
+        mask = attention_mask(call, call.attention)
+        batch, _, count, width = mask.shape
         assert width == call.write_indices.max() + count
         assert call.first_lane + batch <= self.lanes
         self.rows.append(count)
         self.batches.append(batch)
         for array in self.given:
             array.fill(np.nan)
-        results = [self.run_lane(call, b, count) for b in range(batch)]
+        results = [self.run_lane(call, mask[b, 0], b, count) for b in range(batch)]
         self.given = [np.stack(parts) for parts in zip(*results, strict=True)]
-        return Result(*self.given)
+        return host_results(call, *self.given)
 
-    def run_lane(self, call: Call, b: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def run_lane(
+        self, call: Call, mask: np.ndarray, b: int, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         slots, first = self.slots[call.first_lane + b], int(call.write_indices[b])
         positions, tokens = (
             rows[b, :, 0].astype(int).tolist() for rows in (call.rope_cos, call.inputs_embeds)
         )
         if self.recurrent:
             assert first in (0, self.lengths[call.first_lane + b])
-            assert call.tree_mask is not None
-            own = call.attention_mask[b, 0, :, first : first + count]
-            np.testing.assert_array_equal(call.tree_mask[b], own)
+            own = mask[:, first : first + count]
+            np.testing.assert_array_equal(tree_mask(call)[b], own)
         slots[first : first + count] = list(zip(positions, tokens, strict=True))
         logits, hidden = [], []
-        for row, visible in enumerate(call.attention_mask[b, 0]):
+        for row, visible in enumerate(mask):
             assert visible[first + row], "every row sees itself"
             assert not visible[first + row + 1 :].any(), (
                 "the kernel's causality: no row sees a later slot"
@@ -120,7 +129,7 @@ class HashRunner:
                 self.widest = max(self.widest, first + row + 1)
             logits.append(logits_after([slots[slot] for slot in np.flatnonzero(visible)]))
             hidden.append([*slots[first + row], visible.sum()])
-        return np.stack(logits)[call.gather_idx[b]], np.array(hidden, np.float32)
+        return np.stack(logits)[gather_idx(call)[b]], np.array(hidden, np.float32)
 
     def keep_rows(self, lane: int, slots: np.ndarray, start: int) -> None:
         assert (np.diff(slots) > 0).all()

@@ -137,7 +137,7 @@ def test_wrong_requests_among_right_ones_fail_alone(engine: Engine) -> None:
         assert [*pool.map(ask, range(40))] == [ask(number) for number in range(40)]
 
 
-@pytest.mark.parametrize("where", [(Sampler, "pick"), (TextStream, "push")])
+@pytest.mark.parametrize("where", [(Sampler, "pick_from"), (TextStream, "push")])
 def test_bug_that_one_request_meets_is_its_own(engine: Engine, where: tuple[type, str]) -> None:
     """Of whatever kind: a KeyError of ours is told as an internal error, and the mates go on."""
     kind, name = where

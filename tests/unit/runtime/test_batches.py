@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edgespec.backends.call import Logits
 from edgespec.errors import EnvironmentProblem
 from edgespec.prompts import CAPACITY as FULL
 from edgespec.prompts import ERROR, MAX_LENGTH
-from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.gates import Gates, Schedule
@@ -169,7 +169,7 @@ def test_any_mixture_gives_each_sequence_what_it_gets_alone(
     if another is not None:
         own = another(session.drafter.scripts_of, VOCAB, right, seed + 1)
         tasks = [replace(task, drafter=own if i % 2 else None) for i, task in enumerate(tasks)]
-    with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
+    with mock.patch.object(CachedDecoder, "prefill_chunk", chunk):
         told = serve(session, tasks, lanes)
     for task, one in zip(tasks, told, strict=True):
         assert (one.tokens, one.reason) == alone(task, window)
@@ -320,15 +320,15 @@ def test_sequence_whose_draw_fails_leaves_its_batch_mates_unharmed() -> None:
     """Its rows may hold NaN: they are zeroed before another sequence has the lane."""
     tasks = tasks_with(9, 9, 9)
     session = session_for(tasks, 3)
-    real, calls = Sampler.pick, []
+    real, calls = Sampler.pick_from, []
 
-    def pick(self: Sampler, logits: np.ndarray, before: Sequence[int]) -> int:
+    def pick(self: Sampler, logits: Logits, row: int, before: Sequence[int]) -> int:
         if before[0] == 2 and len(before) > 5:
             calls.append(before)
             raise EnvironmentProblem("the engine computed nan as a logit")
-        return real(self, logits, before)
+        return real(self, logits, row, before)
 
-    with mock.patch.object(Sampler, "pick", pick):
+    with mock.patch.object(Sampler, "pick_from", pick):
         told = serve(session, tasks, 3)
     assert [one.reason for one in told] == [MAX_LENGTH, ERROR, MAX_LENGTH]
     assert [told[i].tokens for i in (0, 2)] == [alone(tasks[i])[0] for i in (0, 2)]

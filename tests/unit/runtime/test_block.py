@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from edgespec.backends.host import HostStates
 from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockRows, MaskSpec
 from tests.unit.runtime.hash_drafts import (
     EMPTY,
@@ -36,12 +37,12 @@ def some_context(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def fill(decoder: BlockDecoder, lane: int, context: np.ndarray) -> None:
-    decoder.run([BlockRows(lane, context, NO_TOKENS)])
+    decoder.run([BlockRows(lane, HostStates(context), NO_TOKENS)])
 
 
 def ask(decoder: BlockDecoder, lane: int, tokens: Sequence[int]) -> np.ndarray:
-    none = np.zeros((0, WIDTH), np.float32)
-    return decoder.run([BlockRows(lane, none, np.array(tokens))])[0].logits.copy()
+    none = HostStates(np.zeros((0, WIDTH), np.float32))
+    return decoder.run([BlockRows(lane, none, np.array(tokens))])[0].logits.rows().copy()
 
 
 @pytest.mark.parametrize("first_slot", [1, 0])
@@ -64,16 +65,16 @@ def test_blocks_side_by_side_say_what_each_says_alone(
             new = some_context(rng, int(rng.integers(0, 7)))
             contexts[lane] = np.concatenate([contexts[lane], new])
             tokens = rng.integers(0, VOCAB, int(rng.integers(0, 6)))
-            parts.append(BlockRows(lane, new, tokens))
+            parts.append(BlockRows(lane, HostStates(new), tokens))
         for part, found in zip(parts, decoder.run(parts), strict=True):
             said = block_rows_said(contexts[part.lane], part.tokens.tolist(), masks)[first_slot:]
             np.testing.assert_array_equal(
-                found.logits, np.array([row.logits for row in said]).reshape(-1, VOCAB)
+                found.logits.rows(), np.array([row.logits for row in said]).reshape(-1, VOCAB)
             )
             assert (found.states is None) == (first_slot == 1)
             if found.states is not None:  # of drafts whose first slot drafts, by `blocks_of`
                 wanted = np.array([row.hidden for row in said]).reshape(-1, WIDTH)
-                np.testing.assert_array_equal(found.states, wanted)
+                np.testing.assert_array_equal(found.states.numpy(), wanted)
         if rng.random() < 0.3:
             source, target = rng.permutation(LANES)[:2].tolist()
             decoder.move(source, target)
@@ -83,7 +84,7 @@ def test_blocks_side_by_side_say_what_each_says_alone(
 
 def test_a_block_is_not_committed_and_its_context_is() -> None:
     decoder, context = blocks_of(9), some_context(np.random.default_rng(0), 4)
-    decoder.run([BlockRows(0, context, np.array([1, 2, 3]))])
+    decoder.run([BlockRows(0, HostStates(context), np.array([1, 2, 3]))])
     assert (decoder.lanes[0].length, decoder.room(0)) == (4, 5)
     np.testing.assert_array_equal(
         ask(decoder, 0, [5, 6]), block_said(context, [5, 6], MASKS["all"])

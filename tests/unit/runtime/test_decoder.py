@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgespec.contract import RECURRENT_CHUNK
 from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.tree import DraftTree
 from tests.unit.runtime.hash_model import PositionRows, decoder_of, logits_after
@@ -23,7 +22,7 @@ def read(decoder: CachedDecoder, lane: int, tokens: Sequence[int]) -> np.ndarray
     """Logits of the last of some tokens, which are committed."""
     gather = np.array([len(tokens) - 1])
     (result,) = decoder.extend([decoder.causal(lane, np.array(tokens), gather)])
-    return result.logits[0].copy()
+    return result.logits.row(0).copy()
 
 
 def wanted(*tokens: int) -> np.ndarray:
@@ -69,7 +68,7 @@ def test_a_lane_between_others_that_takes_no_part_stays_as_it_was() -> None:
     before = decoder.runner.slots[1][:3]
     parts = [decoder.causal(lane, np.array([5, 6]), np.array([1])) for lane in (0, 2)]
     for lane, result in zip((0, 2), decoder.extend(parts), strict=True):
-        np.testing.assert_array_equal(result.logits[0], wanted(lane, 2, 7, 5, 6))
+        np.testing.assert_array_equal(result.logits.row(0), wanted(lane, 2, 7, 5, 6))
     assert decoder.runner.slots[1][:3] == before
     np.testing.assert_array_equal(read(decoder, 1, [8]), wanted(1, 2, 7, 8))
 
@@ -81,7 +80,7 @@ def test_a_window_counts_positions_where_slots_of_a_tree_share_them() -> None:
     read(decoder, 0, [1, 2])
     tree = DraftTree(np.array([3, 4, 5, 6, 7, 8]), np.array([-1, 0, 0, 0, 3, 4]))
     rows = Rows(0, tree.tokens, 2 + tree.depths, tree.mask, np.arange(6))
-    found = decoder.run([rows])[0].logits
+    found = decoder.run([rows])[0].logits.rows()
     seen = [
         [(1, 2), (2, 3)],
         [(2, 3), (3, 4)],
@@ -100,8 +99,8 @@ def test_rows_that_are_asked_for_and_no_others_go_through_the_head() -> None:
         decoder.causal(1, np.array([4]), np.array([0])),
     ]
     first, second = decoder.run(parts)
-    np.testing.assert_array_equal(first.logits, [wanted(1), wanted(1, 2, 3)])
-    np.testing.assert_array_equal(second.logits, [wanted(4)])
+    np.testing.assert_array_equal(first.logits.rows(), [wanted(1), wanted(1, 2, 3)])
+    np.testing.assert_array_equal(second.logits.rows(), [wanted(4)])
     assert first.hidden_states is not None
     assert second.hidden_states is not None
     assert (len(first.hidden_states), len(second.hidden_states)) == (3, 1)
@@ -126,18 +125,10 @@ def test_a_second_rotary_table_has_the_same_positions() -> None:
 
 
 def test_a_prompt_is_read_in_calls_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.runtime.decoder.PREFILL_CHUNK", 4)
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", 4)
     decoder, tokens = decoder_of(16), [1, 2, 3, 4, 5, 6, 7, 8, 0]
-    np.testing.assert_array_equal(decoder.read(0, np.array(tokens)).logits[0], wanted(*tokens))
+    np.testing.assert_array_equal(decoder.read(0, np.array(tokens)).logits.row(0), wanted(*tokens))
     assert decoder.runner.rows == [4, 4, 1]
-
-
-def test_calls_of_a_recurrent_base_are_shorter() -> None:
-    """Their work grows with the square of their rows."""
-    decoder, tokens = decoder_of(200, recurrent=True), np.arange(RECURRENT_CHUNK + 9) % 9
-    assert decoder_of(200).prefill_chunk > decoder.prefill_chunk
-    np.testing.assert_array_equal(decoder.read(0, tokens).logits[0], wanted(*tokens.tolist()))
-    assert decoder.runner.rows == [RECURRENT_CHUNK, 9]
 
 
 def test_a_call_asks_for_no_row_beyond_the_capacity() -> None:
@@ -165,8 +156,10 @@ def test_a_recurrent_base_is_told_which_rows_of_a_call_follow_which() -> None:
     ]
     first, second = decoder.run(parts)
     seen = [[(0, 1), (1, 2), (2, 4)], [(0, 1), (1, 2), (2, 4), (3, 6)]]
-    np.testing.assert_array_equal(first.logits[[0, 2]], [logits_after(slots) for slots in seen])
-    np.testing.assert_array_equal(second.logits[0], wanted(3, 7))
+    np.testing.assert_array_equal(
+        first.logits.rows()[[0, 2]], [logits_after(slots) for slots in seen]
+    )
+    np.testing.assert_array_equal(second.logits.row(0), wanted(3, 7))
     decoder.commit(0, np.array([0, 2]))
     decoder.commit(2, np.array([0]))
     np.testing.assert_array_equal(read(decoder, 0, [8]), wanted(1, 2, 4, 6, 8))

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.backends.base import Call, Result
+from edgespec.backends.call import Call, Result
 from edgespec.errors import LimitError
 from edgespec.prompts import MAX_LENGTH, SamplingParams
-from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.generation import Response
 from edgespec.runtime.lossless_check import OTHER_SIZES, Replay, first_difference
@@ -49,12 +48,14 @@ class Rounding(HashRunner):
     by: float = 0.0
     shift: float = 0.0
 
-    def run(self, call: Call) -> Result:
-        result = super().run(call)
-        if call.inputs_embeds.shape[1] > 1:
-            result.logits[...] += self.shift
-            result.logits[..., SECOND] += self.by
-        return result
+    def run(self, call: Call) -> list[Result]:
+        results = super().run(call)
+        if call.rows > 1:
+            for result in results:
+                logits = result.logits.rows()
+                logits += self.shift
+                logits[:, SECOND] += self.by
+        return results
 
 
 def engine_of(runner: HashRunner, rounding: float = 0.0, *, exact: bool = False) -> Any:
@@ -98,7 +99,7 @@ def test_calls_of_any_size_compute_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, lanes: int, reused: int, index: int
 ) -> None:
     """Wherever the position is: the first token, in the middle of a verification, behind one."""
-    monkeypatch.setattr(decoder_module, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", 4)
     engine = engine_of(HashRunner(64, lanes))
     drafted = response([*ANSWER[:index], LAST, LAST, LAST], reused_tokens=reused)
     computed = list(Replay.of(engine, drafted, index, batch_size=lanes).logits())

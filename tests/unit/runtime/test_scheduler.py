@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edgespec.backends.call import Logits
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError
 from edgespec.prompts import CANCELLED, ERROR, MAX_LENGTH, SamplingParams
-from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.generation import Chunk, Generation, GenerationRequest, Response
 from edgespec.runtime.prefix import PrefixCache
@@ -44,7 +44,7 @@ WORDLESS = SimpleNamespace(
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_module, "PREFILL_CHUNK", CHUNK)
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", CHUNK)
 
 
 def request(
@@ -176,7 +176,7 @@ def test_whoever_comes_and_goes_each_gets_what_it_gets_alone(
         request(length, new, PLAN if drafts else None, seed, keep=keep)
         for seed, (length, new, drafts, *_, keep) in enumerate(arrivals)
     ]
-    with mock.patch.object(decoder_module, "PREFILL_CHUNK", CHUNK):
+    with mock.patch.object(CachedDecoder, "prefill_chunk", CHUNK):
         scheduler = scheduler_for(*asked, lanes=lanes, kind=kind, budget=10**6 * keeping)
         received, handles, due = Received(), [], {}
         for one, (*_, steps, cancelled, _) in zip(asked, arrivals, strict=True):
@@ -388,16 +388,16 @@ def test_prompt_beyond_the_cache_is_an_error_of_its_own() -> None:
 
 def test_draw_that_fails_ends_one_sequence() -> None:
     asked = [request(3, 9, seed=1), request(4, 9, seed=2)]
-    real = Sampler.pick
+    real = Sampler.pick_from
 
-    def pick(self: Sampler, logits: np.ndarray, before: Sequence[int]) -> int:
+    def pick(self: Sampler, logits: Logits, row: int, before: Sequence[int]) -> int:
         if len(before) > 6 and list(before[:4]) == list(asked[1].prompt_ids):
             raise EnvironmentProblem("the engine computed nan as a logit")
-        return real(self, logits, before)
+        return real(self, logits, row, before)
 
     scheduler = scheduler_for(*asked)
     handles = [scheduler.add(one) for one in asked]
-    with mock.patch.object(Sampler, "pick", pick):
+    with mock.patch.object(Sampler, "pick_from", pick):
         received = Received().run(scheduler)
     assert isinstance(received.ends[handles[1]], EnvironmentProblem)
     assert all(chunk.finish_reason != ERROR for chunk in received.chunks[handles[1]])

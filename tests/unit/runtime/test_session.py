@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edgespec.backends.call import Logits
 from edgespec.errors import LimitError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
-from edgespec.runtime import decoder as decoder_module
 from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.sampling import Sampler, top_log_probs
@@ -122,7 +122,7 @@ def test_any_drafter_within_any_limits_leaves_tokens_and_reason_as_they_were(
     seed: int,
 ) -> None:
     capacity, sampler = len(prompt) + room, Sampler(temperature, seed=seed)
-    with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
+    with mock.patch.object(CachedDecoder, "prefill_chunk", chunk):
         steps, session = drafted(
             right,
             prompt=prompt,
@@ -219,7 +219,7 @@ def test_log_probabilities_end_with_the_text() -> None:
 def test_drafter_observes_each_committed_position_once_with_the_token_after_it(chunk: int) -> None:
     """Over chunks of prefill and over steps: hidden state i (position, token, tokens seen) goes
     with token i+1."""
-    with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
+    with mock.patch.object(CachedDecoder, "prefill_chunk", chunk):
         steps, session = drafted(0.8, max_new=20)
     path = PROMPT + tokens_of(steps)[0]
     # nothing is drafted after the last step, so it is not observed
@@ -237,7 +237,7 @@ def test_hidden_state_of_the_last_committed_position_is_at_hand_after_every_step
     for _ in generate(session, seq):
         last = session.base.lanes[0].length - 1
         assert seq.hidden_state is not None
-        assert seq.hidden_state.tolist() == [last, path[last], last + 1]
+        assert seq.hidden_state.numpy().tolist() == [[last, path[last], last + 1]]
     assert session.base.runner.moved
 
 
@@ -248,7 +248,7 @@ def test_hidden_state_at_hand_outlives_the_calls_of_others() -> None:
     begin(session, one)
     begin(session, other)
     assert one.hidden_state is not None
-    assert one.hidden_state.tolist() == [len(PROMPT) - 1, PROMPT[-1], len(PROMPT)]
+    assert one.hidden_state.numpy().tolist() == [[len(PROMPT) - 1, PROMPT[-1], len(PROMPT)]]
 
 
 def test_drafter_is_asked_for_no_more_than_can_be_emitted_or_held() -> None:
@@ -276,7 +276,7 @@ def test_drafter_that_needs_no_hidden_states_gets_the_prompt_and_what_was_genera
     path."""
     truth = plainly(PROMPT, GREEDY, 40)[0]
     session = Session(decoder_of(64), Stateless([(PROMPT, truth)], VOCAB, right))
-    with mock.patch.object(decoder_module, "PREFILL_CHUNK", chunk):
+    with mock.patch.object(CachedDecoder, "prefill_chunk", chunk):
         steps = list(generate(session, SequenceState(PROMPT, GREEDY, 24, plan=PLAN)))
     assert tokens_of(steps) == plainly(PROMPT, GREEDY, 24)
     told = [*PROMPT, *tokens_of(steps[:-1])[0]]
@@ -289,11 +289,11 @@ def test_sequence_s_accept_rule_is_the_one_of_the_table_that_it_names() -> None:
     seen: list[tuple[int, int, int]] = []
 
     def nothing_accepted(
-        tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+        tree: DraftTree, logits: Logits, sampler: Sampler, before: Sequence[int]
     ) -> AcceptResult:
         seen.append((len(tree), len(logits), len(before)))
         assert tree.probs is not None or len(before) == len(PROMPT)  # prefill drafts nothing
-        return AcceptResult([0], [sampler.pick(logits[0], before)])
+        return AcceptResult([0], [sampler.pick_from(logits, 0, before)])
 
     class Nothing(AcceptOptions):
         rule = "none"
@@ -385,7 +385,7 @@ def test_prompt_beyond_the_cache_is_refused_and_so_is_an_empty_one() -> None:
 def test_prompt_is_read_in_chunks_and_gives_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    monkeypatch.setattr(decoder_module, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", 4)
     prompt = [i * i % VOCAB for i in range(length)]
     steps, session = drafted(0.8, prompt=prompt)
     assert tokens_of(steps) == plainly(prompt, GREEDY, 24)
@@ -421,7 +421,7 @@ def test_second_request_starts_from_nothing() -> None:
 
 def fed(decoder: CachedDecoder, tokens: Sequence[int], gather: int) -> np.ndarray:
     (result,) = decoder.extend([decoder.causal(0, np.array(tokens), np.array([gather]))])
-    return result.logits[0]
+    return result.logits.row(0)
 
 
 def scratched(
@@ -431,7 +431,7 @@ def scratched(
     rows = Rows(
         0, np.array(tokens), np.array(positions), np.array(visible), np.array([len(tokens) - 1])
     )
-    return decoder.run([rows])[0].logits[0]
+    return decoder.run([rows])[0].logits.row(0)
 
 
 def test_scratch_rows_that_are_dropped_leave_no_trace() -> None:
@@ -464,7 +464,7 @@ def test_later_scratch_rows_see_earlier_ones_where_told_and_not_beyond_the_windo
 
 
 def forget_depth(
-    tree: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+    tree: DraftTree, logits: Logits, sampler: Sampler, before: Sequence[int]
 ) -> AcceptResult:
     return walk(tree, logits, sampler, before[1:])
 

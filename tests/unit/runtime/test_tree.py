@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.backends.host import HostLogits
 from edgespec.contract import tree_pool_size
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.tree import DraftPlan, DraftTree, TreePool
@@ -186,7 +187,7 @@ def test_top_log_probs_gives_ties_to_the_lowest_id() -> None:
         (4, [[1, 2, 3, 0], [0, 1, 2, 3]]),
         (9, [[1, 2, 3, 0, 4], [0, 1, 2, 3, 4]]),
     ):
-        assert top_log_probs(logits, count)[0].tolist() == wanted
+        assert top_log_probs(HostLogits(logits), count)[0].tolist() == wanted
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])
@@ -195,7 +196,7 @@ def test_top_log_probs_are_the_largest_of_the_softmax(count: int) -> None:
     exact = np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum(
         1, keepdims=True
     )
-    ids, log_probs = top_log_probs(logits, count)
+    ids, log_probs = top_log_probs(HostLogits(logits), count)
     np.testing.assert_allclose(np.exp(log_probs), -np.sort(-exact, axis=1)[:, :count], rtol=1e-4)
     np.testing.assert_allclose(np.exp(log_probs), np.take_along_axis(exact, ids, 1), rtol=1e-4)
 
@@ -206,6 +207,6 @@ def test_log_probability_of_a_certain_token_is_not_above_zero() -> None:
     logits = np.zeros((1, 300), np.float32)
     logits[0, 7] = 88.0
     for count in (1, 2):
-        ids, log_probs = top_log_probs(logits, count)
+        ids, log_probs = top_log_probs(HostLogits(logits), count)
         assert ids[0, 0] == 7
         assert -1e-6 < log_probs[0, 0] <= 0.0

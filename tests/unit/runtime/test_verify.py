@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from edgespec.backends.host import HostLogits
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftTree
 from edgespec.runtime.verify import walk
@@ -19,9 +20,9 @@ from edgespec.runtime.verify import walk
 VOCAB = 8
 
 
-def saying(*tokens: int) -> np.ndarray:
+def saying(*tokens: int) -> HostLogits:
     """Logits [N, V] whose largest is tokens[n] at node n."""
-    return np.eye(VOCAB, dtype=np.float32)[list(tokens)]
+    return HostLogits(np.eye(VOCAB, dtype=np.float32)[list(tokens)])
 
 
 def tree(tokens: list[int], parents: list[int]) -> DraftTree:
@@ -68,7 +69,10 @@ def test_each_level_is_drawn_at_its_own_absolute_position() -> None:
     sampler, flat = Sampler(1.0, 0, 1.0, 3), np.zeros(VOCAB, np.float32)
     wanted = [sampler.pick(flat, range(position)) for position in (21, 22, 23)]
     chain = tree([7, *wanted[:2]], [-1, 0, 1])
-    assert walk(chain, np.zeros((3, VOCAB), np.float32), sampler, range(21)).emitted == wanted
+    assert (
+        walk(chain, HostLogits(np.zeros((3, VOCAB), np.float32)), sampler, range(21)).emitted
+        == wanted
+    )
     assert len(set(wanted)) > 1
 
 
@@ -76,11 +80,11 @@ def test_repetition_penalty_at_a_node_is_over_the_path_to_it() -> None:
     """Of the prompt and the tokens drawn on the way, and of no other node's."""
     sampler = Sampler(repetition_penalty=2.0)
     chain = tree([7, 1, 2, 4], [-1, 0, 1, 0])
-    first, second = saying(1, 2)
+    first, second = saying(1, 2).rows()
     last = np.zeros(VOCAB, np.float32)
     # each is halved where it is on the path: 0 of the prompt, 7 the root, 1 and 2 of the walk
     last[[0, 7, 1, 2]], last[4] = 1.9, 1.0
-    logits = np.stack([first, second, last, last])
+    logits = HostLogits(np.stack([first, second, last, last]))
     assert walk(chain, logits, sampler, [0, 0, 7]).emitted == [1, 2, 4]
     assert walk(chain, logits, sampler, [0, 0, 4, 7]).emitted == [1, 2, 0]
 
@@ -98,7 +102,9 @@ def test_path_descends_from_the_root_and_emits_one_token_more_than_it_accepts(
     logits = rng.normal(0, 2, (nodes, nodes + VOCAB)).astype(np.float32)
     for n in range(1, nodes):  # so that drafts stand now and then
         logits[parents[n], tokens[n]] += 3
-    result = walk(tree(tokens, parents), logits, Sampler(temperature, seed=seed), range(5 + 1))
+    result = walk(
+        tree(tokens, parents), HostLogits(logits), Sampler(temperature, seed=seed), range(5 + 1)
+    )
     assert len(result.emitted) == len(result.path)
     assert result.path[0] == 0
     for above, node, token in zip(result.path, result.path[1:], result.emitted, strict=False):
@@ -134,7 +140,7 @@ def two_tokens(seed: int, drafted: DraftTree, greedy_when_drafted: bool = False)
     wanting, emits."""
     sampler = Sampler(*SETTING, seed)
     after = [FIRST, *(SECOND[t] for t in drafted.tokens[1:])]
-    emitted = walk(drafted, np.stack(after), sampler, range(41)).emitted
+    emitted = walk(drafted, HostLogits(np.stack(after)), sampler, range(41)).emitted
     if (
         greedy_when_drafted
         and drafted.child(0, int(np.argmax(FIRST))) is not None
@@ -143,7 +149,10 @@ def two_tokens(seed: int, drafted: DraftTree, greedy_when_drafted: bool = False)
         emitted = [int(np.argmax(FIRST))]
     if len(emitted) == 1:
         emitted += walk(
-            DraftTree.root_only(emitted[0]), SECOND[emitted[0]][None], sampler, range(42)
+            DraftTree.root_only(emitted[0]),
+            HostLogits(SECOND[emitted[0]][None]),
+            sampler,
+            range(42),
         ).emitted
     return emitted[0], emitted[1]
 

@@ -2,8 +2,8 @@
 
 `activation(gate) * up` of Llama-class models goes beyond 65504 at some tokens, and `down_proj` must
 read it in the compute type. So it is made smaller in float32, by a power of two, and the output of
-`down_proj` larger again: no bit is lost but those of numbers far below the others. Activations that
-are quantized are clipped instead, as a quantizer does it. Knows the form of a gated MLP. Knows no
+`down_proj` larger again: no bit is lost but those of numbers far below the others. Products that
+are quantized next are clipped instead, as quantizers do. Knows the form of a gated MLP. Knows no
 scheme.
 """
 

@@ -76,7 +76,13 @@ def as_bytes(scale: ir.Value, where: ir.Node) -> None:
     require(isinstance(stored, ir.ExternalTensor), where, "scales in the data file")
     assert isinstance(stored, ir.ExternalTensor)
     scale.const_value = ir.ExternalTensor(
-        stored.location, stored.offset, stored.length, UINT8, shape=stored.shape, name=stored.name
+        stored.location,
+        stored.offset,
+        stored.length,
+        UINT8,
+        shape=stored.shape,
+        name=stored.name,
+        base_dir=stored.base_dir,
     )
     scale.type = ir.TensorType(UINT8)
 

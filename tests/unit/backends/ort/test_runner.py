@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.base import Call
 from edgespec.backends.build import build
+from edgespec.backends.call import Attention, Call, LaneAttention
 from edgespec.backends.engine_config import EngineLimits
 from edgespec.backends.ort import runner as runner_module
 from edgespec.backends.ort.cache import padding_of
@@ -29,6 +29,7 @@ from edgespec.contract import (
 from edgespec.errors import BundleError, EnvironmentProblem
 from edgespec.export.components import ExportOptions, export
 from tests import toys
+from tests.calls import attention_of, outputs_of
 from tests.unit.backends.ort.bindings import Session
 
 CAPACITY = 12
@@ -58,9 +59,9 @@ def call(rows: int, slots: int, gathered: int) -> Call:
     rng = np.random.default_rng(rows)
     mask = np.tri(rows, slots, slots - rows, dtype=bool)[None, None]
     angles = rng.standard_normal((1, rows, 8), np.float32)
-    rows_of_head = np.arange(rows - gathered, rows)[None]
+    rows_of_head = [np.arange(rows - gathered, rows)]
     embeds, start = rng.standard_normal((1, rows, 64), np.float32), np.array([slots - rows])
-    return Call(embeds, np.cos(angles), np.sin(angles), mask, start, rows_of_head)
+    return Call(embeds, np.cos(angles), np.sin(angles), attention_of(mask), start, rows_of_head)
 
 
 @pytest.mark.parametrize("slots", [[2, 4, 5], [3, 5, 8], [2, 3, 4]])
@@ -78,22 +79,28 @@ def test_results_have_the_rows_of_their_own_call(runner: OrtRunner, engine_dir: 
     size."""
     for rows, gathered in ((9, 9), (2, 1), (9, 4)):
         asked = call(rows, rows, gathered)
-        found = runner.run(asked).logits
+        found = outputs_of(runner.run(asked)).logits
         assert found.shape == (1, gathered, 256)
-        np.testing.assert_array_equal(found, open_runner(engine_dir, Role.LLM)[0].run(asked).logits)
+        again = outputs_of(open_runner(engine_dir, Role.LLM)[0].run(asked)).logits
+        np.testing.assert_array_equal(found, again)
 
 
 def test_a_call_may_fill_the_cache_and_one_slot_for_a_row_that_fills_up(runner: OrtRunner) -> None:
-    assert np.isfinite(runner.run(call(CAPACITY, CAPACITY, 1)).logits).all()
+    assert runner.run(call(CAPACITY, CAPACITY, 1))[0].logits.finite()
     with pytest.raises(AssertionError):
         runner.run(call(2, CAPACITY + 2, 1))
+
+
+def test_calls_of_recurrent_layers_are_shorter(runner: OrtRunner, hybrid: OrtRunner) -> None:
+    """Their work grows with the square of their rows."""
+    assert hybrid.prefill_chunk < runner.prefill_chunk
 
 
 def test_failed_call_is_an_error_and_no_log_on_the_terminal(
     runner: OrtRunner, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """ONNX Runtime would print it in colors, with the names of nodes as they are in the file."""
-    beyond = replace(call(2, 2, 1), gather_idx=np.array([[99]]))
+    beyond = replace(call(2, 2, 1), gather=[np.array([99])])
     with pytest.raises(EnvironmentProblem, match="ONNX Runtime failed in a call of 1 x 2 rows"):
         runner.run(beyond)
     assert capfd.readouterr() == ("", "")
@@ -188,7 +195,7 @@ def test_a_cache_that_does_not_fit_is_told_with_its_lanes(
     assert remedy in told.value.remedy
 
 
-def test_the_cache_is_bound_again_only_when_other_lanes_are_called(
+def test_memory_is_bound_again_only_where_it_is_another(
     runner: OrtRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound: list[str] = []
@@ -207,7 +214,7 @@ def test_the_cache_is_bound_again_only_when_other_lanes_are_called(
     for rows in (3, 2, 3):
         runner.run(call(rows, rows, 1))
     assert bound.count("present_key_0") == 1
-    assert bound.count("logits") == 3
+    assert bound.count("logits") == 1  # it is the same memory each time
 
 
 # Lanes, without an engine: `bindings` has what is bound, and recurrent layers that add up
@@ -238,12 +245,11 @@ def lanes_call(runner: OrtRunner, first: int, values: list[list[float]]) -> None
     assert runner.recurrent is not None
     batch, rows = np.shape(values)
     starts = np.array([runner.recurrent.lengths[first + b] for b in range(batch)], np.int64)
-    width = int(starts.max()) + rows
     embeds = np.repeat(np.array(values, np.float32)[..., None], HYBRID.hidden_size, 2)
-    angles, own = np.zeros((batch, rows, 1), np.float32), np.tri(rows, dtype=bool)
-    mask = np.ones((batch, 1, rows, width), bool)
-    gather, tree = np.zeros((batch, 1), np.int64), np.broadcast_to(own, (batch, rows, rows)).copy()
-    asked = Call(embeds, angles, angles, mask, starts, gather, tree_mask=tree, first_lane=first)
+    angles, own = np.zeros((batch, rows, 1), np.float32), np.ones((rows, rows), bool)
+    seen = [LaneAttention(start, own, start + np.arange(rows)) for start in starts.tolist()]
+    gather = [np.zeros(1, np.int64)] * batch
+    asked = Call(embeds, angles, angles, Attention(seen), starts, gather, first_lane=first)
     runner.run(asked)
 
 

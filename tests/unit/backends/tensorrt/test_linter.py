@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -9,14 +10,17 @@ import pytest
 from onnx import ModelProto
 
 from edgespec.backends.tensorrt.linter import CHECKS, EXTERNAL_DATA, lint, lint_file
-from edgespec.backends.tensorrt.parser_operators import FIRST
-from edgespec.backends.tensorrt.parser_version import LINES, ParserVersion
+from edgespec.backends.tensorrt.parser_operators import FIRST, OPERATORS
+from edgespec.backends.tensorrt.parser_version import RELEASES, RTX_LINES, ParserVersion
 from edgespec.backends.tensorrt.rules import RULES, Level, Rtx
+from edgespec.backends.tensorrt.target import Dialect
+from edgespec.backends.tensorrt.versions import ROWS, RTX
 from edgespec.errors import BundleError, OptionError
 from tests.unit.backends.tensorrt.rule_graphs import PAIRS, Pair, unary, with_external_weight
 
 NAMES = [f"{pair.rule}-{i}" for i, pair in enumerate(PAIRS)]
 STEPS = {"parse": Rtx.PARSER, "build": Rtx.BUILDER, "": Rtx.NOBODY}
+ROOT = Path(__file__).resolve().parents[4]
 NEWEST = ParserVersion("11.4")
 
 
@@ -40,7 +44,7 @@ def test_a_rule_finds_what_breaks_it_and_nothing_else(pair: Pair) -> None:
 @pytest.mark.parametrize("pair", PAIRS, ids=NAMES)
 def test_a_rule_is_silent_in_releases_in_which_it_does_not_hold(pair: Pair) -> None:
     rule = RULES[pair.rule]
-    for name in LINES:
+    for name in RELEASES:
         version = ParserVersion(name)
         found = pair.rule in {f.rule for f in lint(pair.model(broken=True), version).findings}
         if not rule.holds_in(version):
@@ -55,6 +59,15 @@ def test_every_rule_has_a_check_and_a_graph_and_says_who_refuses_it() -> None:
         seen[pair.rule] = min(seen.get(pair.rule, Rtx.NOBODY), STEPS[pair.rejects], key=order.index)
     assert RULES.keys() - seen.keys() == {EXTERNAL_DATA, "model-size"}  # tests of their own, below
     assert {name: RULES[name].rtx for name in seen} == seen
+
+
+def test_the_page_of_the_rules_is_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import rules_page  # type: ignore[import-not-found]
+
+    text = (ROOT / "docs" / "tensorrt.md").read_text(encoding="utf-8")
+    assert text == rules_page.render()
+    assert sum(f"| `{name}`" in text for name in RULES) == len(RULES)
 
 
 def test_a_finding_names_the_node_the_rule_and_the_remedy() -> None:
@@ -92,6 +105,35 @@ def test_rules_hold_in_subgraphs_too() -> None:
         " else_branch = e () => (float[N,8] b) { b = Identity(x) }> }"
     )
     assert refused(Pair("", text, text).model(broken=True), NEWEST) == {"eyelike-static"}
+
+
+def test_constants_may_be_computed_of_constants() -> None:
+    computed = (
+        "g (float[2,8] x) => (float[R,S] y) <int64[1] a = {0}, int64[1] b = {1}>"
+        " { axes = Add(a, b) y = ReduceSum(x, axes) }"
+    )
+    assert refused(Pair("", computed, computed).model(broken=True), NEWEST) == set()
+    of_input = computed.replace("Add(a, b)", "Shape <start = 0, end = 1> (x)").replace("2,8", "N,8")
+    assert refused(Pair("", of_input, of_input).model(broken=True), NEWEST) == {"constant-input"}
+
+
+def test_types_are_followed_through_operators_of_tensorrt() -> None:
+    text = (
+        "g (float[N,64] z, float16[N,64] x) => (float[N,64] y)"
+        " { q, s = trt.TRT_MXFP8DynamicQuantize <axis = -1, block_size = 32, output_dtype = 17> (x)"
+        " d = trt.TRT_MXFP8DequantizeLinear <axis = -1, block_size = 32, output_dtype = 10> (q, s)"
+        " y = Mul(z, d) }"
+    )
+    (finding,) = lint(Pair("", text, text).model(broken=True), NEWEST).findings
+    assert (finding.rule, finding.node) == ("mixed-types", "y (Mul)")
+    assert finding.what.startswith("FLOAT and FLOAT16")
+
+
+def test_scales_for_channels_may_be_shared() -> None:
+    pair = next(pair for pair in PAIRS if pair.rule == "shared-scale")
+    shared = pair.broken.replace("float s = {1.0}", f"float[8] s = {{{', '.join(['1.0'] * 8)}}}")
+    assert shared != pair.broken
+    assert refused(replace(pair, broken=shared).model(broken=True), NEWEST) == set()
 
 
 @pytest.mark.parametrize("length", [0, 60])
@@ -157,5 +199,14 @@ def test_releases_without_rules_are_refused(name: str) -> None:
         ParserVersion(name)
 
 
-def test_the_first_line_is_that_of_the_oldest_release() -> None:
-    assert min(LINES.values()) == FIRST
+def test_every_release_that_is_built_for_has_rules() -> None:
+    assert min(ParserVersion(name).line for name in RELEASES) == FIRST
+    assert {row.version for row in ROWS if row.library is RTX} == RTX_LINES.keys()
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_rules_and_the_table_of_capabilities_agree(name: str) -> None:
+    version, row = ParserVersion(name), RELEASES[name]
+    imported = {op for op, each in OPERATORS.items() if FIRST < each.since <= version.line}
+    assert row.operators == imported - {"Swish"}  # which no graph of ours has
+    assert (version.dialect is Dialect.NATIVE) == ("TensorScatter" in imported)

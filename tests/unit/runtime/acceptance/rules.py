@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from scipy import stats
 
+from edgespec.backends.host import HostLogits
 from edgespec.runtime.draft_sampling import Distribution, DraftSampler
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.tree import DraftTree
@@ -28,7 +29,7 @@ DRAFT_FIRST = RNG.normal(0, 1.2, V).astype(np.float32)
 DRAFT_SECOND = RNG.normal(0, 1.2, (V, V)).astype(np.float32)
 
 Setting = dict[str, Any]
-Rule = Callable[[DraftTree, np.ndarray, Sampler, Sequence[int]], AcceptResult]
+Rule = Callable[[DraftTree, HostLogits, Sampler, Sequence[int]], AcceptResult]
 
 
 def law(logits: np.ndarray, setting: Setting, before: Sequence[int] = BEFORE) -> np.ndarray:
@@ -54,9 +55,9 @@ def tree(tokens: Sequence[int], parents: Sequence[int]) -> DraftTree:
     return DraftTree(np.array(tokens), np.array(parents))
 
 
-def logits_of(drafted: DraftTree) -> np.ndarray:
+def logits_of(drafted: DraftTree) -> HostLogits:
     """[N, V]: the base's logits at each node."""
-    return np.stack([FIRST, *(SECOND[token] for token in drafted.tokens[1:])])
+    return HostLogits(np.stack([FIRST, *(SECOND[token] for token in drafted.tokens[1:])]))
 
 
 def drawn_chain(sampler: Sampler, *, keep_distributions: bool = True) -> DraftTree:
@@ -90,7 +91,7 @@ def two_tokens(rule: Rule, sampler: Sampler, drafted: DraftTree) -> tuple[int, i
         root = DraftTree.root_only(emitted[0])
         emitted = [
             *emitted,
-            *rule(root, SECOND[emitted[0]][None], sampler, [*BEFORE, *emitted]).emitted,
+            *rule(root, HostLogits(SECOND[emitted[0]][None]), sampler, [*BEFORE, *emitted]).emitted,
         ]
     return emitted[0], emitted[1]
 

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from edgespec.backends.host import HostStates
 from edgespec.runtime.acceptance import rejection
 from edgespec.runtime.acceptance.base import AcceptOptions
 from edgespec.runtime.draft_sampling import DraftSampler
@@ -110,7 +111,7 @@ def test_wrong_rule_is_seen_in_the_loop_too(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_chain_of_a_block_is_drawn_slot_by_slot_from_what_it_names() -> None:
-    states = Observation(0, np.ones((4, WIDTH), np.float32), np.array([1, 2, 3, 4]))
+    states = Observation(0, HostStates(np.ones((4, WIDTH), np.float32)), np.array([1, 2, 3, 4]))
     drawn = Counter[int]()
     for seed in range(400):
         drafter = DFlashDrafter(blocks_of(40), 7, 4, OFFSETS)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from edgespec.backends.host import HostLogits
 from edgespec.runtime.acceptance import rejection
 from edgespec.runtime.acceptance.rejection import RejectionAcceptance, residual
 from edgespec.runtime.draft_sampling import Distribution, DraftSampler
@@ -52,7 +53,7 @@ BEST = int(np.argmax(DRAFT_FIRST))
 
 
 def rule(
-    drafted: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+    drafted: DraftTree, logits: HostLogits, sampler: Sampler, before: Sequence[int]
 ) -> AcceptResult:
     return rejection.accept(drafted, logits, sampler, before, RejectionAcceptance())
 
@@ -101,7 +102,7 @@ def test_two_tokens_have_the_joint_distribution_of_plain_sampling(
 
 
 def believing_softmax(
-    drafted: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+    drafted: DraftTree, logits: HostLogits, sampler: Sampler, before: Sequence[int]
 ) -> AcceptResult:
     """A greedy draft is taken for one that was drawn from the draft's softmax."""
     logits_of_draft = [DRAFT_FIRST, *(DRAFT_SECOND[token] for token in drafted.tokens[1:])]
@@ -128,7 +129,7 @@ def with_one_stream(patch: pytest.MonkeyPatch) -> Rule:
     drafted_last: list[DraftTree] = []
 
     def with_its_noise(
-        drafted: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+        drafted: DraftTree, logits: HostLogits, sampler: Sampler, before: Sequence[int]
     ) -> AcceptResult:
         drafted_last[:] = [drafted]
         return rule(drafted, logits, sampler, before)
@@ -246,5 +247,5 @@ def test_at_temperature_0_it_is_sample_and_walk(name: str, seed: int) -> None:
 def test_without_drafts_it_draws_the_very_token_of_plain_sampling() -> None:
     for seed in range(100):
         sampler, root = Sampler(1.0, seed=seed), DraftTree.root_only(PENDING)
-        found = rule(root, FIRST[None], sampler, BEFORE)
-        assert found == walk(root, FIRST[None], sampler, BEFORE)
+        found = rule(root, HostLogits(FIRST[None]), sampler, BEFORE)
+        assert found == walk(root, HostLogits(FIRST[None]), sampler, BEFORE)

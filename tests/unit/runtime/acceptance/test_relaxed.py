@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.backends.host import HostLogits
 from edgespec.errors import OptionError
 from edgespec.runtime.acceptance import relaxed
 from edgespec.runtime.acceptance.relaxed import RelaxedAcceptance
@@ -40,7 +41,7 @@ def accepted(
 ) -> AcceptResult:
     """What is accepted of a chain."""
     chain = tree([before[-1], *tokens], [*range(-1, len(tokens))])
-    return relaxed.accept(chain, np.stack(rows), sampler, before, options)
+    return relaxed.accept(chain, HostLogits(np.stack(rows)), sampler, before, options)
 
 
 CHAIN = [8, 12]
@@ -80,7 +81,7 @@ def test_of_several_children_the_drawn_one_goes_first_then_the_nearest() -> None
     rows = [preferring(7, 8, 9), preferring(11), preferring(12), preferring(13)]
     for tokens, wanted in (([9, 7, 8], 7), ([9, 8, 30], 8), ([9, 30, 31], 9)):
         drafted = tree([before[-1], *tokens], [-1, 0, 0, 0])
-        found = relaxed.accept(drafted, np.stack(rows), Sampler(), before, OPTIONS)
+        found = relaxed.accept(drafted, HostLogits(np.stack(rows)), Sampler(), before, OPTIONS)
         assert found.emitted[0] == wanted
 
 
@@ -89,7 +90,7 @@ def test_topk_1_and_outside_of_thoughts_it_is_sample_and_walk(
     seed: int, temperature: float
 ) -> None:
     rng = np.random.default_rng(seed)
-    rows = rng.normal(0, 1, (4, VOCAB)).astype(np.float32)
+    rows = HostLogits(rng.normal(0, 1, (4, VOCAB)).astype(np.float32))
     chain = tree([5, *rng.permutation(VOCAB)[:3].tolist()], [-1, 0, 1, 2])
     sampler = Sampler(temperature, seed=seed)
     plain = walk(chain, rows, sampler, THINKING)

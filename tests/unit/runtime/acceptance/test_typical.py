@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.backends.host import HostLogits
 from edgespec.errors import OptionError
 from edgespec.runtime.acceptance import typical
 from edgespec.runtime.acceptance.typical import TypicalAcceptance
@@ -103,7 +104,8 @@ def test_longest_typical_candidate_is_accepted(
         logits[drafted.parents[node], drafted.tokens[node]] += 3
     epsilon, alpha = thresholds
     options = TypicalAcceptance(epsilon, alpha)
-    found = typical.accept(drafted, logits, Sampler(temperature, seed=seed), BEFORE, options)
+    sampler = Sampler(temperature, seed=seed)
+    found = typical.accept(drafted, HostLogits(logits), sampler, BEFORE, options)
     path, bonus = by_definition(drafted, logits, temperature, epsilon, alpha or math.sqrt(epsilon))
     # the most probable token is accepted even where the definition, at equality, leaves it out
     if len(found.path) == len(path):
@@ -174,13 +176,13 @@ def truncated(logits: np.ndarray) -> np.ndarray:
 
 
 def rule(
-    drafted: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+    drafted: DraftTree, logits: HostLogits, sampler: Sampler, before: Sequence[int]
 ) -> AcceptResult:
     return typical.accept(drafted, logits, sampler, before, OPTIONS)
 
 
 def accepting_any(
-    drafted: DraftTree, logits: np.ndarray, sampler: Sampler, before: Sequence[int]
+    drafted: DraftTree, logits: HostLogits, sampler: Sampler, before: Sequence[int]
 ) -> AcceptResult:
     """A wrong rule: one time in eight it takes the fast form."""
     fast = TypicalAcceptance(0.2, 0.35)

@@ -12,6 +12,7 @@ import re
 import numpy as np
 import pytest
 
+from edgespec.backends.host import HostStates
 from edgespec.backends.ort.backend import BACKEND
 from edgespec.errors import LimitError
 from edgespec.methods.base import HeadSizes
@@ -53,12 +54,12 @@ def drafter_of(capacity: int = 40, lanes: int = 1, threshold: float = 0.0) -> DS
 def some_states(seed: int, lane: int, count: int) -> Observation:
     rng = np.random.default_rng(seed)
     states = rng.integers(0, 99, (count, WIDTH)).astype(np.float32)
-    return Observation(lane, states, rng.integers(0, 20, count))
+    return Observation(lane, HostStates(states), rng.integers(0, 20, count))
 
 
 def said(seen: list[Observation], size: int = BLOCK) -> tuple[list[int], np.ndarray]:
     """Tokens and confidences of a block behind all that was observed."""
-    context = np.concatenate([item.hidden_states for item in seen])
+    context = np.concatenate([item.hidden_states.numpy() for item in seen])
     rows = block_rows_said(context, [PENDING, *[MASK_TOKEN] * (size - 1)], [MaskSpec()])
     logits, states = (np.array([getattr(row, n) for row in rows]) for n in ("logits", "hidden"))
     walk = heads().walk(PENDING, logits, states)
@@ -153,7 +154,7 @@ def test_drawn_drafts_follow_from_those_before_them() -> None:
     for seed in range(24):
         seen, threshold = [some_states(seed, 0, 4)], (0.0, 0.15)[seed % 2]
         block = [PENDING, *[MASK_TOKEN] * (BLOCK - 1)]
-        rows = block_rows_said(np.asarray(seen[0].hidden_states), block, [MaskSpec()])
+        rows = block_rows_said(seen[0].hidden_states.numpy(), block, [MaskSpec()])
         drafter = drafter_of(threshold=threshold)
         drafter.observe(seen)
         draws = DraftSampler(Sampler(2.0, seed=seed), [1, 2, PENDING], 30)

@@ -3,13 +3,15 @@ that no head can read."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from edgespec.backends.base import Call, PlanHints, Result, Runner
+from edgespec.backends.base import PlanHints, Runner
+from edgespec.backends.call import Call, Result
+from edgespec.backends.host import HostStates, host_results
+from edgespec.backends.masks import attention_mask
 from edgespec.errors import LimitError, OptionError
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.medusa import (
@@ -31,20 +33,19 @@ class Tables:
     """Head i of a state [s] says s + 1 + i, then the ids before it, each half as likely."""
 
     lanes = LANES
+    engine_s = 0.0
 
     def __init__(self) -> None:
         self.calls: list[int] = []
 
-    def run(self, call: Call) -> Result:
+    def run(self, call: Call) -> list[Result]:
         assert call.base_hidden is not None
         self.calls.append(len(call.base_hidden))
-        rows = [
-            [self.head(int(state[0, 0]), i) for i in range(HEADS)] for state in call.base_hidden
-        ]
+        assert all(states.finite() for states in call.base_hidden)
+        states = [int(states.numpy()[0, 0]) for states in call.base_hidden]
+        rows = [[self.head(state, i) for i in range(HEADS)] for state in states]
         flat = np.array(rows, np.float32).reshape(len(rows), 1, -1)
-        if any(np.isinf(state).any() for state in call.base_hidden):
-            raise AssertionError("a state that is not finite")
-        return Result(flat, None)
+        return host_results(call, flat, None, HEADS)
 
     def head(self, state: int, index: int) -> np.ndarray:
         best = (state + 1 + index) % VOCAB
@@ -61,7 +62,7 @@ def made() -> tuple[MedusaDrafter, Tables]:
 
 def observed(lane: int, *states: float) -> Observation:
     values = np.array(states, np.float32)[:, None]
-    return Observation(lane, values, np.zeros(len(states), np.int64))
+    return Observation(lane, HostStates(values), np.zeros(len(states), np.int64))
 
 
 def proposed(drafter: MedusaDrafter, plan: DraftPlan, *lanes: int) -> list[Any]:
@@ -246,6 +247,6 @@ def test_more_heads_than_there_are_are_refused_however_deep_the_choices_are() ->
 
 
 def test_what_a_heads_call_carries_has_no_embeddings() -> None:
-    call = Call.of_states(np.zeros((2, 1, 5), np.float32))
-    shapes = SimpleNamespace(embeds=call.inputs_embeds.shape, mask=call.attention_mask.shape)
-    assert (shapes.embeds, shapes.mask, call.written) == ((2, 1, 0), (2, 1, 1, 1), 1)
+    call = Call.of_states([HostStates(np.zeros((1, 5), np.float32))] * 2)
+    shapes = call.inputs_embeds.shape, attention_mask(call, call.attention).shape
+    assert (*shapes, call.written) == ((2, 1, 0), (2, 1, 1, 1), 1)

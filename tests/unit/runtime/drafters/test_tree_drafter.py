@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from edgespec.backends.host import HostStates
+from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.static_tree import StaticPlan, num_non_leaves, parents_of
@@ -48,7 +50,7 @@ class Node:
 def committed(pairs: Sequence[Observation]) -> tuple[Slot, ...]:
     """The rows of observed pairs, in a row from position 0 on."""
     tokens = [int(token) for item in pairs for token in item.tokens]
-    states = [state for item in pairs for state in np.asarray(item.hidden_states).tolist()]
+    states = [state for item in pairs for state in item.hidden_states.numpy().tolist()]
     rows = enumerate(zip(tokens, states, strict=True))
     return tuple(row_slot(position, token, state) for position, (token, state) in rows)
 
@@ -109,7 +111,7 @@ def paths_in(tree: DraftTree) -> set[tuple[int, ...]]:
 
 def some_pairs(rng: np.random.Generator, lane: int, count: int) -> Observation:
     states = rng.integers(0, 99, (count, WIDTH)).astype(np.float32)
-    return Observation(lane, states, rng.integers(0, 20, count))
+    return Observation(lane, HostStates(states), rng.integers(0, 20, count))
 
 
 def drafter_of(capacity: int = 64, lanes: int = 1, broken: Broken = ()) -> TreeDrafter:
@@ -238,14 +240,40 @@ def test_hidden_states_that_are_no_numbers_never_reach_the_cache(value: float) -
     drafter.observe([some_pairs(rng, 0, 4)])
     damaged, sound = some_pairs(rng, 0, 3), some_pairs(rng, 1, 3)
     assert damaged.hidden_states is not None
-    damaged.hidden_states[1, 0] = value
+    damaged.hidden_states.numpy()[1, 0] = value
     drafter.observe([damaged, sound])
     drafter.observe([some_pairs(rng, 0, 1)])
     given = [call.base_hidden for call in drafter.decoder.runner.calls]
-    assert all(np.isfinite(states).all() for states in given if states is not None)
+    assert all(lane.finite() for states in given if states is not None for lane in states)
     trees = drafter.propose([DraftRequest(lane, PENDING, PLAN) for lane in (0, 1)])
     assert len(trees[0]) == 1
     assert paths_in(trees[1]) == paths_of([sound], PLAN)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_pairs_of_a_long_prompt_are_read_in_calls_of_a_bounded_size(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Another lane's go along with the first of them."""
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", chunk)
+    rng, drafter = np.random.default_rng(0), drafter_of(lanes=2)
+    pairs = [some_pairs(rng, 0, 8), some_pairs(rng, 1, 2)]
+    drafter.observe(pairs)
+    sizes = [call.rows for call in drafter.decoder.runner.calls]
+    assert sizes == [chunk] * (8 // chunk) + [8 % chunk] * (8 % chunk > 0)
+    for lane in (0, 1):
+        assert paths_in(proposed(drafter, lane=lane)) == paths_of([pairs[lane]], PLAN)
+
+
+def test_logits_that_are_no_numbers_in_a_piece_of_a_prompt_end_its_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", 2)
+    drafter, pairs = drafter_of(broken=((0, 19),)), some_pairs(np.random.default_rng(0), 0, 6)
+    pairs.tokens[:] = [1, 2, 3, 19, 4, 5]
+    drafter.observe([pairs])
+    assert len(drafter.decoder.runner.calls) == 2
+    assert len(proposed(drafter)) == 1
 
 
 def test_logits_that_are_no_numbers_end_a_lanes_drafts_and_its_rows_are_zeroed() -> None:
@@ -261,7 +289,7 @@ def test_logits_that_are_no_numbers_end_a_lanes_drafts_and_its_rows_are_zeroed()
     sound.tokens[:] = [1, 2, 3, 4]
     drafter.observe([sound])
     assert drafter.lanes[0].full is False
-    assert np.isfinite(drafter.lanes[0].last_logits).all()
+    assert drafter.lanes[0].last_logits.finite()
 
 
 def test_logits_that_are_no_numbers_in_a_level_end_the_lanes_tree_there() -> None:
@@ -337,7 +365,7 @@ def test_a_kept_prefix_goes_on_where_it_is_put() -> None:
     drafter.observe([some_pairs(rng, 1, 3)])
     drafter.restore(1, kept.prefix(4))
     assert drafter.lanes[1].last_logits is None
-    head = Observation(1, pairs[0].hidden_states[:4], pairs[0].tokens[:4])
+    head = Observation(1, pairs[0].hidden_states.take(np.arange(4)), pairs[0].tokens[:4])
     more = some_pairs(rng, 1, 2)
     drafter.observe([more])
     assert paths_in(proposed(drafter, lane=1)) == paths_of([head, more], PLAN)

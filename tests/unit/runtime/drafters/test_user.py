@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.backends.host import HostStates
 from edgespec.errors import OptionError
 from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.drafters.base import Drafter as Drafting
@@ -636,7 +637,7 @@ def test_prefix_s_snapshot_is_cut_and_restored_by_the_drafter() -> None:
     drafter = GuardedDrafter(own, guard(), VOCAB)
     drafter.reset(0)
     hidden = np.zeros((4, 3), np.float32)
-    drafter.observe([Observation(0, hidden, np.array(PROMPT[1:]))])
+    drafter.observe([Observation(0, HostStates(hidden), np.array(PROMPT[1:]))])
     snapshot = drafter.snapshot(0, 4)
     assert snapshot is not None
     drafter.restore(1, snapshot.prefix(2))

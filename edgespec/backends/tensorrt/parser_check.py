@@ -1,0 +1,60 @@
+"""Whether a release of TensorRT takes the graph of a directory: an export is lowered for it, any
+other model.onnx is looked at as it is.
+
+Knows directories and targets. The rules stand in `rules`, the rewrites in `lowering`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from edgespec import bundle
+from edgespec.backends.onnx_dir import open_onnx_dir
+from edgespec.backends.tensorrt import lowered_files
+from edgespec.backends.tensorrt.linter import Report, lint_file
+from edgespec.backends.tensorrt.parser_version import ParserVersion
+from edgespec.backends.tensorrt.target import Target
+from edgespec.directories import Kind, kind_of, not_an_export
+
+# Sizes for which an export is lowered: rules ask that they are fixed, not what they are
+CAPACITY, MAX_ROWS = 4096, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found in the graph of a directory; `target` is what it was lowered for, None where
+    it was taken as it is."""
+
+    report: Report
+    target: Target | None
+
+
+def check(directory: Path, version: ParserVersion) -> Checked:
+    """Look at the graph of a directory. BundleError where there is none, or where an export is
+    damaged."""
+    if kind_of(directory) is Kind.EXPORT:
+        return check_export(directory, version)
+    path = directory / bundle.MODEL
+    if not path.is_file():
+        raise not_an_export(directory, "--tensorrt")
+    return Checked(lint_file(path, version), None)
+
+
+def check_export(directory: Path, version: ParserVersion) -> Checked:
+    """Lower the graph of an export for the release, and look at what comes out."""
+    onnx = open_onnx_dir(directory, spec_base=False, spec_draft=False)
+    model = ir.load(onnx.model)
+    target = Target(
+        dialect=version.dialect,
+        compute=lowered_files.stored_compute(model),
+        capacity=CAPACITY,
+        max_rows=MAX_ROWS,
+    )
+    lowered = lowered_files.lowered_model(onnx, target, model)
+    with tempfile.TemporaryDirectory(prefix="edgespec-check-") as place:
+        path = lowered_files.write(lowered, onnx.path.absolute(), Path(place))
+        return Checked(lint_file(path, version), target)

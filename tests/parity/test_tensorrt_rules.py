@@ -1,0 +1,95 @@
+"""Every lowered graph keeps the rules of the releases that its dialect is for, and every canonical
+one breaks some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from edgespec.backends.tensorrt.linter import Report, lint
+from edgespec.backends.tensorrt.parser_version import RELEASES, ParserVersion
+from edgespec.backends.tensorrt.rules import Level
+from edgespec.backends.tensorrt.target import Compute, Dialect
+from tests.parity.tensorrt_graphs import BASES, HYBRIDS, ROWS, canonical
+from tests.parity.test_tensorrt_quantized import WEIGHTS, Product
+
+# The first and the last of each set of rules
+NAMES = ("10.13", "10.14", "10.15", "10.16", "11.0", "11.4", "rtx-1.4", "rtx-1.7")
+# Inputs are what they are: the contract says their types
+KNOWN_WARNINGS = {"int64-io", "bool-io"}
+
+
+def linted(model: ir.Model, directory: Path, version: ParserVersion) -> Report:
+    return lint(ir.to_proto(model), version, directory)
+
+
+def unexpected(report: Report) -> list[str]:
+    return [
+        f"{f.rule}: {f.node}: {f.what}" for f in report.findings if f.rule not in KNOWN_WARNINGS
+    ]
+
+
+def test_the_releases_have_all_sets_of_rules() -> None:
+    assert set(NAMES) <= RELEASES.keys()
+    assert {ParserVersion(name).dialect for name in NAMES} == set(Dialect)
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_lowered_graph_keeps_every_rule(name: str, compute: Compute) -> None:
+    row = canonical(name)
+    for dialect in Dialect:
+        model = row.lowered(dialect, compute)
+        assert any(True for _ in model.graph)
+        for version in map(ParserVersion, NAMES):
+            if version.dialect is dialect:
+                report = linted(model, row.onnx_dir, version)
+                assert unexpected(report) == [], (dialect, version.name)
+
+
+@pytest.mark.parametrize("name", [*BASES, *HYBRIDS])
+def test_the_portable_dialect_runs_on_newer_releases_too(name: str) -> None:
+    row = canonical(name)
+    model = row.lowered(Dialect.PORTABLE, "float16")
+    for version in map(ParserVersion, NAMES):
+        assert unexpected(linted(model, row.onnx_dir, version)) == [], version.name
+
+
+@pytest.mark.parametrize("name", ["qwen2", "eagle3", "dflash", "qwen3_5"])
+def test_a_canonical_graph_breaks_rules(name: str) -> None:
+    """What the linter finds in it is why it is lowered."""
+    row = canonical(name)
+    for release, rules in (("10.13", {"operator"}), ("11.4", {"cache-length"})):
+        report = linted(row.model(), row.onnx_dir, ParserVersion(release))
+        found = {f.rule for f in report.findings if f.level is Level.REFUSED}
+        assert rules <= found, release
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_lowered_quantized_product_keeps_every_rule(
+    name: str, compute: Compute, tmp_path: Path
+) -> None:
+    product = Product.of(WEIGHTS[name], tmp_path).lower(compute)
+    for version in map(ParserVersion, NAMES):
+        assert unexpected(linted(product.model, tmp_path, version)) == [], version.name
+
+
+def test_a_product_of_mxfp8_as_it_is_exported_breaks_a_rule(tmp_path: Path) -> None:
+    product = Product.of(WEIGHTS["mxfp8"], tmp_path)
+    report = linted(product.model, tmp_path, ParserVersion("11.4"))
+    assert {f.rule for f in report.findings if f.level is Level.REFUSED} == {"initializer-type"}
+
+
+def test_what_a_pass_leaves_out_is_found() -> None:
+    """A lowered graph in which one rule is broken again is refused by that rule alone."""
+    row = canonical("eagle3")
+    model = ir.to_proto(row.lowered(Dialect.NATIVE, "float16"))
+    for node in model.graph.node:
+        if node.op_type == "Attention":
+            node.attribute.append(onnx.helper.make_attribute("softcap", 30.0))
+    report = lint(model, ParserVersion("11.4"), row.onnx_dir)
+    assert {f.rule for f in report.findings} - KNOWN_WARNINGS == {"attention-attribute"}
