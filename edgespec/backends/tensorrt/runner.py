@@ -24,7 +24,7 @@ from edgespec.backends.masks import tree_mask
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.caches import DeviceRows, KvCache, Rows
 from edgespec.backends.tensorrt.device.base import DeviceMemoryFull
-from edgespec.backends.tensorrt.execution import Bound, Context, OpenEngine
+from edgespec.backends.tensorrt.execution import LESS_MEMORY, Bound, Context, OpenEngine
 from edgespec.backends.tensorrt.kernels import MASK_THREADS
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.recurrent import RecurrentCache
@@ -502,6 +502,10 @@ def open_runner(
         with workspace.working():
             engine = OpenEngine(bindings, path, contract, settings.profiles, workspace)
             return TensorRTRunner(engine, contract, settings, workspace, capacity, lanes)
+    except DeviceMemoryFull as error:
+        workspace.leave()
+        what = f"the device has no memory to open {path}: {error.what}"
+        raise EnvironmentProblem(what, LESS_MEMORY) from error
     except BaseException:
         workspace.leave()
         raise
