@@ -21,7 +21,7 @@ from edgespec.backends.ort.emulate import Emulation
 from edgespec.backends.ort.quantized_values import quantized_values
 from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.lowering import lower, opset, precision, quantization
-from edgespec.backends.tensorrt.parser_version import LINES, ParserVersion
+from edgespec.backends.tensorrt.parser_version import RELEASES, ParserVersion
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.component import ComponentConfig
 from edgespec.contract import (
@@ -326,7 +326,7 @@ def test_no_release_of_tensorrt_has_a_rule_against_a_product(tmp_path: Path, nam
     for dialect in Dialect:
         product = Product.of(WEIGHTS[name], tmp_path).lower("bfloat16", dialect)
         model = ir.to_proto(product.model)
-        for version in (v for v in map(ParserVersion, LINES) if v.dialect is dialect):
+        for version in (v for v in map(ParserVersion, RELEASES) if v.dialect is dialect):
             assert lint(model, version, tmp_path).findings == (), version
 
 
