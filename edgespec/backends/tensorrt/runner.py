@@ -6,6 +6,7 @@ what lanes hold. Knows nothing of tokens or trees.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, Floats, LaneRows, Result, Table
+from edgespec.backends.base import LaneRows, Table
+from edgespec.backends.call import Attention, Call, Floats, HiddenStates, Ids, Result
+from edgespec.backends.host import gather_idx, host_results
+from edgespec.backends.masks import tree_mask
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.caches import DeviceRows, KvCache, Rows
 from edgespec.backends.tensorrt.device.base import DeviceMemoryFull
-from edgespec.backends.tensorrt.execution import Bound, Context, OpenEngine
+from edgespec.backends.tensorrt.execution import LESS_MEMORY, Bound, Context, OpenEngine
 from edgespec.backends.tensorrt.kernels import MASK_THREADS
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.recurrent import RecurrentCache
@@ -38,7 +42,6 @@ from edgespec.contract import (
 from edgespec.errors import EnvironmentProblem, LimitError
 
 MAX_PLANS = 64  # shapes of calls that are remembered, with their graphs
-MASKS = ("attention_mask", "sliding_attention_mask")
 HIDDEN = ("base_hidden", "draft_hidden")
 DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -90,6 +93,10 @@ class TensorRTRunner:
         self.outputs: dict[str, Buffer] = {}
         self.in_place = check_aliases(engine, contract, settings.dialect)
         self.closed = False
+        self.engine_s = 0.0
+        read = "L" if contract.shape.block else "S"
+        self.prefill_chunk = max(ranges[read][1] for ranges in self.ranges)
+        self.max_rows = max(ranges.get("G", ranges["S"])[1] for ranges in self.ranges)
         shape = contract.shape
         attention = 0 if shape.heads else len(shape.attention_layers)
         row_bytes = shape.head_dim * ITEM_BYTES[settings.compute]
@@ -134,16 +141,19 @@ class TensorRTRunner:
 
     # ---- a call
 
-    def run(self, call: Call) -> Result:
-        """Run one call; its KV rows are in the cache afterwards. EnvironmentProblem where the
-        device or the library fails, LimitError where no profile has its sizes."""
+    def run(self, call: Call) -> list[Result]:
+        """Run one call, a result for each lane; its KV rows are in the cache afterwards.
+        EnvironmentProblem where the device or the library fails, LimitError where no profile has
+        its sizes."""
+        began = time.perf_counter()
         with self.workspace.working():
-            seen = {name: Visibility.of(mask) for name, mask in masks_of(call, self.contract)}
+            kinds = attentions_of(call, self.contract)
+            seen = {name: Visibility.of(call, kind) for name, kind in kinds}
             starts: list[int] = call.write_indices.tolist()
             self.check(call, starts)
             taken = 0
             if self.recurrent is not None:
-                taken = self.recurrent.prepare(call.first_lane, starts, rows_of(call))
+                taken = self.recurrent.prepare(call.first_lane, starts, call.rows)
             plan = self.plan_of(call, seen, taken)
             self.fill(plan, call, seen)
             self.execute(plan)
@@ -154,7 +164,8 @@ class TensorRTRunner:
             self.workspace.synchronize()
             if plan.uses > 1 and plan.graph is None and plan.can_capture:
                 self.capture(plan)
-            return self.result(plan)
+            self.engine_s += time.perf_counter() - began
+            return self.results(plan, call)
 
     def check(self, call: Call, starts: Sequence[int]) -> None:
         """Assert that all rows have a slot: our own mistake otherwise."""
@@ -305,22 +316,24 @@ class TensorRTRunner:
                 plan.arrays[part][...] = array
         for name, array in self.feeds(call):
             plan.arrays[name][...] = array
+        for name, lanes in states_of(call):
+            for rows, states in zip(plan.arrays[name], lanes, strict=True):
+                rows[: len(states)], rows[len(states) :] = states.numpy(), 0
 
     def feeds(self, call: Call) -> list[tuple[str, Any]]:
-        """The inputs that are copied, beside what masks are made of."""
+        """The inputs that are copied, beside hidden states and what masks are made of."""
         shape = self.contract.shape
         if shape.heads:
-            return [("base_hidden", call.base_hidden)]
-        names = ["inputs_embeds", "rope_cos", "rope_sin", "write_indices", "gather_idx"]
+            return []
+        names = ["inputs_embeds", "rope_cos", "rope_sin", "write_indices"]
         if shape.local_rotary_dim:
             names += ["local_rope_cos", "local_rope_sin"]
-        if shape.recurrent:
-            names.append("tree_mask")
         if shape.block:
-            names += ["target_hidden", "context_cos", "context_sin"]
-        if shape.reads_hidden_states:
-            names.append("draft_hidden" if call.base_hidden is None else "base_hidden")
+            names += ["context_cos", "context_sin"]
         out = [(name, getattr(call, name)) for name in names]
+        out.append(("gather_idx", gather_idx(call)))
+        if shape.recurrent:
+            out.append(("tree_mask", tree_mask(call)))
         if shape.reads_hidden_states:
             out.append(("use_base_hidden", call.base_hidden is not None))
         return out
@@ -375,17 +388,17 @@ class TensorRTRunner:
             source = Rows(self.new_rows, head_bytes, offset)
             self.cache.append(call.first_lane + place, start, source, call.written)
 
-    def result(self, plan: Plan) -> Result:
-        """The outputs of a call that is done."""
+    def results(self, plan: Plan, call: Call) -> list[Result]:
+        """The outputs of a call that is done, lane by lane."""
         hidden = plan.outputs.get("hidden_states")
         states: Floats | None = None
         if hidden is not None:
             states = hidden if hidden.dtype == np.float32 else hidden.astype(np.float32)
-        return Result(plan.outputs["logits"], states)
+        return host_results(call, plan.outputs["logits"], states, self.contract.shape.heads)
 
     # ---- lanes
 
-    def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
+    def keep_rows(self, lane: int, slots: Ids, start: int) -> None:
         """Commit rows of the last call: move them to `start` and behind, in all layers."""
         with self.workspace.working():
             if self.cache is not None:
@@ -489,6 +502,10 @@ def open_runner(
         with workspace.working():
             engine = OpenEngine(bindings, path, contract, settings.profiles, workspace)
             return TensorRTRunner(engine, contract, settings, workspace, capacity, lanes)
+    except DeviceMemoryFull as error:
+        workspace.leave()
+        what = f"the device has no memory to open {path}: {error.what}"
+        raise EnvironmentProblem(what, LESS_MEMORY) from error
     except BaseException:
         workspace.leave()
         raise
@@ -521,21 +538,14 @@ def ranges_of(contract: GraphContract, profile: Profile) -> dict[str, tuple[int,
 
 def sizes_of(call: Call, taken: int) -> dict[str, int]:
     """The size of each symbol in a call; `taken` is P."""
-    context = call.written - rows_of(call)
-    rows = rows_of(call)
     return {
         "B": len(call.inputs_embeds),
-        "S": rows,
-        "G": call.gather_idx.shape[1],
-        "L": context,
+        "S": call.rows,
+        "G": max(1, *map(len, call.gather)),
+        "L": call.context_rows,
         "P": taken,
-        "R": rows + context,
+        "R": call.written,
     }
-
-
-def rows_of(call: Call) -> int:
-    """S."""
-    return int(call.inputs_embeds.shape[1])
 
 
 def shape_of(spec: TensorSpec, sizes: Sizes) -> tuple[int, ...]:
@@ -561,14 +571,21 @@ def is_memory(name: str) -> bool:
 # ---- masks
 
 
-def masks_of(call: Call, contract: GraphContract) -> list[tuple[str, NDArray[np.bool_]]]:
-    """The masks of a call that the graph reads."""
-    names = {spec.name for spec in contract.inputs}
-    return [
-        (name, mask)
-        for name in MASKS
-        if name in names and (mask := getattr(call, name)) is not None
-    ]
+def attentions_of(call: Call, contract: GraphContract) -> list[tuple[str, Attention]]:
+    """What each mask that the graph reads is made of."""
+    if contract.shape.heads:
+        return []
+    out = [("attention_mask", call.attention)]
+    if contract.shape.sliding:
+        assert call.sliding_attention is not None
+        out.append(("sliding_attention_mask", call.sliding_attention))
+    return out
+
+
+def states_of(call: Call) -> list[tuple[str, Sequence[HiddenStates]]]:
+    """The hidden states of a call, lane by lane."""
+    names = (*HIDDEN, "target_hidden")
+    return [(name, lanes) for name in names if (lanes := getattr(call, name)) is not None]
 
 
 def mask_parts(name: str, of: Visibility) -> list[tuple[str, NDArray[Any]]]:

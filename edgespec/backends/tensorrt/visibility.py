@@ -1,6 +1,7 @@
-"""What a call's masks say, in the few bytes that go to the device, where a kernel makes the masks.
+"""What the rows of a call attend to, in the few bytes that go to the device, where a kernel makes
+the masks.
 
-Knows masks. Knows no device.
+Knows lengths, windows and what rows see. Knows no device.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.call import Attention, Call, Mask
+
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
@@ -18,18 +21,30 @@ class Visibility:
 
     lengths: NDArray[np.int32]  # [B]
     firsts: NDArray[np.int32]  # [B, S]
-    visible: NDArray[np.bool_]  # [B, S, V]
+    visible: Mask  # [B, S, V]
 
     @classmethod
-    def of(cls, mask: NDArray[np.bool_]) -> Visibility:
-        """Of a mask [B, 1, S, T]: the slots that all rows see are its length."""
-        rows = mask[:, 0]  # [B, S, T]
-        batch, count, width = rows.shape
-        seen = rows.all(1)
-        lengths = np.where(seen.all(1), width, seen.argmin(1)).astype(np.int32)
-        firsts = np.zeros((batch, count), np.int32)
-        shortest = int(lengths.min())
-        visible = np.zeros((batch, count, max(1, width - shortest)), bool)
-        for lane, length in enumerate(lengths.tolist()):
-            visible[lane, :, : width - length] = rows[lane, :, length:]
-        return cls(lengths, firsts, visible)
+    def of(cls, call: Call, attention: Attention) -> Visibility:
+        """What one kind of layer attends to; a row that only fills up sees itself."""
+        rows, context, window = call.rows, call.context_rows, attention.window
+        starts: list[int] = call.write_indices.tolist()
+        batch, lanes = len(starts), attention.lanes
+        width = max(s + context + rows - a.length for s, a in zip(starts, lanes, strict=True))
+        lengths = np.array([lane.length for lane in lanes], np.int32)
+        firsts, seen = np.zeros((batch, rows), np.int32), np.zeros((batch, rows, width), bool)
+        for i, (lane, start) in enumerate(zip(lanes, starts, strict=True)):
+            visible, first = lane.visible, start + context - lane.length
+            count, known = visible.shape
+            scratch = known - count
+            if window is not None:
+                own = lane.positions[scratch:]
+                firsts[i, :count] = np.maximum(own - window + 1, 0)
+                if call.target_hidden is None:  # no block
+                    visible = visible & (own[:, None] - lane.positions < window)
+            seen[i, :count, :scratch] = visible[:, :scratch]
+            seen[i, :count, first : first + count] = visible[:, scratch:]
+            if count < rows:
+                filling = np.arange(count, rows)
+                firsts[i, count:] = lane.length
+                seen[i, filling, first + filling] = True
+        return cls(lengths, firsts, seen)
