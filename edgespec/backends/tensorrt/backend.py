@@ -77,14 +77,12 @@ class TensorRTBackend(Backend):
         a device that is not here."""
         from edgespec.backends.tensorrt import estimate, lowered_files
         from edgespec.backends.tensorrt.devices import title_of
-        from edgespec.backends.tensorrt.staging import plan_of, version_here
+        from edgespec.backends.tensorrt.staging import checked_model, plan_of, version_here
 
         assert isinstance(options, TensorRTOptions)
         version = version_here(self.library, options)
         plan = plan_of(self.library, onnx, limits, options, version)
-        size = lowered_files.weight_bytes(
-            lowered_files.lowered_model(onnx, plan.target, plan.model)
-        )
+        size = lowered_files.weight_bytes(checked_model(onnx, plan))
         memory = estimate.estimate(onnx.config, plan.contract, plan.limits, plan.profiles, size)
         name = f"{self.title} {version}"
         lines = estimate.lines(name, plan.target, title_of(plan.sm), plan.profiles, memory)
@@ -100,13 +98,13 @@ class TensorRTBackend(Backend):
     ) -> tuple[str, ...]:
         """Write the lowered graph with its weights to `directory`; the command that builds it."""
         from edgespec.backends.tensorrt import emit, lowered_files
-        from edgespec.backends.tensorrt.staging import plan_of, version_here
+        from edgespec.backends.tensorrt.staging import checked_model, plan_of, version_here
         from edgespec.backends.tensorrt.versions import build_environment, faults_of
 
         assert isinstance(options, TensorRTOptions)
         version = version_here(self.library, options)
         plan = plan_of(self.library, onnx, limits, options, version)
-        model = lowered_files.lowered_model(onnx, plan.target, plan.model)
+        model = checked_model(onnx, plan)
         lowered_files.write(model, onnx.path, directory, lowered_files.copy)
         words = emit.command_of(plan, options, self.engine_path(Path(), onnx.role).name)
         variables = build_environment(faults_of(self.library, version), {})
