@@ -152,6 +152,20 @@ def test_each_scheme_compiles_for_a_card_that_has_it(
     assert older.code == (0 if scheme.startswith("int") else 3), older.err
 
 
+def test_an_fp8_cache_is_kept_in_the_compute_type_and_that_is_said(
+    modelopt_exports: Path, tmp_path: Path, cli: Cli
+) -> None:
+    checkpoint = shutil.copytree(modelopt_exports / "llama_fp8", tmp_path / "llama_fp8")
+    base = toys.make_base(tmp_path / "tokenizer", "llama", layers=2)
+    shutil.copy(base / "tokenizer.json", checkpoint)
+    assert run(["export", str(checkpoint), str(tmp_path / "onnx")]) == 0
+    sizes = ["--max-input-len", "32", "--max-kv-cache-capacity", "48", "--compute", "fp16"]
+    more = ["--compute-capability", "SM120", *sizes]
+    done = cli(*build_args(tmp_path / "onnx" / "llm", tmp_path / "engines", *more))
+    assert done.code == 0, done.err
+    assert "fp8 KV cache are not applied: the cache is float16" in done.out
+
+
 def test_attention_in_float32_is_built_of_basic_operators(
     exports: dict[str, Path], tmp_path: Path
 ) -> None:
