@@ -6,6 +6,7 @@ what lanes hold. Knows nothing of tokens or trees.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Call, Floats, LaneRows, Result, Table
+from edgespec.backends.base import LaneRows, Table
+from edgespec.backends.call import Attention, Call, Floats, Result
+from edgespec.backends.host import gather_idx, host_results, stacked_states
+from edgespec.backends.masks import tree_mask
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.caches import DeviceRows, KvCache, Rows
 from edgespec.backends.tensorrt.device.base import DeviceMemoryFull
@@ -38,7 +42,8 @@ from edgespec.contract import (
 from edgespec.errors import EnvironmentProblem, LimitError
 
 MAX_PLANS = 64  # shapes of calls that are remembered, with their graphs
-MASKS = ("attention_mask", "sliding_attention_mask")
+# Masks, and what a call says of them
+MASKS = {"attention_mask": "attention", "sliding_attention_mask": "sliding_attention"}
 HIDDEN = ("base_hidden", "draft_hidden")
 DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -84,6 +89,13 @@ class TensorRTRunner:
         self.workspace, self.capacity, self.lanes = workspace, capacity, lanes
         self.table: Table | None = None
         self.ranges = [ranges_of(contract, profile) for profile in settings.profiles]
+        reads = "L" if contract.shape.block else "S"
+        self.prefill_chunk = max(ranges.get(reads, (1, 1))[1] for ranges in self.ranges)
+        self.max_rows = max(
+            min(ranges[symbol][1] for symbol in ("S", "G") if symbol in ranges)
+            for ranges in self.ranges
+        )
+        self.engine_s = 0.0
         self.plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
         self.inputs, self.zeros, self.masks = (Buffer(workspace) for _ in range(3))
         self.upload, self.download = Pinned(workspace), Pinned(workspace)
@@ -134,16 +146,21 @@ class TensorRTRunner:
 
     # ---- a call
 
-    def run(self, call: Call) -> Result:
-        """Run one call; its KV rows are in the cache afterwards. EnvironmentProblem where the
-        device or the library fails, LimitError where no profile has its sizes."""
+    def run(self, call: Call) -> list[Result]:
+        """Run one call, a result for each lane; its KV rows are in the cache afterwards.
+        EnvironmentProblem where the device or the library fails, LimitError where no profile has
+        its sizes."""
+        began = time.perf_counter()
         with self.workspace.working():
-            seen = {name: Visibility.of(mask) for name, mask in masks_of(call, self.contract)}
+            seen = {
+                name: Visibility.of(call, attention)
+                for name, attention in masks_of(call, self.contract)
+            }
             starts: list[int] = call.write_indices.tolist()
             self.check(call, starts)
             taken = 0
             if self.recurrent is not None:
-                taken = self.recurrent.prepare(call.first_lane, starts, rows_of(call))
+                taken = self.recurrent.prepare(call.first_lane, starts, call.rows)
             plan = self.plan_of(call, seen, taken)
             self.fill(plan, call, seen)
             self.execute(plan)
@@ -154,7 +171,8 @@ class TensorRTRunner:
             self.workspace.synchronize()
             if plan.uses > 1 and plan.graph is None and plan.can_capture:
                 self.capture(plan)
-            return self.result(plan)
+            self.engine_s += time.perf_counter() - began
+            return self.result(plan, call)
 
     def check(self, call: Call, starts: Sequence[int]) -> None:
         """Assert that all rows have a slot: our own mistake otherwise."""
@@ -310,18 +328,22 @@ class TensorRTRunner:
         """The inputs that are copied, beside what masks are made of."""
         shape = self.contract.shape
         if shape.heads:
-            return [("base_hidden", call.base_hidden)]
-        names = ["inputs_embeds", "rope_cos", "rope_sin", "write_indices", "gather_idx"]
+            assert call.base_hidden is not None
+            return [("base_hidden", stacked_states(call.base_hidden, call.rows))]
+        names = ["inputs_embeds", "rope_cos", "rope_sin", "write_indices"]
         if shape.local_rotary_dim:
             names += ["local_rope_cos", "local_rope_sin"]
-        if shape.recurrent:
-            names.append("tree_mask")
         if shape.block:
-            names += ["target_hidden", "context_cos", "context_sin"]
-        if shape.reads_hidden_states:
-            names.append("draft_hidden" if call.base_hidden is None else "base_hidden")
+            names += ["context_cos", "context_sin"]
         out = [(name, getattr(call, name)) for name in names]
+        out.append(("gather_idx", gather_idx(call)))
+        if shape.recurrent:
+            out.append(("tree_mask", tree_mask(call)))
+        if call.target_hidden is not None:
+            out.append(("target_hidden", stacked_states(call.target_hidden, call.context_rows)))
         if shape.reads_hidden_states:
+            name = "draft_hidden" if call.base_hidden is None else "base_hidden"
+            out.append((name, stacked_states(getattr(call, name), call.rows)))
             out.append(("use_base_hidden", call.base_hidden is not None))
         return out
 
@@ -375,13 +397,13 @@ class TensorRTRunner:
             source = Rows(self.new_rows, head_bytes, offset)
             self.cache.append(call.first_lane + place, start, source, call.written)
 
-    def result(self, plan: Plan) -> Result:
-        """The outputs of a call that is done."""
+    def result(self, plan: Plan, call: Call) -> list[Result]:
+        """The outputs of a call that is done, lane by lane."""
         hidden = plan.outputs.get("hidden_states")
         states: Floats | None = None
         if hidden is not None:
             states = hidden if hidden.dtype == np.float32 else hidden.astype(np.float32)
-        return Result(plan.outputs["logits"], states)
+        return host_results(call, plan.outputs["logits"], states, self.contract.shape.heads)
 
     # ---- lanes
 
@@ -521,21 +543,14 @@ def ranges_of(contract: GraphContract, profile: Profile) -> dict[str, tuple[int,
 
 def sizes_of(call: Call, taken: int) -> dict[str, int]:
     """The size of each symbol in a call; `taken` is P."""
-    context = call.written - rows_of(call)
-    rows = rows_of(call)
     return {
         "B": len(call.inputs_embeds),
-        "S": rows,
-        "G": call.gather_idx.shape[1],
-        "L": context,
+        "S": call.rows,
+        "G": gather_idx(call).shape[1],
+        "L": call.context_rows,
         "P": taken,
-        "R": rows + context,
+        "R": call.written,
     }
-
-
-def rows_of(call: Call) -> int:
-    """S."""
-    return int(call.inputs_embeds.shape[1])
 
 
 def shape_of(spec: TensorSpec, sizes: Sizes) -> tuple[int, ...]:
@@ -561,13 +576,13 @@ def is_memory(name: str) -> bool:
 # ---- masks
 
 
-def masks_of(call: Call, contract: GraphContract) -> list[tuple[str, NDArray[np.bool_]]]:
-    """The masks of a call that the graph reads."""
+def masks_of(call: Call, contract: GraphContract) -> list[tuple[str, Attention]]:
+    """What a call says of the masks that the graph reads."""
     names = {spec.name for spec in contract.inputs}
     return [
-        (name, mask)
-        for name in MASKS
-        if name in names and (mask := getattr(call, name)) is not None
+        (name, attention)
+        for name, field in MASKS.items()
+        if name in names and (attention := getattr(call, field)) is not None
     ]
 
 

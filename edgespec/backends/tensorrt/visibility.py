@@ -1,6 +1,7 @@
-"""What a call's masks say, in the few bytes that go to the device, where a kernel makes the masks.
+"""What the rows of a call see, in the few bytes that go to the device, where a kernel makes the
+masks.
 
-Knows masks. Knows no device.
+Knows lengths and windows. Knows no device.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgespec.backends.call import Attention, Call
+from edgespec.backends.masks import attention_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +25,19 @@ class Visibility:
     visible: NDArray[np.bool_]  # [B, S, V]
 
     @classmethod
-    def of(cls, mask: NDArray[np.bool_]) -> Visibility:
-        """Of a mask [B, 1, S, T]: the slots that all rows see are its length."""
-        rows = mask[:, 0]  # [B, S, T]
-        batch, count, width = rows.shape
-        seen = rows.all(1)
-        lengths = np.where(seen.all(1), width, seen.argmin(1)).astype(np.int32)
-        firsts = np.zeros((batch, count), np.int32)
-        shortest = int(lengths.min())
-        visible = np.zeros((batch, count, max(1, width - shortest)), bool)
-        for lane, length in enumerate(lengths.tolist()):
-            visible[lane, :, : width - length] = rows[lane, :, length:]
+    def of(cls, call: Call, attention: Attention) -> Visibility:
+        """What the rows of a call see; one that only fills up sees itself."""
+        mask = attention_mask(call, attention)[:, 0]  # [B, S, T]
+        batch, rows, width = mask.shape
+        lengths = np.array([lane.length for lane in attention.lanes], np.int32)
+        firsts = np.repeat(lengths[:, None], rows, 1)
+        visible = np.zeros((batch, rows, max(1, width - int(lengths.min()))), bool)
+        for place, lane in enumerate(attention.lanes):
+            count, columns = lane.visible.shape
+            if attention.window is None:
+                firsts[place, :count] = 0
+            else:
+                least = lane.positions[columns - count :] - attention.window + 1
+                firsts[place, :count] = np.clip(least, 0, lane.length)
+            visible[place, :, : width - lane.length] = mask[place, :, lane.length :]
         return cls(lengths, firsts, visible)
