@@ -180,6 +180,18 @@ def test_attention_in_float32_is_built_of_basic_operators(
     assert Path(job.engine).stat().st_size > 1_000_000
 
 
+def test_an_emitted_graph_compiles_without_anything_else(
+    exports: dict[str, Path], tmp_path: Path, cli: Cli
+) -> None:
+    """In float32, whose attention has no fused kernel: the graph itself lets it be decomposed."""
+    job, out = job_of(exports["draft"], tmp_path / "work", "float32"), tmp_path / "out"
+    target = ["--compute-capability", "SM120", "--compute", "fp32", "--emit-onnx", str(out)]
+    done = cli(*build_args(exports["draft"], tmp_path / "engines", *target))
+    assert done.code == 0, done.err
+    emitted = replace(job, model=str(out / "model.onnx"), decompose_attention=False)
+    assert process.run(emitted, lambda share: None, os.environ).engine_bytes > 1_000_000
+
+
 def test_a_graph_that_the_parser_refuses_is_told_in_its_words(
     exports: dict[str, Path], tmp_path: Path
 ) -> None:

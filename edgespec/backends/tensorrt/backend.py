@@ -105,6 +105,8 @@ class TensorRTBackend(Backend):
         version = version_here(self.library, options)
         plan = plan_of(self.library, onnx, limits, options, version)
         model = checked_model(onnx, plan)
+        if plan.target.compute == "float32":  # no fused kernel has it
+            emit.let_decompose(model)
         lowered_files.write(model, onnx.path, directory, lowered_files.copy)
         words = emit.command_of(plan, options, self.engine_path(Path(), onnx.role).name)
         variables = build_environment(faults_of(self.library, version), {})
