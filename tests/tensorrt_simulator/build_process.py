@@ -1,4 +1,5 @@
-"""The process of a build with the simulator for its library; the version is its argument."""
+"""The process of a build with the simulator for its library; the version is its argument, and the
+variable SIMULATED_FAULT names a call that fails."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from tests.tensorrt_simulator.library import simulator
 def load(library: Library) -> bindings.Bindings:
     """The simulator as the library."""
     version = sys.argv[1]
-    return bindings.Bindings(
-        library, simulator(version), version, capabilities_of(library, version)
-    )
+    trt = simulator(version)
+    if "SIMULATED_FAULT" in os.environ:
+        trt.faults.after[os.environ["SIMULATED_FAULT"]] = 0
+    return bindings.Bindings(library, trt, version, capabilities_of(library, version))
 
 
 if __name__ == "__main__":

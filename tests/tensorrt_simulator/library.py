@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum, IntEnum
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -278,14 +278,16 @@ class Engine:
         self.outputs = {v.name: Tensor(v) for v in model.graph.output}
         self.tensors = self.inputs | self.outputs
         self.names = [*self.tensors]
+        self.graph = graph
+        self.taken: dict[int, Context] = {}  # profiles, by the context that has them
+
+    @cached_property
+    def session(self) -> ort.InferenceSession:
+        """What computes, made when it is first asked."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3  # that caches are copied here is known
-        self.session = ort.InferenceSession(graph, options, ["CPUExecutionProvider"])
-        self.taken: dict[int, Context] = {}  # profiles, by the context that has them
-        self.executes = True
-
-    error_recorder: Any = None
+        return ort.InferenceSession(self.graph, options, ["CPUExecutionProvider"])
 
     @property
     def num_io_tensors(self) -> int:
@@ -443,8 +445,6 @@ class Context:
         memory: tuple[int, int],
     ) -> None:
         """One run, when its turn comes on the stream."""
-        if not self.engine.executes:
-            return
         if memory[1]:
             device.at(*memory).fill(POISON)
         feeds = {}

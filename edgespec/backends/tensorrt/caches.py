@@ -188,9 +188,11 @@ class Memory:
 
 
 def give_back(workspace: Workspace, address: int) -> None:
-    """Free memory from whatever thread drops it."""
+    """Free memory from whatever thread drops it; what was asked of it is done before."""
     with workspace.working():
-        workspace.free(address)
+        if workspace.users:
+            workspace.synchronize()
+            workspace.free(address)
 
 
 @dataclass(frozen=True, slots=True)

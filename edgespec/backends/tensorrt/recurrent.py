@@ -18,17 +18,21 @@ from edgespec.contract import ITEM_BYTES, RecurrentShape, conv_names, delta_name
 
 Ids = NDArray[np.int64]
 ITEM = ITEM_BYTES["float32"]  # states stay in float32, whatever the engine computes in
+FIRST: Ids = np.zeros(1, np.int64)
+ALL = ("conv", "pending", "state")  # what lanes of one call have side by side
 
 
 class Tensors:
-    """Zero-filled memory [layers, lanes, rows, row_bytes], and a table of its layers."""
+    """Zero-filled memory [layers, lanes, rows, row_bytes], and a table of its layers. Each lane
+    begins at an address that can be bound: behind its rows there may be a gap."""
 
     def __init__(
         self, workspace: Workspace, layers: int, lanes: int, rows: int, row_bytes: int
     ) -> None:
         self.workspace, self.layers = workspace, layers
-        self.row_bytes, self.lane_bytes = row_bytes, rows * row_bytes
-        self.layer_bytes = aligned(lanes * self.lane_bytes)
+        self.row_bytes, self.size = row_bytes, rows * row_bytes
+        self.lane_bytes = aligned(self.size)
+        self.layer_bytes = lanes * self.lane_bytes
         total = layers * self.layer_bytes
         self.memory = workspace.alloc(total)
         workspace.device.zero(self.memory, total, workspace.stream)
@@ -37,6 +41,11 @@ class Tensors:
     def address(self, layer: int, lane: int) -> int:
         """Where a lane begins in a layer."""
         return self.memory + layer * self.layer_bytes + lane * self.lane_bytes
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether lanes do not stand one directly behind the other."""
+        return self.lane_bytes > self.size
 
     def rows(self, lane: int) -> Rows:
         """The rows of a lane in all layers."""
@@ -86,10 +95,14 @@ class RecurrentCache:
             "state": (2 * lanes, 1, state_bytes),  # lanes of one side, then those of the other
             "conv": (lanes, self.kept, self.conv_bytes),
             "pending": (lanes, rows, self.row_bytes),
-            "taken": (lanes, rows, self.row_bytes),
-            "conv_rows": (lanes, rows, self.conv_bytes),
-            "delta_rows": (lanes, rows, self.row_bytes),
+            # Of a call: all its lanes side by side
+            "conv_rows": (1, lanes * rows, self.conv_bytes),
+            "delta_rows": (1, lanes * rows, self.row_bytes),
         }
+        if lanes > 1:
+            sizes["conv of all"] = (1, lanes * self.kept, self.conv_bytes)
+            sizes["pending of all"] = (1, lanes * rows, self.row_bytes)
+            sizes["state of all"] = sizes["state after all"] = (1, lanes, state_bytes)
         self.tensors = {
             name: Tensors(workspace, self.layers, *dims) for name, dims in sizes.items()
         }
@@ -107,18 +120,26 @@ class RecurrentCache:
             self.turn(lane, self.side[first_lane])
         self.first_lane, self.rows = first_lane, rows
         longest = max(1, *(self.pending[lane] for lane in lanes))
-        target = self.tensors["taken" if len(lanes) > 1 else "pending"]
+        if len(lanes) == 1:
+            filling = np.arange(self.pending[first_lane], longest)  # rows of zeros change nothing
+            into = self.tensors["pending"].rows(first_lane)
+            self.move("pending", first_lane, into, np.full(len(filling), -1), filling)
+            return longest
         for place, lane in enumerate(lanes):
-            count = self.pending[lane]
-            if len(lanes) == 1:
-                origins = np.full(longest - count, -1)  # rows of zeros change nothing
-                into, places = self.tensors["pending"].rows(lane), np.arange(count, longest)
-            else:
-                origins = np.where(np.arange(longest) < count, np.arange(longest), -1)
-                offset = place * longest * self.row_bytes
-                into, places = target.rows(0).at(offset), np.arange(longest)
-            self.move("pending", lane, into, origins, places)
+            places = np.arange(longest)
+            origins = np.where(places < self.pending[lane], places, -1)
+            self.stack("pending", lane, place, origins)
+            self.stack("conv", lane, place, np.arange(self.kept))
+            if self.tensors["state"].has_gaps:
+                row = self.side[lane] * self.lanes + lane
+                self.stack("state", row, place, FIRST)
         return longest
+
+    def stack(self, name: str, lane: int, place: int, origins: Ids) -> None:
+        """Put rows of a lane to its place among those of all lanes of a call."""
+        of_all = self.tensors[f"{name} of all"]
+        into = of_all.rows(0).at(place * len(origins) * of_all.row_bytes)
+        self.move(name, lane, into, origins, np.arange(len(origins)))
 
     def move(self, name: str, lane: int, into: Rows, origins: Ids, places: Ids) -> None:
         """Move rows of a lane in all layers."""
@@ -128,48 +149,47 @@ class RecurrentCache:
 
     def turn(self, lane: int, side: int) -> None:
         """Let a lane's state stand on a side: lanes of one call are read and written together."""
-        if self.side[lane] == side:
-            return
-        state = self.tensors["state"]
-        size = RowSize(self.layers, 1, state.row_bytes)
-        source = state.rows(self.side[lane] * self.lanes + lane)
-        into = state.rows(side * self.lanes + lane)
-        move_rows(self.workspace, size, source, into, np.zeros(1, int), np.zeros(1, int))
-        self.side[lane] = side
+        if self.side[lane] != side:
+            into = self.tensors["state"].rows(side * self.lanes + lane)
+            self.move("state", self.side[lane] * self.lanes + lane, into, FIRST, FIRST)
+            self.side[lane] = side
 
     def bound(self, batch: int, taken: int) -> list[Bound]:
         """What a call of `batch` lanes binds after `prepare`, which gave `taken`."""
-        first, side = self.first_lane, self.side[self.first_lane]
-        state, shape = self.tensors["state"], self.shape
-        pending = self.tensors["taken" if batch > 1 else "pending"]
+        first, side, shape = self.first_lane, self.side[self.first_lane], self.shape
+        state, before, after = self.tensors["state"], side * self.lanes, (1 - side) * self.lanes
+        all_of = {name: self.tensors[f"{name} of all"] for name in ALL if batch > 1}
+        conv, pending, at = self.tensors["conv"], self.tensors["pending"], first
+        if batch > 1:
+            conv, pending, at = all_of["conv"], all_of["pending"], 0
+        read, written, reads, writes = state, state, before + first, after + first
+        if batch > 1 and state.has_gaps:
+            read, written = all_of["state"], self.tensors["state after all"]
+            reads = writes = 0
         out = []
         for index, layer in enumerate(shape.layers):
-            conv, conv_rows = conv_names(layer)
-            before, after = state_names(layer)
+            (conv_in, conv_out), (state_in, state_out) = conv_names(layer), state_names(layer)
             committed, delta = delta_names(layer)
-            here, there = side * self.lanes + first, (1 - side) * self.lanes + first
+            conv_dims = (batch, self.kept, shape.conv_width)
             out += [
-                Bound(
-                    conv,
-                    self.tensors["conv"].address(index, first),
-                    (batch, self.kept, shape.conv_width),
-                ),
-                Bound(before, state.address(index, here), (batch, *shape.state_dims)),
-                Bound(
-                    committed,
-                    pending.address(index, 0 if batch > 1 else first),
-                    (batch, taken, shape.row_width),
-                ),
-                Bound(conv_rows, self.tensors["conv_rows"].address(index, 0)),
-                Bound(after, state.address(index, there)),
+                Bound(conv_in, conv.address(index, at), conv_dims),
+                Bound(state_in, read.address(index, reads), (batch, *shape.state_dims)),
+                Bound(committed, pending.address(index, at), (batch, taken, shape.row_width)),
+                Bound(conv_out, self.tensors["conv_rows"].address(index, 0)),
+                Bound(state_out, written.address(index, writes)),
                 Bound(delta, self.tensors["delta_rows"].address(index, 0)),
             ]
         return out
 
     def after_call(self, batch: int) -> None:
         """The states of the call's lanes now hold their pending rows, on the other side."""
-        for lane in range(self.first_lane, self.first_lane + batch):
+        state = self.tensors["state"]
+        for place in range(batch):
+            lane = self.first_lane + place
             self.pending[lane], self.side[lane] = 0, 1 - self.side[lane]
+            if batch > 1 and state.has_gaps:
+                into = state.rows(self.side[lane] * self.lanes + lane)
+                self.move("state after all", 0, into, np.array([place]), FIRST)
 
     def keep(self, lane: int, path: Ids) -> None:
         """Commit rows of the last call, one path of them in its order."""
@@ -200,8 +220,8 @@ class RecurrentCache:
             part
             for layer in range(self.layers)
             for part in (
-                (conv.address(layer, lane), conv.lane_bytes),
-                (state.address(layer, here), state.lane_bytes),
+                (conv.address(layer, lane), conv.size),
+                (state.address(layer, here), state.size),
                 (rows.address(layer, lane), pending * self.row_bytes),
             )
             if part[1]

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows, Table
-from edgespec.backends.call import Attention, Call, Floats, Result
-from edgespec.backends.host import gather_idx, host_results, stacked_states
+from edgespec.backends.call import Attention, Call, Floats, HiddenStates, Ids, Result
+from edgespec.backends.host import gather_idx, host_results
 from edgespec.backends.masks import tree_mask
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.caches import DeviceRows, KvCache, Rows
 from edgespec.backends.tensorrt.device.base import DeviceMemoryFull
-from edgespec.backends.tensorrt.execution import Bound, Context, OpenEngine
+from edgespec.backends.tensorrt.execution import LESS_MEMORY, Bound, Context, OpenEngine
 from edgespec.backends.tensorrt.kernels import MASK_THREADS
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.recurrent import RecurrentCache
@@ -42,8 +42,6 @@ from edgespec.contract import (
 from edgespec.errors import EnvironmentProblem, LimitError
 
 MAX_PLANS = 64  # shapes of calls that are remembered, with their graphs
-# Masks, and what a call says of them
-MASKS = {"attention_mask": "attention", "sliding_attention_mask": "sliding_attention"}
 HIDDEN = ("base_hidden", "draft_hidden")
 DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -89,19 +87,16 @@ class TensorRTRunner:
         self.workspace, self.capacity, self.lanes = workspace, capacity, lanes
         self.table: Table | None = None
         self.ranges = [ranges_of(contract, profile) for profile in settings.profiles]
-        reads = "L" if contract.shape.block else "S"
-        self.prefill_chunk = max(ranges.get(reads, (1, 1))[1] for ranges in self.ranges)
-        self.max_rows = max(
-            min(ranges[symbol][1] for symbol in ("S", "G") if symbol in ranges)
-            for ranges in self.ranges
-        )
-        self.engine_s = 0.0
         self.plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
         self.inputs, self.zeros, self.masks = (Buffer(workspace) for _ in range(3))
         self.upload, self.download = Pinned(workspace), Pinned(workspace)
         self.outputs: dict[str, Buffer] = {}
         self.in_place = check_aliases(engine, contract, settings.dialect)
         self.closed = False
+        self.engine_s = 0.0
+        read = "L" if contract.shape.block else "S"
+        self.prefill_chunk = max(ranges[read][1] for ranges in self.ranges)
+        self.max_rows = max(ranges.get("G", ranges["S"])[1] for ranges in self.ranges)
         shape = contract.shape
         attention = 0 if shape.heads else len(shape.attention_layers)
         row_bytes = shape.head_dim * ITEM_BYTES[settings.compute]
@@ -152,10 +147,8 @@ class TensorRTRunner:
         its sizes."""
         began = time.perf_counter()
         with self.workspace.working():
-            seen = {
-                name: Visibility.of(call, attention)
-                for name, attention in masks_of(call, self.contract)
-            }
+            kinds = attentions_of(call, self.contract)
+            seen = {name: Visibility.of(call, kind) for name, kind in kinds}
             starts: list[int] = call.write_indices.tolist()
             self.check(call, starts)
             taken = 0
@@ -172,7 +165,7 @@ class TensorRTRunner:
             if plan.uses > 1 and plan.graph is None and plan.can_capture:
                 self.capture(plan)
             self.engine_s += time.perf_counter() - began
-            return self.result(plan, call)
+            return self.results(plan, call)
 
     def check(self, call: Call, starts: Sequence[int]) -> None:
         """Assert that all rows have a slot: our own mistake otherwise."""
@@ -323,13 +316,15 @@ class TensorRTRunner:
                 plan.arrays[part][...] = array
         for name, array in self.feeds(call):
             plan.arrays[name][...] = array
+        for name, lanes in states_of(call):
+            for rows, states in zip(plan.arrays[name], lanes, strict=True):
+                rows[: len(states)], rows[len(states) :] = states.numpy(), 0
 
     def feeds(self, call: Call) -> list[tuple[str, Any]]:
-        """The inputs that are copied, beside what masks are made of."""
+        """The inputs that are copied, beside hidden states and what masks are made of."""
         shape = self.contract.shape
         if shape.heads:
-            assert call.base_hidden is not None
-            return [("base_hidden", stacked_states(call.base_hidden, call.rows))]
+            return []
         names = ["inputs_embeds", "rope_cos", "rope_sin", "write_indices"]
         if shape.local_rotary_dim:
             names += ["local_rope_cos", "local_rope_sin"]
@@ -339,11 +334,7 @@ class TensorRTRunner:
         out.append(("gather_idx", gather_idx(call)))
         if shape.recurrent:
             out.append(("tree_mask", tree_mask(call)))
-        if call.target_hidden is not None:
-            out.append(("target_hidden", stacked_states(call.target_hidden, call.context_rows)))
         if shape.reads_hidden_states:
-            name = "draft_hidden" if call.base_hidden is None else "base_hidden"
-            out.append((name, stacked_states(getattr(call, name), call.rows)))
             out.append(("use_base_hidden", call.base_hidden is not None))
         return out
 
@@ -397,7 +388,7 @@ class TensorRTRunner:
             source = Rows(self.new_rows, head_bytes, offset)
             self.cache.append(call.first_lane + place, start, source, call.written)
 
-    def result(self, plan: Plan, call: Call) -> list[Result]:
+    def results(self, plan: Plan, call: Call) -> list[Result]:
         """The outputs of a call that is done, lane by lane."""
         hidden = plan.outputs.get("hidden_states")
         states: Floats | None = None
@@ -407,7 +398,7 @@ class TensorRTRunner:
 
     # ---- lanes
 
-    def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
+    def keep_rows(self, lane: int, slots: Ids, start: int) -> None:
         """Commit rows of the last call: move them to `start` and behind, in all layers."""
         with self.workspace.working():
             if self.cache is not None:
@@ -511,6 +502,10 @@ def open_runner(
         with workspace.working():
             engine = OpenEngine(bindings, path, contract, settings.profiles, workspace)
             return TensorRTRunner(engine, contract, settings, workspace, capacity, lanes)
+    except DeviceMemoryFull as error:
+        workspace.leave()
+        what = f"the device has no memory to open {path}: {error.what}"
+        raise EnvironmentProblem(what, LESS_MEMORY) from error
     except BaseException:
         workspace.leave()
         raise
@@ -546,7 +541,7 @@ def sizes_of(call: Call, taken: int) -> dict[str, int]:
     return {
         "B": len(call.inputs_embeds),
         "S": call.rows,
-        "G": gather_idx(call).shape[1],
+        "G": max(1, *map(len, call.gather)),
         "L": call.context_rows,
         "P": taken,
         "R": call.written,
@@ -576,14 +571,21 @@ def is_memory(name: str) -> bool:
 # ---- masks
 
 
-def masks_of(call: Call, contract: GraphContract) -> list[tuple[str, Attention]]:
-    """What a call says of the masks that the graph reads."""
-    names = {spec.name for spec in contract.inputs}
-    return [
-        (name, attention)
-        for name, field in MASKS.items()
-        if name in names and (attention := getattr(call, field)) is not None
-    ]
+def attentions_of(call: Call, contract: GraphContract) -> list[tuple[str, Attention]]:
+    """What each mask that the graph reads is made of."""
+    if contract.shape.heads:
+        return []
+    out = [("attention_mask", call.attention)]
+    if contract.shape.sliding:
+        assert call.sliding_attention is not None
+        out.append(("sliding_attention_mask", call.sliding_attention))
+    return out
+
+
+def states_of(call: Call) -> list[tuple[str, Sequence[HiddenStates]]]:
+    """The hidden states of a call, lane by lane."""
+    names = (*HIDDEN, "target_hidden")
+    return [(name, lanes) for name in names if (lanes := getattr(call, name)) is not None]
 
 
 def mask_parts(name: str, of: Visibility) -> list[tuple[str, NDArray[Any]]]:

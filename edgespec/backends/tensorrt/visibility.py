@@ -1,7 +1,7 @@
-"""What the rows of a call see, in the few bytes that go to the device, where a kernel makes the
-masks.
+"""What the rows of a call attend to, in the few bytes that go to the device, where a kernel makes
+the masks.
 
-Knows lengths and windows. Knows no device.
+Knows lengths, windows and what rows see. Knows no device.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.call import Attention, Call
-from edgespec.backends.masks import attention_mask
+from edgespec.backends.call import Attention, Call, Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +21,30 @@ class Visibility:
 
     lengths: NDArray[np.int32]  # [B]
     firsts: NDArray[np.int32]  # [B, S]
-    visible: NDArray[np.bool_]  # [B, S, V]
+    visible: Mask  # [B, S, V]
 
     @classmethod
     def of(cls, call: Call, attention: Attention) -> Visibility:
-        """What the rows of a call see; one that only fills up sees itself."""
-        mask = attention_mask(call, attention)[:, 0]  # [B, S, T]
-        batch, rows, width = mask.shape
-        lengths = np.array([lane.length for lane in attention.lanes], np.int32)
-        firsts = np.repeat(lengths[:, None], rows, 1)
-        visible = np.zeros((batch, rows, max(1, width - int(lengths.min()))), bool)
-        for place, lane in enumerate(attention.lanes):
-            count, columns = lane.visible.shape
-            if attention.window is None:
-                firsts[place, :count] = 0
-            else:
-                least = lane.positions[columns - count :] - attention.window + 1
-                firsts[place, :count] = np.clip(least, 0, lane.length)
-            visible[place, :, : width - lane.length] = mask[place, :, lane.length :]
-        return cls(lengths, firsts, visible)
+        """What one kind of layer attends to; a row that only fills up sees itself."""
+        rows, context, window = call.rows, call.context_rows, attention.window
+        starts: list[int] = call.write_indices.tolist()
+        batch, lanes = len(starts), attention.lanes
+        width = max(s + context + rows - a.length for s, a in zip(starts, lanes, strict=True))
+        lengths = np.array([lane.length for lane in lanes], np.int32)
+        firsts, seen = np.zeros((batch, rows), np.int32), np.zeros((batch, rows, width), bool)
+        for i, (lane, start) in enumerate(zip(lanes, starts, strict=True)):
+            visible, first = lane.visible, start + context - lane.length
+            count, known = visible.shape
+            scratch = known - count
+            if window is not None:
+                own = lane.positions[scratch:]
+                firsts[i, :count] = np.maximum(own - window + 1, 0)
+                if call.target_hidden is None:  # no block
+                    visible = visible & (own[:, None] - lane.positions < window)
+            seen[i, :count, :scratch] = visible[:, :scratch]
+            seen[i, :count, first : first + count] = visible[:, scratch:]
+            if count < rows:
+                filling = np.arange(count, rows)
+                firsts[i, count:] = lane.length
+                seen[i, filling, first + filling] = True
+        return cls(lengths, firsts, seen)

@@ -74,7 +74,7 @@ class CudaPythonDevice(Device):
         """Memory of cudaHostAlloc."""
         (address,) = self.done(self.cuda.cudaHostAlloc(size, self.cuda.cudaHostAllocDefault))
         memory = (ctypes.c_uint8 * size).from_address(int(address))
-        return HostBlock(int(address), np.frombuffer(memory, np.uint8))
+        return HostBlock(int(address), np.ctypeslib.as_array(memory))
 
     def free_pinned(self, block: HostBlock) -> None:
         """cudaFreeHost."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from pathlib import Path
 
 from edgespec.errors import InternalError, MissingDependency
 
+CFunction = Callable[..., int]
 NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 REMEDY = (
     "Install NVIDIA's compiler library: pip install nvidia-cuda-nvrtc, or the CUDA toolkit (on a"
@@ -62,16 +63,20 @@ def require(nvrtc: ctypes.CDLL, result: int, what: str) -> None:
 
 def load() -> ctypes.CDLL:
     """The library: of the system, or of NVIDIA's wheels. MissingDependency where it is neither."""
-    for name in (*NAMES, *map(str, of_wheels())):
+    for name in NAMES:
         try:
             return ctypes.CDLL(name)
         except OSError:
             continue
+    for path in of_wheels():
+        # It looks for this one by its name alone, and takes what is loaded already
+        for builtins in path.parent.glob("libnvrtc-builtins.so.*"):
+            ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(path))
     raise MissingDependency("libnvrtc is not installed", REMEDY)
 
 
 def of_wheels() -> Iterator[Path]:
     """The files of the library in the packages that Python sees."""
     for root in map(Path, sys.path):
-        for pattern in ("nvidia/*/lib/libnvrtc.so.1[0-9]",):
-            yield from sorted(root.glob(pattern), reverse=True)
+        yield from sorted(root.glob("nvidia/*/lib/libnvrtc.so.1[0-9]"), reverse=True)

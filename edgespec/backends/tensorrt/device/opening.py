@@ -11,8 +11,8 @@ from edgespec.backends.tensorrt.device.base import Device
 from edgespec.errors import MissingDependency
 
 REMEDY = (
-    "pip install cuda-bindings (of the major version of your CUDA, such as 'cuda-bindings>=13,<14')."
-    " Or pip install pycuda, which is built on the device."
+    "pip install cuda-bindings, of the major version of your CUDA ('cuda-bindings>=13,<14'), or pip"
+    " install pycuda, which is built on the device."
 )
 
 

@@ -1,39 +1,83 @@
-"""What goes to the device of a mask makes that mask, as the kernel makes it."""
+"""What goes to the device of a mask makes the mask that the host would make."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edgespec.backends.call import Attention, Call
+from edgespec.backends.call import Attention, Call, LaneAttention
+from edgespec.backends.host import HostStates
 from edgespec.backends.masks import attention_mask
+from edgespec.backends.tensorrt import kernels
 from edgespec.backends.tensorrt.visibility import Visibility
-from tests.unit.backends.test_masks import call_of, random_lane
+from edgespec.backends.tensorrt.workspace import Pinned, Workspace
+from tests.tensorrt_simulator.device import HostDevice
+
+SLOTS = 48
 
 
-def by_the_kernel(call: Call, attention: Attention, slots: int) -> np.ndarray:
-    """As kernels/mask.cu says it."""
+def call_of(lanes: list[tuple[int, int, int]], context: int = 0, new: int = 0) -> Call:
+    """Lanes of (committed, scratch, rows) with random visibility; where there is context, the first
+    lane has all of it and the others `new`."""
+    rng = np.random.default_rng(3)
+    rows = max(lane[2] for lane in lanes)
+    attended, starts = [], []
+    for i, (length, scratch, count) in enumerate(lanes):
+        own = context if i == 0 else new
+        visible = rng.random((count, scratch + count)) < 0.5
+        visible[np.arange(count), scratch + np.arange(count)] = True
+        positions = length + own + np.arange(scratch + count)
+        attended.append(LaneAttention(length + own, visible, positions))
+        starts.append(length + scratch)
+    embeds = np.zeros((len(lanes), rows, 4), np.float32)
+    block: dict[str, Any] = {}
+    if context:
+        states = [HostStates(np.zeros((context, 2), np.float32))] * len(lanes)
+        rope = np.zeros((len(lanes), context, 2), np.float32)
+        block = {"target_hidden": states, "context_cos": rope, "context_sin": rope}
+    gather = [np.zeros(1, np.int64)] * len(lanes)
+    indices = np.array(starts, np.int64)
+    return Call(embeds, embeds, embeds, Attention(attended), indices, gather, **block)
+
+
+CALLS = {
+    "chain": call_of([(9, 0, 5)]),
+    "one row": call_of([(9, 0, 1)]),
+    "first": call_of([(0, 0, 7)]),
+    "scratch": call_of([(9, 6, 4)]),
+    "lanes of other lengths": call_of([(9, 0, 5), (30, 0, 2), (0, 3, 1)]),
+    "block": call_of([(9, 0, 5)], context=3),
+    "blocks": call_of([(9, 0, 5), (4, 0, 2)], context=3, new=1),
+}
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 12])
+@pytest.mark.parametrize("name", CALLS)
+def test_the_kernel_makes_the_mask_of_the_host(name: str, window: int | None) -> None:
+    call = CALLS[name]
+    attention = replace(call.attention, window=window)
+    rows, batch = call.rows, len(call.attention.lanes)
+    expected = np.empty((batch, 1, rows, SLOTS), bool)
+    attention_mask(call, attention, expected)
     of = Visibility.of(call, attention)
-    mask = np.zeros((*of.firsts.shape, slots), bool)
-    for lane, row, slot in np.ndindex(mask.shape):
-        behind = slot - of.lengths[lane]
-        if behind < 0:
-            mask[lane, row, slot] = slot >= of.firsts[lane, row]
-        elif behind < of.visible.shape[2]:
-            mask[lane, row, slot] = of.visible[lane, row, behind]
-    return mask[:, None]
-
-
-@pytest.mark.parametrize("window", [None, 1, 3, 100])
-@pytest.mark.parametrize("context", [None, 0, 3])
-def test_a_mask_is_made_of_lengths_and_what_is_visible_behind(
-    window: int | None, context: int | None
-) -> None:
-    rng = np.random.default_rng(0)
-    scratch = 0 if context is None else context
-    lanes = [random_lane(rng, *sizes) for sizes in ((5, scratch, 4), (9, scratch, 1))]
-    attention = Attention(lanes, window)
-    call = call_of(attention, [5, 9], context)
-    wide = np.zeros((2, 1, call.rows, 24), bool)
-    wanted = attention_mask(call, attention, wide)
-    np.testing.assert_array_equal(by_the_kernel(call, attention, 24), wanted)
+    device = HostDevice()
+    workspace = Workspace(device)
+    at = {}
+    for part in ("lengths", "firsts", "visible"):
+        array = np.ascontiguousarray(getattr(of, part))
+        pinned = Pinned(workspace)
+        pinned.fit(array.nbytes)
+        pinned.view(0, array.shape, array.dtype)[...] = array
+        at[part] = workspace.alloc(array.nbytes)
+        device.upload(at[part], pinned.address, array.nbytes, workspace.stream)
+        workspace.synchronize()
+    mask = workspace.alloc(expected.nbytes)
+    grid = (-(-SLOTS // kernels.MASK_THREADS), rows, batch)
+    sizes = {"rows": rows, "width": of.visible.shape[2], "slots": SLOTS}
+    workspace.launch("attention_mask", grid, kernels.MASK_THREADS, mask=mask, **at, **sizes)
+    workspace.synchronize()
+    found = device.at(mask, expected.nbytes).view(bool).reshape(expected.shape)
+    assert (found == expected).all()

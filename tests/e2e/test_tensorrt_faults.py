@@ -1,0 +1,162 @@
+"""What the user reads where the library or the device fails: one line of what happened, with the
+library's own words, and one of what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends.tensorrt.device import opening
+from edgespec.backends.tensorrt.device.opening import open_device
+from edgespec.cli.main import run
+from tests import shared
+from tests.e2e.test_tensorrt_simulated import NATIVE, SIZES, TREES, exported
+from tests.e2e.workshop import Cli, Outcome, cli, infer
+from tests.tensorrt_simulator.device import HostDevice
+from tests.tensorrt_simulator.installed import install
+from tests.tensorrt_simulator.library import Engine, Simulator
+
+__all__ = ["cli"]
+
+BUG, DAMAGED, ENVIRONMENT = 1, 3, 4
+
+
+@pytest.fixture
+def trt(monkeypatch: pytest.MonkeyPatch) -> Simulator:
+    return install(monkeypatch, NATIVE)
+
+
+@pytest.fixture
+def engines(trt: Simulator, tmp_path: Path) -> Path:
+    """A plain engine."""
+
+    def make(out: Path) -> None:
+        line = ["build", "--onnx-dir", exported("eagle3")[0], "--engine-dir", out, *SIZES, *TREES]
+        assert run([str(arg) for arg in (*line, "--backend", "tensorrt", "--compute", "fp32")]) == 0
+
+    made = shared.made_once(("simulated engine", NATIVE), make)
+    return Path(shutil.copytree(made, tmp_path / "engines"))
+
+
+@pytest.fixture
+def failed(cli: Cli, engines: Path, tmp_path: Path) -> Callable[[], Outcome]:
+    return lambda: cli(*infer(engines, tmp_path))
+
+
+FAULTS = {
+    "deserialize_cuda_engine": (0, ENVIRONMENT, "not enough memory to load", "OutOfMemory"),
+    "create_execution_context": (1, ENVIRONMENT, "no execution context", "out of memory"),
+}
+
+
+@pytest.mark.parametrize("call", FAULTS)
+def test_an_engine_that_cannot_be_opened(
+    trt: Simulator, failed: Callable[[], Outcome], call: str
+) -> None:
+    after, code, what, said = FAULTS[call]
+    trt.faults.after[call] = after
+    found = failed()
+    assert found.code == code, found.err
+    assert what in found.err
+    assert said in found.err
+    device = HostDevice.current
+    assert device is not None
+    assert device.closed
+    assert not device.memory
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [("execute_async_v3", "an illegal memory access"), ("set_input_shape", "failed")],
+)
+def test_a_call_that_fails_in_the_middle(
+    trt: Simulator, failed: Callable[[], Outcome], tmp_path: Path, call: str, said: str
+) -> None:
+    trt.faults.after[call] = 1
+    found = failed()
+    assert found.code == 5, found.err
+    assert said in found.err + (tmp_path / "output.json").read_text()
+    device = HostDevice.current
+    assert device is not None
+    assert not device.memory
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [(-1, "no memory to open"), (100_000, "no memory for a KV cache of 0.0 GB (128 tokens)")],
+)
+def test_a_device_without_room(
+    trt: Simulator,
+    failed: Callable[[], Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    more: int,
+    what: str,
+) -> None:
+    assert failed().code == 0
+    limit = trt.engines[-1].device_memory_size_v2 + more
+    monkeypatch.setattr(opening, "open_device", lambda: HostDevice(limit))
+    found = failed()
+    assert found.code == ENVIRONMENT, found.err
+    assert what in found.err
+    assert "--max-kv-cache-capacity" in found.err
+    device = HostDevice.current
+    assert device is not None
+    assert device.closed
+    assert not device.memory
+
+
+def test_an_engine_file_that_is_damaged(
+    engines: Path, trt: Simulator, failed: Callable[[], Outcome]
+) -> None:
+    path = next(engines.glob("*.engine"))
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    found = failed()
+    assert found.code == DAMAGED, found.err
+
+
+def test_no_python_package_of_cuda(
+    failed: Callable[[], Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "open_device", open_device)
+    monkeypatch.setattr(opening, "installed", lambda module: False)
+    found = failed()
+    assert found.code == ENVIRONMENT, found.err
+    assert "no Python package of CUDA" in found.err
+    assert "pip install cuda-bindings" in found.err
+
+
+def test_an_engine_whose_profiles_are_not_those_of_its_config(
+    engines: Path, failed: Callable[[], Outcome]
+) -> None:
+    config = engines / "base_config.json"
+    raw = json.loads(config.read_text())
+    shapes = raw["backend_config"]["profiles"][0]["shapes"]["inputs_embeds"]
+    shapes[1][1] -= 1
+    config.write_text(json.dumps(raw))
+    found = failed()
+    assert found.code == DAMAGED, found.err
+
+
+def test_a_build_that_runs_out_of_memory(
+    cli: Cli, trt: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIMULATED_FAULT", "build_serialized_network")
+    base = exported("eagle3")[0]
+    line = ["build", "--onnx-dir", base, "--engine-dir", tmp_path / "out", *SIZES, *TREES]
+    found = cli(*line, "--backend", "tensorrt", "--compute", "fp32")
+    assert found.code == ENVIRONMENT, found.err
+    assert "OutOfMemory" in found.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cache_that_is_not_written_in_place_is_refused(
+    engines: Path, failed: Callable[[], Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "get_aliased_input_tensor", lambda self, name: None)
+    found = failed()
+    assert found.code == ENVIRONMENT, found.err
+    assert "does not write its cache in place" in found.err

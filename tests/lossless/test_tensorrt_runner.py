@@ -1,0 +1,173 @@
+"""The TensorRT backend as it is over a simulated library: in batches, with prefixes that are kept,
+and with drafts that are accepted here and there, every sequence says what it says alone and
+without drafts."""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.backends.build import build
+from edgespec.backends.tensorrt.backend import BACKEND
+from edgespec.backends.tensorrt.runner import TensorRTRunner
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.lossless_check import first_difference
+from edgespec.runtime.prefix import PrefixCache
+from edgespec.runtime.tree import DraftPlan
+from tests import made, shared
+from tests.lossless.drafters import ScriptedDrafter
+from tests.lossless.pairs import LIMITS
+from tests.lossless.test_tensorrt_dialects import GREEDY, PAIRS, SAMPLED, Parts
+from tests.tensorrt_simulator.device import HostDevice
+from tests.tensorrt_simulator.installed import install
+
+LANES, VOCAB = 3, 256
+PORTABLE, NATIVE = "10.13.3.9", "10.16.2.10"
+KINDS = [
+    ("eagle3", NATIVE),
+    ("eagle3", PORTABLE),
+    ("eagle3-gemma3", NATIVE),
+    ("mtp", NATIVE),
+    ("mtp", PORTABLE),
+    ("dflash", NATIVE),
+    ("dflash", PORTABLE),
+    ("medusa", NATIVE),
+]
+
+
+def built(parts: Parts, version: str) -> Path:
+    """The directory of the engines of a pair, for LANES sequences."""
+    limits = replace(LIMITS, max_batch_size=LANES)
+    options = BACKEND.parse_options({"compute": "fp32", "timing_cache": "none"})
+
+    def make(out: Path) -> None:
+        for onnx_dir in (parts.base, parts.draft):
+            build(onnx_dir, out, limits, backend=BACKEND.name, options=options)
+
+    digests = [made.digest(path) for path in (parts.base, parts.draft)]
+    return shared.made_once(("simulated engines", version, digests, limits), make)
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(kind))
+def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def engine(kind: tuple[str, str]) -> Iterator[Engine]:
+    name, version = kind
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch, version)
+        with edgespec.load(built(PAIRS[name](), version)) as opened:
+            opened.stop_ids = frozenset()
+            yield opened
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(engine: Engine) -> Iterator[None]:
+    drafter, prefixes = engine.session.drafter, engine.session.prefixes
+    engine.session.prefixes = PrefixCache(0)
+    yield
+    engine.session.drafter, engine.session.prefixes = drafter, prefixes
+
+
+def prompt_of(length: int) -> list[int]:
+    return np.random.default_rng(length).integers(3, VOCAB, length).tolist()
+
+
+def served(engine: Engine, jobs: Sequence[GenerationRequest]) -> list[Response]:
+    found = {}
+    for one, event in engine.serve(deque(jobs), LANES):
+        if not isinstance(event, Chunk):
+            assert isinstance(event, Response), event
+            found[one] = event
+    return [found[one] for one in jobs]
+
+
+def assert_as_alone(
+    engine: Engine, jobs: Sequence[GenerationRequest], found: Sequence[Response]
+) -> None:
+    kept, engine.session.prefixes = engine.session.prefixes, PrefixCache(0)
+    for one, response in zip(jobs, found, strict=True):
+        plain = engine.plainly(one.prompt_ids, one.sampling)
+        assert first_difference(engine, plain, response, one.sampling) is None
+        assert response.token_ids == plain.token_ids
+    engine.session.prefixes = kept
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_same_tokens_come_out_with_drafts_and_without(
+    engine: Engine, sampling: edgespec.SamplingParams
+) -> None:
+    for length in (1, 9, 30):
+        plain = engine.plainly(prompt_of(length), sampling)
+        drafted = engine.generate(prompt_of(length), sampling)
+        assert first_difference(engine, plain, drafted, sampling) is None
+        assert drafted.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("right", [0.6, 1.0])
+def test_what_is_accepted_of_a_tree_is_moved_on_the_device(
+    engine: Engine, kind: tuple[str, str], right: float
+) -> None:
+    prompt = prompt_of(12)
+    plain = engine.plainly(prompt, GREEDY)
+    engine.session.drafter = ScriptedDrafter([(prompt, plain.token_ids)], VOCAB, right)
+    runner = engine.base.runner
+    assert isinstance(runner, TensorRTRunner)
+    device = runner.workspace.device
+    assert isinstance(device, HostDevice)
+    device.launched.clear()
+    plan = DraftPlan(1, 3, 4) if kind[0] == "mtp" else DraftPlan(4, 3, 16)
+    drafted = engine.generate(prompt, GREEDY, plan)
+    assert drafted.token_ids == plain.token_ids
+    assert sum(drafted.metrics.per_step_accepted) > 0
+    assert "move_rows" in device.launched or right == 1.0
+
+
+def test_a_mixture_gives_each_what_it_gets_alone(engine: Engine) -> None:
+    lengths = [(1, 9), (30, 14), (12, 20), (5, 1), (22, 5), (3, 16)]
+    samplings = [GREEDY, SAMPLED]
+    jobs = [
+        GenerationRequest(prompt_of(n), replace(samplings[i % 2], max_generate_length=new), None)
+        for i, (n, new) in enumerate(lengths)
+    ]
+    assert_as_alone(engine, jobs, served(engine, jobs))
+
+
+def test_rows_kept_of_one_lane_serve_another(engine: Engine) -> None:
+    engine.session.prefixes = PrefixCache(2**24)
+    head = prompt_of(20)
+    jobs = [
+        GenerationRequest([*head, tail, 9], replace(SAMPLED, max_generate_length=8), None, keep=20)
+        for tail in (3, 4, 5, 6)
+    ]
+    found = served(engine, jobs)
+    assert_as_alone(engine, jobs, found)
+    assert sum(one.metrics.reused_tokens for one in found) >= 19
+
+
+def test_an_engine_gives_all_of_its_device_back(kind: tuple[str, str], tmp_path: Path) -> None:
+    name, version = kind
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch, version)
+        # Engines of one directory share their device
+        own = shutil.copytree(built(PAIRS[name](), version), tmp_path / "engines")
+        with edgespec.load(own) as opened:
+            opened.generate(prompt_of(3), GREEDY)
+            device = HostDevice.current
+            assert device is not None
+            assert device.memory
+        assert device.closed
+        assert not device.memory
+        assert not device.blocks
+        assert not device.streams
+        assert not device.graphs

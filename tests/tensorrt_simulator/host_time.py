@@ -1,0 +1,194 @@
+"""The host's own time of a step of TensorRT's runner, whatever the device does meanwhile:
+python -m tests.tensorrt_simulator.host_time
+
+A step is a call that verifies a tree and the commit of its accepted rows, of a base shaped like
+Llama 3.1 8B. The simulated device does nothing, so what is left is what Python does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from edgespec.backends.call import Attention, Call, LaneAttention
+from edgespec.backends.engine_config import EngineLimits
+from edgespec.backends.tensorrt import bindings, runner
+from edgespec.backends.tensorrt.contract import lowered_contract
+from edgespec.backends.tensorrt.profiles import max_rows, profiles_of, slots_of
+from edgespec.backends.tensorrt.settings import EngineSettings
+from edgespec.backends.tensorrt.target import Compute, Dialect, Target
+from edgespec.backends.tensorrt.versions import TENSORRT, capabilities_of
+from edgespec.backends.tensorrt.workspace import Workspace
+from edgespec.contract import (
+    GraphContract,
+    GraphShape,
+    Limits,
+    Role,
+    TensorSpec,
+    canonical_contract,
+    past_names,
+    present_names,
+)
+from tests.tensorrt_simulator.device import HostDevice
+from tests.tensorrt_simulator.library import MAGIC, DataType, simulator
+
+VERSIONS = {Dialect.NATIVE: "10.16.2.10", Dialect.PORTABLE: "10.13.3.9"}
+TYPES = {
+    "float32": DataType.FLOAT,
+    "float16": DataType.HALF,
+    "bfloat16": DataType.BF16,
+    "int64": DataType.INT64,
+    "bool": DataType.BOOL,
+}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of the median step: its call, and its commit."""
+
+    call_ms: float
+    commit_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """Both."""
+        return self.call_ms + self.commit_ms
+
+
+def shape_of(layers: int, features: bool) -> GraphShape:
+    """Llama 3.1 8B's, with so many layers."""
+    return GraphShape(
+        role=Role.BASE,
+        hidden_size=4096,
+        num_layers=layers,
+        num_kv_heads=8,
+        head_dim=128,
+        rotary_dim=128,
+        vocab_size=32000,
+        features=3 * 4096 if features else 0,
+    )
+
+
+def engine_bytes(contract: GraphContract, settings: EngineSettings) -> bytes:
+    """An engine of these inputs and outputs that computes nothing."""
+
+    def value(spec: TensorSpec) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(spec.name, TYPES[spec.dtype].value, spec.shape)
+
+    inputs, outputs = [*map(value, contract.inputs)], [*map(value, contract.outputs)]
+    model = helper.make_model(helper.make_graph([], "empty", inputs, outputs))
+    pairs = [
+        pair
+        for layer in contract.shape.attention_layers
+        for pair in zip(present_names(layer), past_names(layer), strict=True)
+    ]
+    header = {
+        "version": settings.version,
+        "profiles": [dict(profile.shapes) for profile in settings.profiles],
+        "aliases": dict(pairs) if settings.dialect is Dialect.NATIVE else {},
+        "memory": 1 << 20,
+    }
+    text = json.dumps(header).encode()
+    return MAGIC + len(text).to_bytes(8, "little") + text + model.SerializeToString()
+
+
+def opened(
+    path: Path, layers: int, capacity: int, dialect: Dialect, compute: Compute, *, features: bool
+) -> runner.TensorRTRunner:
+    """A runner of such an engine on an idle device."""
+    limits = EngineLimits.of(Limits(max_kv_cache_capacity=capacity), Role.BASE)
+    shape = shape_of(layers, features)
+    target = Target(
+        dialect=dialect,
+        compute=compute,
+        capacity=slots_of(limits),
+        max_rows=max_rows(shape, limits),
+    )
+    contract = lowered_contract(canonical_contract(shape), target)
+    version = VERSIONS[dialect]
+    settings = EngineSettings(
+        library=TENSORRT.module,
+        version=version,
+        sm=HostDevice.sm,
+        dialect=dialect,
+        compute=compute,
+        capacity=target.capacity,
+        max_rows=target.max_rows,
+        decomposed_attention=False,
+        profiles=profiles_of(contract, limits),
+    )
+    path.write_bytes(engine_bytes(contract, settings))
+    trt = simulator(version)
+    found = bindings.Bindings(TENSORRT, trt, version, capabilities_of(TENSORRT, version))
+    workspace = Workspace(HostDevice(idle=True))
+    return runner.open_runner(found, path, contract, settings, workspace, capacity, 1)
+
+
+def call_of(shape: GraphShape, start: int, rows: int) -> Call:
+    """A tree of so many nodes behind `start` committed tokens."""
+    rng = np.random.default_rng(0)
+    rope = np.zeros((1, rows, shape.rotary_dim // 2), np.float32)
+    visible = np.tri(rows, dtype=bool)
+    lane = LaneAttention(start, visible, start + np.arange(rows))
+    return Call(
+        rng.standard_normal((1, rows, shape.hidden_size), np.float32),
+        rope,
+        rope,
+        Attention([lane]),
+        np.array([start], np.int64),
+        [np.arange(rows)],
+    )
+
+
+def measure(open_runner: runner.TensorRTRunner, rows: int, steps: int) -> Times:
+    """The median of so many steps, after the calls that make the graph."""
+    shape, start = open_runner.contract.shape, 500
+    path = np.array([0, 2, 5, 9])
+    calls, commits = [], []
+    for i in range(steps + 3):
+        call = call_of(shape, start, rows)
+        began = time.perf_counter()
+        open_runner.run(call)
+        ran = time.perf_counter()
+        open_runner.keep_rows(0, start + path[path < rows], start)
+        ended = time.perf_counter()
+        if i >= 3:
+            calls.append(ran - began)
+            commits.append(ended - ran)
+    return Times(1e3 * statistics.median(calls), 1e3 * statistics.median(commits))
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 60])
+    parser.add_argument("--steps", type=int, default=200)
+    args = parser.parse_args()
+    for dialect in Dialect:
+        for compute in ("float16", "bfloat16"):
+            for features in (False, True):
+                with tempfile.TemporaryDirectory() as directory:
+                    path = Path(directory) / "base.engine"
+                    found = opened(path, args.layers, 1024, dialect, compute, features=features)
+                    for rows in args.rows:
+                        times = measure(found, rows, args.steps)
+                        what = "with features" if features else "plain"
+                        print(  # noqa: T201
+                            f"{dialect.value} {compute} {what}, {args.layers} layers, {rows} rows:"
+                            f" {times.call_ms:.3f} + {times.commit_ms:.3f} ms"
+                        )
+                    found.close()
+
+
+if __name__ == "__main__":
+    main()
