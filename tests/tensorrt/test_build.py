@@ -42,10 +42,15 @@ SIZES = ["--max-input-len", "64", "--max-kv-cache-capacity", "192", "--max-verif
 WAIT_MS = 60_000
 
 
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """Skips all tests where the compiler is not installed."""
+    rtx.bindings()
+
+
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The demo's base and draft."""
-    rtx.bindings()
     path = tmp_path_factory.mktemp("demo")
     base, draft = str(RECIPE / "base"), str(RECIPE / "draft")
     assert run(["export", base, str(path / "base"), "--eagle-base"]) == 0
