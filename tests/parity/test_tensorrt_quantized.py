@@ -377,7 +377,7 @@ def test_marks_that_say_something_else_are_refused(
 # Bases that ModelOpt quantized, of tests/modelopt_exports.py
 EXPORTS = ("fp8", "int4_awq", "int8_sq", "nvfp4", "mxfp8", "w4a8_awq", "fp8_token", "mixed")
 # The opset that the portable dialect declares where it is more than 20
-OPSETS = {"fp8": 21, "int4_awq": 21, "int8_sq": 21, "nvfp4": 23, "w4a8_awq": 21, "mixed": 21}
+OPSETS = {"fp8": 21, "int4_awq": 21, "int8_sq": 21, "nvfp4": 23, "w4a8_awq": 21, "mixed": 23}
 
 
 @pytest.mark.slow
