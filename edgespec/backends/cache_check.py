@@ -42,8 +42,7 @@ def check_cache(runner: Runner, memory: CacheMemory, tolerance: float) -> list[F
     for lane in sorted({0, runner.lanes - 1}):
         work = partial(check_lane, runner, memory, lane, tolerance)
         found.append(judged(f"cache, lane {lane}", work))
-    for lane in range(runner.lanes):
-        runner.zero(lane)
+    clear(runner)
     return found
 
 
@@ -77,13 +76,19 @@ def check_lane(runner: Runner, memory: CacheMemory, lane: int, tolerance: float)
 
 
 def begin(runner: Runner, lane: int) -> int:
-    """Commit a few rows in a lane; how many."""
-    runner.free(lane)
+    """Commit a few rows in a lane, the rest of the cache being zeros; how many."""
+    clear(runner)
     call = made_call(runner.contract, lane, 0, COMMITTED, context=COMMITTED)
     runner.run(call)
     if not runner.contract.shape.block:  # whose context is where it stays
         runner.keep_rows(lane, np.arange(COMMITTED), 0)
     return COMMITTED
+
+
+def clear(runner: Runner) -> None:
+    """Make the whole cache zeros."""
+    for lane in range(runner.lanes):
+        runner.zero(lane)
 
 
 def logits_of(runner: Runner, call: Call) -> Floats:
