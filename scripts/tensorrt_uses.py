@@ -142,6 +142,7 @@ class Analysis:
         default_factory=lambda: defaultdict(frozenset)
     )
     called: set[str] = field(default_factory=set)
+    optional: dict[str, frozenset[str]] = field(default_factory=dict)  # text -> where it is a value
     uses: dict[tuple[str, tuple[str, ...], bool], Use] = field(default_factory=dict)
 
     def run(self) -> list[Use]:
@@ -364,7 +365,8 @@ class Walker:
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
             known = [held for each in test.values if (held := self.held(each)) is not None]
             return frozenset.intersection(*known) if known else None
-        return self.analysis.guard(ast.unparse(test))
+        text = ast.unparse(test)
+        return self.analysis.optional.get(text) or self.analysis.guard(text)
 
     def assignment(self, node: ast.Assign) -> None:
         """Give targets their values; of tuples each its own."""
@@ -375,6 +377,9 @@ class Walker:
                     self.assign(each, self.value(value))
             else:
                 self.assign(target, self.value(node.value))
+                found = self.analysis.optional.get(ast.unparse(node.value))
+                if found is not None:
+                    self.analysis.optional[f"{ast.unparse(target)} is not None"] = found
 
     def assign(self, target: ast.expr, types: Types) -> None:
         """Give a target a value."""
@@ -505,6 +510,8 @@ class Walker:
 
     def call(self, node: ast.Call) -> Types:
         """A call: of the library, or of the files."""
+        if named_attribute(node):
+            return self.asked(node)
         function = self.value(node.func)
         arguments = [self.value(each) for each in node.args]
         keywords = {each.arg: self.value(each.value) for each in node.keywords}
@@ -528,6 +535,25 @@ class Walker:
                 out |= self.construct(each.name, arguments, words)
         return frozenset(out)
 
+    def asked(self, node: ast.Call) -> Types:
+        """getattr with a name: with a default it says nothing of versions that have no such
+        name."""
+        owner, name = node.args[:2]
+        assert isinstance(name, ast.Constant)
+        made = ast.Attribute(owner, str(name.value), ast.Load())
+        ast.copy_location(made, node)
+        owners, whole = self.value(owner), self.versions
+        if len(node.args) == 3:
+            classes = [each.name for each in owners if each.kind in ("class", "instance")]
+            names = [f"{each}.{name.value}" for each in classes] or [str(name.value)]
+            member = self.analysis.api.member
+            known = frozenset(v for v in whole if any(member(v, each) for each in names))
+            self.versions = known or whole
+            self.analysis.optional[ast.unparse(node)] = self.versions
+        found = self.attribute(made, owners)
+        self.versions = whole
+        return found
+
     def enter(self, key: str, arguments: list[Types], words: dict[str, Types], skip: int) -> Types:
         """A call of a function of the files: its parameters learn, and its result."""
         function = self.analysis.functions[key]
@@ -538,19 +564,20 @@ class Walker:
             self.analysis.names[key, parameter.arg] |= types
         for word, types in words.items():
             self.analysis.names[key, word] |= types
-        return self.passed_on(function, parameters, arguments) or self.analysis.returned[key]
+        passed = self.passed_on(function, parameters, arguments)
+        return self.analysis.returned[key] if passed is None else passed
 
     def passed_on(
         self, function: Function, parameters: list[ast.arg], arguments: list[Types]
-    ) -> Types:
+    ) -> Types | None:
         """The result of a function that returns one of its parameters: that argument's type, and
-        not those of all calls."""
+        not those of all calls. None for other functions."""
         results = [n.value for n in ast.walk(function.node) if isinstance(n, ast.Return)]
         names = {n.id for n in results if isinstance(n, ast.Name)}
         if len(names) != 1 or len(names) != len({ast.unparse(n) for n in results if n}):
-            return NOTHING
+            return None
         pairs = zip(parameters, arguments, strict=False)
-        return next((types for parameter, types in pairs if parameter.arg in names), NOTHING)
+        return next((types for parameter, types in pairs if parameter.arg in names), None)
 
     def construct(self, key: str, arguments: list[Types], words: dict[str, Types]) -> Types:
         """An instance of a class of the files: its constructor or its fields learn."""
@@ -568,6 +595,12 @@ class Walker:
         bases = self.analysis.bases.get(key, NOTHING)
         own = frozenset({Type("pyinstance", key)})
         return own | frozenset(Type("instance", b.name) for b in bases if b.kind == "class")
+
+
+def named_attribute(node: ast.Call) -> bool:
+    """Whether a call is getattr with a name that is written down."""
+    called = isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) > 1
+    return called and isinstance(node.args[1], ast.Constant)
 
 
 def elements(types: Types) -> Types:

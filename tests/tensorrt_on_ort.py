@@ -28,6 +28,7 @@ from edgespec.backends.base import (
     EngineMemory,
     LaneRows,
     OptionValue,
+    PairDevice,
     PlanHints,
     Progress,
     Remedies,
@@ -350,6 +351,7 @@ class LoweredBackend(Backend):
     suffixes = (".lowered.onnx",)
     remedies = Remedies(mismatch="The lowered graph computes another result.", too_coarse="None.")
     plan_hints = PlanHints(steps=3, block_nodes=8)
+    float32_tolerance = 1e-5
     options: tuple[BuildOption, ...] = ()
 
     def __init__(self, dialect: Dialect, compute: Compute = "float32") -> None:
@@ -393,7 +395,7 @@ class LoweredBackend(Backend):
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
         return opened(staged.engine, staged.contract, capacity, lanes)
 
-    def open(self, engine_dir: Path, config: EngineConfig) -> Runner:
+    def open(self, engine_dir: Path, config: EngineConfig, device: PairDevice) -> Runner:
         limits = config.limits
         return opened(
             self.engine_path(engine_dir, config.role),

@@ -99,6 +99,17 @@ class Runner(Protocol):
         """Release the engine; closing twice is harmless."""
 
 
+class PairDevice:
+    """What the engines of a pair share where they run: on a GPU its stream, and the memory in which
+    they work one after the other. A backend that has such a thing subclasses it.
+
+    An open runner keeps it alive.
+    """
+
+    def close(self) -> None:
+        """Say that no further engine will be opened with it; closing twice is harmless."""
+
+
 # ---- what a build may ask of an engine
 
 
@@ -241,7 +252,8 @@ class Backend(ABC):
     """Builds and runs engines with one engine library.
 
     `name` stands in manifests and after --backend, `title` in texts. `suffixes` end the names of
-    the engine's files, the one that is opened first.
+    the engine's files, the one that is opened first. `float32_tolerance` is how far its kernels may
+    compute from one another where nothing is rounded on purpose, relative to the largest value.
     """
 
     name: ClassVar[str]
@@ -249,6 +261,7 @@ class Backend(ABC):
     suffixes: ClassVar[tuple[str, ...]]
     remedies: ClassVar[Remedies]
     plan_hints: ClassVar[PlanHints]
+    float32_tolerance: ClassVar[float]
     options: ClassVar[tuple[BuildOption, ...]] = ()
 
     def parse_options(self, values: Mapping[str, OptionValue]) -> BuildOptions:
@@ -290,10 +303,15 @@ class Backend(ABC):
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
         """A runner of a staged engine with room for so many tokens and sequences."""
 
+    def open_device(self) -> PairDevice:
+        """What the engines that are opened with it will share. EnvironmentProblem where they cannot
+        run."""
+        return PairDevice()
+
     @abstractmethod
-    def open(self, engine_dir: Path, config: EngineConfig) -> Runner:
-        """A runner of a finished engine whose fingerprint was checked. EnvironmentProblem where it
-        cannot be opened."""
+    def open(self, engine_dir: Path, config: EngineConfig, device: PairDevice) -> Runner:
+        """A runner of a finished engine whose fingerprint was checked, on a device that
+        `open_device` gave. EnvironmentProblem where it cannot be opened."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from edgespec.backends.base import Backend, Runner
+from edgespec.backends.base import Backend, PairDevice, Runner
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.engine_dir import STEMS, open_engine
 from edgespec.backends.manifest import EngineManifest
@@ -56,15 +56,42 @@ def engine_file_names() -> list[str]:
     return list(dict.fromkeys((*opened, *others)))
 
 
-def open_runner(engine_dir: Path, role: Role) -> tuple[Runner, EngineConfig]:
-    """A runner of a finished engine, and the engine's config; files are checked first.
+class Devices:
+    """What the engines share that are open together: one device for each backend."""
+
+    def __init__(self) -> None:
+        self.by_backend: dict[str, PairDevice] = {}
+
+    def of(self, backend: Backend) -> PairDevice:
+        """The device of a backend, opened with its first engine. EnvironmentProblem where it cannot
+        be."""
+        if backend.name not in self.by_backend:
+            self.by_backend[backend.name] = backend.open_device()
+        return self.by_backend[backend.name]
+
+    def close(self) -> None:
+        """Say that no further engine will be opened; closing twice is harmless."""
+        for device in self.by_backend.values():
+            device.close()
+
+
+def open_runner(
+    engine_dir: Path, role: Role, devices: Devices | None = None
+) -> tuple[Runner, EngineConfig]:
+    """A runner of a finished engine, and the engine's config; files are checked first. Without
+    `devices` it shares its device with no other engine.
 
     Raises BundleError, EngineMismatch or EnvironmentProblem.
     """
     config, entry = open_engine(engine_dir, role)
     backend = get_backend(entry.backend, f"the {role.value} engine in {engine_dir}")
     backend.check_fingerprint(entry.fingerprint, f"the {role.value} engine in {engine_dir}")
-    return backend.open(engine_dir, config), config
+    shared = devices or Devices()
+    try:
+        return backend.open(engine_dir, config, shared.of(backend)), config
+    finally:
+        if devices is None:
+            shared.close()
 
 
 def backend_of(engine_dir: Path, role: Role) -> Backend:

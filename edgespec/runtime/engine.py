@@ -159,6 +159,7 @@ class Engine:
         choice = with_options(choice, drafter_options)
         opened = open_base(path, choice, exact=exact)
         self.base, self.config, self.exact = opened.decoder, opened.config, exact
+        self.tolerance = opened.tolerance
         self.tokenizer = Tokenizer.open(path)
         self.acceptance = self.acceptance_for(acceptance)
         self.drafting = Drafting(path, opened, choice)
@@ -276,6 +277,7 @@ class Engine:
         self.driver.close()
         self.base.runner.close()
         self.drafting.close()
+        self.drafting.base.devices.close()
 
     async def aclose(self) -> None:
         """`close`, without holding up the event loop for the step that runs."""

@@ -33,8 +33,6 @@ Floats = NDArray[np.float32]
 NUM_CANDIDATES = 32  # most probable tokens whose distances are compared
 OTHER_SIZES = (2, 3, 5, 7)  # rows of a call
 REGROUPED = 64  # tokens before a position that are computed in calls of other sizes
-# Of the largest logit: as far as build lets a float32 engine be from its golden outputs
-FLOAT32_TOLERANCE = 1e-4
 MARGINS = 2.0  # a long text may round further than the short prompt on which build measured
 
 
@@ -185,10 +183,10 @@ def changed_distance(one: Floats, other: Floats, tokens: Sequence[int]) -> float
 
 def bound_of(engine: Engine, logits: Floats) -> float:
     """How far the engine's kernels may round apart, in nats, by what build measured, or for float32
-    by the tolerance that it was built with; 0 for an exact engine."""
+    by its backend's tolerance; 0 for an exact engine."""
     if engine.exact:
         return 0.0
-    return max(MARGINS * engine.rounding, FLOAT32_TOLERANCE * float(np.abs(logits).max()))
+    return max(MARGINS * engine.rounding, engine.tolerance * float(np.abs(logits).max()))
 
 
 def spelt(tokenizer: Tokenizer, token: int) -> str:

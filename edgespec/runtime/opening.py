@@ -7,7 +7,7 @@ and no loop.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Final, Literal, cast
@@ -17,7 +17,7 @@ from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import PlanHints, Table
 from edgespec.backends.engine_config import NO_DRAFTS, EngineConfig
 from edgespec.backends.pair_check import check_pairing
-from edgespec.backends.registry import backend_of, open_runner
+from edgespec.backends.registry import Devices, backend_of, open_runner
 from edgespec.contract import Role
 from edgespec.errors import BundleError, LimitError, OptionError
 from edgespec.methods import METHODS, find_method
@@ -71,13 +71,17 @@ class DraftChoice:
 @dataclass(frozen=True, slots=True)
 class OpenBase:
     """A base, or a plain engine, that is open. `table` is its embedding; `hints` say how much to
-    draft where it runs, and `row_cost` what each row of a pass takes beside the first."""
+    draft where it runs, and `row_cost` what each row of a pass takes beside the first;
+    `tolerance` is how far its kernels may compute from one another in float32, relative to the
+    largest value. A draft's engine is opened on the same `devices`."""
 
     decoder: CachedDecoder
     config: EngineConfig
     table: Table
     hints: PlanHints
     row_cost: float
+    tolerance: float
+    devices: Devices = field(default_factory=Devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +186,25 @@ def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase
     if choice.drafts and config.limits.verify_tree_size == NO_DRAFTS and not choice.needs_base:
         what = f"the {role.value} engine in {engine_dir} was built to verify no drafts"
         raise LimitError(what, BUILD_AGAIN)
-    runner, config = open_runner(engine_dir, role)
+    devices = Devices()
+    try:
+        runner, config = open_runner(engine_dir, role, devices)
+    except BaseException:
+        devices.close()
+        raise
     table = runner.table or EmbeddingTable(engine_dir / bundle.EMBEDDING, config.component)
     min_rows = EXACT_ROWS if exact else 1
     decoder = CachedDecoder.of(runner, table, config.component, min_rows)
     backend = backend_of(engine_dir, role)
-    return OpenBase(decoder, config, table, backend.plan_hints, backend.row_cost(config))
+    return OpenBase(
+        decoder,
+        config,
+        table,
+        backend.plan_hints,
+        backend.row_cost(config),
+        backend.float32_tolerance,
+        devices,
+    )
 
 
 def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDraft | None:
@@ -250,7 +267,7 @@ def options_of(
 def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
     """The draft engine beside a base, with its own embedding or the base's. Raises BundleError,
     EngineMismatch, or PairingError where the two do not belong together."""
-    runner, config = open_runner(engine_dir, Role.DRAFT)
+    runner, config = open_runner(engine_dir, Role.DRAFT, base.devices)
     check_pairing(base.config.component, config.component)
     assert config.component.pair is not None
     table = base.table

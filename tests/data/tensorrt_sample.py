@@ -80,6 +80,13 @@ def only_rtx(config: Any) -> None:
 def run(trt: Any, runtime: Any, stream: int) -> None:
     engine = trt.Runtime(runtime).deserialize_cuda_engine(b"")
     engine.get_aliased_input_tensor("present")  # wrong: 10.13
+    getattr(engine, "get_aliased_input_tensor", None)("present")  # wrong: 10.13
+    getattr(engine, "get_aliased_tensor", None)  # wrong: all
+    ask = getattr(engine, "get_aliased_input_tensor", None)
+    if ask is not None:
+        ask("present")
+    ask("present")  # wrong: 10.13
+    getattr(engine, "get_aliased_input_tensor")  # noqa: B009  # wrong: 10.13
     engine.device_memory_size_v2 = 1  # wrong: all
     context = engine.create_execution_context()
     context.execute_async_v3(stream_handle=stream)

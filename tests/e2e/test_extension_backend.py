@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -25,6 +25,7 @@ from edgespec.backends.base import (
     EngineMemory,
     LaneRows,
     OptionValue,
+    PairDevice,
     PlanHints,
     Progress,
     Remedies,
@@ -48,6 +49,7 @@ from edgespec.contract import (
     present_names,
 )
 from edgespec.errors import EngineMismatch, LimitError, OptionError
+from edgespec.runtime.engine import Engine
 from tests import toys
 from tests.e2e.workshop import Cli, asked, cli, infer, responses
 
@@ -164,6 +166,20 @@ def array_of(states: Sequence[HiddenStates] | None, rows: int, width: int) -> ND
     return stacked_states(states, rows)
 
 
+class ToyDevice(PairDevice):
+    """Remembers what was opened on it."""
+
+    made: ClassVar[list[ToyDevice]] = []
+
+    def __init__(self) -> None:
+        self.opened: list[Role] = []
+        self.closed = 0
+        self.made.append(self)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
 class ToyBackend(Backend):
     """What a backend must be, and nothing else."""
 
@@ -172,6 +188,7 @@ class ToyBackend(Backend):
     suffixes = (".toy",)
     remedies = Remedies(mismatch="This evaluator computes another result.", too_coarse="None.")
     plan_hints = PlanHints(steps=2, block_nodes=4)
+    float32_tolerance = 1e-3
     options = (
         BuildOption(flag="--spare-slots", choices=("1", "2"), default="1", help="Slots to spare."),
         BuildOption(flag="--polite", default=False, help="Be polite."),
@@ -202,13 +219,18 @@ class ToyBackend(Backend):
             engine=path,
             contract=canonical_contract(onnx.config.graph),
             weights=EngineWeights(scheme="fp32", method="as exported", exact=False),
-            accuracy=AccuracySpec(tolerance=1e-3),
+            accuracy=AccuracySpec(tolerance=self.float32_tolerance),
         )
 
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
         return ToyRunner(staged.engine, staged.contract, capacity, 1)
 
-    def open(self, engine_dir: Path, config: EngineConfig) -> Runner:
+    def open_device(self) -> ToyDevice:
+        return ToyDevice()
+
+    def open(self, engine_dir: Path, config: EngineConfig, device: PairDevice) -> Runner:
+        assert isinstance(device, ToyDevice)
+        device.opened.append(config.role)
         path, contract = self.engine_path(engine_dir, config.role), self.contract(config)
         return ToyRunner(path, contract, config.limits.max_kv_cache_capacity, 1)
 
@@ -285,6 +307,16 @@ def test_a_pair_of_toy_engines_answers_losslessly(engines: Path, tmp_path: Path,
     assert [len(response["output_ids"]) for response in found] == [8, 8]
     assert cli(*args).code == 0
     assert [r["output_ids"] for r in responses(tmp_path)] == [r["output_ids"] for r in found]
+
+
+def test_base_and_draft_share_a_device_that_is_closed_with_them(
+    engines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ToyDevice, "made", [])
+    with Engine(engines, spec_decode=True):
+        (device,) = ToyDevice.made
+        assert (device.opened, device.closed) == ([Role.BASE, Role.DRAFT], 0)
+    assert device.closed == 1
 
 
 def test_toy_engines_say_what_they_are(engines: Path, cli: Cli) -> None:

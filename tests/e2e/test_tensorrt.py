@@ -6,15 +6,21 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from edgespec.backends.onnx_dir import open_onnx_dir
+from edgespec.backends.tensorrt.options import TensorRTOptions
+from edgespec.backends.tensorrt.staging import checked_model, plan_of
+from edgespec.backends.tensorrt.target import Dialect
 from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library
 from edgespec.cli.main import run
-from edgespec.errors import MissingDependency
+from edgespec.contract import Limits
+from edgespec.errors import BuildError, MissingDependency
 from tests import toys
 from tests.e2e.workshop import Cli, cli
 
@@ -115,6 +121,19 @@ def test_what_cannot_be_built_is_refused_before_any_work(
     done = cli(*args(export, tmp_path / "new", backend, "--dry-run", *more))
     assert (done.code, said in done.err) == (code, True), done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_that_breaks_a_rule_of_its_version_is_refused(export: Path) -> None:
+    """The native dialect for a version that has none of its operators."""
+    onnx_dir = open_onnx_dir(export, spec_base=False, spec_draft=False)
+    options = TensorRTOptions(sm=110)
+    limits = Limits(max_input_len=24, max_kv_cache_capacity=40)
+    plan = plan_of(TENSORRT, onnx_dir, limits, options, "10.13.3.9")
+    native = replace(plan, target=replace(plan.target, dialect=Dialect.NATIVE))
+    with pytest.raises(BuildError) as error:
+        checked_model(onnx_dir, native)
+    assert "breaks rules of NVIDIA TensorRT 10.13" in error.value.what
+    assert "TensorScatter" in error.value.what
 
 
 def test_a_build_takes_no_other_version_than_the_installed_one(

@@ -19,7 +19,7 @@ from edgespec import bundle
 from edgespec.backends.rewriting import replace_output
 from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.lowering import indexing, loops, lower, recurrence
-from edgespec.backends.tensorrt.parser_version import LINES, ParserVersion
+from edgespec.backends.tensorrt.parser_version import RELEASES, ParserVersion
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.component import ComponentConfig
 from edgespec.contract import (
@@ -297,7 +297,7 @@ def test_no_release_of_tensorrt_has_a_rule_against_a_hybrid(
     canonical = ir.to_proto(model)
     lower(model, canonical_contract(case.shape), target(MAX_ROWS, dialect, compute))
     lowered = ir.to_proto(model)
-    for version in (v for v in map(ParserVersion, LINES) if v.dialect is dialect):
+    for version in (v for v in map(ParserVersion, RELEASES) if v.dialect is dialect):
         errors = [f for f in lint(lowered, version).findings if f.level == "error"]
         assert errors == [], version
         assert lint(canonical, version).findings  # or it would not look

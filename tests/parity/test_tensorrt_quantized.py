@@ -21,7 +21,7 @@ from edgespec.backends.ort.emulate import Emulation
 from edgespec.backends.ort.quantized_values import quantized_values
 from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.lowering import lower, opset, precision, quantization
-from edgespec.backends.tensorrt.parser_version import LINES, ParserVersion
+from edgespec.backends.tensorrt.parser_version import RELEASES, ParserVersion
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.component import ComponentConfig
 from edgespec.contract import (
@@ -326,7 +326,7 @@ def test_no_release_of_tensorrt_has_a_rule_against_a_product(tmp_path: Path, nam
     for dialect in Dialect:
         product = Product.of(WEIGHTS[name], tmp_path).lower("bfloat16", dialect)
         model = ir.to_proto(product.model)
-        for version in (v for v in map(ParserVersion, LINES) if v.dialect is dialect):
+        for version in (v for v in map(ParserVersion, RELEASES) if v.dialect is dialect):
             assert lint(model, version, tmp_path).findings == (), version
 
 
@@ -376,6 +376,8 @@ def test_marks_that_say_something_else_are_refused(
 
 # Bases that ModelOpt quantized, of tests/modelopt_exports.py
 EXPORTS = ("fp8", "int4_awq", "int8_sq", "nvfp4", "mxfp8", "w4a8_awq", "fp8_token", "mixed")
+# The opset that the portable dialect declares where it is more than 20
+OPSETS = {"fp8": 21, "int4_awq": 21, "int8_sq": 21, "nvfp4": 23, "w4a8_awq": 21, "mixed": 23}
 
 
 @pytest.mark.slow
@@ -395,6 +397,8 @@ def test_a_lowered_base_is_the_canonical_one(
         keep_static(wanted)
     found = Product(ir.load(work / bundle.MODEL), work)
     lower(found.model, canonical_contract(shape), target("float32", dialect))
+    if dialect is Dialect.PORTABLE:
+        assert found.model.graph.opset_imports[""] == OPSETS.get(name, 20)
     feeds = prompt(shape)
     outputs = [evaluated(product.model, work, feeds) for product in (found, wanted)]
     assert outputs[0].keys() == outputs[1].keys()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from edgespec.backends.tensorrt.target import Compute
 from edgespec.backends.tensorrt.versions import RTX, capabilities_of
 from edgespec.cli.main import run
 from edgespec.contract import Limits
+from tests import toys
 from tests.e2e.workshop import HAPPENING, Cli, cli
 from tests.tensorrt import rtx
 
@@ -89,6 +91,65 @@ def test_the_demo_pair_compiles_for_cards_that_are_not_here(
         assert (settings["dialect"], settings["compute"]) == ("native", "bfloat16")
         assert [profile["name"] for profile in settings["profiles"]] == ["prefill", "generation"]
     assert shown["pairing"]["fits"]
+
+
+KINDS = {
+    "hybrid": "hybrid/llm",
+    "head": "hybrid/mtp_draft",
+    "windows": "windows/llm",
+    "block": "block/dflash_draft",
+    "block with heads": "heads/dspark_draft",
+    "heads": "medusa/medusa_draft",
+}
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exports of small checkpoints: one of each kind of graph that the demo has not."""
+    rtx.bindings()
+    path = tmp_path_factory.mktemp("kinds")
+    base, out = toys.make_base(path / "base", "qwen3", layers=7), path / "onnx"
+    to_base = ["--base-model-dir", str(base)]
+    hybrid, windows = toys.make_qwen3_5(path / "hybrid"), toys.make_gemma3(path / "windows")
+    drafts = {
+        "block": toys.make_dflash(path / "block", base),
+        "heads": toys.make_dspark(path / "heads", base),
+        "medusa": toys.make_medusa(path / "medusa", base),
+    }
+    assert run(["export", str(hybrid), str(out / "hybrid"), "--mtp"]) == 0
+    assert run(["export", str(windows), str(out / "windows")]) == 0
+    for name, draft in drafts.items():
+        assert run(["export", str(draft), str(out / name), *to_base]) == 0
+    return out
+
+
+@pytest.mark.parametrize("compute", ["fp16", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_graph_compiles(
+    kinds: Path, tmp_path: Path, cli: Cli, kind: str, compute: str
+) -> None:
+    more = ["--compute-capability", "SM120", "--compute", compute, "--max-draft-tree-size", "16"]
+    done = cli(*build_args(kinds / KINDS[kind], tmp_path / "engines", *more))
+    assert done.code == 0, done.err
+    (engine,) = (tmp_path / "engines").glob("*.engine")
+    assert engine.stat().st_size > 100_000
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "int4_awq", "int8_sq", "nvfp4", "mxfp8"])
+def test_each_scheme_compiles_for_a_card_that_has_it(
+    modelopt_exports: Path, tmp_path: Path, cli: Cli, scheme: str
+) -> None:
+    checkpoint = shutil.copytree(modelopt_exports / scheme, tmp_path / scheme)
+    base = toys.make_base(tmp_path / "tokenizer", "qwen3", layers=2)
+    shutil.copy(base / "tokenizer.json", checkpoint)
+    assert run(["export", str(checkpoint), str(tmp_path / "onnx")]) == 0
+    sizes = ["--max-input-len", "32", "--max-kv-cache-capacity", "48"]
+    export, target = tmp_path / "onnx" / "llm", ["--compute-capability", "SM120"]
+    done = cli(*build_args(export, tmp_path / "engines", *target, *sizes))
+    assert done.code == 0, done.err
+    assert f"the weights of its matrix products are {scheme}, as exported" in done.out
+    older = cli(*build_args(export, tmp_path / "older", "--compute-capability", "SM86", *sizes))
+    assert older.code == (0 if scheme.startswith("int") else 3), older.err
 
 
 def test_attention_in_float32_is_built_of_basic_operators(

@@ -16,16 +16,14 @@ from edgespec.backends.ort.data_layout import (
     Int8GemmWeight,
     LowBitWeight,
 )
-from edgespec.backends.ort.options import EXACT_BLOCK, WeightFormat
+from edgespec.backends.ort.options import EXACT_BLOCK, FLOAT32_TOLERANCE, WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues
 from edgespec.errors import BuildError
 from edgespec.schemes import EMULATED, SCHEMES, Scheme
 
-# Largest difference from the golden outputs, relative to their largest value. Sums in float32 in
-# another order differ by about 1e-6 here; a wrong mask, layout or weight by more than 1e-2.
-FLOAT32_TOLERANCE = 1e-4
-# The same between a batch and a sequence alone on an engine whose kernels round activations to 8
-# bits: up to 0.02 was measured; sequences that are mixed up differ by more than 0.3.
+# The largest difference between a batch and a sequence alone on an engine whose kernels round
+# activations to 8 bits: up to 0.02 was measured; sequences that are mixed up differ by more than
+# 0.3.
 QUANTIZED_TOLERANCE = 0.1
 
 # The cosine that a quantized engine's outputs must have with the golden ones, by bits. Measured:

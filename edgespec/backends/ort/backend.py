@@ -15,6 +15,7 @@ from edgespec.backends.base import (
     BuildOptions,
     EngineMemory,
     OptionValue,
+    PairDevice,
     PlanHints,
     Progress,
     Remedies,
@@ -25,7 +26,12 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort import fingerprint
 from edgespec.backends.ort.cache import padding_of
-from edgespec.backends.ort.options import OPTIONS, WeightFormat, parse_options
+from edgespec.backends.ort.options import (
+    FLOAT32_TOLERANCE,
+    OPTIONS,
+    WeightFormat,
+    parse_options,
+)
 from edgespec.contract import RECURRENT_CHUNK, Limits, canonical_contract
 
 if TYPE_CHECKING:
@@ -49,6 +55,7 @@ class OrtBackend(Backend):
     # More rows cost more than they bring on a CPU: of a block's rows each costs nearly in full
     # from about eight on (decision 0003)
     plan_hints = PlanHints(steps=3, block_nodes=8)
+    float32_tolerance = FLOAT32_TOLERANCE
 
     def row_cost(self, config: EngineConfig) -> float:
         """Measured on Qwen3-0.6B's shape behind 128 tokens, of 2 to 60 rows: low-bit weights in
@@ -90,7 +97,7 @@ class OrtBackend(Backend):
             runner.table = lm_head_table(staged.engine, staged.weights.embedding, hidden_size)
         return runner
 
-    def open(self, engine_dir: Path, config: EngineConfig) -> OrtRunner:
+    def open(self, engine_dir: Path, config: EngineConfig, device: PairDevice) -> OrtRunner:
         """A runner of a finished engine. EnvironmentProblem where it cannot be opened."""
         from edgespec.backends.ort.runner import open_engine
 

@@ -20,6 +20,9 @@ EXACT_BLOCK = 32
 # int8: a scale per row of activations and per channel of the weight, multiplied by an int8 GEMM
 PER_CHANNEL = 0
 DEFAULT_BLOCK = 128
+# Largest difference from the golden outputs, relative to their largest value. Sums in float32 in
+# another order differ by about 1e-6 here; a wrong mask, layout or weight by more than 1e-2.
+FLOAT32_TOLERANCE = 1e-4
 BLOCKS = (PER_CHANNEL, EXACT_BLOCK, DEFAULT_BLOCK)
 
 

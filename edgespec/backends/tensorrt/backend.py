@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakValueDictionary
+from typing import Any, ClassVar
 
 from edgespec.backends.base import (
     Backend,
     BuildOptions,
     EngineMemory,
     OptionValue,
+    PairDevice,
     PlanHints,
     Progress,
     Remedies,
@@ -26,6 +26,7 @@ from edgespec.backends.base import (
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.tensorrt import fingerprint
+from edgespec.backends.tensorrt.accuracy import FLOAT32_TOLERANCE
 from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.devices import device_here
 from edgespec.backends.tensorrt.options import TensorRTOptions, options_of, parse_options
@@ -35,16 +36,11 @@ from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library
 from edgespec.contract import GraphContract, Limits, canonical_contract
 from edgespec.errors import EnvironmentProblem
 
-if TYPE_CHECKING:
-    from edgespec.backends.tensorrt.workspace import Workspace
-
 
 class TensorRTBackend(Backend):
     """Engines of TensorRT, which builds them on their own device."""
 
     library: ClassVar[Library] = TENSORRT
-    # Of engines that are open, by their directory
-    workspaces: ClassVar[WeakValueDictionary[Path, Workspace]] = WeakValueDictionary()
     name, title = TENSORRT.backend, TENSORRT.title
     options = options_of(TENSORRT)
     suffixes = (".engine",)
@@ -54,6 +50,7 @@ class TensorRTBackend(Backend):
     )
     # A verified row costs little on a GPU until its arithmetic is full
     plan_hints = PlanHints(steps=5, block_nodes=16)
+    float32_tolerance = FLOAT32_TOLERANCE
 
     def parse_options(self, values: Mapping[str, OptionValue]) -> TensorRTOptions:
         """What the user chose; OptionError names a flag with a wrong value."""
@@ -80,14 +77,12 @@ class TensorRTBackend(Backend):
         a device that is not here."""
         from edgespec.backends.tensorrt import estimate, lowered_files
         from edgespec.backends.tensorrt.devices import title_of
-        from edgespec.backends.tensorrt.staging import plan_of, version_here
+        from edgespec.backends.tensorrt.staging import checked_model, plan_of, version_here
 
         assert isinstance(options, TensorRTOptions)
         version = version_here(self.library, options)
         plan = plan_of(self.library, onnx, limits, options, version)
-        size = lowered_files.weight_bytes(
-            lowered_files.lowered_model(onnx, plan.target, plan.model)
-        )
+        size = lowered_files.weight_bytes(checked_model(onnx, plan))
         memory = estimate.estimate(onnx.config, plan.contract, plan.limits, plan.profiles, size)
         name = f"{self.title} {version}"
         lines = estimate.lines(name, plan.target, title_of(plan.sm), plan.profiles, memory)
@@ -103,13 +98,13 @@ class TensorRTBackend(Backend):
     ) -> tuple[str, ...]:
         """Write the lowered graph with its weights to `directory`; the command that builds it."""
         from edgespec.backends.tensorrt import emit, lowered_files
-        from edgespec.backends.tensorrt.staging import plan_of, version_here
+        from edgespec.backends.tensorrt.staging import checked_model, plan_of, version_here
         from edgespec.backends.tensorrt.versions import build_environment, faults_of
 
         assert isinstance(options, TensorRTOptions)
         version = version_here(self.library, options)
         plan = plan_of(self.library, onnx, limits, options, version)
-        model = lowered_files.lowered_model(onnx, plan.target, plan.model)
+        model = checked_model(onnx, plan)
         lowered_files.write(model, onnx.path, directory, lowered_files.copy)
         words = emit.command_of(plan, options, self.engine_path(Path(), onnx.role).name)
         variables = build_environment(faults_of(self.library, version), {})
@@ -122,9 +117,21 @@ class TensorRTBackend(Backend):
         of CUDA."""
         canonical = canonical_contract(staged.contract.shape)
         settings = EngineSettings.read(staged.settings, canonical, "the staged engine")
-        return self.opened(staged.engine, settings, capacity, lanes, canonical)
+        from edgespec.backends.tensorrt.device.opening import open_device
+        from edgespec.backends.tensorrt.workspace import Workspace
 
-    def open(self, engine_dir: Path, config: EngineConfig) -> Runner:
+        device = Workspace(open_device())
+        return self.opened(staged.engine, settings, device, capacity, lanes, canonical)
+
+    def open_device(self) -> PairDevice:
+        """The workspace of a pair. MissingDependency without a Python package of CUDA,
+        EnvironmentProblem without a device."""
+        from edgespec.backends.tensorrt.device.opening import open_device
+        from edgespec.backends.tensorrt.workspace import Workspace
+
+        return Workspace(open_device(), shared=True)
+
+    def open(self, engine_dir: Path, config: EngineConfig, device: PairDevice) -> Runner:
         """A runner of a finished engine. MissingDependency without the library or a Python package
         of CUDA, EnvironmentProblem where memory does not do."""
         component, limits = config.component, config.limits
@@ -132,26 +139,24 @@ class TensorRTBackend(Backend):
         settings = EngineSettings.read(config.settings, canonical, component.model)
         path = self.engine_path(engine_dir, component.graph.role)
         slots, lanes = limits.max_kv_cache_capacity, limits.max_batch_size
-        return self.opened(path, settings, slots, lanes, canonical)
+        return self.opened(path, settings, device, slots, lanes, canonical)
 
     def opened(
         self,
         path: Path,
         settings: EngineSettings,
+        device: PairDevice,
         capacity: int,
         lanes: int,
         canonical: GraphContract,
     ) -> Runner:
-        """A runner of an engine file; those of one directory share their device's memory."""
+        """A runner of an engine file on a device."""
         from edgespec.backends.tensorrt import bindings, runner
-        from edgespec.backends.tensorrt.device.opening import open_device
         from edgespec.backends.tensorrt.workspace import Workspace
 
+        assert isinstance(device, Workspace)
         found, contract = bindings.load(self.library), lowered_contract(canonical, settings.target)
-        workspace = self.workspaces.get(path.parent)
-        if workspace is None or not workspace.users:
-            workspace = self.workspaces[path.parent] = Workspace(open_device())
-        return runner.open_runner(found, path, contract, settings, workspace, capacity, lanes)
+        return runner.open_runner(found, path, contract, settings, device, capacity, lanes)
 
     def fingerprint(self) -> dict[str, Any]:
         """Version, compute capability and system of this machine. MissingDependency without the

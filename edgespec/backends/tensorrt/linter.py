@@ -29,6 +29,7 @@ from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.rules import Level, rules_of
 
 EXTERNAL_DATA = "external-data"  # the only rule that looks at files
+FOLLOWS = "types-and-shapes"  # mostly follows from what other rules find: said where they find none
 
 CHECKS: Mapping[str, Callable[[View], Found]] = MappingProxyType(
     {
@@ -43,10 +44,12 @@ CHECKS: Mapping[str, Callable[[View], Found]] = MappingProxyType(
         "operator": operators.operator,
         "operator-type": operators.operator_type,
         "mixed-types": operators.mixed_types,
+        "types-and-shapes": operators.types_and_shapes,
         "cast-type": operators.cast_type,
         "attribute": operators.attributes,
         "output-count": operators.output_count,
         "constant-input": operators.constant_input,
+        "axis": operators.axis,
         "eyelike-static": operators.eyelike_static,
         "topk-count": operators.topk_count,
         "topk-sorted": operators.topk_sorted,
@@ -61,6 +64,7 @@ CHECKS: Mapping[str, Callable[[View], Found]] = MappingProxyType(
         "attention-attribute": attention.attention_attribute,
         "attention-rank": attention.attention_rank,
         "attention-heads": attention.attention_heads,
+        "attention-lengths": attention.attention_lengths,
         "attention-causal": attention.attention_causal,
         "attention-mask-type": attention.attention_mask_type,
         "attention-bool-mask": attention.attention_bool_mask,
@@ -72,6 +76,7 @@ CHECKS: Mapping[str, Callable[[View], Found]] = MappingProxyType(
         "cache-type": attention.cache_type,
         "cache-input": attention.cache_input,
         "cache-output": attention.cache_output,
+        "rotary-rows": attention.rotary_rows,
         "rotary-position": attention.rotary_position,
         "zero-point": quantization.zero_point,
         "quantized-type": quantization.quantized_type,
@@ -123,6 +128,8 @@ def lint(model: ModelProto, version: ParserVersion, directory: Path | None = Non
     found: list[Finding] = []
     rules = rules_of(version)
     for name, rule in rules.items():
+        if name == FOLLOWS and any(finding.level is Level.REFUSED for finding in found):
+            continue
         check = CHECKS.get(name)
         places = data.external_data(view, directory) if check is None else check(view)
         for node, said in places:

@@ -175,6 +175,12 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             source=OPERATORS_MD,
             rtx=Rtx.PARSER,
         ),
+        "axis": Rule(
+            what="axes are those of the data",
+            remedy=_LOWER,
+            source=IMPORTERS,
+            rtx=Rtx.PARSER,
+        ),
         "eyelike-static": Rule(
             what="EyeLike has an input of static shape",
             remedy="Compare two Ranges instead.",
@@ -268,6 +274,13 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             rtx=Rtx.PARSER,
             since=(10, 14),
         ),
+        "attention-lengths": Rule(
+            what="keys and values have the same sizes",
+            remedy=_LOWER,
+            source=TRIED,
+            rtx=Rtx.PARSER,
+            since=(10, 14),
+        ),
         "attention-causal": Rule(
             what="Attention has a mask or is causal, not both",
             remedy="Say causality in the mask.",
@@ -349,6 +362,13 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             rtx=Rtx.BUILDER,
             since=(10, 15),
         ),
+        "rotary-rows": Rule(
+            what="cos and sin have a row for each position that is rotated",
+            remedy=_LOWER,
+            source=TRIED,
+            rtx=Rtx.PARSER,
+            since=(10, 15),
+        ),
         "rotary-position": Rule(
             what="the positions of RotaryEmbedding are INT64",
             remedy="Cast them, or give the rows of cos and sin.",
@@ -415,6 +435,13 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             what="dynamic quantization has blocks of 16 (FP4, by a constant scale) or 32 (MXFP8)",
             remedy=_LOWER,
             source=IMPORTERS,
+            rtx=Rtx.PARSER,
+        ),
+        # ---- the whole
+        "types-and-shapes": Rule(
+            what="types and shapes agree with each other and with the operators, by ONNX",
+            remedy=_LOWER,
+            source="the operators of ONNX",
             rtx=Rtx.PARSER,
         ),
     }

@@ -96,7 +96,7 @@ class TensorRTRunner:
         self.upload, self.download = Pinned(workspace), Pinned(workspace)
         self.outputs: dict[str, Buffer] = {}
         self.in_place = check_aliases(engine, contract, settings.dialect)
-        self.closed = False
+        self.closed, self.scratch = False, workspace.version
         self.engine_s = 0.0
         read = "L" if contract.shape.block else "S"
         self.prefill_chunk = max(ranges[read][1] for ranges in self.ranges)
@@ -151,6 +151,9 @@ class TensorRTRunner:
         its sizes."""
         began = time.perf_counter()
         with self.workspace.working():
+            if self.scratch != self.workspace.version:  # graphs have its old address
+                self.drop_all()
+                self.scratch = self.workspace.version
             kinds = attentions_of(call, self.contract)
             seen = {name: Visibility.of(call, kind) for name, kind in kinds}
             starts: list[int] = call.write_indices.tolist()

@@ -28,11 +28,15 @@ from edgespec.backends.tensorrt.build_job import BuildJob
 from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.devices import check_formats, device_here, title_of
 from edgespec.backends.tensorrt.fingerprint import fingerprint_of
+from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.options import SHORT, TensorRTOptions
+from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.profiles import Profile, max_rows, profiles_of, slots_of
+from edgespec.backends.tensorrt.rules import Level
 from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.backends.tensorrt.target import Compute, Target
 from edgespec.backends.tensorrt.versions import (
+    RTX,
     Capabilities,
     Library,
     build_environment,
@@ -40,10 +44,18 @@ from edgespec.backends.tensorrt.versions import (
     faults_of,
 )
 from edgespec.contract import GraphContract, Limits, canonical_contract
-from edgespec.errors import EnvironmentProblem, MissingDependency, OptionError, UnsupportedModel
+from edgespec.errors import (
+    BuildError,
+    EnvironmentProblem,
+    MissingDependency,
+    OptionError,
+    UnsupportedModel,
+)
 
 logger = logging.getLogger(__name__)
 STEPS = 1000  # of a progress bar
+# Attention in float32 is let be built of basic operators, which a graph cannot say
+KEPT = "attention-float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +174,21 @@ def version_here(library: Library, options: TensorRTOptions) -> str:
     except MissingDependency as error:
         remedy = f"{error.remedy} Or name a version: --library-version."
         raise MissingDependency(error.what, remedy) from error
+
+
+def checked_model(onnx: OnnxDir, plan: BuildPlan) -> ir.Model:
+    """The lowered graph, which keeps the rules of the version's parser: for where the parser itself
+    is not asked. BuildError names what it breaks."""
+    model = lowered_files.lowered_model(onnx, plan.target, plan.model)
+    major, minor = plan.capabilities.version
+    prefix = "rtx-" if plan.library is RTX else ""
+    report = lint(ir.to_proto(model), ParserVersion(f"{prefix}{major}.{minor}"))
+    broken = [row for row in report.findings if row.level is Level.REFUSED and row.rule != KEPT]
+    if broken:
+        lines = "\n  ".join(f"{row.rule} at {row.node}: {row.what}" for row in broken)
+        what = f"the graph breaks rules of {plan.capabilities.name}:\n  {lines}"
+        raise BuildError(what, broken[0].remedy)
+    return model
 
 
 # ---- a build

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.backends.base import PairDevice
 from edgespec.backends.tensorrt import kernels
 from edgespec.backends.tensorrt.device.base import ALIGNMENT, Device, HostBlock
 
@@ -24,21 +25,22 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class Workspace:
-    """A device in use. It ends with its last user: `join` and `leave` count them.
+class Workspace(PairDevice):
+    """A device in use. It ends with its last user: `join` and `leave` count them. One that a pair
+    shares has a user more until it is closed.
 
     `scratch` is the memory in which engines keep activations; `version` counts its moves, after
     which contexts must be told and graphs are void.
     """
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, *, shared: bool = False) -> None:
+        self.device, self.shared = device, shared
         self.lock = threading.RLock()
         device.activate()
         self.stream = device.stream()
         self.scratch, self.scratch_size, self.version = 0, 0, 0
         self.kernels: dict[str, object] = {}
-        self.users = 0
+        self.users = int(shared)
         self.held: set[int] = set()
         self.spare: dict[int, list[int]] = {}  # by size, memory that was borrowed before
 
@@ -48,6 +50,12 @@ class Workspace:
         with self.lock:
             self.device.activate()
             yield
+
+    def close(self) -> None:
+        """No further engine is opened on it; closing twice is harmless."""
+        if self.shared:
+            self.shared = False
+            self.leave()
 
     def join(self) -> None:
         """One user more."""

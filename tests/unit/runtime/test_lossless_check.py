@@ -66,6 +66,7 @@ def engine_of(runner: HashRunner, rounding: float = 0.0, *, exact: bool = False)
         driver=SimpleNamespace(paused=nullcontext),
         exact=exact,
         rounding=rounding,
+        tolerance=1e-4,
         tokenizer=SimpleNamespace(token_bytes=lambda token: str(token).encode()),
     )
 

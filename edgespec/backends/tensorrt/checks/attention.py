@@ -57,6 +57,29 @@ def attention_heads(view: View) -> Found:
             yield name_of(node), f"{queries} heads of queries, {keys} of keys"
 
 
+def attention_lengths(view: View) -> Found:
+    """Keys and values of different sizes, of which one may be unknown."""
+    for scope, node in view.nodes("Attention"):
+        keys, values = (scope.tensor(name).dims for name in node.input[1:3])
+        if keys is None or values is None or len(keys) != 4 or len(values) != 4:
+            continue
+        if any(differ(*pair) for pair in zip(keys[:3], values[:3], strict=True)):
+            yield name_of(node), f"keys of {shown(keys)}, values of {shown(values)}"
+
+
+def differ(one: int | str | None, other: int | str | None) -> bool:
+    """Whether two sizes are known to differ: two numbers, or a number and one that the caller
+    chooses."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one != other
+    return isinstance(one, int) != isinstance(other, int) and chosen(one) != chosen(other)
+
+
+def chosen(size: int | str | None) -> bool:
+    """Whether a size is a symbol of an input; those that inference makes have names of its own."""
+    return isinstance(size, str) and not size.startswith("unk__")
+
+
 def mask_of(node: NodeProto) -> str:
     """The name of a node's mask; empty where it has none."""
     return node.input[MASK] if len(node.input) > MASK else ""
@@ -152,6 +175,18 @@ def cache_output(view: View) -> Found:
     for _, node in view.nodes("TensorScatter"):
         if node.output[0] not in outputs:
             yield name_of(node), f"{node.output[0]} is not an output"
+
+
+def rotary_rows(view: View) -> Found:
+    """Rows of cos and sin that are not those of what is rotated."""
+    for scope, node in view.nodes("RotaryEmbedding"):
+        data = scope.tensor(node.input[0]).dims
+        if data is None or len(data) != 4 or (len(node.input) > 3 and node.input[3]):
+            continue
+        for name in node.input[1:3]:
+            rows = scope.tensor(name).dims
+            if rows is not None and len(rows) == 3 and any(map(differ, data[::2], rows[:2])):
+                yield name_of(node), f"{name} of {shown(rows)} for {shown(data)}"
 
 
 def rotary_position(view: View) -> Found:

@@ -1,12 +1,14 @@
 """A graph as the checks see it: its nodes with those of subgraphs, and for each name its type, its
 shape and its value where it is a constant.
 
-Types and shapes are those that ONNX infers; operators of TensorRT's own, which ONNX does not know,
-are replaced by a Cast to what they make, in a copy. Loads no external data.
+Types and shapes are those that ONNX infers, not those that are written down. Operators of
+TensorRT's own, which ONNX does not know, are replaced by a Cast to what they make, in a copy. Loads
+no external data.
 """
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from edgespec.backends.tensorrt.parser_version import ParserVersion
 
 Dims = tuple[int | str | None, ...]
 DEFAULT_DOMAINS = ("", "ai.onnx")
+CONTRADICTIONS = (onnx.shape_inference.InferenceError, ValueError)  # as inference raises them
+MAX_TEXT = 200  # characters of what ONNX says
 MAX_VALUES = 2**16  # elements of a constant whose value is looked at
 
 
@@ -74,6 +78,7 @@ class View:
     def __init__(self, model: ModelProto, version: ParserVersion) -> None:
         self.model, self.version = model, version
         self.scopes = list(scopes_of(inferred(model)))
+        self.contradiction = contradiction(model)
 
     def nodes(self, *op_types: str) -> Iterator[tuple[Scope, NodeProto]]:
         """The nodes of these types, of all graphs; without types every node."""
@@ -133,17 +138,40 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 def inferred(model: ModelProto) -> ModelProto:
     """A copy with inferred types; the nodes are those of `model` again."""
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    for graph in every_graph(copy.graph):
-        replace_custom(graph)
-    found = onnx.shape_inference.infer_shapes(copy, data_prop=True)
+    copy = standard(model)
+    try:
+        found = onnx.shape_inference.infer_shapes(copy, data_prop=True)
+    except CONTRADICTIONS:
+        found = copy  # `contradiction` says what it is
     pairs = zip([*every_graph(found.graph)], [*every_graph(model.graph)], strict=True)
     for graph, source in pairs:
         for i, node in enumerate(source.node):
             if node.domain == CUSTOM_DOMAIN:
                 graph.node[i].CopyFrom(node)
     return found
+
+
+def standard(model: ModelProto) -> ModelProto:
+    """A copy of standard operators alone, without the types that are written in it."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for graph in every_graph(copy.graph):
+        replace_custom(graph)
+        del graph.value_info[:]
+    return copy
+
+
+def contradiction(model: ModelProto) -> tuple[str, str] | None:
+    """The first node at which types and shapes contradict each other or the operator's definition,
+    and what ONNX says of it; None: they agree."""
+    try:
+        onnx.shape_inference.infer_shapes(standard(model), check_type=True, strict_mode=True)
+    except CONTRADICTIONS as error:
+        text = " ".join(str(error).split())
+        node = re.search(r"\(op_type:(\w+)(?:, node name: ([^)]*))?\)", text)
+        place = f"{node[2] or 'a node'} ({node[1]})" if node else "the model"
+        return place, text[-MAX_TEXT:]
+    return None
 
 
 def every_graph(graph: GraphProto) -> Iterator[GraphProto]:

@@ -31,6 +31,9 @@ from edgespec.backends.tensorrt.parser_operators import (
 )
 from edgespec.backends.tensorrt.rules import MAX_TOPK, OPSETS
 
+# Operators whose axis is another one than of their first input, or may be one behind the last
+NEW_AXIS = ("DequantizeLinear", "Flatten", "LayerNormalization", "OneHot", "QuantizeLinear")
+
 Found = Iterator[tuple[str, str]]  # a node, and what was found at it
 
 
@@ -120,6 +123,12 @@ def schema_of(view: View, node: NodeProto) -> OpSchema | None:
         return None
 
 
+def types_and_shapes(view: View) -> Found:
+    """The first contradiction that ONNX finds."""
+    if view.contradiction is not None:
+        yield view.contradiction
+
+
 def cast_type(view: View) -> Found:
     """Casts to types that only quantization makes, or that the parser has not."""
     for _, node in view.nodes("Cast"):
@@ -160,6 +169,17 @@ def constant_input(view: View) -> Found:
             name = node.input[index] if len(node.input) > index else ""
             if name and not scope.is_constant(name):
                 yield name_of(node), f"{name} is not a constant"
+
+
+def axis(view: View) -> Found:
+    """Axes that the data does not have; what ONNX infers does not look at all of them."""
+    for scope, node in view.nodes():
+        found = attribute(node, "axis")
+        dims = scope.tensor(node.input[0]).dims if node.input and node.input[0] else None
+        if not isinstance(found, int) or dims is None or node.op_type in NEW_AXIS:
+            continue
+        if is_known(node) and not -len(dims) <= found < max(len(dims), 1):
+            yield name_of(node), f"axis {found} of {shown(dims)}"
 
 
 def eyelike_static(view: View) -> Found:

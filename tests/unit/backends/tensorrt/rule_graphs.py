@@ -42,6 +42,7 @@ class Pair:
     rejects: str = "parse"
     weights: Mapping[str, Weight] = field(default_factory=dict)
     opset: int = 24  # of the broken graph
+    elsewhere: Mapping[str, str] = field(default_factory=dict)  # release -> `rejects` there
 
     def model(self, *, broken: bool) -> ModelProto:
         text, opset = (self.broken, self.opset) if broken else (self.kept, 24)
@@ -414,6 +415,31 @@ PAIRS = [
         unary("Relu", dims="1,1,1,1,1,1,1,2"),
     ),
     Pair(
+        "types-and-shapes",
+        "g (float[2,8] x, float[4,8] w) => (float[2,8] y) { y = MatMul(x, w) }",
+        "g (float[2,4] x, float[4,8] w) => (float[2,8] y) { y = MatMul(x, w) }",
+    ),
+    Pair(
+        "types-and-shapes",
+        "g (int32[2,8] c, float[2,8] x) => (float[2,8] y) { y = Where(c, x, x) }",
+        "g (bool[2,8] c, float[2,8] x) => (float[2,8] y) { y = Where(c, x, x) }",
+    ),
+    Pair(
+        "axis",
+        "g (float16[N,8] x, float16[8] s) => (float16[N,8] y) { y = RMSNormalization <axis = 7> (x, s) }",
+        "g (float16[N,8] x, float16[8] s) => (float16[N,8] y) { y = RMSNormalization <axis = -1> (x, s) }",
+    ),
+    Pair(
+        "attention-lengths",
+        attention(", mask").replace("16,16] v", "32,16] v"),
+        attention(", mask"),
+    ),
+    Pair(
+        "rotary-rows",
+        "g (float16[B,2,S,16] x, float16[3,S,8] c) => (float16[B,2,S,16] y) { y = RotaryEmbedding(x, c, c) }",
+        "g (float16[B,2,S,16] x, float16[B,S,8] c) => (float16[B,2,S,16] y) { y = RotaryEmbedding(x, c, c) }",
+    ),
+    Pair(
         "cast-type",
         "g (float[2,8] x) => (float8e4m3fn[2,8] y) { y = Cast <to = 17> (x) }",
         "g (float[2,8] x) => (float16[2,8] y) { y = Cast <to = 10> (x) }",
@@ -458,6 +484,7 @@ PAIRS = [
             "even": Weight(TensorProto.INT4, (4, 4), 0x11),
         },
         rejects="",
+        elsewhere={"rtx-1.5": "parse", "rtx-1.6": "parse"},
     ),
     Pair(
         "dynamic-quantize",

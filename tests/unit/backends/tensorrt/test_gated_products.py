@@ -24,6 +24,7 @@ FORMS = {
 }
 OTHERS = {
     "gate of attention": f"s = Sigmoid (z) p = Mul (x, s) {DOWN}",
+    "gate of another value": f"s = Sigmoid (z) a = Mul (x, s) p = Mul (a, z) {DOWN}",
     "activation alone": f"s = Sigmoid (x) p = Mul (x, s) {DOWN}",
     "read by two": f"{SILU} d = MatMul (p, weight) y = Add (d, p)",
 }

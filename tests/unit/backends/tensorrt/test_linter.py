@@ -129,6 +129,13 @@ def test_types_are_followed_through_operators_of_tensorrt() -> None:
     assert finding.what.startswith("FLOAT and FLOAT16")
 
 
+def test_types_that_are_none_are_findings_and_no_crash() -> None:
+    model = Pair("", unary("Neg"), unary("Neg")).model(broken=True)
+    model.graph.node[0].op_type = "Cast"
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("to", 0))
+    assert refused(model, NEWEST) == {"cast-type"}
+
+
 def test_scales_for_channels_may_be_shared() -> None:
     pair = next(pair for pair in PAIRS if pair.rule == "shared-scale")
     shared = pair.broken.replace("float s = {1.0}", f"float[8] s = {{{', '.join(['1.0'] * 8)}}}")
