@@ -13,6 +13,8 @@ from pathlib import Path
 from edgespec import bundle
 from edgespec.errors import BundleError
 
+GRAPHS = (".onnx", ".engine")  # how files of exports and of engines end
+
 
 class Kind(Enum):
     """What a path is. The values are the words of messages."""
@@ -43,7 +45,7 @@ def kind_of(path: Path) -> Kind:
     names = {file.name for file in path.iterdir()}
     if not names:
         return Kind.EMPTY
-    graphs = any(name.endswith((".onnx", ".engine")) for name in names)
+    graphs = any(name.endswith(GRAPHS) for name in names)
     weights = any(name.endswith((".safetensors", ".bin", ".gguf")) for name in names)
     if bundle.CONFIG in names or weights:
         return Kind.UNKNOWN if graphs else Kind.CHECKPOINT
@@ -115,7 +117,7 @@ def not_engines(path: Path) -> BundleError:
     if inside := below(path, Kind.EXPORT):
         what = f"{path} holds exports, no engines"
         return BundleError(what, f"Build them first: edgespec build --onnx-dir {inside[0]} ...")
-    if kind is not Kind.EXPORT and any(path.glob("*.onnx")):
+    if kind is not Kind.EXPORT and any(file.suffix in GRAPHS for file in path.glob("*.*")):
         what = f"{path} has engine files and no {bundle.MANIFEST}: it is half-written, or part"
         return BundleError(f"{what} of a copy", "Copy all of it, or run edgespec build again.")
     usual = "Give a directory that edgespec build made."

@@ -105,7 +105,7 @@ def kind_of_file(path: Path) -> str:
         return "safetensors"
     remedy = (
         f"Give its directory: {path.parent}"
-        if path.suffix in (".json", ".onnx", ".data")
+        if path.suffix in (".json", ".data", *directories.GRAPHS)
         else _TAKES
     )
     raise BundleError(f"{path} is a file of another kind", remedy)

@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import PLAIN, SamplingParams
+from edgespec.backends.call import Logits
 from edgespec.runtime.engine import Engine, Plan
 from edgespec.runtime.generation import Response
 from edgespec.runtime.sampling import Sampler
@@ -177,6 +178,11 @@ class Forced:
     def pick(self, logits: NDArray[np.float32], before: Sequence[int]) -> int:
         """The text's token after `before`."""
         self.real.pick(logits, before)
+        return self.text[len(before)]
+
+    def pick_from(self, logits: Logits, row: int, before: Sequence[int]) -> int:
+        """The same from a row of logits, which may be where the engine is."""
+        self.real.pick_from(logits, row, before)
         return self.text[len(before)]
 
 

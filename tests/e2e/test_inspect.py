@@ -18,6 +18,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from edgespec import bundle
+from edgespec.backends.registry import BACKENDS
 from edgespec.cli.main import run
 from tests import toys
 from tests.e2e.workshop import ENVIRON, Cli, cli
@@ -409,7 +410,7 @@ def test_engines_of_another_machine_are_whole_and_do_not_run_here(
     done = cli("inspect", path)
     assert done.code == 0
     assert "does not run here: the base engine was built on riscv64" in done.out
-    assert "does not run here: this version runs ort, not 'trt'" in done.out
+    assert f"does not run here: this version runs {', '.join(BACKENDS)}, not 'trt'" in done.out
 
 
 def test_a_pair_that_does_not_fit_is_told(shop: Path, tmp_path: Path, cli: Cli) -> None:

@@ -42,10 +42,15 @@ SIZES = ["--max-input-len", "64", "--max-kv-cache-capacity", "192", "--max-verif
 WAIT_MS = 60_000
 
 
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """Skips all tests where the compiler is not installed."""
+    rtx.bindings()
+
+
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The demo's base and draft."""
-    rtx.bindings()
     path = tmp_path_factory.mktemp("demo")
     base, draft = str(RECIPE / "base"), str(RECIPE / "draft")
     assert run(["export", base, str(path / "base"), "--eagle-base"]) == 0
@@ -152,6 +157,20 @@ def test_each_scheme_compiles_for_a_card_that_has_it(
     assert older.code == (0 if scheme.startswith("int") else 3), older.err
 
 
+def test_an_fp8_cache_is_kept_in_the_compute_type_and_that_is_said(
+    modelopt_exports: Path, tmp_path: Path, cli: Cli
+) -> None:
+    checkpoint = shutil.copytree(modelopt_exports / "llama_fp8", tmp_path / "llama_fp8")
+    base = toys.make_base(tmp_path / "tokenizer", "llama", layers=2)
+    shutil.copy(base / "tokenizer.json", checkpoint)
+    assert run(["export", str(checkpoint), str(tmp_path / "onnx")]) == 0
+    sizes = ["--max-input-len", "32", "--max-kv-cache-capacity", "48", "--compute", "fp16"]
+    more = ["--compute-capability", "SM120", *sizes]
+    done = cli(*build_args(tmp_path / "onnx" / "llm", tmp_path / "engines", *more))
+    assert done.code == 0, done.err
+    assert "fp8 KV cache are not applied: the cache is float16" in done.out
+
+
 def test_attention_in_float32_is_built_of_basic_operators(
     exports: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -164,6 +183,18 @@ def test_attention_in_float32_is_built_of_basic_operators(
     assert error.value.lacks_kernel
     assert staging.run(fused, Progress(), dict(os.environ)) is True
     assert Path(job.engine).stat().st_size > 1_000_000
+
+
+def test_an_emitted_graph_compiles_without_anything_else(
+    exports: dict[str, Path], tmp_path: Path, cli: Cli
+) -> None:
+    """In float32, whose attention has no fused kernel: the graph itself lets it be decomposed."""
+    job, out = job_of(exports["draft"], tmp_path / "work", "float32"), tmp_path / "out"
+    target = ["--compute-capability", "SM120", "--compute", "fp32", "--emit-onnx", str(out)]
+    done = cli(*build_args(exports["draft"], tmp_path / "engines", *target))
+    assert done.code == 0, done.err
+    emitted = replace(job, model=str(out / "model.onnx"), decompose_attention=False)
+    assert process.run(emitted, lambda share: None, os.environ).engine_bytes > 1_000_000
 
 
 def test_a_graph_that_the_parser_refuses_is_told_in_its_words(

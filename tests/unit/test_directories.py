@@ -72,6 +72,11 @@ def torn(path: Path) -> Path:
     return path
 
 
+def torn_of_another_backend(path: Path) -> Path:
+    (torn(path) / "spec_base.onnx").rename(path / "spec_base.engine")
+    return path
+
+
 def other(path: Path) -> Path:
     path.mkdir(parents=True)
     (path / "notes.txt").write_text("x")
@@ -137,6 +142,7 @@ ENGINE_DIR = {
     exports: ("{it} holds exports", "edgespec build --onnx-dir {it}/base/llm"),
     engines: ("{it} has no llm engine", "Run edgespec export"),
     torn: ("{it} has engine files and no manifest.json", "run edgespec build again"),
+    torn_of_another_backend: ("{it} has engine files and no", "run edgespec build again"),
     other: ("{it} is a directory of another kind", "that edgespec build made"),
 }
 MODEL = {

@@ -32,7 +32,7 @@ from edgespec.backends.tensorrt.devices import device_here
 from edgespec.backends.tensorrt.options import TensorRTOptions, options_of, parse_options
 from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.backends.tensorrt.target import Dialect, Target
-from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library
+from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library, capabilities_of
 from edgespec.contract import GraphContract, Limits, canonical_contract
 from edgespec.errors import EnvironmentProblem
 
@@ -105,6 +105,8 @@ class TensorRTBackend(Backend):
         version = version_here(self.library, options)
         plan = plan_of(self.library, onnx, limits, options, version)
         model = checked_model(onnx, plan)
+        if plan.target.compute == "float32":  # no fused kernel has it
+            emit.let_decompose(model)
         lowered_files.write(model, onnx.path, directory, lowered_files.copy)
         words = emit.command_of(plan, options, self.engine_path(Path(), onnx.role).name)
         variables = build_environment(faults_of(self.library, version), {})
@@ -205,7 +207,13 @@ class TensorRTBackend(Backend):
         library = f"{self.title} {settings.version}"
         how = f"{settings.dialect.value} graph, {settings.compute}"
         how += ", attention of basic operators" if settings.decomposed_attention else ""
-        return (f"for {title_of(settings.sm)} and {library} alone: {how}",)
+        notes = [f"for {title_of(settings.sm)} and {library} alone: {how}"]
+        quantization = config.component.quantization
+        takes_fp8 = capabilities_of(self.library, settings.version).fp8_cache
+        if quantization is not None and quantization.kv_cache is not None and not takes_fp8:
+            what = f"the checkpoint's scales for a {quantization.kv_cache.type} KV cache"
+            notes.append(f"{what} are not applied: the cache is {settings.compute}")
+        return tuple(notes)
 
 
 class RtxBackend(TensorRTBackend):

@@ -9,12 +9,15 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import onnx_ir as ir
+
 from edgespec import bundle
 from edgespec.backends.tensorrt.options import MIB, TensorRTOptions
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.staging import BuildPlan
 
 SCRIPT = "build.sh"
+DECOMPOSABLE = "TRT_decomposable"
 
 
 def command_of(plan: BuildPlan, options: TensorRTOptions, engine: str) -> list[str]:
@@ -43,6 +46,14 @@ def shape_flags(profile: Profile) -> list[str]:
         shapes = [f"{name}:{'x'.join(map(str, dims[i]))}" for name, dims in profile.shapes.items()]
         flags.append(f"{flag}={','.join(shapes)}")
     return flags
+
+
+def let_decompose(model: ir.Model) -> None:
+    """Let the attention of a graph be built of basic operators, by an attribute that NVIDIA's
+    parser reads: the tools have no flag for it."""
+    for node in model.graph:
+        if node.op_type == "Attention":
+            node.attributes[DECOMPOSABLE] = ir.AttrInt64(DECOMPOSABLE, 1)
 
 
 def script_of(words: list[str], variables: dict[str, str]) -> str:

@@ -71,18 +71,17 @@ class Capabilities:
     """What a minor version of a library can do.
 
     `typed_by_flag`: networks are strongly typed only where a flag of the network asks for it; later
-    versions always are, and accept the flag. `max_opset` is the newest ONNX opset that the parser
-    reads. `operators` beyond the basic ones have an importer of their own. `fp8_cache`: keys and
-    values may be FP8. `mxfp8`: the parser's TRT_MXFP8DequantizeLinear. `timing_cache`: what was
-    timed is kept for the next build. `compiles_for` are the compute capabilities (times ten) that
-    it compiles for without such a device; none: only for the device that it runs on.
+    versions always are, and accept the flag. `operators` beyond the basic ones have an importer of
+    their own; which opsets and types it takes stands in `rules`. `fp8_cache`: keys and values may
+    be FP8. `mxfp8`: the parser's TRT_MXFP8DequantizeLinear. `timing_cache`: what was timed is kept
+    for the next build. `compiles_for` are the compute capabilities (times ten) that it compiles for
+    without such a device; none: only for the device that it runs on.
     """
 
     library: Library
     version: Version
     dialect: Dialect
     typed_by_flag: bool
-    max_opset: int = 24
     operators: frozenset[str] = DECODER
     fp8_cache: bool = False
     mxfp8: bool = True
@@ -95,7 +94,7 @@ class Capabilities:
         return f"{self.library.title} {self.version[0]}.{self.version[1]}"
 
 
-def of_tensorrt(version: Version, *, max_opset: int = 24) -> Capabilities:
+def of_tensorrt(version: Version) -> Capabilities:
     """A row of TensorRT: the cache's update came with 10.15, unconditional types with 11.0."""
     native = version >= (10, 15)
     return Capabilities(
@@ -103,7 +102,6 @@ def of_tensorrt(version: Version, *, max_opset: int = 24) -> Capabilities:
         version=version,
         dialect=Dialect.NATIVE if native else Dialect.PORTABLE,
         typed_by_flag=version < (11, 0),
-        max_opset=max_opset,
         operators=DECODER if native else ATTENTION if version >= (10, 14) else frozenset(),
     )
 
@@ -126,7 +124,7 @@ ROWS = (
     of_tensorrt((10, 14)),
     of_tensorrt((10, 15)),
     of_tensorrt((10, 16)),
-    *(of_tensorrt((11, minor), max_opset=25) for minor in range(5)),
+    *(of_tensorrt((11, minor)) for minor in range(5)),
     of_rtx((1, 4), RTX_TARGETS, typed_by_flag=True),
     of_rtx((1, 5), (*RTX_TARGETS, 121)),
     of_rtx((1, 6), (*RTX_TARGETS, 121)),

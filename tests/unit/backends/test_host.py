@@ -61,6 +61,13 @@ def test_top_is_the_largest_logits_with_the_sum_of_the_whole_row(count: int) -> 
     np.testing.assert_allclose(top.logsumexp, total, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("count", "wanted"), [(1, [1]), (2, [1, 2]), (4, [1, 2, 4, 0])])
+def test_of_equal_logits_the_lowest_ids_come_first(count: int, wanted: list[int]) -> None:
+    logits = HostLogits(np.array([[1.0, 3.0, 3.0, 0.0, 3.0]], np.float32))
+    assert logits.top(count).ids.tolist() == [wanted]
+    assert logits.best(0) == (1, 3.0)
+
+
 def test_the_best_of_a_row_is_its_first_nan_where_there_is_one() -> None:
     array = np.array([[1.0, 3.0, 3.0], [1.0, np.nan, np.inf]], np.float32)
     logits = HostLogits(array)
