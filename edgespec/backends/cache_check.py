@@ -16,6 +16,7 @@ from edgespec.backends.base import Runner
 from edgespec.backends.call import Call, Floats
 from edgespec.backends.findings import Finding, failed, judged, passed
 from edgespec.backends.made_calls import made_call
+from edgespec.errors import LimitError
 
 Array = NDArray[Any]
 COMMITTED, WRITTEN = 4, 3  # rows before the call that is looked at, and its own
@@ -48,12 +49,15 @@ def check_cache(runner: Runner, memory: CacheMemory, tolerance: float) -> list[F
 
 def check_lane(runner: Runner, memory: CacheMemory, lane: int, tolerance: float) -> Finding:
     """The finding of one lane. LimitError where the engine takes no such calls."""
-    start = begin(runner, lane)
-    call = made_call(runner.contract, lane, start, WRITTEN)
+    call = made_call(runner.contract, lane, COMMITTED, WRITTEN)
+    if COMMITTED + call.written > runner.capacity:
+        what = f"{COMMITTED + call.written} slots are needed, and the engine has {runner.capacity}"
+        raise LimitError(what, "Build with a larger --max-kv-cache-capacity.")
+    begin(runner, lane)
     expected = logits_of(runner, call)
-    kept = [put_pattern(memory, tensor, lane, start) for tensor in range(memory.num_tensors)]
+    kept = [put_pattern(memory, tensor, lane, COMMITTED) for tensor in range(memory.num_tensors)]
     logits = logits_of(runner, call)
-    own = slice(start, start + call.written)
+    own = slice(COMMITTED, COMMITTED + call.written)
     wrong = [
         where
         for tensor, rows in enumerate(kept)
@@ -75,14 +79,13 @@ def check_lane(runner: Runner, memory: CacheMemory, lane: int, tolerance: float)
     )
 
 
-def begin(runner: Runner, lane: int) -> int:
-    """Commit a few rows in a lane, the rest of the cache being zeros; how many."""
+def begin(runner: Runner, lane: int) -> None:
+    """Commit the first rows of a lane, the rest of the cache being zeros."""
     clear(runner)
     call = made_call(runner.contract, lane, 0, COMMITTED, context=COMMITTED)
     runner.run(call)
     if not runner.contract.shape.block:  # whose context is where it stays
         runner.keep_rows(lane, np.arange(COMMITTED), 0)
-    return COMMITTED
 
 
 def clear(runner: Runner) -> None:

@@ -178,11 +178,14 @@ def times(runner: Runner, config: EngineConfig, load_s: float) -> Finding:
     shape, limits = runner.contract.shape, config.limits
     many = limits.max_draft_tree_size if shape.role is Role.DRAFT else limits.verify_tree_size
     rows = max(1, min(many or 1, runner.max_rows))
-    room = runner.capacity - rows
+    room = runner.capacity - rows - 1  # a block draft's has a row of context before it
     found: dict[str, float | None] = {"load_s": load_s}
     start = 0
     if not shape.heads:
-        start = max(1, min(PROMPT_ROWS, runner.prefill_chunk, limits.max_input_len, room))
+        if room < 1:
+            what = f"a call of {rows} rows behind a prompt needs more than {runner.capacity} slots"
+            raise LimitError(what, "Build with a larger --max-kv-cache-capacity.")
+        start = min(PROMPT_ROWS, runner.prefill_chunk, limits.max_input_len, room)
         found[f"prefill_{start}_s"] = median(lambda: read_prompt(runner, start))
         read_prompt(runner, start)
     for count in sorted({1, rows}):

@@ -232,6 +232,20 @@ def test_a_plain_engine_without_room_for_drafts_compares_no_tokens(
     assert (found["llm: golden outputs"], found["tokens"]) == ("passed", "not run")
 
 
+def test_an_engine_without_room_for_the_checks_is_not_judged(
+    cli: Cli, verify: Verify, tmp_path: Path
+) -> None:
+    engines, export = tmp_path / "engines", exported("eagle3")[0]
+    line = ["build", "--onnx-dir", export, "--engine-dir", engines, "--max-input-len", "4"]
+    assert cli(*line, "--max-kv-cache-capacity", "6", "--max-verify-tree-size", "6").code == 0
+    done, report = verify(engines, f"--onnx-dir={export}", name=None)
+    assert done.code == 0
+    found = outcomes(report)
+    for name in ("golden outputs", "cache, lane 0", "times"):
+        assert found[f"base: {name}"] == "not run"
+        assert "slots" in detail(report, "base", name)
+
+
 def test_an_export_of_another_engine_is_refused(cli: Cli, tmp_path: Path) -> None:
     line = ["verify", "--engine-dir", built("eagle3"), "--onnx-dir", exported("dflash")[0]]
     done = cli(*line, "--output-file", tmp_path / "result.json")
@@ -243,11 +257,14 @@ def test_an_export_of_another_engine_is_refused(cli: Cli, tmp_path: Path) -> Non
 # ---- TensorRT, simulated
 
 
-@pytest.mark.parametrize("version", [NATIVE, PORTABLE])
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("eagle3", NATIVE), ("eagle3", PORTABLE), ("mtp", NATIVE), ("dflash", PORTABLE)],
+)
 def test_engines_of_the_simulated_library_pass(
-    verify: Verify, monkeypatch: pytest.MonkeyPatch, version: str
+    verify: Verify, monkeypatch: pytest.MonkeyPatch, name: str, version: str
 ) -> None:
-    done, report = verify(simulated(monkeypatch, version))
+    done, report = verify(simulated(monkeypatch, version, name), name=name)
     assert done.code == 0, done.out
     found = outcomes(report)
     aliases = "passed" if version == NATIVE else "not run"
