@@ -29,6 +29,8 @@ LONG_FILES = (
     "lossless/test_quantised.py",
     "lossless/test_batches.py",
     "lossless/test_lossless.py",
+    "lossless/test_tensorrt_runner.py",
+    "e2e/test_tensorrt_simulated.py",
     "e2e/test_robustness.py",
     "e2e/test_scripts.py",
     "unit/quantize/test_work.py",

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 from edgespec.backends.call import Call, Floats, Ids, Result
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.engine_dir import STEMS
+from edgespec.backends.findings import Finding, not_run
 from edgespec.backends.machine import machine_bytes
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.contract import GraphContract, Limits, Role
@@ -346,3 +347,33 @@ class Backend(ABC):
         """What the user who builds this engine should know of its memory and its kernels."""
         del config
         return ()
+
+    # ---- what `edgespec verify` asks of a finished engine
+
+    def accuracy(self, config: EngineConfig) -> AccuracySpec | None:
+        """What may be asked of the outputs of a finished engine; None where the backend does not
+        say it of weights that are rounded."""
+        if config.weights.is_quantized:
+            return None
+        return AccuracySpec(tolerance=self.float32_tolerance)
+
+    def self_test(self, runner: Runner) -> list[Finding]:
+        """Checks of an open engine's memory that only the backend can make, such as where its calls
+        write. What the lanes held is lost."""
+        del runner
+        return [not_run("cache", f"{self.title} has no check of it")]
+
+    def kernels(self, engine_dir: Path, config: EngineConfig, runner: Runner) -> dict[str, int]:
+        """What an open engine runs, by name, and how often in a call; empty where nobody knows."""
+        del engine_dir, config, runner
+        return {}
+
+    def device(self) -> dict[str, Any]:
+        """The device and the libraries on this machine, as JSON."""
+        return self.fingerprint()
+
+    def device_memory(self, runner: Runner) -> dict[str, int]:
+        """Bytes that an open engine takes where it runs, by what they are for; empty where nobody
+        knows."""
+        del runner
+        return {}

@@ -55,6 +55,10 @@ COMMANDS = {
         "edgespec.cli.check",
         "Check whether a base and a draft belong together, without running them.",
     ),
+    "verify": (
+        "edgespec.cli.verify",
+        "Check built engines on this device, and write what a bug report needs.",
+    ),
     "chat": ("edgespec.cli.chat.command", "Chat with a model in the terminal."),
     "eval": ("edgespec.cli.eval", "Measure how good answers are: summaries of articles by ROUGE."),
     "cache": ("edgespec.cli.cache", "List or remove the engines that run keeps."),

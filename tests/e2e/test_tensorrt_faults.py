@@ -126,7 +126,7 @@ def test_no_python_package_of_cuda(
     found = failed()
     assert found.code == ENVIRONMENT, found.err
     assert "no Python package of CUDA" in found.err
-    assert "pip install cuda-bindings" in found.err
+    assert "pip install 'edgespec[cuda]'" in found.err
 
 
 def test_an_engine_whose_profiles_are_not_those_of_its_config(

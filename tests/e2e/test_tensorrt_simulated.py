@@ -121,6 +121,19 @@ def test_greedy_tokens_are_those_of_plain_decoding_and_of_onnx_runtime(
     assert not device.memory
 
 
+def test_drafts_change_nothing_in_half_precision(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, NATIVE)
+    options = ("--backend", "tensorrt", "--compute", "fp16")
+    engines = built(cli, "eagle3", tmp_path / "engines", *options)
+    plain = tokens(cli, engines, tmp_path)
+    device = HostDevice.current
+    assert device is not None
+    assert "convert" in device.launched  # embeddings come in float32
+    assert tokens(cli, engines, tmp_path, "--spec-decode", "--check-lossless") == plain
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if {"name", "version"} <= set(metafunc.fixturenames):
         rows = [(name, version) for name in PAIRS for version in (NATIVE, PORTABLE)]

@@ -18,7 +18,13 @@ from edgespec.backends.tensorrt.workspace import Workspace
 from edgespec.errors import EnvironmentProblem, InternalError, MissingDependency
 
 ORIN, RTX_50, THOR = 87, 120, 110
-TYPES = {"move_rows": "MoveRows", "copy_rows": "CopyRows", "attention_mask": "AttentionMask"}
+TYPES = {
+    "move_rows": "MoveRows",
+    "copy_rows": "CopyRows",
+    "attention_mask": "AttentionMask",
+    "not_finite": "NotFinite",
+    "convert": "Convert",
+}
 SMALL = "NVRTC is not installed: pip install nvidia-cuda-nvrtc"
 
 

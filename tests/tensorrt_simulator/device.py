@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -212,11 +213,21 @@ class HostDevice(Device):
         name = str(kernel)
         self.launched.append(name)
         values = np.frombuffer(argument, STRUCTURES[name])[0]
-        run = {"move_rows": self.move_rows, "copy_rows": self.copy_rows}.get(name, self.mask)
+        kernels = (
+            self.move_rows,
+            self.copy_rows,
+            self.attention_mask,
+            self.not_finite,
+            self.convert,
+        )
+        run = {work.__name__: work for work in kernels}[name]
         self.put(stream, lambda: run(values, grid, threads))
 
     def ends(self, values: np.void, grid: tuple[int, int, int]) -> list[tuple[int, int]]:
         """Source and target address of each block."""
+        if "tables" in (values.dtype.names or ()) and not values["tables"]:
+            assert grid[:2] == (1, 1)
+            return [(int(values["source_offset"]), int(values["target_offset"]))]
         tables = [
             self.at(int(values[name]), 8 * grid[0]).view(np.uint64)
             for name in ("sources", "targets")
@@ -249,7 +260,23 @@ class HostDevice(Device):
         for source, target in self.ends(values, grid):
             self.at(target, size)[:] = self.at(source, size)
 
-    def mask(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
+    def convert(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
+        count, dtype = int(values["count"]), (None, np.float16, ml_dtypes.bfloat16)[values["kind"]]
+        assert dtype is not None
+        source = self.at(int(values["source"]), 4 * count).view(np.float32)
+        with np.errstate(over="ignore"):
+            target = source.astype(dtype)
+        self.at(int(values["target"]), 2 * count)[:] = target.view(np.uint8)
+
+    def not_finite(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
+        count, lanes = int(values["count"]), grid[2]
+        bits = (np.dtype(np.uint32), np.dtype(np.uint16), np.dtype(np.uint16))[values["kind"]]
+        mask = (0x7F800000, 0x7C00, 0x7F80)[values["kind"]]
+        found = self.at(int(values["values"]), lanes * count * bits.itemsize).view(bits)
+        flags = self.at(int(values["flags"]), 4 * lanes).view(np.int32)
+        flags |= ((found.reshape(lanes, count) & mask) == mask).any(1)
+
+    def attention_mask(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
         rows, width, slots = (int(values[name]) for name in ("rows", "width", "slots"))
         batch = grid[2]
         assert grid[0] * threads >= slots

@@ -173,7 +173,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 60])
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--no-graphs", action="store_true", help="as pycuda runs, which has none")
     args = parser.parse_args()
+    HostDevice.can_capture = not args.no_graphs
     for dialect in Dialect:
         for compute in ("float16", "bfloat16"):
             for features in (False, True):

@@ -77,6 +77,10 @@ class ILogger:
         raise NotImplementedError
 
 
+class LayerInformationFormat(Enum):
+    ONELINE, JSON = range(2)
+
+
 class IErrorRecorder:
     def __init__(self) -> None:
         self.made = True
@@ -323,6 +327,9 @@ class Engine:
     def get_aliased_input_tensor(self, name: str) -> str | None:
         return self.header["aliases"].get(name)
 
+    def create_engine_inspector(self) -> EngineInspector:
+        return EngineInspector(self)
+
     def create_execution_context(
         self, strategy: ExecutionContextAllocationStrategy
     ) -> Context | None:
@@ -330,6 +337,20 @@ class Engine:
             self.said.error("[defaultAllocator.cpp] Cuda failure: out of memory")
             return None
         return Context(self, strategy)
+
+
+class EngineInspector:
+    """What the library tells of an engine that was built with the names of its layers alone."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def get_engine_information(self, layer_format: LayerInformationFormat) -> str:
+        assert layer_format is LayerInformationFormat.JSON
+        graph = onnx.load_from_string(self.engine.graph).graph
+        names = [f"{node.op_type}_{i}" for i, node in enumerate(graph.node)]
+        layers = [" + ".join(names[:2]), *names[2:]]
+        return json.dumps({"Layers": layers, "Bindings": self.engine.names})
 
 
 class OldEngine(Engine):
@@ -578,6 +599,7 @@ class Simulator:
 
     ILogger, IErrorRecorder, IProgressMonitor = ILogger, IErrorRecorder, IProgressMonitor
     DataType, TensorIOMode, LayerType = DataType, TensorIOMode, LayerType
+    LayerInformationFormat = LayerInformationFormat
     ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy
     NetworkDefinitionCreationFlag = NetworkDefinitionCreationFlag
     MemoryPoolType, IAttentionInputLayer = MemoryPoolType, IAttentionInputLayer

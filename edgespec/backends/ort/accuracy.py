@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.backends.base import AccuracySpec, RoundingMargin
-from edgespec.backends.engine_config import AS_EXPORTED, EngineWeights
+from edgespec.backends.engine_config import AS_EXPORTED, FLOAT32, EngineWeights
 from edgespec.backends.ort.data_layout import (
     AnyWeight,
     DequantizedWeight,
@@ -138,6 +138,19 @@ def accuracy_of(
     return AccuracySpec(tolerance=FLOAT32_TOLERANCE, margin=RECURRENT_MARGIN if recurrent else None)
 
 
+def accuracy_of_engine(weights: EngineWeights, *, recurrent: bool) -> AccuracySpec:
+    """What the outputs of a finished engine must keep, by what its config says of its weights."""
+    if weights.scheme == FLOAT32 or weights.rounding is None:
+        margin = RECURRENT_MARGIN if recurrent else None
+        return AccuracySpec(tolerance=FLOAT32_TOLERANCE, margin=margin)
+    if weights.method != AS_EXPORTED:
+        bits = 4 if weights.scheme.startswith("int4") else 8
+        return quantized_spec((RECURRENT_COSINE if recurrent else MIN_COSINE)[bits], NOISE)
+    names = weights.scheme.split(", ")
+    noise = max(NOISE_BY_SCHEME.get(name, NOISE) for name in names)
+    return quantized_spec(lowest_cosine(names, recurrent=recurrent), noise)
+
+
 def quantized_spec(min_cosine: float, noise: float) -> AccuracySpec:
     """The accuracy of quantized weights.
 
@@ -153,7 +166,11 @@ def quantized_spec(min_cosine: float, noise: float) -> AccuracySpec:
 
 def exported_cosine(exported: Sequence[ExportedWeight], *, recurrent: bool) -> float:
     """The cosine with the golden outputs that the export's schemes must reach."""
-    names = [weight.scheme.name for weight in exported]
+    return lowest_cosine([weight.scheme.name for weight in exported], recurrent=recurrent)
+
+
+def lowest_cosine(names: Sequence[str], *, recurrent: bool) -> float:
+    """The cosine that an export with these schemes must reach."""
     lowest = min(EXPORTED_COSINE.get(name, STATIC_COSINE) for name in names)
     if recurrent:
         lowest = min(lowest, RECURRENT_COSINE[4 if "nvfp4" in names else 8])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import (
+    AccuracySpec,
     Backend,
     BuildOptions,
     EngineMemory,
@@ -23,6 +24,7 @@ from edgespec.backends.base import (
     Staged,
 )
 from edgespec.backends.engine_config import EngineConfig
+from edgespec.backends.findings import Finding
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort import fingerprint
 from edgespec.backends.ort.cache import padding_of
@@ -160,6 +162,34 @@ class OrtBackend(Backend):
         )
         instead = f"a state a row would take {rows * lanes * state_bytes / 1e6:.0f} MB"
         return (f"{states}; {cap} ({instead})",)
+
+    # ---- what `edgespec verify` asks
+
+    def accuracy(self, config: EngineConfig) -> AccuracySpec:
+        """What the outputs of a finished engine must keep."""
+        from edgespec.backends.ort.accuracy import accuracy_of_engine
+
+        recurrent = config.component.graph.recurrent is not None
+        return accuracy_of_engine(config.weights, recurrent=recurrent)
+
+    def self_test(self, runner: Runner) -> list[Finding]:
+        """Where calls write in the cache."""
+        from edgespec.backends.ort.self_test import self_test
+
+        return self_test(runner)
+
+    def kernels(self, engine_dir: Path, config: EngineConfig, runner: Runner) -> dict[str, int]:
+        """The nodes of the engine's graph by operator."""
+        from edgespec.backends.ort.self_test import nodes_of
+
+        return nodes_of(self.engine_path(engine_dir, config.role))
+
+    def device_memory(self, runner: Runner) -> dict[str, int]:
+        """The KV cache, in host memory, of which pages are taken as they are written."""
+        from edgespec.backends.ort.runner import OrtRunner
+
+        assert isinstance(runner, OrtRunner)
+        return {"kv_cache": runner.cache.memory.nbytes}
 
 
 BACKEND = OrtBackend()

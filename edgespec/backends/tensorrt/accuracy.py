@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgespec.backends.base import AccuracySpec, RoundingMargin
+from edgespec.backends.tensorrt.options import SHORT
 from edgespec.backends.tensorrt.target import Compute
 from edgespec.schemes import SCHEMES
 
@@ -29,3 +30,8 @@ def accuracy_of(schemes: Iterable[str], compute: Compute) -> AccuracySpec:
     if not cosines:
         return AccuracySpec(tolerance=FLOAT32_TOLERANCE, margin=MARGIN)
     return AccuracySpec(tolerance=BATCH_TOLERANCE, min_cosine=min(cosines), margin=MARGIN)
+
+
+def schemes_in(scheme: str) -> list[str]:
+    """The quantized schemes in what a config.json says of an engine's weights."""
+    return [name for name in scheme.split(", ") if name not in SHORT.values()]

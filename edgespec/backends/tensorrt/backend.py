@@ -7,11 +7,12 @@ built, and not before: --help and `inspect` need none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from edgespec.backends.base import (
+    AccuracySpec,
     Backend,
     BuildOptions,
     EngineMemory,
@@ -24,9 +25,10 @@ from edgespec.backends.base import (
     Staged,
 )
 from edgespec.backends.engine_config import EngineConfig
+from edgespec.backends.findings import Finding
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.tensorrt import fingerprint
-from edgespec.backends.tensorrt.accuracy import FLOAT32_TOLERANCE
+from edgespec.backends.tensorrt.accuracy import FLOAT32_TOLERANCE, accuracy_of, schemes_in
 from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.devices import device_here
 from edgespec.backends.tensorrt.options import TensorRTOptions, options_of, parse_options
@@ -214,6 +216,46 @@ class TensorRTBackend(Backend):
             what = f"the checkpoint's scales for a {quantization.kv_cache.type} KV cache"
             notes.append(f"{what} are not applied: the cache is {settings.compute}")
         return tuple(notes)
+
+    # ---- what `edgespec verify` asks
+
+    def settings_of(self, config: EngineConfig) -> EngineSettings:
+        """The engine's part of its config.json."""
+        canonical = canonical_contract(config.component.graph)
+        return EngineSettings.read(config.settings, canonical, config.component.model)
+
+    def accuracy(self, config: EngineConfig) -> AccuracySpec:
+        """What the outputs of a finished engine must keep."""
+        compute = self.settings_of(config).compute
+        return accuracy_of(schemes_in(config.weights.scheme), compute)
+
+    def self_test(self, runner: Runner) -> list[Finding]:
+        """What is written in place, and where calls write."""
+        from edgespec.backends.tensorrt.self_test import self_test
+
+        return self_test(runner)
+
+    def kernels(self, engine_dir: Path, config: EngineConfig, runner: Runner) -> dict[str, int]:
+        """The engine's layers, as the library's inspector tells them."""
+        from edgespec.backends.tensorrt.runner import TensorRTRunner
+        from edgespec.backends.tensorrt.self_test import layers_of
+
+        assert isinstance(runner, TensorRTRunner)
+        return layers_of(runner.engine)
+
+    def device(self) -> dict[str, Any]:
+        """The library's version, and the CUDA device with its driver."""
+        device = device_here()
+        return self.fingerprint() | ({} if device is None else asdict(device))
+
+    def device_memory(self, runner: Runner) -> dict[str, int]:
+        """The KV cache, and the memory in which engines work, which a pair shares."""
+        from edgespec.backends.tensorrt.runner import TensorRTRunner
+
+        assert isinstance(runner, TensorRTRunner)
+        cache = runner.cache
+        size = 0 if cache is None else cache.size.tensors * cache.tensor_bytes
+        return {"kv_cache": size, "work": runner.workspace.scratch_size}
 
 
 class RtxBackend(TensorRTBackend):

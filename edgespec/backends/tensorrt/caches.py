@@ -22,7 +22,8 @@ Ids = NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows of several tensors that kernels move at once: a table of their addresses, each
-    [heads, rows, row_bytes] with a distance between heads; `offset` bytes behind the addresses."""
+    [heads, rows, row_bytes] with a distance between heads; `offset` bytes behind the addresses.
+    Without a table it is one tensor of one head, and `offset` its address."""
 
     table: int
     head_bytes: int
@@ -67,6 +68,7 @@ def move_rows(
             target_head_bytes=target.head_bytes,
             count=len(origins[part]),
             wide=size.wide,
+            tables=int(bool(source.table)),
             **{"from": origins[part], "to": places[part]},
         )
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,10 +24,16 @@ from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.caches import DeviceRows, KvCache, Rows
 from edgespec.backends.tensorrt.device.base import DeviceMemoryFull
 from edgespec.backends.tensorrt.execution import LESS_MEMORY, Bound, Context, OpenEngine
-from edgespec.backends.tensorrt.kernels import MASK_THREADS
+from edgespec.backends.tensorrt.kernels import (
+    CONVERT_BLOCKS,
+    FINITE_BLOCKS,
+    MASK_THREADS,
+    THREADS,
+)
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.recurrent import RecurrentCache
 from edgespec.backends.tensorrt.settings import EngineSettings
+from edgespec.backends.tensorrt.states import DTYPES, KINDS, DeviceStates, put
 from edgespec.backends.tensorrt.target import Dialect
 from edgespec.backends.tensorrt.visibility import Visibility
 from edgespec.backends.tensorrt.workspace import Buffer, Pinned, Workspace, aligned, put_table
@@ -43,13 +48,8 @@ from edgespec.errors import EnvironmentProblem, LimitError
 
 MAX_PLANS = 64  # shapes of calls that are remembered, with their graphs
 HIDDEN = ("base_hidden", "draft_hidden")
-DTYPES: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "int64": np.dtype(np.int64),
-    "bool": np.dtype(np.bool_),
-}
+STATES = (*HIDDEN, "target_hidden")
+HALVES = ("float16", "bfloat16")
 Sizes = Mapping[str, int]  # by symbol
 
 
@@ -62,9 +62,12 @@ class Plan:
     arrays: dict[str, NDArray[Any]]  # of the pinned block, by input or part of a mask
     upload_bytes: int
     masks: list[dict[str, int]]  # the structures of the kernel that makes them
+    converts: list[dict[str, int]]  # those of the kernel that rounds
     bound: list[Bound]
     downloads: list[tuple[int, int, int]]  # host, device, bytes
-    outputs: dict[str, NDArray[Any]]
+    logits: Floats
+    finite: dict[str, int]  # the structure of the kernel that looks for NaN and Inf
+    not_finite: NDArray[np.int32]  # by lane
     uses: int = 0
     graph: int | None = None
     can_capture: bool = True
@@ -88,11 +91,12 @@ class TensorRTRunner:
         self.table: Table | None = None
         self.ranges = [ranges_of(contract, profile) for profile in settings.profiles]
         self.plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
-        self.inputs, self.zeros, self.masks = (Buffer(workspace) for _ in range(3))
+        self.inputs, self.states, self.made_inputs = (Buffer(workspace) for _ in range(3))
+        self.flags = Buffer(workspace)  # of lanes with NaN or Inf
         self.upload, self.download = Pinned(workspace), Pinned(workspace)
         self.outputs: dict[str, Buffer] = {}
         self.in_place = check_aliases(engine, contract, settings.dialect)
-        self.closed = False
+        self.closed, self.scratch = False, workspace.version
         self.engine_s = 0.0
         read = "L" if contract.shape.block else "S"
         self.prefill_chunk = max(ranges[read][1] for ranges in self.ranges)
@@ -131,9 +135,9 @@ class TensorRTRunner:
                 continue
             self.outputs[spec.name] = Buffer(self.workspace)
             self.outputs[spec.name].fit(spec.num_bytes(**most))
-        for spec in self.contract.inputs:
-            if spec.name in HIDDEN and self.contract.shape.reads_hidden_states:
-                self.zeros.fit(spec.num_bytes(**most))
+        specs = [spec for spec in self.contract.inputs if spec.name in STATES]
+        self.states.fit(sum(aligned(spec.num_bytes(**most)) for spec in specs))
+        self.flags.fit(4 * lanes)
         names = [n for i in self.contract.shape.attention_layers for n in present_names(i)]
         if self.cache is not None and not self.in_place:
             addresses = [self.outputs[name].address for name in names]
@@ -147,6 +151,9 @@ class TensorRTRunner:
         its sizes."""
         began = time.perf_counter()
         with self.workspace.working():
+            if self.scratch != self.workspace.version:  # graphs have its old address
+                self.drop_all()
+                self.scratch = self.workspace.version
             kinds = attentions_of(call, self.contract)
             seen = {name: Visibility.of(call, kind) for name, kind in kinds}
             starts: list[int] = call.write_indices.tolist()
@@ -156,6 +163,7 @@ class TensorRTRunner:
                 taken = self.recurrent.prepare(call.first_lane, starts, call.rows)
             plan = self.plan_of(call, seen, taken)
             self.fill(plan, call, seen)
+            self.put_states(call)
             self.execute(plan)
             if self.cache is not None and not self.in_place:
                 self.append_rows(call, starts)
@@ -213,14 +221,50 @@ class TensorRTRunner:
                 of = seen[spec.name]
                 for name, array in mask_parts(spec.name, of):
                     parts[name] = (array.shape, array.dtype)
-            elif not is_memory(spec.name) and not self.is_unused(spec.name, call):
-                parts[spec.name] = (shapes[spec.name], DTYPES[spec.dtype])
+            elif not is_memory(spec.name) and spec.name not in STATES:
+                dtype = "float32" if spec.dtype in HALVES else spec.dtype
+                parts[spec.name] = (shapes[spec.name], DTYPES[dtype])
         return parts
 
-    def is_unused(self, name: str, call: Call) -> bool:
-        """Whether an input is the hidden states that this call does not go on with."""
-        reads = self.contract.shape.reads_hidden_states
-        return reads and name in HIDDEN and getattr(call, name) is None
+    def made_sizes(
+        self, seen: Mapping[str, Visibility], shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, int]:
+        """Bytes of the inputs that kernels make of what is copied, by name: masks, and what comes
+        in float32 and is read in another type."""
+        return {
+            spec.name: nbytes(shapes[spec.name], DTYPES[spec.dtype])
+            for spec in self.contract.inputs
+            if spec.name in seen or is_converted(spec)
+        }
+
+    def state_places(self, sizes: Sizes) -> dict[str, int]:
+        """Where the hidden states that a call reads stand on the device; of two that a draft reads,
+        only one counts, and both may be the same."""
+        places, at = {}, self.states.address
+        for spec in self.contract.inputs:
+            if spec.name in STATES:
+                places[spec.name] = at
+                at += aligned(spec.num_bytes(**sizes))
+        return places
+
+    def put_states(self, call: Call) -> None:
+        """Copy the hidden states of a call to where its engine reads them: on the device, where
+        they are there already. Rows that only fill up are zeros."""
+        specs = {spec.name: spec for spec in self.contract.inputs}
+        places = self.state_places(sizes_of(call, 0))
+        for name, lanes in states_of(call):
+            spec, at = specs[name], places[name]
+            rows = call.context_rows if name == "target_hidden" else call.rows
+            width = spec.shape[-1]
+            assert isinstance(width, int)
+            row_bytes = width * ITEM_BYTES[spec.dtype]
+            for states in lanes:
+                put(states, self.workspace, at, spec.dtype)
+                if len(states) < rows:  # a NaN there would stay in the cache
+                    behind = at + len(states) * row_bytes
+                    filling = (rows - len(states)) * row_bytes
+                    self.workspace.device.zero(behind, filling, self.workspace.stream)
+                at += rows * row_bytes
 
     def fit_blocks(
         self,
@@ -234,14 +278,16 @@ class TensorRTRunner:
             aligned(nbytes(shape, dtype))
             for shape, dtype in self.parts(call, seen, shapes).values()
         )
-        masks = sum(aligned(nbytes(shapes[name], DTYPES["bool"])) for name in seen)
+        made = sum(map(aligned, self.made_sizes(seen, shapes).values()))
         specs = [spec for spec in self.contract.outputs if spec.name in ("logits", "hidden_states")]
-        download = sum(aligned(spec.num_bytes(**sizes)) for spec in specs)
+        download = aligned(specs[0].num_bytes(**sizes)) + 4 * self.lanes
+        states = [spec for spec in self.contract.inputs if spec.name in STATES]
         moved = [
-            self.inputs.fit(upload),
-            self.upload.fit(upload),
-            bool(masks) and self.masks.fit(masks),
+            bool(upload) and self.inputs.fit(upload),
+            bool(upload) and self.upload.fit(upload),
+            bool(made) and self.made_inputs.fit(made),
             self.download.fit(download),
+            self.states.fit(sum(aligned(spec.num_bytes(**sizes)) for spec in states)),
         ]
         moved += [self.outputs[spec.name].fit(spec.num_bytes(**sizes)) for spec in specs]
         if any(moved):
@@ -263,18 +309,29 @@ class TensorRTRunner:
             arrays[name] = self.upload.view(offset, shape, dtype)
             at[name] = self.inputs.address + offset
             offset += aligned(nbytes(shape, dtype))
-        upload_bytes, masks, mask_at = offset, [], self.masks.address
+        upload_bytes, made_at = offset, {}
+        offset = self.made_inputs.address
+        for name, size in self.made_sizes(seen, shapes).items():
+            made_at[name] = offset
+            offset += aligned(size)
+        masks, converts = [], []
         for name, of in seen.items():
             rows, slots = shapes[name][2:]
             parts = {part: at[f"{name}/{part}"] for part in ("lengths", "firsts", "visible")}
             width = of.visible.shape[2]
-            masks.append(parts | {"mask": mask_at, "rows": rows, "width": width, "slots": slots})
-            at[name] = mask_at
-            mask_at += aligned(nbytes(shapes[name], DTYPES["bool"]))
+            mask = {"mask": made_at[name], "rows": rows, "width": width, "slots": slots}
+            masks.append(parts | mask)
+        for spec in self.contract.inputs:
+            if is_converted(spec):
+                count = int(np.prod(shapes[spec.name]))
+                ends = {"source": at[spec.name], "target": made_at[spec.name]}
+                converts.append(ends | {"count": count, "kind": KINDS[spec.dtype]})
+        at |= made_at
+        at |= self.state_places(sizes)
         bound = [
             Bound(
                 spec.name,
-                at.get(spec.name, self.zeros.address),
+                at[spec.name],
                 shapes[spec.name] if spec.name in context.varying else None,
             )
             for spec in self.contract.inputs
@@ -282,15 +339,36 @@ class TensorRTRunner:
         ]
         bound += self.memory_bound(call, taken)
         bound += [Bound(name, buffer.address) for name, buffer in self.outputs.items()]
-        downloads, outputs, offset = [], {}, 0
-        for spec in self.contract.outputs:
-            if spec.name in ("logits", "hidden_states"):
-                shape, dtype = shape_of(spec, sizes), DTYPES[spec.dtype]
-                outputs[spec.name] = self.download.view(offset, shape, dtype)
-                source = self.outputs[spec.name].address
-                downloads.append((self.download.address + offset, source, nbytes(shape, dtype)))
-                offset += aligned(nbytes(shape, dtype))
-        return Plan(context, arrays, upload_bytes, masks, bound, downloads, outputs)
+        specs = {spec.name: spec for spec in self.contract.outputs}
+        shape, batch = shape_of(specs["logits"], sizes), sizes["B"]
+        logits = self.download.view(0, shape, DTYPES["float32"])
+        flags_at = aligned(logits.nbytes)
+        not_finite = self.download.view(flags_at, (batch,), np.dtype(np.int32))
+        downloads = [
+            (self.download.address, self.outputs["logits"].address, logits.nbytes),
+        ]
+        finite: dict[str, int] = {}
+        if "hidden_states" in specs:
+            downloads.append((self.download.address + flags_at, self.flags.address, 4 * batch))
+            spec = specs["hidden_states"]
+            finite = {
+                "values": self.outputs["hidden_states"].address,
+                "flags": self.flags.address,
+                "count": spec.num_bytes(**sizes) // ITEM_BYTES[spec.dtype] // batch,
+                "kind": KINDS[spec.dtype],
+            }
+        return Plan(
+            context,
+            arrays,
+            upload_bytes,
+            masks,
+            converts,
+            bound,
+            downloads,
+            logits,
+            finite,
+            not_finite,
+        )
 
     def memory_bound(self, call: Call, taken: int) -> list[Bound]:
         """What a call binds of caches and states."""
@@ -316,9 +394,6 @@ class TensorRTRunner:
                 plan.arrays[part][...] = array
         for name, array in self.feeds(call):
             plan.arrays[name][...] = array
-        for name, lanes in states_of(call):
-            for rows, states in zip(plan.arrays[name], lanes, strict=True):
-                rows[: len(states)], rows[len(states) :] = states.numpy(), 0
 
     def feeds(self, call: Call) -> list[tuple[str, Any]]:
         """The inputs that are copied, beside hidden states and what masks are made of."""
@@ -370,12 +445,20 @@ class TensorRTRunner:
     def enqueue(self, plan: Plan) -> None:
         """Copy the inputs, make the masks, run, copy the outputs."""
         device, stream = self.workspace.device, self.workspace.stream
-        device.upload(self.inputs.address, self.upload.address, plan.upload_bytes, stream)
+        if plan.upload_bytes:
+            device.upload(self.inputs.address, self.upload.address, plan.upload_bytes, stream)
         for mask in plan.masks:
             batch = len(plan.arrays["write_indices"])
             grid = (-(-mask["slots"] // MASK_THREADS), mask["rows"], batch)
             self.workspace.launch("attention_mask", grid, MASK_THREADS, **mask)
+        for convert in plan.converts:
+            self.workspace.launch("convert", (CONVERT_BLOCKS, 1, 1), THREADS, **convert)
         plan.context.enqueue()
+        if plan.finite:
+            batch = len(plan.not_finite)
+            device.zero(self.flags.address, 4 * batch, stream)
+            grid = (FINITE_BLOCKS, 1, batch)
+            self.workspace.launch("not_finite", grid, THREADS, **plan.finite)
         for target, source, size in plan.downloads:
             device.download(target, source, size, stream)
 
@@ -390,11 +473,21 @@ class TensorRTRunner:
 
     def results(self, plan: Plan, call: Call) -> list[Result]:
         """The outputs of a call that is done, lane by lane."""
-        hidden = plan.outputs.get("hidden_states")
-        states: Floats | None = None
-        if hidden is not None:
-            states = hidden if hidden.dtype == np.float32 else hidden.astype(np.float32)
-        return host_results(call, plan.outputs["logits"], states, self.contract.shape.heads)
+        results = host_results(call, plan.logits, None, self.contract.shape.heads)
+        if not plan.finite:
+            return results
+        spec = next(spec for spec in self.contract.outputs if spec.name == "hidden_states")
+        width, address = spec.shape[-1], self.outputs["hidden_states"].address
+        assert isinstance(width, int)
+        out = []
+        for result, lane, bad in zip(
+            results, call.attention.lanes, plan.not_finite.tolist(), strict=True
+        ):
+            rows, finite = len(lane.visible), not bad
+            states = DeviceStates(self.workspace, address, rows, width, spec.dtype, finite)
+            out.append(Result(result.logits, states))
+            address += call.rows * states.row_bytes
+        return out
 
     # ---- lanes
 
@@ -472,7 +565,13 @@ class TensorRTRunner:
             self.workspace.synchronize()
             self.drop_all()
             self.engine.close()
-            for buffer in (self.inputs, self.zeros, self.masks, *self.outputs.values()):
+            for buffer in (
+                self.inputs,
+                self.states,
+                self.made_inputs,
+                self.flags,
+                *self.outputs.values(),
+            ):
                 buffer.free()
             for pinned in (self.upload, self.download):
                 pinned.free()
@@ -568,6 +667,11 @@ def is_memory(name: str) -> bool:
     )
 
 
+def is_converted(spec: TensorSpec) -> bool:
+    """Whether an input comes from the host in float32 and is read in another type."""
+    return spec.dtype in HALVES and spec.name not in STATES and not is_memory(spec.name)
+
+
 # ---- masks
 
 
@@ -584,8 +688,7 @@ def attentions_of(call: Call, contract: GraphContract) -> list[tuple[str, Attent
 
 def states_of(call: Call) -> list[tuple[str, Sequence[HiddenStates]]]:
     """The hidden states of a call, lane by lane."""
-    names = (*HIDDEN, "target_hidden")
-    return [(name, lanes) for name in names if (lanes := getattr(call, name)) is not None]
+    return [(name, lanes) for name in STATES if (lanes := getattr(call, name)) is not None]
 
 
 def mask_parts(name: str, of: Visibility) -> list[tuple[str, NDArray[Any]]]:

@@ -8,6 +8,7 @@ a device; knows no engine.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +42,7 @@ class Workspace(PairDevice):
         self.kernels: dict[str, object] = {}
         self.users = int(shared)
         self.held: set[int] = set()
+        self.spare: dict[int, list[int]] = {}  # by size, memory that was borrowed before
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -166,6 +168,17 @@ class Pinned:
             self.workspace.synchronize()
             self.workspace.device.free_pinned(self.block)
             self.block = None
+
+
+class Borrowed:
+    """Memory for what lives some steps: it comes from a stock, and goes back with its last
+    reference. What is asked of it on the stream is in order, so nobody waits for it."""
+
+    def __init__(self, workspace: Workspace, size: int) -> None:
+        self.size = max(ALIGNMENT, 1 << (size - 1).bit_length()) if size else ALIGNMENT
+        spare = workspace.spare.setdefault(self.size, [])
+        self.address = spare.pop() if spare else workspace.alloc(self.size)
+        weakref.finalize(self, spare.append, self.address)
 
 
 def put_table(workspace: Workspace, addresses: Sequence[int]) -> int:

@@ -11,8 +11,8 @@ from edgespec.backends.tensorrt.device.base import Device
 from edgespec.errors import MissingDependency
 
 REMEDY = (
-    "pip install cuda-bindings, of the major version of your CUDA ('cuda-bindings>=13,<14'), or pip"
-    " install pycuda, which is built on the device."
+    "pip install 'edgespec[cuda]', or 'edgespec[pycuda]', which is built on the device. For another"
+    " CUDA than 13: pip install cuda-bindings of its version."
 )
 
 

@@ -15,6 +15,8 @@ THREADS = 128
 MASK_THREADS = 256
 WIDE_BYTES = 16
 COPY_BLOCKS = 8  # that share a head's rows
+FINITE_BLOCKS = 32  # that share a lane's hidden states
+CONVERT_BLOCKS = 128
 
 POINTERS = [("sources", np.uint64), ("targets", np.uint64)]
 STRIDES = [("source_head_bytes", np.int64), ("target_head_bytes", np.int64)]
@@ -27,6 +29,8 @@ MOVE_ROWS = np.dtype(
         *STRIDES,
         ("count", np.int32),
         ("wide", np.int32),
+        ("tables", np.int32),
+        ("unused", np.int32),
         ("from", np.int32, (MAX_MOVES,)),
         ("to", np.int32, (MAX_MOVES,)),
     ],
@@ -43,8 +47,34 @@ ATTENTION_MASK = np.dtype(
     ],
     align=True,
 )
-STRUCTURES = {"move_rows": MOVE_ROWS, "copy_rows": COPY_ROWS, "attention_mask": ATTENTION_MASK}
-FILES = ("rows.cu", "mask.cu")
+NOT_FINITE = np.dtype(
+    [
+        ("values", np.uint64),
+        ("flags", np.uint64),
+        ("count", np.int64),
+        ("kind", np.int32),
+        ("unused", np.int32),
+    ],
+    align=True,
+)
+CONVERT = np.dtype(
+    [
+        ("source", np.uint64),
+        ("target", np.uint64),
+        ("count", np.int64),
+        ("kind", np.int32),
+        ("unused", np.int32),
+    ],
+    align=True,
+)
+STRUCTURES = {
+    "move_rows": MOVE_ROWS,
+    "copy_rows": COPY_ROWS,
+    "attention_mask": ATTENTION_MASK,
+    "not_finite": NOT_FINITE,
+    "convert": CONVERT,
+}
+FILES = ("rows.cu", "mask.cu", "finite.cu", "convert.cu")
 
 
 def source() -> str:

@@ -1,12 +1,12 @@
 // Rows of keys and values, of all layers in one launch. A tensor is a cache or an output, [heads,
 // rows, row_bytes]; `sources` and `targets` are tables of their addresses on the device, one entry
-// for each block in x. Blocks in y are heads. Strides, offsets and rows are in bytes, all multiples
+// for each block in x, or where `tables` is not set nothing: then the offsets are the addresses. Blocks in y are heads. Strides, offsets and rows are in bytes, all multiples
 // of 16 where `wide` is set, else of 2.
 
 struct MoveRows {
   unsigned long long sources, targets;
   long long source_offset, target_offset, row_bytes, source_head_bytes, target_head_bytes;
-  int count, wide;
+  int count, wide, tables, unused;
   int from[128], to[128];
 };
 
@@ -27,10 +27,14 @@ __device__ void move_parts(const MoveRows& move, const char* source, char* targe
 
 // Row from[i] of each source becomes row to[i] of its target; zeros where from[i] is negative.
 extern "C" __global__ void move_rows(const MoveRows move) {
-  const char* source = reinterpret_cast<const char* const*>(move.sources)[blockIdx.x] +
-                       move.source_offset + blockIdx.y * move.source_head_bytes;
-  char* target = reinterpret_cast<char* const*>(move.targets)[blockIdx.x] + move.target_offset +
-                 blockIdx.y * move.target_head_bytes;
+  const char* source = reinterpret_cast<const char*>(move.source_offset);
+  char* target = reinterpret_cast<char*>(move.target_offset);
+  if (move.tables) {
+    source = reinterpret_cast<const char* const*>(move.sources)[blockIdx.x] + move.source_offset +
+             blockIdx.y * move.source_head_bytes;
+    target = reinterpret_cast<char* const*>(move.targets)[blockIdx.x] + move.target_offset +
+             blockIdx.y * move.target_head_bytes;
+  }
   if (move.wide)
     move_parts<uint4>(move, source, target);
   else

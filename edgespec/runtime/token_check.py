@@ -1,0 +1,114 @@
+"""Whether drafts leave the tokens of an engine directory as they are: a part of `edgespec verify`.
+
+Knows requests and the lossless check. Knows no engine library.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.backends.findings import Finding, failed, not_run, passed
+from edgespec.errors import EdgeSpecError, counted
+from edgespec.prompts import NoJournal, RequestFile, text_requests
+from edgespec.runtime.answers import Answer
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.file_runner import FileRun
+from edgespec.runtime.generation import Chunk
+
+TOKENS = "tokens"
+MAX_TOKENS = 48  # of an answer
+# Texts in which drafts are often right, and texts in which they are not
+PROMPTS = (
+    "The capital of France is",
+    "1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8,",
+    "def add(a, b):\n    return a +",
+    "Es war einmal ein König, der hatte",
+)
+SAMPLED_TEMPERATURE, SAMPLED_SEED = 0.8, 1
+
+
+class Quiet:
+    """Shows no progress."""
+
+    def add(self, chunk: Chunk) -> None:
+        """Nothing."""
+
+    def finish(self, count: int) -> None:
+        """Nothing."""
+
+
+def check_tokens(engine_dir: Path, requests: RequestFile | None) -> list[Finding]:
+    """Plain and speculative decoding of these requests compared, token by token, with the engines'
+    default plan; without requests those of PROMPTS, greedy and sampled.
+
+    Raises BundleError, PairingError or EnvironmentProblem where the directory cannot be opened.
+    """
+    with Engine(engine_dir, spec_decode="auto") as engine:
+        if not engine.spec_decode:
+            return [not_run(TOKENS, "nothing drafts here: there is no draft to compare with")]
+        if requests is not None:
+            return [compared(engine, TOKENS, requests)]
+        # An answer that ends at once compares nothing
+        engine.stop_ids = frozenset()
+        return [
+            compared(engine, f"{TOKENS}, {name}", built_in(temperature))
+            for name, temperature in (("greedy", 0.0), ("sampled", SAMPLED_TEMPERATURE))
+        ]
+
+
+def built_in(temperature: float) -> RequestFile:
+    """The built-in requests: texts that are continued as they are."""
+    return text_requests(
+        PROMPTS,
+        apply_chat_template=False,
+        temperature=temperature,
+        max_generate_length=MAX_TOKENS,
+        seed=SAMPLED_SEED,
+    )
+
+
+def compared(engine: Engine, name: str, requests: RequestFile) -> Finding:
+    """The finding of a set of requests."""
+    run = FileRun(
+        engine,
+        requests,
+        engine.plan(),
+        NoJournal(),
+        stopping=lambda: False,
+        warn=lambda text: None,
+    )
+    run.run(Quiet(), warmup=0, check_lossless=True)
+    if run.fault is not None:
+        if not isinstance(run.fault, EdgeSpecError):
+            raise run.fault
+        return failed(name, f"{run.fault.what}. {run.fault.remedy}")
+    return finding_of(engine, name, run.in_order())
+
+
+def finding_of(engine: Engine, name: str, answers: list[Answer]) -> Finding:
+    """What the answers say: all equal, or different where rounding explains it; an answer that
+    failed fails the check."""
+    both = [a for a in answers if a.plain is not None and a.response is not None]
+    errors = [a.error for a in answers if a.error is not None]
+    differing = [a.difference for a in both if a.difference is not None]
+    unexplained = [difference for difference in differing if not difference.explained]
+    tokens = sum(len(a.response.token_ids) for a in both if a.response is not None)
+    steps = sum(a.response.metrics.steps for a in both if a.response is not None)
+    figures = {
+        "method": engine.method,
+        "answers": len(both),
+        "tokens": tokens,
+        "tokens_per_step": tokens / steps if steps else None,
+        "differences": [difference.to_dict() for difference in differing],
+    }
+    if unexplained:
+        return failed(name, unexplained[0].words, **figures)
+    if errors:
+        return failed(name, f"{counted(len(errors), 'answer')} failed: {errors[0].what}", **figures)
+    if not tokens:
+        return not_run(name, "no request was answered with drafts")
+    same = f"{counted(len(both) - len(differing), 'answer')} of {len(both)} equal"
+    words = f"{same}, {tokens} tokens"
+    if differing:
+        words += f"; {counted(len(differing), 'difference')} that rounding explains"
+    return passed(name, words, **figures)

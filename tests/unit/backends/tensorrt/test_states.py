@@ -1,0 +1,103 @@
+"""Hidden states on a device: rows are taken and joined there, NaN is found, and memory comes from a
+stock."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from edgespec.backends.host import HostStates
+from edgespec.backends.tensorrt import kernels
+from edgespec.backends.tensorrt.states import DTYPES, KINDS, DeviceStates, put
+from edgespec.backends.tensorrt.workspace import Workspace
+from tests.tensorrt_simulator.device import HostDevice
+
+WIDTH = 24
+
+
+@pytest.fixture
+def workspace() -> Iterator[Workspace]:
+    made = Workspace(HostDevice())
+    made.join()
+    yield made
+    made.leave()
+
+
+def states_of(workspace: Workspace, array: np.ndarray, dtype: str = "float16") -> DeviceStates:
+    """These rows on the device, as an engine's output."""
+    address = workspace.alloc(max(1, array.size * DTYPES[dtype].itemsize))
+    put(HostStates(array.astype(np.float32)), workspace, address, dtype)
+    return DeviceStates(workspace, address, *array.shape, dtype, known_finite=False)
+
+
+def rows(count: int) -> np.ndarray:
+    return np.arange(count * WIDTH, dtype=np.float32).reshape(count, WIDTH)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_rows_are_taken_in_the_order_given(workspace: Workspace, dtype: str) -> None:
+    found = states_of(workspace, rows(5) / 4, dtype)
+    taken = found.take(np.array([4, 0, 0, 2]))
+    assert (len(taken), taken.nbytes) == (4, 4 * WIDTH * DTYPES[dtype].itemsize)
+    expected = (rows(5) / 4).astype(DTYPES[dtype]).astype(np.float32)
+    assert (taken.numpy() == expected[[4, 0, 0, 2]]).all()
+
+
+def test_more_rows_than_one_launch_moves(workspace: Workspace) -> None:
+    count = 2 * kernels.MAX_MOVES + 3
+    found = states_of(workspace, rows(count), "float32")
+    order = np.arange(count)[::-1]
+    assert (found.take(order).numpy() == rows(count)[order]).all()
+
+
+def test_rows_are_joined_with_those_of_the_host_too(workspace: Workspace) -> None:
+    first, other = states_of(workspace, rows(2)), states_of(workspace, rows(3) + 1)
+    joined = first.joined([other, HostStates(rows(1) + 2), first.take(np.arange(0))])
+    assert (joined.numpy() == np.concatenate([rows(2), rows(3) + 1, rows(1) + 2])).all()
+
+
+def test_a_copy_outlives_what_it_was_taken_of(workspace: Workspace) -> None:
+    found = states_of(workspace, rows(2))
+    taken = found.take(np.array([1]))
+    put(HostStates(rows(2) * 0), workspace, found.address, "float16")
+    assert (taken.numpy() == rows(2)[1:]).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_found(workspace: Workspace, bad: float) -> None:
+    array = rows(3)
+    array[1, 7] = bad
+    found = states_of(workspace, array)
+    assert not found.finite()
+    assert found.take(np.array([0, 2])).finite()
+    assert not found.joined([found]).finite()
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 65000.0])
+def test_the_kernel_finds_it_in_its_lane(workspace: Workspace, dtype: str, bad: float) -> None:
+    array = np.zeros((3, WIDTH), np.float32)
+    array[1, 5] = bad
+    found = states_of(workspace, array, dtype)
+    flags = workspace.alloc(12)
+    workspace.device.zero(flags, 12, workspace.stream)
+    values = {"values": found.address, "flags": flags, "count": WIDTH, "kind": KINDS[dtype]}
+    workspace.launch("not_finite", (2, 1, 3), kernels.THREADS, **values)
+    workspace.synchronize()
+    assert isinstance(workspace.device, HostDevice)
+    said = workspace.device.at(flags, 12).view(np.int32).tolist()
+    assert said == [0, int(bad != 65000.0), 0]
+
+
+def test_memory_of_rows_is_used_again(workspace: Workspace) -> None:
+    found = states_of(workspace, rows(4))
+    assert isinstance(workspace.device, HostDevice)
+    address = found.take(np.arange(3)).address
+    gc.collect()
+    count = len(workspace.device.memory)
+    again = found.take(np.arange(3))
+    assert again.address == address
+    assert len(workspace.device.memory) == count
