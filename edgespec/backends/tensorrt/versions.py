@@ -197,9 +197,11 @@ KNOWN_FAULTS = (
 
 
 def faults_of(library: Library, version: str) -> tuple[KnownFault, ...]:
-    """The known faults of exactly this version."""
+    """The known faults of a version; where it is named by its first numbers alone ("10.13"), of
+    all that begin so."""
+    named = version.split("+")[0].split(".post")[0]
     rows = (row for row in KNOWN_FAULTS if row.library is library)
-    return tuple(row for row in rows if version.split("+")[0].split(".post")[0] == row.version)
+    return tuple(row for row in rows if f"{row.version}.".startswith(f"{named}."))
 
 
 def build_environment(faults: tuple[KnownFault, ...], given: Mapping[str, str]) -> dict[str, str]:
