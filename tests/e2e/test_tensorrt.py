@@ -15,12 +15,12 @@ import pytest
 
 from edgespec.backends.onnx_dir import open_onnx_dir
 from edgespec.backends.tensorrt.options import TensorRTOptions
-from edgespec.backends.tensorrt.staging import checked_model, plan_of
+from edgespec.backends.tensorrt.staging import check_device, checked_model, plan_of
 from edgespec.backends.tensorrt.target import Dialect
 from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library
 from edgespec.cli.main import run
 from edgespec.contract import Limits
-from edgespec.errors import BuildError, MissingDependency
+from edgespec.errors import BuildError, EnvironmentProblem, MissingDependency
 from tests import toys
 from tests.e2e.workshop import Cli, cli
 
@@ -134,6 +134,20 @@ def test_a_graph_that_breaks_a_rule_of_its_version_is_refused(export: Path) -> N
         checked_model(onnx_dir, native)
     assert "breaks rules of NVIDIA TensorRT 10.13" in error.value.what
     assert "TensorScatter" in error.value.what
+
+
+def test_a_compiler_that_needs_a_driver_for_quantized_weights_is_not_started(export: Path) -> None:
+    onnx_dir = open_onnx_dir(export, spec_base=False, spec_draft=False)
+    limits, options = Limits(max_input_len=24), TensorRTOptions(sm=120)
+    for version, refused in (("1.4", True), ("1.7", False)):
+        plan = plan_of(RTX, onnx_dir, limits, options, version)
+        check_device(plan)
+        quantized = replace(plan, schemes=("fp8",))
+        if not refused:
+            check_device(quantized)
+            continue
+        with pytest.raises(EnvironmentProblem, match="no quantized weights where no CUDA device"):
+            check_device(quantized)
 
 
 def test_a_build_takes_no_other_version_than_the_installed_one(

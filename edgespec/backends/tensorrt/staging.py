@@ -236,8 +236,12 @@ def unproven(plan: BuildPlan) -> str | None:
 
 
 def check_device(plan: BuildPlan) -> None:
-    """EnvironmentProblem where the library builds on the device alone, and it is not here."""
+    """EnvironmentProblem where the library needs a device for this build, and it is not here."""
     device = device_here()
+    if device is None and plan.schemes and not plan.capabilities.quantized_without_device:
+        what = f"{plan.capabilities.name} compiles no quantized weights where no CUDA device is"
+        remedy = f"Install {RTX.title} 1.7, or build on {title_of(plan.sm)}."
+        raise EnvironmentProblem(what, remedy)
     if plan.capabilities.compiles_for or (device is not None and device.sm == plan.sm):
         return
     here = "no CUDA device is here" if device is None else f"here is {title_of(device.sm)}"

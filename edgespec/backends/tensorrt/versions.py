@@ -87,6 +87,7 @@ class Capabilities:
     mxfp8: bool = True
     timing_cache: bool = True
     compiles_for: tuple[int, ...] = ()
+    quantized_without_device: bool = True
 
     @property
     def name(self) -> str:
@@ -115,6 +116,7 @@ def of_rtx(version: Version, compiles_for: tuple[int, ...], **more: bool) -> Cap
         typed_by_flag=more.get("typed_by_flag", False),
         timing_cache=False,
         compiles_for=compiles_for,
+        quantized_without_device=more.get("quantized_without_device", True),
     )
 
 
@@ -125,7 +127,7 @@ ROWS = (
     of_tensorrt((10, 15)),
     of_tensorrt((10, 16)),
     *(of_tensorrt((11, minor)) for minor in range(5)),
-    of_rtx((1, 4), RTX_TARGETS, typed_by_flag=True),
+    of_rtx((1, 4), RTX_TARGETS, typed_by_flag=True, quantized_without_device=False),
     of_rtx((1, 5), (*RTX_TARGETS, 121)),
     of_rtx((1, 6), (*RTX_TARGETS, 121)),
     of_rtx((1, 7), (*RTX_TARGETS, 121)),
@@ -195,9 +197,11 @@ KNOWN_FAULTS = (
 
 
 def faults_of(library: Library, version: str) -> tuple[KnownFault, ...]:
-    """The known faults of exactly this version."""
+    """The known faults of a version; where it is named by its first numbers alone ("10.13"), of
+    all that begin so."""
+    named = version.split("+")[0].split(".post")[0]
     rows = (row for row in KNOWN_FAULTS if row.library is library)
-    return tuple(row for row in rows if version.split("+")[0].split(".post")[0] == row.version)
+    return tuple(row for row in rows if f"{row.version}.".startswith(f"{named}."))
 
 
 def build_environment(faults: tuple[KnownFault, ...], given: Mapping[str, str]) -> dict[str, str]:

@@ -70,7 +70,8 @@ def test_the_table_has_every_version_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "found"), [("10.13.3.9", 1), ("10.13.3.9.post1", 1), ("10.13.2.6", 0)]
+    ("version", "found"),
+    [("10.13.3.9", 1), ("10.13.3.9.post1", 1), ("10.13.2.6", 0), ("10.13", 1), ("10.1", 0)],
 )
 def test_a_compiler_with_a_known_fault_is_built_around(version: str, found: int) -> None:
     faults = faults_of(TENSORRT, version)
