@@ -20,7 +20,8 @@ from edgespec.backends.findings import Finding, failed, not_run, passed
 from edgespec.backends.tensorrt.accuracy import FLOAT32_TOLERANCE
 from edgespec.backends.tensorrt.caches import KvCache
 from edgespec.backends.tensorrt.execution import OpenEngine
-from edgespec.backends.tensorrt.runner import DTYPES, TensorRTRunner
+from edgespec.backends.tensorrt.runner import TensorRTRunner
+from edgespec.backends.tensorrt.states import DTYPES
 from edgespec.backends.tensorrt.target import Dialect
 from edgespec.backends.tensorrt.workspace import Pinned
 from edgespec.contract import past_names, present_names
