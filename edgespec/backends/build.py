@@ -7,6 +7,7 @@ weights become stand in the backend, the directory's rules in `engine_dir`.
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -289,6 +290,8 @@ def write_engine(
         staged = backend.stage(onnx, limits, options, staging, progress)
     logger.info("%s engine written in %.2f s", onnx.role.value, time.monotonic() - began)
     engines.copy_sidecars(onnx, staging, with_embedding=staged.weights.embedding is None)
+    if staged.unproven and onnx.golden is not None:  # `edgespec verify` proves it on its device
+        shutil.copyfile(onnx.golden, staging / engines.golden_name(onnx.role))
     began = time.monotonic()
     agreement, weights = prove(backend, onnx, staged, limits, progress)
     if agreement is not None:

@@ -16,6 +16,7 @@ from edgespec.backends.base import Runner
 from edgespec.backends.call import Call, Floats
 from edgespec.backends.findings import Finding, failed, judged, passed
 from edgespec.backends.made_calls import made_call
+from edgespec.errors import LimitError
 
 Array = NDArray[Any]
 COMMITTED, WRITTEN = 4, 3  # rows before the call that is looked at, and its own
@@ -42,19 +43,21 @@ def check_cache(runner: Runner, memory: CacheMemory, tolerance: float) -> list[F
     for lane in sorted({0, runner.lanes - 1}):
         work = partial(check_lane, runner, memory, lane, tolerance)
         found.append(judged(f"cache, lane {lane}", work))
-    for lane in range(runner.lanes):
-        runner.zero(lane)
+    clear(runner)
     return found
 
 
 def check_lane(runner: Runner, memory: CacheMemory, lane: int, tolerance: float) -> Finding:
     """The finding of one lane. LimitError where the engine takes no such calls."""
-    start = begin(runner, lane)
-    call = made_call(runner.contract, lane, start, WRITTEN)
+    call = made_call(runner.contract, lane, COMMITTED, WRITTEN)
+    if COMMITTED + call.written > runner.capacity:
+        what = f"{COMMITTED + call.written} slots are needed, and the engine has {runner.capacity}"
+        raise LimitError(what, "Build with a larger --max-kv-cache-capacity.")
+    begin(runner, lane)
     expected = logits_of(runner, call)
-    kept = [put_pattern(memory, tensor, lane, start) for tensor in range(memory.num_tensors)]
+    kept = [put_pattern(memory, tensor, lane, COMMITTED) for tensor in range(memory.num_tensors)]
     logits = logits_of(runner, call)
-    own = slice(start, start + call.written)
+    own = slice(COMMITTED, COMMITTED + call.written)
     wrong = [
         where
         for tensor, rows in enumerate(kept)
@@ -76,14 +79,19 @@ def check_lane(runner: Runner, memory: CacheMemory, lane: int, tolerance: float)
     )
 
 
-def begin(runner: Runner, lane: int) -> int:
-    """Commit a few rows in a lane; how many."""
-    runner.free(lane)
+def begin(runner: Runner, lane: int) -> None:
+    """Commit the first rows of a lane, the rest of the cache being zeros."""
+    clear(runner)
     call = made_call(runner.contract, lane, 0, COMMITTED, context=COMMITTED)
     runner.run(call)
     if not runner.contract.shape.block:  # whose context is where it stays
         runner.keep_rows(lane, np.arange(COMMITTED), 0)
-    return COMMITTED
+
+
+def clear(runner: Runner) -> None:
+    """Make the whole cache zeros."""
+    for lane in range(runner.lanes):
+        runner.zero(lane)
 
 
 def logits_of(runner: Runner, call: Call) -> Floats:

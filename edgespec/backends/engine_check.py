@@ -20,8 +20,8 @@ import numpy as np
 from edgespec.backends.base import Backend, Runner
 from edgespec.backends.build import with_own_embedding
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.backends.engine_dir import open_engine
-from edgespec.backends.findings import Finding, judged, not_run, passed
+from edgespec.backends.engine_dir import golden_name, open_engine
+from edgespec.backends.findings import Finding, judged, measured, not_run, passed
 from edgespec.backends.golden import check_golden
 from edgespec.backends.golden_file import Golden, read_golden, slots_of
 from edgespec.backends.made_calls import made_call
@@ -63,7 +63,9 @@ def check_engine(engine_dir: Path, role: Role, exports: Sequence[OnnxDir]) -> En
     load_s = time.perf_counter() - began
     try:
         found = [
-            judged(GOLDEN, lambda: golden_outputs(runner, backend, config, entry, exports)),
+            judged(
+                GOLDEN, lambda: golden_outputs(engine_dir, runner, backend, config, entry, exports)
+            ),
             *backend.self_test(runner),
             kernels(backend.kernels(engine_dir, config, runner)),
             judged(TIMES, lambda: times(runner, config, load_s)),
@@ -100,6 +102,7 @@ def described(
 
 
 def golden_outputs(
+    engine_dir: Path,
     runner: Runner,
     backend: Backend,
     config: EngineConfig,
@@ -109,16 +112,14 @@ def golden_outputs(
     """Whether an engine computes what its export did. GoldenMismatch where it does not, LimitError
     where it has no room for it."""
     component = config.component
-    own = [onnx for onnx in exports if onnx.config == component]
-    if not own:
-        return not_run(GOLDEN, "give the export that it was built from: --onnx-dir")
-    if own[0].golden is None:
-        return not_run(GOLDEN, "its export has no golden outputs")
+    path = golden_path(engine_dir, config, entry, exports)
+    if path is None:
+        return not_run(GOLDEN, "give the export that it was built from, if it has any: --onnx-dir")
     spec = backend.accuracy(config)
     if spec is None:
         what = f"{backend.title} does not say how close {config.weights.scheme} must come"
         return not_run(GOLDEN, what)
-    golden = read_golden(own[0].golden, component.graph, component.vocab_size)
+    golden = read_golden(path, component.graph, component.vocab_size)
     check_room(runner, golden)
     agreement = check_golden(
         runner, with_own_embedding(golden, runner), component.ropes, spec, backend.remedies
@@ -133,6 +134,18 @@ def golden_outputs(
         at_build = entry.golden_difference
         when = "" if at_build is None else f"; {at_build:.1e} when it was built"
     return passed(GOLDEN, text + when, **figures, when_built=at_build)
+
+
+def golden_path(
+    engine_dir: Path, config: EngineConfig, entry: EngineEntry, exports: Sequence[OnnxDir]
+) -> Path | None:
+    """The golden outputs of an engine: those beside it, where it was built without a proof, or
+    those of its export; None where neither has any."""
+    beside = golden_name(config.role)
+    if beside in entry.files:
+        return engine_dir / beside
+    found = [onnx.golden for onnx in exports if onnx.config == config.component]
+    return found[0] if found else None
 
 
 def check_room(runner: Runner, golden: Golden) -> None:
@@ -153,7 +166,7 @@ def kernels(count: dict[str, int]) -> Finding:
     most = sorted(count, key=lambda name: -count[name])
     named = ", ".join(f"{count[name]} {name}" for name in most[:MAX_NAMED])
     more = ", ..." if len(most) > MAX_NAMED else ""
-    return passed(KERNELS, f"{sum(count.values())}: {named}{more}", count=count)
+    return measured(KERNELS, f"{sum(count.values())}: {named}{more}", count=count)
 
 
 # ---- times
@@ -165,11 +178,14 @@ def times(runner: Runner, config: EngineConfig, load_s: float) -> Finding:
     shape, limits = runner.contract.shape, config.limits
     many = limits.max_draft_tree_size if shape.role is Role.DRAFT else limits.verify_tree_size
     rows = max(1, min(many or 1, runner.max_rows))
-    room = runner.capacity - rows
+    room = runner.capacity - rows - 1  # a block draft's has a row of context before it
     found: dict[str, float | None] = {"load_s": load_s}
     start = 0
     if not shape.heads:
-        start = max(1, min(PROMPT_ROWS, runner.prefill_chunk, limits.max_input_len, room))
+        if room < 1:
+            what = f"a call of {rows} rows behind a prompt needs more than {runner.capacity} slots"
+            raise LimitError(what, "Build with a larger --max-kv-cache-capacity.")
+        start = min(PROMPT_ROWS, runner.prefill_chunk, limits.max_input_len, room)
         found[f"prefill_{start}_s"] = median(lambda: read_prompt(runner, start))
         read_prompt(runner, start)
     for count in sorted({1, rows}):
@@ -181,7 +197,7 @@ def times(runner: Runner, config: EngineConfig, load_s: float) -> Finding:
         f"{name.removesuffix('_s')} {1e3 * value:.2f}" for name, value in known.items()
     )
     what = f"ms, median of {counted(RUNS, 'run')}, behind {counted(start, 'token')}"
-    return passed(TIMES, f"{words} {what}", **known, runs=RUNS, behind_tokens=start)
+    return measured(TIMES, f"{words} {what}", **known, runs=RUNS, behind_tokens=start)
 
 
 def read_prompt(runner: Runner, count: int) -> None:

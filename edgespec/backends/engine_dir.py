@@ -47,6 +47,12 @@ def read_config(engine_dir: Path, role: Role) -> EngineConfig:
     return EngineConfig.read(engine_dir / CONFIGS[role])
 
 
+def golden_name(role: Role) -> str:
+    """The file of an engine's golden outputs, kept beside one that could not be run where it was
+    built."""
+    return f"{STEMS[role]}.golden.safetensors"
+
+
 def check_against_others(engine_dir: Path, onnx: OnnxDir) -> None:
     """Check what is to be built against what the directory already holds: one model a directory
     (BundleError), and a draft beside a base that fits it (PairingError)."""

@@ -1,4 +1,4 @@
-"""What a check of an engine found: passed, failed, or not run, and why.
+"""What a check of an engine found: passed, failed, or not run, and why; or what was measured.
 
 Knows nothing of engines: backends and the runtime both speak so.
 """
@@ -16,11 +16,13 @@ Figures = Mapping[str, Any]
 
 
 class Outcome(StrEnum):
-    """How a check ended; one that could not be run has not passed."""
+    """How a check ended; one that could not be run has not passed, and what is measured is not
+    judged."""
 
     PASSED = "passed"
     FAILED = "failed"
     NOT_RUN = "not run"
+    MEASURED = "measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,11 @@ def passed(check: str, detail: str, **figures: Any) -> Finding:
 def failed(check: str, detail: str, **figures: Any) -> Finding:
     """The finding of a check that failed."""
     return Finding(check, Outcome.FAILED, detail, figures)
+
+
+def measured(check: str, what: str, **figures: Any) -> Finding:
+    """Figures that nothing is asked of."""
+    return Finding(check, Outcome.MEASURED, what, figures)
 
 
 def not_run(check: str, why: str) -> Finding:

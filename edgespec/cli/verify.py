@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgespec.runtime.verification import Verification
 
 RESULT = Path("verify.json")
-OUTCOME_WIDTH, ENGINE_WIDTH = 9, 7
+OUTCOME_WIDTH, ENGINE_WIDTH = 10, 7
 
 
 @click.command("verify", cls=EdgeCommand)
@@ -67,15 +67,15 @@ def command(
 
     Each engine is compared with the golden outputs of its export (--onnx-dir), its calls must write
     their own rows of the cache and no others, and tokens with drafts must be those without. An
-    engine that was built for another machine is proven this way on that machine. Kernels, times
-    and memory are listed.
+    engine that was built for this machine on another one has its golden outputs beside it, and is
+    proven this way. Kernels, times and memory are measured.
 
     Each line is a check: passed, failed, or not run, with the reason. Times are medians of a few
     runs of one engine alone, and no benchmark. The exit code is 3 where a check failed. The result
-    file holds versions, device, hashes and figures, and no paths of this machine.
+    file has versions, device, hashes and figures, and no paths of this machine.
 
     \b
-    edgespec verify --engine-dir engines --onnx-dir out/llm --onnx-dir out/mtp_draft
+    edgespec verify --engine-dir engines --onnx-dir out/llm --onnx-dir out/draft
     edgespec verify --engine-dir engines --output-file thor.json
     """
     from edgespec.bundle import write_json, writing

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.backends.findings import Finding, failed, not_run, passed
-from edgespec.errors import EdgeSpecError, counted
+from edgespec.errors import EdgeSpecError, LimitError, RequestError, counted
 from edgespec.prompts import NoJournal, RequestFile, text_requests
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.engine import Engine
@@ -90,6 +90,7 @@ def finding_of(engine: Engine, name: str, answers: list[Answer]) -> Finding:
     failed fails the check."""
     both = [a for a in answers if a.plain is not None and a.response is not None]
     errors = [a.error for a in answers if a.error is not None]
+    faults = [error for error in errors if not isinstance(error, LimitError | RequestError)]
     differing = [a.difference for a in both if a.difference is not None]
     unexplained = [difference for difference in differing if not difference.explained]
     tokens = sum(len(a.response.token_ids) for a in both if a.response is not None)
@@ -103,12 +104,13 @@ def finding_of(engine: Engine, name: str, answers: list[Answer]) -> Finding:
     }
     if unexplained:
         return failed(name, unexplained[0].words, **figures)
-    if errors:
-        return failed(name, f"{counted(len(errors), 'answer')} failed: {errors[0].what}", **figures)
+    if faults:
+        return failed(name, f"{counted(len(faults), 'answer')} failed: {faults[0].what}", **figures)
+    refused = f"{counted(len(errors), 'request')} refused: {errors[0].what}" if errors else ""
     if not tokens:
-        return not_run(name, "no request was answered with drafts")
+        return not_run(name, refused or "no request was answered with drafts")
     same = f"{counted(len(both) - len(differing), 'answer')} of {len(both)} equal"
     words = f"{same}, {tokens} tokens"
     if differing:
         words += f"; {counted(len(differing), 'difference')} that rounding explains"
-    return passed(name, words, **figures)
+    return passed(name, f"{words}; {refused}" if refused else words, **figures)

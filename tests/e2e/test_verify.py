@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 
 from edgespec import bundle
+from edgespec.backends.ort import runner
 from edgespec.backends.ort.runner import OrtRunner
+from edgespec.backends.tensorrt import staging
 from edgespec.backends.tensorrt.caches import KvCache, Rows
 from edgespec.cli.main import run
-from tests import shared
+from edgespec.contract import Role
+from tests import shared, toys
 from tests.e2e.test_tensorrt_simulated import NATIVE, PORTABLE, SIZES, TREES, exported
-from tests.e2e.workshop import Cli, Outcome, cli
+from tests.e2e.workshop import Cli, Outcome, asked, cli, infer
 from tests.tensorrt_simulator.installed import install
 from tests.tensorrt_simulator.library import Context
 
@@ -27,7 +30,7 @@ __all__ = ["cli"]
 DAMAGED = 3
 
 
-def built(name: str, *options: str) -> Path:
+def built(name: str, *options: str, version: str = "") -> Path:
     """The engines of a pair, made once."""
 
     def make(out: Path) -> None:
@@ -35,22 +38,13 @@ def built(name: str, *options: str) -> Path:
             line = ["build", "--onnx-dir", component, "--engine-dir", out, *SIZES, *TREES, *options]
             assert run([str(arg) for arg in line]) == 0
 
-    return shared.made_once(("engines to verify", name, options), make)
+    return shared.made_once(("engines to verify", name, options, version), make)
 
 
 def simulated(monkeypatch: pytest.MonkeyPatch, version: str, name: str = "eagle3") -> Path:
     """The same with the simulator, which stays installed."""
     install(monkeypatch, version)
-    with pytest.MonkeyPatch.context():
-        key = ("simulated engines to verify", name, version)
-
-        def make(out: Path) -> None:
-            flags = ["--backend", "tensorrt", "--compute", "fp32", *SIZES, *TREES]
-            for component in exported(name):
-                line = ["build", "--onnx-dir", component, "--engine-dir", out, *flags]
-                assert run([str(arg) for arg in line]) == 0
-
-        return shared.made_once(key, make)
+    return built(name, "--backend", "tensorrt", "--compute", "fp32", version=version)
 
 
 @pytest.fixture
@@ -103,10 +97,13 @@ def test_engines_that_are_right_pass_every_check(
 ) -> None:
     done, report = verify(built(name, *options), name=name)
     assert done.code == 0, done.out
-    assert set(outcomes(report).values()) == {"passed"}
+    found = outcomes(report)
+    measured = {name for name in found if found[name] == "measured"}
+    assert measured == {f"{r}: {n}" for r in ("base", "draft") for n in ("kernels", "times")}
+    assert {found[name] for name in found.keys() - measured} == {"passed"}
     assert report["failed"] == report["not_run"] == 0
-    assert report["passed"] == len(outcomes(report))
-    assert "passed   base   golden outputs: differ by" in done.out
+    assert report["passed"] == len(found) - 4
+    assert "passed    base   golden outputs: differ by" in done.out
     assert report["engines"]["base"]["checks"][-1]["step_16_s"] > 0
 
 
@@ -175,6 +172,80 @@ def test_a_runner_that_moves_its_rows_is_found(
     assert "lane 0, row 7 was changed" in detail(report, "base", "cache, lane 0")
 
 
+def test_rows_that_see_what_they_must_not_are_found(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = runner.attention_mask
+
+    def all_visible(call: Any, attention: Any, out: Any) -> Any:
+        real(call, attention, out)[...] = True
+        return out
+
+    monkeypatch.setattr(runner, "attention_mask", all_visible)
+    done, report = verify(built("eagle3", "--max-batch-size", "2"))
+    assert done.code == DAMAGED
+    for lane in (0, 1):
+        said = detail(report, "base", f"cache, lane {lane}")
+        assert said.startswith("rows that no row sees change the logits")
+
+
+def test_tokens_that_differ_with_drafts_are_found(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where only calls of the size that verifies go wrong, and no golden call has that size."""
+    real = OrtRunner.run
+
+    def wrong_in_one_size(self: OrtRunner, call: Any) -> Any:
+        found = real(self, call)
+        if self.contract.shape.role is Role.BASE and len(call.gather[0]) == 4:
+            found[0].logits.array[:] = -found[0].logits.array
+        return found
+
+    monkeypatch.setattr(OrtRunner, "run", wrong_in_one_size)
+    done, report = verify(built("eagle3"))
+    assert done.code == DAMAGED
+    found = outcomes(report)
+    assert found["base: golden outputs"] == "passed"
+    assert found["tokens, greedy"] == found["tokens, sampled"] == "failed"
+
+
+def test_requests_of_ones_own_are_compared(verify: Verify, tmp_path: Path) -> None:
+    infer(built("eagle3"), tmp_path, asked("one two"), asked("word " * 80))
+    _, report = verify(built("eagle3"), "--input-file", tmp_path / "input.json", name=None)
+    (check,) = report["checks"]
+    assert (check["check"], check["outcome"], check["answers"]) == ("tokens", "passed", 1)
+    assert check["tokens"] == 8
+    assert "1 request refused" in check["detail"]
+
+
+def test_a_plain_engine_without_room_for_drafts_compares_no_tokens(
+    cli: Cli, verify: Verify, tmp_path: Path
+) -> None:
+    base = toys.make_base(tmp_path / "base", "llama")
+    assert run(["export", str(base), str(tmp_path / "onnx")]) == 0
+    engines, export = tmp_path / "engines", tmp_path / "onnx" / "llm"
+    line = ["build", "--onnx-dir", export, "--engine-dir", engines, *SIZES]
+    assert cli(*line, "--max-verify-tree-size", "1").code == 0
+    done, report = verify(engines, f"--onnx-dir={export}", name=None)
+    assert done.code == 0
+    found = outcomes(report)
+    assert (found["llm: golden outputs"], found["tokens"]) == ("passed", "not run")
+
+
+def test_an_engine_without_room_for_the_checks_is_not_judged(
+    cli: Cli, verify: Verify, tmp_path: Path
+) -> None:
+    engines, export = tmp_path / "engines", exported("eagle3")[0]
+    line = ["build", "--onnx-dir", export, "--engine-dir", engines, "--max-input-len", "4"]
+    assert cli(*line, "--max-kv-cache-capacity", "6", "--max-verify-tree-size", "6").code == 0
+    done, report = verify(engines, f"--onnx-dir={export}", name=None)
+    assert done.code == 0
+    found = outcomes(report)
+    for name in ("golden outputs", "cache, lane 0", "times"):
+        assert found[f"base: {name}"] == "not run"
+        assert "slots" in detail(report, "base", name)
+
+
 def test_an_export_of_another_engine_is_refused(cli: Cli, tmp_path: Path) -> None:
     line = ["verify", "--engine-dir", built("eagle3"), "--onnx-dir", exported("dflash")[0]]
     done = cli(*line, "--output-file", tmp_path / "result.json")
@@ -186,19 +257,40 @@ def test_an_export_of_another_engine_is_refused(cli: Cli, tmp_path: Path) -> Non
 # ---- TensorRT, simulated
 
 
-@pytest.mark.parametrize("version", [NATIVE, PORTABLE])
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("eagle3", NATIVE), ("eagle3", PORTABLE), ("mtp", NATIVE), ("dflash", PORTABLE)],
+)
 def test_engines_of_the_simulated_library_pass(
-    verify: Verify, monkeypatch: pytest.MonkeyPatch, version: str
+    verify: Verify, monkeypatch: pytest.MonkeyPatch, name: str, version: str
 ) -> None:
-    done, report = verify(simulated(monkeypatch, version))
+    done, report = verify(simulated(monkeypatch, version, name), name=name)
     assert done.code == 0, done.out
     found = outcomes(report)
     aliases = "passed" if version == NATIVE else "not run"
     assert found.pop("base: aliases") == found.pop("draft: aliases") == aliases
-    assert set(found.values()) == {"passed"}
+    assert set(found.values()) == {"passed", "measured"}
+    assert "1 fused" in detail(report, "base", "kernels")
     assert report["engines"]["base"]["settings"]["version"] == version
     assert report["engines"]["base"]["device"]["driver"] == "13.0"
     assert report["engines"]["base"]["memory_bytes"]["work"] > 0
+
+
+def test_an_engine_that_was_built_elsewhere_brings_its_golden_outputs(
+    cli: Cli, verify: Verify, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, NATIVE)
+    monkeypatch.setattr(staging, "unproven", lambda plan: "no CUDA device is here")
+    engines, flags = tmp_path / "engines", ["--backend", "tensorrt", "--compute", "fp32"]
+    for component in exported("eagle3"):
+        line = ["build", "--onnx-dir", component, "--engine-dir", engines, *flags]
+        done = cli(*line, *SIZES, *TREES)
+        assert "not compared with the golden outputs: no CUDA device is here" in done.out
+    done, report = verify(engines, name=None)
+    assert done.code == 0, done.out
+    assert outcomes(report)["base: golden outputs"] == "passed"
+    assert outcomes(report)["draft: golden outputs"] == "passed"
+    assert report["engines"]["base"]["checks"][0]["difference"] < 1e-4
 
 
 def test_rows_that_the_runner_copies_to_a_wrong_place_are_found(

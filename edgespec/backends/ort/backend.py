@@ -6,6 +6,7 @@ built or opened, and not before.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,6 +184,10 @@ class OrtBackend(Backend):
         from edgespec.backends.ort.self_test import nodes_of
 
         return nodes_of(self.engine_path(engine_dir, config.role))
+
+    def device(self) -> dict[str, Any]:
+        """The version of ONNX Runtime, and the CPU with its name and cores."""
+        return self.fingerprint() | {"cpu": fingerprint.cpu_name(), "cores": os.cpu_count()}
 
     def device_memory(self, runner: Runner) -> dict[str, int]:
         """The KV cache, in host memory, of which pages are taken as they are written."""

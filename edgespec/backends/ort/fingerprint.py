@@ -50,6 +50,13 @@ def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     )
 
 
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """The name of the first CPU; None where the system does not say it."""
+    text = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else ""
+    match = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+    return match.group(1) if match else platform.processor() or None
+
+
 def check(stored: Mapping[str, Any], name: str) -> None:
     """EngineMismatch if the engine was built by another ONNX Runtime or for another CPU."""
     features, remedy = stored.get("cpu_features"), "Run edgespec build again on this machine."

@@ -35,8 +35,14 @@ Said = pytest.CaptureFixture[str]
         ("infer --engin-dir E", "No such option: --engin-dir. Did you mean --engine-dir?"),
         ("infer --enginDir E", "Did you mean --engine-dir?"),
         ("build --no-share-embeding", "Did you mean --no-share-embedding"),
-        ("export --onnxDir D", "No such option: --onnx-dir. It is a flag of edgespec build."),
-        ("--engine-dir E infer", "It is a flag of edgespec build, infer, chat or eval summarize."),
+        (
+            "export --onnxDir D",
+            "No such option: --onnx-dir. It is a flag of edgespec build or verify.",
+        ),
+        (
+            "--engine-dir E infer",
+            "It is a flag of edgespec build, infer, verify, chat or eval summarize.",
+        ),
         ("--verison", "Did you mean --version"),
         ("help infr", "Did you mean infer?"),
         ("infer --warmup abc", "'abc' is not a whole number."),
