@@ -171,6 +171,9 @@ def test_an_fp8_cache_is_kept_in_the_compute_type_and_that_is_said(
     sizes = ["--max-input-len", "32", "--max-kv-cache-capacity", "48", "--compute", "fp16"]
     more = ["--compute-capability", "SM120", *sizes]
     done = cli(*build_args(tmp_path / "onnx" / "llm", tmp_path / "engines", *more))
+    if not rtx.builds():
+        assert done.code == 4, done.err
+        return
     assert done.code == 0, done.err
     assert "fp8 KV cache are not applied: the cache is float16" in done.out
 
