@@ -65,5 +65,5 @@ def tree_of(limits: EngineLimits) -> tuple[str, int]:
 
 
 def gigabytes(size: int) -> str:
-    """Bytes in GB (1e9)."""
-    return f"{size / 1e9:.1f} GB"
+    """Bytes in GB (1e9), small ones in MB."""
+    return f"{size / 1e9:.1f} GB" if size >= 10**8 else f"{size / 1e6:.1f} MB"

@@ -26,7 +26,7 @@ def show(directory: Path, release: str, *, as_json: bool) -> int:
     from edgespec.backends.tensorrt.parser_version import ParserVersion
     from edgespec.backends.tensorrt.rules import Level
 
-    checked = check(directory, ParserVersion(release))
+    checked = check(directory, ParserVersion.of(release))
     report = checked.report
     refused, warnings = report.count(Level.REFUSED), report.count(Level.WARNING)
     if as_json:

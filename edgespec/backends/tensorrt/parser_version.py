@@ -5,6 +5,7 @@ Knows names. What a release can do stands in `versions`, what its parser takes i
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from edgespec.backends.tensorrt.target import Dialect
@@ -18,6 +19,8 @@ RTX_LINES: dict[Version, Version] = {
     (1, 6): (11, 2),
     (1, 7): (11, 4),
 }
+
+WHOLE = re.compile(r"((?:rtx-)?\d+\.\d+)(?:\.\d+)+")  # a release, and the numbers behind it
 
 
 def named(row: Capabilities) -> str:
@@ -40,6 +43,13 @@ class ParserVersion:
         if self.name not in RELEASES:
             what = f"no rules are known for TensorRT {self.name!r}"
             raise OptionError(what, f"Give one of: {', '.join(RELEASES)}.")
+
+    @classmethod
+    def of(cls, text: str) -> ParserVersion:
+        """The release of a version as the library says it: 10.13.3.9, rtx-1.7.1.116. OptionError
+        for one that is not in the table."""
+        whole = WHOLE.fullmatch(text)
+        return cls(whole[1] if whole else text)
 
     @property
     def line(self) -> Version:

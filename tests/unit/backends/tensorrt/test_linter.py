@@ -217,3 +217,17 @@ def test_the_rules_and_the_table_of_capabilities_agree(name: str) -> None:
     imported = {op for op, each in OPERATORS.items() if FIRST < each.since <= version.line}
     assert row.operators == imported - {"Swish"}  # which no graph of ours has
     assert (version.dialect is Dialect.NATIVE) == ("TensorScatter" in imported)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("10.13", "10.13"), ("10.13.3.9", "10.13"), ("rtx-1.7.1.116", "rtx-1.7")],
+)
+def test_a_version_as_the_library_says_it_is_its_release(text: str, name: str) -> None:
+    assert ParserVersion.of(text).name == name
+
+
+@pytest.mark.parametrize("text", ["10.130", "10", "10.13.", "10.13rc1", "rtx-10.13.3"])
+def test_what_is_no_known_release_is_refused(text: str) -> None:
+    with pytest.raises(OptionError):
+        ParserVersion.of(text)
