@@ -97,7 +97,7 @@ def place_problem(said: dict[str, str], size: int | None, directory: Path | None
     try:
         offset, length = int(said.get("offset", "0")), int(said.get("length", str(size or 0)))
     except ValueError:
-        return "its offset or length is no number"
+        return "its offset or length is not a whole number"
     if size is not None and length != size:
         return f"{length} bytes in {place}, {size} needed"
     if directory is None:

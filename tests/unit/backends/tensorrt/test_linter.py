@@ -161,7 +161,7 @@ def test_weights_that_are_missing_or_too_short_are_found(tmp_path: Path, length:
         ("length", "60", "60 bytes in model.onnx.data, 64 needed"),
         ("offset", "8", "it ends behind model.onnx.data"),
         ("offset", "-8", "it ends behind model.onnx.data"),
-        ("offset", "x", "no number"),
+        ("offset", "x", "not a whole number"),
     ],
 )
 def test_places_of_weights_are_checked(tmp_path: Path, key: str, value: str, said: str) -> None:
