@@ -53,20 +53,24 @@ EXACT = 1e-5  # of the largest value
 HALVES: dict[Compute, float] = {"float16": 0.0025, "bfloat16": 0.02}
 
 
-def weight(scheme: str, block: tuple[int, int], kind: str = "", **more: Any) -> QuantizedWeight:
-    """Random values and scales of a scheme."""
+def weight(
+    scheme: str,
+    block: tuple[int, int],
+    kind: str = "",
+    shape: tuple[int, int] = (OUT, IN),
+    **more: Any,
+) -> QuantizedWeight:
+    """Random values [out, in] and scales of a scheme."""
     rng, dtype = np.random.default_rng(0), kind or SCHEMES[scheme].weight
     values = (
-        rng.integers(-7, 8, (OUT, IN))
-        if dtype.startswith("int")
-        else rng.standard_normal((OUT, IN)) * 3
+        rng.integers(-7, 8, shape) if dtype.startswith("int") else rng.standard_normal(shape) * 3
     ).astype(getattr(ml_dtypes, dtype, dtype))
-    shape = -(-OUT // block[0]), -(-IN // block[1])
-    scales: Array = rng.uniform(0.01, 0.1, shape).astype(np.float32)
+    blocks = -(-shape[0] // block[0]), -(-shape[1] // block[1])
+    scales: Array = rng.uniform(0.01, 0.1, blocks).astype(np.float32)
     if scheme == "mxfp8":
-        scales = np.exp2(rng.integers(-8, -2, shape)).astype(ml_dtypes.float8_e8m0fnu)
+        scales = np.exp2(rng.integers(-8, -2, blocks)).astype(ml_dtypes.float8_e8m0fnu)
     elif "nvfp4" in scheme:
-        scales = rng.uniform(1, 400, shape).astype(ml_dtypes.float8_e4m3fn)
+        scales = rng.uniform(1, 400, blocks).astype(ml_dtypes.float8_e4m3fn)
         more["global_scale"] = 3e-4
     return QuantizedWeight(NAME, SCHEMES[scheme], values, scales, block, **more)
 
@@ -108,9 +112,10 @@ class Product:
     def of(cls, stored: QuantizedWeight, directory: Path) -> Product:
         plan = WeightPlan("data")
         b = GraphBuilder("graph", plan)
-        x = b.input(TensorSpec("x", "float32", ("B", "S", IN)))
+        outputs, inputs = stored.values.shape
+        x = b.input(TensorSpec("x", "float32", ("B", "S", inputs)))
         y = linear(b, table_of(stored), x, NAME, "up")
-        b.output(y, TensorSpec("y", "float32", ("B", "S", OUT)))
+        b.output(y, TensorSpec("y", "float32", ("B", "S", outputs)))
         write_weights(plan, directory / "data", lambda _: None)
         return cls(b.model(), directory)
 
