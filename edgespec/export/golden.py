@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.config import RopeConfig
 from edgespec.contract import GraphShape, memory_inputs, memory_outputs
+from edgespec.export.pieces import open_piece, two_runs
 from edgespec.graphs.assembly import DecoderGraph, Piece, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
 from edgespec.rope import RopeTable
@@ -309,28 +309,3 @@ def run(piece: Piece, directory: Path, feeds: dict[str, Array]) -> list[Array]:
     feeds = {name: feeds[name] for name in piece.inputs} | piece.fed
     out: list[Array] = open_piece(piece, directory, two_runs()).run(None, feeds)
     return out
-
-
-def open_piece(piece: Piece, directory: Path, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Returns an ONNX Runtime session of a piece with its weights in `directory`."""
-    import onnx_ir as ir
-
-    options.log_severity_level = 4  # errors are raised; the log would print names as they are
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(directory)
-    )
-    data = ir.to_proto(piece.model).SerializeToString()
-    return ort.InferenceSession(
-        data, options, providers=["CPUExecutionProvider"], enable_fallback=0
-    )
-
-
-def two_runs() -> ort.SessionOptions:
-    """Options of a session that runs twice: what pays off only over many runs is off. At 0.6 B
-    golden outputs need a third less processor time with them."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_cpu_mem_arena = False
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options
