@@ -17,18 +17,19 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.graphs.assembly import Piece
 
-# Of a weight, in float32 at a time: what the cache of a core and its neighbors hold
+# Of a weight, in float32 at a time: they stay in a cache of the CPU
 CHUNK_ELEMENTS = 1 << 20
 TILE_ROWS = 64
 KERNELS = "com.microsoft"  # the domain of ONNX Runtime's own operators
 
 
-def open_piece(piece: Piece, directory: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+def open_piece(piece: Piece, directory: Path) -> ort.InferenceSession:
     """Returns an ONNX Runtime session of a piece with its weights in `directory`, which are mapped.
 
     The piece's model is rewritten.
     """
     read_weights_in_chunks(piece.model)
+    options = few_runs()
     options.log_severity_level = 4  # errors are raised; the log would print names as they are
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(directory)
@@ -39,8 +40,8 @@ def open_piece(piece: Piece, directory: Path, options: ort.SessionOptions) -> or
     )
 
 
-def two_runs() -> ort.SessionOptions:
-    """Options of a session that runs twice: what pays off only over many runs is off."""
+def few_runs() -> ort.SessionOptions:
+    """Options of a session that runs a few times: what pays off only over many runs is off."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = False
@@ -102,9 +103,7 @@ def chunks(graph: ir.Graph, node: ir.Node, tensor: ir.ExternalTensor) -> Iterato
         part = ir.ExternalTensor(
             tensor.location, offset, size, tensor.dtype, shape=shape, name=name
         )
-        value = ir.Value(
-            name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=part
-        )
+        value = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=part)
         graph.register_initializer(value)
         if tensor.dtype != ir.DataType.FLOAT:
             cast = ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)})

@@ -96,7 +96,7 @@ def opened(make: Callable[[WeightPlan], Piece], place: Path) -> tuple[Piece, ort
     (place / WEIGHTS).unlink(missing_ok=True)
     with (place / WEIGHTS).open("wb") as file:
         place_weights(plan, PaddedFile(file))
-    return piece, open_piece(piece, place, ort.SessionOptions())
+    return piece, open_piece(piece, place)
 
 
 def needed(piece: Piece, feeds: Feeds) -> Feeds:
