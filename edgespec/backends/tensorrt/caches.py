@@ -193,7 +193,7 @@ def give_back(workspace: Workspace, address: int) -> None:
     """Free memory from whatever thread drops it; what was asked of it is done before."""
     with workspace.working():
         if workspace.users:
-            workspace.synchronize()
+            workspace.settle()
             workspace.free(address)
 
 

@@ -548,7 +548,7 @@ class TensorRTRunner:
     def drop(self, plan: Plan) -> None:
         """Free the graph of a plan that is not remembered."""
         if plan.graph is not None:
-            self.workspace.synchronize()
+            self.workspace.settle()
             self.workspace.device.free_graph(plan.graph)
 
     def drop_all(self) -> None:
@@ -562,7 +562,7 @@ class TensorRTRunner:
             return
         self.closed = True
         with self.workspace.working():
-            self.workspace.synchronize()
+            self.workspace.settle()
             self.drop_all()
             self.engine.close()
             for buffer in (

@@ -67,7 +67,7 @@ class Workspace(PairDevice):
         if self.users:
             return
         with self.working():
-            self.device.synchronize(self.stream)
+            self.device.settle(self.stream)
             for address in list(self.held):
                 self.free(address)
             self.device.free_stream(self.stream)
@@ -111,6 +111,10 @@ class Workspace(PairDevice):
         """Wait for all that was asked."""
         self.device.synchronize(self.stream)
 
+    def settle(self) -> None:
+        """The same before something is given back; a lost device is not waited for."""
+        self.device.settle(self.stream)
+
 
 class Buffer:
     """Device memory that grows where more is asked for; `address` moves then."""
@@ -130,7 +134,7 @@ class Buffer:
     def free(self) -> None:
         """Give the memory back."""
         if self.size:
-            self.workspace.synchronize()
+            self.workspace.settle()
             self.workspace.free(self.address)
             self.address = self.size = 0
 
@@ -165,7 +169,7 @@ class Pinned:
     def free(self) -> None:
         """Give the memory back."""
         if self.block is not None:
-            self.workspace.synchronize()
+            self.workspace.settle()
             self.workspace.device.free_pinned(self.block)
             self.block = None
 
