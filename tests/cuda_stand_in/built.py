@@ -103,6 +103,7 @@ class Driver:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
+        library.stand_in_structure.restype = ctypes.c_size_t
         library.stand_in_calls.restype = library.stand_in_complaints.restype = ctypes.c_char_p
 
     def calls(self) -> list[str]:
@@ -112,6 +113,12 @@ class Driver:
     def complaints(self) -> list[str]:
         """What a driver would have borne and ought not to have been asked."""
         return self.library.stand_in_complaints().decode().splitlines()
+
+    def structure(self) -> bytes:
+        """The bytes that the last launch of a kernel was given."""
+        bytes_ = ctypes.create_string_buffer(self.library.stand_in_structure(None))
+        self.library.stand_in_structure(bytes_)
+        return bytes_.raw
 
     def fail(self, call: str, code: int, after: int = 0) -> None:
         """Let a call fail, or "work" of a stream, after so many that do not."""

@@ -14,6 +14,7 @@ import pytest
 
 from edgespec.backends.tensorrt.device.base import Device
 from edgespec.backends.tensorrt.device.opening import PACKAGES, check_driver, installed
+from edgespec.backends.tensorrt.device.pycuda_device import primary_context
 from edgespec.backends.tensorrt.workspace import Workspace
 from edgespec.errors import EnvironmentProblem
 from tests.cuda_stand_in.built import Driver, driver_here
@@ -39,6 +40,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     if driver:
         driver.revive()
         driver.set()
+        primary_context.cache_clear()  # which ends with a device that is lost
         assert driver.complaints() == []
 
 

@@ -69,10 +69,15 @@ class PycudaDevice(Device):
 
     def hold(self) -> None:
         """Push the context until this thread ends or `leave_thread`."""
-        self.threads.hold = Hold(self.cuda, self.context, self.call)
+        holds = self.threads.__dict__.setdefault("holds", [])
+        holds.append(Hold(self.cuda, self.context, self.call))
 
     def leave_thread(self) -> None:
-        """Drop this thread's hold of the context."""
+        """Drop this thread's hold of the context; of a lost one all that is left, where pycuda
+        would complain of each object."""
+        if self.lost is not None and self.context is not None:
+            abandon(self.cuda, self.context)
+            self.context = None
         self.threads.__dict__.clear()
 
     # ---- memory
@@ -85,7 +90,7 @@ class PycudaDevice(Device):
 
     def free(self, address: int) -> None:
         """Free what `alloc` gave."""
-        self.give_back(self.memory.pop(address).free)
+        self.give_back(lambda: self.memory.pop(address).free())
 
     def pinned(self, size: int) -> HostBlock:
         """Page-locked memory."""
@@ -95,7 +100,7 @@ class PycudaDevice(Device):
 
     def free_pinned(self, block: HostBlock) -> None:
         """Free what `pinned` gave."""
-        self.give_back(self.blocks.pop(block.address).base.free)
+        self.give_back(lambda: self.blocks.pop(block.address).base.free())
 
     def of_host(self, address: int, size: int) -> Any:
         """The bytes of page-locked memory from an address on: pycuda takes arrays."""
@@ -150,7 +155,7 @@ class PycudaDevice(Device):
 
     def free_stream(self, stream: int) -> None:
         """Drop a stream, with which it ends."""
-        del self.streams[stream]
+        self.give_back(self.streams.pop, stream)
 
     def synchronize(self, stream: int) -> None:
         """Stream.synchronize."""
@@ -164,7 +169,7 @@ class PycudaDevice(Device):
 
     def free_event(self, event: int) -> None:
         """Drop an event, with which it ends."""
-        del self.events[event]
+        self.give_back(self.events.pop, event)
 
     def record(self, event: int, stream: int) -> None:
         """Event.record."""
@@ -218,9 +223,10 @@ class PycudaDevice(Device):
 
     def close(self) -> None:
         """Drop what is left, and this thread's hold of the context."""
-        self.modules.clear()
-        self.streams.clear()
-        self.events.clear()
+        if self.lost is not None:
+            self.leave_thread()
+        for owned in (self.modules, self.streams, self.events):
+            owned.clear()
         atexit.unregister(self.leave_thread)
         self.leave_thread()
 
@@ -234,13 +240,19 @@ class Hold:
         call(context.push)
 
     def __del__(self) -> None:
-        try:
-            self.cuda.Context.pop()
-        except self.cuda.Error:
-            # The driver refuses: what pycuda holds of an invalid context ends without it
-            atexit.unregister(self.context.detach)
-            self.context.detach()
-            self.cuda.Context.get_current()
+        if self.cuda.Context.get_current() is not None:
+            try:
+                self.cuda.Context.pop()
+            except self.cuda.Error:
+                abandon(self.cuda, self.context)
+
+
+def abandon(cuda: Any, context: Any) -> None:
+    """End a context that the driver has lost. What pycuda holds of an invalid one, its threads'
+    holds too, goes without a call."""
+    atexit.unregister(context.detach)
+    context.detach()
+    cuda.Context.get_current()
 
 
 @cache

@@ -14,7 +14,8 @@ from edgespec.backends.tensorrt.device.opening import PACKAGES, Package, install
 from tests.cuda_stand_in.built import environment, stand_in
 
 ROOT = Path(__file__).parents[4]
-FILES = ("tests/tensorrt/test_device.py", "tests/tensorrt/test_kernels.py")
+NAMES = ("device", "device_faults", "kernels", "kernel_values")
+FILES = [f"tests/tensorrt/test_{name}.py" for name in NAMES]
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
