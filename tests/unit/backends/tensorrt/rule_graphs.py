@@ -483,6 +483,12 @@ PAIRS = [
         attention(", mask"),
         rejects="build",
     ),
+    Pair(
+        "attention-float32",
+        attention(", mask", dtype="float"),
+        attention(", mask", "scale = 1.0, TRT_decomposable = 1", dtype="float"),
+        rejects="build",
+    ),
     Pair("control-flow", IN_BRANCH.format(op="Neg(x)"), unary("Neg"), rejects=""),
     Pair(
         "cache-rank",
