@@ -5,6 +5,7 @@ so that whoever reads too early reads old bytes. New memory holds NaN.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -35,6 +36,14 @@ class Stream:
     broken: bool = False
 
 
+@dataclass
+class Event:
+    """On which stream it was put last, and when the stream came to it."""
+
+    stream: int | None = None
+    reached_s: float | None = None
+
+
 class HostDevice(Device):
     """Memory, streams, graphs and kernels on the host. `limit` is its memory in bytes. One that is
     `idle` does nothing of what it is asked: so the host's own time is measured. The last one that
@@ -48,6 +57,7 @@ class HostDevice(Device):
         self.memory: dict[int, tuple[Bytes, int]] = {}
         self.blocks: dict[int, Bytes] = {}
         self.streams: dict[int, Stream] = {}
+        self.events: dict[int, Event] = {}
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.handles = count(0x5000)
         self.active, self.closed = False, False
@@ -161,6 +171,42 @@ class HostDevice(Device):
         work, found.work = found.work, []
         for step in work if not self.idle else ():
             step()
+
+    def event(self) -> int:
+        handle = next(self.handles)
+        self.events[handle] = Event()
+        return handle
+
+    def free_event(self, event: int) -> None:
+        del self.events[event]
+
+    def record(self, event: int, stream: int) -> None:
+        self.no_capture("an event is recorded")
+        found = self.events[event]
+        found.stream, found.reached_s = stream, None
+
+        def work() -> None:
+            found.reached_s = time.perf_counter()
+
+        self.put(stream, work)
+        if self.idle:
+            work()
+
+    def wait(self, event: int) -> None:
+        """What stands on the stream behind the event stays there."""
+        self.no_capture("an event is waited for")
+        found = self.events[event]
+        if found.stream is None:  # never recorded: CUDA does not wait
+            return
+        work = self.streams[found.stream].work
+        while found.reached_s is None:
+            work.pop(0)()
+
+    def elapsed_ms(self, begin: int, end: int) -> float:
+        first, last = self.events[begin].reached_s, self.events[end].reached_s
+        if first is None or last is None:
+            raise DeviceProblem("CUDA: cudaErrorNotReady: device not ready")
+        return 1000 * (last - first)
 
     def no_capture(self, what: str) -> None:
         """What must not happen while a stream is captured breaks the capture."""
