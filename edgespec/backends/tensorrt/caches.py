@@ -5,7 +5,6 @@ Knows addresses and kernels. Knows no engine and no tokens.
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows
 from edgespec.backends.tensorrt.kernels import COPY_BLOCKS, MAX_MOVES, THREADS, WIDE_BYTES
-from edgespec.backends.tensorrt.workspace import Workspace, aligned, put_table
+from edgespec.backends.tensorrt.workspace import Memory, Workspace, aligned
 
 Ids = NDArray[np.int64]
 
@@ -110,7 +109,7 @@ class KvCache:
         self.memory = workspace.alloc(total)
         workspace.device.zero(self.memory, total, workspace.stream)
         addresses = [self.address(tensor, 0) for tensor in range(tensors)]
-        self.table = put_table(workspace, addresses)
+        self.table = workspace.table(addresses)
 
     def address(self, tensor: int, lane: int) -> int:
         """Where the rows of a lane begin in one tensor."""
@@ -178,23 +177,6 @@ class KvCache:
         """Give the memory back."""
         self.workspace.free(self.table)
         self.workspace.free(self.memory)
-
-
-class Memory:
-    """Device memory that ends with its last reference."""
-
-    def __init__(self, workspace: Workspace, size: int) -> None:
-        self.size = size
-        self.address = workspace.alloc(size)
-        weakref.finalize(self, give_back, workspace, self.address)
-
-
-def give_back(workspace: Workspace, address: int) -> None:
-    """Free memory from whatever thread drops it; what was asked of it is done before."""
-    with workspace.working():
-        if workspace.users:
-            workspace.synchronize()
-            workspace.free(address)
 
 
 @dataclass(frozen=True, slots=True)

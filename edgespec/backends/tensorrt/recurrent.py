@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.tensorrt.caches import Memory, Rows, RowSize, move_rows
+from edgespec.backends.tensorrt.caches import Rows, RowSize, move_rows
 from edgespec.backends.tensorrt.execution import Bound
-from edgespec.backends.tensorrt.workspace import Workspace, aligned, put_table
+from edgespec.backends.tensorrt.workspace import Memory, Workspace, aligned
 from edgespec.contract import ITEM_BYTES, RecurrentShape, conv_names, delta_names, state_names
 
 Ids = NDArray[np.int64]
@@ -36,7 +36,7 @@ class Tensors:
         total = layers * self.layer_bytes
         self.memory = workspace.alloc(total)
         workspace.device.zero(self.memory, total, workspace.stream)
-        self.table = put_table(workspace, [self.address(layer, 0) for layer in range(layers)])
+        self.table = workspace.table([self.address(layer, 0) for layer in range(layers)])
 
     def address(self, layer: int, lane: int) -> int:
         """Where a lane begins in a layer."""

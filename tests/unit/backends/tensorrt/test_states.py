@@ -13,14 +13,15 @@ from edgespec.backends.host import HostStates
 from edgespec.backends.tensorrt import kernels
 from edgespec.backends.tensorrt.states import DTYPES, KINDS, DeviceStates, put
 from edgespec.backends.tensorrt.workspace import Workspace
+from tests.tensorrt_simulator.cpu_kernels import made_device
 from tests.tensorrt_simulator.device import HostDevice
 
 WIDTH = 24
 
 
-@pytest.fixture
-def workspace() -> Iterator[Workspace]:
-    made = Workspace(HostDevice())
+@pytest.fixture(params=["simulated", "source"])
+def workspace(request: pytest.FixtureRequest) -> Iterator[Workspace]:
+    made = Workspace(made_device(request.param))
     made.join()
     yield made
     made.leave()
