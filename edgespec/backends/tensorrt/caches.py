@@ -5,6 +5,7 @@ Knows addresses and kernels. Knows no engine and no tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,12 @@ class RowSize:
 
 
 def move_rows(
-    workspace: Workspace, size: RowSize, source: Rows, target: Rows, origins: Ids, places: Ids
+    workspace: Workspace,
+    size: RowSize,
+    source: Rows,
+    target: Rows,
+    origins: Sequence[int],
+    places: Sequence[int],
 ) -> None:
     """Row origins[i] of each source becomes row places[i] of its target, in this order; zeros where
     the origin is negative."""
@@ -122,11 +128,10 @@ class KvCache:
 
     def keep(self, lane: int, slots: Ids, start: int) -> None:
         """Move rows to `start`, `start`+1, ...; rows that stand right already are left alone."""
-        places = np.arange(start, start + len(slots))
-        moving = slots != places
-        if moving.any():
+        moves = [(slot, to) for to, slot in enumerate(slots.tolist(), start) if slot != to]
+        if moves:
             rows = self.rows(lane)
-            move_rows(self.workspace, self.size, rows, rows, slots[moving], places[moving])
+            move_rows(self.workspace, self.size, rows, rows, *zip(*moves, strict=True))
 
     def append(self, lane: int, start: int, source: Rows, count: int) -> None:
         """Copy rows that an engine gave to the slots from `start` on."""

@@ -72,7 +72,7 @@ class DeviceStates(HiddenStates):
             out = self.new(len(rows), known_finite=self.known_finite)
             size = RowSize(1, 1, self.row_bytes)
             source, target = Rows(0, 0, self.address), Rows(0, 0, out.address)
-            move_rows(self.workspace, size, source, target, rows, np.arange(len(rows)))
+            move_rows(self.workspace, size, source, target, rows.tolist(), range(len(rows)))
         return out
 
     def joined(self, others: Sequence[HiddenStates]) -> DeviceStates:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import PairDevice
 from edgespec.backends.tensorrt import kernels
-from edgespec.backends.tensorrt.device.base import ALIGNMENT, Device, HostBlock
+from edgespec.backends.tensorrt.device.base import ALIGNMENT, Device, DeviceMemoryFull, HostBlock
 from edgespec.errors import EnvironmentProblem
 
 logger = logging.getLogger(__name__)
@@ -120,14 +120,26 @@ class Workspace(PairDevice):
     # ---- memory
 
     def alloc(self, size: int) -> int:
-        """The address of device memory, which lives as long as the workspace at most."""
-        if self.dropped:
-            self.synchronize()
-            while self.dropped:
-                self.free(self.dropped.pop())
-        address = self.device.alloc(size)
+        """The address of device memory, which lives as long as the workspace at most. Where there
+        is none, what is borrowed no more goes back before."""
+        self.give_back(self.dropped)
+        try:
+            address = self.device.alloc(size)
+        except DeviceMemoryFull:
+            if not any(self.spare.values()):
+                raise
+            self.give_back(*self.spare.values())
+            address = self.device.alloc(size)
         self.held.add(address)
         return address
+
+    def give_back(self, *stocks: list[int]) -> None:
+        """Give back memory to which nobody refers."""
+        if any(stocks):
+            self.synchronize()
+        for stock in stocks:
+            while stock:
+                self.free(stock.pop())
 
     def free(self, address: int) -> None:
         """Give memory back, unless the end of the workspace has done so."""

@@ -6,6 +6,7 @@ Knows what stands in the .cu files beside it. Knows no device: `device.nvrtc` co
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -119,7 +120,7 @@ class Layout:
         """The bytes; what is not given is 0, and an array fills its part from the beginning."""
         out = self.numbers.pack(*(values.get(name, 0) for name in self.names))
         for name, size in self.arrays:
-            out += values[name].astype(np.int32).tobytes().ljust(size, b"\0")
+            out += array("i", values[name]).tobytes().ljust(size, b"\0")
         assert len(out) == self.numbers.size + sum(size for _, size in self.arrays)
         return out
 
