@@ -17,6 +17,7 @@ from edgespec.backends.tensorrt import kernels
 from tests import shared
 
 HERE = Path(__file__).parent
+TOO_LARGE = "of a size for a device, not for the stand-in of one"
 LIBRARY, KERNELS = "libcuda.so.1", "kernels.so"
 KERNEL = re.compile(r'extern "C" __global__ void (\w+)\(const (\w+) \w+\)')
 # A misaligned access of 16 bytes ends a kernel, as on a device

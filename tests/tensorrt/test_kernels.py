@@ -8,12 +8,15 @@ import re
 import numpy as np
 import pytest
 
+from edgespec.backends.host import HostLogits
 from edgespec.backends.tensorrt import kernels
 from edgespec.backends.tensorrt.caches import KvCache
 from edgespec.backends.tensorrt.device import nvrtc
 from edgespec.backends.tensorrt.device.base import Device
+from edgespec.backends.tensorrt.logits import DeviceLogits, Wanted
 from edgespec.backends.tensorrt.workspace import Workspace
 from edgespec.errors import InternalError, MissingDependency
+from tests.cuda_stand_in.built import TOO_LARGE, driver_here
 from tests.tensorrt.cuda import device, down, up
 
 __all__ = ["device"]
@@ -25,6 +28,8 @@ TYPES = {
     "attention_mask": "AttentionMask",
     "not_finite": "NotFinite",
     "convert": "Convert",
+    "top_parts": "TopParts",
+    "top_rows": "TopRows",
 }
 SMALL = "NVRTC is not installed: pip install nvidia-cuda-nvrtc"
 
@@ -87,4 +92,33 @@ def test_accepted_rows_move_on_the_device(device: Device) -> None:
     assert (found == expected).all()
     cache.copy_lane(0, 0, 0)
     cache.free()
+    workspace.leave()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("rows", "vocab", "count"), [(1, 5, 5), (3, 15001, 10), (2, 4097, 64), (60, 151936, 10)]
+)
+def test_the_largest_logits_are_found_on_the_device(
+    device: Device, rows: int, vocab: int, count: int
+) -> None:
+    if driver_here() and rows * vocab > 1 << 20:
+        pytest.skip(TOO_LARGE)
+    workspace = Workspace(device)
+    workspace.join()
+    array = np.random.default_rng(vocab).standard_normal((rows, vocab)).astype(np.float16)
+    array = array.astype(np.float32)  # with ties
+    address = workspace.alloc(array.nbytes)
+    workspace.put(address, array)
+    logits = DeviceLogits(workspace, address, rows, vocab, vocab, Wanted(1, vocab))
+    found, expected = logits.top(count), HostLogits(array).top(count)
+    assert (found.ids == expected.ids).all()
+    assert (found.values == expected.values).all()
+    assert np.allclose(found.logsumexp, expected.logsumexp, rtol=1e-6, atol=1e-6)
+    assert logits.finite()
+    array[-1, vocab // 2] = np.nan
+    workspace.put(address, array)
+    again = DeviceLogits(workspace, address, rows, vocab, vocab, Wanted(1, vocab))
+    assert not again.finite()
+    assert again.best(rows - 1)[0] == vocab // 2
     workspace.leave()
