@@ -30,7 +30,7 @@ from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.profiles import max_rows, profiles_of, slots_of
 from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
-from edgespec.backends.tensorrt.versions import TENSORRT, capabilities_of
+from edgespec.backends.tensorrt.versions import TENSORRT, Capabilities, capabilities_of
 from edgespec.backends.tensorrt.workspace import Workspace
 from edgespec.contract import (
     GraphContract,
@@ -114,6 +114,7 @@ def opened(
     *,
     features: bool,
     workspace: Workspace | None = None,
+    capabilities: Capabilities | None = None,
 ) -> runner.TensorRTRunner:
     """A runner of such an engine, on an idle device of its own where none is given."""
     limits = EngineLimits.of(Limits(max_kv_cache_capacity=capacity), Role.BASE)
@@ -139,7 +140,8 @@ def opened(
     )
     path.write_bytes(engine_bytes(contract, settings))
     trt = simulator(version)
-    found = bindings.Bindings(TENSORRT, trt, version, capabilities_of(TENSORRT, version))
+    capabilities = capabilities or capabilities_of(TENSORRT, version)
+    found = bindings.Bindings(capabilities.library, trt, version, capabilities)
     workspace = workspace or Workspace(HostDevice(idle=True))
     return runner.open_runner(found, path, contract, settings, workspace, capacity, 1)
 
