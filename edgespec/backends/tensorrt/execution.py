@@ -53,6 +53,7 @@ class OpenEngine:
         workspace: Workspace,
     ) -> None:
         self.path, self.trt, self.workspace = path, bindings.trt, workspace
+        self.capabilities = bindings.capabilities
         self.errors = Errors()
         with lines_to(self.trt, self.errors.log) as logger:
             self.logger = logger
@@ -119,7 +120,13 @@ class Context:
             spec.name for spec in contract.inputs if any(isinstance(d, str) for d in spec.shape)
         )
         strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        made = engine.engine.create_execution_context(strategy)
+        if engine.capabilities.own_graphs:
+            config = engine.engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(strategy)
+            config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            made = engine.engine.create_execution_context(config)
+        else:
+            made = engine.engine.create_execution_context(strategy)
         self.context = engine.required(made, "no execution context can be made")
         if not self.context.set_optimization_profile_async(profile, self.workspace.stream):
             raise InternalError(f"{engine.path}: no profile {profile}{engine.said()}")

@@ -255,9 +255,11 @@ class TensorRTRunner:
         self.enqueue(plan)
 
     def capture(self, plan: Plan) -> None:
-        """Keep a call that has just run as a graph. The library does what a change of shapes asks
-        for in the next run, which therefore cannot be captured."""
-        plan.graph = self.captured(plan) if self.workspace.device.can_capture else None
+        """Keep a call that has just run as a graph, unless the library makes graphs of its own. It
+        does what a change of shapes asks for in the next run, which therefore cannot be captured.
+        """
+        can = self.workspace.device.can_capture and not self.engine.capabilities.own_graphs
+        plan.graph = self.captured(plan) if can else None
         plan.can_capture = plan.graph is not None
 
     def captured(self, plan: Plan) -> int | None:
