@@ -2,7 +2,7 @@
 
 A device whose memory cannot hold the canonical graph compares its engine with these. Knows the
 pieces that `graphs.assembly` makes of a graph, and runs them one by one with ONNX Runtime: memory
-stays near one layer (or lm_head).
+stays near one layer (or lm_head) as it is stored.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.config import RopeConfig
 from edgespec.contract import GraphShape, memory_inputs, memory_outputs
+from edgespec.export.pieces import open_piece
 from edgespec.graphs.assembly import DecoderGraph, Piece, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
 from edgespec.rope import RopeTable
@@ -73,13 +73,7 @@ def make_golden(
     prompt's context, and `tree_*` a block after three further context rows, which overwrite the
     first block. Heads read random hidden states alone, as many rows in each pass.
     """
-    block = graph.shape.block
-    capacity = PROMPT_TOKENS + len(TREE_PARENTS) + (NEW_CONTEXT if block else 0)
-    if graph.shape.heads:
-        passes = state_passes(graph)
-    else:
-        make = block_passes if block else golden_passes
-        passes = make(graph, embed, ropes, vocab_size, capacity)
+    passes, capacity = passes_of(graph, embed, ropes, vocab_size)
     streams = [run(stem_piece(graph, plan), directory, p.feeds)[0] for p in passes]
     done()
     for layer in range(graph.shape.num_layers):
@@ -90,6 +84,21 @@ def make_golden(
     outputs = run_head(graph, plan, directory, passes, streams)
     done()
     return outputs
+
+
+def passes_of(
+    graph: DecoderGraph,
+    embed: Callable[[Array], Array],
+    ropes: Sequence[RopeConfig],
+    vocab_size: int,
+) -> tuple[tuple[Pass, Pass], int]:
+    """Returns the passes over the prompt and over the tree, and the slots of the cache."""
+    block = graph.shape.block
+    capacity = PROMPT_TOKENS + len(TREE_PARENTS) + (NEW_CONTEXT if block else 0)
+    if graph.shape.heads:
+        return state_passes(graph), capacity
+    make = block_passes if block else golden_passes
+    return make(graph, embed, ropes, vocab_size, capacity), capacity
 
 
 def keep_aux_layers(
@@ -229,7 +238,7 @@ def run_layer(
 ) -> list[Array]:
     """Runs one layer on both passes in turn. Returns its outputs [1, S, H]."""
     piece = layer_piece(graph, plan, layer)
-    session = open_piece(piece, directory, two_runs())
+    session = open_piece(piece, directory)
     memory = empty_memory(graph.shape, layer, capacity)
     names = [spec.name for spec in memory_outputs(graph.shape, layer)]
     outs = []
@@ -273,7 +282,7 @@ def run_head(
 ) -> dict[str, Array]:
     """Runs lm_head on both passes. Returns the arrays to store."""
     piece = head_piece(graph, plan)
-    session = open_piece(piece, directory, two_runs())
+    session = open_piece(piece, directory)
     stored: dict[str, Array] = {}
     keep = (
         "ids",
@@ -307,30 +316,5 @@ def run_head(
 def run(piece: Piece, directory: Path, feeds: dict[str, Array]) -> list[Array]:
     """Returns the outputs of a piece; `feeds` may hold inputs of other pieces as well."""
     feeds = {name: feeds[name] for name in piece.inputs} | piece.fed
-    out: list[Array] = open_piece(piece, directory, two_runs()).run(None, feeds)
+    out: list[Array] = open_piece(piece, directory).run(None, feeds)
     return out
-
-
-def open_piece(piece: Piece, directory: Path, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Returns an ONNX Runtime session of a piece with its weights in `directory`."""
-    import onnx_ir as ir
-
-    options.log_severity_level = 4  # errors are raised; the log would print names as they are
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(directory)
-    )
-    data = ir.to_proto(piece.model).SerializeToString()
-    return ort.InferenceSession(
-        data, options, providers=["CPUExecutionProvider"], enable_fallback=0
-    )
-
-
-def two_runs() -> ort.SessionOptions:
-    """Options of a session that runs twice: what pays off only over many runs is off. At 0.6 B
-    golden outputs need a third less processor time with them."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_cpu_mem_arena = False
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from edgespec.bundle import writing
 from edgespec.config import DecoderConfig
-from edgespec.export.golden import empty_memory, open_piece
+from edgespec.export.golden import empty_memory
+from edgespec.export.pieces import open_piece
 from edgespec.export.writer import PaddedFile, place_weights
 from edgespec.graphs.assembly import DecoderGraph, Piece, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
@@ -95,7 +96,7 @@ def opened(make: Callable[[WeightPlan], Piece], place: Path) -> tuple[Piece, ort
     (place / WEIGHTS).unlink(missing_ok=True)
     with (place / WEIGHTS).open("wb") as file:
         place_weights(plan, PaddedFile(file))
-    return piece, open_piece(piece, place, ort.SessionOptions())
+    return piece, open_piece(piece, place)
 
 
 def needed(piece: Piece, feeds: Feeds) -> Feeds:

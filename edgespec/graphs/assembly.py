@@ -136,23 +136,19 @@ NOT_A_LAYERS = ("gather_idx", "base_hidden", "draft_hidden", "use_base_hidden")
 
 def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
     """The piece x, memory -> x_out, memory, of layer `index`."""
-    b = GraphBuilder(f"layer{index}", plan, feeds_weights=True)
-    others = {
-        spec.name
-        for i in range(graph.shape.num_layers)
-        if i != index
-        for spec in memory_inputs(graph.shape, i)
-    }
+    b, shape = GraphBuilder(f"layer{index}", plan, feeds_weights=True), graph.shape
+    layers = range(shape.num_layers)
+    others = {s.name for i in layers if i != index for s in memory_inputs(shape, i)}
     specs = [
         s
-        for s in canonical_contract(graph.shape).inputs
+        for s in canonical_contract(shape).inputs
         if s.name not in others and s.name not in NOT_A_LAYERS
     ]
     inputs = {spec.name: b.input(spec) for spec in specs}
-    x = b.input(TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
+    x = b.input(TensorSpec("x", "float32", ("B", "S", shape.hidden_size)))
     out, memory = graph.layer(b, index, x, inputs)
-    b.output(out, TensorSpec("x_out", "float32", ("B", "S", graph.shape.hidden_size)))
-    for spec, value in zip(memory_outputs(graph.shape, index), memory, strict=True):
+    b.output(out, TensorSpec("x_out", "float32", ("B", "S", shape.hidden_size)))
+    for spec, value in zip(memory_outputs(shape, index), memory, strict=True):
         b.output(value, spec)
     return Piece(b.model(), ("x", *inputs), b.fed)
 

@@ -331,3 +331,36 @@ def test_a_capture_breaks_where_the_device_is_waited_for(bench: Bench, call: str
     with pytest.raises(DeviceProblem, match="captured"):
         getattr(bench.device, call)(bench.stream)
     assert bench.device.end_capture(bench.stream) is None
+
+
+def test_an_event_has_its_time_once_its_stream_has_come_to_it(bench: Bench) -> None:
+    device, stream = bench.device, bench.stream
+    begin, end = device.event(), device.event()
+    device.wait(begin)  # not recorded: nothing to wait for
+    address = device.alloc(8)
+    device.record(begin, stream)
+    device.zero(address, 8, stream)
+    device.record(end, stream)
+    device.zero(address + 4, 5, stream)  # behind the event, and beyond the memory
+    with pytest.raises(DeviceProblem, match="not ready"):
+        device.elapsed_ms(begin, end)
+    device.wait(end)
+    assert not device.at(address, 8).any()
+    assert device.elapsed_ms(begin, end) > 0
+    with pytest.raises(DeviceProblem, match="illegal access"):
+        device.synchronize(stream)
+    device.record(begin, stream)
+    with pytest.raises(DeviceProblem, match="not ready"):
+        device.elapsed_ms(begin, end)
+    device.free_event(begin)
+    device.free_event(end)
+    assert not device.events
+
+
+@pytest.mark.parametrize("call", ["record", "wait"])
+def test_an_event_breaks_a_capture(bench: Bench, call: str) -> None:
+    event = bench.device.event()
+    bench.device.begin_capture(bench.stream)
+    with pytest.raises(DeviceProblem, match="captured"):
+        getattr(bench.device, call)(event, *[bench.stream] * (call == "record"))
+    assert bench.device.end_capture(bench.stream) is None
