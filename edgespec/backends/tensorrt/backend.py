@@ -264,8 +264,11 @@ class TensorRTBackend(Backend):
 
     def accuracy(self, config: EngineConfig) -> AccuracySpec:
         """What the outputs of a finished engine must keep."""
-        compute = self.settings_of(config).compute
-        return accuracy_of(schemes_in(config.weights.scheme), compute)
+        compute, recurrent = (
+            self.settings_of(config).compute,
+            bool(config.component.graph.recurrent),
+        )
+        return accuracy_of(schemes_in(config.weights.scheme), compute, recurrent=recurrent)
 
     def self_test(self, runner: Runner) -> list[Finding]:
         """What is written in place, and where calls write."""

@@ -220,7 +220,9 @@ def stage(
         engine=path,
         contract=plan.contract,
         weights=plan.weights,
-        accuracy=accuracy_of(plan.schemes, plan.target.compute),
+        accuracy=accuracy_of(
+            plan.schemes, plan.target.compute, recurrent=bool(onnx.config.graph.recurrent)
+        ),
         settings=plan.settings(decomposed_attention=decomposed).to_dict(),
         fingerprint=fingerprint_of(library, version, plan.sm),
         unproven=unproven(plan),
