@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,7 @@ class TensorRTRunner:
         EnvironmentProblem where the device or the library fails, LimitError where no profile has
         its sizes."""
         began = time.perf_counter()
+        call = with_context(call)
         with self.workspace.working():
             if self.scratch != self.workspace.version:  # graphs have its old address
                 self.drop_all()
@@ -597,17 +598,30 @@ def open_runner(
     lowered one. BundleError where the file is not what its settings say, EnvironmentProblem where
     memory does not do."""
     workspace.join()
+    before, engine = frozenset(workspace.held), None
     try:
         with workspace.working():
             engine = OpenEngine(bindings, path, contract, settings.profiles, workspace)
             return TensorRTRunner(engine, contract, settings, workspace, capacity, lanes)
     except DeviceMemoryFull as error:
-        workspace.leave()
+        give_up(workspace, before, engine)
         what = f"the device has no memory to open {path}: {error.what}"
         raise EnvironmentProblem(what, LESS_MEMORY) from error
     except BaseException:
-        workspace.leave()
+        give_up(workspace, before, engine)
         raise
+
+
+def give_up(workspace: Workspace, before: frozenset[int], engine: OpenEngine | None) -> None:
+    """Give back what an engine that cannot be opened has taken, so that another may have it: all
+    but what was there `before`, and what engines work in."""
+    with workspace.working():
+        workspace.synchronize()
+        if engine is not None:
+            engine.close()
+        for address in workspace.held - before - {workspace.scratch}:
+            workspace.free(address)
+    workspace.leave()
 
 
 def cache_too_large(size: int, capacity: int, lanes: int) -> EnvironmentProblem:
@@ -655,6 +669,17 @@ def shape_of(spec: TensorSpec, sizes: Sizes) -> tuple[int, ...]:
 def nbytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
     """Bytes of an array."""
     return int(np.prod(shape)) * dtype.itemsize
+
+
+def with_context(call: Call) -> Call:
+    """A call of a block whose context has a row at least, as profiles have no size of 0: one that
+    only fills up stands before the block, and no row sees it."""
+    if call.context_rows or call.target_hidden is None:
+        return call
+    assert call.context_cos is not None
+    batch, _, width = call.context_cos.shape
+    row = np.zeros((batch, 1, width), np.float32)
+    return replace(call, context_cos=row, context_sin=row)
 
 
 def is_memory(name: str) -> bool:
