@@ -185,15 +185,20 @@ def ignore(amount: int) -> None:
     """Does nothing with the number of bytes."""
 
 
+def leave_unsaid(text: str) -> None:
+    """Does nothing with a warning: the log has it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Listeners to a build: `start` gets the bytes of the engine, or the steps of its build,
     `prove` the number of passes by which it is then compared with the golden outputs, and `advance`
-    each part of either."""
+    each part of either. `warn` gets what the user should know before the work begins."""
 
     start: Callable[[int], None] = ignore
     advance: Callable[[int], None] = ignore
     prove: Callable[[int], None] = ignore
+    warn: Callable[[str], None] = leave_unsaid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -317,6 +317,7 @@ def write_engine(
     with as_bundle_error(onnx):
         for warning in backend.check(onnx, limits, options):
             logger.warning("%s", warning)
+            progress.warn(warning)
     all_staged = {
         capacity: staged_engine(backend, onnx, limits, capacity, options, staging, progress)
         for capacity in limits.capacities

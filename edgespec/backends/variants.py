@@ -37,7 +37,8 @@ class VariantRunner:
 
     `reserve` says how many tokens a lane will come to; lanes move where that asks for another
     engine. A call that the engine in use has no room for moves them too. An engine is opened when
-    it is first needed, and stays open while memory does. `closing` is called at the end.
+    it is first needed, and stays open while memory does. None below `least` tokens is chosen.
+    `closing` is called at the end.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class VariantRunner:
     ) -> None:
         self.variants = {row.capacity: row for row in sorted(variants, key=lambda r: r.capacity)}
         self.closing, self.closed = closing, False
-        self.capacity = max(self.variants)
+        self.capacity, self.least = max(self.variants), 0
         self.runners: OrderedDict[int, Runner] = OrderedDict()  # the least recently used first
         self.engine_s = 0.0
         least = min(self.variants)
@@ -90,7 +91,7 @@ class VariantRunner:
     def wanted(self, slots: int = 0) -> int:
         """The smallest engine with room for all lanes, of at least so many slots; else the
         largest."""
-        tokens, rows = max(self.reserved), max(slots, *self.written)
+        tokens, rows = max(self.least, *self.reserved), max(slots, *self.written)
         fitting = (
             row.capacity
             for row in self.variants.values()

@@ -265,6 +265,7 @@ def command(
                 start=lambda total: bars.start("engine", total),
                 advance=bars.advance,
                 prove=lambda passes: bars.start("golden outputs", passes),
+                warn=lambda text: say(f"warning: {text}", err=True),
             ),
         )
     show(built, as_json=as_json)
