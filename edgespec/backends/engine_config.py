@@ -54,13 +54,14 @@ class EngineFields(BundleFields):
 class SharedEmbedding:
     """Where the quantized values of a tied lm_head stand in an engine's data file, which serve as
     the embedding too. Offsets in bytes; `rows` tokens; `block` weights share a scale.
+    `scales_offset` None: the scales stand among the values, as the engine's kernel packs them.
     """
 
     bits: int
     block: int
     rows: int
     offset: int
-    scales_offset: int
+    scales_offset: int | None = None
 
     @classmethod
     def read(cls, fields: BundleFields) -> SharedEmbedding:
@@ -71,7 +72,9 @@ class SharedEmbedding:
             block=fields.size("block"),
             rows=fields.size("rows"),
             offset=fields.offset("offset"),
-            scales_offset=fields.offset("scales_offset"),
+            scales_offset=None
+            if fields.get("scales_offset") is None
+            else fields.offset("scales_offset"),
         )
 
 
@@ -129,7 +132,8 @@ class EngineWeights:
         if self.exact is not exact_by_default(self.scheme, self.block):
             keys["exact"] = self.exact
         if self.embedding is not None:
-            keys["embedding"] = asdict(self.embedding)
+            places = asdict(self.embedding).items()
+            keys["embedding"] = {name: value for name, value in places if value is not None}
         return keys | ({} if self.rounding is None else {"rounding": self.rounding})
 
     @property
