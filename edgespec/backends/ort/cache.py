@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.engine_config import EngineLimits
+from edgespec.backends.ort.slab import zeroes
 from edgespec.contract import GraphShape
 
 STRIDE_STEP = 32
@@ -34,7 +35,8 @@ class KvCache:
         self.slots, self.head_dim, self.following = slots, shape.head_dim, following
         # Zeroes, not empty memory: a NaN in an unwritten row would poison kernels that multiply
         # before masking. Memory is taken page by page as it is written.
-        self.memory = np.zeros(int(np.prod(self.dims)) * slots * shape.head_dim, np.float32)
+        count = int(np.prod(self.dims)) * slots * shape.head_dim
+        self.memory = zeroes(count, apart=not following)
         self.stride = close_stride(1, slots) if following else slots
         self.extents = [0] * lanes
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "attention.h"
 #include "cpu.h"
 #include "matmul.h"
 
@@ -12,17 +13,19 @@ std::vector<Level> all_levels() {
   std::vector<Level> levels;
 #if defined(__x86_64__)
   const Cpu& cpu = Cpu::here();
-  levels.push_back({"avx512_vnni", cpu.avx512_vnni, &matmul_avx512_vnni});
+  levels.push_back({"avx512_vnni", cpu.avx512_vnni, &matmul_avx512_vnni, &attention_avx512});
+  levels.push_back({"avx2", cpu.avx2, &matmul_portable, &attention_avx2});
 #endif
-  levels.push_back({"portable", true, &matmul_portable});
+  levels.push_back({"portable", true, &matmul_portable, &attention_portable});
   return levels;
 }
 
 std::vector<Level> proven_levels() {
   std::vector<Level> proven;
   for (const Level& candidate : all_levels()) {
-    const bool portable = candidate.matmul == &matmul_portable;
-    if (portable || (candidate.cpu_has_it && proves_itself(*candidate.matmul))) {
+    const bool portable = candidate.attention == &attention_portable;
+    if (portable || (candidate.cpu_has_it && proves_itself(*candidate.matmul) &&
+                     proves_itself(*candidate.attention))) {
       proven.push_back(candidate);
     }
   }

@@ -9,12 +9,14 @@
 
 namespace edgespec {
 
+struct AttentionKernels;
 struct MatMulKernels;
 
 struct Level {
   const char* name;
   bool cpu_has_it;
   const MatMulKernels* matmul;
+  const AttentionKernels* attention;
 };
 
 // The usable levels, the best one first; the portable one is always the last.

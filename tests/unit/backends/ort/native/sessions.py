@@ -13,7 +13,14 @@ from onnx import TensorProto, helper
 from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION, kernels, why_missing
 
-TYPES = {"float32": TensorProto.FLOAT, "uint8": TensorProto.UINT8, "int64": TensorProto.INT64}
+TYPES = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "int8": TensorProto.INT8,
+    "uint8": TensorProto.UINT8,
+    "int64": TensorProto.INT64,
+    "bool": TensorProto.BOOL,
+}
 
 compiled = pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
 
