@@ -86,7 +86,8 @@ class EngineWeights:
     weights share a scale; None: not in blocks, or in several sizes. `compute` is the type in which
     products are computed where it is not that of the scheme. `emulated` says so in words. `exact`:
     a row has the same bits in every call of at least two rows. `rounding` is the measured margin,
-    in nats, within which calls of one row and of many may choose another token; None: float32.
+    in nats, within which calls of one row and of many may choose another token; None: float32, 0:
+    `build` has proven that a row has the same bits in every call.
     """
 
     scheme: str
@@ -140,6 +141,11 @@ class EngineWeights:
     def is_low_bit(self) -> bool:
         """Whether kernels read quantized values; others multiply dequantized ones in float32."""
         return self.scheme != FLOAT32 and "float32" not in (self.compute or "")
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether a row has the same bits in every call: alone, in a tree, in a batch."""
+        return self.rounding == 0
 
     @property
     def is_quantized(self) -> bool:
@@ -258,6 +264,8 @@ class EngineConfig:
     @property
     def why_not_exact(self) -> str | None:
         """What keeps chains from being the same bits in every pass; None where nothing does."""
+        if self.weights.is_bitwise:
+            return None
         if self.limits.max_batch_size > 1:
             return f"it was built for {self.limits.max_batch_size} sequences"
         if self.component.graph.recurrent:
