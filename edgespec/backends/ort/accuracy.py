@@ -6,7 +6,7 @@ Knows what was measured on these kernels. Knows no graph: it is given the lowere
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgespec.backends.base import AccuracySpec, RoundingMargin
 from edgespec.backends.engine_config import AS_EXPORTED, FLOAT32, EngineWeights
@@ -144,22 +144,9 @@ def scheme_names(exported: Sequence[ExportedWeight]) -> str:
 
 
 def accuracy_of(
-    exported: Sequence[ExportedWeight],
-    weight_format: WeightFormat,
-    *,
-    recurrent: bool,
-    bitwise: bool = False,
-) -> AccuracySpec:
-    """The tolerance, cosine and margin that an engine with these weights must keep; `bitwise`: all
-    its kernels should give a row the same bits in every call."""
-    spec = spec_of(exported, weight_format, recurrent=recurrent)
-    return replace(spec, bitwise=bitwise and not recurrent)
-
-
-def spec_of(
     exported: Sequence[ExportedWeight], weight_format: WeightFormat, *, recurrent: bool
 ) -> AccuracySpec:
-    """The same without what is proven of rows."""
+    """The tolerance, cosine and margin that an engine with these weights must keep."""
     if not exported and weight_format.bits is not None:
         cosine = (RECURRENT_COSINE if recurrent else MIN_COSINE)[weight_format.bits]
         return quantized_spec(cosine, NOISE)
