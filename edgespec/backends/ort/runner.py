@@ -36,7 +36,6 @@ from edgespec.contract import (
     RECURRENT_CHUNK,
     Dim,
     GraphContract,
-    Role,
     canonical_contract,
     past_names,
     present_names,
@@ -70,7 +69,7 @@ class OrtRunner:
         self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else PREFILL_CHUNK
         self.max_rows, self.engine_s = capacity, 0.0
         with in_huge_pages() if huge_pages else nullcontext():
-            self.session = open_session(path, spinning=shape.role is not Role.DRAFT)
+            self.session = open_session(path)
         check_signature(self.session, contract, path)
         try:
             one_form = bool(shape.heads)
@@ -311,17 +310,11 @@ def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> LmHe
     return LmHeadTable(data, kernel, shared.offset, shared.scales_offset)
 
 
-def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
+def open_session(path: Path) -> ort.InferenceSession:
     """A session of an engine. BundleError where its file is damaged, EnvironmentProblem where
-    memory does not suffice.
-
-    Threads that spin between calls start the next one sooner, and take the cores from the other
-    engine of a pair: base and draft alternate, so only one of them may.
-    """
-    options = session_options()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
+    memory does not suffice."""
     try:
-        session = ort.InferenceSession(str(path), options, PROVIDERS, **NO_FALLBACK)
+        session = ort.InferenceSession(str(path), session_options(), PROVIDERS, **NO_FALLBACK)
     except MemoryError as error:
         remedy = "Close other programs, or use a smaller model or machine with more memory."
         raise EnvironmentProblem(f"not enough memory to load {path}", remedy) from error
