@@ -16,13 +16,17 @@ FULL := $(VENV)/.installed-full
 RTX := $(VENV)/tensorrt-rtx
 RTX_OLD := $(VENV)/tensorrt-rtx-1.4
 
-.PHONY: help setup check fix test test-fast test-tensorrt faults kills demo bench docs
+# The kernels of edgespec/backends/ort/native, as pip builds them too.
+NATIVE := edgespec/backends/ort/native
+KERNELS := $(NATIVE)/libedgespec_kernels.so
+
+.PHONY: help setup check check-native fix test test-fast test-tensorrt faults kills demo bench docs
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r verb what; do \
 		printf '  make %-13s %s\n' "$$verb" "$$what"; done
 
-setup: $(FULL) ## make .venv with everything for development (PYTHON=python3.12 names another Python)
+setup: $(FULL) $(KERNELS) ## make .venv with everything for development (PYTHON=python3.12 names another Python)
 
 check: $(FULL) ## lint, formatting, types and generated docs
 	$(PY) -m ruff check .
@@ -31,24 +35,27 @@ check: $(FULL) ## lint, formatting, types and generated docs
 	$(PY) scripts/make_docs.py --check
 	$(PY) scripts/make_pictures.py --check
 
+check-native: $(FULL) ## the tests of the kernels with AddressSanitizer and UBSan
+	$(PY) scripts/check_native.py
+
 fix: $(FULL) ## mend what the linter and the formatter can mend
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-test: $(FULL) ## all tests that a CPU can run, on every core (WORKERS=0: one after the other)
+test: $(FULL) $(KERNELS) ## all tests that a CPU can run, on every core (WORKERS=0: one after the other)
 	$(PY) -m pytest -n $(WORKERS)
 
-test-fast: $(FULL) ## unit tests without the slow ones
+test-fast: $(FULL) $(KERNELS) ## unit tests without the slow ones
 	$(PY) -m pytest -n $(WORKERS) tests/unit -m "not slow"
 
 test-tensorrt: $(FULL) $(RTX)/.installed $(RTX_OLD)/.installed ## build engines with NVIDIA's own compilers, TensorRT-RTX 1.7 and 1.4 (downloads them; no GPU needed)
 	PYTHONPATH=$(CURDIR)/$(RTX) $(PY) -m pytest -m tensorrt tests/tensorrt
 	PYTHONPATH=$(CURDIR)/$(RTX_OLD) $(PY) -m pytest -m tensorrt tests/tensorrt
 
-demo: $(if $(filter mtp draft_model eagle1 medusa jetspec dspark,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fast answers; METHOD=suffix, ngram, dflash, mtp, eagle1, medusa, jetspec, dspark or draft_model drafts otherwise
+demo: $(KERNELS) $(if $(filter mtp draft_model eagle1 medusa jetspec dspark,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fast answers; METHOD=suffix, ngram, dflash, mtp, eagle1, medusa, jetspec, dspark or draft_model drafts otherwise
 	$(PY) scripts/demo.py --method $(METHOD)
 
-bench: $(LIGHT) ## measure export, build, load and steps on a checkpoint of 0.6 B parameters
+bench: $(LIGHT) $(KERNELS) ## measure export, build, load and steps on a checkpoint of 0.6 B parameters
 	$(PY) scripts/benchmark.py
 
 faults: $(FULL) ## plant faults in a copy of the code and see whether the tests find them (JOBS=4: four at a time)
@@ -68,6 +75,10 @@ $(PY):
 $(LIGHT): pyproject.toml constraints.txt | $(PY)
 	$(PIP) -e .
 	@touch $@
+
+# Engines run without them: where they cannot be compiled, setup goes on.
+$(KERNELS): setup.py $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) | $(PY)
+	$(PY) setup.py -q build_ext --inplace
 
 define install-rtx
 @echo "TensorRT-RTX is NVIDIA's, under NVIDIA's own licence: docs.nvidia.com/deeplearning/tensorrt-rtx. Downloading it to $(@D) accepts it."

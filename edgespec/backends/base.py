@@ -216,6 +216,16 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """A lowered graph that was written for another tool: what to do with it, a line each, and what
+    is known of its engine before there is one, as in `Staged`."""
+
+    lines: tuple[str, ...]
+    weights: EngineWeights
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remedies:
     """What a user of the backend can do about an engine that is not what was exported.
 
@@ -295,9 +305,14 @@ class Backend(ABC):
 
     def emit(
         self, onnx: OnnxDir, limits: Limits, options: BuildOptions, directory: Path
-    ) -> tuple[str, ...]:
-        """Write the lowered graph and all that it needs to `directory`; what to do with it, a line
-        each. Asked where `emit_dir` names one."""
+    ) -> Emission:
+        """Write the lowered graph with its weights to `directory`, and the script `emitted.SCRIPT`
+        that builds it. Asked where `emit_dir` names one."""
+        raise NotImplementedError
+
+    def imported(self, engine: Path, config: EngineConfig) -> Staged:
+        """An engine file that another tool built from what `emit` wrote, as one of this machine;
+        `config` is what was known before. EnvironmentProblem where it cannot be opened here."""
         raise NotImplementedError
 
     @abstractmethod

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edgespec import bundle
+from edgespec.backends import emitted
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
 from edgespec.backends.capacity import check_capacity, gigabytes
@@ -149,8 +150,16 @@ def plan(
         return Planned(onnx.role, (*cache_lines(builder, onnx, limits), *lines))
     refuse_overwriting(emit_to, [onnx_dir])
     with bundle.staged_directory(emit_to) as staging, as_bundle_error(onnx):
-        lines = builder.emit(onnx, limits, options, staging)
-    return Planned(onnx.role, (f"{emit_to}: the graph and its weights", *lines))
+        emission = builder.emit(onnx, limits, options, staging)
+        config = EngineConfig(
+            component=onnx.config,
+            limits=EngineLimits.of(limits, onnx.role),
+            weights=emission.weights,
+            settings=emission.settings,
+        )
+        emitted.complete(staging, onnx, builder.name, config)
+    what = f"{emit_to}: the graph, its weights, and what its engine needs beside it"
+    return Planned(onnx.role, (what, *emission.lines))
 
 
 def cache_lines(backend: Backend, onnx: OnnxDir, limits: Limits) -> Iterator[str]:

@@ -211,7 +211,7 @@ def finished_engines(engine_dir: Path) -> EngineManifest:
     """The engines of a directory that must be there; BundleError that says what a path is that is
     no engine directory."""
     has_manifest = (engine_dir / bundle.MANIFEST).is_file()
-    if not has_manifest or kind_of(engine_dir) in (Kind.EXPORT, Kind.CHECKPOINT):
+    if not has_manifest or kind_of(engine_dir) in (Kind.EXPORT, Kind.CHECKPOINT, Kind.EMITTED):
         raise not_engines(engine_dir)
     return EngineManifest.read(engine_dir)
 

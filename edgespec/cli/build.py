@@ -6,10 +6,11 @@ knows no engine library.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from click.core import ParameterSource
@@ -242,25 +243,33 @@ def show_planned(planned: Planned, *, as_json: bool) -> None:
 def show(built: Built, *, as_json: bool) -> None:
     """Print the engine, how it was checked, and what a user should know of it."""
     if as_json:
-        shown = {
-            "role": built.role.value,
-            "engine": str(built.engine),
-            "bytes": built.size_bytes,
-            "golden_difference": built.golden_difference,
-            "golden_cosine": built.golden_cosine,
-            "unproven": built.unproven,
-            "weights": built.weights.to_dict(),
-            "seconds": built.seconds,
-            "notes": [*built.notes, *unused(built.role)],
-        }
-        click.echo(json_text(shown))
+        click.echo(json_text(to_dict(built)))
         return
-    say(
-        f"{built.role.value}: {built.engine} ({built.size_bytes / 1e6:.1f} MB,"
-        f" {built.seconds:.1f} s)"
-    )
+    for line in lines_of(built):
+        say(line)
+
+
+def to_dict(built: Built) -> dict[str, Any]:
+    """What --json prints of an engine."""
+    return {
+        "role": built.role.value,
+        "engine": str(built.engine),
+        "bytes": built.size_bytes,
+        "golden_difference": built.golden_difference,
+        "golden_cosine": built.golden_cosine,
+        "unproven": built.unproven,
+        "weights": built.weights.to_dict(),
+        "seconds": built.seconds,
+        "notes": [*built.notes, *unused(built.role)],
+    }
+
+
+def lines_of(built: Built) -> Iterator[str]:
+    """An engine, and below it what is to be said of it."""
+    size = f"{built.size_bytes / 1e6:.1f} MB, {built.seconds:.1f} s"
+    yield f"{built.role.value}: {built.engine} ({size})"
     for note in (checked(built), *built.notes, *unused(built.role)):
-        say(f"  {note}")
+        yield f"  {note}"
 
 
 def checked(built: Built) -> str:

@@ -17,9 +17,10 @@ CALIB_DATA = f"{PREFIX}CALIB_DATA"
 DEVICE = f"{PREFIX}DEVICE"
 TARGET = f"{PREFIX}TARGET"
 CACHE = f"{PREFIX}CACHE"
+KERNEL_LEVEL = f"{PREFIX}KERNEL_LEVEL"
 COMPLETING = "_EDGESPEC_COMPLETE"  # set by the completion scripts of `edgespec completion`
 
-# Variable -> what it is the default of; that of CACHE is no flag's
+# Variable -> what it is the default of; those of NO_FLAGS are no flag's
 VARIABLES = {
     CACHE: "the directory of kept engines (`run`) and of hashes of weights",
     ENGINE_DIR: "`--engine-dir` of `build`, `infer` and `chat`",
@@ -27,9 +28,11 @@ VARIABLES = {
     CALIB_DATA: "`--calib-data` of `quantize`",
     DEVICE: "`--device` of `quantize`",
     TARGET: "`--target` of `quantize`",
+    KERNEL_LEVEL: "the instructions that edgespec's own kernels use, such as `portable`",
     VERBOSE: "`--verbose`, with the value 1",
     DEBUG: "`--debug`, with the value 1",
 }
+NO_FLAGS = (CACHE, KERNEL_LEVEL)
 ON = ("1", "true", "yes", "on")
 
 

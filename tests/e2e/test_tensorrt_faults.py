@@ -14,7 +14,7 @@ from edgespec.backends.tensorrt.device import opening
 from edgespec.backends.tensorrt.device.opening import open_device
 from edgespec.cli.main import run
 from tests import shared
-from tests.e2e.test_tensorrt_simulated import NATIVE, SIZES, TREES, exported
+from tests.e2e.tensorrt_pairs import NATIVE, SIZES, TREES, exported
 from tests.e2e.workshop import Cli, Outcome, cli, infer
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.installed import install

@@ -20,7 +20,7 @@ from edgespec.backends.tensorrt.caches import KvCache, Rows
 from edgespec.cli.main import run
 from edgespec.contract import Role
 from tests import shared, toys
-from tests.e2e.test_tensorrt_simulated import NATIVE, PORTABLE, SIZES, TREES, exported
+from tests.e2e.tensorrt_pairs import NATIVE, PORTABLE, SIZES, TREES, exported
 from tests.e2e.workshop import Cli, Outcome, asked, cli, infer
 from tests.tensorrt_simulator.installed import install
 from tests.tensorrt_simulator.library import Context

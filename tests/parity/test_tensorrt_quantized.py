@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from edgespec.contract import (
     canonical_contract,
     past_names,
 )
-from edgespec.errors import ContractError
+from edgespec.errors import ContractError, UnsupportedModel
 from edgespec.export.components import ExportOptions
 from edgespec.export.writer import write_weights
 from edgespec.graphs.builder import GraphBuilder, WeightPlan
@@ -53,20 +53,24 @@ EXACT = 1e-5  # of the largest value
 HALVES: dict[Compute, float] = {"float16": 0.0025, "bfloat16": 0.02}
 
 
-def weight(scheme: str, block: tuple[int, int], kind: str = "", **more: Any) -> QuantizedWeight:
-    """Random values and scales of a scheme."""
+def weight(
+    scheme: str,
+    block: tuple[int, int],
+    kind: str = "",
+    shape: tuple[int, int] = (OUT, IN),
+    **more: Any,
+) -> QuantizedWeight:
+    """Random values [out, in] and scales of a scheme."""
     rng, dtype = np.random.default_rng(0), kind or SCHEMES[scheme].weight
     values = (
-        rng.integers(-7, 8, (OUT, IN))
-        if dtype.startswith("int")
-        else rng.standard_normal((OUT, IN)) * 3
+        rng.integers(-7, 8, shape) if dtype.startswith("int") else rng.standard_normal(shape) * 3
     ).astype(getattr(ml_dtypes, dtype, dtype))
-    shape = -(-OUT // block[0]), -(-IN // block[1])
-    scales: Array = rng.uniform(0.01, 0.1, shape).astype(np.float32)
+    blocks = -(-shape[0] // block[0]), -(-shape[1] // block[1])
+    scales: Array = rng.uniform(0.01, 0.1, blocks).astype(np.float32)
     if scheme == "mxfp8":
-        scales = np.exp2(rng.integers(-8, -2, shape)).astype(ml_dtypes.float8_e8m0fnu)
+        scales = np.exp2(rng.integers(-8, -2, blocks)).astype(ml_dtypes.float8_e8m0fnu)
     elif "nvfp4" in scheme:
-        scales = rng.uniform(1, 400, shape).astype(ml_dtypes.float8_e4m3fn)
+        scales = rng.uniform(1, 400, blocks).astype(ml_dtypes.float8_e4m3fn)
         more["global_scale"] = 3e-4
     return QuantizedWeight(NAME, SCHEMES[scheme], values, scales, block, **more)
 
@@ -108,11 +112,14 @@ class Product:
     def of(cls, stored: QuantizedWeight, directory: Path) -> Product:
         plan = WeightPlan("data")
         b = GraphBuilder("graph", plan)
-        x = b.input(TensorSpec("x", "float32", ("B", "S", IN)))
+        outputs, inputs = stored.values.shape
+        x = b.input(TensorSpec("x", "float32", ("B", "S", inputs)))
         y = linear(b, table_of(stored), x, NAME, "up")
-        b.output(y, TensorSpec("y", "float32", ("B", "S", OUT)))
+        b.output(y, TensorSpec("y", "float32", ("B", "S", outputs)))
         write_weights(plan, directory / "data", lambda _: None)
-        return cls(b.model(), directory)
+        path = directory / bundle.MODEL
+        ir.save(b.model(), path)
+        return cls(ir.load(path), directory)
 
     def run(self, x: Array) -> Array:
         """The output in float32."""
@@ -273,9 +280,7 @@ def test_rounded_activations_show(tmp_path: Path, name: str) -> None:
 
 
 def test_powers_of_two_stay_where_export_wrote_them(tmp_path: Path) -> None:
-    stored = Product.of(WEIGHTS["mxfp8"], tmp_path)
-    ir.save(stored.model, tmp_path / "model.onnx")
-    product = Product(ir.load(tmp_path / "model.onnx"), tmp_path)
+    product = Product.of(WEIGHTS["mxfp8"], tmp_path)
     before = product.model.graph.initializers[f"{NAME}.weight_scale"].const_value
     product.lower("bfloat16")
     after = product.model.graph.initializers[f"{NAME}.weight_scale"].const_value
@@ -337,6 +342,41 @@ def test_powers_of_two_as_export_wrote_them_break_a_rule(tmp_path: Path) -> None
 
 
 # ---- what is refused
+
+
+def with_scale(name: str, scale: float, *, silent: bool = False) -> QuantizedWeight:
+    """A weight of which one scale, that of its last block, is another; `silent`: of zeros."""
+    stored = WEIGHTS[name]
+    scales, values = stored.scales.copy(), stored.values.copy()
+    scales[-1, -1] = scale
+    if silent:
+        values[-stored.block[0] :, -stored.block[1] :] = 0
+    return replace(stored, scales=scales, values=values)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 2e-6, 1e5])
+@pytest.mark.parametrize("name", ["fp8", "int8_wo", "int8_wo-blocks", "int4_wo", "fp8_block"])
+def test_scales_that_float16_does_not_hold_are_refused(
+    tmp_path: Path, name: str, scale: float
+) -> None:
+    product = Product.of(with_scale(name, scale), tmp_path)
+    with pytest.raises(UnsupportedModel, match="weight_scale: float16 does not hold") as error:
+        product.lower("float16")
+    assert f"{scale:.1e}" in error.value.what
+    assert "--compute bf16" in error.value.remedy
+    Product.of(with_scale(name, scale), tmp_path).lower("bfloat16")
+    Product.of(with_scale(name, 1e-5), tmp_path).lower("float16")
+    silent = Product.of(with_scale(name, scale, silent=True), tmp_path)
+    if scale < 1:
+        silent.lower("float16")
+        return
+    with pytest.raises(UnsupportedModel, match="float16"):  # zeros times infinity
+        silent.lower("float16")
+
+
+def test_a_scale_of_activations_that_float16_does_not_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="float16"):
+        Product.of(replace(WEIGHTS["fp8"], input_scale=1e-9), tmp_path).lower("float16")
 
 
 def test_zero_points_are_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ class Answer:
 
     step: str = ""
     lines: list[str] = field(default_factory=list)
+    engine_bytes: int = 0
 
 
 def bindings() -> Any:
@@ -68,9 +69,12 @@ def ask(model: bytes | Path, *, build: bool, sm: int = 120) -> Answer:
     taken = parser.parse(model) if isinstance(model, bytes) else parser.parse_from_file(str(model))
     if not taken:
         return Answer("parse", [parser.get_error(i).desc() for i in range(parser.num_errors)])
-    if build and builder().build_serialized_network(network, config(network, sm)) is None:
+    if not build:
+        return Answer()
+    engine = builder().build_serialized_network(network, config(network, sm))
+    if engine is None:
         return Answer("build", list(log.lines))
-    return Answer()
+    return Answer(engine_bytes=engine.nbytes)
 
 
 def config(network: Any, sm: int) -> Any:

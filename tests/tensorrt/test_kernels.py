@@ -9,11 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from edgespec.backends.host import HostLogits
 from edgespec.backends.tensorrt import kernels
 from edgespec.backends.tensorrt.caches import KvCache
 from edgespec.backends.tensorrt.device import nvrtc
 from edgespec.backends.tensorrt.device.base import Device
 from edgespec.backends.tensorrt.device.opening import open_device
+from edgespec.backends.tensorrt.logits import DeviceLogits, Wanted
 from edgespec.backends.tensorrt.workspace import Workspace
 from edgespec.errors import EnvironmentProblem, InternalError, MissingDependency
 
@@ -24,6 +26,8 @@ TYPES = {
     "attention_mask": "AttentionMask",
     "not_finite": "NotFinite",
     "convert": "Convert",
+    "top_parts": "TopParts",
+    "top_rows": "TopRows",
 }
 SMALL = "NVRTC is not installed: pip install nvidia-cuda-nvrtc"
 
@@ -148,4 +152,29 @@ def test_pieces_are_copied_with_their_pitches(device: Device) -> None:
     up(workspace, source, rows)
     device.copy_2d(target, 8, source, 32, 8, 6, workspace.stream)
     assert (down(workspace, target, 48).reshape(6, 8) == rows[:, :8]).all()
+    workspace.leave()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "vocab", "count"), [(1, 5, 5), (60, 151936, 10), (9, 32000, 64)])
+def test_the_largest_logits_are_found_on_the_device(
+    device: Device, rows: int, vocab: int, count: int
+) -> None:
+    workspace = Workspace(device)
+    workspace.join()
+    array = np.random.default_rng(vocab).standard_normal((rows, vocab)).astype(np.float16)
+    array = array.astype(np.float32)  # with ties
+    address = workspace.alloc(array.nbytes)
+    workspace.put(address, array)
+    logits = DeviceLogits(workspace, address, rows, vocab, vocab, Wanted(1, vocab))
+    found, expected = logits.top(count), HostLogits(array).top(count)
+    assert (found.ids == expected.ids).all()
+    assert (found.values == expected.values).all()
+    assert np.allclose(found.logsumexp, expected.logsumexp, rtol=1e-6, atol=1e-6)
+    assert logits.finite()
+    array[-1, vocab // 2] = np.nan
+    workspace.put(address, array)
+    again = DeviceLogits(workspace, address, rows, vocab, vocab, Wanted(1, vocab))
+    assert not again.finite()
+    assert again.best(rows - 1)[0] == vocab // 2
     workspace.leave()

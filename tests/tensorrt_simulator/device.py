@@ -5,6 +5,7 @@ so that whoever reads too early reads old bytes. New memory holds NaN.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,10 +21,30 @@ from edgespec.backends.tensorrt.device.base import (
     DeviceProblem,
     HostBlock,
 )
-from edgespec.backends.tensorrt.kernels import STRUCTURES
+from edgespec.backends.tensorrt.kernels import PART_IDS, STRUCTURES, TOP_THREADS
 
 Bytes = NDArray[np.uint8]
 POISON = 0xFF  # NaN in every floating-point type
+LAST_ID = np.uint64(0x7FFFFFFF)
+SIGN, ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
+
+
+def best_first(logits: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The places of logits, NaN first, then the largest, equal ones by their places."""
+    return np.lexsort((np.arange(len(logits)), -logits, ~np.isnan(logits)))
+
+
+def key_of(values: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """What the kernels compare: larger for a larger logit, of equal ones for a smaller id."""
+    bits = np.where(np.isnan(values), np.uint32(0x7FFFFFFF), (values + 0.0).view(np.uint32))
+    bits ^= np.where(bits & SIGN, ALL, SIGN)
+    return bits.astype(np.uint64) << np.uint64(32) | LAST_ID - ids.astype(np.uint64)
+
+
+def value_of(keys: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """The logits of such keys."""
+    bits = (keys >> np.uint64(32)).astype(np.uint32)
+    return (bits ^ np.where(bits & SIGN, SIGN, ALL)).view(np.float32)
 
 
 @dataclass
@@ -33,6 +54,14 @@ class Stream:
     work: list[Callable[[], None]] = field(default_factory=list)
     kept: list[Callable[[], None]] | None = None
     broken: bool = False
+
+
+@dataclass
+class Event:
+    """On which stream it was put last, and when the stream came to it."""
+
+    stream: int | None = None
+    reached_s: float | None = None
 
 
 class HostDevice(Device):
@@ -48,6 +77,7 @@ class HostDevice(Device):
         self.memory: dict[int, tuple[Bytes, int]] = {}
         self.blocks: dict[int, Bytes] = {}
         self.streams: dict[int, Stream] = {}
+        self.events: dict[int, Event] = {}
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.handles = count(0x5000)
         self.active, self.closed = False, False
@@ -162,6 +192,42 @@ class HostDevice(Device):
         for step in work if not self.idle else ():
             step()
 
+    def event(self) -> int:
+        handle = next(self.handles)
+        self.events[handle] = Event()
+        return handle
+
+    def free_event(self, event: int) -> None:
+        del self.events[event]
+
+    def record(self, event: int, stream: int) -> None:
+        self.no_capture("an event is recorded")
+        found = self.events[event]
+        found.stream, found.reached_s = stream, None
+
+        def work() -> None:
+            found.reached_s = time.perf_counter()
+
+        self.put(stream, work)
+        if self.idle:
+            work()
+
+    def wait(self, event: int) -> None:
+        """What stands on the stream behind the event stays there."""
+        self.no_capture("an event is waited for")
+        found = self.events[event]
+        if found.stream is None:  # never recorded: CUDA does not wait
+            return
+        work = self.streams[found.stream].work
+        while found.reached_s is None:
+            work.pop(0)()
+
+    def elapsed_ms(self, begin: int, end: int) -> float:
+        first, last = self.events[begin].reached_s, self.events[end].reached_s
+        if first is None or last is None:
+            raise DeviceProblem("CUDA: cudaErrorNotReady: device not ready")
+        return 1000 * (last - first)
+
     def no_capture(self, what: str) -> None:
         """What must not happen while a stream is captured breaks the capture."""
         for stream in self.streams.values():
@@ -212,6 +278,8 @@ class HostDevice(Device):
     ) -> None:
         name = str(kernel)
         self.launched.append(name)
+        if self.idle:
+            return
         values = np.frombuffer(argument, STRUCTURES[name])[0]
         kernels = (
             self.move_rows,
@@ -219,6 +287,8 @@ class HostDevice(Device):
             self.attention_mask,
             self.not_finite,
             self.convert,
+            self.top_parts,
+            self.top_rows,
         )
         run = {work.__name__: work for work in kernels}[name]
         self.put(stream, lambda: run(values, grid, threads))
@@ -275,6 +345,40 @@ class HostDevice(Device):
         found = self.at(int(values["values"]), lanes * count * bits.itemsize).view(bits)
         flags = self.at(int(values["flags"]), 4 * lanes).view(np.int32)
         flags |= ((found.reshape(lanes, count) & mask) == mask).any(1)
+
+    def top_parts(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
+        stride, ids, parts, count = (int(values[n]) for n in ("stride", "ids", "parts", "count"))
+        rows = grid[1]
+        assert (grid[0], threads) == (parts, TOP_THREADS)
+        assert (parts - 1) * PART_IDS < ids <= min(stride, parts * PART_IDS)
+        logits = self.at(int(values["logits"]), 4 * rows * stride).view(np.float32)
+        keys = self.at(int(values["keys"]), 8 * rows * parts * count).view(np.uint64)
+        sums = self.at(int(values["sums"]), 4 * rows * parts).view(np.float32)
+        keys[:] = 0
+        for row, part in np.ndindex(rows, parts):
+            own = logits.reshape(rows, stride)[row, part * PART_IDS : (part + 1) * PART_IDS]
+            own = own[: ids - part * PART_IDS]
+            place, order = row * parts + part, best_first(own)[:count]
+            keys[place * count :][: len(order)] = key_of(own[order], part * PART_IDS + order)
+            finite = np.isfinite(own).all()
+            sums[place] = np.exp(own - own[order[0]]).sum() if finite else np.nan
+
+    def top_rows(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
+        rows, parts, count = grid[0], int(values["parts"]), int(values["count"])
+        assert parts <= threads == TOP_THREADS
+        keys = self.at(int(values["keys"]), 8 * rows * parts * count).view(np.uint64)
+        keys = np.sort(keys.reshape(rows, parts * count))[:, ::-1]
+        sums = self.at(int(values["sums"]), 4 * rows * parts).view(np.float32)
+        size = 4 * rows * count
+        ids = self.at(int(values["ids"]), size).view(np.int32).reshape(rows, count)
+        best = self.at(int(values["values"]), size).view(np.float32).reshape(rows, count)
+        ids[:], best[:] = LAST_ID - (keys[:, :count] & LAST_ID), value_of(keys[:, :count])
+        own = self.at(int(values["keys"]), 8 * rows * parts * count).view(np.uint64)
+        peaks = value_of(own.reshape(rows, parts, count)[:, :, 0])
+        with np.errstate(invalid="ignore"):
+            shares = sums.reshape(rows, parts) * np.exp(peaks - best[:, :1])
+            found = best[:, 0] + np.log(shares.sum(1))
+        self.at(int(values["logsumexp"]), 4 * rows).view(np.float32)[:] = found
 
     def attention_mask(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
         rows, width, slots = (int(values[name]) for name in ("rows", "width", "slots"))

@@ -102,9 +102,16 @@ def engine_bytes(contract: GraphContract, settings: EngineSettings) -> bytes:
 
 
 def opened(
-    path: Path, layers: int, capacity: int, dialect: Dialect, compute: Compute, *, features: bool
+    path: Path,
+    layers: int,
+    capacity: int,
+    dialect: Dialect,
+    compute: Compute,
+    *,
+    features: bool,
+    workspace: Workspace | None = None,
 ) -> runner.TensorRTRunner:
-    """A runner of such an engine on an idle device."""
+    """A runner of such an engine, on an idle device of its own where none is given."""
     limits = EngineLimits.of(Limits(max_kv_cache_capacity=capacity), Role.BASE)
     shape = shape_of(layers, features)
     target = Target(
@@ -129,7 +136,7 @@ def opened(
     path.write_bytes(engine_bytes(contract, settings))
     trt = simulator(version)
     found = bindings.Bindings(TENSORRT, trt, version, capabilities_of(TENSORRT, version))
-    workspace = Workspace(HostDevice(idle=True))
+    workspace = workspace or Workspace(HostDevice(idle=True))
     return runner.open_runner(found, path, contract, settings, workspace, capacity, 1)
 
 

@@ -1,49 +1,46 @@
 """The simulated library: what a version of TensorRT's Python module has, of what the project uses.
 
 Each rule that it keeps is one sentence in the text of its error. What a call reports is what the
-real one does: False, None or -1, and a line in the log.
+real one does: False, None or -1, and a line in the recorder or in the log. Here stands the
+runtime's half; the builder's is in `building`.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from enum import Enum, IntEnum
+from collections.abc import Sequence
+from enum import Enum
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 
-from edgespec.backends.tensorrt.versions import ATTENTION, DECODER, TENSORRT, capabilities_of
+from edgespec.backends.tensorrt.parser_version import ParserVersion
+from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library, capabilities_of
+from tests.tensorrt_simulator import building
+from tests.tensorrt_simulator.building import (
+    DataType,
+    Dims,
+    ErrorCodeTRT,
+    IAttentionInputLayer,
+    IErrorRecorder,
+    ILogger,
+    IProgressMonitor,
+    LayerType,
+    MemoryPoolType,
+    Network,
+    NetworkDefinitionCreationFlag,
+    Profile,
+    Said,
+    Tensor,
+)
 from tests.tensorrt_simulator.device import POISON, HostDevice
 
 MAGIC = b"simulated engine\n"
 ALIGNMENT = 256
-Dims = tuple[int, ...]
-
-
-class Severity(IntEnum):
-    INTERNAL_ERROR = 0
-    ERROR = 1
-    WARNING = 2
-    INFO = 3
-    VERBOSE = 4
-
-
-class DataType(Enum):
-    FLOAT = onnx.TensorProto.FLOAT
-    HALF = onnx.TensorProto.FLOAT16
-    BF16 = onnx.TensorProto.BFLOAT16
-    INT64 = onnx.TensorProto.INT64
-    BOOL = onnx.TensorProto.BOOL
-
-    @property
-    def numpy(self) -> np.dtype[Any]:
-        return onnx.helper.tensor_dtype_to_np_dtype(self.value)
 
 
 class TensorIOMode(Enum):
@@ -54,41 +51,8 @@ class ExecutionContextAllocationStrategy(Enum):
     STATIC, ON_PROFILE_CHANGE, USER_MANAGED = range(3)
 
 
-class LayerType(Enum):
-    ATTENTION_INPUT, OTHER = range(2)
-
-
-class NetworkDefinitionCreationFlag(IntEnum):
-    EXPLICIT_BATCH = 0
-    STRONGLY_TYPED = 1
-
-
-class MemoryPoolType(Enum):
-    WORKSPACE = 0
-
-
-class ILogger:
-    Severity = Severity
-
-    def __init__(self) -> None:
-        self.made = True
-
-    def log(self, severity: Severity, msg: str) -> None:
-        raise NotImplementedError
-
-
 class LayerInformationFormat(Enum):
     ONELINE, JSON = range(2)
-
-
-class IErrorRecorder:
-    def __init__(self) -> None:
-        self.made = True
-
-
-class IProgressMonitor:
-    def __init__(self) -> None:
-        self.made = True
 
 
 class Faults:
@@ -101,153 +65,6 @@ class Faults:
     def fails(self, name: str) -> bool:
         self.calls[name] += 1
         return name in self.after and self.calls[name] > self.after[name]
-
-
-class Said:
-    """Where errors go: the log, and the recorder."""
-
-    def __init__(self, logger: ILogger) -> None:
-        assert isinstance(logger, ILogger)
-        assert logger.made
-        self.logger = logger
-        self.error_recorder: Any = None
-
-    def error(self, text: str) -> None:
-        self.logger.log(Severity.ERROR, text)
-        if self.error_recorder is not None:
-            self.error_recorder.report_error(1, text)
-
-
-def dims_of(value: onnx.ValueInfoProto) -> Dims:
-    return tuple(
-        dim.dim_value if dim.HasField("dim_value") else -1
-        for dim in value.type.tensor_type.shape.dim
-    )
-
-
-# ---- build
-
-
-class Tensor:
-    """A tensor of a network."""
-
-    def __init__(self, value: onnx.ValueInfoProto) -> None:
-        self.name, self.shape = value.name, dims_of(value)
-        self.dtype = DataType(value.type.tensor_type.elem_type)
-
-
-class Attention:
-    decomposable = False
-
-
-class Layer:
-    """A layer of a network."""
-
-    def __init__(self, node: onnx.NodeProto) -> None:
-        is_attention = node.op_type == "Attention"
-        self.name = node.name
-        self.type = LayerType.ATTENTION_INPUT if is_attention else LayerType.OTHER
-
-
-class IAttentionInputLayer(Layer):
-    def __init__(self, node: onnx.NodeProto) -> None:
-        super().__init__(node)
-        self.attention = Attention()
-
-
-class Network:
-    """What a parser fills."""
-
-    def __init__(self) -> None:
-        self.model: onnx.ModelProto | None = None
-        self.inputs: list[Tensor] = []
-        self.layers: list[Layer] = []
-
-    @property
-    def num_inputs(self) -> int:
-        return len(self.inputs)
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.layers)
-
-    def get_input(self, index: int) -> Tensor:
-        return self.inputs[index]
-
-    def get_layer(self, index: int) -> Layer:
-        return self.layers[index]
-
-
-class ParserError:
-    def __init__(self, node: onnx.NodeProto, text: str) -> None:
-        self.node, self.text = node, text
-
-    def desc(self) -> str:
-        return self.text
-
-    def node_name(self) -> str:
-        return self.node.name
-
-    def node_operator(self) -> str:
-        return self.node.op_type
-
-
-NEVER = ("If", "Loop", "Scan", "EyeLike", "Compress", "MatMulInteger")
-
-
-class Profile:
-    """An optimization profile; `set_shape` reports nothing, as the real one."""
-
-    def __init__(self) -> None:
-        self.shapes: dict[str, tuple[Dims, Dims, Dims]] = {}
-
-    def set_shape(
-        self, input: str, min: Sequence[int], opt: Sequence[int], max: Sequence[int]
-    ) -> None:
-        self.shapes[input] = (tuple(min), tuple(opt), tuple(max))
-
-    @property
-    def is_valid(self) -> bool:
-        return all(
-            len(a) == len(b) == len(c) and all(x <= y <= z for x, y, z in zip(a, b, c, strict=True))
-            for a, b, c in self.shapes.values()
-        )
-
-
-class Config:
-    """What a build is told."""
-
-    def __init__(self) -> None:
-        self.progress_monitor: Any = None
-        self.builder_optimization_level = 3
-        self.num_compute_capabilities = 0
-        self.capabilities: dict[int, Any] = {}
-        self.pools: dict[Any, int] = {}
-        self.profiles: list[Profile] = []
-
-    def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
-        self.pools[pool] = pool_size
-
-    def set_compute_capability(self, target: Any, index: int) -> bool:
-        if index >= self.num_compute_capabilities:
-            return False
-        self.capabilities[index] = target
-        return True
-
-    def add_optimization_profile(self, profile: Profile) -> int:
-        if not profile.is_valid:
-            return -1
-        self.profiles.append(profile)
-        return len(self.profiles) - 1
-
-    def create_timing_cache(self, serialized_timing_cache: bytes) -> Any:
-        return serialized_timing_cache
-
-    def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
-        return True
-
-    def get_timing_cache(self) -> Any:
-        return None
 
 
 def pack(model: onnx.ModelProto, profiles: Sequence[Profile], version: str, reports: bool) -> bytes:
@@ -492,16 +309,20 @@ class Context:
 
 
 class Simulator:
-    """What `import tensorrt` gives of one version."""
+    """What `import tensorrt` gives of one version, or `import tensorrt_rtx`."""
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, library: Library = TENSORRT) -> None:
         self.__version__ = version
-        capabilities = capabilities_of(TENSORRT, version)
+        capabilities = capabilities_of(library, version)
+        release = ParserVersion.of(f"rtx-{version}" if library is RTX else version)
         faults = self.faults = Faults()
-        operators = capabilities.operators
-        aliases = capabilities.version >= (10, 15)
+        aliases = library is RTX or capabilities.version >= (10, 15)
         module = self
         self.engines: list[Engine] = []
+        targets: type[Enum] | None = None
+        if capabilities.compiles_for:
+            names = [f"SM{sm}" for sm in capabilities.compiles_for]
+            targets = self.ComputeCapability = Enum("ComputeCapability", names)  # type: ignore[misc]
 
         class Runtime(Said):
             def deserialize_cuda_engine(self, data: Any) -> Engine | None:
@@ -523,123 +344,29 @@ class Simulator:
                 module.engines.append(engine)
                 return engine
 
-        class Builder(Said):
-            def create_network(self, flags: int) -> Network | None:
-                typed = flags >> NetworkDefinitionCreationFlag.STRONGLY_TYPED & 1
-                return Network() if typed else None
+        def packed(model: onnx.ModelProto, profiles: Sequence[Profile]) -> bytes:
+            return pack(model, profiles, version, aliases)
 
-            def create_builder_config(self) -> Config:
-                return Config()
+        class Builder(building.Builder):
+            def __init__(self, logger: ILogger) -> None:
+                super().__init__(logger, version, targets, faults.fails, packed)
 
-            def create_optimization_profile(self) -> Profile:
-                return Profile()
-
-            def build_serialized_network(self, network: Network, config: Config) -> bytes | None:
-                monitor = config.progress_monitor
-                if monitor is not None:
-                    monitor.phase_start("Building", None, 2)
-                    for step in range(2):
-                        if monitor.step_complete("Building", step) is not True:
-                            return None
-                    monitor.phase_finish("Building")
-                if faults.fails("build_serialized_network"):
-                    self.error("Error Code 2: OutOfMemory: no memory for a tactic")
-                    return None
-                return self.built(network, config)
-
-            def built(self, network: Network, config: Config) -> bytes | None:
-                if network.model is None:
-                    self.error("the network has no layers")
-                    return None
-                varying = {tensor.name for tensor in network.inputs if -1 in tensor.shape}
-                if varying and not config.profiles:
-                    self.error("a network with varying shapes needs a profile")
-                    return None
-                for profile in config.profiles:
-                    if varying != set(profile.shapes):
-                        self.error("a profile has a shape for each input that varies")
-                        return None
-                fused = any(
-                    isinstance(layer, IAttentionInputLayer) and not layer.attention.decomposable
-                    for layer in network.layers
-                )
-                if fused and all(t.dtype is DataType.FLOAT for t in caches(network.inputs)):
-                    self.error("Attention operation was not supported by a dedicated kernel")
-                    return None
-                return pack(network.model, config.profiles, version, aliases)
-
-        class OnnxParser:
+        class OnnxParser(building.OnnxParser):
             def __init__(self, network: Network, logger: ILogger) -> None:
-                self.network, self.said = network, Said(logger)
-                self.errors: list[ParserError] = []
-
-            @property
-            def num_errors(self) -> int:
-                return len(self.errors)
-
-            def get_error(self, index: int) -> ParserError:
-                return self.errors[index]
-
-            def parse_from_file(self, path: str) -> bool:
-                if not Path(path).is_file():
-                    return False
-                model = whole(Path(path))
-                self.errors = list(refused(model, operators))
-                if self.errors:
-                    return False
-                self.network.model = model
-                self.network.inputs = [Tensor(value) for value in model.graph.input]
-                self.network.layers = [
-                    IAttentionInputLayer(node) if node.op_type == "Attention" else Layer(node)
-                    for node in model.graph.node
-                ]
-                return True
+                super().__init__(network, logger, release)
 
         self.Runtime, self.Builder, self.OnnxParser = Runtime, Builder, OnnxParser
 
     ILogger, IErrorRecorder, IProgressMonitor = ILogger, IErrorRecorder, IProgressMonitor
     DataType, TensorIOMode, LayerType = DataType, TensorIOMode, LayerType
-    LayerInformationFormat = LayerInformationFormat
+    LayerInformationFormat, ErrorCodeTRT = LayerInformationFormat, ErrorCodeTRT
     ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy
     NetworkDefinitionCreationFlag = NetworkDefinitionCreationFlag
     MemoryPoolType, IAttentionInputLayer = MemoryPoolType, IAttentionInputLayer
-
-
-def whole(path: Path) -> onnx.ModelProto:
-    """A graph with its weights inside; ONNX's own reader takes no links."""
-    model = onnx.load(path, load_external_data=False)
-    for tensor in model.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            where = {entry.key: entry.value for entry in tensor.external_data}
-            with (path.parent / where["location"]).open("rb") as file:
-                file.seek(int(where.get("offset", 0)))
-                data = file.read(int(where["length"]))
-            del tensor.external_data[:]
-            tensor.data_location = onnx.TensorProto.DEFAULT
-            tensor.raw_data = data
-    return model
-
-
-def caches(inputs: Iterable[Tensor]) -> list[Tensor]:
-    return [tensor for tensor in inputs if tensor.name.startswith("past_")]
-
-
-def refused(model: onnx.ModelProto, operators: frozenset[str]) -> Iterable[ParserError]:
-    """What the parser of a version with importers for these operators refuses."""
-    inputs = {value.name: dims_of(value) for value in model.graph.input}
-    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
-    for node in model.graph.node:
-        if node.op_type in {*NEVER, *((DECODER | ATTENTION) - operators)}:
-            yield ParserError(node, f"Plugin not found: {node.op_type}")
-        if node.op_type == "TensorScatter" and -1 in inputs.get(node.input[0], (0, -1))[1:]:
-            text = "KV cache tensor must have a static sequence length dimension"
-            yield ParserError(node, text)
-        mask = node.input[3] if node.op_type == "Attention" and len(node.input) > 3 else ""
-        if types.get(mask) == onnx.TensorProto.BOOL:
-            yield ParserError(node, "Graph contains more than one op named mask")
+    ComputeCapability: type[Enum]
 
 
 @cache
-def simulator(version: str) -> Simulator:
+def simulator(version: str, library: Library = TENSORRT) -> Simulator:
     """The library of a version in this process."""
-    return Simulator(version)
+    return Simulator(version, library)

@@ -15,6 +15,7 @@ from edgespec.backends.base import (
     AccuracySpec,
     Backend,
     BuildOptions,
+    Emission,
     EngineMemory,
     OptionValue,
     PairDevice,
@@ -24,6 +25,7 @@ from edgespec.backends.base import (
     Runner,
     Staged,
 )
+from edgespec.backends.emitted import SCRIPT
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.findings import Finding
 from edgespec.backends.onnx_dir import OnnxDir
@@ -97,24 +99,60 @@ class TensorRTBackend(Backend):
 
     def emit(
         self, onnx: OnnxDir, limits: Limits, options: BuildOptions, directory: Path
-    ) -> tuple[str, ...]:
-        """Write the lowered graph with its weights to `directory`; the command that builds it."""
+    ) -> Emission:
+        """Write the lowered graph with its weights to `directory`, and the command that builds
+        it."""
         from edgespec.backends.tensorrt import emit, lowered_files
-        from edgespec.backends.tensorrt.staging import checked_model, plan_of, version_here
+        from edgespec.backends.tensorrt.staging import (
+            checked_model,
+            decomposes_attention,
+            plan_of,
+            version_here,
+        )
         from edgespec.backends.tensorrt.versions import build_environment, faults_of
 
         assert isinstance(options, TensorRTOptions)
         version = version_here(self.library, options)
         plan = plan_of(self.library, onnx, limits, options, version)
         model = checked_model(onnx, plan)
-        if plan.target.compute == "float32":  # no fused kernel has it
+        decomposed = decomposes_attention(plan)
+        if decomposed:
             emit.let_decompose(model)
         lowered_files.write(model, onnx.path, directory, lowered_files.copy)
         words = emit.command_of(plan, options, self.engine_path(Path(), onnx.role).name)
         variables = build_environment(faults_of(self.library, version), {})
         script = emit.script_of(words, variables)
         emit.write_script(directory, script)
-        return (f"on the device run {emit.SCRIPT} in it, which is:", script.rstrip())
+        return Emission(
+            lines=(
+                f"on the device run {SCRIPT} in it, and edgespec import with its directory:",
+                script.rstrip(),
+            ),
+            weights=plan.weights,
+            settings=plan.settings(decomposed_attention=decomposed).to_dict(),
+        )
+
+    def imported(self, engine: Path, config: EngineConfig) -> Staged:
+        """An engine of this device and of the installed version: no other ones open here."""
+        from edgespec.backends.tensorrt.bindings import load
+        from edgespec.backends.tensorrt.devices import check_formats
+
+        settings, device = self.settings_of(config), device_here()
+        version = load(self.library).version
+        if device is None:
+            what = f"no CUDA device is here, and {engine.name} says what it is on its own alone"
+            raise EnvironmentProblem(what, "Import it on the device that it was built for.")
+        schemes = schemes_in(config.weights.scheme)
+        check_formats(device.sm, schemes, settings.compute)
+        settings = replace(settings, version=version, sm=device.sm)
+        return Staged(
+            engine=engine,
+            contract=lowered_contract(canonical_contract(config.component.graph), settings.target),
+            weights=config.weights,
+            accuracy=accuracy_of(schemes, settings.compute),
+            settings=settings.to_dict(),
+            fingerprint=fingerprint.fingerprint_of(self.library, version, device.sm),
+        )
 
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
         """A runner of a staged engine. MissingDependency without the library or a Python package

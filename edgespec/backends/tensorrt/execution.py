@@ -7,7 +7,7 @@ by what they return. Knows addresses and shapes; knows no cache.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,9 +126,13 @@ class Context:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
         self.scratch = -1  # the version of the scratch memory that it was told
+        self.bound: Sequence[Bound] = ()
 
-    def bind(self, tensors: Iterable[Bound]) -> None:
+    def bind(self, tensors: Sequence[Bound]) -> None:
         """Let the next run use these tensors; what is bound so already is left alone."""
+        if tensors is self.bound and self.scratch == self.workspace.version:
+            return
+        self.bound = ()
         with lines_to(self.engine.trt, self.engine.errors.log):
             if self.scratch != self.workspace.version:
                 self.context.set_device_memory(self.workspace.scratch, self.workspace.scratch_size)
@@ -142,6 +146,7 @@ class Context:
                     taken = self.context.set_tensor_address(name, tensor.address)
                     self.require(taken, f"the address of {name}")
                     self.addresses[name] = tensor.address
+        self.bound = tensors
 
     def require(self, taken: bool, what: str) -> None:
         """InternalError where the library refuses what it is given."""

@@ -51,6 +51,7 @@ CHECKS: Mapping[str, Callable[[View], Found]] = MappingProxyType(
         "constant-input": operators.constant_input,
         "axis": operators.axis,
         "eyelike-static": operators.eyelike_static,
+        "layer-name": operators.layer_name,
         "topk-count": operators.topk_count,
         "topk-sorted": operators.topk_sorted,
         "scatter-reduction": operators.scatter_reduction,

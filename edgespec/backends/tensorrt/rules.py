@@ -187,6 +187,12 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             source=OPERATORS_MD,
             rtx=Rtx.PARSER,
         ),
+        "layer-name": Rule(
+            what="a Quantize- or DequantizeLinear has the name of no node or constant before it",
+            remedy="Give the node another name, or none.",
+            source=TRIED,
+            rtx=Rtx.PARSER,
+        ),
         "topk-count": Rule(
             what=f"K of TopK is smaller than {MAX_TOPK}",
             remedy="Ask for fewer elements, or cut the input in pieces.",

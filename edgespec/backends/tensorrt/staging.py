@@ -259,7 +259,7 @@ def environment_of(plan: BuildPlan) -> dict[str, str]:
 
 def job_of(plan: BuildPlan, options: TensorRTOptions, graph: Path, engine: Path) -> BuildJob:
     """The job of the build's process."""
-    device, capabilities = device_here(), plan.capabilities
+    device = device_here()
     times = None
     if plan.capabilities.timing_cache and options.keep_times and device is not None:
         found = options.timing_cache or timing_cache.cache_path(plan.library, plan.version, device)
@@ -274,10 +274,14 @@ def job_of(plan: BuildPlan, options: TensorRTOptions, graph: Path, engine: Path)
         workspace_bytes=options.workspace_bytes,
         optimization_level=options.optimization_level,
         timing_cache=times,
-        # No version has a fused kernel for attention in float32 with a mask. Where the parser knows
-        # no Attention, the bindings have no name for it
-        decompose_attention=plan.target.compute == "float32" and bool(capabilities.operators),
+        decompose_attention=decomposes_attention(plan),
     )
+
+
+def decomposes_attention(plan: BuildPlan) -> bool:
+    """Whether attention is built of basic operators from the start: no version has a fused kernel
+    for float32 with a mask. Where the parser knows no Attention, the graph has none."""
+    return plan.target.compute == "float32" and bool(plan.capabilities.operators)
 
 
 def run(job: BuildJob, progress: Progress, environment: dict[str, str]) -> bool:

@@ -117,9 +117,10 @@ def attention_scale(view: View) -> Found:
 
 
 def attention_float32(view: View) -> Found:
-    """Attention in float32."""
+    """Attention in float32 that its node does not let be decomposed."""
     for scope, node in view.nodes("Attention"):
-        if scope.tensor(node.input[0]).dtype == "FLOAT":
+        allowed = integer(node, "TRT_decomposable", 0)
+        if scope.tensor(node.input[0]).dtype == "FLOAT" and not allowed:
             yield name_of(node), "queries of FLOAT"
 
 

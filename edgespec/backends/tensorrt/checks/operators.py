@@ -31,6 +31,7 @@ from edgespec.backends.tensorrt.parser_operators import (
 )
 from edgespec.backends.tensorrt.rules import MAX_TOPK, OPSETS
 
+QUANTIZING = ("QuantizeLinear", "DequantizeLinear")  # how their names end
 # Operators whose axis is another one than of their first input, or may be one behind the last
 NEW_AXIS = ("DequantizeLinear", "Flatten", "LayerNormalization", "OneHot", "QuantizeLinear")
 
@@ -188,6 +189,18 @@ def eyelike_static(view: View) -> Found:
         dims = scope.tensor(node.input[0]).dims
         if dims is None or any(not isinstance(dim, int) for dim in dims):
             yield name_of(node), f"{node.input[0]} has the shape {shown(dims)}"
+
+
+def layer_name(view: View) -> Found:
+    """Names twice, where the parser minds: it names layers after nodes and after the constants that
+    nodes read, and a name twice fails at these nodes alone."""
+    taken: set[str] = set()
+    for scope, node in view.nodes():
+        taken |= {name for name in node.input if name in scope.stored}
+        if node.op_type.endswith(QUANTIZING) and node.name in taken:
+            yield name_of(node), f"the name {node.name} twice"
+        if node.name:
+            taken.add(node.name)
 
 
 def topk_count(view: View) -> Found:

@@ -1,7 +1,7 @@
-"""What a runner asks of a CUDA device: memory, copies, a stream, graphs, kernels.
+"""What a runner asks of a CUDA device: memory, copies, a stream, events, graphs, kernels.
 
-Addresses, streams and graphs are plain integers, as TensorRT takes them. Knows no CUDA package:
-each implementation is a file of its own, and `opening` chooses.
+Addresses, streams, events and graphs are plain integers, as TensorRT takes them. Knows no CUDA
+package: each implementation is a file of its own, and `opening` chooses.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Device(ABC):
         """Copy `height` pieces of `width` bytes on the device; the pitch is the distance from one
         piece to the next."""
 
-    # ---- streams and graphs
+    # ---- streams, events and graphs
 
     @abstractmethod
     def stream(self) -> int:
@@ -112,6 +112,27 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self, stream: int) -> None:
         """Wait until all that was put on a stream is done; what failed there is raised here."""
+
+    @abstractmethod
+    def event(self) -> int:
+        """A new event: a mark on a stream, with the time at which the stream came to it."""
+
+    @abstractmethod
+    def free_event(self, event: int) -> None:
+        """End an event."""
+
+    @abstractmethod
+    def record(self, event: int, stream: int) -> None:
+        """Put an event behind what is on a stream; not while the stream is captured."""
+
+    @abstractmethod
+    def wait(self, event: int) -> None:
+        """Wait until the stream has come to an event; what failed before it is raised here."""
+
+    @abstractmethod
+    def elapsed_ms(self, begin: int, end: int) -> float:
+        """Milliseconds from one event to another; DeviceProblem where a stream has not come to
+        both."""
 
     @abstractmethod
     def begin_capture(self, stream: int) -> None:

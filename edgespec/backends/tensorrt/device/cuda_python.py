@@ -131,6 +131,28 @@ class CudaPythonDevice(Device):
         """cudaStreamSynchronize."""
         self.done(self.cuda.cudaStreamSynchronize(stream))
 
+    def event(self) -> int:
+        """cudaEventCreate."""
+        (event,) = self.done(self.cuda.cudaEventCreate())
+        return int(event)
+
+    def free_event(self, event: int) -> None:
+        """cudaEventDestroy."""
+        self.done(self.cuda.cudaEventDestroy(event))
+
+    def record(self, event: int, stream: int) -> None:
+        """cudaEventRecord."""
+        self.done(self.cuda.cudaEventRecord(event, stream))
+
+    def wait(self, event: int) -> None:
+        """cudaEventSynchronize."""
+        self.done(self.cuda.cudaEventSynchronize(event))
+
+    def elapsed_ms(self, begin: int, end: int) -> float:
+        """cudaEventElapsedTime."""
+        (elapsed_ms,) = self.done(self.cuda.cudaEventElapsedTime(begin, end))
+        return float(elapsed_ms)
+
     def begin_capture(self, stream: int) -> None:
         """Capture of this thread alone: others may allocate meanwhile."""
         mode = self.cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal

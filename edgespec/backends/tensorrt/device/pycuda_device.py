@@ -31,6 +31,7 @@ class PycudaDevice(Device):
         self.memory: dict[int, Any] = {}
         self.blocks: dict[int, Any] = {}
         self.streams: dict[int, Any] = {}
+        self.events: dict[int, Any] = {}
         self.modules: list[Any] = []
         try:
             cuda.init()
@@ -135,6 +136,31 @@ class PycudaDevice(Device):
         """Wait for a stream."""
         self.checked(self.streams[stream].synchronize)
 
+    def event(self) -> int:
+        """An event; pycuda does not say its handle, so that it has a number of its own."""
+        event = self.cuda.Event()
+        self.events[id(event)] = event
+        return id(event)
+
+    def free_event(self, event: int) -> None:
+        """Drop an event, with which it ends."""
+        del self.events[event]
+
+    def record(self, event: int, stream: int) -> None:
+        """Event.record."""
+        self.checked(self.events[event].record, self.streams[stream])
+
+    def wait(self, event: int) -> None:
+        """Event.synchronize."""
+        self.checked(self.events[event].synchronize)
+
+    def elapsed_ms(self, begin: int, end: int) -> float:
+        """Event.time_since."""
+        try:
+            return float(self.events[end].time_since(self.events[begin]))
+        except self.cuda.Error as error:
+            raise DeviceProblem(f"CUDA: {error}") from error
+
     def begin_capture(self, stream: int) -> None:
         """InternalError: `can_capture` is false."""
         raise InternalError("pycuda has no graphs")
@@ -183,6 +209,7 @@ class PycudaDevice(Device):
             return
         self.modules.clear()
         self.streams.clear()
+        self.events.clear()
         current = self.cuda.Context.get_current()
         if current is not None and current == self.context:
             self.cuda.Context.pop()

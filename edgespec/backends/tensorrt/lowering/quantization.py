@@ -7,6 +7,7 @@
   and none for products of int4 with fp8 (the compiler fails on them): there activations stay in the
   compute type, which is more exact than the format
 - nvfp4: scales of scales stay float32, and the result is cast: they are too small for float16
+- float16: scales that it cannot hold are refused, and not rounded to zero
 - a scalar scale that several nodes read becomes one for each: the compiler crashes on shared ones
 
 Fp8, int4 and int8 are standard ONNX; `precision` gives their scales the compute type, which the
@@ -20,15 +21,19 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from edgespec.backends.rewriting import Constants, name_outputs, producer, require, required
-from edgespec.backends.tensorrt.lowering.precision import TYPES, keep_float32
+from edgespec.backends.tensorrt.lowering.precision import FLOATS, TYPES, keep_float32
 from edgespec.backends.tensorrt.target import Target
-from edgespec.contract import ACTIVATIONS, INPUT_SCALE, SCHEME
+from edgespec.contract import ACTIVATIONS, INPUT_SCALE, KEEP_PRECISION, SCHEME
+from edgespec.errors import UnsupportedModel
 from edgespec.schemes import SCHEMES
 
 DOMAIN = "trt"  # of the operators that TensorRT's parser has beside ONNX's
 FP4, FP8 = ir.DataType.FLOAT4E2M1, ir.DataType.FLOAT8E4M3FN
+FLOAT16_MAX = float(np.finfo(np.float16).max)
+MAX_ERROR = 2.0**-8  # of a scale in float16, relative: what bfloat16 has at most
 E8M0, UINT8 = ir.DataType.FLOAT8E8M0, ir.DataType.UINT8
 
 
@@ -47,6 +52,8 @@ def apply(model: ir.Model, target: Target) -> None:
         elif weight_type(node) == ir.DataType.INT4:
             keep_input(node)
     own_scales(graph)
+    if target.compute == "float16":
+        check_range(graph)
     if any(node.domain == DOMAIN for node in graph):
         graph.opset_imports[DOMAIN] = 1
     check(graph)
@@ -235,6 +242,53 @@ def own_scales(graph: ir.Graph) -> None:
 def quantizes(node: ir.Node) -> bool:
     """Whether the second input of a node is a scale."""
     return node.op_type in ("QuantizeLinear", "DequantizeLinear", "TRT_FP4DynamicQuantize")
+
+
+# ---- what float16 holds
+
+
+def check_range(graph: ir.Graph) -> None:
+    """UnsupportedModel where float16 does not hold the scales of weights or of activations. Those
+    of weights that are zeros may be as small as they like."""
+    for node in graph:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        values, scale = (required(value) for value in node.inputs[:2])
+        if KEEP_PRECISION in node.metadata_props or scale.const_value is None:
+            continue
+        if scale.dtype not in FLOATS:
+            continue
+        scales = scale.const_value.numpy().astype(np.float32)
+        lost = beyond = ~held(scales)
+        if lost.any() and values.const_value is not None:
+            stored = values.const_value.numpy().astype(np.float32)
+            lost = per_value(lost, node, stored.shape) & (stored != 0)
+            lost |= bool((scales > FLOAT16_MAX).any())  # of which zeros become NaN
+        if lost.any():
+            few = scales[beyond]
+            what = f"{scale.name}: float16 does not hold scales of {few.min():.1e} to"
+            remedy = "Build with --compute bf16, or with --compute fp32."
+            raise UnsupportedModel(f"{what} {few.max():.1e}", remedy)
+
+
+def held(scales: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which scales float16 has with no larger error than bfloat16."""
+    with np.errstate(over="ignore"):
+        rounded = scales.astype(np.float16).astype(np.float32)
+    same: NDArray[np.bool_] = np.abs(rounded - scales) <= MAX_ERROR * np.abs(scales)
+    return same
+
+
+def per_value(marks: NDArray[np.bool_], node: ir.Node, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Marks of scales as marks of the values that have them: of a tensor, a channel or a block."""
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
+    if marks.ndim == len(shape) and "block_size" in node.attributes:
+        marks = np.repeat(marks, node.attributes["block_size"].as_int(), axis)
+    elif marks.size > 1:
+        marks = marks.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))])
+    else:
+        marks = marks.reshape([1] * len(shape))
+    return np.broadcast_to(marks, shape)
 
 
 # ---- postcondition

@@ -296,6 +296,25 @@ PAIRS = [
         dequantize("axis = 1", ones("8")),
         weights={**INT8, "z": Weight(TensorProto.INT8, (8,), 3)},
     ),
+    *(
+        Pair(
+            "layer-name",
+            dequantize("axis = 1", ones("8")).replace("d = Deq", f"[{name}] d = Deq"),
+            dequantize("axis = 1", ones("8")).replace("y = Mat", f"[{name}] y = Mat"),
+            weights=INT8,
+        )
+        for name in "ws"
+    ),
+    Pair(
+        "layer-name",
+        "g (float[N,32] x) => (float[N,8] y) <"
+        + ones("8")
+        + "> { [a] r = Relu(x) [a] d = DequantizeLinear <axis = 1> (w, s) y = MatMul(r, d) }",
+        "g (float[N,32] x) => (float[N,8] y) <"
+        + ones("8")
+        + "> { [b] r = Relu(x) [a] d = DequantizeLinear <axis = 1> (w, s) [a] y = MatMul(r, d) }",
+        weights=INT8,
+    ),
     Pair(
         "quantized-type",
         dequantize("axis = 1", ones("8")).replace("(w, s", "(u, s"),
@@ -462,6 +481,12 @@ PAIRS = [
         "attention-float32",
         attention(", mask", dtype="float"),
         attention(", mask"),
+        rejects="build",
+    ),
+    Pair(
+        "attention-float32",
+        attention(", mask", dtype="float"),
+        attention(", mask", "scale = 1.0, TRT_decomposable = 1", dtype="float"),
         rejects="build",
     ),
     Pair("control-flow", IN_BRANCH.format(op="Neg(x)"), unary("Neg"), rejects=""),

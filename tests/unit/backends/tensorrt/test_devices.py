@@ -13,7 +13,7 @@ from edgespec.errors import UnsupportedModel
 
 @pytest.mark.parametrize(
     ("sm", "schemes"),
-    [(87, ["int4_awq", "int8_sq"]), (89, ["fp8"]), (110, ["nvfp4", "mxfp8"]), (75, ["int4_wo"])],
+    [(87, ["int4_awq", "int8_sq"]), (89, ["fp8"]), (110, ["nvfp4", "mxfp8"]), (75, ["int8_wo"])],
 )
 def test_a_device_takes_the_formats_that_it_runs(sm: int, schemes: list[str]) -> None:
     check_formats(sm, schemes, "float16")
@@ -25,13 +25,15 @@ def test_a_device_takes_the_formats_that_it_runs(sm: int, schemes: list[str]) ->
         (87, "fp8", "fp8 needs compute capability 8.9, and SM87 (Jetson Orin) has 8.7"),
         (89, "nvfp4", "nvfp4 needs compute capability 10.0, and SM89 (GeForce RTX 40, L4) has 8.9"),
         (87, "mxfp8", "mxfp8 needs compute capability 10.0"),
+        (89, "w4a16_nvfp4", "w4a16_nvfp4 needs compute capability 10.0"),
+        (75, "int4_awq", "int4_awq needs compute capability 8.0"),
     ],
 )
 def test_a_format_that_a_device_cannot_run_is_refused(sm: int, scheme: str, said: str) -> None:
     with pytest.raises(UnsupportedModel) as error:
         check_formats(sm, [scheme], "float16")
     assert said in error.value.what
-    assert "int4_awq" in error.value.remedy
+    assert "int8_sq" in error.value.remedy
     assert scheme not in error.value.remedy
 
 

@@ -1,0 +1,63 @@
+#include "cpu.h"
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace edgespec {
+
+#if defined(__x86_64__)
+namespace {
+
+struct Registers {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+Registers cpuid(uint32_t leaf, uint32_t subleaf) {
+  Registers r;
+  if (__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx) == 0) return Registers{};
+  return r;
+}
+
+// Which register states the operating system saves when it switches threads (XCR0).
+uint64_t saved_states() {
+  uint32_t low = 0, high = 0;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+bool bit(uint32_t word, int index) { return ((word >> index) & 1u) != 0; }
+
+Cpu detect() {
+  Cpu cpu;
+  const Registers basic = cpuid(1, 0);
+  if (!bit(basic.ecx, 27)) return cpu;  // OSXSAVE: without it xgetbv faults
+  const uint64_t states = saved_states();
+  const bool ymm = (states & 0x6) == 0x6;
+  const bool zmm = (states & 0xe6) == 0xe6;
+  const Registers more = cpuid(7, 0);
+  const Registers most = more.eax >= 1 ? cpuid(7, 1) : Registers{};
+  const bool fma = bit(basic.ecx, 12) && bit(basic.ecx, 29);
+  cpu.avx2 = ymm && fma && bit(more.ebx, 5);
+  cpu.avx_vnni = cpu.avx2 && bit(most.eax, 4);
+  cpu.avx512 = cpu.avx2 && zmm && bit(more.ebx, 16) && bit(more.ebx, 17) && bit(more.ebx, 30) &&
+               bit(more.ebx, 31);
+  cpu.avx512_vnni = cpu.avx512 && bit(more.ecx, 11);
+  return cpu;
+}
+
+}  // namespace
+#else
+namespace {
+Cpu detect() { return Cpu{}; }
+}  // namespace
+#endif
+
+const Cpu& Cpu::here() {
+  static const Cpu cpu = detect();
+  return cpu;
+}
+
+}  // namespace edgespec

@@ -1,0 +1,15 @@
+// Which instructions this CPU has and the operating system keeps registers for.
+#pragma once
+
+namespace edgespec {
+
+struct Cpu {
+  bool avx2 = false;  // with FMA and half-precision conversion
+  bool avx_vnni = false;
+  bool avx512 = false;  // F, BW, DQ and VL
+  bool avx512_vnni = false;
+
+  static const Cpu& here();
+};
+
+}  // namespace edgespec

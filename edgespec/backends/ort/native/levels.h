@@ -1,0 +1,29 @@
+// The levels of instructions that kernels were written for, and which of them is in use.
+//
+// A level is usable where the CPU has its instructions and its kernels gave the same bits as the
+// portable ones on a small problem, which is tried once, when the library is loaded.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace edgespec {
+
+struct AttentionKernels;
+struct MatMulKernels;
+
+struct Level {
+  const char* name;
+  bool cpu_has_it;
+  const MatMulKernels* matmul;
+  const AttentionKernels* attention;
+};
+
+// The usable levels, the best one first; the portable one is always the last.
+const std::vector<Level>& usable_levels();
+// The level whose kernels run: the best one, until another is chosen.
+const Level& level();
+// Whether there is a usable level of that name; it is in use afterwards.
+bool use_level(const std::string& name);
+
+}  // namespace edgespec

@@ -1,0 +1,73 @@
+// What the library shows to others: RegisterCustomOps to ONNX Runtime, a few functions to Python.
+
+#include <mutex>
+#include <string>
+
+#include "levels.h"
+#include "matmul.h"
+#include "operator.h"
+
+#define EDGESPEC_PUBLIC extern "C" __attribute__((visibility("default")))
+
+namespace edgespec {
+namespace {
+
+constexpr const char* kDomain = "edgespec";
+
+OrtStatus* make_domain(const Api& api, OrtCustomOpDomain** domain) {
+  if (OrtStatus* status = api.create_domain(kDomain, domain)) return status;
+  for (const auto& family : {attention_operators(), matmul_operators()}) {
+    for (const OrtCustomOp* op : family) {
+      if (OrtStatus* status = api.add_operator(*domain, op)) return status;
+    }
+  }
+  return nullptr;
+}
+
+// The domain lives as long as the library: sessions refer to it.
+OrtStatus* register_operators(const Api& api, OrtSessionOptions* options) {
+  static std::mutex making;
+  static OrtCustomOpDomain* domain = nullptr;
+  const std::lock_guard<std::mutex> lock(making);
+  if (domain == nullptr) {
+    if (OrtStatus* status = make_domain(api, &domain)) return status;
+  }
+  return api.add_domain(options, domain);
+}
+
+}  // namespace
+}  // namespace edgespec
+
+EDGESPEC_PUBLIC edgespec::OrtStatus* RegisterCustomOps(edgespec::OrtSessionOptions* options,
+                                                       const edgespec::OrtApiBase* base) {
+  const edgespec::OrtApi* table = edgespec::Api::of(base);
+  if (table == nullptr) {
+    const edgespec::Api oldest(base->get_api(1));  // its first functions report the error
+    return oldest.create_status(edgespec::kFail,
+                                "edgespec's kernels need ONNX Runtime 1.18 or newer");
+  }
+  return edgespec::register_operators(edgespec::Api(table), options);
+}
+
+// The version of the layout of packed weights.
+EDGESPEC_PUBLIC int edgespec_layout_version() { return edgespec::kLayoutVersion; }
+
+// The name of the level of instructions in use.
+EDGESPEC_PUBLIC const char* edgespec_level() { return edgespec::level().name; }
+
+// The names of all levels that are usable here, the best one first, separated by commas.
+EDGESPEC_PUBLIC const char* edgespec_levels() {
+  static const std::string names = [] {
+    std::string joined;
+    for (const auto& level : edgespec::usable_levels()) {
+      joined += (joined.empty() ? "" : ",") + std::string(level.name);
+    }
+    return joined;
+  }();
+  return names.c_str();
+}
+
+// Use the kernels of a level from the next call on: 1 where it is usable, else 0.
+EDGESPEC_PUBLIC int edgespec_use_level(const char* name) {
+  return edgespec::use_level(name) ? 1 : 0;
+}

@@ -1,0 +1,88 @@
+"""The project's own kernels as ONNX Runtime loads them: a shared library beside this file, which
+the installation compiles.
+
+Knows where it stands, whether it is of this version, and which level of instructions it uses.
+Where it is missing, engines run on ONNX Runtime's own kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+DOMAIN = "edgespec"  # of the operators
+LAYOUT_VERSION = 1  # of packed weights, as in matmul.h
+LEVEL_VARIABLE = "EDGESPEC_KERNEL_LEVEL"
+PATH = Path(__file__).parent / "libedgespec_kernels.so"
+BUILD_IT = "Install a C++17 compiler (g++ or clang++) and install edgespec again."
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The loaded library. `levels` are the levels of instructions that are usable here, the best
+    one first; all give the same bits."""
+
+    path: Path
+    library: ctypes.CDLL
+    levels: tuple[str, ...]
+
+    @property
+    def level(self) -> str:
+        """The level in use."""
+        name: bytes = self.library.edgespec_level()
+        return name.decode()
+
+    def use_level(self, name: str) -> None:
+        """Run the kernels of another level from now on. EnvironmentProblem for one that is not
+        usable here."""
+        if not self.library.edgespec_use_level(name.encode()):
+            what = f"the kernels have no level {name!r} on this machine"
+            raise EnvironmentProblem(what, f"Choose one of: {', '.join(self.levels)}.")
+
+    def register(self, options: ort.SessionOptions) -> None:
+        """Let sessions with these options run graphs that have the operators."""
+        options.register_custom_ops_library(str(self.path))
+
+
+def kernels() -> Kernels:
+    """The library. EnvironmentProblem where there is none that this version can use."""
+    found = load()
+    if isinstance(found, str):
+        raise EnvironmentProblem(found, BUILD_IT)
+    return found
+
+
+def why_missing() -> str | None:
+    """Why there are no kernels of our own here; None where there are."""
+    found = load()
+    return found if isinstance(found, str) else None
+
+
+@cache
+def load(path: Path = PATH) -> Kernels | str:
+    """The library at `path`, or why it cannot be used. EnvironmentProblem where the level that the
+    environment names is not usable."""
+    if not path.is_file():
+        return "edgespec's own kernels were not compiled when it was installed"
+    try:
+        library = ctypes.CDLL(str(path))
+        version: int = library.edgespec_layout_version()
+        library.edgespec_level.restype = library.edgespec_levels.restype = ctypes.c_char_p
+        levels: bytes = library.edgespec_levels()
+    except (OSError, AttributeError) as error:
+        return f"edgespec's own kernels cannot be loaded: {error}"
+    if version != LAYOUT_VERSION:
+        return f"edgespec's own kernels are of another version ({version}, not {LAYOUT_VERSION})"
+    found = Kernels(path, library, tuple(levels.decode().split(",")))
+    if wanted := os.environ.get(LEVEL_VARIABLE):
+        found.use_level(wanted)
+    return found

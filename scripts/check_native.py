@@ -1,0 +1,58 @@
+"""Runs the tests of the kernels on a library with AddressSanitizer and UBSan.
+
+    python scripts/check_native.py
+
+The library is compiled beside the sources of a copy in a temporary directory; the sanitizers'
+runtime is preloaded, as Python itself has none. A finding ends the run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NATIVE = Path("edgespec/backends/ort/native")
+FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g"
+
+
+def runtime(name: str) -> str:
+    """The path of a runtime library of the compiler."""
+    compiler = os.environ.get("CXX", "c++").split()[0]
+    done = subprocess.run(
+        [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory)
+        for name in ("edgespec", "tests"):
+            ignored = shutil.ignore_patterns("*.so", "__pycache__")
+            shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+        for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, copy)
+        environ = {**os.environ, "EDGESPEC_KERNEL_FLAGS": FLAGS}
+        build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        subprocess.run(build, cwd=copy, env=environ, check=True)
+        if not list((copy / NATIVE).glob("*.so")):
+            print("the library could not be compiled", file=sys.stderr)
+            return 1
+        environ |= {
+            "LD_PRELOAD": " ".join(map(runtime, ("libasan.so", "libubsan.so"))),
+            "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps what it has until the end
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+            "PYTHONPATH": str(copy),
+        }
+        tests = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x"]
+        found = subprocess.run([*tests, "tests/unit/backends/ort/native"], cwd=copy, env=environ)
+        return found.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
