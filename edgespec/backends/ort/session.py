@@ -28,6 +28,7 @@ def session_options() -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = FATAL
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
+    options.add_session_config_entry("session.prepack.enable_parallel", "1")
     if not adds_exactly():
         options.add_session_config_entry("session.x64quantprecision", "1")
     return options
