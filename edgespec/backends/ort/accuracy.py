@@ -6,7 +6,7 @@ Knows what was measured on these kernels. Knows no graph: it is given the lowere
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.backends.base import AccuracySpec, RoundingMargin
 from edgespec.backends.engine_config import AS_EXPORTED, FLOAT32, EngineWeights
@@ -15,6 +15,7 @@ from edgespec.backends.ort.data_layout import (
     DequantizedWeight,
     Int8GemmWeight,
     LowBitWeight,
+    PackedWeight,
 )
 from edgespec.backends.ort.options import EXACT_BLOCK, FLOAT32_TOLERANCE, WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues
@@ -77,6 +78,8 @@ class ExportedWeight:
     def keeps_bits(self) -> bool:
         """Whether a row of the product has the same bits in every call of at least two rows
         (decision 0006)."""
+        if isinstance(self.lowered, PackedWeight):
+            return True
         if isinstance(self.lowered, LowBitWeight):
             return (self.lowered.kernel.bits, self.lowered.kernel.block) == (4, EXACT_BLOCK)
         return isinstance(self.lowered, Int8GemmWeight)
@@ -108,8 +111,8 @@ def weights_of(
         )
         raise BuildError(what, "Leave --weights out, or export the unquantized checkpoint.")
     lowered = [weight.lowered for weight in exported]
-    blocks = {weight.kernel.block for weight in lowered if isinstance(weight, LowBitWeight)}
-    compute = sorted({COMPUTE[type(weight)] for weight in lowered if type(weight) in COMPUTE})
+    blocks = {block for weight in lowered if (block := block_of(weight)) is not None}
+    compute = sorted({name for weight in lowered if (name := compute_of(weight)) is not None})
     return EngineWeights(
         scheme=names,
         method=AS_EXPORTED,
@@ -120,15 +123,43 @@ def weights_of(
     )
 
 
+def block_of(weight: AnyWeight) -> int | None:
+    """How many weights share a scale in a kernel that reads quantized values; None: it has no
+    blocks."""
+    if isinstance(weight, PackedWeight):
+        return weight.layout.block if weight.rounding.in_blocks else None
+    return weight.kernel.block if isinstance(weight, LowBitWeight) else None
+
+
+def compute_of(weight: AnyWeight) -> str | None:
+    """The type in which products are computed where it is not that of the scheme."""
+    if isinstance(weight, PackedWeight):
+        return None if weight.rounding.in_blocks else "int8"
+    return COMPUTE.get(type(weight))
+
+
 def scheme_names(exported: Sequence[ExportedWeight]) -> str:
     """The names of the schemes, sorted, without repeats and separated by commas."""
     return ", ".join(sorted({weight.scheme.name for weight in exported}))
 
 
 def accuracy_of(
+    exported: Sequence[ExportedWeight],
+    weight_format: WeightFormat,
+    *,
+    recurrent: bool,
+    bitwise: bool = False,
+) -> AccuracySpec:
+    """The tolerance, cosine and margin that an engine with these weights must keep; `bitwise`: all
+    its kernels should give a row the same bits in every call."""
+    spec = spec_of(exported, weight_format, recurrent=recurrent)
+    return replace(spec, bitwise=bitwise and not recurrent)
+
+
+def spec_of(
     exported: Sequence[ExportedWeight], weight_format: WeightFormat, *, recurrent: bool
 ) -> AccuracySpec:
-    """The tolerance, cosine and margin that an engine with these weights must keep."""
+    """The same without what is proven of rows."""
     if not exported and weight_format.bits is not None:
         cosine = (RECURRENT_COSINE if recurrent else MIN_COSINE)[weight_format.bits]
         return quantized_spec(cosine, NOISE)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from edgespec.backends.base import BuildOption, BuildOptions, OptionValue
 from edgespec.backends.engine_config import AS_EXPORTED, FLOAT32, EngineWeights
@@ -15,6 +15,9 @@ from edgespec.errors import OptionError
 
 Scheme = Literal["fp32", "int4", "int8"]
 SCHEMES: tuple[Scheme, ...] = ("fp32", "int8", "int4")
+Kernels = Literal["native", "onnxruntime"]
+KERNELS: tuple[Kernels, ...] = get_args(Kernels)
+NATIVE, ONNX_RUNTIME = KERNELS
 # the widest block of 4 bits whose kernel gives a row the same bits whatever stands beside it
 EXACT_BLOCK = 32
 # int8: a scale per row of activations and per channel of the weight, multiplied by an int8 GEMM
@@ -37,6 +40,7 @@ class WeightFormat(BuildOptions):
     scheme: Scheme = FLOAT32
     block: int = DEFAULT_BLOCK  # or PER_CHANNEL
     share_embedding: bool = True
+    kernels: Kernels = ONNX_RUNTIME
 
     def __post_init__(self) -> None:
         assert self.block != PER_CHANNEL or self.scheme == "int8"
@@ -59,7 +63,7 @@ class WeightFormat(BuildOptions):
             return EngineWeights(scheme=self.scheme, method=AS_EXPORTED, exact=True)
         if self.is_int8_gemm:
             return EngineWeights(scheme=self.scheme, method="rtn", compute="int8", exact=True)
-        exact = (self.scheme, self.block) == ("int4", EXACT_BLOCK)
+        exact = self.kernels == NATIVE or (self.scheme, self.block) == ("int4", EXACT_BLOCK)
         return EngineWeights(scheme=self.scheme, method="rtn", block=self.block, exact=exact)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakSet
 
 import numpy as np
@@ -29,7 +29,10 @@ from edgespec.backends.ort.cache import KvCache, padding_of
 from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.lane_rows import OrtLaneRows
+from edgespec.backends.ort.low_bit_matmul import PackedTable
 from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
+from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.native.library import kernels, why_missing
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.ort.session import NO_FALLBACK, session_options
 from edgespec.contract import (
@@ -303,18 +306,25 @@ def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
     return runner
 
 
-def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> LmHeadTable:
+def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> Table:
     """The embedding table that an engine's config places in its lm_head."""
-    kernel = Kernel(4 if shared.bits == 4 else 8, shared.block, hidden_size, shared.rows)
+    bits: Literal[4, 8] = 4 if shared.bits == 4 else 8
     data = path.with_name(f"{path.name}.data")
+    if shared.scales_offset is None:
+        layout = Layout(bits, shared.block, hidden_size, shared.rows)
+        return PackedTable(data, layout, shared.offset)
+    kernel = Kernel(bits, shared.block, hidden_size, shared.rows)
     return LmHeadTable(data, kernel, shared.offset, shared.scales_offset)
 
 
 def open_session(path: Path) -> ort.InferenceSession:
     """A session of an engine. BundleError where its file is damaged, EnvironmentProblem where
     memory does not suffice."""
+    options = session_options()
+    if why_missing() is None:
+        kernels().register(options)
     try:
-        session = ort.InferenceSession(str(path), session_options(), PROVIDERS, **NO_FALLBACK)
+        session = ort.InferenceSession(str(path), options, PROVIDERS, **NO_FALLBACK)
     except MemoryError as error:
         remedy = "Close other programs, or use a smaller model or machine with more memory."
         raise EnvironmentProblem(f"not enough memory to load {path}", remedy) from error

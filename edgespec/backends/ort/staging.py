@@ -18,7 +18,7 @@ from edgespec.backends.engine_config import SharedEmbedding
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.accuracy import accuracy_of, exported_weights, weights_of
 from edgespec.backends.ort.contract import lowered_contract
-from edgespec.backends.ort.data_layout import LowBitWeight
+from edgespec.backends.ort.data_layout import LowBitWeight, PackedWeight
 from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.weight_data import pieces
@@ -52,11 +52,17 @@ def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:
     """Where the quantized values of a tied lm_head stand, which serve as the embedding; None where
     it is not tied, or not of low bits in blocks."""
     for weight in lowered.weights:
-        if (
-            isinstance(weight, LowBitWeight)
-            and isinstance(weight.source, ir.ExternalTensor)
-            and weight.source.location == bundle.EMBEDDING
-        ):
+        source = weight.source
+        if not isinstance(source, ir.ExternalTensor) or source.location != bundle.EMBEDDING:
+            continue
+        if isinstance(weight, PackedWeight) and weight.rounding.in_blocks:
+            return SharedEmbedding(
+                bits=weight.layout.bits,
+                block=weight.layout.block,
+                rows=weight.layout.out_features,
+                offset=weight.offset,
+            )
+        if isinstance(weight, LowBitWeight):
             return SharedEmbedding(
                 bits=weight.kernel.bits,
                 block=weight.kernel.block,
