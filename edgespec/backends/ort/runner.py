@@ -33,6 +33,7 @@ from edgespec.backends.ort.low_bit_matmul import PackedTable
 from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
 from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.native.library import kernels, why_missing
+from edgespec.backends.ort.pair_weights import PairWeights, Shared
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.ort.session import NO_FALLBACK, session_options
 from edgespec.contract import (
@@ -55,7 +56,7 @@ class OrtRunner:
 
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
     to its neighbors. `huge_pages` is for low-bit weights: float32 ones are read no faster from
-    them, and take long to move.
+    them, and take long to move. `shared` are weights that stand in another engine's memory.
     """
 
     def __init__(
@@ -66,13 +67,15 @@ class OrtRunner:
         lanes: int = 1,
         padding: int = 0,
         huge_pages: bool = False,
+        shared: Shared | None = None,
     ) -> None:
         self.contract, self.capacity, self.lanes = contract, capacity, lanes
         shape = contract.shape
         self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else PREFILL_CHUNK
         self.max_rows, self.engine_s = capacity, 0.0
         with in_huge_pages() if huge_pages else nullcontext():
-            self.session = open_session(path)
+            self.session = open_session(path, shared)
+        self.shared = shared  # the session reads this memory
         check_signature(self.session, contract, path)
         try:
             one_form = bool(shape.heads)
@@ -290,8 +293,9 @@ def check_call(
     assert batched or starts == [width - rows]
 
 
-def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
-    """The runner of a finished engine. EnvironmentProblem where it cannot be opened."""
+def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunner:
+    """The runner of a finished engine; `pair` are weights of the engine beside it.
+    EnvironmentProblem where it cannot be opened."""
     lanes, weights, shape = config.limits.max_batch_size, config.weights, config.component.graph
     runner = OrtRunner(
         path,
@@ -300,16 +304,22 @@ def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
         lanes,
         padding_of(config.limits, block=shape.block),
         huge_pages=weights.is_low_bit,
+        shared=pair.shared(data_of(path), weights.largest),
     )
     if weights.embedding is not None:
         runner.table = lm_head_table(path, weights.embedding, shape.hidden_size)
     return runner
 
 
+def data_of(path: Path) -> Path:
+    """The file with the weights of an engine."""
+    return path.with_name(f"{path.name}.data")
+
+
 def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> Table:
     """The embedding table that an engine's config places in its lm_head."""
     bits: Literal[4, 8] = 4 if shared.bits == 4 else 8
-    data = path.with_name(f"{path.name}.data")
+    data = data_of(path)
     if shared.scales_offset is None:
         layout = Layout(bits, shared.block, hidden_size, shared.rows)
         return PackedTable(data, layout, shared.offset)
@@ -317,10 +327,12 @@ def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> Tabl
     return LmHeadTable(data, kernel, shared.offset, shared.scales_offset)
 
 
-def open_session(path: Path) -> ort.InferenceSession:
-    """A session of an engine. BundleError where its file is damaged, EnvironmentProblem where
-    memory does not suffice."""
+def open_session(path: Path, shared: Shared | None = None) -> ort.InferenceSession:
+    """A session of an engine, which reads `shared` in place of its own. BundleError where its file
+    is damaged, EnvironmentProblem where memory does not suffice."""
     options = session_options()
+    for name, value in (shared or {}).items():
+        options.add_initializer(name, value)
     if why_missing() is None:
         kernels().register(options)
     try:
