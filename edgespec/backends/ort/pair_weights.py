@@ -20,23 +20,21 @@ Shared = dict[str, ort.OrtValue]  # by initializer; the session reads this memor
 
 
 class PairWeights(PairDevice):
-    """The largest weights of the engines that are open, by hash and shape."""
+    """The largest weights of the engines that are open, mapped, by hash and shape."""
 
     def __init__(self) -> None:
-        self.places: dict[tuple[str, tuple[int, ...]], tuple[Path, int]] = {}
+        self.mapped: dict[tuple[str, tuple[int, ...]], ort.OrtValue] = {}
 
     def shared(self, data: Path, largest: LargestWeight | None) -> Shared:
-        """What an engine with the data file `data` reads from one that was opened before it; an
-        engine that comes later may read its own. BundleError where that file is too short."""
+        """The largest weight of an engine with the data file `data`; mapped from the file of the
+        first engine that has it. BundleError where that file is too short."""
         if largest is None:
             return {}
         key = largest.sha256, largest.shape
-        if key not in self.places:
-            self.places[key] = data, largest.offset
-            return {}
-        path, offset = self.places[key]
-        try:
-            mapped = np.memmap(path, np.uint8, "r", offset, largest.shape)
-        except (OSError, ValueError) as error:
-            raise BundleError(f"{path} cannot be mapped: {error}.", BUILD_AGAIN) from error
-        return {largest.name: ort.OrtValue.ortvalue_from_numpy(mapped)}
+        if key not in self.mapped:
+            try:
+                mapped = np.memmap(data, np.uint8, "r", largest.offset, largest.shape)
+            except (OSError, ValueError) as error:
+                raise BundleError(f"{data} cannot be mapped: {error}.", BUILD_AGAIN) from error
+            self.mapped[key] = ort.OrtValue.ortvalue_from_numpy(mapped)
+        return {largest.name: self.mapped[key]}

@@ -56,7 +56,7 @@ class OrtRunner:
 
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
     to its neighbors. `huge_pages` is for low-bit weights: float32 ones are read no faster from
-    them, and take long to move. `shared` are weights that stand in another engine's memory.
+    them, and take long to move. `shared` are weights that the engines of a pair have in common.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class OrtRunner:
         self.max_rows, self.engine_s = capacity, 0.0
         with in_huge_pages() if huge_pages else nullcontext():
             self.session = open_session(path, shared)
-        self.shared = shared  # the session reads this memory
+        self.shared = shared or {}  # the session reads this memory
         check_signature(self.session, contract, path)
         try:
             one_form = bool(shape.heads)
@@ -294,8 +294,8 @@ def check_call(
 
 
 def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunner:
-    """The runner of a finished engine; `pair` are weights of the engine beside it.
-    EnvironmentProblem where it cannot be opened."""
+    """The runner of a finished engine; `pair` has the weights of the engine beside
+    it. EnvironmentProblem where it cannot be opened."""
     lanes, weights, shape = config.limits.max_batch_size, config.weights, config.component.graph
     runner = OrtRunner(
         path,
@@ -303,7 +303,7 @@ def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunne
         config.limits.max_kv_cache_capacity,
         lanes,
         padding_of(config.limits, block=shape.block),
-        huge_pages=weights.is_low_bit,
+        huge_pages=weights.is_low_bit and weights.largest is None,  # mapped weights cannot move
         shared=pair.shared(data_of(path), weights.largest),
     )
     if weights.embedding is not None:

@@ -64,9 +64,9 @@ def test_a_pair_needs_one_lm_head(engine_dir: Path) -> None:
     assert isinstance(draft, OrtRunner)
     assert isinstance(base, OrtRunner)
     assert isinstance(alone, OrtRunner)
+    (value,), (same,), (own,) = (runner.shared.values() for runner in (draft, base, alone))
     assert list(draft.shared) == [largest.name]
-    assert not base.shared
-    assert not alone.shared
+    assert value.data_ptr() == same.data_ptr() != own.data_ptr()
 
 
 def test_a_draft_reads_the_lm_head_of_its_base(
@@ -99,14 +99,13 @@ def test_another_lm_head_is_not_shared(engine_dir: Path) -> None:
         name=largest.name, offset=largest.offset, shape=largest.shape, sha256="0" * 64
     )
     pair = PairWeights()
-    assert not pair.shared(data_of(engine_dir / "spec_base.onnx"), other)
-    assert not pair.shared(data_of(engine_dir / "spec_draft.onnx"), largest)
+    (first,) = pair.shared(data_of(engine_dir / "spec_base.onnx"), other).values()
+    (second,) = pair.shared(data_of(engine_dir / "spec_draft.onnx"), largest).values()
+    assert first.data_ptr() != second.data_ptr()
 
 
 def test_a_file_that_is_too_short_is_refused(engine_dir: Path, tmp_path: Path) -> None:
     config, _ = engine_of(engine_dir, Role.DRAFT)
     (tmp_path / "short").write_bytes(b"\0" * 8192)
-    pair = PairWeights()
-    pair.shared(tmp_path / "short", config.weights.largest)
     with pytest.raises(BundleError, match="short cannot be mapped"):
-        pair.shared(data_of(engine_dir / "spec_draft.onnx"), config.weights.largest)
+        PairWeights().shared(tmp_path / "short", config.weights.largest)
