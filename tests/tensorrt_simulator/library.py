@@ -51,6 +51,10 @@ class ExecutionContextAllocationStrategy(Enum):
     STATIC, ON_PROFILE_CHANGE, USER_MANAGED = range(3)
 
 
+class EngineStat(Enum):
+    TOTAL_WEIGHTS_SIZE, STRIPPED_WEIGHTS_SIZE = range(2)
+
+
 class LayerInformationFormat(Enum):
     ONELINE, JSON = range(2)
 
@@ -122,6 +126,11 @@ class Engine:
     def device_memory_size_v2(self) -> int:
         return int(self.header["memory"])
 
+    def get_engine_stat(self, stat: EngineStat) -> int:
+        assert stat is EngineStat.TOTAL_WEIGHTS_SIZE
+        weights = onnx.load_from_string(self.graph).graph.initializer
+        return sum(onnx.numpy_helper.to_array(weight).nbytes for weight in weights)
+
     def get_tensor_name(self, index: int) -> str:
         return self.names[index]
 
@@ -171,9 +180,10 @@ class EngineInspector:
 
 
 class OldEngine(Engine):
-    """An engine of a version that does not report aliases."""
+    """An engine of a version that reports neither aliases nor the size of its weights."""
 
     get_aliased_input_tensor: Any = property()
+    get_engine_stat: Any = property()
 
 
 class Context:
@@ -360,6 +370,7 @@ class Simulator:
     ILogger, IErrorRecorder, IProgressMonitor = ILogger, IErrorRecorder, IProgressMonitor
     DataType, TensorIOMode, LayerType = DataType, TensorIOMode, LayerType
     LayerInformationFormat, ErrorCodeTRT = LayerInformationFormat, ErrorCodeTRT
+    EngineStat = EngineStat
     ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy
     NetworkDefinitionCreationFlag = NetworkDefinitionCreationFlag
     MemoryPoolType, IAttentionInputLayer = MemoryPoolType, IAttentionInputLayer

@@ -287,13 +287,12 @@ class TensorRTBackend(Backend):
         return self.fingerprint() | ({} if device is None else asdict(device))
 
     def device_memory(self, runner: Runner) -> dict[str, int]:
-        """The KV cache, and the memory in which engines work, which a pair shares."""
+        """Weights, caches, states, and the memory in which engines work."""
         from edgespec.backends.tensorrt.runner import TensorRTRunner
+        from edgespec.backends.tensorrt.self_test import memory_of
 
         assert isinstance(runner, TensorRTRunner)
-        cache = runner.cache
-        size = 0 if cache is None else cache.size.tensors * cache.tensor_bytes
-        return {"kv_cache": size, "work": runner.workspace.scratch_size}
+        return memory_of(runner)
 
 
 class RtxBackend(TensorRTBackend):

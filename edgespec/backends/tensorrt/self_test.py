@@ -103,6 +103,25 @@ def aliases(runner: TensorRTRunner) -> Finding:
     return passed(ALIASES, f"{len(pairs)} outputs are their inputs' memory")
 
 
+# ---- memory
+
+
+def memory_of(runner: TensorRTRunner) -> dict[str, int]:
+    """Bytes on the device by what they are for: the engine's weights, where the library says it,
+    keys and values, what recurrent layers remember, and where engines work, which a pair shares."""
+    cache, recurrent, sizes = runner.cache, runner.recurrent, {}
+    ask = getattr(runner.engine.engine, "get_engine_stat", None)  # not in 10.13 and 10.14
+    kinds = getattr(runner.engine.trt, "EngineStat", None)
+    if ask is not None and kinds is not None:
+        sizes["weights"] = int(ask(kinds.TOTAL_WEIGHTS_SIZE))
+    if cache is not None:
+        sizes["kv_cache"] = cache.size.tensors * cache.tensor_bytes
+    if recurrent is not None:
+        tensors = recurrent.tensors.values()
+        sizes["recurrent_state"] = sum(row.layers * row.layer_bytes for row in tensors)
+    return {**sizes, "work": runner.workspace.scratch_size}
+
+
 # ---- layers
 
 
