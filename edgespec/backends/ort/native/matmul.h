@@ -116,6 +116,8 @@ struct MatMulKernels {
 };
 
 extern const MatMulKernels matmul_portable;
+extern const MatMulKernels matmul_avx2;
+extern const MatMulKernels matmul_avx_vnni;
 extern const MatMulKernels matmul_avx512_vnni;
 
 // y [num_rows, out] of x [num_rows, in], on the calling thread.
