@@ -361,7 +361,7 @@ class HostDevice(Device):
         count, dtype = int(values["count"]), (None, np.float16, ml_dtypes.bfloat16)[values["kind"]]
         assert dtype is not None
         source = self.at(int(values["source"]), 4 * count).view(np.float32)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             target = source.astype(dtype)
         self.at(int(values["target"]), 2 * count)[:] = target.view(np.uint8)
 
