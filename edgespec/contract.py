@@ -12,7 +12,7 @@ that a block draft reads.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -306,13 +306,32 @@ MAX_BLOCK_NODES = 128  # of a block draft's tree that a pass verifies
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine is built for, in tokens; the flags of `edgespec build` by their own names."""
+    """What an engine is built for, in tokens; the flags of `edgespec build` by their own names.
+
+    With `smaller_kv_cache_capacities`, in ascending order, there is an engine for each of them
+    beside that of the largest capacity.
+    """
 
     max_batch_size: int = 1
     max_input_len: int = 1024
     max_kv_cache_capacity: int = 4096
     max_verify_tree_size: int = 64  # holds the default trees of TensorRT-LLM: 63 nodes and the root
     max_draft_tree_size: int = 60
+    smaller_kv_cache_capacities: tuple[int, ...] = ()
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """The capacities of all engines, the largest last."""
+        return (*self.smaller_kv_cache_capacities, self.max_kv_cache_capacity)
+
+    def at(self, capacity: int) -> Limits:
+        """Those of the engine of one capacity."""
+        return replace(
+            self,
+            max_kv_cache_capacity=capacity,
+            max_input_len=min(self.max_input_len, capacity),
+            smaller_kv_cache_capacities=(),
+        )
 
 
 def tree_pool_size(top_k: int, steps: int) -> int:

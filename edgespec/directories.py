@@ -25,6 +25,7 @@ class Kind(Enum):
     CHECKPOINT = "a checkpoint"
     EXPORT = "an export"
     ENGINES = "an engine directory"
+    EMITTED = "a graph for another tool to build"
     UNKNOWN = "a directory of another kind"
 
 
@@ -32,6 +33,7 @@ MANIFEST_KINDS = {
     "quantize": Kind.CHECKPOINT,
     "export": Kind.EXPORT,
     "engine": Kind.ENGINES,
+    "emitted": Kind.EMITTED,
 }
 
 
@@ -88,6 +90,8 @@ def not_an_export(path: Path, flag: str = "--onnx-dir") -> BundleError:
             f"Give a directory that edgespec export wrote to {flag}, and this one to --engine-dir."
         ),
     }
+    if kind is Kind.EMITTED:
+        return BundleError(described(flag, path, kind), import_remedy(path))
     if inside := below(path, Kind.EXPORT):
         return BundleError(
             f"{flag} {path} is not an export itself", f"Give the component: {flag} {inside[0]}"
@@ -112,6 +116,8 @@ def not_engines(path: Path) -> BundleError:
         ),
         Kind.EXPORT: f"Build it first: {build}",
     }
+    if kind is Kind.EMITTED:
+        return BundleError(described("", path, kind), import_remedy(path))
     if inside := below(path, Kind.ENGINES):
         return BundleError(f"{path} is not an engine directory itself", f"Give {inside[0]}")
     if inside := below(path, Kind.EXPORT):
@@ -124,6 +130,11 @@ def not_engines(path: Path) -> BundleError:
     return BundleError(described("", path, kind), remedies.get(kind, usual))
 
 
+def import_remedy(path: Path) -> str:
+    """The remedy for a graph that --emit-onnx wrote, where something else is wanted."""
+    return f"Build and import its engine: edgespec import {path} --engine-dir ENGINES"
+
+
 def not_a_checkpoint(path: Path) -> BundleError | None:
     """The error for a directory that one of our commands wrote from a checkpoint; None for any
     other path."""
@@ -131,8 +142,8 @@ def not_a_checkpoint(path: Path) -> BundleError | None:
     if kind is Kind.EXPORT:
         what = f"{path} is an export, not a checkpoint"
         return BundleError(what, f"Build it: edgespec build --onnx-dir {path} --engine-dir ENGINES")
-    if kind is Kind.ENGINES:
-        what = f"{path} is an engine directory, not a checkpoint"
+    if kind in (Kind.ENGINES, Kind.EMITTED):
+        what = f"{path} is {kind.value}, not a checkpoint"
         return BundleError(what, "Give the model's checkpoint, a directory or a hub id.")
     return None
 

@@ -91,6 +91,8 @@ def kind_of(path: Path) -> str:
     if found is Kind.EMPTY:
         raise BundleError(f"{path} is empty", "If a run was to fill it, run it again.")
     kind = manifest_kind(path) if bundle.MANIFEST in names else None
+    if kind is Kind.EMITTED:
+        raise BundleError(f"{path} is {kind.value}", directories.import_remedy(path))
     if kind is not None:
         return {Kind.CHECKPOINT: "checkpoint", Kind.EXPORT: "export", Kind.ENGINES: "engines"}[kind]
     refuse_without_manifest(path, names)

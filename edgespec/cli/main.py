@@ -46,6 +46,10 @@ COMMANDS = {
         "Write the ONNX graph of a checkpoint: a base, a plain decoder or a draft.",
     ),
     "build": ("edgespec.cli.build", "Build the engine of an exported directory for this machine."),
+    "import": (
+        "edgespec.cli.import_engine",
+        "Take over engines that NVIDIA's tool built from what build --emit-onnx wrote.",
+    ),
     "infer": ("edgespec.cli.infer", "Answer the requests of input.json, with drafts or without."),
     "inspect": (
         "edgespec.cli.inspect",

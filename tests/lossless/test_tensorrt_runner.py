@@ -5,10 +5,11 @@ without drafts."""
 from __future__ import annotations
 
 import shutil
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import edgespec
 from edgespec.backends.build import build
 from edgespec.backends.tensorrt.backend import BACKEND
+from edgespec.backends.tensorrt.logits import DeviceLogits
 from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk, GenerationRequest, Response
@@ -25,7 +27,7 @@ from edgespec.runtime.tree import DraftPlan
 from tests import made, shared
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.pairs import LIMITS
-from tests.lossless.test_tensorrt_dialects import GREEDY, PAIRS, SAMPLED, Parts
+from tests.lossless.tensorrt_pairs import GREEDY, PAIRS, SAMPLED, Parts
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.installed import install
 
@@ -83,6 +85,16 @@ def prompt_of(length: int) -> list[int]:
     return np.random.default_rng(length).integers(3, VOCAB, length).tolist()
 
 
+def counted(call: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:
+    """A call that counts itself by its name."""
+
+    def counting(*args: Any) -> Any:
+        counts[call.__name__] += 1
+        return call(*args)
+
+    return counting
+
+
 def served(engine: Engine, jobs: Sequence[GenerationRequest]) -> list[Response]:
     found = {}
     for one, event in engine.serve(deque(jobs), LANES):
@@ -131,6 +143,38 @@ def test_what_is_accepted_of_a_tree_is_moved_on_the_device(
     assert drafted.token_ids == plain.token_ids
     assert sum(drafted.metrics.per_step_accepted) > 0
     assert "move_rows" in device.launched or right == 1.0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_logits_stay_on_the_device(
+    engine: Engine,
+    kind: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    sampling: edgespec.SamplingParams,
+) -> None:
+    """A call copies one block up and one down. Logits come to the host by the row, and only where a
+    token is drawn from them."""
+    runner = engine.base.runner
+    assert isinstance(runner, TensorRTRunner)
+    plain = engine.plainly(prompt_of(12), sampling)
+    engine.generate(prompt_of(12), sampling)  # now calls know what drafts ask
+    runner.workspace.version += 1  # plans of before are dropped
+    monkeypatch.setattr(HostDevice, "can_capture", False)
+    counts: Counter[str] = Counter()
+    for of, name in (
+        (HostDevice, "upload"),
+        (HostDevice, "download"),
+        (TensorRTRunner, "run"),
+        (DeviceLogits, "row"),
+        (DeviceLogits, "rows"),
+    ):
+        monkeypatch.setattr(of, name, counted(getattr(of, name), counts))
+    assert engine.generate(prompt_of(12), sampling).token_ids == plain.token_ids
+    assert counts["run"] > 1
+    assert counts["upload"] == counts["run"] or kind[0] == "medusa"  # its heads read states alone
+    assert counts["download"] == counts["run"] + counts["row"]
+    assert counts["rows"] == 0
+    assert bool(counts["row"]) == (sampling is SAMPLED)
 
 
 def test_a_mixture_gives_each_what_it_gets_alone(engine: Engine) -> None:

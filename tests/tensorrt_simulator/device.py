@@ -17,14 +17,35 @@ from numpy.typing import NDArray
 from edgespec.backends.tensorrt.device.base import (
     ALIGNMENT,
     Device,
+    DeviceLost,
     DeviceMemoryFull,
     DeviceProblem,
     HostBlock,
 )
-from edgespec.backends.tensorrt.kernels import STRUCTURES
+from edgespec.backends.tensorrt.kernels import PART_IDS, STRUCTURES, TOP_THREADS
 
 Bytes = NDArray[np.uint8]
 POISON = 0xFF  # NaN in every floating-point type
+LAST_ID = np.uint64(0x7FFFFFFF)
+SIGN, ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
+
+
+def best_first(logits: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The places of logits, NaN first, then the largest, equal ones by their places."""
+    return np.lexsort((np.arange(len(logits)), -logits, ~np.isnan(logits)))
+
+
+def key_of(values: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """What the kernels compare: larger for a larger logit, of equal ones for a smaller id."""
+    bits = np.where(np.isnan(values), np.uint32(0x7FFFFFFF), (values + 0.0).view(np.uint32))
+    bits ^= np.where(bits & SIGN, ALL, SIGN)
+    return bits.astype(np.uint64) << np.uint64(32) | LAST_ID - ids.astype(np.uint64)
+
+
+def value_of(keys: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """The logits of such keys."""
+    bits = (keys >> np.uint64(32)).astype(np.uint32)
+    return (bits ^ np.where(bits & SIGN, SIGN, ALL)).view(np.float32)
 
 
 @dataclass
@@ -51,6 +72,7 @@ class HostDevice(Device):
 
     name, sm, can_capture = "simulated device", 120, True
     current: HostDevice | None = None
+    work_left: int | None = None  # what it does until something fails, after which it is lost
 
     def __init__(self, limit: int = 1 << 40, *, idle: bool = False) -> None:
         self.limit, self.idle = limit, idle
@@ -67,10 +89,32 @@ class HostDevice(Device):
     def activate(self) -> None:
         self.active = True
 
+    def works(self) -> bool:
+        return self.lost is None
+
+    def do(self, step: Callable[[], None]) -> None:
+        """Do a piece of work. What fails on a device is seen by whoever waits, and ends it."""
+        self.must_work()
+        try:
+            if self.work_left is not None:
+                self.work_left -= 1
+                if self.work_left < 0:
+                    raise DeviceProblem("CUDA: an illegal memory access was encountered")
+            step()
+        except DeviceProblem as error:
+            self.lost = DeviceLost(error.what)
+            raise self.lost from error
+
+    def must_work(self) -> None:
+        """DeviceLost where nothing works any more."""
+        if self.lost is not None:
+            raise DeviceLost(self.lost.what)
+
     # ---- memory
 
     def alloc(self, size: int) -> int:
         self.no_capture("memory is allocated")
+        self.must_work()
         assert self.active
         assert size > 0
         if size + sum(held for _, held in self.memory.values()) > self.limit:
@@ -154,6 +198,7 @@ class HostDevice(Device):
     def put(self, stream: int, work: Callable[[], None]) -> None:
         """Put work on a stream, or into what is captured there."""
         assert self.active
+        self.must_work()
         found = self.streams[stream]
         (found.work if found.kept is None else found.kept).append(work)
 
@@ -166,11 +211,12 @@ class HostDevice(Device):
         del self.streams[stream]
 
     def synchronize(self, stream: int) -> None:
+        self.must_work()
         self.no_capture("a stream is waited for")
         found = self.streams[stream]
         work, found.work = found.work, []
         for step in work if not self.idle else ():
-            step()
+            self.do(step)
 
     def event(self) -> int:
         handle = next(self.handles)
@@ -194,13 +240,14 @@ class HostDevice(Device):
 
     def wait(self, event: int) -> None:
         """What stands on the stream behind the event stays there."""
+        self.must_work()
         self.no_capture("an event is waited for")
         found = self.events[event]
         if found.stream is None:  # never recorded: CUDA does not wait
             return
         work = self.streams[found.stream].work
         while found.reached_s is None:
-            work.pop(0)()
+            self.do(work.pop(0))
 
     def elapsed_ms(self, begin: int, end: int) -> float:
         first, last = self.events[begin].reached_s, self.events[end].reached_s
@@ -258,6 +305,8 @@ class HostDevice(Device):
     ) -> None:
         name = str(kernel)
         self.launched.append(name)
+        if self.idle:
+            return
         values = np.frombuffer(argument, STRUCTURES[name])[0]
         kernels = (
             self.move_rows,
@@ -265,6 +314,8 @@ class HostDevice(Device):
             self.attention_mask,
             self.not_finite,
             self.convert,
+            self.top_parts,
+            self.top_rows,
         )
         run = {work.__name__: work for work in kernels}[name]
         self.put(stream, lambda: run(values, grid, threads))
@@ -310,7 +361,7 @@ class HostDevice(Device):
         count, dtype = int(values["count"]), (None, np.float16, ml_dtypes.bfloat16)[values["kind"]]
         assert dtype is not None
         source = self.at(int(values["source"]), 4 * count).view(np.float32)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             target = source.astype(dtype)
         self.at(int(values["target"]), 2 * count)[:] = target.view(np.uint8)
 
@@ -321,6 +372,40 @@ class HostDevice(Device):
         found = self.at(int(values["values"]), lanes * count * bits.itemsize).view(bits)
         flags = self.at(int(values["flags"]), 4 * lanes).view(np.int32)
         flags |= ((found.reshape(lanes, count) & mask) == mask).any(1)
+
+    def top_parts(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
+        stride, ids, parts, count = (int(values[n]) for n in ("stride", "ids", "parts", "count"))
+        rows = grid[1]
+        assert (grid[0], threads) == (parts, TOP_THREADS)
+        assert (parts - 1) * PART_IDS < ids <= min(stride, parts * PART_IDS)
+        logits = self.at(int(values["logits"]), 4 * rows * stride).view(np.float32)
+        keys = self.at(int(values["keys"]), 8 * rows * parts * count).view(np.uint64)
+        sums = self.at(int(values["sums"]), 4 * rows * parts).view(np.float32)
+        keys[:] = 0
+        for row, part in np.ndindex(rows, parts):
+            own = logits.reshape(rows, stride)[row, part * PART_IDS : (part + 1) * PART_IDS]
+            own = own[: ids - part * PART_IDS]
+            place, order = row * parts + part, best_first(own)[:count]
+            keys[place * count :][: len(order)] = key_of(own[order], part * PART_IDS + order)
+            finite = np.isfinite(own).all()
+            sums[place] = np.exp(own - own[order[0]]).sum() if finite else np.nan
+
+    def top_rows(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
+        rows, parts, count = grid[0], int(values["parts"]), int(values["count"])
+        assert parts <= threads == TOP_THREADS
+        keys = self.at(int(values["keys"]), 8 * rows * parts * count).view(np.uint64)
+        keys = np.sort(keys.reshape(rows, parts * count))[:, ::-1]
+        sums = self.at(int(values["sums"]), 4 * rows * parts).view(np.float32)
+        size = 4 * rows * count
+        ids = self.at(int(values["ids"]), size).view(np.int32).reshape(rows, count)
+        best = self.at(int(values["values"]), size).view(np.float32).reshape(rows, count)
+        ids[:], best[:] = LAST_ID - (keys[:, :count] & LAST_ID), value_of(keys[:, :count])
+        own = self.at(int(values["keys"]), 8 * rows * parts * count).view(np.uint64)
+        peaks = value_of(own.reshape(rows, parts, count)[:, :, 0])
+        with np.errstate(invalid="ignore"):
+            shares = sums.reshape(rows, parts) * np.exp(peaks - best[:, :1])
+            found = best[:, 0] + np.log(shares.sum(1))
+        self.at(int(values["logsumexp"]), 4 * rows).view(np.float32)[:] = found
 
     def attention_mask(self, values: np.void, grid: tuple[int, int, int], threads: int) -> None:
         rows, width, slots = (int(values[name]) for name in ("rows", "width", "slots"))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.engine_config import EngineLimits
 from edgespec.backends.ort.contract import SCALE_BYTES, CacheType
+from edgespec.backends.ort.slab import zeroes
 from edgespec.contract import GraphShape
 
 STRIDE_STEP = 32
@@ -44,7 +45,8 @@ class KvCache:
         self.row = shape.head_dim + (SCALE_BYTES if cache_type == "int8" else 0)  # elements
         # Zeroes, not empty memory: a NaN in an unwritten row would poison kernels that multiply
         # before masking. Memory is taken page by page as it is written.
-        self.memory = np.zeros(int(np.prod(self.dims)) * slots * self.row, self.dtype)
+        count = int(np.prod(self.dims)) * slots * self.row
+        self.memory = zeroes(count, self.dtype, apart=not following)
         self.stride = close_stride(1, slots) if following else slots
         self.extents = [0] * lanes
 

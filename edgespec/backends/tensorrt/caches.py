@@ -5,7 +5,7 @@ Knows addresses and kernels. Knows no engine and no tokens.
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows
 from edgespec.backends.tensorrt.kernels import COPY_BLOCKS, MAX_MOVES, THREADS, WIDE_BYTES
-from edgespec.backends.tensorrt.workspace import Workspace, aligned, put_table
+from edgespec.backends.tensorrt.workspace import Memory, Workspace, aligned
 
 Ids = NDArray[np.int64]
 
@@ -49,7 +49,12 @@ class RowSize:
 
 
 def move_rows(
-    workspace: Workspace, size: RowSize, source: Rows, target: Rows, origins: Ids, places: Ids
+    workspace: Workspace,
+    size: RowSize,
+    source: Rows,
+    target: Rows,
+    origins: Sequence[int],
+    places: Sequence[int],
 ) -> None:
     """Row origins[i] of each source becomes row places[i] of its target, in this order; zeros where
     the origin is negative."""
@@ -110,7 +115,7 @@ class KvCache:
         self.memory = workspace.alloc(total)
         workspace.device.zero(self.memory, total, workspace.stream)
         addresses = [self.address(tensor, 0) for tensor in range(tensors)]
-        self.table = put_table(workspace, addresses)
+        self.table = workspace.table(addresses)
 
     def address(self, tensor: int, lane: int) -> int:
         """Where the rows of a lane begin in one tensor."""
@@ -123,11 +128,10 @@ class KvCache:
 
     def keep(self, lane: int, slots: Ids, start: int) -> None:
         """Move rows to `start`, `start`+1, ...; rows that stand right already are left alone."""
-        places = np.arange(start, start + len(slots))
-        moving = slots != places
-        if moving.any():
+        moves = [(slot, to) for to, slot in enumerate(slots.tolist(), start) if slot != to]
+        if moves:
             rows = self.rows(lane)
-            move_rows(self.workspace, self.size, rows, rows, slots[moving], places[moving])
+            move_rows(self.workspace, self.size, rows, rows, *zip(*moves, strict=True))
 
     def append(self, lane: int, start: int, source: Rows, count: int) -> None:
         """Copy rows that an engine gave to the slots from `start` on."""
@@ -176,25 +180,9 @@ class KvCache:
 
     def free(self) -> None:
         """Give the memory back."""
+        self.workspace.settle()
         self.workspace.free(self.table)
         self.workspace.free(self.memory)
-
-
-class Memory:
-    """Device memory that ends with its last reference."""
-
-    def __init__(self, workspace: Workspace, size: int) -> None:
-        self.size = size
-        self.address = workspace.alloc(size)
-        weakref.finalize(self, give_back, workspace, self.address)
-
-
-def give_back(workspace: Workspace, address: int) -> None:
-    """Free memory from whatever thread drops it; what was asked of it is done before."""
-    with workspace.working():
-        if workspace.users:
-            workspace.synchronize()
-            workspace.free(address)
 
 
 @dataclass(frozen=True, slots=True)

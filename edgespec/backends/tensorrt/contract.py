@@ -15,6 +15,7 @@ from edgespec.contract import (
     TensorSpec,
     conv_names,
     delta_names,
+    past_names,
     present_names,
     state_names,
 )
@@ -67,6 +68,13 @@ def recurrent_names(shape: GraphShape) -> frozenset[str]:
     """Inputs and outputs of recurrent layers."""
     pairs = (conv_names, state_names, delta_names)
     return frozenset(name for i in shape.recurrent_layers for pair in pairs for name in pair(i))
+
+
+def memory_names(shape: GraphShape) -> frozenset[str]:
+    """Inputs and outputs in which layers keep what they know of a sequence, but for the keys and
+    values that a call gives."""
+    past = {name for i in shape.attention_layers for name in past_names(i)}
+    return recurrent_names(shape) | past
 
 
 def new_rows(shape: GraphShape) -> dict[str, tuple[Dim, ...]]:

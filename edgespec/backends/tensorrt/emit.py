@@ -12,11 +12,11 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgespec import bundle
+from edgespec.backends.emitted import SCRIPT
 from edgespec.backends.tensorrt.options import MIB, TensorRTOptions
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.staging import BuildPlan
 
-SCRIPT = "build.sh"
 DECOMPOSABLE = "TRT_decomposable"
 
 

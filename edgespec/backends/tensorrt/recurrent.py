@@ -6,19 +6,20 @@ Knows lanes, addresses and kernels. Knows no engine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.tensorrt.caches import Memory, Rows, RowSize, move_rows
+from edgespec.backends.tensorrt.caches import Rows, RowSize, copy_rows, move_rows
 from edgespec.backends.tensorrt.execution import Bound
-from edgespec.backends.tensorrt.workspace import Workspace, aligned, put_table
+from edgespec.backends.tensorrt.workspace import Memory, Workspace, aligned
 from edgespec.contract import ITEM_BYTES, RecurrentShape, conv_names, delta_names, state_names
 
 Ids = NDArray[np.int64]
 ITEM = ITEM_BYTES["float32"]  # states stay in float32, whatever the engine computes in
-FIRST: Ids = np.zeros(1, np.int64)
+FIRST, ZEROS = (0,), (-1,)  # a row, and as the origin of one that is made of zeros
 ALL = ("conv", "pending", "state")  # what lanes of one call have side by side
 
 
@@ -36,7 +37,7 @@ class Tensors:
         total = layers * self.layer_bytes
         self.memory = workspace.alloc(total)
         workspace.device.zero(self.memory, total, workspace.stream)
-        self.table = put_table(workspace, [self.address(layer, 0) for layer in range(layers)])
+        self.table = workspace.table([self.address(layer, 0) for layer in range(layers)])
 
     def address(self, layer: int, lane: int) -> int:
         """Where a lane begins in a layer."""
@@ -121,27 +122,28 @@ class RecurrentCache:
         self.first_lane, self.rows = first_lane, rows
         longest = max(1, *(self.pending[lane] for lane in lanes))
         if len(lanes) == 1:
-            filling = np.arange(self.pending[first_lane], longest)  # rows of zeros change nothing
+            filling = range(self.pending[first_lane], longest)  # rows of zeros change nothing
             into = self.tensors["pending"].rows(first_lane)
-            self.move("pending", first_lane, into, np.full(len(filling), -1), filling)
+            self.move("pending", first_lane, into, ZEROS * len(filling), filling)
             return longest
         for place, lane in enumerate(lanes):
-            places = np.arange(longest)
-            origins = np.where(places < self.pending[lane], places, -1)
-            self.stack("pending", lane, place, origins)
-            self.stack("conv", lane, place, np.arange(self.kept))
+            own = self.pending[lane]
+            self.stack("pending", lane, place, [*range(own), *ZEROS * (longest - own)])
+            self.stack("conv", lane, place, range(self.kept))
             if self.tensors["state"].has_gaps:
                 row = self.side[lane] * self.lanes + lane
                 self.stack("state", row, place, FIRST)
         return longest
 
-    def stack(self, name: str, lane: int, place: int, origins: Ids) -> None:
+    def stack(self, name: str, lane: int, place: int, origins: Sequence[int]) -> None:
         """Put rows of a lane to its place among those of all lanes of a call."""
         of_all = self.tensors[f"{name} of all"]
         into = of_all.rows(0).at(place * len(origins) * of_all.row_bytes)
-        self.move(name, lane, into, origins, np.arange(len(origins)))
+        self.move(name, lane, into, origins, range(len(origins)))
 
-    def move(self, name: str, lane: int, into: Rows, origins: Ids, places: Ids) -> None:
+    def move(
+        self, name: str, lane: int, into: Rows, origins: Sequence[int], places: Sequence[int]
+    ) -> None:
         """Move rows of a lane in all layers."""
         source = self.tensors[name]
         size = RowSize(self.layers, 1, source.row_bytes)
@@ -150,8 +152,10 @@ class RecurrentCache:
     def turn(self, lane: int, side: int) -> None:
         """Let a lane's state stand on a side: lanes of one call are read and written together."""
         if self.side[lane] != side:
-            into = self.tensors["state"].rows(side * self.lanes + lane)
-            self.move("state", self.side[lane] * self.lanes + lane, into, FIRST, FIRST)
+            state = self.tensors["state"]
+            size = RowSize(self.layers, 1, state.row_bytes)
+            here, there = (state.rows(one * self.lanes + lane) for one in (self.side[lane], side))
+            copy_rows(self.workspace, size, here, there, 1)
             self.side[lane] = side
 
     def bound(self, batch: int, taken: int) -> list[Bound]:
@@ -189,23 +193,23 @@ class RecurrentCache:
             self.pending[lane], self.side[lane] = 0, 1 - self.side[lane]
             if batch > 1 and state.has_gaps:
                 into = state.rows(self.side[lane] * self.lanes + lane)
-                self.move("state after all", 0, into, np.array([place]), FIRST)
+                self.move("state after all", 0, into, [place], FIRST)
 
     def keep(self, lane: int, path: Ids) -> None:
         """Commit rows of the last call, one path of them in its order."""
         place = lane - self.first_lane
-        last = path[max(0, len(path) - self.kept) :]
-        stay = np.arange(len(last), self.kept)
+        assert place >= 0
+        last = path[max(0, len(path) - self.kept) :].tolist()
+        staying = self.kept - len(last)
         conv = self.tensors["conv"].rows(lane)
-        self.move("conv", lane, conv, stay, stay - len(last))
+        self.move("conv", lane, conv, range(len(last), self.kept), range(staying))
         size = RowSize(self.layers, 1, self.conv_bytes)
         made = Rows(self.tensors["conv_rows"].table, 0, place * self.rows * self.conv_bytes)
-        behind = np.arange(self.kept - len(last), self.kept)
-        move_rows(self.workspace, size, made, conv, last, behind)
+        move_rows(self.workspace, size, made, conv, last, range(staying, self.kept))
         size = RowSize(self.layers, 1, self.row_bytes)
         made = Rows(self.tensors["delta_rows"].table, 0, place * self.rows * self.row_bytes)
         pending = self.tensors["pending"].rows(lane)
-        move_rows(self.workspace, size, made, pending, path, np.arange(len(path)))
+        move_rows(self.workspace, size, made, pending, path.tolist(), range(len(path)))
         self.pending[lane] = len(path)
         self.lengths[lane] += len(path)
 

@@ -1,76 +1,44 @@
-"""Runs an engine of TensorRT: inputs go to the device in one copy, keys and values stay there.
+"""Runs an engine of TensorRT: inputs go to the device in one copy, what is known of the logits
+comes back in one, and all else stays there.
 
-Knows calls, sizes and what is bound where. `execution` knows the library, `caches` and `recurrent`
-what lanes hold. Knows nothing of tokens or trees.
+Knows calls, lanes and what is bound where. `plans` says how a call stands in memory, `execution`
+knows the library, `caches` and `recurrent` what lanes hold. Knows nothing of tokens or trees.
 """
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows, Table
 from edgespec.backends.call import Attention, Call, Floats, HiddenStates, Ids, Result
-from edgespec.backends.host import gather_idx, host_results
+from edgespec.backends.host import gather_idx
 from edgespec.backends.masks import tree_mask
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.caches import DeviceRows, KvCache, Rows
+from edgespec.backends.tensorrt.contract import memory_names
 from edgespec.backends.tensorrt.device.base import DeviceMemoryFull
-from edgespec.backends.tensorrt.execution import LESS_MEMORY, Bound, Context, OpenEngine
-from edgespec.backends.tensorrt.kernels import (
-    CONVERT_BLOCKS,
-    FINITE_BLOCKS,
-    MASK_THREADS,
-    THREADS,
-)
+from edgespec.backends.tensorrt.execution import LESS_MEMORY, Bound, OpenEngine
+from edgespec.backends.tensorrt.logits import DeviceLogits, Wanted
+from edgespec.backends.tensorrt.plans import MASKS, STATES, Layout, Plan, Sizes, plan_of
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.recurrent import RecurrentCache
 from edgespec.backends.tensorrt.settings import EngineSettings
-from edgespec.backends.tensorrt.states import DTYPES, KINDS, DeviceStates, put
+from edgespec.backends.tensorrt.states import DeviceStates, on_device
 from edgespec.backends.tensorrt.target import Dialect
-from edgespec.backends.tensorrt.visibility import Visibility
-from edgespec.backends.tensorrt.workspace import Buffer, Pinned, Workspace, aligned, put_table
-from edgespec.contract import (
-    ITEM_BYTES,
-    GraphContract,
-    TensorSpec,
-    past_names,
-    present_names,
-)
+from edgespec.backends.tensorrt.visibility import width_of
+from edgespec.backends.tensorrt.workspace import Workspace, attempt
+from edgespec.contract import ITEM_BYTES, GraphContract, past_names, present_names
 from edgespec.errors import EnvironmentProblem, LimitError
 
 MAX_PLANS = 64  # shapes of calls that are remembered, with their graphs
-HIDDEN = ("base_hidden", "draft_hidden")
-STATES = (*HIDDEN, "target_hidden")
-HALVES = ("float16", "bfloat16")
-Sizes = Mapping[str, int]  # by symbol
-
-
-@dataclass
-class Plan:
-    """A call of one size: its context, where its inputs stand in the block that is copied, and
-    what is bound. `uses` counts the calls; `graph` is what they come to, once captured."""
-
-    context: Context
-    arrays: dict[str, NDArray[Any]]  # of the pinned block, by input or part of a mask
-    upload_bytes: int
-    masks: list[dict[str, int]]  # the structures of the kernel that makes them
-    converts: list[dict[str, int]]  # those of the kernel that rounds
-    bound: list[Bound]
-    downloads: list[tuple[int, int, int]]  # host, device, bytes
-    logits: Floats
-    finite: dict[str, int]  # the structure of the kernel that looks for NaN and Inf
-    not_finite: NDArray[np.int32]  # by lane
-    uses: int = 0
-    graph: int | None = None
-    can_capture: bool = True
 
 
 class TensorRTRunner:
@@ -91,17 +59,14 @@ class TensorRTRunner:
         self.table: Table | None = None
         self.ranges = [ranges_of(contract, profile) for profile in settings.profiles]
         self.plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
-        self.inputs, self.states, self.made_inputs = (Buffer(workspace) for _ in range(3))
-        self.flags = Buffer(workspace)  # of lanes with NaN or Inf
-        self.upload, self.download = Pinned(workspace), Pinned(workspace)
-        self.outputs: dict[str, Buffer] = {}
         self.in_place = check_aliases(engine, contract, settings.dialect)
-        self.closed, self.scratch = False, workspace.version
+        self.closed, self.version = False, workspace.version
         self.engine_s = 0.0
         read = "L" if contract.shape.block else "S"
         self.prefill_chunk = max(ranges[read][1] for ranges in self.ranges)
         self.max_rows = max(ranges.get("G", ranges["S"])[1] for ranges in self.ranges)
         shape = contract.shape
+        self.wanted = Wanted(1, shape.vocab_size)
         attention = 0 if shape.heads else len(shape.attention_layers)
         row_bytes = shape.head_dim * ITEM_BYTES[settings.compute]
         self.cache = None
@@ -110,38 +75,38 @@ class TensorRTRunner:
             try:
                 self.cache = KvCache(workspace, *dims)
             except DeviceMemoryFull as error:
-                raise cache_too_large(int(np.prod(dims)), capacity, lanes) from error
+                raise cache_too_large(prod(dims), capacity, lanes) from error
         self.recurrent = (
             RecurrentCache(workspace, shape.recurrent, lanes, settings.max_rows)
             if shape.recurrent
             else None
         )
+        self.outputs = self.allocated()
         self.new_rows = 0  # the table of this call's rows, where the cache is not written in place
-        self.allocate(lanes)
+        if self.cache is not None and not self.in_place:
+            names = [name for i in shape.attention_layers for name in present_names(i)]
+            self.new_rows = workspace.table([self.outputs[name] for name in names])
         workspace.synchronize()
 
     # ---- memory
 
-    def allocate(self, lanes: int) -> None:
-        """Memory for the outputs of the largest call, and for an input that a call leaves out."""
-        most = {
-            symbol: max(ranges.get(symbol, (0, 0))[1] for ranges in self.ranges)
-            for symbol in ("B", "S", "G", "L", "P")
-        }
-        most["B"] = lanes
-        most["R"] = most["S"] + most["L"]
+    def allocated(self) -> dict[str, int]:
+        """Memory for the outputs of the largest call, by name. What calls go through has room for
+        one sequence in each profile, and for all lanes where trees are."""
+        most = [{symbol: ends[1] for symbol, ends in ranges.items()} for ranges in self.ranges]
+        for sizes in most:
+            sizes["R"] = sizes.get("S", 0) + sizes.get("L", 0)
+            sizes["B"] = self.lanes if sizes is most[-1] else 1
+            widths = dict.fromkeys(MASKS, sizes["R"])
+            Layout(self.contract, sizes, widths, self.wanted).fit(self.workspace)
+        largest = {symbol: max(sizes.get(symbol, 0) for sizes in most) for symbol in most[-1]}
+        memory, out = memory_names(self.contract.shape), {}
         for spec in self.contract.outputs:
-            if spec.name in self.in_place or is_memory(spec.name):
-                continue
-            self.outputs[spec.name] = Buffer(self.workspace)
-            self.outputs[spec.name].fit(spec.num_bytes(**most))
-        specs = [spec for spec in self.contract.inputs if spec.name in STATES]
-        self.states.fit(sum(aligned(spec.num_bytes(**most)) for spec in specs))
-        self.flags.fit(4 * lanes)
-        names = [n for i in self.contract.shape.attention_layers for n in present_names(i)]
-        if self.cache is not None and not self.in_place:
-            addresses = [self.outputs[name].address for name in names]
-            self.new_rows = put_table(self.workspace, addresses)
+            if spec.name not in self.in_place and spec.name not in memory:
+                size = spec.num_bytes(**largest)
+                out[spec.name] = self.workspace.alloc(size)
+                self.workspace.device.zero(out[spec.name], size, self.workspace.stream)
+        return out
 
     # ---- a call
 
@@ -149,31 +114,32 @@ class TensorRTRunner:
         """Run one call, a result for each lane; its KV rows are in the cache afterwards.
         EnvironmentProblem where the device or the library fails, LimitError where no profile has
         its sizes."""
-        began = time.perf_counter()
-        with self.workspace.working():
-            if self.scratch != self.workspace.version:  # graphs have its old address
-                self.drop_all()
-                self.scratch = self.workspace.version
-            kinds = attentions_of(call, self.contract)
-            seen = {name: Visibility.of(call, kind) for name, kind in kinds}
+        call = with_context(call)
+        workspace, device = self.workspace, self.workspace.device
+        with workspace.working():
+            attentions = attentions_of(call, self.contract)
             starts: list[int] = call.write_indices.tolist()
             self.check(call, starts)
+            states = self.states_of(call)
             taken = 0
             if self.recurrent is not None:
                 taken = self.recurrent.prepare(call.first_lane, starts, call.rows)
-            plan = self.plan_of(call, seen, taken)
-            self.fill(plan, call, seen)
-            self.put_states(call)
+            plan = self.plan_of(call, attentions, taken)
+            self.fill(plan, call, attentions)
+            device.record(workspace.begin, workspace.stream)
+            self.copy_states(plan, call, states)
             self.execute(plan)
-            if self.cache is not None and not self.in_place:
+            if self.new_rows:
                 self.append_rows(call, starts)
             if self.recurrent is not None:
                 self.recurrent.after_call(len(starts))
-            self.workspace.synchronize()
+            device.record(workspace.end, workspace.stream)
+            device.wait(workspace.end)
+            self.engine_s += device.elapsed_ms(workspace.begin, workspace.end) / 1000
+            results = self.results(plan, call)
             if plan.uses > 1 and plan.graph is None and plan.can_capture:
                 self.capture(plan)
-            self.engine_s += time.perf_counter() - began
-            return self.results(plan, call)
+            return results
 
     def check(self, call: Call, starts: Sequence[int]) -> None:
         """Assert that all rows have a slot: our own mistake otherwise."""
@@ -182,19 +148,25 @@ class TensorRTRunner:
         if self.cache is not None:
             assert 0 <= min(starts) <= max(starts) + call.written <= self.cache.slots
 
-    def plan_of(self, call: Call, seen: Mapping[str, Visibility], taken: int) -> Plan:
+    def plan_of(self, call: Call, attentions: Mapping[str, Attention], taken: int) -> Plan:
         """The plan of a call of this size, made where there is none yet."""
+        if self.version != self.workspace.version:  # another engine has moved what is shared
+            self.drop_all()
         sizes = sizes_of(call, taken)
-        widths = tuple(part.visible.shape[2] for part in seen.values())
+        widths = {name: width_of(call, kind) for name, kind in attentions.items()}
         side = 0 if self.recurrent is None else self.recurrent.side[call.first_lane]
-        given = call.base_hidden is not None
-        key = (*sizes.items(), *widths, given, call.first_lane, side)
+        wanted = (self.wanted.count, self.wanted.ids)
+        key = (*sizes.values(), *widths.values(), call.first_lane, side, *wanted)
         plan = self.plans.get(key)
         if plan is None:
-            index = self.profile_of(sizes)
-            shapes = {spec.name: shape_of(spec, sizes) for spec in self.contract.inputs}
-            self.fit_blocks(call, seen, shapes, sizes)
-            plan = self.plans[key] = self.made(index, call, seen, shapes, sizes, taken)
+            context = self.engine.contexts[self.profile_of(sizes)]
+            layout = Layout(self.contract, sizes, widths, self.wanted)
+            layout.fit(self.workspace)
+            if self.version != self.workspace.version:
+                self.drop_all()
+            memory = self.memory_bound(call, taken)
+            plan = plan_of(layout, self.workspace, context, self.outputs, memory)
+            self.plans[key] = plan
             if len(self.plans) > MAX_PLANS:
                 self.drop(self.plans.popitem(last=False)[1])
         self.plans.move_to_end(key)
@@ -210,165 +182,6 @@ class TensorRTRunner:
         has = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items() if size)
         what = f"{self.engine.path} was not built for a call of {has}"
         raise LimitError(what, "Build it with a larger --max-input-len or tree size.")
-
-    def parts(
-        self, call: Call, seen: Mapping[str, Visibility], shapes: Mapping[str, tuple[int, ...]]
-    ) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Shape and type of all that is copied to the device for a call, by name, in order."""
-        parts: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-        for spec in self.contract.inputs:
-            if spec.name in seen:
-                of = seen[spec.name]
-                for name, array in mask_parts(spec.name, of):
-                    parts[name] = (array.shape, array.dtype)
-            elif not is_memory(spec.name) and spec.name not in STATES:
-                dtype = "float32" if spec.dtype in HALVES else spec.dtype
-                parts[spec.name] = (shapes[spec.name], DTYPES[dtype])
-        return parts
-
-    def made_sizes(
-        self, seen: Mapping[str, Visibility], shapes: Mapping[str, tuple[int, ...]]
-    ) -> dict[str, int]:
-        """Bytes of the inputs that kernels make of what is copied, by name: masks, and what comes
-        in float32 and is read in another type."""
-        return {
-            spec.name: nbytes(shapes[spec.name], DTYPES[spec.dtype])
-            for spec in self.contract.inputs
-            if spec.name in seen or is_converted(spec)
-        }
-
-    def state_places(self, sizes: Sizes) -> dict[str, int]:
-        """Where the hidden states that a call reads stand on the device; of two that a draft reads,
-        only one counts, and both may be the same."""
-        places, at = {}, self.states.address
-        for spec in self.contract.inputs:
-            if spec.name in STATES:
-                places[spec.name] = at
-                at += aligned(spec.num_bytes(**sizes))
-        return places
-
-    def put_states(self, call: Call) -> None:
-        """Copy the hidden states of a call to where its engine reads them: on the device, where
-        they are there already. Rows that only fill up are zeros."""
-        specs = {spec.name: spec for spec in self.contract.inputs}
-        places = self.state_places(sizes_of(call, 0))
-        for name, lanes in states_of(call):
-            spec, at = specs[name], places[name]
-            rows = call.context_rows if name == "target_hidden" else call.rows
-            width = spec.shape[-1]
-            assert isinstance(width, int)
-            row_bytes = width * ITEM_BYTES[spec.dtype]
-            for states in lanes:
-                put(states, self.workspace, at, spec.dtype)
-                if len(states) < rows:  # a NaN there would stay in the cache
-                    behind = at + len(states) * row_bytes
-                    filling = (rows - len(states)) * row_bytes
-                    self.workspace.device.zero(behind, filling, self.workspace.stream)
-                at += rows * row_bytes
-
-    def fit_blocks(
-        self,
-        call: Call,
-        seen: Mapping[str, Visibility],
-        shapes: Mapping[str, tuple[int, ...]],
-        sizes: Sizes,
-    ) -> None:
-        """Have room for a call of this size; plans are void where memory moves."""
-        upload = sum(
-            aligned(nbytes(shape, dtype))
-            for shape, dtype in self.parts(call, seen, shapes).values()
-        )
-        made = sum(map(aligned, self.made_sizes(seen, shapes).values()))
-        specs = [spec for spec in self.contract.outputs if spec.name in ("logits", "hidden_states")]
-        download = aligned(specs[0].num_bytes(**sizes)) + 4 * self.lanes
-        states = [spec for spec in self.contract.inputs if spec.name in STATES]
-        moved = [
-            bool(upload) and self.inputs.fit(upload),
-            bool(upload) and self.upload.fit(upload),
-            bool(made) and self.made_inputs.fit(made),
-            self.download.fit(download),
-            self.states.fit(sum(aligned(spec.num_bytes(**sizes)) for spec in states)),
-        ]
-        moved += [self.outputs[spec.name].fit(spec.num_bytes(**sizes)) for spec in specs]
-        if any(moved):
-            self.drop_all()
-
-    def made(
-        self,
-        index: int,
-        call: Call,
-        seen: Mapping[str, Visibility],
-        shapes: Mapping[str, tuple[int, ...]],
-        sizes: Sizes,
-        taken: int,
-    ) -> Plan:
-        """A plan in blocks that have room for it."""
-        context = self.engine.contexts[index]
-        arrays, at, offset = {}, {}, 0
-        for name, (shape, dtype) in self.parts(call, seen, shapes).items():
-            arrays[name] = self.upload.view(offset, shape, dtype)
-            at[name] = self.inputs.address + offset
-            offset += aligned(nbytes(shape, dtype))
-        upload_bytes, made_at = offset, {}
-        offset = self.made_inputs.address
-        for name, size in self.made_sizes(seen, shapes).items():
-            made_at[name] = offset
-            offset += aligned(size)
-        masks, converts = [], []
-        for name, of in seen.items():
-            rows, slots = shapes[name][2:]
-            parts = {part: at[f"{name}/{part}"] for part in ("lengths", "firsts", "visible")}
-            width = of.visible.shape[2]
-            mask = {"mask": made_at[name], "rows": rows, "width": width, "slots": slots}
-            masks.append(parts | mask)
-        for spec in self.contract.inputs:
-            if is_converted(spec):
-                count = int(np.prod(shapes[spec.name]))
-                ends = {"source": at[spec.name], "target": made_at[spec.name]}
-                converts.append(ends | {"count": count, "kind": KINDS[spec.dtype]})
-        at |= made_at
-        at |= self.state_places(sizes)
-        bound = [
-            Bound(
-                spec.name,
-                at[spec.name],
-                shapes[spec.name] if spec.name in context.varying else None,
-            )
-            for spec in self.contract.inputs
-            if not is_memory(spec.name)
-        ]
-        bound += self.memory_bound(call, taken)
-        bound += [Bound(name, buffer.address) for name, buffer in self.outputs.items()]
-        specs = {spec.name: spec for spec in self.contract.outputs}
-        shape, batch = shape_of(specs["logits"], sizes), sizes["B"]
-        logits = self.download.view(0, shape, DTYPES["float32"])
-        flags_at = aligned(logits.nbytes)
-        not_finite = self.download.view(flags_at, (batch,), np.dtype(np.int32))
-        downloads = [
-            (self.download.address, self.outputs["logits"].address, logits.nbytes),
-        ]
-        finite: dict[str, int] = {}
-        if "hidden_states" in specs:
-            downloads.append((self.download.address + flags_at, self.flags.address, 4 * batch))
-            spec = specs["hidden_states"]
-            finite = {
-                "values": self.outputs["hidden_states"].address,
-                "flags": self.flags.address,
-                "count": spec.num_bytes(**sizes) // ITEM_BYTES[spec.dtype] // batch,
-                "kind": KINDS[spec.dtype],
-            }
-        return Plan(
-            context,
-            arrays,
-            upload_bytes,
-            masks,
-            converts,
-            bound,
-            downloads,
-            logits,
-            finite,
-            not_finite,
-        )
 
     def memory_bound(self, call: Call, taken: int) -> list[Bound]:
         """What a call binds of caches and states."""
@@ -387,11 +200,34 @@ class TensorRTRunner:
                 tensor += 1
         return out
 
-    def fill(self, plan: Plan, call: Call, seen: Mapping[str, Visibility]) -> None:
+    def states_of(self, call: Call) -> dict[str, list[DeviceStates]]:
+        """The hidden states of a call on the device, where they are already, lane by lane."""
+        dtype, given = self.settings.compute, {}
+        for name in STATES:
+            lanes: Sequence[HiddenStates] | None = getattr(call, name)
+            if lanes is not None:
+                given[name] = [on_device(lane, self.workspace, dtype) for lane in lanes]
+        return given
+
+    def copy_states(
+        self, plan: Plan, call: Call, given: Mapping[str, Sequence[DeviceStates]]
+    ) -> None:
+        """Copy the hidden states of a call to where its engine reads them. Rows that only fill up
+        are zeros: a NaN there would stay in the cache."""
+        device, stream = self.workspace.device, self.workspace.stream
+        for name, lanes in given.items():
+            at, rows = plan.states[name], plan.layout.shapes[name][1]
+            for states in lanes:
+                if states.nbytes:
+                    device.copy(at, states.address, states.nbytes, stream)
+                if filling := (rows - len(states)) * states.row_bytes:
+                    device.zero(at + states.nbytes, filling, stream)
+                at += rows * states.row_bytes
+
+    def fill(self, plan: Plan, call: Call, attentions: Mapping[str, Attention]) -> None:
         """Write the inputs of a call to the block that is copied."""
-        for name, of in seen.items():
-            for part, array in mask_parts(name, of):
-                plan.arrays[part][...] = array
+        for name, kind in attentions.items():
+            plan.masks[name].fill(call, kind)
         for name, array in self.feeds(call):
             plan.arrays[name][...] = array
 
@@ -423,9 +259,11 @@ class TensorRTRunner:
         self.enqueue(plan)
 
     def capture(self, plan: Plan) -> None:
-        """Keep a call that has just run as a graph. The library does what a change of shapes asks
-        for in the next run, which therefore cannot be captured."""
-        plan.graph = self.captured(plan) if self.workspace.device.can_capture else None
+        """Keep a call that has just run as a graph, unless the library makes graphs of its own. It
+        does what a change of shapes asks for in the next run, which therefore cannot be captured.
+        """
+        can = self.workspace.device.can_capture and not self.engine.capabilities.own_graphs
+        plan.graph = self.captured(plan) if can else None
         plan.can_capture = plan.graph is not None
 
     def captured(self, plan: Plan) -> int | None:
@@ -443,24 +281,18 @@ class TensorRTRunner:
         return device.end_capture(stream)
 
     def enqueue(self, plan: Plan) -> None:
-        """Copy the inputs, make the masks, run, copy the outputs."""
-        device, stream = self.workspace.device, self.workspace.stream
-        if plan.upload_bytes:
-            device.upload(self.inputs.address, self.upload.address, plan.upload_bytes, stream)
-        for mask in plan.masks:
-            batch = len(plan.arrays["write_indices"])
-            grid = (-(-mask["slots"] // MASK_THREADS), mask["rows"], batch)
-            self.workspace.launch("attention_mask", grid, MASK_THREADS, **mask)
-        for convert in plan.converts:
-            self.workspace.launch("convert", (CONVERT_BLOCKS, 1, 1), THREADS, **convert)
+        """Copy the inputs, make what kernels make of them, run, and copy back what is found."""
+        workspace, device, stream = self.workspace, self.workspace.device, self.workspace.stream
+        if plan.arrays:
+            device.upload(*plan.upload, stream)
+        for launch in plan.before:
+            workspace.run(launch)
         plan.context.enqueue()
-        if plan.finite:
-            batch = len(plan.not_finite)
-            device.zero(self.flags.address, 4 * batch, stream)
-            grid = (FINITE_BLOCKS, 1, batch)
-            self.workspace.launch("not_finite", grid, THREADS, **plan.finite)
-        for target, source, size in plan.downloads:
-            device.download(target, source, size, stream)
+        if plan.flags[0]:
+            device.zero(*plan.flags, stream)
+        for launch in plan.after:
+            workspace.run(launch)
+        device.download(*plan.download, stream)
 
     def append_rows(self, call: Call, starts: Sequence[int]) -> None:
         """Copy this call's keys and values into the cache."""
@@ -472,20 +304,34 @@ class TensorRTRunner:
             self.cache.append(call.first_lane + place, start, source, call.written)
 
     def results(self, plan: Plan, call: Call) -> list[Result]:
-        """The outputs of a call that is done, lane by lane."""
-        results = host_results(call, plan.logits, None, self.contract.shape.heads)
-        if not plan.finite:
-            return results
-        spec = next(spec for spec in self.contract.outputs if spec.name == "hidden_states")
-        width, address = spec.shape[-1], self.outputs["hidden_states"].address
+        """The outputs of a call that is done, lane by lane: what came back is copied."""
+        search, heads = plan.layout.search, max(1, self.contract.shape.heads)
+        top, per_lane = search.read(plan.found["top"]), search.rows // len(call.gather)
+        row_bytes = ITEM_BYTES["float32"] * search.stride
+        out = []
+        for i, (gathered, states) in enumerate(
+            zip(call.gather, self.hidden_states(plan, call), strict=True)
+        ):
+            first, count = i * per_lane, len(gathered) * heads
+            address = self.outputs["logits"] + first * row_bytes
+            found = top.part(slice(first, first + count))
+            ids = search.stride
+            logits = DeviceLogits(self.workspace, address, count, ids, ids, self.wanted, found)
+            out.append(Result(logits, states))
+        return out
+
+    def hidden_states(self, plan: Plan, call: Call) -> list[DeviceStates] | list[None]:
+        """Those that a call gives, lane by lane."""
+        spec, lanes = plan.layout.hidden_states, call.attention.lanes
+        if spec is None:
+            return [None] * len(lanes)
+        width, address = spec.shape[-1], self.outputs["hidden_states"]
         assert isinstance(width, int)
         out = []
-        for result, lane, bad in zip(
-            results, call.attention.lanes, plan.not_finite.tolist(), strict=True
-        ):
+        for lane, bad in zip(lanes, plan.found["not finite"].tolist(), strict=True):
             rows, finite = len(lane.visible), not bad
             states = DeviceStates(self.workspace, address, rows, width, spec.dtype, finite)
-            out.append(Result(result.logits, states))
+            out.append(states)
             address += call.rows * states.row_bytes
         return out
 
@@ -547,41 +393,37 @@ class TensorRTRunner:
 
     def drop(self, plan: Plan) -> None:
         """Free the graph of a plan that is not remembered."""
-        if plan.graph is not None:
-            self.workspace.synchronize()
-            self.workspace.device.free_graph(plan.graph)
+        graph, plan.graph = plan.graph, None
+        if graph is not None:
+            self.workspace.settle()
+            self.workspace.device.free_graph(graph)
 
     def drop_all(self) -> None:
-        """Forget all plans."""
+        """Forget all plans: memory has moved."""
         while self.plans:
             self.drop(self.plans.popitem()[1])
+        self.version = self.workspace.version
 
     def close(self) -> None:
-        """Release the engine and its memory; closing twice is harmless."""
+        """Release the engine and its memory, as far as the device still does it; closing twice is
+        harmless."""
         if self.closed:
             return
         self.closed = True
-        with self.workspace.working():
-            self.workspace.synchronize()
-            self.drop_all()
-            self.engine.close()
-            for buffer in (
-                self.inputs,
-                self.states,
-                self.made_inputs,
-                self.flags,
-                *self.outputs.values(),
-            ):
-                buffer.free()
-            for pinned in (self.upload, self.download):
-                pinned.free()
-            if self.new_rows:
-                self.workspace.free(self.new_rows)
-            if self.cache is not None:
-                self.cache.free()
-            if self.recurrent is not None:
-                self.recurrent.close()
-        self.workspace.leave()
+        workspace, plans = self.workspace, [*self.plans.values()]
+        self.plans.clear()
+        with workspace.lock:
+            attempt(
+                workspace.device.activate,
+                workspace.settle,
+                *(partial(self.drop, plan) for plan in plans),
+                self.engine.close,
+                *(partial(workspace.free, address) for address in self.outputs.values()),
+                *((partial(workspace.free, self.new_rows),) if self.new_rows else ()),
+                *((self.cache.free,) if self.cache is not None else ()),
+                *((self.recurrent.close,) if self.recurrent is not None else ()),
+            )
+        workspace.leave()
 
 
 def open_runner(
@@ -597,17 +439,33 @@ def open_runner(
     lowered one. BundleError where the file is not what its settings say, EnvironmentProblem where
     memory does not do."""
     workspace.join()
+    before, engine = frozenset(workspace.held), None
     try:
         with workspace.working():
             engine = OpenEngine(bindings, path, contract, settings.profiles, workspace)
             return TensorRTRunner(engine, contract, settings, workspace, capacity, lanes)
     except DeviceMemoryFull as error:
-        workspace.leave()
+        give_up(workspace, before, engine)
         what = f"the device has no memory to open {path}: {error.what}"
         raise EnvironmentProblem(what, LESS_MEMORY) from error
     except BaseException:
-        workspace.leave()
+        give_up(workspace, before, engine)
         raise
+
+
+def give_up(workspace: Workspace, before: frozenset[int], engine: OpenEngine | None) -> None:
+    """Give back what an engine that cannot be opened has taken, so that another may have it: all
+    but what was there `before`, and what engines share."""
+    with workspace.lock:
+        shared = {workspace.scratch, workspace.inputs.address}
+        new = workspace.held - before - shared
+        attempt(
+            workspace.device.activate,
+            workspace.synchronize,
+            *((engine.close,) if engine is not None else ()),
+            *(partial(workspace.free, address) for address in new),
+        )
+    workspace.leave()
 
 
 def cache_too_large(size: int, capacity: int, lanes: int) -> EnvironmentProblem:
@@ -647,53 +505,26 @@ def sizes_of(call: Call, taken: int) -> dict[str, int]:
     }
 
 
-def shape_of(spec: TensorSpec, sizes: Sizes) -> tuple[int, ...]:
-    """The shape of a tensor in a call of these sizes."""
-    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
+def with_context(call: Call) -> Call:
+    """A call of a block whose context has a row at least, as profiles have no size of 0: one that
+    only fills up stands before the block, and no row sees it."""
+    if call.context_rows or call.target_hidden is None:
+        return call
+    assert call.context_cos is not None
+    batch, _, width = call.context_cos.shape
+    row: Floats = np.zeros((batch, 1, width), np.float32)
+    return replace(call, context_cos=row, context_sin=row)
 
 
-def nbytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
-    """Bytes of an array."""
-    return int(np.prod(shape)) * dtype.itemsize
-
-
-def is_memory(name: str) -> bool:
-    """Whether a tensor is what layers keep, or what a recurrent layer leaves of its rows."""
-    return name.startswith(
-        (
-            *("past_", "conv_state_", "recurrent_state_", "committed_rows_"),
-            *("conv_rows_", "delta_rows_", "present_recurrent_state_"),
-        )
-    )
-
-
-def is_converted(spec: TensorSpec) -> bool:
-    """Whether an input comes from the host in float32 and is read in another type."""
-    return spec.dtype in HALVES and spec.name not in STATES and not is_memory(spec.name)
-
-
-# ---- masks
-
-
-def attentions_of(call: Call, contract: GraphContract) -> list[tuple[str, Attention]]:
+def attentions_of(call: Call, contract: GraphContract) -> dict[str, Attention]:
     """What each mask that the graph reads is made of."""
     if contract.shape.heads:
-        return []
-    out = [("attention_mask", call.attention)]
+        return {}
+    out = {"attention_mask": call.attention}
     if contract.shape.sliding:
         assert call.sliding_attention is not None
-        out.append(("sliding_attention_mask", call.sliding_attention))
+        out["sliding_attention_mask"] = call.sliding_attention
     return out
-
-
-def states_of(call: Call) -> list[tuple[str, Sequence[HiddenStates]]]:
-    """The hidden states of a call, lane by lane."""
-    return [(name, lanes) for name in STATES if (lanes := getattr(call, name)) is not None]
-
-
-def mask_parts(name: str, of: Visibility) -> list[tuple[str, NDArray[Any]]]:
-    """What is copied of a mask, by names of its own."""
-    return [(f"{name}/{part}", getattr(of, part)) for part in ("lengths", "firsts", "visible")]
 
 
 # ---- what is written in place

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.backends.call import Floats, HiddenStates, Ids
 from edgespec.backends.tensorrt.caches import Rows, RowSize, move_rows
-from edgespec.backends.tensorrt.workspace import Borrowed, Pinned, Workspace
+from edgespec.backends.tensorrt.workspace import Borrowed, Workspace
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -72,7 +72,7 @@ class DeviceStates(HiddenStates):
             out = self.new(len(rows), known_finite=self.known_finite)
             size = RowSize(1, 1, self.row_bytes)
             source, target = Rows(0, 0, self.address), Rows(0, 0, out.address)
-            move_rows(self.workspace, size, source, target, rows, np.arange(len(rows)))
+            move_rows(self.workspace, size, source, target, rows.tolist(), range(len(rows)))
         return out
 
     def joined(self, others: Sequence[HiddenStates]) -> DeviceStates:
@@ -92,30 +92,25 @@ class DeviceStates(HiddenStates):
 
     def numpy(self) -> Floats:
         """A copy on the host."""
-        with self.workspace.working():
-            pinned, dtype = Pinned(self.workspace), DTYPES[self.dtype]
-            if not self.nbytes:
-                return np.zeros((self.rows, self.width), np.float32)
-            pinned.fit(self.nbytes)
-            device, stream = self.workspace.device, self.workspace.stream
-            device.download(pinned.address, self.address, self.nbytes, stream)
-            self.workspace.synchronize()
-            found = pinned.view(0, (self.rows, self.width), dtype).astype(np.float32)
-            pinned.free()
-        return found
+        raw = self.workspace.down(self.address, self.nbytes)
+        return raw.view(DTYPES[self.dtype]).reshape(self.rows, self.width).astype(np.float32)
 
 
 def put(states: HiddenStates, workspace: Workspace, address: int, dtype: str) -> None:
     """Copy hidden states of any backend to an address, as a type."""
-    if not len(states):
-        return
-    device, stream = workspace.device, workspace.stream
     if isinstance(states, DeviceStates) and (states.workspace, states.dtype) == (workspace, dtype):
-        device.copy(address, states.address, states.nbytes, stream)
-        return
+        if states.nbytes:
+            workspace.device.copy(address, states.address, states.nbytes, workspace.stream)
+    else:
+        workspace.put(address, states.numpy().astype(DTYPES[dtype]))
+
+
+def on_device(states: HiddenStates, workspace: Workspace, dtype: str) -> DeviceStates:
+    """Hidden states of any backend on the device, as a type: themselves where they are it."""
+    if isinstance(states, DeviceStates) and (states.workspace, states.dtype) == (workspace, dtype):
+        return states
     array = states.numpy().astype(DTYPES[dtype])
-    pinned = Pinned(workspace)
-    pinned.fit(array.nbytes)
-    pinned.view(0, array.shape, array.dtype)[...] = array
-    device.upload(address, pinned.address, array.nbytes, stream)
-    pinned.free()  # which waits for the copy
+    memory = Borrowed(workspace, array.nbytes)
+    workspace.put(memory.address, array)
+    rows, width = array.shape
+    return DeviceStates(workspace, memory.address, rows, width, dtype, False, memory)

@@ -14,6 +14,13 @@ from numpy.typing import NDArray
 from edgespec.backends.call import Attention, Call, Mask
 
 
+def width_of(call: Call, attention: Attention) -> int:
+    """The slots behind the first `length` ones that rows may see, of all lanes at most."""
+    starts: list[int] = call.write_indices.tolist()
+    lanes = zip(starts, attention.lanes, strict=True)
+    return call.written + max(start - lane.length for start, lane in lanes)
+
+
 @dataclass(frozen=True, slots=True)
 class Visibility:
     """Of the first `lengths` slots of a lane, a row sees those from `firsts` on; of the slots
@@ -23,28 +30,28 @@ class Visibility:
     firsts: NDArray[np.int32]  # [B, S]
     visible: Mask  # [B, S, V]
 
-    @classmethod
-    def of(cls, call: Call, attention: Attention) -> Visibility:
-        """What one kind of layer attends to; a row that only fills up sees itself."""
+    def fill(self, call: Call, attention: Attention) -> None:
+        """Write what one kind of layer attends to; a row that only fills up sees itself."""
         rows, context, window = call.rows, call.context_rows, attention.window
         starts: list[int] = call.write_indices.tolist()
-        batch, lanes = len(starts), attention.lanes
-        width = max(s + context + rows - a.length for s, a in zip(starts, lanes, strict=True))
-        lengths = np.array([lane.length for lane in lanes], np.int32)
-        firsts, seen = np.zeros((batch, rows), np.int32), np.zeros((batch, rows, width), bool)
-        for i, (lane, start) in enumerate(zip(lanes, starts, strict=True)):
+        for i, (lane, start) in enumerate(zip(attention.lanes, starts, strict=True)):
             visible, first = lane.visible, start + context - lane.length
             count, known = visible.shape
             scratch = known - count
+            self.lengths[i], self.firsts[i] = lane.length, 0
             if window is not None:
                 own = lane.positions[scratch:]
-                firsts[i, :count] = np.maximum(own - window + 1, 0)
+                self.firsts[i, :count] = np.maximum(own - window + 1, 0)
                 if call.target_hidden is None:  # no block
                     visible = visible & (own[:, None] - lane.positions < window)
-            seen[i, :count, :scratch] = visible[:, :scratch]
-            seen[i, :count, first : first + count] = visible[:, scratch:]
+            seen = self.visible[i]
+            if seen.shape == visible.shape and first == scratch:
+                seen[...] = visible
+                continue
+            seen[...] = False
+            seen[:count, :scratch] = visible[:, :scratch]
+            seen[:count, first : first + count] = visible[:, scratch:]
             if count < rows:
                 filling = np.arange(count, rows)
-                firsts[i, count:] = lane.length
-                seen[i, filling, first + filling] = True
-        return cls(lengths, firsts, seen)
+                self.firsts[i, count:] = lane.length
+                seen[filling, first + filling] = True

@@ -41,7 +41,7 @@ Said = pytest.CaptureFixture[str]
         ),
         (
             "--engine-dir E infer",
-            "It is a flag of edgespec build, infer, verify, chat or eval summarize.",
+            "It is a flag of edgespec build, import, infer, verify, chat or eval summarize.",
         ),
         ("--verison", "Did you mean --version"),
         ("help infr", "Did you mean infer?"),

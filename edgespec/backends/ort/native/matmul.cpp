@@ -17,26 +17,24 @@ constexpr int64_t kPieceBytes = 64 * 1024;
 constexpr size_t kMaxPieces = 256;
 
 // Memory for the rounded rows of a call, kept from call to call of a thread.
-class RowBuffer {
- public:
-  RowBuffer(const MatMulShape& shape, int64_t num_rows) {
-    const size_t values = static_cast<size_t>(num_rows * shape.padded_in());
-    const size_t scales = static_cast<size_t>(num_rows * shape.blocks()) * sizeof(float);
-    thread_local std::vector<uint8_t> memory;
-    if (memory.size() < values + 2 * scales + kLine) memory.resize(values + 2 * scales + kLine);
-    const auto address = reinterpret_cast<uintptr_t>(memory.data());
-    uint8_t* base = memory.data() + (kLine - address % kLine) % kLine;
-    this->values = reinterpret_cast<int8_t*>(base);
-    this->scales = reinterpret_cast<float*>(base + values);  // padded_in is a multiple of 32
-    this->corrections = reinterpret_cast<int32_t*>(base + values + scales);
-  }
-
-  QuantizedRows rows() const { return {values, scales, corrections}; }
-
-  int8_t* values;
-  float* scales;
-  int32_t* corrections;
-};
+RoundedRows room_for(const MatMulShape& shape, const MatMulKernels& kernels, int64_t num_rows) {
+  thread_local std::vector<uint8_t> memory;
+  const auto values = static_cast<size_t>(num_rows * shape.spans() * kSpan);
+  const auto scales = static_cast<size_t>(num_rows * shape.blocks()) * sizeof(float);
+  const size_t needed = values + 2 * scales + kLine;
+  if (memory.size() < needed) memory.resize(needed);
+  const auto address = reinterpret_cast<uintptr_t>(memory.data());
+  uint8_t* base = memory.data() + (kLine - address % kLine) % kLine;
+  RoundedRows rows;
+  rows.num_rows = num_rows;
+  rows.num_groups = (num_rows + kernels.most_rows - 1) / kernels.most_rows;
+  rows.spans = shape.spans();
+  rows.blocks = shape.blocks();
+  rows.values = reinterpret_cast<int8_t*>(base);
+  rows.scales = reinterpret_cast<float*>(base + values);
+  rows.corrections = reinterpret_cast<int32_t*>(base + values + scales);
+  return rows;
+}
 
 class LowBitMatMul {
  public:
@@ -67,7 +65,7 @@ class LowBitMatMul {
       throw GraphError("its weight is packed for another version of the kernels");
     }
     if (shape_.in < 1 || shape_.out < 1 || (shape_.bits != 4 && shape_.bits != 8) ||
-        shape_.block < 32 || shape_.block > 1024 || shape_.block % 32 != 0) {
+        (shape_.block != 32 && shape_.block != 64 && shape_.block != kSpan)) {
       throw GraphError("no kernel for these sizes");
     }
   }
@@ -88,33 +86,28 @@ class LowBitMatMul {
     const int64_t num_rows = x.count() / shape_.in;
     if (num_rows == 0) return;
     const MatMulKernels& kernels = *level().matmul;
-    const RowBuffer buffer(shape_, num_rows);
-    quantize(context, kernels, x.data, num_rows, buffer);
-    const QuantizedRows rows = buffer.rows();
-    const int64_t tiles = shape_.tiles();
+    const RoundedRows rows = room_for(shape_, kernels, num_rows);
+    quantize(context, kernels, x.data, rows);
+    const int64_t panels = shape_.panels();
     const int64_t pieces = num_pieces();
     context.parallel_for(static_cast<size_t>(pieces), [&](size_t i) {
       const int64_t piece = static_cast<int64_t>(i);
-      kernels.multiply(shape_, weight.data, tiles * piece / pieces, tiles * (piece + 1) / pieces,
-                       rows, num_rows, y.data, shape_.out);
+      kernels.multiply(shape_, weight.data, panels * piece / pieces, panels * (piece + 1) / pieces,
+                       rows, y.data);
     });
   }
 
  private:
   void quantize(const Context& context, const MatMulKernels& kernels, const float* x,
-                int64_t num_rows, const RowBuffer& buffer) const {
+                const RoundedRows& rows) const {
     auto one = [&](size_t i) {
-      const int64_t row = static_cast<int64_t>(i);
-      kernels.quantize(shape_, rounding_, x + row * shape_.in,
-                       buffer.values + row * shape_.padded_in(),
-                       buffer.scales + row * shape_.blocks(),
-                       buffer.corrections + row * shape_.blocks());
+      kernels.quantize(shape_, rounding_, x, rows.group(static_cast<int64_t>(i)));
     };
     constexpr int64_t kWorthThreads = 64 * 1024;  // inputs
-    if (num_rows * shape_.in >= kWorthThreads) {
-      context.parallel_for(static_cast<size_t>(num_rows), one);
+    if (rows.num_rows * shape_.in >= kWorthThreads) {
+      context.parallel_for(static_cast<size_t>(rows.num_groups), one);
     } else {
-      for (int64_t row = 0; row < num_rows; ++row) one(static_cast<size_t>(row));
+      for (int64_t g = 0; g < rows.num_groups; ++g) one(static_cast<size_t>(g));
     }
   }
 
@@ -122,7 +115,7 @@ class LowBitMatMul {
     const int64_t wanted = shape_.bytes() / kPieceBytes + 1;
     const int64_t most = static_cast<int64_t>(kMaxPieces);
     const int64_t pieces = wanted < most ? wanted : most;
-    return pieces < shape_.tiles() ? pieces : shape_.tiles();
+    return pieces < shape_.panels() ? pieces : shape_.panels();
   }
 
   MatMulShape shape_;
@@ -148,7 +141,7 @@ std::vector<uint8_t> some_weight(const MatMulShape& shape, Numbers& numbers) {
     for (int64_t i = 0; i < shape.values_bytes(); ++i) {
       weight[static_cast<size_t>(at + i)] = static_cast<uint8_t>(numbers.next());
     }
-    for (int64_t o = 0; o < kTile; ++o) {
+    for (int64_t o = 0; o < kPanel; ++o) {
       const float scale = numbers.real();
       std::memcpy(&weight[static_cast<size_t>(at + shape.values_bytes() + 4 * o)], &scale, 4);
     }
@@ -159,19 +152,12 @@ std::vector<uint8_t> some_weight(const MatMulShape& shape, Numbers& numbers) {
 std::vector<float> product(const MatMulKernels& kernels, const MatMulShape& shape,
                            RowRounding rounding, const std::vector<uint8_t>& weight,
                            const std::vector<float>& x, int64_t num_rows) {
-  std::vector<int8_t> values(static_cast<size_t>(num_rows * shape.padded_in()));
-  std::vector<float> scales(static_cast<size_t>(num_rows * shape.blocks()));
-  std::vector<int32_t> corrections(scales.size());
-  for (int64_t row = 0; row < num_rows; ++row) {
-    kernels.quantize(shape, rounding, &x[static_cast<size_t>(row * shape.in)],
-                     &values[static_cast<size_t>(row * shape.padded_in())],
-                     &scales[static_cast<size_t>(row * shape.blocks())],
-                     &corrections[static_cast<size_t>(row * shape.blocks())]);
+  const RoundedRows rows = room_for(shape, kernels, num_rows);
+  for (int64_t g = 0; g < rows.num_groups; ++g) {
+    kernels.quantize(shape, rounding, x.data(), rows.group(g));
   }
   std::vector<float> y(static_cast<size_t>(num_rows * shape.out));
-  kernels.multiply(shape, weight.data(), 0, shape.tiles(),
-                   {values.data(), scales.data(), corrections.data()}, num_rows, y.data(),
-                   shape.out);
+  kernels.multiply(shape, weight.data(), 0, shape.panels(), rows, y.data());
   return y;
 }
 
@@ -180,8 +166,8 @@ std::vector<float> product(const MatMulKernels& kernels, const MatMulShape& shap
 bool proves_itself(const MatMulKernels& kernels) {
   Numbers numbers;
   for (int bits : {4, 8}) {
-    for (int64_t num_rows : {1, 3, 17}) {
-      const MatMulShape shape{90, 70, bits, 32};
+    for (int64_t num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 80}) {
+      const MatMulShape shape{90, 150, bits, 32};
       const std::vector<uint8_t> weight = some_weight(shape, numbers);
       std::vector<float> x(static_cast<size_t>(num_rows * shape.in));
       for (float& value : x) value = numbers.real();

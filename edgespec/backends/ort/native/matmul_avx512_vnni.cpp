@@ -4,8 +4,13 @@
 
 #include "matmul.h"
 
+// Loops over registers: left as loops, they would keep them in memory.
+#define EDGESPEC_UNROLL _Pragma("GCC unroll 16")
+
 namespace edgespec {
 namespace {
+
+constexpr int64_t kAhead = 4096;  // bytes of the weight that are on their way, at least
 
 using Ints = __m512i;
 using Floats = __m512;
@@ -31,158 +36,207 @@ float reach_of(const float* x, int64_t count) {
       _mm_cvtsi32_si128(static_cast<int>(_mm512_reduce_max_epu32(largest)))));
 }
 
-void quantize(const MatMulShape& shape, RowRounding rounding, const float* x, int8_t* values,
-              float* scales, int32_t* corrections) {
-  float reach = rounding.kind == Rounding::kRow ? reach_of(x, shape.in) : 0.0f;
-  for (int64_t b = 0; b < shape.blocks(); ++b) {
-    const int64_t begin = b * shape.block;
-    const int64_t count = shape.in - begin < shape.block ? shape.in - begin : shape.block;
-    float scale = rounding.scale;
-    if (rounding.kind != Rounding::kStatic) {
-      if (rounding.kind == Rounding::kBlock) reach = reach_of(x + begin, count);
-      scale = reach < kSmallestReach ? 0.0f : reach / kLargest;
+// Rounds a block of a row to `values`; returns their sum.
+int32_t round_block(const float* x, int64_t count, int64_t block, const Scale& scale,
+                    int8_t* values) {
+  const Floats divisor = _mm512_set1_ps(scale.scale), factor = _mm512_set1_ps(scale.inverse);
+  Ints sum = _mm512_setzero_si512();
+  for (int64_t i = 0; i < block; i += 16) {
+    const Floats some = _mm512_maskz_loadu_ps(lanes(count - i), x + i);
+    const Floats units =
+        scale.divides ? _mm512_div_ps(some, divisor) : _mm512_mul_ps(some, factor);
+    // Of a NaN min gives its second operand, and the conversion the lowest number
+    const Ints whole = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_set1_ps(kLargest), units));
+    const Ints kept = _mm512_max_epi32(whole, _mm512_set1_epi32(-128));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(values + i), _mm512_cvtepi32_epi8(kept));
+    sum = _mm512_add_epi32(sum, kept);
+  }
+  return _mm512_reduce_add_epi32(sum);
+}
+
+void quantize(const MatMulShape& shape, RowRounding rounding, const float* x,
+              const RowGroup& group) {
+  for (int64_t r = 0; r < group.count; ++r) {
+    const float* row = x + (group.first + r) * shape.in;
+    float reach = rounding.kind == Rounding::kRow ? reach_of(row, shape.in) : 0.0f;
+    for (int64_t b = 0; b < shape.blocks(); ++b) {
+      const int64_t begin = b * shape.block;
+      const int64_t count = shape.in - begin < shape.block ? shape.in - begin : shape.block;
+      if (rounding.kind == Rounding::kBlock) reach = reach_of(row + begin, count);
+      const Scale scale = scale_of(rounding, reach);
+      const int32_t sum = round_block(row + begin, count, shape.block, scale, group.at(r, begin));
+      group.scales[b * group.count + r] = scale.scale;
+      group.corrections[b * group.count + r] = -shape.middle() * sum;
     }
-    const bool zero = scale == 0.0f;
-    const Floats divisor = _mm512_set1_ps(zero ? 1.0f : scale);
-    Ints sum = _mm512_setzero_si512();
-    for (int64_t i = 0; i < shape.block; i += 16) {
-      const __mmask16 there = zero ? __mmask16{0} : lanes(count - i);
-      const Floats units = _mm512_div_ps(_mm512_maskz_loadu_ps(there, x + begin + i), divisor);
-      // Of a NaN min gives its second operand, and the conversion the lowest number
-      const Ints whole = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_set1_ps(kLargest), units));
-      const Ints kept = _mm512_max_epi32(whole, _mm512_set1_epi32(-128));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(values + begin + i), _mm512_cvtepi32_epi8(kept));
-      sum = _mm512_add_epi32(sum, kept);
-    }
-    scales[b] = scale;
-    corrections[b] = -shape.middle() * _mm512_reduce_add_epi32(sum);
   }
 }
 
 // ---- the product
 
-// The values of a line: of 8 bits as they are; of 4 bits the low halves, then the high ones.
+// The values of a line: of 8 bits as they are, of 4 bits those in the low or in the high halves.
 template <int kBits>
-struct Line {
-  static constexpr int kInputs = kBits == 4 ? 8 : 4;
-  Ints low, high;
+Ints low_values(const uint8_t* line) {
+  if constexpr (kBits == 8) return load(line);
+  return _mm512_and_si512(load(line), _mm512_set1_epi8(0xf));
+}
 
-  explicit Line(const uint8_t* at) {
-    const Ints both = load(at);
-    if constexpr (kBits == 4) {
-      const Ints half = _mm512_set1_epi8(0xf);
-      low = _mm512_and_si512(both, half);
-      high = _mm512_and_si512(_mm512_srli_epi16(both, 4), half);
-    } else {
-      low = both;
-    }
-  }
-};
+Ints high_values(const uint8_t* line) {
+  return _mm512_and_si512(_mm512_srli_epi16(load(line), 4), _mm512_set1_epi8(0xf));
+}
+
+// sums += products of unsigned by signed bytes, by fours. As an intrinsic GCC 12 copies the sums
+// around it.
+void add_products(Ints& sums, Ints unsigned_bytes, Ints signed_bytes) {
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(unsigned_bytes), "v"(signed_bytes));
+}
+
+// Keeps what is read below from being read above, where it would take registers of the sums.
+void keep_order() { __asm__ volatile("" ::: "memory"); }
 
 Ints four(const int8_t* x) { return _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x)); }
 
-struct Work {
-  const MatMulShape& shape;
-  const uint8_t* weight;
-  const QuantizedRows& rows;
-  float* y;
-  int64_t stride;
+constexpr int kMostRows = 6;     // whose sums in all tiles of a panel fit the registers
+constexpr int kMostGroups = 10;  // whose results stay in the first cache
+
+// A block of a panel, and a group of rows that is multiplied by it.
+struct Block {
+  const uint8_t* values;  // then the scales
+  int64_t lines;          // per tile
+  const int8_t* x;
+  const float* scales;
+  const int32_t* corrections;
+  const uint8_t* ahead;  // what is fetched meanwhile: so much a line
+  int64_t ahead_step;
 };
 
-// kRows rows by kTiles tiles: each line of the weight is read and unpacked once for all the rows.
-template <int kBits, int kRows, int kTiles>
-void multiply_some(const Work& work, int64_t tile, int64_t row) {
-  const MatMulShape& shape = work.shape;
-  const int64_t blocks = shape.blocks(), padded = shape.padded_in();
-  const int64_t tile_bytes = shape.tile_bytes();
-  const int64_t lines = shape.values_bytes() / kLine;
-  const uint8_t* weight = work.weight + tile * tile_bytes;
-  const int8_t* x = work.rows.values + row * padded;
-  const float* row_scales = work.rows.scales + row * blocks;
-  const int32_t* corrections = work.rows.corrections + row * blocks;
-  Floats result[kRows][kTiles];
+// What a group of rows adds up to in a panel: [rows, outputs of a panel].
+struct alignas(64) Results {
+  float of[kMostRows][kPanel];
+};
+
+void fetch(const uint8_t* at) { _mm_prefetch(at, _MM_HINT_T0); }
+
+// sums += values of four lines * the rows' values for them.
+template <int kRows>
+void add_lines(Ints (&sums)[kRows][kTiles], const Ints (&values)[kTiles], const int8_t* x) {
+  EDGESPEC_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    for (int t = 0; t < kTiles; ++t) result[r][t] = _mm512_setzero_ps();
+    const Ints some = four(x + r * kSpan);
+    EDGESPEC_UNROLL
+    for (int t = 0; t < kTiles; ++t) add_products(sums[r][t], values[t], some);
   }
-  for (int64_t b = 0; b < blocks; ++b) {
-    Ints sums[kRows][kTiles];
-    for (int r = 0; r < kRows; ++r) {
-      for (int t = 0; t < kTiles; ++t) {
-        sums[r][t] = _mm512_set1_epi32(corrections[r * blocks + b]);
-      }
-    }
-    for (int64_t line = 0; line < lines; ++line) {
-      for (int t = 0; t < kTiles; ++t) {
-        const Line<kBits> values(weight + t * tile_bytes + line * kLine);
-        for (int r = 0; r < kRows; ++r) {
-          const int8_t* some = x + r * padded + line * Line<kBits>::kInputs;
-          sums[r][t] = _mm512_dpbusd_epi32(sums[r][t], values.low, four(some));
-          if constexpr (kBits == 4) {
-            sums[r][t] = _mm512_dpbusd_epi32(sums[r][t], values.high, four(some + 4));
-          }
-        }
-      }
-    }
-    for (int t = 0; t < kTiles; ++t) {
-      const Floats scales = _mm512_loadu_ps(
-          reinterpret_cast<const float*>(weight + t * tile_bytes + lines * kLine));
-      for (int r = 0; r < kRows; ++r) {
-        const Floats scale = _mm512_mul_ps(_mm512_set1_ps(row_scales[r * blocks + b]), scales);
-        result[r][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][t]), scale, result[r][t]);
-      }
-    }
-    weight += shape.block_bytes();
-    x += shape.block;
+}
+
+// Adds the product of kRows rows by a block to their results; each line of the weight is read and
+// unpacked once for all the rows.
+template <int kBits, int kRows>
+void add_block(const Block& block, Results& results) {
+  Ints sums[kRows][kTiles];
+  EDGESPEC_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const Ints correction = _mm512_set1_epi32(block.corrections[r]);
+    EDGESPEC_UNROLL
+    for (int t = 0; t < kTiles; ++t) sums[r][t] = correction;
   }
+  const uint8_t* at = block.values;
+  const uint8_t* ahead = block.ahead;
+  const int8_t* x = block.x;
+  for (int64_t line = 0; line < block.lines; ++line) {
+    fetch(ahead);
+    fetch(ahead + kLine);
+    if (block.ahead_step > 2 * kLine) {
+      fetch(ahead + 2 * kLine);
+      fetch(ahead + 3 * kLine);
+      fetch(ahead + 4 * kLine);
+    }
+    ahead += block.ahead_step;
+    Ints values[kTiles];
+    EDGESPEC_UNROLL
+    for (int t = 0; t < kTiles; ++t) values[t] = low_values<kBits>(at + t * kLine);
+    add_lines(sums, values, x);
+    x += 4;
+    if constexpr (kBits == 4) {
+      keep_order();
+      EDGESPEC_UNROLL
+      for (int t = 0; t < kTiles; ++t) values[t] = high_values(at + t * kLine);
+      add_lines(sums, values, x);
+      x += 4;
+    }
+    at += kTiles * kLine;
+  }
+  EDGESPEC_UNROLL
   for (int t = 0; t < kTiles; ++t) {
-    const int64_t column = (tile + t) * kTile;
+    const Floats weight_scales = _mm512_loadu_ps(reinterpret_cast<const float*>(at) + t * kTile);
+    EDGESPEC_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      _mm512_mask_storeu_ps(work.y + (row + r) * work.stride + column, lanes(shape.out - column),
-                            result[r][t]);
+      float* result = results.of[r] + t * kTile;
+      const Floats scale = _mm512_mul_ps(_mm512_set1_ps(block.scales[r]), weight_scales);
+      const Floats sum = _mm512_cvtepi32_ps(sums[r][t]);
+      _mm512_store_ps(result, _mm512_fmadd_ps(sum, scale, _mm512_load_ps(result)));
     }
   }
 }
 
-using Some = void (*)(const Work&, int64_t tile, int64_t row);
+using AddRows = void (*)(const Block&, Results&);
 
-constexpr int kMostRows = 8;
-
-// A function for each number of rows up to kMostRows, by kTiles tiles.
-template <int kBits, int kTiles>
-constexpr Some kByRows[kMostRows] = {
-    multiply_some<kBits, 1, kTiles>, multiply_some<kBits, 2, kTiles>,
-    multiply_some<kBits, 3, kTiles>, multiply_some<kBits, 4, kTiles>,
-    multiply_some<kBits, 5, kTiles>, multiply_some<kBits, 6, kTiles>,
-    multiply_some<kBits, 7, kTiles>, multiply_some<kBits, 8, kTiles>,
+// A function for each number of rows up to kMostRows.
+template <int kBits>
+constexpr AddRows kByRows[kMostRows + 1] = {
+    nullptr,           add_block<kBits, 1>, add_block<kBits, 2>, add_block<kBits, 3>,
+    add_block<kBits, 4>, add_block<kBits, 5>, add_block<kBits, 6>,
 };
 
-template <int kBits, int kTiles>
-void all_rows(const Work& work, int64_t tile, int64_t num_rows) {
-  for (int64_t row = 0; row < num_rows; row += kMostRows) {
-    const int64_t left = num_rows - row;
-    kByRows<kBits, kTiles>[(left < kMostRows ? left : kMostRows) - 1](work, tile, row);
-  }
-}
-
+// Writes what groups [first, last) of the rows are in a panel. The weight's blocks are read in the
+// order in which they stand, each of them for all groups.
 template <int kBits>
-void multiply_bits(const Work& work, int64_t first, int64_t last, int64_t num_rows) {
-  int64_t tile = first;
-  for (; tile + 2 <= last; tile += 2) all_rows<kBits, 2>(work, tile, num_rows);
-  for (; tile < last; ++tile) all_rows<kBits, 1>(work, tile, num_rows);
+void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RoundedRows& rows,
+                     int64_t first, int64_t last, int64_t column, float* y) {
+  Results results[kMostGroups];
+  for (int64_t g = first; g < last; ++g) {
+    for (int64_t r = 0; r < rows.group(g).count; ++r) {
+      for (int t = 0; t < kTiles; ++t) {
+        _mm512_store_ps(results[g - first].of[r] + t * kTile, _mm512_setzero_ps());
+      }
+    }
+  }
+  const int64_t bytes = shape.block_bytes(), lines = shape.values_bytes() / (kTiles * kLine);
+  const int64_t share = bytes / (last - first);  // that each group fetches of what comes
+  const int64_t ahead = bytes > kAhead ? bytes : kAhead;
+  for (int64_t b = 0; b < shape.blocks(); ++b) {
+    for (int64_t g = first; g < last; ++g) {
+      const RowGroup group = rows.group(g);
+      const Block block{panel + b * bytes, lines, group.at(0, b * shape.block),
+                        group.scales + b * group.count, group.corrections + b * group.count,
+                        panel + b * bytes + ahead + (g - first) * share, share / lines};
+      kByRows<kBits>[group.count](block, results[g - first]);
+    }
+  }
+  for (int64_t g = first; g < last; ++g) {
+    const RowGroup group = rows.group(g);
+    for (int64_t r = 0; r < group.count; ++r) {
+      for (int t = 0; t < kTiles; ++t) {
+        _mm512_mask_storeu_ps(y + (group.first + r) * shape.out + column + t * kTile,
+                              lanes(shape.out - column - t * kTile),
+                              _mm512_load_ps(results[g - first].of[r] + t * kTile));
+      }
+    }
+  }
 }
 
 void multiply(const MatMulShape& shape, const uint8_t* weight, int64_t first, int64_t last,
-              const QuantizedRows& rows, int64_t num_rows, float* y, int64_t stride) {
-  const Work work{shape, weight, rows, y, stride};
-  if (shape.bits == 4) {
-    multiply_bits<4>(work, first, last, num_rows);
-  } else {
-    multiply_bits<8>(work, first, last, num_rows);
+              const RoundedRows& rows, float* y) {
+  const auto some_groups = shape.bits == 4 ? multiply_groups<4> : multiply_groups<8>;
+  for (int64_t panel = first; panel < last; ++panel) {
+    const uint8_t* base = weight + panel * shape.panel_bytes();
+    for (int64_t g = 0; g < rows.num_groups; g += kMostGroups) {
+      const int64_t end = rows.num_groups < g + kMostGroups ? rows.num_groups : g + kMostGroups;
+      some_groups(shape, base, rows, g, end, panel * kPanel, y);
+    }
   }
 }
 
 }  // namespace
 
-const MatMulKernels matmul_avx512_vnni = {quantize, multiply};
+const MatMulKernels matmul_avx512_vnni = {kMostRows, quantize, multiply};
 
 }  // namespace edgespec

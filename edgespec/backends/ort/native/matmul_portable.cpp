@@ -26,65 +26,73 @@ float reach_of(const float* x, int64_t count) {
   return reach;
 }
 
-int8_t rounded(float x, float scale) {
-  float value = std::nearbyintf(x / scale);  // to even where two are as near
+int8_t rounded(float units) {
+  float value = std::nearbyintf(units);  // to even where two are as near
   if (!(value >= -128.0f)) value = -128.0f;  // NaN too
   if (value > 127.0f) value = 127.0f;
   return static_cast<int8_t>(value);
 }
 
-void quantize(const MatMulShape& shape, RowRounding rounding, const float* x, int8_t* values,
-              float* scales, int32_t* corrections) {
-  float reach = rounding.kind == Rounding::kRow ? reach_of(x, shape.in) : 0.0f;
-  for (int64_t b = 0; b < shape.blocks(); ++b) {
-    const int64_t begin = b * shape.block;
-    const int64_t count = shape.in - begin < shape.block ? shape.in - begin : shape.block;
-    float scale = rounding.scale;
-    if (rounding.kind != Rounding::kStatic) {
-      if (rounding.kind == Rounding::kBlock) reach = reach_of(x + begin, count);
-      scale = reach < kSmallestReach ? 0.0f : reach / kLargest;
+void quantize(const MatMulShape& shape, RowRounding rounding, const float* x,
+              const RowGroup& group) {
+  for (int64_t r = 0; r < group.count; ++r) {
+    const float* row = x + (group.first + r) * shape.in;
+    float reach = rounding.kind == Rounding::kRow ? reach_of(row, shape.in) : 0.0f;
+    for (int64_t b = 0; b < shape.blocks(); ++b) {
+      const int64_t begin = b * shape.block;
+      const int64_t count = shape.in - begin < shape.block ? shape.in - begin : shape.block;
+      if (rounding.kind == Rounding::kBlock) reach = reach_of(row + begin, count);
+      const Scale scale = scale_of(rounding, reach);
+      int32_t sum = 0;
+      for (int64_t i = 0; i < shape.block; ++i) {
+        const int8_t value = i < count ? rounded(scale.units(row[begin + i])) : int8_t{0};
+        *group.at(r, begin + i) = value;
+        sum += value;
+      }
+      group.scales[b * group.count + r] = scale.scale;
+      group.corrections[b * group.count + r] = -shape.middle() * sum;
     }
-    int32_t sum = 0;
-    for (int64_t i = 0; i < shape.block; ++i) {
-      const int8_t value = i < count && scale != 0 ? rounded(x[begin + i], scale) : int8_t{0};
-      values[begin + i] = value;
-      sum += value;
-    }
-    scales[b] = scale;
-    corrections[b] = -shape.middle() * sum;
   }
 }
 
-// The unsigned value of an input and an output of a block.
+// The unsigned value of an input and an output of a block of a panel.
 int32_t value_at(const MatMulShape& shape, const uint8_t* block, int64_t input, int64_t output) {
-  if (shape.bits == 8) return block[input / 4 * kLine + output * 4 + input % 4];
-  const uint8_t pair = block[input / 8 * kLine + output * 4 + input % 4];
-  return input % 8 < 4 ? pair & 0xf : pair >> 4;
+  const int64_t inputs = shape.bits == 4 ? 8 : 4;  // of a line
+  const int64_t line = input / inputs * kTiles + output / kTile;
+  const uint8_t byte = block[line * kLine + output % kTile * 4 + input % 4];
+  if (shape.bits == 8) return byte;
+  return input % 8 < 4 ? byte & 0xf : byte >> 4;
+}
+
+// The outputs of one row in one panel.
+void multiply_row(const MatMulShape& shape, const uint8_t* panel, const RowGroup& group, int64_t r,
+                  float* results) {
+  for (int64_t b = 0; b < shape.blocks(); ++b) {
+    const uint8_t* block = panel + b * shape.block_bytes();
+    float weight_scales[kPanel];
+    std::memcpy(weight_scales, block + shape.values_bytes(), sizeof weight_scales);
+    for (int64_t o = 0; o < kPanel; ++o) {
+      int32_t sum = group.corrections[b * group.count + r];
+      for (int64_t i = 0; i < shape.block; ++i) {
+        sum += value_at(shape, block, i, o) * *group.at(r, b * shape.block + i);
+      }
+      const float scale = group.scales[b * group.count + r] * weight_scales[o];
+      results[o] = std::fma(static_cast<float>(sum), scale, results[o]);
+    }
+  }
 }
 
 void multiply(const MatMulShape& shape, const uint8_t* weight, int64_t first, int64_t last,
-              const QuantizedRows& rows, int64_t num_rows, float* y, int64_t stride) {
-  const int64_t blocks = shape.blocks();
-  for (int64_t tile = first; tile < last; ++tile) {
-    const uint8_t* base = weight + tile * shape.tile_bytes();
-    for (int64_t row = 0; row < num_rows; ++row) {
-      const int8_t* x = rows.values + row * shape.padded_in();
-      float result[kTile] = {};
-      for (int64_t b = 0; b < blocks; ++b) {
-        const uint8_t* block = base + b * shape.block_bytes();
-        float weight_scales[kTile];
-        std::memcpy(weight_scales, block + shape.values_bytes(), sizeof weight_scales);
-        for (int64_t o = 0; o < kTile; ++o) {
-          int32_t sum = rows.corrections[row * blocks + b];
-          for (int64_t i = 0; i < shape.block; ++i) {
-            sum += value_at(shape, block, i, o) * x[b * shape.block + i];
-          }
-          const float scale = rows.scales[row * blocks + b] * weight_scales[o];
-          result[o] = std::fma(static_cast<float>(sum), scale, result[o]);
+              const RoundedRows& rows, float* y) {
+  for (int64_t panel = first; panel < last; ++panel) {
+    for (int64_t g = 0; g < rows.num_groups; ++g) {
+      const RowGroup group = rows.group(g);
+      for (int64_t r = 0; r < group.count; ++r) {
+        float results[kPanel] = {};
+        multiply_row(shape, weight + panel * shape.panel_bytes(), group, r, results);
+        for (int64_t o = 0; o < kPanel && panel * kPanel + o < shape.out; ++o) {
+          y[(group.first + r) * shape.out + panel * kPanel + o] = results[o];
         }
-      }
-      for (int64_t o = 0; o < kTile && tile * kTile + o < shape.out; ++o) {
-        y[row * stride + tile * kTile + o] = result[o];
       }
     }
   }
@@ -92,6 +100,6 @@ void multiply(const MatMulShape& shape, const uint8_t* weight, int64_t first, in
 
 }  // namespace
 
-const MatMulKernels matmul_portable = {quantize, multiply};
+const MatMulKernels matmul_portable = {8, quantize, multiply};
 
 }  // namespace edgespec

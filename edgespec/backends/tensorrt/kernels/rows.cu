@@ -1,7 +1,8 @@
 // Rows of keys and values, of all layers in one launch. A tensor is a cache or an output, [heads,
 // rows, row_bytes]; `sources` and `targets` are tables of their addresses on the device, one entry
-// for each block in x, or where `tables` is not set nothing: then the offsets are the addresses. Blocks in y are heads. Strides, offsets and rows are in bytes, all multiples
-// of 16 where `wide` is set, else of 2.
+// for each block in x, or where `tables` is not set nothing: then the offsets are the addresses.
+// Blocks in y are heads. Strides, offsets and rows are in bytes, all multiples of 16 where `wide` is
+// set, else of 2.
 
 struct MoveRows {
   unsigned long long sources, targets;

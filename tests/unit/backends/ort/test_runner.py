@@ -11,6 +11,7 @@ import pytest
 from edgespec.backends.build import build
 from edgespec.backends.call import Attention, Call, LaneAttention
 from edgespec.backends.engine_config import EngineLimits
+from edgespec.backends.ort import cache
 from edgespec.backends.ort import runner as runner_module
 from edgespec.backends.ort.cache import padding_of
 from edgespec.backends.ort.contract import lowered_contract
@@ -191,7 +192,7 @@ def test_a_cache_that_does_not_fit_is_told_with_its_lanes(
         raise MemoryError
 
     contract = open_runner(engine_dir, Role.LLM)[0].contract
-    monkeypatch.setattr(np, "zeros", no_memory)
+    monkeypatch.setattr(cache, "zeroes", no_memory)
     with pytest.raises(EnvironmentProblem, match=said) as told:
         OrtRunner(engine_dir / "llm.onnx", contract, CAPACITY, lanes)
     assert remedy in told.value.remedy

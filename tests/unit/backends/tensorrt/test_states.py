@@ -11,16 +11,18 @@ import pytest
 
 from edgespec.backends.host import HostStates
 from edgespec.backends.tensorrt import kernels
+from edgespec.backends.tensorrt.device.base import DeviceMemoryFull
 from edgespec.backends.tensorrt.states import DTYPES, KINDS, DeviceStates, put
 from edgespec.backends.tensorrt.workspace import Workspace
+from tests.tensorrt_simulator.cpu_kernels import made_device
 from tests.tensorrt_simulator.device import HostDevice
 
 WIDTH = 24
 
 
-@pytest.fixture
-def workspace() -> Iterator[Workspace]:
-    made = Workspace(HostDevice())
+@pytest.fixture(params=["simulated", "source"])
+def workspace(request: pytest.FixtureRequest) -> Iterator[Workspace]:
+    made = Workspace(made_device(request.param))
     made.join()
     yield made
     made.leave()
@@ -90,6 +92,25 @@ def test_the_kernel_finds_it_in_its_lane(workspace: Workspace, dtype: str, bad: 
     assert isinstance(workspace.device, HostDevice)
     said = workspace.device.at(flags, 12).view(np.int32).tolist()
     assert said == [0, int(bad != 65000.0), 0]
+
+
+def test_memory_that_nobody_borrows_goes_back_where_there_is_no_other(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = states_of(workspace, rows(4))
+    kept = found.take(np.arange(2))
+    address = found.take(np.arange(3)).address
+    gc.collect()
+    device = workspace.device
+    assert isinstance(device, HostDevice)
+    assert address in device.memory
+    held = sum(size for _, size in device.memory.values())
+    monkeypatch.setattr(device, "limit", held)
+    with pytest.raises(DeviceMemoryFull):
+        workspace.alloc(held)
+    assert address not in device.memory
+    workspace.alloc(64)
+    assert (kept.numpy() == rows(2)).all()
 
 
 def test_memory_of_rows_is_used_again(workspace: Workspace) -> None:

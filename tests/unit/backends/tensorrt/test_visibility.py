@@ -12,8 +12,9 @@ from edgespec.backends.call import Attention, Call, LaneAttention
 from edgespec.backends.host import HostStates
 from edgespec.backends.masks import attention_mask
 from edgespec.backends.tensorrt import kernels
-from edgespec.backends.tensorrt.visibility import Visibility
-from edgespec.backends.tensorrt.workspace import Pinned, Workspace
+from edgespec.backends.tensorrt.visibility import Visibility, width_of
+from edgespec.backends.tensorrt.workspace import Workspace
+from tests.tensorrt_simulator.cpu_kernels import made_device
 from tests.tensorrt_simulator.device import HostDevice
 
 SLOTS = 48
@@ -54,29 +55,37 @@ CALLS = {
 }
 
 
+@pytest.fixture(params=["simulated", "source"])
+def device(request: pytest.FixtureRequest) -> HostDevice:
+    return made_device(request.param)
+
+
 @pytest.mark.parametrize("window", [None, 1, 4, 12])
 @pytest.mark.parametrize("name", CALLS)
-def test_the_kernel_makes_the_mask_of_the_host(name: str, window: int | None) -> None:
+def test_the_kernel_makes_the_mask_of_the_host(
+    device: HostDevice, name: str, window: int | None
+) -> None:
     call = CALLS[name]
     attention = replace(call.attention, window=window)
     rows, batch = call.rows, len(call.attention.lanes)
     expected = np.empty((batch, 1, rows, SLOTS), bool)
     attention_mask(call, attention, expected)
-    of = Visibility.of(call, attention)
-    device = HostDevice()
+    width = width_of(call, attention)
+    of = Visibility(
+        np.full(batch, -1, np.int32),
+        np.full((batch, rows), -1, np.int32),
+        np.ones((batch, rows, width), bool),
+    )
+    of.fill(call, attention)
     workspace = Workspace(device)
     at = {}
     for part in ("lengths", "firsts", "visible"):
-        array = np.ascontiguousarray(getattr(of, part))
-        pinned = Pinned(workspace)
-        pinned.fit(array.nbytes)
-        pinned.view(0, array.shape, array.dtype)[...] = array
+        array = getattr(of, part)
         at[part] = workspace.alloc(array.nbytes)
-        device.upload(at[part], pinned.address, array.nbytes, workspace.stream)
-        workspace.synchronize()
+        workspace.put(at[part], array)
     mask = workspace.alloc(expected.nbytes)
     grid = (-(-SLOTS // kernels.MASK_THREADS), rows, batch)
-    sizes = {"rows": rows, "width": of.visible.shape[2], "slots": SLOTS}
+    sizes = {"rows": rows, "width": width, "slots": SLOTS}
     workspace.launch("attention_mask", grid, kernels.MASK_THREADS, mask=mask, **at, **sizes)
     workspace.synchronize()
     found = device.at(mask, expected.nbytes).view(bool).reshape(expected.shape)

@@ -15,8 +15,8 @@ from tests.unit.backends.ort.native.sessions import compiled, levels, matmul_ses
 Floats = NDArray[np.float32]
 
 # in, out: below a block, a tile and a line; just above; several of each
-SIZES = [(1, 1), (7, 3), (32, 16), (33, 17), (129, 40), (300, 100), (512, 144)]
-FORMATS = [(4, 32), (4, 128), (8, 32), (8, 128), (4, 64), (8, 256)]
+SIZES = [(1, 1), (7, 3), (32, 16), (33, 17), (129, 40), (300, 100), (512, 192)]
+FORMATS = [(4, 32), (4, 128), (8, 32), (8, 128), (4, 64)]
 ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 33]
 
 pytestmark = compiled
@@ -161,5 +161,5 @@ def test_a_weight_of_another_size_or_layout_is_refused() -> None:
     packed = layout.pack(*some_weight(layout))
     with pytest.raises(Exception, match="another version of the kernels"):
         matmul_session(layout, packed, layout_version=99)
-    with pytest.raises(Exception, match="LowBitMatMul: its weight has 640 bytes instead of 1280"):
-        matmul_session(layout, packed[:1]).run(None, {"x": some_rows(layout, 1)})
+    with pytest.raises(Exception, match="LowBitMatMul: its weight has 0 bytes instead of 2560"):
+        matmul_session(layout, packed[:0]).run(None, {"x": some_rows(layout, 1)})

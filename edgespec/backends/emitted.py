@@ -1,0 +1,88 @@
+"""A directory that --emit-onnx wrote: a lowered graph for another tool to build, and all that its
+engine needs beside it.
+
+Knows the files of an export, whose names they keep. What only the engine and its device know is
+found when it is imported. Knows no engine library.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec import bundle
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.contract import Role
+from edgespec.directories import Kind, described, kind_of
+from edgespec.errors import BundleError
+from edgespec.manifest import ExportManifest, ExportSource
+from edgespec.stored.fields import BundleFields
+
+KIND = "emitted"
+SCRIPT = "build.sh"  # builds the engine beside the graph
+GRAPH = (bundle.MODEL, bundle.MODEL_DATA)  # which are other ones than the export's
+EMIT_AGAIN = "Write it again: edgespec build --emit-onnx."
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """Such a directory: what was exported, the backend that it is for, and what its engine will be
+    as far as that was known."""
+
+    onnx: OnnxDir
+    backend: str
+    config: EngineConfig
+
+
+def complete(directory: Path, onnx: OnnxDir, backend: str, config: EngineConfig) -> None:
+    """Put beside a lowered graph what its engine needs of the export, and a manifest. Raises
+    OSError."""
+    for name in onnx.manifest.files:
+        if name not in (*GRAPH, bundle.CONFIG) and not (directory / name).exists():
+            shutil.copyfile(onnx.path / name, directory / name)
+    bundle.write_json(directory / bundle.CONFIG, config.to_dict())
+    manifest = replace(onnx.manifest, files=bundle.file_entries(directory))
+    value = {**manifest.to_dict(), **bundle.provenance(), "kind": KIND, "backend": backend}
+    bundle.write_json(directory / bundle.MANIFEST, value)
+
+
+def open_emitted(path: Path) -> Emitted:
+    """Read such a directory, whose files beside the graph must be those of its manifest: the graph
+    itself is not needed any more. BundleError otherwise."""
+    if kind_of(path) is not Kind.EMITTED:
+        what = described("", path, kind_of(path))
+        raise BundleError(what, "Give a directory that edgespec build --emit-onnx wrote.")
+    where = path / bundle.MANIFEST
+    fields = BundleFields(bundle.read_manifest(path), str(where))
+    files = bundle.listed_files(path, fields.get("files"))
+    beside = {name: files[name] for name in bundle.EXPORT_FILES if name in files}
+    beside = {name: entry for name, entry in beside.items() if name not in GRAPH}
+    bundle.refuse_unlisted(path, files, (bundle.CONFIG,), beside)
+    bundle.check_files(path, beside)
+    config = EngineConfig.read(path / bundle.CONFIG)
+    manifest = manifest_of(fields, config.role, beside)
+    return Emitted(
+        OnnxDir(path, config.component, manifest), fields.required_text("backend"), config
+    )
+
+
+def manifest_of(
+    fields: BundleFields, role: Role, files: Mapping[str, Mapping[str, Any]]
+) -> ExportManifest:
+    """The export's manifest, as far as an engine has it from there. BundleError names a wrong
+    key."""
+    if fields.get("role") != role.value:
+        what = f"{fields.source} says the role {fields.get('role')!r}, {bundle.CONFIG} {role.value}"
+        raise BundleError(what, EMIT_AGAIN)
+    return ExportManifest(
+        role=role,
+        source=ExportSource.read(fields.section("source")),
+        options=fields.section("options").raw,
+        files=files,
+        edgespec=fields.text("edgespec"),
+        packages=fields.optional_section("packages").raw,
+    )
