@@ -315,7 +315,7 @@ def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
         config.limits.max_kv_cache_capacity,
         lanes,
         padding_of(config.limits, block=shape.block),
-        huge_pages=weights.is_low_bit,
+        huge_pages=weights.is_low_bit and own.kernels != NATIVE,  # ours stand in the mapped file
     )
     if weights.embedding is not None:
         runner.table = lm_head_table(path, weights.embedding, shape.hidden_size)
