@@ -56,13 +56,14 @@ class EngineFields(BundleFields):
 class SharedEmbedding:
     """Where the quantized values of a tied lm_head stand in an engine's data file, which serve as
     the embedding too. Offsets in bytes; `rows` tokens; `block` weights share a scale.
+    `scales_offset` None: the scales stand among the values, as the engine's kernel packs them.
     """
 
     bits: int
     block: int
     rows: int
     offset: int
-    scales_offset: int
+    scales_offset: int | None = None
 
     @classmethod
     def read(cls, fields: BundleFields) -> SharedEmbedding:
@@ -73,7 +74,9 @@ class SharedEmbedding:
             block=fields.size("block"),
             rows=fields.size("rows"),
             offset=fields.offset("offset"),
-            scales_offset=fields.offset("scales_offset"),
+            scales_offset=None
+            if fields.get("scales_offset") is None
+            else fields.offset("scales_offset"),
         )
 
 
@@ -85,7 +88,8 @@ class EngineWeights:
     weights share a scale; None: not in blocks, or in several sizes. `compute` is the type in which
     products are computed where it is not that of the scheme. `emulated` says so in words. `exact`:
     a row has the same bits in every call of at least two rows. `rounding` is the measured margin,
-    in nats, within which calls of one row and of many may choose another token; None: float32.
+    in nats, within which calls of one row and of many may choose another token; None: float32, 0:
+    `build` has proven that a row has the same bits in every call.
     """
 
     scheme: str
@@ -131,13 +135,19 @@ class EngineWeights:
         if self.exact is not exact_by_default(self.scheme, self.block):
             keys["exact"] = self.exact
         if self.embedding is not None:
-            keys["embedding"] = asdict(self.embedding)
+            places = asdict(self.embedding).items()
+            keys["embedding"] = {name: value for name, value in places if value is not None}
         return keys | ({} if self.rounding is None else {"rounding": self.rounding})
 
     @property
     def is_low_bit(self) -> bool:
         """Whether kernels read quantized values; others multiply dequantized ones in float32."""
         return self.scheme != FLOAT32 and "float32" not in (self.compute or "")
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether a row has the same bits in every call: alone, in a tree, in a batch."""
+        return self.rounding == 0
 
     @property
     def is_quantized(self) -> bool:
@@ -301,6 +311,8 @@ class EngineConfig:
     @property
     def why_not_exact(self) -> str | None:
         """What keeps chains from being the same bits in every pass; None where nothing does."""
+        if self.weights.is_bitwise:
+            return None
         if self.limits.max_batch_size > 1:
             return f"it was built for {self.limits.max_batch_size} sequences"
         if self.component.graph.recurrent:

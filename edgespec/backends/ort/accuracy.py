@@ -16,6 +16,7 @@ from edgespec.backends.ort.data_layout import (
     DequantizedWeight,
     Int8GemmWeight,
     LowBitWeight,
+    PackedWeight,
 )
 from edgespec.backends.ort.options import EXACT_BLOCK, FLOAT32_TOLERANCE, WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues
@@ -82,6 +83,8 @@ class ExportedWeight:
     def keeps_bits(self) -> bool:
         """Whether a row of the product has the same bits in every call of at least two rows
         (decision 0006)."""
+        if isinstance(self.lowered, PackedWeight):
+            return True
         if isinstance(self.lowered, LowBitWeight):
             return (self.lowered.kernel.bits, self.lowered.kernel.block) == (4, EXACT_BLOCK)
         return isinstance(self.lowered, Int8GemmWeight)
@@ -113,8 +116,8 @@ def weights_of(
         )
         raise BuildError(what, "Leave --weights out, or export the unquantized checkpoint.")
     lowered = [weight.lowered for weight in exported]
-    blocks = {weight.kernel.block for weight in lowered if isinstance(weight, LowBitWeight)}
-    compute = sorted({COMPUTE[type(weight)] for weight in lowered if type(weight) in COMPUTE})
+    blocks = {block for weight in lowered if (block := block_of(weight)) is not None}
+    compute = sorted({name for weight in lowered if (name := compute_of(weight)) is not None})
     return EngineWeights(
         scheme=names,
         method=AS_EXPORTED,
@@ -123,6 +126,21 @@ def weights_of(
         emulated=EMULATED if any(weight.is_emulated for weight in exported) else None,
         exact=all(weight.keeps_bits for weight in exported),
     )
+
+
+def block_of(weight: AnyWeight) -> int | None:
+    """How many weights share a scale in a kernel that reads quantized values; None: it has no
+    blocks."""
+    if isinstance(weight, PackedWeight):
+        return weight.layout.block if weight.rounding.in_blocks else None
+    return weight.kernel.block if isinstance(weight, LowBitWeight) else None
+
+
+def compute_of(weight: AnyWeight) -> str | None:
+    """The type in which products are computed where it is not that of the scheme."""
+    if isinstance(weight, PackedWeight):
+        return None if weight.rounding.in_blocks else "int8"
+    return COMPUTE.get(type(weight))
 
 
 def scheme_names(exported: Sequence[ExportedWeight]) -> str:

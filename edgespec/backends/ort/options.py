@@ -71,7 +71,7 @@ class WeightFormat(BuildOptions):
             return EngineWeights(scheme=self.scheme, method=AS_EXPORTED, exact=True)
         if self.is_int8_gemm:
             return EngineWeights(scheme=self.scheme, method="rtn", compute="int8", exact=True)
-        exact = (self.scheme, self.block) == ("int4", EXACT_BLOCK)
+        exact = self.kernels == NATIVE or (self.scheme, self.block) == ("int4", EXACT_BLOCK)
         return EngineWeights(scheme=self.scheme, method="rtn", block=self.block, exact=exact)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -29,7 +29,9 @@ from edgespec.backends.ort.cache import KvCache, padding_of
 from edgespec.backends.ort.contract import MASKS, CacheType, attention_inputs, lowered_contract
 from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.lane_rows import OrtLaneRows
+from edgespec.backends.ort.low_bit_matmul import PackedTable
 from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
+from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.native.library import kernels, why_missing
 from edgespec.backends.ort.options import NATIVE
 from edgespec.backends.ort.recurrent import RecurrentCache
@@ -313,17 +315,21 @@ def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
         config.limits.max_kv_cache_capacity,
         lanes,
         padding_of(config.limits, block=shape.block),
-        huge_pages=weights.is_low_bit,
+        huge_pages=weights.is_low_bit and own.kernels != NATIVE,  # ours stand in the mapped file
     )
     if weights.embedding is not None:
         runner.table = lm_head_table(path, weights.embedding, shape.hidden_size)
     return runner
 
 
-def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> LmHeadTable:
+def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> Table:
     """The embedding table that an engine's config places in its lm_head."""
-    kernel = Kernel(4 if shared.bits == 4 else 8, shared.block, hidden_size, shared.rows)
+    bits: Literal[4, 8] = 4 if shared.bits == 4 else 8
     data = path.with_name(f"{path.name}.data")
+    if shared.scales_offset is None:
+        layout = Layout(bits, shared.block, hidden_size, shared.rows)
+        return PackedTable(data, layout, shared.offset)
+    kernel = Kernel(bits, shared.block, hidden_size, shared.rows)
     return LmHeadTable(data, kernel, shared.offset, shared.scales_offset)
 
 

@@ -13,15 +13,15 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 
-def zeroes(count: int, dtype: np.dtype[Any], *, apart: bool) -> NDArray[Any]:
-    """Returns `count` zeroes of a type. If they are written in pieces that stand `apart`, their
-    pages are small where the system lets us choose. Raises MemoryError."""
+def zeroes(count: int, dtype: DTypeLike = np.float32, *, apart: bool) -> NDArray[Any]:
+    """Returns `count` zeroes. If they are written in pieces that stand `apart`, their pages are
+    small where the system lets us choose. Raises MemoryError."""
     if not apart or not sys.platform.startswith("linux") or not count:
         return np.zeros(count, dtype)
-    num_bytes = count * dtype.itemsize
+    num_bytes = count * np.dtype(dtype).itemsize
     try:
         memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:

@@ -20,8 +20,6 @@ pagemap = pytest.mark.skipif(
     not Path("/proc/self/pagemap").is_file(), reason="the system does not say what is resident"
 )
 
-FLOATS = np.dtype(np.float32)
-
 
 def resident_bytes(array: np.ndarray) -> int:
     """The bytes of an array's pages that are in memory."""
@@ -48,12 +46,12 @@ def test_a_cache_takes_the_memory_of_the_rows_written(rows: int) -> None:
 @pytest.mark.parametrize("count", [1 << 46, 1 << 62])
 def test_a_cache_beyond_the_address_space_is_no_memory(count: int) -> None:
     with pytest.raises(MemoryError):
-        zeroes(count, FLOATS, apart=True)
+        zeroes(count, apart=True)
 
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_zeroes_can_be_written(apart: bool) -> None:
-    array = zeroes(1000, FLOATS, apart=apart)
+    array = zeroes(1000, apart=apart)
     assert array.dtype == np.float32
     assert not array.any()
     array[999] = 2.0
