@@ -171,12 +171,13 @@ class TensorRTBackend(Backend):
             raise EnvironmentProblem(what, "Import it on the device that it was built for.")
         schemes = schemes_in(config.weights.scheme)
         check_formats(device.sm, schemes, settings.compute)
-        settings = replace(settings, version=version, sm=device.sm)
+        settings, graph = replace(settings, version=version, sm=device.sm), config.component.graph
+        recurrent = graph.recurrent is not None
         return Staged(
             engine=engine,
-            contract=lowered_contract(canonical_contract(config.component.graph), settings.target),
+            contract=lowered_contract(canonical_contract(graph), settings.target),
             weights=config.weights,
-            accuracy=accuracy_of(schemes, settings.compute),
+            accuracy=accuracy_of(schemes, settings.compute, recurrent=recurrent),
             settings=settings.to_dict(),
             fingerprint=fingerprint.fingerprint_of(self.library, version, device.sm),
         )
