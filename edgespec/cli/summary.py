@@ -366,6 +366,9 @@ def engine_lines(engine: EngineSummary, *, speaks: bool) -> list[str]:
             f"{name[4:].replace('_', ' ')} {size}" for name, size in limits if name[:4] == "max_"
         ]
         lines.append(f"at most {', '.join(sizes)}")
+        if config.variants:
+            capacities = ", ".join(map(str, config.limits.capacities))
+            lines.append(f"an engine for each kv cache capacity: {capacities}")
     difference, cosine = entry.golden_difference, entry.golden_cosine
     if difference is not None:
         close = f"{difference:.1e}" if cosine is None else f"cosine {cosine:.4f}"

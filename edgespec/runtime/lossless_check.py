@@ -138,6 +138,8 @@ def first_difference(
         )
     sampler = Sampler.of(replace(sampling, seed=plain.seed))
     with engine.driver.paused():  # the lanes are needed
+        # Of engines for several capacities the one that answered
+        engine.base.reserve(0, len(speculative.prompt_ids) + sampling.max_generate_length)
         return measured(engine, Replay.of(engine, speculative, index, batch_size), sampler, a, b)
 
 

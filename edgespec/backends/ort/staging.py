@@ -22,6 +22,7 @@ from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.data_layout import LowBitWeight, PackedWeight
 from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
+from edgespec.backends.ort.settings import EngineSettings
 from edgespec.backends.ort.weight_data import pieces
 from edgespec.contract import canonical_contract
 
@@ -32,7 +33,10 @@ def stage(
     """Write the engine `path` and its weights beside it; `batched`: for more than one sequence.
     BuildError where its weights cannot be what is asked for."""
     data = path.with_name(f"{path.name}.data")
-    lowered = lower(ir.load(onnx.model), data.name, batched, weight_format)
+    graph = onnx.config.graph
+    settings = EngineSettings.of(weight_format, cached=not graph.heads)
+    model = ir.load(onnx.model)
+    lowered = lower(model, data.name, batched, weight_format, settings.tree_cache)
     exported = exported_weights(lowered.weights)
     weights = weights_of(exported, weight_format, str(onnx.path))
     if weight_format.share_embedding:
@@ -40,12 +44,17 @@ def stage(
     progress.start(sum(weight.num_bytes for weight in lowered.weights))
     weights = replace(weights, largest=write_data(lowered, onnx.path, data, progress.advance))
     ir.save(lowered.model, path)
-    graph = onnx.config.graph
     return Staged(
         engine=path,
-        contract=lowered_contract(canonical_contract(graph), batched),
+        contract=lowered_contract(canonical_contract(graph), batched, settings.tree_cache),
         weights=weights,
-        accuracy=accuracy_of(exported, weight_format, recurrent=graph.recurrent is not None),
+        accuracy=accuracy_of(
+            exported,
+            weight_format,
+            recurrent=graph.recurrent is not None,
+            cache=settings.cache,
+        ),
+        settings=settings.to_dict(),
     )
 
 
