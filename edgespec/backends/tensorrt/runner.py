@@ -7,6 +7,7 @@ knows the library, `caches` and `recurrent` what lanes hold. Knows nothing of to
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -35,6 +36,7 @@ from edgespec.backends.tensorrt.workspace import Workspace, attempt
 from edgespec.contract import ITEM_BYTES, GraphContract, past_names, present_names
 from edgespec.errors import EnvironmentProblem, LimitError
 
+logger = logging.getLogger(__name__)
 MAX_PLANS = 64  # shapes of calls that are remembered, with their graphs
 
 
@@ -264,17 +266,18 @@ class TensorRTRunner:
 
     def captured(self, plan: Plan) -> int | None:
         """The graph of a call; None where it cannot be captured."""
-        device, stream = self.workspace.device, self.workspace.stream
+        device, stream, whole = self.workspace.device, self.workspace.stream, False
         device.begin_capture(stream)
         try:
             self.enqueue(plan)
-        except EnvironmentProblem:
-            # What cannot be captured may still run
+            whole = True
+        except EnvironmentProblem as error:
+            logger.debug("a call runs without a CUDA graph: %s", error.what)
+        finally:
             graph = device.end_capture(stream)
-            if graph is not None:
+            if graph is not None and not whole:
                 device.free_graph(graph)
-            return None
-        return device.end_capture(stream)
+        return graph if whole else None
 
     def enqueue(self, plan: Plan) -> None:
         """Copy the inputs, make what kernels make of them, run, and copy back what is found."""

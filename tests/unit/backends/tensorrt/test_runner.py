@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from edgespec.backends.tensorrt.device.base import DeviceMemoryFull, DeviceProblem
+from edgespec.backends.tensorrt.execution import Context
 from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.backends.tensorrt.target import Dialect
 from edgespec.backends.tensorrt.versions import RTX, capabilities_of
 from edgespec.backends.tensorrt.workspace import Memory, Workspace
+from edgespec.errors import InternalError
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.host_time import call_of, opened
 
@@ -171,4 +173,31 @@ def test_a_library_that_makes_graphs_of_its_own_makes_them(
     assert (plan.uses, plan.graph) == (4, None)
     assert "graph" not in device_of(workspace).launched
     assert all(context.context.own_graphs for context in runner.engine.contexts)
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), DeviceProblem("CUDA: no"), InternalError("broken")]
+)
+def test_a_capture_ends_whatever_happens_in_it(
+    runner: TensorRTRunner, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """A stream that stays captured does nothing any more."""
+    run(runner, 8)
+    device, enqueue = device_of(runner.workspace), Context.enqueue
+
+    def broken(self: Context) -> None:
+        enqueue(self)
+        if device.streams[runner.workspace.stream].kept is not None:
+            raise error
+
+    monkeypatch.setattr(Context, "enqueue", broken)
+    if isinstance(error, DeviceProblem):
+        run(runner, 8)  # what cannot be captured runs without
+    else:
+        with pytest.raises(type(error)):
+            run(runner, 8)
+    assert device.streams[runner.workspace.stream].kept is None
+    assert not device.graphs
+    run(runner, 9)
     runner.close()
