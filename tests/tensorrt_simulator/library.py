@@ -287,6 +287,8 @@ class Context:
         assert device is not None
         if self.engine.faults.fails("execute_async_v3"):
             return self.error("[executionContext.cpp] Cuda failure: an illegal memory access")
+        if device.lost is not None:
+            return self.error(f"[executionContext.cpp] Cuda failure: {device.lost.what}")
         if stream_handle not in device.streams:
             return self.error("the stream is not alive")
         if missing := self.infer_shapes():

@@ -62,10 +62,15 @@ class OpenEngine:
             logger.kept.append(self.recorder)
             self.runtime = self.required(self.trt.Runtime(logger), "the runtime cannot be made")
             self.runtime.error_recorder = self.recorder
-            self.engine = self.deserialized(path)
-            check_signature(self.trt, self.engine, contract, profiles, path)
-            workspace.reserve(max(1, int(self.engine.device_memory_size_v2)))
-            self.contexts = [Context(self, index, contract) for index in range(len(profiles))]
+            self.engine, self.contexts = self.deserialized(path), list[Context]()
+            try:
+                check_signature(self.trt, self.engine, contract, profiles, path)
+                workspace.reserve(max(1, int(self.engine.device_memory_size_v2)))
+                for index in range(len(profiles)):
+                    self.contexts.append(Context(self, index, contract))
+            except BaseException:
+                self.close()  # its weights would stay as long as the error is looked at
+                raise
         workspace.synchronize()
 
     def deserialized(self, path: Path) -> Any:
