@@ -460,7 +460,7 @@ def give_up(workspace: Workspace, before: frozenset[int], engine: OpenEngine | N
     """Give back what an engine that cannot be opened has taken, so that another may have it: all
     but what was there `before`, and what engines share."""
     with workspace.lock:
-        shared = {workspace.scratch, workspace.inputs.address}
+        shared = {workspace.scratch.address, workspace.inputs.address}
         new = workspace.held - before - shared
         attempt(
             workspace.device.activate,
