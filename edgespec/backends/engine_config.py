@@ -81,6 +81,28 @@ class SharedEmbedding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LargestWeight:
+    """The largest of an engine's weights, as its kernel reads it: the initializer, and where its
+    bytes stand in the data file. Two engines of a pair with the same one need it in memory once.
+    """
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]  # bytes
+    sha256: str
+
+    @classmethod
+    def read(cls, fields: BundleFields) -> LargestWeight:
+        """The largest weight of the keys of `weights.largest`. BundleError names a wrong key."""
+        return cls(
+            name=fields.required_text("name"),
+            offset=fields.offset("offset"),
+            shape=fields.counts("shape"),
+            sha256=fields.required_text("sha256"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWeights:
     """What the weights of an engine's matrix products are.
 
@@ -100,6 +122,7 @@ class EngineWeights:
     emulated: str | None = None
     rounding: float | None = None
     embedding: SharedEmbedding | None = None
+    largest: LargestWeight | None = None
 
     @classmethod
     def read(cls, fields: BundleFields) -> EngineWeights:
@@ -109,7 +132,7 @@ class EngineWeights:
         if not known.issuperset(scheme.split(", ")):  # an export may have several
             raise fields.wrong("scheme", "a scheme that this version knows")
         block = None if fields.get("block") is None else fields.count("block")
-        embedding = fields.get("embedding")
+        embedding, largest = fields.get("embedding"), fields.get("largest")
         return cls(
             scheme=scheme,
             method=fields.required_text("method"),
@@ -121,6 +144,7 @@ class EngineWeights:
             embedding=None
             if embedding is None
             else SharedEmbedding.read(fields.section("embedding")),
+            largest=None if largest is None else LargestWeight.read(fields.section("largest")),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,6 +161,8 @@ class EngineWeights:
         if self.embedding is not None:
             places = asdict(self.embedding).items()
             keys["embedding"] = {name: value for name, value in places if value is not None}
+        if self.largest is not None:
+            keys["largest"] = asdict(self.largest) | {"shape": list(self.largest.shape)}
         return keys | ({} if self.rounding is None else {"rounding": self.rounding})
 
     @property

@@ -104,11 +104,19 @@ class OrtBackend(Backend):
             runner.table = lm_head_table(staged.engine, staged.weights.embedding, hidden_size)
         return runner
 
+    def open_device(self) -> PairDevice:
+        """What the engines of a pair share: their largest weight."""
+        from edgespec.backends.ort.pair_weights import PairWeights
+
+        return PairWeights()
+
     def open(self, engine_dir: Path, config: EngineConfig, device: PairDevice) -> OrtRunner:
         """A runner of a finished engine. EnvironmentProblem where it cannot be opened."""
+        from edgespec.backends.ort.pair_weights import PairWeights
         from edgespec.backends.ort.runner import open_engine
 
-        return open_engine(self.engine_path(engine_dir, config.role), config)
+        assert isinstance(device, PairWeights)
+        return open_engine(self.engine_path(engine_dir, config.role), config, device)
 
     def fingerprint(self) -> dict[str, Any]:
         """The version of ONNX Runtime and the CPU, as JSON."""

@@ -34,6 +34,7 @@ from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
 from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.native.library import kernels, why_missing
 from edgespec.backends.ort.options import NATIVE
+from edgespec.backends.ort.pair_weights import PairWeights, Shared
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.ort.session import NO_FALLBACK, session_options
 from edgespec.backends.ort.settings import settings_of
@@ -42,7 +43,6 @@ from edgespec.contract import (
     RECURRENT_CHUNK,
     Dim,
     GraphContract,
-    Role,
     canonical_contract,
     past_names,
     present_names,
@@ -59,7 +59,7 @@ class OrtRunner:
 
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
     to its neighbors. `huge_pages` is for low-bit weights: float32 ones are read no faster from
-    them, and take long to move.
+    them, and take long to move. `shared` are weights that the engines of a pair have in common.
     """
 
     def __init__(
@@ -70,13 +70,15 @@ class OrtRunner:
         lanes: int = 1,
         padding: int = 0,
         huge_pages: bool = False,
+        shared: Shared | None = None,
     ) -> None:
         self.contract, self.capacity, self.lanes = contract, capacity, lanes
         shape = contract.shape
         self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else PREFILL_CHUNK
         self.max_rows, self.engine_s = capacity, 0.0
         with in_huge_pages() if huge_pages else nullcontext():
-            self.session = open_session(path, spinning=shape.role is not Role.DRAFT)
+            self.session = open_session(path, shared)
+        self.shared = shared or {}  # the session reads this memory
         check_signature(self.session, contract, path)
         try:
             one_form, inputs = bool(shape.heads), {spec.name for spec in contract.inputs}
@@ -302,9 +304,10 @@ def check_call(
     assert batched or starts == [width - rows]
 
 
-def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
-    """The runner of a finished engine. EnvironmentProblem where it cannot be opened, or has kernels
-    of our own that were not compiled here."""
+def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunner:
+    """The runner of a finished engine; `pair` has the weights of the engine beside it.
+    EnvironmentProblem where it cannot be opened, or has kernels of our own that were not compiled
+    here."""
     lanes, weights, shape = config.limits.max_batch_size, config.weights, config.component.graph
     own = settings_of(config)
     if own.kernels == NATIVE:
@@ -315,17 +318,23 @@ def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
         config.limits.max_kv_cache_capacity,
         lanes,
         padding_of(config.limits, block=shape.block),
-        huge_pages=weights.is_low_bit,
+        huge_pages=weights.is_low_bit and weights.largest is None,  # mapped weights cannot move
+        shared=pair.shared(data_of(path), weights.largest),
     )
     if weights.embedding is not None:
         runner.table = lm_head_table(path, weights.embedding, shape.hidden_size)
     return runner
 
 
+def data_of(path: Path) -> Path:
+    """The file with the weights of an engine."""
+    return path.with_name(f"{path.name}.data")
+
+
 def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> Table:
     """The embedding table that an engine's config places in its lm_head."""
     bits: Literal[4, 8] = 4 if shared.bits == 4 else 8
-    data = path.with_name(f"{path.name}.data")
+    data = data_of(path)
     if shared.scales_offset is None:
         layout = Layout(bits, shared.block, hidden_size, shared.rows)
         return PackedTable(data, layout, shared.offset)
@@ -333,15 +342,13 @@ def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> Tabl
     return LmHeadTable(data, kernel, shared.offset, shared.scales_offset)
 
 
-def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
-    """A session of an engine, with the operators of our own where they were compiled. BundleError
-    where its file is damaged, EnvironmentProblem where memory does not suffice.
-
-    Threads that spin between calls start the next one sooner, and take the cores from the other
-    engine of a pair: base and draft alternate, so only one of them may.
-    """
+def open_session(path: Path, shared: Shared | None = None) -> ort.InferenceSession:
+    """A session of an engine, with the operators of our own where they were compiled, which reads
+    `shared` in place of its own weights. BundleError where its file is damaged, EnvironmentProblem
+    where memory does not suffice."""
     options = session_options()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
+    for name, value in (shared or {}).items():
+        options.add_initializer(name, value)
     if why_missing() is None:
         kernels().register(options)
     try:

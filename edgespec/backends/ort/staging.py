@@ -6,6 +6,7 @@ and how close the engine has to come in `accuracy`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import onnx_ir as ir
 
 from edgespec import bundle
 from edgespec.backends.base import Progress, Staged
-from edgespec.backends.engine_config import SharedEmbedding
+from edgespec.backends.engine_config import LargestWeight, SharedEmbedding
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.accuracy import accuracy_of, exported_weights, weights_of
 from edgespec.backends.ort.contract import lowered_contract
@@ -41,7 +42,7 @@ def stage(
     if weight_format.share_embedding:
         weights = replace(weights, embedding=shared_embedding(lowered))
     progress.start(sum(weight.num_bytes for weight in lowered.weights))
-    write_data(lowered, onnx.path, data, progress.advance)
+    weights = replace(weights, largest=write_data(lowered, onnx.path, data, progress.advance))
     ir.save(lowered.model, path)
     return Staged(
         engine=path,
@@ -82,11 +83,32 @@ def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:
     return None
 
 
-def write_data(lowered: Lowered, source: Path, path: Path, advance: Callable[[int], None]) -> None:
-    """Write the weights, one at a time, to where the lowered graph looks for them."""
+def write_data(
+    lowered: Lowered, source: Path, path: Path, advance: Callable[[int], None]
+) -> LargestWeight | None:
+    """Write the weights, one at a time, to where the lowered graph looks for them. Returns the
+    largest, if a kernel of our own reads it from there."""
+    largest = max(lowered.weights, key=lambda weight: weight.num_bytes, default=None)
+    digest = hashlib.sha256()
     with path.open("wb") as file:
         for weight in lowered.weights:
             for offset, array in pieces(weight, source):
                 file.seek(offset)
                 file.write(array.data)
                 advance(array.nbytes)
+                if weight is largest:
+                    digest.update(array.data)
+    if not isinstance(largest, PackedWeight):
+        return None
+    name, shape = initializer_at(lowered.model, path.name, largest.offset), largest.layout.shape
+    return LargestWeight(name=name, offset=largest.offset, shape=shape, sha256=digest.hexdigest())
+
+
+def initializer_at(model: ir.Model, location: str, offset: int) -> str:
+    """The name of the initializer whose bytes begin there."""
+    for name, value in model.graph.initializers.items():
+        match value.const_value:
+            case ir.ExternalTensor(location=file, offset=start):
+                if (str(file), start) == (location, offset):
+                    return name
+    raise AssertionError(f"no initializer begins at {offset} of {location}")

@@ -239,7 +239,7 @@ HYBRID = GraphShape(
 def hybrid(monkeypatch: pytest.MonkeyPatch) -> OrtRunner:
     """Of three lanes, each of up to 90 rows."""
     contract = lowered_contract(canonical_contract(HYBRID), batched=True)
-    monkeypatch.setattr(runner_module, "open_session", lambda path, spinning: Session(contract))
+    monkeypatch.setattr(runner_module, "open_session", lambda path, shared: Session(contract))
     return OrtRunner(Path("engine"), contract, 90, lanes=3, padding=9)
 
 
