@@ -65,7 +65,7 @@ class OpenEngine:
             self.engine, self.contexts = self.deserialized(path), list[Context]()
             try:
                 check_signature(self.trt, self.engine, contract, profiles, path)
-                workspace.reserve(max(1, int(self.engine.device_memory_size_v2)))
+                workspace.fit(scratch=max(1, int(self.engine.device_memory_size_v2)))
                 for index in range(len(profiles)):
                     self.contexts.append(Context(self, index, contract))
             except BaseException:
@@ -147,7 +147,8 @@ class Context:
         self.bound = ()
         with lines_to(self.engine.trt, self.engine.errors.log):
             if self.scratch != self.workspace.version:
-                self.context.set_device_memory(self.workspace.scratch, self.workspace.scratch_size)
+                scratch = self.workspace.scratch
+                self.context.set_device_memory(scratch.address, scratch.size)
                 self.scratch = self.workspace.version
             for tensor in tensors:
                 name, shape = tensor.name, tensor.shape
