@@ -9,11 +9,10 @@ rows. Knows nothing of TensorRT's own calls.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -34,12 +33,10 @@ from edgespec.backends.base import (
     Remedies,
     Runner,
     Staged,
-    Table,
 )
-from edgespec.backends.call import Attention, Call, Result
+from edgespec.backends.call import Call, Result
 from edgespec.backends.engine_config import FP32_WEIGHTS, EngineConfig
 from edgespec.backends.host import gather_idx, host_results, stacked_states
-from edgespec.backends.masks import attention_mask, tree_mask
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.rewriting import replace_output
@@ -50,20 +47,11 @@ from edgespec.contract import (
     RECURRENT_CHUNK,
     GraphContract,
     Limits,
-    TensorSpec,
     canonical_contract,
-    past_names,
-    present_names,
 )
+from tests.host_runner import DTYPES, CopiedRows, HostRunner
 
 Array = NDArray[Any]
-DTYPES: dict[str, Any] = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "int64": np.int64,
-    "bool": np.bool_,
-}
 ELEMENTS = {
     "float32": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
@@ -141,38 +129,9 @@ def widened(model: ir.Model, narrow: ir.DataType = ir.DataType.BFLOAT16) -> ir.M
 # ---- a runner
 
 
-@dataclass(frozen=True)
-class CopiedRows(LaneRows):
-    """Keys and values of a lane by input name [Hkv, tokens, D], and its recurrent state."""
-
-    arrays: dict[str, Array]
-    count: int
-    state: Any = None
-
-    @property
-    def can_crop(self) -> bool:
-        return self.state is None
-
-    def __len__(self) -> int:
-        return self.count
-
-    @property
-    def nbytes(self) -> int:
-        kept = 0 if self.state is None else self.state.nbytes
-        return kept + sum(array.nbytes for array in self.arrays.values())
-
-    def prefix(self, count: int) -> CopiedRows:
-        assert self.can_crop or count == len(self)
-        rows = {name: array[:, :count] for name, array in self.arrays.items()}
-        return CopiedRows(rows, count, self.state)
-
-
-class GraphRunner:
+class GraphRunner(HostRunner):
     """A graph on ONNX Runtime, the canonical one or a lowered one: its contract says how its cache
     is written."""
-
-    engine_s = 0.0
-    table: Table | None = None
 
     def __init__(
         self,
@@ -182,24 +141,11 @@ class GraphRunner:
         slots: int,
         lanes: int = 1,
     ) -> None:
-        self.session, self.contract = session, contract
-        self.capacity, self.slots, self.lanes = capacity, slots, lanes
-        shape = contract.shape
-        self.prefill_chunk, self.max_rows = RECURRENT_CHUNK if shape.recurrent else 256, capacity
-        self.specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
-        pairs = [
-            pair
-            for i in shape.attention_layers
-            for pair in zip(past_names(i), present_names(i), strict=True)
-        ]
-        self.presents = dict(pairs)
-        dims = (lanes, shape.num_kv_heads, slots, shape.head_dim)
-        self.cache = {past: np.zeros(dims, self.dtype(past)) for past, _ in pairs}
+        super().__init__(contract, capacity, slots, lanes)
+        self.session, shape = session, contract.shape
+        self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else 256
         self.recurrent = RecurrentCache(shape.recurrent, lanes) if shape.recurrent else None
         self.binding = session.io_binding()
-
-    def dtype(self, name: str) -> Any:
-        return DTYPES[self.specs[name].dtype]
 
     @property
     def gives_new_rows(self) -> bool:
@@ -242,38 +188,6 @@ class GraphRunner:
             None if hidden is None else hidden.astype(np.float32),
         )
 
-    def feeds(self, call: Call) -> dict[str, Array]:
-        """The inputs of a call by name, without what layers remember."""
-        feeds: dict[str, Array] = {}
-        for spec in self.contract.inputs:
-            if spec.name in ("base_hidden", "draft_hidden"):
-                feeds[spec.name] = self.hidden(spec, call)
-            elif spec.name == "use_base_hidden":
-                feeds[spec.name] = np.array(call.base_hidden is not None)
-            elif spec.name in ("attention_mask", "sliding_attention_mask"):
-                kind: Attention = getattr(call, spec.name.removesuffix("_mask"))
-                mask = np.zeros((len(kind.lanes), 1, call.rows, self.slots), np.bool_)
-                feeds[spec.name] = attention_mask(call, kind, mask)
-            elif spec.name == "tree_mask":
-                feeds[spec.name] = tree_mask(call)
-            elif spec.name == "gather_idx":
-                feeds[spec.name] = gather_idx(call)
-            elif spec.name == "target_hidden":
-                assert call.target_hidden is not None
-                feeds[spec.name] = stacked_states(call.target_hidden, call.context_rows)
-            elif hasattr(call, spec.name):
-                feeds[spec.name] = getattr(call, spec.name)
-        return feeds
-
-    def hidden(self, spec: TensorSpec, call: Call) -> Array:
-        """A hidden input; the one that is not read has S rows where the contract says so."""
-        given = getattr(call, spec.name)
-        if given is not None:
-            return stacked_states(given, call.rows)
-        batch, rows = call.inputs_embeds.shape[:2]
-        unread = rows if spec.shape[1] == "S" else 0
-        return np.zeros((batch, unread, int(spec.shape[2])), np.float32)
-
     def execute(self, feeds: dict[str, Array], sizes: dict[str, int]) -> dict[str, Array]:
         """The outputs by name, but those of recurrent layers, which are bound elsewhere."""
         kept = []
@@ -299,33 +213,23 @@ class GraphRunner:
     # ---- rows
 
     def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
-        for rows in self.cache.values():
-            rows[lane, :, start : start + len(slots)] = rows[lane][:, slots]
+        super().keep_rows(lane, slots, start)
         if self.recurrent is not None:
             self.recurrent.keep(lane, slots - start)
 
     def read_rows(self, lane: int, count: int) -> CopiedRows:
-        rows = {name: array[lane, :, :count].copy() for name, array in self.cache.items()}
-        return CopiedRows(rows, count, self.recurrent.read(lane) if self.recurrent else None)
+        state = self.recurrent.read(lane) if self.recurrent else None
+        return replace(super().read_rows(lane, count), state=state)
 
     def write_rows(self, lane: int, rows: LaneRows) -> None:
-        assert isinstance(rows, CopiedRows)
-        for name, array in rows.arrays.items():
-            self.cache[name][lane, :, : len(rows)] = array
+        super().write_rows(lane, rows)
         if self.recurrent is not None:
+            assert isinstance(rows, CopiedRows)
             self.recurrent.write(lane, rows.state, len(rows))
 
     def free(self, lane: int) -> None:
         if self.recurrent is not None:
             self.recurrent.free(lane)
-
-    def zero(self, lane: int) -> None:
-        for rows in self.cache.values():
-            rows[lane] = 0
-        self.free(lane)
-
-    def copy_lane(self, source: int, target: int, count: int) -> None:
-        self.write_rows(target, self.read_rows(source, count))
 
     def close(self) -> None:
         self.__dict__.pop("binding", None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +23,6 @@ from edgespec.backends.base import (
     BuildOption,
     BuildOptions,
     EngineMemory,
-    LaneRows,
     OptionValue,
     PairDevice,
     PlanHints,
@@ -31,12 +30,10 @@ from edgespec.backends.base import (
     Remedies,
     Runner,
     Staged,
-    Table,
 )
-from edgespec.backends.call import Call, HiddenStates, Result
+from edgespec.backends.call import Call, Result
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
-from edgespec.backends.host import HostLogits, gather_idx, host_results, stacked_states
-from edgespec.backends.masks import attention_mask
+from edgespec.backends.host import HostLogits, host_results
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.registry import BACKENDS
 from edgespec.cli.main import run
@@ -45,13 +42,12 @@ from edgespec.contract import (
     Limits,
     Role,
     canonical_contract,
-    past_names,
-    present_names,
 )
 from edgespec.errors import EngineMismatch, LimitError, OptionError
 from edgespec.runtime.engine import Engine
 from tests import toys
 from tests.e2e.workshop import Cli, asked, cli, infer, responses
+from tests.host_runner import HostRunner
 
 __all__ = ["cli"]
 
@@ -67,43 +63,15 @@ class ToyOptions(BuildOptions):
     spare_slots: int
 
 
-@dataclass(frozen=True)
-class ToyRows(LaneRows):
-    """Keys and values of a lane, by input name, [1, Hkv, tokens, D]."""
-
-    arrays: Arrays
-
-    @property
-    def can_crop(self) -> bool:
-        return True
-
-    def __len__(self) -> int:
-        return next(iter(self.arrays.values())).shape[2]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
-
-    def prefix(self, count: int) -> ToyRows:
-        return ToyRows({name: array[:, :, :count] for name, array in self.arrays.items()})
-
-
-class ToyRunner:
+class ToyRunner(HostRunner):
     """The canonical graph on the reference evaluator, its whole cache copied by every call."""
 
-    lanes = 1
     prefill_chunk = 16  # a long prompt is read in several calls
-    engine_s = 0.0
-    table: Table | None = None
 
     def __init__(
         self, path: Path, contract: GraphContract, capacity: int, spare_slots: int
     ) -> None:
-        self.contract, self.capacity, self.max_rows = contract, capacity, capacity
-        self.slots, shape = capacity + spare_slots, contract.shape
-        dims = (1, shape.num_kv_heads, self.slots, shape.head_dim)
-        layers = range(shape.num_layers)
-        self.cache = {name: np.zeros(dims, np.float32) for i in layers for name in past_names(i)}
+        super().__init__(contract, capacity, capacity + spare_slots)
         self.evaluator = ReferenceEvaluator(onnx.load(path))
 
     def run(self, call: Call) -> list[Result]:
@@ -111,59 +79,10 @@ class ToyRunner:
         outputs = self.evaluator.run(None, self.feeds(call) | self.cache)
         self.engine_s += time.perf_counter() - began
         named = dict(zip(self.evaluator.output_names, outputs, strict=True))
-        for layer in range(self.contract.shape.num_layers):
-            for past, present in zip(past_names(layer), present_names(layer), strict=True):
-                self.cache[past] = named[present]
+        self.cache = {past: named[present] for past, present in self.presents.items()}
         return host_results(call, named["logits"], named.get("hidden_states"))
 
-    def feeds(self, call: Call) -> Arrays:
-        mask = np.empty((1, 1, call.rows, self.slots), bool)
-        feeds: Arrays = {
-            "inputs_embeds": call.inputs_embeds,
-            "rope_cos": call.rope_cos,
-            "rope_sin": call.rope_sin,
-            "attention_mask": attention_mask(call, call.attention, mask),
-            "write_indices": call.write_indices,
-            "gather_idx": gather_idx(call),
-        }
-        if self.contract.shape.role is not Role.DRAFT:
-            return feeds
-        shape = self.contract.shape
-        return feeds | {
-            "base_hidden": array_of(call.base_hidden, call.rows, shape.base_features),
-            "draft_hidden": array_of(call.draft_hidden, call.rows, shape.features),
-            "use_base_hidden": np.array(call.base_hidden is not None),
-        }
-
-    def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
-        for array in self.cache.values():
-            array[:, :, start : start + len(slots)] = array[:, :, slots]
-
-    def read_rows(self, lane: int, count: int) -> ToyRows:
-        return ToyRows({name: array[:, :, :count].copy() for name, array in self.cache.items()})
-
-    def write_rows(self, lane: int, rows: LaneRows) -> None:
-        assert isinstance(rows, ToyRows)
-        for name, array in rows.arrays.items():
-            self.cache[name][:, :, : len(rows)] = array
-
-    def free(self, lane: int) -> None: ...
-
-    def zero(self, lane: int) -> None:
-        for array in self.cache.values():
-            array[:] = 0
-
-    def copy_lane(self, source: int, target: int, count: int) -> None:
-        raise AssertionError("it has one lane")
-
     def close(self) -> None: ...
-
-
-def array_of(states: Sequence[HiddenStates] | None, rows: int, width: int) -> NDArray[np.float32]:
-    """[1, rows, width]; of no rows where there are none."""
-    if states is None:
-        return np.zeros((1, 0, width), np.float32)
-    return stacked_states(states, rows)
 
 
 class ToyDevice(PairDevice):

@@ -17,7 +17,8 @@ from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.tensorrt import staging
 from edgespec.backends.tensorrt.caches import KvCache, Rows
 from edgespec.cli.main import run
-from edgespec.contract import Role
+from edgespec.component import ComponentConfig
+from edgespec.contract import Role, canonical_contract
 from tests import shared, toys
 from tests.e2e.tensorrt_pairs import NATIVE, PORTABLE, SIZES, TREES, exported
 from tests.e2e.workshop import Cli, Outcome, asked, cli, infer
@@ -184,7 +185,8 @@ def test_rows_that_see_what_they_must_not_are_found(
         return out
 
     monkeypatch.setattr(runner, "attention_mask", all_visible)
-    done, report = verify(built("eagle3", "--max-batch-size", "2"))
+    kernels = ("--kernels", "onnxruntime")
+    done, report = verify(built("eagle3", "--max-batch-size", "2", *kernels))
     assert done.code == DAMAGED
     for lane in (0, 1):
         said = detail(report, "base", f"cache, lane {lane}")
@@ -285,7 +287,15 @@ def test_engines_of_the_simulated_library_pass(
     assert "1 fused" in detail(report, "base", "kernels")
     assert report["engines"]["base"]["settings"]["version"] == version
     assert report["engines"]["base"]["device"]["driver"] == "13.0"
-    assert report["engines"]["base"]["memory_bytes"]["work"] > 0
+    memory = {role: report["engines"][role]["memory_bytes"] for role in ("base", "draft")}
+    known = {"files", "kv_cache", "work"} | ({"weights"} if version == NATIVE else set())
+    assert memory["draft"].keys() == known
+    assert memory["base"].keys() == known | ({"recurrent_state"} if name == "mtp" else set())
+    assert min(memory["base"].values()) > 0
+    assert memory["base"]["files"] > memory["base"].get("weights", 0)
+    if name == "mtp":  # both places of the state, and the rows before the convolution
+        contract = canonical_contract(ComponentConfig.read(exported(name)[0] / bundle.CONFIG).graph)
+        assert memory["base"]["recurrent_state"] > 2 * contract.state_bytes
 
 
 def test_an_engine_that_was_built_elsewhere_brings_its_golden_outputs(

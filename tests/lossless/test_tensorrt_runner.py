@@ -27,7 +27,7 @@ from edgespec.runtime.tree import DraftPlan
 from tests import made, shared
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.pairs import LIMITS
-from tests.lossless.test_tensorrt_dialects import GREEDY, PAIRS, SAMPLED, Parts
+from tests.lossless.tensorrt_pairs import GREEDY, PAIRS, SAMPLED, Parts
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.installed import install
 

@@ -22,14 +22,14 @@ from edgespec.backends.tensorrt.lowering import PASSES, conditionals, lower, mas
 from edgespec.backends.tensorrt.parser_version import RELEASES, ParserVersion
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.errors import ContractError
-from tests.parity.tensorrt_graphs import BASES, CAPACITY, DRAFTS, MAX_ROWS, Canonical, canonical
-from tests.parity.test_tensorrt_portable import (
+from tests.parity.tensorrt_calls import (
     LANES,
     Calls,
     canonical_runner,
     difference,
     outputs,
 )
+from tests.parity.tensorrt_graphs import BASES, CAPACITY, DRAFTS, MAX_ROWS, Canonical, canonical
 from tests.tensorrt_on_ort import GraphRunner, as_bytes, open_session, widened
 
 NAMES: dict[Compute, str] = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}

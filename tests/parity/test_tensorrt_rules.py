@@ -14,7 +14,7 @@ from edgespec.backends.tensorrt.parser_version import RELEASES, ParserVersion
 from edgespec.backends.tensorrt.rules import Level
 from edgespec.backends.tensorrt.target import Compute, Dialect
 from tests.parity.tensorrt_graphs import BASES, HYBRIDS, ROWS, canonical
-from tests.parity.test_tensorrt_quantized import WEIGHTS, Product
+from tests.quantized_products import WEIGHTS, Product
 
 # The first and the last of each set of rules
 NAMES = ("10.13", "10.14", "10.15", "10.16", "11.0", "11.4", "rtx-1.4", "rtx-1.7")

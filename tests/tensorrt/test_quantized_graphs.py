@@ -18,7 +18,7 @@ from edgespec.component import ComponentConfig
 from edgespec.contract import canonical_contract
 from edgespec.export.components import ExportOptions
 from tests import made, toys
-from tests.parity.test_tensorrt_quantized import EXPORTS, WEIGHTS, Product, keep_static, weight
+from tests.quantized_products import EXPORTS, WEIGHTS, Product, keep_static, weight
 from tests.tensorrt import rtx
 from tests.tensorrt_on_ort import as_bytes
 

@@ -18,9 +18,10 @@ from edgespec.backends.engine_config import SharedEmbedding
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.accuracy import accuracy_of, exported_weights, weights_of
 from edgespec.backends.ort.contract import lowered_contract
-from edgespec.backends.ort.data_layout import LowBitWeight
+from edgespec.backends.ort.data_layout import LowBitWeight, PackedWeight
 from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
+from edgespec.backends.ort.settings import EngineSettings
 from edgespec.backends.ort.weight_data import pieces
 from edgespec.contract import canonical_contract
 
@@ -31,7 +32,10 @@ def stage(
     """Write the engine `path` and its weights beside it; `batched`: for more than one sequence.
     BuildError where its weights cannot be what is asked for."""
     data = path.with_name(f"{path.name}.data")
-    lowered = lower(ir.load(onnx.model), data.name, batched, weight_format)
+    graph = onnx.config.graph
+    settings = EngineSettings.of(weight_format, cached=not graph.heads)
+    model = ir.load(onnx.model)
+    lowered = lower(model, data.name, batched, weight_format, settings.tree_cache)
     exported = exported_weights(lowered.weights)
     weights = weights_of(exported, weight_format, str(onnx.path))
     if weight_format.share_embedding:
@@ -39,12 +43,17 @@ def stage(
     progress.start(sum(weight.num_bytes for weight in lowered.weights))
     write_data(lowered, onnx.path, data, progress.advance)
     ir.save(lowered.model, path)
-    graph = onnx.config.graph
     return Staged(
         engine=path,
-        contract=lowered_contract(canonical_contract(graph), batched),
+        contract=lowered_contract(canonical_contract(graph), batched, settings.tree_cache),
         weights=weights,
-        accuracy=accuracy_of(exported, weight_format, recurrent=graph.recurrent is not None),
+        accuracy=accuracy_of(
+            exported,
+            weight_format,
+            recurrent=graph.recurrent is not None,
+            cache=settings.cache,
+        ),
+        settings=settings.to_dict(),
     )
 
 
@@ -52,11 +61,17 @@ def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:
     """Where the quantized values of a tied lm_head stand, which serve as the embedding; None where
     it is not tied, or not of low bits in blocks."""
     for weight in lowered.weights:
-        if (
-            isinstance(weight, LowBitWeight)
-            and isinstance(weight.source, ir.ExternalTensor)
-            and weight.source.location == bundle.EMBEDDING
-        ):
+        source = weight.source
+        if not isinstance(source, ir.ExternalTensor) or source.location != bundle.EMBEDDING:
+            continue
+        if isinstance(weight, PackedWeight) and weight.rounding.in_blocks:
+            return SharedEmbedding(
+                bits=weight.layout.bits,
+                block=weight.layout.block,
+                rows=weight.layout.out_features,
+                offset=weight.offset,
+            )
+        if isinstance(weight, LowBitWeight):
             return SharedEmbedding(
                 bits=weight.kernel.bits,
                 block=weight.kernel.block,

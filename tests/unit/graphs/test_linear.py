@@ -18,12 +18,12 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.writer import write_weights
 from edgespec.graphs.builder import GraphBuilder, WeightPlan, save
 from edgespec.graphs.linear import linear, products
-from edgespec.graphs.packing import Packing, PackingSource, stored_bytes
-from edgespec.graphs.weights import WeightTable
+from edgespec.graphs.packing import Packing, stored_bytes
 from edgespec.quantized import QuantizedWeight, dequantize
 from edgespec.schemes import SCHEMES
+from tests.one_weight import NAME, table_of
 
-OUT, IN, NAME = 24, 64, "model.layers.0.mlp.up_proj"
+OUT, IN = 24, 64
 RNG = np.random.default_rng(0)
 
 
@@ -41,21 +41,6 @@ def weight(
     shape = -(-OUT // block[0]), -(-IN // block[1])
     scales = RNG.uniform(0.01, 0.1, shape).astype(np.float16)
     return QuantizedWeight(NAME, SCHEMES[scheme], quantized, scales, block, **more)
-
-
-class OneWeight(PackingSource):
-    """A source that has one weight at hand."""
-
-    def __init__(self, stored: QuantizedWeight) -> None:
-        self.last = (NAME, Packing(stored))
-
-
-def table_of(stored: QuantizedWeight) -> WeightTable:
-    table = WeightTable(None, {f"{NAME}.weight": f"{NAME}.weight"})  # type: ignore[arg-type]
-    source = OneWeight(stored)
-    source.quantization = object()  # type: ignore[assignment]
-    object.__setattr__(table, "packed", source)
-    return table
 
 
 def run(
