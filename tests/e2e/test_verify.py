@@ -268,11 +268,9 @@ def test_an_export_of_another_engine_is_refused(cli: Cli, tmp_path: Path) -> Non
         ("eagle3", NATIVE, "fp16"),
         ("eagle3", NATIVE, "bf16"),
         ("eagle3", PORTABLE, "fp32"),
-        ("eagle3", PORTABLE, "bf16"),
         ("mtp", NATIVE, "fp32"),
         ("mtp", NATIVE, "fp16"),
         ("dflash", PORTABLE, "fp32"),
-        ("dflash", NATIVE, "bf16"),
     ],
 )
 def test_engines_of_the_simulated_library_pass(
