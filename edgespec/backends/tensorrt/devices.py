@@ -22,7 +22,7 @@ COMPUTE_SCHEMES: dict[Compute, str] = {"float32": "fp32", "float16": "fp16", "bf
 
 @dataclass(frozen=True, slots=True)
 class KnownDevice:
-    """Devices of one compute capability (times ten), and TensorRT's name of it."""
+    """A compute capability (times ten), and devices that have it."""
 
     sm: int
     title: str
@@ -51,9 +51,15 @@ def title_of(sm: int) -> str:
     return f"SM{sm} ({known.title})" if known else f"SM{sm}"
 
 
+OLDEST = 75  # of what TensorRT 10 and newer run on
+
+
 def check_formats(sm: int, schemes: Iterable[str], compute: Compute) -> None:
     """UnsupportedModel where a device of this compute capability cannot run the weights' schemes
-    or the compute type; names of `schemes` are keys of SCHEMES."""
+    or the compute type, or TensorRT at all; names of `schemes` are keys of SCHEMES."""
+    if sm < OLDEST:
+        what = f"TensorRT needs compute capability {OLDEST / 10}, and {title_of(sm)} has {sm / 10}"
+        raise UnsupportedModel(what, "Build for another device, or with --backend ort.")
     for name in schemes:
         scheme = SCHEMES[name]
         if sm < scheme.min_sm:

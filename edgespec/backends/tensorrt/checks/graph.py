@@ -46,7 +46,7 @@ class Scope:
     graph: GraphProto
     tensors: Mapping[str, Tensor]
     stored: Mapping[str, TensorProto]
-    makers: Mapping[str, NodeProto]
+    constants: frozenset[str]  # what is known when the engine is built
     owner: NodeProto | None = None
 
     def tensor(self, name: str) -> Tensor:
@@ -64,12 +64,7 @@ class Scope:
 
     def is_constant(self, name: str) -> bool:
         """Whether a value is known when the engine is built: stored, or made of such values."""
-        if name in self.stored:
-            return True
-        node = self.makers.get(name)
-        if node is None or node.op_type in ("If", "Loop", "Scan"):
-            return False
-        return all(self.is_constant(each) for each in node.input if each)
+        return name in self.constants
 
 
 class View:
@@ -227,18 +222,27 @@ def scopes_below(
                 stored[node.output[0]] = constant
     for name, tensor in stored.items():
         tensors[name] = Tensor(type_name(tensor.data_type), tuple(tensor.dims))
-    makers = {name: node for node in graph.node for name in node.output if name}
     scope = Scope(
         graph,
         tensors if outer is None else ChainMap(tensors, dict(outer.tensors)),
         stored if outer is None else ChainMap(stored, dict(outer.stored)),
-        makers if outer is None else ChainMap(makers, dict(outer.makers)),
+        constants_of(graph, {*stored, *(() if outer is None else outer.constants)}),
         owner,
     )
     yield scope
     for node in graph.node:
         for below in subgraphs(node):
             yield from scopes_below(below, scope, node)
+
+
+def constants_of(graph: GraphProto, known: set[str]) -> frozenset[str]:
+    """The names of a graph that are `known`, or made of such ones; nodes come in the order of their
+    inputs."""
+    for node in graph.node:
+        follows = all(name in known for name in node.input if name)
+        if follows and node.op_type not in ("If", "Loop", "Scan"):
+            known.update(name for name in node.output if name)
+    return frozenset(known)
 
 
 def values_of(graph: GraphProto) -> Iterable[ValueInfoProto]:

@@ -117,6 +117,17 @@ def test_constants_may_be_computed_of_constants() -> None:
     assert refused(Pair("", of_input, of_input).model(broken=True), NEWEST) == {"constant-input"}
 
 
+def test_a_deep_graph_is_looked_at_as_a_flat_one_is() -> None:
+    """Whether activations are constants is known without going back through all layers."""
+    deep = 3000
+    steps = " ".join(f"x{i + 1} = Neg(x{i})" for i in range(deep))
+    text = (
+        "g (float[2,8] x0) => (int8[2,8] y) <float[8] s = {" + ", ".join(["1.0"] * 8) + "}>"
+        f" {{ {steps} y = QuantizeLinear <axis = 1, output_dtype = 3> (x{deep}, s) }}"
+    )
+    assert refused(Pair("", text, text).model(broken=True), NEWEST) == {"activation-scale"}
+
+
 def test_types_are_followed_through_operators_of_tensorrt() -> None:
     text = (
         "g (float[N,64] z, float16[N,64] x) => (float[N,64] y)"
