@@ -165,7 +165,7 @@ def test_an_engine_that_the_disk_has_no_room_for(cli: Cli, trt: Simulator, tmp_p
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert found.code == ENVIRONMENT, found.err
-    assert "spec_base.engine: File too large" in found.err
+    assert "error: spec_base.engine: File too large" in found.err
     assert "raise the limit" in found.err
     assert not out.exists()
 

@@ -16,6 +16,7 @@ from edgespec.backends.emitted import SCRIPT
 from edgespec.backends.tensorrt.options import MIB, TensorRTOptions
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.staging import BuildPlan
+from edgespec.backends.tensorrt.versions import TENSORRT
 
 JETPACK = "/usr/src/tensorrt/bin"  # where trtexec stands there, which no PATH names
 DECOMPOSABLE = "TRT_decomposable"
@@ -59,7 +60,8 @@ def let_decompose(model: ir.Model) -> None:
 
 def script_of(words: list[str], variables: dict[str, str]) -> str:
     """The command as a shell script that is run in its own directory."""
-    lines = ["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', f'PATH="$PATH:{JETPACK}"']
+    lines = ["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"']
+    lines += [f'PATH="$PATH:{JETPACK}"'] if words[0] == TENSORRT.tool else []
     lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     command = " \\\n  ".join(map(shlex.quote, words))
     return "\n".join([*lines, command, ""])

@@ -104,7 +104,7 @@ class Build:
         engine = required(engine, "the engine cannot be built")
         data = memoryview(engine)
         path = Path(self.job.engine)
-        with bundle.writing(path), path.open("xb") as file:
+        with bundle.writing(Path(path.name)), path.open("xb") as file:
             file.write(data)
         built = time.monotonic()
         if self.job.timing_cache is not None:
