@@ -50,8 +50,8 @@ class BuildCommand(EdgeCommand):
         except click.NoSuchOption as error:
             flag = error.option_name
             if owners := backends_with(flag):
-                hint = f"It is an option of --backend {either(owners)}."
-                error.message = f"No such option: {flag}. {hint}"
+                what = f"No such option: {flag}. It is an option of --backend {either(owners)}."
+                raise click.NoSuchOption(flag, message=what, ctx=ctx) from None
             raise
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:

@@ -11,19 +11,22 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx.shape_inference import InferenceError, infer_shapes
 
 from edgespec.backends.tensorrt.parser_operators import CUSTOM_DOMAIN
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 
 Dims = tuple[int | str | None, ...]
 DEFAULT_DOMAINS = ("", "ai.onnx")
-CONTRADICTIONS = (onnx.shape_inference.InferenceError, ValueError)  # as inference raises them
+CONTRADICTIONS = (InferenceError, ValueError)  # as inference raises them
 MAX_TEXT = 200  # characters of what ONNX says
 MAX_VALUES = 2**16  # elements of a constant whose value is looked at
 
@@ -68,12 +71,16 @@ class Scope:
 
 
 class View:
-    """A model, checked for one release."""
+    """A model, checked for one release, whose external data lies in `directory`; None: it is not
+    looked at. `contradiction` is the first node at which types and shapes contradict each other or
+    the operator's definition, and what ONNX says of it."""
 
-    def __init__(self, model: ModelProto, version: ParserVersion) -> None:
-        self.model, self.version = model, version
-        self.scopes = list(scopes_of(inferred(model)))
-        self.contradiction = contradiction(model)
+    def __init__(
+        self, model: ModelProto, version: ParserVersion, directory: Path | None = None
+    ) -> None:
+        self.model, self.version, self.directory = model, version, directory
+        found, self.contradiction = inferred(model)
+        self.scopes = list(scopes_of(found))
 
     def nodes(self, *op_types: str) -> Iterator[tuple[Scope, NodeProto]]:
         """The nodes of these types, of all graphs; without types every node."""
@@ -131,19 +138,21 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 # ---- types and shapes
 
 
-def inferred(model: ModelProto) -> ModelProto:
-    """A copy with inferred types; the nodes are those of `model` again."""
-    copy = standard(model)
+def inferred(model: ModelProto) -> tuple[ModelProto, tuple[str, str] | None]:
+    """A copy with inferred types, whose nodes are those of `model` again, and the contradiction."""
+    found, problem = standard(model), None
     try:
-        found = onnx.shape_inference.infer_shapes(copy, data_prop=True)
-    except CONTRADICTIONS:
-        found = copy  # `contradiction` says what it is
+        found = infer_shapes(found, check_type=True, strict_mode=True, data_prop=True)
+    except CONTRADICTIONS as error:
+        problem = place_of(error)
+        with suppress(*CONTRADICTIONS):
+            found = infer_shapes(found, data_prop=True)
     pairs = zip([*every_graph(found.graph)], [*every_graph(model.graph)], strict=True)
     for graph, source in pairs:
         for i, node in enumerate(source.node):
             if node.domain == CUSTOM_DOMAIN:
                 graph.node[i].CopyFrom(node)
-    return found
+    return found, problem
 
 
 def standard(model: ModelProto) -> ModelProto:
@@ -156,17 +165,12 @@ def standard(model: ModelProto) -> ModelProto:
     return copy
 
 
-def contradiction(model: ModelProto) -> tuple[str, str] | None:
-    """The first node at which types and shapes contradict each other or the operator's definition,
-    and what ONNX says of it; None: they agree."""
-    try:
-        onnx.shape_inference.infer_shapes(standard(model), check_type=True, strict_mode=True)
-    except CONTRADICTIONS as error:
-        text = " ".join(str(error).split())
-        node = re.search(r"\(op_type:(\w+)(?:, node name: ([^)]*))?\)", text)
-        place = f"{node[2] or 'a node'} ({node[1]})" if node else "the model"
-        return place, text[-MAX_TEXT:]
-    return None
+def place_of(error: Exception) -> tuple[str, str]:
+    """The node that ONNX names in an error, and what it says of it."""
+    text = " ".join(str(error).split())
+    node = re.search(r"\(op_type:(\w+)(?:, node name: ([^)]*))?\)", text)
+    place = f"{node[2] or 'a node'} ({node[1]})" if node else "the model"
+    return place, text[-MAX_TEXT:]
 
 
 def every_graph(graph: GraphProto) -> Iterator[GraphProto]:

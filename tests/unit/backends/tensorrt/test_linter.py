@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from edgespec.backends.tensorrt.linter import CHECKS, EXTERNAL_DATA, lint, lint_file
+from edgespec.backends.tensorrt.linter import CHECKS, lint, lint_file
 from edgespec.backends.tensorrt.parser_operators import FIRST, OPERATORS
 from edgespec.backends.tensorrt.parser_version import RELEASES, RTX_LINES, ParserVersion
 from edgespec.backends.tensorrt.rules import RULES, Level, Rtx
@@ -52,12 +52,15 @@ def test_a_rule_is_silent_in_releases_in_which_it_does_not_hold(pair: Pair) -> N
 
 
 def test_every_rule_has_a_check_and_a_graph_and_says_who_refuses_it() -> None:
-    assert RULES.keys() == CHECKS.keys() | {EXTERNAL_DATA}
+    assert RULES.keys() == CHECKS.keys()
     order = [Rtx.PARSER, Rtx.BUILDER, Rtx.NOBODY]
     seen: dict[str, Rtx] = {}
     for pair in PAIRS:
         seen[pair.rule] = min(seen.get(pair.rule, Rtx.NOBODY), STEPS[pair.rejects], key=order.index)
-    assert RULES.keys() - seen.keys() == {EXTERNAL_DATA, "model-size"}  # tests of their own, below
+    assert RULES.keys() - seen.keys() == {
+        "external-data",
+        "model-size",
+    }  # tests of their own, below
     assert {name: RULES[name].rtx for name in seen} == seen
 
 
@@ -158,7 +161,7 @@ def test_scales_for_channels_may_be_shared() -> None:
 def test_weights_that_are_missing_or_too_short_are_found(tmp_path: Path, length: int) -> None:
     path = with_external_weight(tmp_path / "short", length)
     (finding,) = lint_file(path, NEWEST).findings
-    assert (finding.rule, finding.node) == (EXTERNAL_DATA, "w")
+    assert (finding.rule, finding.node) == ("external-data", "w")
     said = "model.onnx.data is missing" if not length else "which has 60 bytes"
     assert said in finding.what
 
