@@ -12,7 +12,7 @@ that a block draft reads.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -22,7 +22,7 @@ MAX_BATCH_SIZE = 16
 RECURRENT_CHUNK = 64
 Dim = int | str
 COMPUTE = "float32"  # the canonical graph's type; backends lower it to theirs
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "bool": 1}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int64": 8, "bool": 1}
 
 # Keys of a quantized MatMul's metadata: standard ONNX cannot say them, and backends need them
 # (decision 0007)
@@ -306,13 +306,32 @@ MAX_BLOCK_NODES = 128  # of a block draft's tree that a pass verifies
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine is built for, in tokens; the flags of `edgespec build` by their own names."""
+    """What an engine is built for, in tokens; the flags of `edgespec build` by their own names.
+
+    With `smaller_kv_cache_capacities`, in ascending order, there is an engine for each of them
+    beside that of the largest capacity.
+    """
 
     max_batch_size: int = 1
     max_input_len: int = 1024
     max_kv_cache_capacity: int = 4096
     max_verify_tree_size: int = 64  # holds the default trees of TensorRT-LLM: 63 nodes and the root
     max_draft_tree_size: int = 60
+    smaller_kv_cache_capacities: tuple[int, ...] = ()
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """The capacities of all engines, the largest last."""
+        return (*self.smaller_kv_cache_capacities, self.max_kv_cache_capacity)
+
+    def at(self, capacity: int) -> Limits:
+        """Those of the engine of one capacity."""
+        return replace(
+            self,
+            max_kv_cache_capacity=capacity,
+            max_input_len=min(self.max_input_len, capacity),
+            smaller_kv_cache_capacities=(),
+        )
 
 
 def tree_pool_size(top_k: int, steps: int) -> int:

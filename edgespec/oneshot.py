@@ -440,6 +440,7 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
         start=lambda total: report.start("weights", total),
         advance=report.advance,
         prove=lambda passes: report.start("comparison with the golden outputs", passes),
+        warn=lambda text: report.note(f"warning: {text}"),
     )
     for number, (what, model, options) in enumerate(exports_of(plan, request)):
         report.step(f"export {what}")

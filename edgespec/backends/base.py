@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from edgespec.backends.call import Call, Floats, Ids, Result
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
-from edgespec.backends.engine_dir import STEMS
+from edgespec.backends.engine_dir import STEMS, variant_name
 from edgespec.backends.findings import Finding, not_run
 from edgespec.backends.machine import machine_bytes
 from edgespec.backends.onnx_dir import OnnxDir
@@ -135,12 +135,17 @@ class AccuracySpec:
 
     `tolerance` is the largest difference from the golden outputs, relative to their largest value.
     With `min_cosine` the direction of each golden output is compared instead, and `tolerance` holds
-    between a batch and a sequence alone. `margin` None: rows do not depend on one another.
+    between a batch and a sequence alone; with `max_scale` its size too: how far that may be from
+    the golden one, which no direction shows. `margin` None: rows do not depend on one another.
+    `bitwise`: a row should have the same bits in every call; where that is proven there is no
+    margin.
     """
 
     tolerance: float
     min_cosine: float | None = None
+    max_scale: float | None = None
     margin: RoundingMargin | None = None
+    bitwise: bool = False
 
 
 # ---- a backend
@@ -185,15 +190,20 @@ def ignore(amount: int) -> None:
     """Does nothing with the number of bytes."""
 
 
+def leave_unsaid(text: str) -> None:
+    """Does nothing with a warning: the log has it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Listeners to a build: `start` gets the bytes of the engine, or the steps of its build,
     `prove` the number of passes by which it is then compared with the golden outputs, and `advance`
-    each part of either."""
+    each part of either. `warn` gets what the user should know before the work begins."""
 
     start: Callable[[int], None] = ignore
     advance: Callable[[int], None] = ignore
     prove: Callable[[int], None] = ignore
+    warn: Callable[[str], None] = leave_unsaid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +275,8 @@ class Backend(ABC):
     `name` stands in manifests and after --backend, `title` in texts. `suffixes` end the names of
     the engine's files, the one that is opened first. `float32_tolerance` is how far its kernels may
     compute from one another where nothing is rounded on purpose, relative to the largest value.
+    `several_capacities`: a step costs by the capacity of its engine, so that there may be an engine
+    for each of several; their files may be renamed.
     """
 
     name: ClassVar[str]
@@ -273,6 +285,7 @@ class Backend(ABC):
     remedies: ClassVar[Remedies]
     plan_hints: ClassVar[PlanHints]
     float32_tolerance: ClassVar[float]
+    several_capacities: ClassVar[bool] = False
     options: ClassVar[tuple[BuildOption, ...]] = ()
 
     def parse_options(self, values: Mapping[str, OptionValue]) -> BuildOptions:
@@ -292,9 +305,15 @@ class Backend(ABC):
     ) -> Staged:
         """Write the engine's own files to `staging`. BuildError where it cannot be built."""
 
+    def check(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
+        """Warnings about what `stage` would make for each capacity, before its work begins; raises
+        what can be known then, such as memory that does not do."""
+        del onnx, limits, options
+        return ()
+
     def plan(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
-        """What `stage` would make, a line each, without making it; raises what it would raise
-        before its work begins."""
+        """What `stage` would make for each capacity, a line each, without making it; raises what it
+        would raise before its work begins."""
         del onnx, limits, options
         return ()
 
@@ -327,7 +346,8 @@ class Backend(ABC):
     @abstractmethod
     def open(self, engine_dir: Path, config: EngineConfig, device: PairDevice) -> Runner:
         """A runner of a finished engine whose fingerprint was checked, on a device that
-        `open_device` gave. EnvironmentProblem where it cannot be opened."""
+        `open_device` gave; `config` is that of one capacity. EnvironmentProblem where it cannot be
+        opened."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
@@ -354,9 +374,15 @@ class Backend(ABC):
         del config
         return DEFAULT_ROW_COST
 
-    def engine_path(self, directory: Path, role: Role) -> Path:
-        """The path of the file by which an engine is opened."""
-        return directory / f"{STEMS[role]}{self.suffixes[0]}"
+    def engine_path(self, directory: Path, role: Role, variant: int | None = None) -> Path:
+        """The path of the file by which an engine is opened; of that of a smaller capacity where
+        `variant` names one."""
+        name = f"{STEMS[role]}{self.suffixes[0]}"
+        return directory / (name if variant is None else variant_name(name, variant))
+
+    def slots(self, config: EngineConfig) -> int:
+        """Rows that a lane can hold: its tokens, and what only fills calls up behind them."""
+        return config.limits.max_kv_cache_capacity
 
     def notes(self, config: EngineConfig) -> tuple[str, ...]:
         """What the user who builds this engine should know of its memory and its kernels."""

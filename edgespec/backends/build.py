@@ -9,13 +9,16 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
+from itertools import pairwise
+from operator import or_
 from pathlib import Path
 
 from edgespec import bundle
-from edgespec.backends import emitted
+from edgespec.backends import emitted, row_bits
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
 from edgespec.backends.capacity import check_capacity, gigabytes
@@ -106,8 +109,10 @@ def build(
         builder, onnx_dir, engine_dir, limits, spec_base=spec_base, spec_draft=spec_draft
     )
     options = builder.parse_options({}) if options is None else options
+    limits = of_engines(onnx, limits)
     engines.remove_killed(engine_dir)
-    engines.refuse_foreign(engine_dir, engines.names_to_write(onnx, builder.suffixes))
+    smaller = limits.smaller_kv_cache_capacities
+    engines.refuse_foreign(engine_dir, engines.names_to_write(onnx, builder.suffixes, smaller))
     with staging_directory(engine_dir, onnx.role) as staging:
         proven = write_engine(builder, onnx, limits, options, staging, progress)
         entry = engines.install(staging, engine_dir, onnx.role, entry_of(builder, onnx, proven))
@@ -143,6 +148,7 @@ def plan(
         builder, onnx_dir, engine_dir, limits, spec_base=spec_base, spec_draft=spec_draft
     )
     check_canonical(onnx)
+    limits = of_engines(onnx, limits)
     options = builder.parse_options({}) if options is None else options
     if emit_to is None:
         with as_bundle_error(onnx):
@@ -167,9 +173,12 @@ def cache_lines(backend: Backend, onnx: OnnxDir, limits: Limits) -> Iterator[str
     own = EngineLimits.of(limits, onnx.role)
     config = EngineConfig(component=onnx.config, limits=own, weights=FP32_WEIGHTS)
     memory, lanes = backend.memory(config), own.max_batch_size
-    cache = lanes * own.max_kv_cache_capacity * memory.kv_bytes_per_token
-    if cache:
-        yield f"KV cache of {counted(lanes, 'sequence')}: {gigabytes(cache)} when it is full"
+    for capacity in own.capacities:
+        cache = lanes * capacity * memory.kv_bytes_per_token
+        of = f", each of {capacity} tokens" if own.smaller_kv_cache_capacities else ""
+        if cache:
+            what = f"KV cache of {counted(lanes, 'sequence')}{of}"
+            yield f"{what}: {gigabytes(cache)} when it is full"
     if memory.state_bytes:
         yield f"recurrent states: {gigabytes(lanes * memory.state_bytes)}"
 
@@ -185,6 +194,7 @@ def checked_export(
 ) -> OnnxDir:
     """The export, checked with all that may be said of a build before its work begins."""
     check_limits(limits)
+    check_capacities(builder, limits)
     refuse_overwriting(engine_dir, [onnx_dir])
     refuse_model_directory(
         engine_dir, "--engine-dir is", "Choose another --engine-dir.", but=(Kind.ENGINES,)
@@ -245,7 +255,9 @@ def staging_directory(engine_dir: Path, role: Role) -> Iterator[Path]:
 def check_limits(limits: Limits) -> None:
     """LimitError that names the flag of a size below 1, or beyond what it or another size
     allows."""
-    for name, value in asdict(limits).items():
+    sizes = asdict(limits)
+    smaller = sizes.pop("smaller_kv_cache_capacities")
+    for name, value in (*sizes.items(), *(("max_kv_cache_capacity", each) for each in smaller)):
         if value < 1:
             raise LimitError(f"--{name.replace('_', '-')} is {value}", "It must be at least 1.")
     if limits.max_input_len > limits.max_kv_cache_capacity:
@@ -260,6 +272,23 @@ def check_limits(limits: Limits) -> None:
             " sequences a step takes longer in proportion, and nobody is served sooner",
             f"Build with --max-batch-size {MAX_BATCH_SIZE} at most.",
         )
+
+
+def check_capacities(backend: Backend, limits: Limits) -> None:
+    """LimitError for several capacities that do not ascend, or that the backend has no use for."""
+    if not limits.smaller_kv_cache_capacities:
+        return
+    flag = f"--max-kv-cache-capacity {','.join(map(str, limits.capacities))}"
+    if any(a >= b for a, b in pairwise(limits.capacities)):
+        raise LimitError(f"{flag}: the capacities do not ascend", "Give each once.")
+    if not backend.several_capacities:
+        what = f"{flag}: a step of {backend.title} costs by what is in the cache, not by its length"
+        raise LimitError(what, f"Give the largest alone: {limits.max_kv_cache_capacity}.")
+
+
+def of_engines(onnx: OnnxDir, limits: Limits) -> Limits:
+    """The limits of what is built of an export: what keeps no cache has one engine."""
+    return limits.at(limits.max_kv_cache_capacity) if onnx.config.graph.heads else limits
 
 
 def check_draft_size(onnx: OnnxDir, limits: Limits) -> None:
@@ -294,25 +323,72 @@ def write_engine(
 ) -> Proven:
     """Write all files of the engine to `staging` and compare it with the golden outputs."""
     check_canonical(onnx)
-    began = time.monotonic()
     with as_bundle_error(onnx):
-        staged = backend.stage(onnx, limits, options, staging, progress)
-    logger.info("%s engine written in %.2f s", onnx.role.value, time.monotonic() - began)
+        for warning in backend.check(onnx, limits, options):
+            logger.warning("%s", warning)
+            progress.warn(warning)
+    all_staged = {
+        capacity: staged_engine(backend, onnx, limits, capacity, options, staging, progress)
+        for capacity in limits.capacities
+    }
+    staged = all_staged[limits.max_kv_cache_capacity]
     engines.copy_sidecars(onnx, staging, with_embedding=staged.weights.embedding is None)
     if staged.unproven and onnx.golden is not None:  # `edgespec verify` proves it on its device
         shutil.copyfile(onnx.golden, staging / engines.golden_name(onnx.role))
-    began = time.monotonic()
-    agreement, weights = prove(backend, onnx, staged, limits, progress)
-    if agreement is not None:
-        logger.info("compared with the golden outputs in %.2f s", time.monotonic() - began)
+    found = [
+        prove(backend, onnx, row, limits.at(capacity), progress)
+        for capacity, row in all_staged.items()
+    ]
+    agreement, weights = worst([row[0] for row in found]), coarsest([row[1] for row in found])
+    variants = {c: all_staged[c].settings for c in limits.smaller_kv_cache_capacities}
     config = EngineConfig(
         component=onnx.config,
         limits=EngineLimits.of(limits, onnx.role),
         weights=weights,
         settings=staged.settings,
+        variants=variants,
     )
     bundle.write_json(staging / engines.CONFIGS[onnx.role], config.to_dict())
     return Proven(staged, config, agreement)
+
+
+def staged_engine(
+    backend: Backend,
+    onnx: OnnxDir,
+    limits: Limits,
+    capacity: int,
+    options: BuildOptions,
+    staging: Path,
+    progress: Progress,
+) -> Staged:
+    """The engine of one capacity in `staging`, by its own name where it is a smaller one."""
+    began, own = time.monotonic(), limits.at(capacity)
+    with as_bundle_error(onnx):
+        if capacity == limits.max_kv_cache_capacity:
+            staged = backend.stage(onnx, own, options, staging, progress)
+        else:
+            directory = staging / str(capacity)
+            directory.mkdir()
+            staged = backend.stage(onnx, own, options, directory, progress)
+            name = engines.move_variant(directory, staging, capacity, staged.engine.name)
+            staged = replace(staged, engine=staging / name)
+    of = f" for {capacity} tokens" if limits.smaller_kv_cache_capacities else ""
+    seconds = time.monotonic() - began
+    logger.info("%s engine%s written in %.2f s", onnx.role.value, of, seconds)
+    return staged
+
+
+def worst(found: Sequence[Agreement | None]) -> Agreement | None:
+    """Of several engines the agreement that is the farthest from the golden outputs; None where
+    they were not compared."""
+    known = [row for row in found if row is not None]
+    return reduce(or_, known) if known else None
+
+
+def coarsest(found: Sequence[EngineWeights]) -> EngineWeights:
+    """The weights of several engines, which are the same, with the largest margin."""
+    margins = [row.rounding for row in found if row.rounding is not None]
+    return replace(found[0], rounding=max(margins, default=None))
 
 
 def prove(
@@ -325,11 +401,13 @@ def prove(
     if onnx.golden is None or staged.unproven:
         unmeasured = None if margin is None else margin.unmeasured_nats
         return None, replace(staged.weights, rounding=unmeasured)
-    config = onnx.config
+    began, config = time.monotonic(), onnx.config
     golden, ropes = read_golden(onnx.golden, config.graph, config.vocab_size), config.ropes
-    capacity = slots_of(golden)
+    bitwise = staged.accuracy.bitwise
+    capacity = max(slots_of(golden), row_bits.NUM_ROWS if bitwise else 0)
     runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
-    progress.prove(num_passes(runner.lanes, golden, staged.accuracy))
+    row_passes = row_bits.num_passes(runner.lanes) if bitwise else 0
+    progress.prove(num_passes(runner.lanes, golden, staged.accuracy) + row_passes)
 
     def done() -> None:
         progress.advance(1)
@@ -337,6 +415,12 @@ def prove(
     try:
         golden = with_own_embedding(golden, runner)
         agreement = check_golden(runner, golden, ropes, staged.accuracy, backend.remedies, done)
+        logger.info("compared with the golden outputs in %.2f s", time.monotonic() - began)
+        if bitwise:
+            differs = row_bits.first_difference(runner, done)
+            if differs is None:
+                return agreement, replace(staged.weights, rounding=0.0)
+            logger.warning("not bitwise: %s", differs)
         if margin is None:
             return agreement, staged.weights
         measured = rounding(runner, golden, ropes, margin, done)
@@ -385,7 +469,18 @@ def notes_of(backend: Backend, config: EngineConfig) -> tuple[str, ...]:
     rope = config.component.rope
     if rope and any(table.kind == "longrope" for table in config.component.ropes):
         notes.append(longrope_note(rope, capacity))
+    if config.variants:
+        notes.append(several_note(config))
     return (*notes, *backend.notes(config), *weight_notes(config))
+
+
+def several_note(config: EngineConfig) -> str:
+    """What engines for several capacities mean, in one sentence."""
+    *smaller, largest = map(str, config.limits.capacities)
+    return (
+        f"engines for {', '.join(smaller)} and {largest} tokens: a request runs in the smallest"
+        " that holds its prompt and its answer; each engine that is open has the weights in memory"
+    )
 
 
 def longrope_note(rope: RopeConfig, capacity: int) -> str:
@@ -403,7 +498,7 @@ def weight_notes(config: EngineConfig) -> Iterator[str]:
     weights, draft = config.weights, config.role is Role.DRAFT
     if weights.emulated:
         yield f"{weights.scheme} is {weights.emulated}"
-    margin = f"margin {weights.rounding:.2g} nats" if weights.rounding is not None else ""
+    margin = f"margin {weights.rounding:.2g} nats" if weights.rounding else ""
     if weights.is_quantized:
         yield f"{products_text(weights)}; {draft_note() if draft else losslessness(config, margin)}"
     elif margin and not draft:
@@ -425,6 +520,8 @@ def draft_note() -> str:
 
 def losslessness(config: EngineConfig, margin: str) -> str:
     """How lossless speculation with this base is, in one sentence; `margin` is in nats."""
+    if config.weights.is_bitwise:
+        return "speculation is lossless, bitwise: a row has the same bits in every pass"
     exact = config.component.graph.recurrent is None and config.weights.why_not_exact is None
     bitwise = ", and bitwise with --exact" if exact else ""
     return f"speculation is lossless up to kernel rounding ({margin}){bitwise}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,25 @@ def check_engine(engine_dir: Path, role: Role, exports: Sequence[OnnxDir]) -> En
     """
     config, entry = open_engine(engine_dir, role)
     backend = backend_of(engine_dir, role)
+    capacities = config.limits.capacities
+    found, memory = list[Finding](), dict[str, int]()
+    for capacity in capacities:
+        own, sizes = check_capacity(engine_dir, config.at(capacity), entry, exports)
+        several = len(capacities) > 1
+        found += [of_capacity(row, capacity) for row in own] if several else own
+        memory |= {f"{name}_{capacity}" if several else name: n for name, n in sizes.items()}
+    return EngineCheck(
+        role=role, findings=found, description=described(backend, config, entry, memory)
+    )
+
+
+def check_capacity(
+    engine_dir: Path, config: EngineConfig, entry: EngineEntry, exports: Sequence[OnnxDir]
+) -> tuple[list[Finding], dict[str, int]]:
+    """The checks of the engine of one capacity, and the bytes that it takes where it runs."""
+    backend, role = backend_of(engine_dir, config.role), config.role
     began = time.perf_counter()
-    runner, _ = open_runner(engine_dir, role)
+    runner, _ = open_runner(engine_dir, role, capacity=config.limits.max_kv_cache_capacity)
     load_s = time.perf_counter() - began
     try:
         found = [
@@ -70,12 +87,14 @@ def check_engine(engine_dir: Path, role: Role, exports: Sequence[OnnxDir]) -> En
             kernels(backend.kernels(engine_dir, config, runner)),
             judged(TIMES, lambda: times(runner, config, load_s)),
         ]
-        memory = backend.device_memory(runner)
+        return found, backend.device_memory(runner)
     finally:
         runner.close()
-    return EngineCheck(
-        role=role, findings=found, description=described(backend, config, entry, memory)
-    )
+
+
+def of_capacity(finding: Finding, capacity: int) -> Finding:
+    """A finding of one of several engines, by its capacity."""
+    return replace(finding, check=f"{finding.check}, {capacity} tokens")
 
 
 def described(
@@ -89,6 +108,7 @@ def described(
         "weights": config.weights.to_dict(),
         "limits": config.limits.to_dict(config.role),
         "settings": dict(config.settings),
+        "smaller_settings": {str(c): dict(row) for c, row in config.variants.items()},
         "notes": list(backend.notes(config)),
         "memory_bytes": {"files": entry.size_bytes, **memory},
         "files": {
@@ -124,11 +144,17 @@ def golden_outputs(
     agreement = check_golden(
         runner, with_own_embedding(golden, runner), component.ropes, spec, backend.remedies
     )
-    figures = {"difference": agreement.difference, "cosine": agreement.cosine}
+    figures = {
+        "difference": agreement.difference,
+        "cosine": agreement.cosine,
+        "scale": agreement.scale,
+    }
     if spec.min_cosine is not None:
         text = f"cosine {agreement.cosine:.6f}, at least {spec.min_cosine} is asked for"
         at_build = entry.golden_cosine
         when = "" if at_build is None else f"; {at_build:.6f} when it was built"
+        if spec.max_scale is not None:
+            when += f"; size by {agreement.scale:.1e}, allowed is {spec.max_scale:.1e}"
     else:
         text = f"differ by {agreement.difference:.1e}, allowed is {spec.tolerance:.0e}"
         at_build = entry.golden_difference

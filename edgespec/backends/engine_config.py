@@ -7,7 +7,8 @@ Knows no engine library.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
@@ -23,6 +24,7 @@ BUILT_SCHEMES = ("int8", "int4")  # of weights that `build` rounds
 AS_EXPORTED = "as exported"
 BUILD_AGAIN = "Build the engine again."
 SETTINGS = "backend_config"
+SMALLER, VARIANTS = "smaller_kv_cache_capacities", "smaller_backend_configs"
 MAX_CAPACITY = 2**31 - 1  # tokens of a KV cache
 NO_DRAFTS = 1  # nodes that an engine verifies which was not built for drafts
 
@@ -54,13 +56,14 @@ class EngineFields(BundleFields):
 class SharedEmbedding:
     """Where the quantized values of a tied lm_head stand in an engine's data file, which serve as
     the embedding too. Offsets in bytes; `rows` tokens; `block` weights share a scale.
+    `scales_offset` None: the scales stand among the values, as the engine's kernel packs them.
     """
 
     bits: int
     block: int
     rows: int
     offset: int
-    scales_offset: int
+    scales_offset: int | None = None
 
     @classmethod
     def read(cls, fields: BundleFields) -> SharedEmbedding:
@@ -71,7 +74,31 @@ class SharedEmbedding:
             block=fields.size("block"),
             rows=fields.size("rows"),
             offset=fields.offset("offset"),
-            scales_offset=fields.offset("scales_offset"),
+            scales_offset=None
+            if fields.get("scales_offset") is None
+            else fields.offset("scales_offset"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestWeight:
+    """The largest of an engine's weights, as its kernel reads it: the initializer, and where its
+    bytes stand in the data file. Two engines of a pair with the same one need it in memory once.
+    """
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]  # bytes
+    sha256: str
+
+    @classmethod
+    def read(cls, fields: BundleFields) -> LargestWeight:
+        """The largest weight of the keys of `weights.largest`. BundleError names a wrong key."""
+        return cls(
+            name=fields.required_text("name"),
+            offset=fields.offset("offset"),
+            shape=fields.counts("shape"),
+            sha256=fields.required_text("sha256"),
         )
 
 
@@ -83,7 +110,8 @@ class EngineWeights:
     weights share a scale; None: not in blocks, or in several sizes. `compute` is the type in which
     products are computed where it is not that of the scheme. `emulated` says so in words. `exact`:
     a row has the same bits in every call of at least two rows. `rounding` is the measured margin,
-    in nats, within which calls of one row and of many may choose another token; None: float32.
+    in nats, within which calls of one row and of many may choose another token; None: float32, 0:
+    `build` has proven that a row has the same bits in every call.
     """
 
     scheme: str
@@ -94,6 +122,7 @@ class EngineWeights:
     emulated: str | None = None
     rounding: float | None = None
     embedding: SharedEmbedding | None = None
+    largest: LargestWeight | None = None
 
     @classmethod
     def read(cls, fields: BundleFields) -> EngineWeights:
@@ -103,7 +132,7 @@ class EngineWeights:
         if not known.issuperset(scheme.split(", ")):  # an export may have several
             raise fields.wrong("scheme", "a scheme that this version knows")
         block = None if fields.get("block") is None else fields.count("block")
-        embedding = fields.get("embedding")
+        embedding, largest = fields.get("embedding"), fields.get("largest")
         return cls(
             scheme=scheme,
             method=fields.required_text("method"),
@@ -115,6 +144,7 @@ class EngineWeights:
             embedding=None
             if embedding is None
             else SharedEmbedding.read(fields.section("embedding")),
+            largest=None if largest is None else LargestWeight.read(fields.section("largest")),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,13 +159,21 @@ class EngineWeights:
         if self.exact is not exact_by_default(self.scheme, self.block):
             keys["exact"] = self.exact
         if self.embedding is not None:
-            keys["embedding"] = asdict(self.embedding)
+            places = asdict(self.embedding).items()
+            keys["embedding"] = {name: value for name, value in places if value is not None}
+        if self.largest is not None:
+            keys["largest"] = asdict(self.largest) | {"shape": list(self.largest.shape)}
         return keys | ({} if self.rounding is None else {"rounding": self.rounding})
 
     @property
     def is_low_bit(self) -> bool:
         """Whether kernels read quantized values; others multiply dequantized ones in float32."""
         return self.scheme != FLOAT32 and "float32" not in (self.compute or "")
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether a row has the same bits in every call: alone, in a tree, in a batch."""
+        return self.rounding == 0
 
     @property
     def is_quantized(self) -> bool:
@@ -172,7 +210,7 @@ class EngineLimits:
     """What an engine was built for, in sequences, tokens and nodes of a tree (the root included).
 
     A base and a plain engine verify trees, a draft makes them; the size that a role does not have
-    is None.
+    is None. With `smaller_kv_cache_capacities` there is an engine for each of them too.
     """
 
     max_batch_size: int
@@ -180,6 +218,7 @@ class EngineLimits:
     max_kv_cache_capacity: int
     max_verify_tree_size: int | None = None
     max_draft_tree_size: int | None = None
+    smaller_kv_cache_capacities: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, limits: Limits, role: Role) -> EngineLimits:
@@ -191,6 +230,7 @@ class EngineLimits:
             max_kv_cache_capacity=limits.max_kv_cache_capacity,
             max_verify_tree_size=None if draft else limits.max_verify_tree_size,
             max_draft_tree_size=limits.max_draft_tree_size if draft else None,
+            smaller_kv_cache_capacities=limits.smaller_kv_cache_capacities,
         )
 
     @classmethod
@@ -204,6 +244,7 @@ class EngineLimits:
             max_kv_cache_capacity=capacity,
             max_verify_tree_size=fields.optional_limit("max_verify_tree_size", largest_tree),
             max_draft_tree_size=fields.optional_limit("max_draft_tree_size", largest_tree),
+            smaller_kv_cache_capacities=read_smaller(fields, capacity),
         )
 
     @property
@@ -211,10 +252,38 @@ class EngineLimits:
         """Nodes that a pass verifies; 1 for an engine that was built without the limit."""
         return self.max_verify_tree_size or NO_DRAFTS
 
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """The capacities of all engines, the largest last."""
+        return (*self.smaller_kv_cache_capacities, self.max_kv_cache_capacity)
+
+    def at(self, capacity: int) -> EngineLimits:
+        """Those of the engine of one capacity."""
+        return replace(
+            self,
+            max_kv_cache_capacity=capacity,
+            max_input_len=min(self.max_input_len, capacity),
+            smaller_kv_cache_capacities=(),
+        )
+
     def to_dict(self, role: Role) -> dict[str, Any]:
         """The keys of `builder_config`, TensorRT Edge-LLM's two flags among them."""
         keys = {name: value for name, value in asdict(self).items() if value is not None}
+        smaller = list(keys.pop(SMALLER))
+        keys |= {SMALLER: smaller} if smaller else {}
         return keys | {"spec_base": role is Role.BASE, "spec_draft": role is Role.DRAFT}
+
+
+def read_smaller(fields: EngineFields, largest: int) -> tuple[int, ...]:
+    """The capacities of smaller engines, of which most directories have none. BundleError unless
+    they ascend, to below the largest one."""
+    value = fields.get(SMALLER)
+    if value is None:
+        return ()
+    known = isinstance(value, list) and all(is_int(item) for item in value)
+    if not known or any(a >= b for a, b in pairwise([0, *value, largest])):
+        raise fields.wrong(SMALLER, f"ascending whole numbers from 1 to {largest - 1}")
+    return tuple(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,12 +291,16 @@ class EngineConfig:
     """A built engine: what was exported, what it was built for, and what its weights became.
 
     `settings` is the backend's own, as JSON that it checks when it reads it; empty: it has none.
+    `variants` are those of the engines of smaller capacities, by capacity. `variant` is the
+    capacity of the engine that this is the config of, where it is such a smaller one.
     """
 
     component: ComponentConfig
     limits: EngineLimits
     weights: EngineWeights
     settings: Mapping[str, Any] = field(default_factory=dict)
+    variants: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    variant: int | None = None
 
     @classmethod
     def read(cls, path: Path) -> EngineConfig:
@@ -239,11 +312,13 @@ class EngineConfig:
         """The config of the keys of config.json. BundleError names a wrong key of the file
         `source`."""
         fields = EngineFields(raw, source)
+        limits = EngineLimits.read(fields.section("builder_config"))
         return cls(
             component=ComponentConfig.from_fields(fields),
-            limits=EngineLimits.read(fields.section("builder_config")),
+            limits=limits,
             weights=read_weights(fields),
             settings=fields.optional_section(SETTINGS).raw,
+            variants=read_variants(fields, limits),
         )
 
     @property
@@ -251,9 +326,19 @@ class EngineConfig:
         """The role of the engine's component: base or draft."""
         return self.component.role
 
+    def at(self, capacity: int) -> EngineConfig:
+        """That of the engine of one capacity alone."""
+        limits = self.limits.at(capacity)
+        if capacity == self.limits.max_kv_cache_capacity:
+            return replace(self, limits=limits, variants={})
+        settings = self.variants[capacity]
+        return replace(self, limits=limits, settings=settings, variants={}, variant=capacity)
+
     @property
     def why_not_exact(self) -> str | None:
         """What keeps chains from being the same bits in every pass; None where nothing does."""
+        if self.weights.is_bitwise:
+            return None
         if self.limits.max_batch_size > 1:
             return f"it was built for {self.limits.max_batch_size} sequences"
         if self.component.graph.recurrent:
@@ -271,7 +356,19 @@ class EngineConfig:
             "builder_config": self.limits.to_dict(self.role),
             "weights": self.weights.to_dict(),
         }
-        return keys | ({SETTINGS: dict(self.settings)} if self.settings else {})
+        keys |= {SETTINGS: dict(self.settings)} if self.settings else {}
+        variants = {str(capacity): dict(row) for capacity, row in self.variants.items()}
+        return keys | ({VARIANTS: variants} if variants else {})
+
+
+def read_variants(fields: EngineFields, limits: EngineLimits) -> Mapping[int, Mapping[str, Any]]:
+    """The settings of the engines of smaller capacities. BundleError unless each has its own."""
+    found = fields.optional_section(VARIANTS)
+    capacities = limits.smaller_kv_cache_capacities
+    if set(found.raw) != set(map(str, capacities)):
+        named = ", ".join(map(str, capacities)) or "nothing"
+        raise fields.wrong(VARIANTS, f"an object for each smaller capacity ({named})")
+    return {capacity: found.section(str(capacity)).raw for capacity in capacities}
 
 
 def read_weights(fields: EngineFields) -> EngineWeights:

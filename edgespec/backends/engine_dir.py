@@ -53,6 +53,22 @@ def golden_name(role: Role) -> str:
     return f"{STEMS[role]}.golden.safetensors"
 
 
+def variant_name(name: str, capacity: int) -> str:
+    """The name that a file of the engine of a smaller capacity has beside that of the largest:
+    spec_base.engine becomes spec_base.1024.engine."""
+    stem, _, suffix = name.partition(".")
+    return f"{stem}.{capacity}.{suffix}"
+
+
+def move_variant(source: Path, target: Path, capacity: int, opened: str) -> str:
+    """Move the files of the engine of a smaller capacity from the directory in which it was staged,
+    which goes; the new name of the file `opened`. Raises OSError."""
+    for path in source.iterdir():
+        path.replace(target / variant_name(path.name, capacity))
+    source.rmdir()
+    return variant_name(opened, capacity)
+
+
 def check_against_others(engine_dir: Path, onnx: OnnxDir) -> None:
     """Check what is to be built against what the directory already holds: one model a directory
     (BundleError), and a draft beside a base that fits it (PairingError)."""
@@ -186,10 +202,12 @@ def moved_files(staging: Path, engine_dir: Path) -> Iterator[Path]:
 # ---- files of others
 
 
-def names_to_write(onnx: OnnxDir, suffixes: Iterable[str]) -> set[str]:
-    """The names that files of this export's engine may have; `suffixes` are the backend's."""
-    stem = STEMS[onnx.role]
-    return {CONFIGS[onnx.role], *sidecars(onnx), *(f"{stem}{suffix}" for suffix in suffixes)}
+def names_to_write(onnx: OnnxDir, suffixes: Iterable[str], smaller: Iterable[int] = ()) -> set[str]:
+    """The names that files of this export's engine may have, and those of its engines of `smaller`
+    capacities; `suffixes` are the backend's."""
+    own = [f"{STEMS[onnx.role]}{suffix}" for suffix in suffixes]
+    variants = [variant_name(name, capacity) for capacity in smaller for name in own]
+    return {CONFIGS[onnx.role], *sidecars(onnx), *own, *variants}
 
 
 def refuse_foreign(engine_dir: Path, names: Iterable[str]) -> None:

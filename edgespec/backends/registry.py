@@ -6,13 +6,16 @@ their own. Each module is imported when one of its engines, or its options, are 
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from edgespec.backends.base import Backend, PairDevice, Runner
+from edgespec import bundle
+from edgespec.backends.base import Backend, PairDevice, Runner, do_nothing
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.engine_dir import STEMS, open_engine
 from edgespec.backends.manifest import EngineManifest
+from edgespec.backends.variants import Variant, VariantRunner
 from edgespec.contract import Role
 from edgespec.errors import BundleError
 
@@ -76,22 +79,47 @@ class Devices:
 
 
 def open_runner(
-    engine_dir: Path, role: Role, devices: Devices | None = None
+    engine_dir: Path, role: Role, devices: Devices | None = None, *, capacity: int | None = None
 ) -> tuple[Runner, EngineConfig]:
     """A runner of a finished engine, and the engine's config; files are checked first. Without
-    `devices` it shares its device with no other engine.
+    `devices` it shares its device with no other engine. Of engines for several capacities that of
+    `capacity` alone, or all behind one runner where it is None.
 
     Raises BundleError, EngineMismatch or EnvironmentProblem.
     """
     config, entry = open_engine(engine_dir, role)
     backend = get_backend(entry.backend, f"the {role.value} engine in {engine_dir}")
     backend.check_fingerprint(entry.fingerprint, f"the {role.value} engine in {engine_dir}")
+    config = config if capacity is None else config.at(capacity)
+    for variant in config.variants:
+        path = backend.engine_path(engine_dir, role, variant)
+        bundle.refuse_unlisted(engine_dir, entry.files, [path.name], ())
     shared = devices or Devices()
+    closing = shared.close if devices is None else do_nothing
     try:
-        return backend.open(engine_dir, config, shared.of(backend)), config
-    finally:
-        if devices is None:
-            shared.close()
+        device = shared.of(backend)
+        if config.variants:
+            variants = variants_of(backend, engine_dir, config, device)
+            return VariantRunner(variants, closing), config
+        runner = backend.open(engine_dir, config, device)
+    except BaseException:
+        closing()
+        raise
+    closing()
+    return runner, config
+
+
+def variants_of(
+    backend: Backend, engine_dir: Path, config: EngineConfig, device: PairDevice
+) -> list[Variant]:
+    """The engines of one role, by capacity, none of them open."""
+    found = []
+    for capacity in config.limits.capacities:
+        own = config.at(capacity)
+        path = backend.engine_path(engine_dir, config.role, own.variant)
+        opening = partial(backend.open, engine_dir, own, device)
+        found.append(Variant(capacity, backend.slots(own), path.stat().st_size, opening))
+    return found
 
 
 def backend_of(engine_dir: Path, role: Role) -> Backend:

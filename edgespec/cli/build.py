@@ -6,8 +6,7 @@ knows no engine library.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -29,11 +28,46 @@ from edgespec.methods import METHODS
 if TYPE_CHECKING:
     from edgespec.backends.build import Built, Planned
 
+    Numbers = click.ParamType[int | tuple[int, ...]]
+else:
+    Numbers = click.ParamType  # not generic in all versions
+
 DEFAULTS = Limits()
+CAPACITY = "max_kv_cache_capacity"
+LIMITS = (
+    "max_batch_size",
+    "max_input_len",
+    CAPACITY,
+    "max_verify_tree_size",
+    "max_draft_tree_size",
+)
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
 BLOCKS = ", ".join(row.title for row in METHODS.values() if row.proposes.startswith("block"))
 FLAG = "--backend"
 CHOSEN = f"{__name__}.backend"  # in a context's meta
+
+
+class Capacities(Numbers):
+    """One capacity or several, in ascending order."""
+
+    name = "integer"
+    schema = ("integer", "string")  # of a value in a configuration file
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | tuple[int, ...]:
+        """The number of a text, or those of one such as "1024,4096"; click.BadParameter for
+        anything else."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = sorted(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is no number of tokens, such as 4096 or 1024,4096", param, ctx)
+        return numbers[0] if len(numbers) == 1 else tuple(numbers)
+
+
+CAPACITIES = Capacities()
 
 
 class BuildCommand(EdgeCommand):
@@ -152,9 +186,15 @@ def click_option(option: BuildOption) -> click.Option:
 )
 @click.option(
     "--max-kv-cache-capacity",
+    type=CAPACITIES,
+    metavar="INTEGER[,INTEGER...]",
     default=DEFAULTS.max_kv_cache_capacity,
     show_default=True,
-    help="Tokens of prompt and answer together, at most.",
+    help=(
+        "Tokens of prompt and answer together, at most. Several, such as 1024,4096: an engine for"
+        " each; a request runs in the smallest that holds it (TensorRT, where a step costs by the"
+        " capacity)."
+    ),
 )
 @click.option(
     "--max-verify-tree-size",
@@ -204,7 +244,7 @@ def command(
         raise click.UsageError(
             "--spec-base and --spec-draft exclude each other", click.get_current_context()
         )
-    limits = {field.name: cast(int, values.pop(field.name)) for field in fields(Limits)}
+    limits = limits_of(LIMITS, cast(dict[str, Any], values))
     chosen = find_backend(backend)
     assert chosen is not None  # one of the choices
     try:
@@ -221,7 +261,7 @@ def command(
         planned = plan(
             onnx_dir,
             engine_dir,
-            Limits(**limits),
+            limits,
             emit_to=None if dry_run else target,
             backend=backend,
             options=options,
@@ -234,7 +274,7 @@ def command(
         built = build(
             onnx_dir,
             engine_dir,
-            Limits(**limits),
+            limits,
             backend=backend,
             options=options,
             spec_base=spec_base,
@@ -243,9 +283,18 @@ def command(
                 start=lambda total: bars.start("engine", total),
                 advance=bars.advance,
                 prove=lambda passes: bars.start("golden outputs", passes),
+                warn=lambda text: say(f"warning: {text}", err=True),
             ),
         )
     show(built, as_json=as_json)
+
+
+def limits_of(names: Iterable[str], values: dict[str, Any]) -> Limits:
+    """The limits of the flags of these names, which are taken out of `values`."""
+    sizes = {name: values.pop(name) for name in names}
+    given = sizes[CAPACITY]
+    *smaller, sizes[CAPACITY] = given if isinstance(given, tuple) else (given,)
+    return Limits(**sizes, smaller_kv_cache_capacities=tuple(smaller))
 
 
 def show_planned(planned: Planned, *, as_json: bool) -> None:

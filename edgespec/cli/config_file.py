@@ -495,6 +495,8 @@ def schema_of_flag(param: click.Option) -> dict[str, Any]:
     one: dict[str, Any] = {
         "type": next((k for t, k in kinds.items() if isinstance(param.type, t)), "string")
     }
+    if (kinds_of_own := getattr(param.type, "schema", None)) is not None:
+        one["type"] = [*kinds_of_own]
     if isinstance(param.type, click.Choice):
         one["enum"] = [*param.type.choices]
     if param.is_flag:

@@ -33,7 +33,6 @@ from edgespec.cli.draft_flags import (
 )
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import MODEL
-from edgespec.contract import Limits
 from edgespec.errors import OptionError, RequestError
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ def command(
     for name in ("stdout",) if prompts else ("stdin", "stdout"):
         require_stream(name)
     settings = {name: values.pop(name) for name in CHATS if name not in (*TREE_NAMES, *KEY_NAMES)}
-    limits = Limits(**{name: values.pop(name) for name in LIMITS})
+    limits = build.limits_of(LIMITS, values)
     tree = tree_of(ctx, [settings[name] for name in SIZES])
     check_settings(ctx, settings, tree)
     prompts = prompts or piped_prompt(ctx)

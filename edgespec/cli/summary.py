@@ -366,6 +366,9 @@ def engine_lines(engine: EngineSummary, *, speaks: bool) -> list[str]:
             f"{name[4:].replace('_', ' ')} {size}" for name, size in limits if name[:4] == "max_"
         ]
         lines.append(f"at most {', '.join(sizes)}")
+        if config.variants:
+            capacities = ", ".join(map(str, config.limits.capacities))
+            lines.append(f"an engine for each kv cache capacity: {capacities}")
     difference, cosine = entry.golden_difference, entry.golden_cosine
     if difference is not None:
         close = f"{difference:.1e}" if cosine is None else f"cosine {cosine:.4f}"
@@ -386,6 +389,8 @@ def weights_text(weights: EngineWeights) -> str:
 
 def losslessness(config: EngineConfig) -> list[str]:
     """What drafts leave unchanged: up to which margin in nats, and whether --exact is possible."""
+    if config.weights.is_bitwise:
+        return ["lossless, bitwise: a row has the same bits in every pass"]
     rounding, why = config.weights.rounding, config.why_not_exact
     margin = f" up to kernel rounding (margin {rounding:.2g} nats)" if rounding else ""
     exact = "--exact is possible" if why is None else f"no --exact: {why}"

@@ -22,6 +22,7 @@ from edgespec.backends.call import (
     Logits,
     Result,
 )
+from edgespec.backends.variants import VariantRunner
 from edgespec.rope import RopeTable
 
 NO_TOKENS: Ids = np.empty(0, np.int64)
@@ -174,6 +175,12 @@ class BlockDecoder:
         known, count = self.lanes[part.lane].length + len(part.hidden_states), len(part.tokens)
         visible = np.tri(count, dtype=bool) if spec.causal else np.ones((count, count), bool)
         return LaneAttention(known, visible, known + np.arange(count))
+
+    def reserve(self, lane: int, tokens: int) -> None:
+        """A lane's sequence will come to so many tokens, or to the capacity. EnvironmentProblem
+        where there is an engine for that, and no memory for it."""
+        if isinstance(self.runner, VariantRunner):
+            self.runner.reserve(lane, tokens)
 
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence. Old rows stay in memory and are not seen."""

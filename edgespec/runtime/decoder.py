@@ -24,6 +24,7 @@ from edgespec.backends.call import (
     Result,
 )
 from edgespec.backends.host import stacked
+from edgespec.backends.variants import VariantRunner
 from edgespec.component import ComponentConfig
 from edgespec.rope import RopeTable
 
@@ -227,6 +228,12 @@ class CachedDecoder:
     def drop_scratch(self, lane: int) -> None:
         """Forget the uncommitted rows of a lane; the next call overwrites them."""
         self.lanes[lane].scratch = NO_ROWS
+
+    def reserve(self, lane: int, tokens: int) -> None:
+        """A lane's sequence will come to so many tokens, or to the capacity. EnvironmentProblem
+        where there is an engine for that, and no memory for it."""
+        if isinstance(self.runner, VariantRunner):
+            self.runner.reserve(lane, tokens)
 
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence. Old rows stay in memory and are not seen."""

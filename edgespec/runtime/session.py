@@ -26,6 +26,7 @@ from edgespec.runtime.drafters.base import (
     EndObserver,
     Observation,
     PromptReader,
+    Reserving,
 )
 from edgespec.runtime.faults import as_error
 from edgespec.runtime.gates import NO_LIMIT
@@ -115,7 +116,11 @@ class Session:
         self.reading, self.kept = seq, None
         self.reset(seq.lane)
         self.give_drafter(seq)
+        longest = len(seq.prompt) + seq.max_new_tokens
+        self.base.reserve(seq.lane, longest)
         seq.num_reused = seq.num_read = self.prefixes.restore(seq, self.base)
+        if isinstance(seq.drafter, Reserving):
+            seq.drafter.reserve(seq.lane, longest)
         if seq.drafter is not None:
             seq.drafter.begin(seq.lane, seq.prompt, seq.num_reused)
 

@@ -5,12 +5,15 @@ Knows requests and the lossless check. Knows no engine library.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from edgespec.backends.findings import Finding, failed, not_run, passed
+from edgespec.backends.variants import VariantRunner
 from edgespec.errors import EdgeSpecError, LimitError, RequestError, counted
 from edgespec.prompts import NoJournal, RequestFile, text_requests
 from edgespec.runtime.answers import Answer
+from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.file_runner import FileRun
 from edgespec.runtime.generation import Chunk
@@ -51,9 +54,25 @@ def check_tokens(engine_dir: Path, requests: RequestFile | None) -> list[Finding
         # An answer that ends at once compares nothing
         engine.stop_ids = frozenset()
         return [
-            compared(engine, f"{TOKENS}, {name}", built_in(temperature))
+            compared(engine, f"{TOKENS}, {name}{of}", built_in(temperature))
+            for of in each_capacity(engine)
             for name, temperature in (("greedy", 0.0), ("sampled", SAMPLED_TEMPERATURE))
         ]
+
+
+def each_capacity(engine: Engine) -> Iterator[str]:
+    """Yields once for an engine of one capacity. Where there are several, once for each, in words:
+    no smaller ones are used then."""
+    drafter = engine.drafter
+    runners = [engine.base.runner]
+    runners += [drafter.decoder.runner] if isinstance(drafter, EngineDrafter) else []
+    several = [runner for runner in runners if isinstance(runner, VariantRunner)]
+    if not several:
+        yield ""
+    for capacity in sorted({capacity for runner in several for capacity in runner.variants}):
+        for runner in several:
+            runner.least = min(capacity, runner.capacity)
+        yield f", {capacity} tokens"
 
 
 def built_in(temperature: float) -> RequestFile:

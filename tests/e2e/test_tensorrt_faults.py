@@ -87,6 +87,31 @@ def test_a_call_that_fails_in_the_middle(
     assert not device.memory
 
 
+def test_a_device_that_is_lost_in_the_middle_says_its_first_error(
+    trt: Simulator,
+    failed: Callable[[], Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    assert failed().code == 0
+    made: list[HostDevice] = []
+
+    def opened() -> HostDevice:
+        made.append(HostDevice())
+        made[-1].work_left = 60
+        return made[-1]
+
+    monkeypatch.setattr(opening, "open_device", opened)
+    found = failed()
+    assert found.code == 5, found.err
+    said = found.err + (tmp_path / "output.json").read_text()
+    assert "CUDA: an illegal memory access was encountered" in said
+    assert "Run the command again" in said
+    assert "Traceback" not in said
+    assert [device.closed for device in made] == [True]
+    assert [device.memory for device in made] == [{}]
+
+
 @pytest.mark.parametrize(
     ("more", "what"),
     [(-1, "no memory to open"), (100_000, "no memory for a KV cache of 0.0 GB (128 tokens)")],

@@ -183,7 +183,8 @@ def test_rows_that_see_what_they_must_not_are_found(
         return out
 
     monkeypatch.setattr(runner, "attention_mask", all_visible)
-    done, report = verify(built("eagle3", "--max-batch-size", "2"))
+    kernels = ("--kernels", "onnxruntime")
+    done, report = verify(built("eagle3", "--max-batch-size", "2", *kernels))
     assert done.code == DAMAGED
     for lane in (0, 1):
         said = detail(report, "base", f"cache, lane {lane}")

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from edgespec.backends.base import Progress
+from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.onnx_dir import open_onnx_dir
-from edgespec.backends.tensorrt import lowered_files, process, staging
+from edgespec.backends.tensorrt import lowered_files, process, staging, timing_cache
 from edgespec.backends.tensorrt.build_job import BuildJob, Message
 from edgespec.backends.tensorrt.options import TensorRTOptions
 from edgespec.backends.tensorrt.process import COMMAND, BuildRefused
@@ -96,6 +97,42 @@ def test_the_demo_pair_compiles_for_cards_that_are_not_here(
         assert (settings["dialect"], settings["compute"]) == ("native", "bfloat16")
         assert [profile["name"] for profile in settings["profiles"]] == ["prefill", "generation"]
     assert shown["pairing"]["fits"]
+
+
+def test_a_pair_compiles_for_two_lengths_of_its_cache(
+    exports: dict[str, Path], tmp_path: Path, cli: Cli
+) -> None:
+    engines = tmp_path / "engines"
+    for export in exports.values():
+        more = ["--max-kv-cache-capacity", "96,192", "--compute-capability", "SM120"]
+        done = cli(*build_args(export, engines, *more))
+        assert done.code == 0, done.err
+        assert "engines for 96 and 192 tokens" in done.out
+    for name in ("base", "draft"):
+        config = EngineConfig.read(engines / f"{name}_config.json")
+        slots = [config.at(capacity).settings["cache_slots"] for capacity in (96, 192)]
+        assert slots[0] < slots[1]
+        own, smaller = engines / f"spec_{name}.engine", engines / f"spec_{name}.96.engine"
+        assert own.read_bytes() != smaller.read_bytes()
+        assert min(own.stat().st_size, smaller.stat().st_size) > 1_000_000
+    listed = json.loads((engines / "manifest.json").read_text())["engines"]["draft"]["files"]
+    assert {"spec_draft.engine", "spec_draft.96.engine"} < set(listed)
+
+
+@pytest.mark.filterwarnings("ignore:.*no-ops in TensorRT-RTX:DeprecationWarning")
+def test_what_was_timed_is_taken_back_by_the_library(tmp_path: Path) -> None:
+    """The calls are TensorRT's own. TensorRT-RTX times nothing, and takes any bytes."""
+    path = tmp_path / "times"
+    config = rtx.builder().create_builder_config()
+    assert timing_cache.attach(config, path) is False
+    timing_cache.store(config, path)
+    stored = path.read_bytes()
+    assert stored
+    again = rtx.builder().create_builder_config()
+    assert timing_cache.attach(again, path) is True
+    timing_cache.store(again, path)
+    assert path.read_bytes() == stored
+    assert [*tmp_path.iterdir()] == [path]
 
 
 KINDS = {

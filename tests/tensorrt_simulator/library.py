@@ -51,6 +51,22 @@ class ExecutionContextAllocationStrategy(Enum):
     STATIC, ON_PROFILE_CHANGE, USER_MANAGED = range(3)
 
 
+class CudaGraphStrategy(Enum):
+    DISABLED, WHOLE_GRAPH_CAPTURE = range(2)
+
+
+class RuntimeConfig:
+    """How a context runs."""
+
+    strategy = ExecutionContextAllocationStrategy.STATIC
+    cuda_graph_strategy = CudaGraphStrategy.DISABLED
+
+    def set_execution_context_allocation_strategy(
+        self, strategy: ExecutionContextAllocationStrategy
+    ) -> None:
+        self.strategy = strategy
+
+
 class EngineStat(Enum):
     TOTAL_WEIGHTS_SIZE, STRIPPED_WEIGHTS_SIZE = range(2)
 
@@ -156,12 +172,19 @@ class Engine:
     def create_engine_inspector(self) -> EngineInspector:
         return EngineInspector(self)
 
+    def create_runtime_config(self) -> RuntimeConfig:
+        return RuntimeConfig()
+
     def create_execution_context(
-        self, strategy: ExecutionContextAllocationStrategy
+        self, strategy: ExecutionContextAllocationStrategy | RuntimeConfig
     ) -> Context | None:
         if self.faults.fails("create_execution_context"):
             self.said.error("[defaultAllocator.cpp] Cuda failure: out of memory")
             return None
+        if isinstance(strategy, RuntimeConfig):
+            context = Context(self, strategy.strategy)
+            context.own_graphs = strategy.cuda_graph_strategy is not CudaGraphStrategy.DISABLED
+            return context
         return Context(self, strategy)
 
 
@@ -196,6 +219,7 @@ class Context:
         self.addresses: dict[str, int] = {}
         self.memory = (0, 0)
         self.changed = True  # a shape, since the last run
+        self.own_graphs = False
         if 0 not in engine.taken:
             engine.taken[0], self.profile = self, 0
 
@@ -263,6 +287,8 @@ class Context:
         assert device is not None
         if self.engine.faults.fails("execute_async_v3"):
             return self.error("[executionContext.cpp] Cuda failure: an illegal memory access")
+        if device.lost is not None:
+            return self.error(f"[executionContext.cpp] Cuda failure: {device.lost.what}")
         if stream_handle not in device.streams:
             return self.error("the stream is not alive")
         if missing := self.infer_shapes():
@@ -276,6 +302,9 @@ class Context:
             if self.addresses[output] != self.addresses[source]:
                 return self.error(f"{output} and {source} are one tensor and two addresses")
         stream = device.streams[stream_handle]
+        if stream.kept is not None and self.own_graphs:
+            stream.broken = True
+            return self.error("a run that captures itself cannot be captured")
         if stream.kept is not None and self.changed:
             stream.broken = True
             return self.error("a run after a change of shapes cannot be captured")
@@ -374,6 +403,7 @@ class Simulator:
     ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy
     NetworkDefinitionCreationFlag = NetworkDefinitionCreationFlag
     MemoryPoolType, IAttentionInputLayer = MemoryPoolType, IAttentionInputLayer
+    CudaGraphStrategy = CudaGraphStrategy
     ComputeCapability: type[Enum]
 
 

@@ -38,7 +38,7 @@ from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.backends.tensorrt.target import Dialect, Target
 from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library
 from edgespec.contract import GraphContract, Limits, canonical_contract
-from edgespec.errors import EnvironmentProblem
+from edgespec.errors import EnvironmentProblem, LimitError
 
 
 class TensorRTBackend(Backend):
@@ -55,6 +55,7 @@ class TensorRTBackend(Backend):
     # A verified row costs little on a GPU until its arithmetic is full
     plan_hints = PlanHints(steps=5, block_nodes=16)
     float32_tolerance = FLOAT32_TOLERANCE
+    several_capacities = True  # a call reads the whole cache, which has a fixed length
 
     def parse_options(self, values: Mapping[str, OptionValue]) -> TensorRTOptions:
         """What the user chose; OptionError names a flag with a wrong value."""
@@ -76,21 +77,44 @@ class TensorRTBackend(Backend):
         path = self.engine_path(staging, onnx.role)
         return stage(self.library, onnx, limits, options, path, progress)
 
+    def check(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
+        """What is slow, or may not fit. LimitError or EnvironmentProblem where an engine cannot be
+        built here, or cannot be on its device."""
+        from edgespec.backends.tensorrt.staging import memory_of, plan_to_build, warnings_of
+
+        assert isinstance(options, TensorRTOptions)
+        found = list[str]()
+        for capacity in reversed(limits.capacities):
+            plan = plan_to_build(self.library, onnx, limits.at(capacity), options)
+            found += warnings_of(plan, memory_of(plan, onnx.config))
+        return tuple(dict.fromkeys(found))
+
     def plan(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
-        """What a build would make: its profiles and its memory. Refuses what a build would, but for
-        a device that is not here."""
-        from edgespec.backends.tensorrt import estimate, lowered_files
+        """What a build would make: its profiles and its memory, for each capacity. Refuses what a
+        build would, but for a device that is not here."""
+        from edgespec.backends.tensorrt import estimate
         from edgespec.backends.tensorrt.devices import title_of
-        from edgespec.backends.tensorrt.staging import checked_model, plan_of, version_here
+        from edgespec.backends.tensorrt.staging import (
+            checked_model,
+            memory_of,
+            plan_of,
+            version_here,
+            warnings_of,
+        )
 
         assert isinstance(options, TensorRTOptions)
         version = version_here(self.library, options)
-        plan = plan_of(self.library, onnx, limits, options, version)
-        size = lowered_files.weight_bytes(checked_model(onnx, plan))
-        memory = estimate.estimate(onnx.config, plan.contract, plan.limits, plan.profiles, size)
-        name = f"{self.title} {version}"
-        lines = estimate.lines(name, plan.target, title_of(plan.sm), plan.profiles, memory)
-        return tuple(lines)
+        lines, found = list[str](), list[estimate.MemoryEstimate]()
+        for capacity in limits.capacities:
+            plan = plan_of(self.library, onnx, limits.at(capacity), options, version)
+            memory = memory_of(plan, onnx.config)
+            warnings = [f"warning: {text}" for text in warnings_of(plan, memory)]
+            checked_model(onnx, plan)
+            name = f"{self.title} {version}"
+            lines += estimate.lines(name, plan.target, title_of(plan.sm), plan.profiles, memory)
+            lines += [text for text in warnings if text not in lines]
+            found.append(memory)
+        return (*lines, *estimate.together(found))
 
     def emit_dir(self, options: BuildOptions) -> Path | None:
         """The directory of --emit-onnx."""
@@ -112,6 +136,9 @@ class TensorRTBackend(Backend):
         from edgespec.backends.tensorrt.versions import build_environment, faults_of
 
         assert isinstance(options, TensorRTOptions)
+        if len(limits.capacities) > 1:
+            what = "--emit-onnx writes the graph of one capacity, and several are named"
+            raise LimitError(what, "Write each to a directory of its own.")
         version = version_here(self.library, options)
         plan = plan_of(self.library, onnx, limits, options, version)
         model = checked_model(onnx, plan)
@@ -140,16 +167,17 @@ class TensorRTBackend(Backend):
         settings, device = self.settings_of(config), device_here()
         version = load(self.library).version
         if device is None:
-            what = f"no CUDA device is here, and {engine.name} says what it is on its own alone"
+            what = "no CUDA device is here, and an engine says what it is when it is opened"
             raise EnvironmentProblem(what, "Import it on the device that it was built for.")
         schemes = schemes_in(config.weights.scheme)
         check_formats(device.sm, schemes, settings.compute)
-        settings = replace(settings, version=version, sm=device.sm)
+        settings, graph = replace(settings, version=version, sm=device.sm), config.component.graph
+        recurrent = graph.recurrent is not None
         return Staged(
             engine=engine,
-            contract=lowered_contract(canonical_contract(config.component.graph), settings.target),
+            contract=lowered_contract(canonical_contract(graph), settings.target),
             weights=config.weights,
-            accuracy=accuracy_of(schemes, settings.compute),
+            accuracy=accuracy_of(schemes, settings.compute, recurrent=recurrent),
             settings=settings.to_dict(),
             fingerprint=fingerprint.fingerprint_of(self.library, version, device.sm),
         )
@@ -179,7 +207,7 @@ class TensorRTBackend(Backend):
         component, limits = config.component, config.limits
         canonical = canonical_contract(component.graph)
         settings = EngineSettings.read(config.settings, canonical, component.model)
-        path = self.engine_path(engine_dir, component.graph.role)
+        path = self.engine_path(engine_dir, component.graph.role, config.variant)
         slots, lanes = limits.max_kv_cache_capacity, limits.max_batch_size
         return self.opened(path, settings, device, slots, lanes, canonical)
 
@@ -222,6 +250,10 @@ class TensorRTBackend(Backend):
             kv_bytes_per_token=contract.kv_bytes_per_token, state_bytes=2 * contract.state_bytes
         )
 
+    def slots(self, config: EngineConfig) -> int:
+        """The length of a lane's cache in the engine."""
+        return self.settings_of(config).capacity
+
     def contract(self, config: EngineConfig) -> GraphContract:
         """The contract of an engine's graph with one slot; before it is built, of one in
         float16."""
@@ -263,8 +295,11 @@ class TensorRTBackend(Backend):
 
     def accuracy(self, config: EngineConfig) -> AccuracySpec:
         """What the outputs of a finished engine must keep."""
-        compute = self.settings_of(config).compute
-        return accuracy_of(schemes_in(config.weights.scheme), compute)
+        compute, recurrent = (
+            self.settings_of(config).compute,
+            bool(config.component.graph.recurrent),
+        )
+        return accuracy_of(schemes_in(config.weights.scheme), compute, recurrent=recurrent)
 
     def self_test(self, runner: Runner) -> list[Finding]:
         """What is written in place, and where calls write."""

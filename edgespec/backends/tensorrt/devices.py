@@ -17,30 +17,33 @@ from edgespec.schemes import SCHEMES
 
 CU_MAJOR, CU_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 NAME_BYTES = 256
+OLDEST = 75  # of what TensorRT 10 and newer run on
 COMPUTE_SCHEMES: dict[Compute, str] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
 class KnownDevice:
-    """A compute capability (times ten), and devices that have it."""
+    """A compute capability (times ten), and devices that have it; `most_gib` is the memory of the
+    largest."""
 
     sm: int
     title: str
+    most_gib: int
 
 
 KNOWN_DEVICES = {
     row.sm: row
     for row in (
-        KnownDevice(75, "GeForce RTX 20, T4"),
-        KnownDevice(80, "A100"),
-        KnownDevice(86, "GeForce RTX 30, A10"),
-        KnownDevice(87, "Jetson Orin"),
-        KnownDevice(89, "GeForce RTX 40, L4"),
-        KnownDevice(90, "H100, H200"),
-        KnownDevice(100, "B200"),
-        KnownDevice(110, "Jetson Thor"),
-        KnownDevice(120, "GeForce RTX 50"),
-        KnownDevice(121, "DGX Spark"),
+        KnownDevice(75, "GeForce RTX 20, T4", 48),
+        KnownDevice(80, "A100", 80),
+        KnownDevice(86, "GeForce RTX 30, A10", 48),
+        KnownDevice(87, "Jetson Orin", 64),
+        KnownDevice(89, "GeForce RTX 40, L4", 48),
+        KnownDevice(90, "H100, H200", 144),
+        KnownDevice(100, "B200", 192),
+        KnownDevice(110, "Jetson Thor", 128),
+        KnownDevice(120, "GeForce RTX 50", 96),
+        KnownDevice(121, "DGX Spark", 128),
     )
 }
 
@@ -51,7 +54,14 @@ def title_of(sm: int) -> str:
     return f"SM{sm} ({known.title})" if known else f"SM{sm}"
 
 
-OLDEST = 75  # of what TensorRT 10 and newer run on
+def memory_of(sm: int) -> int | None:
+    """The memory, in bytes, of the device that is here, or of the largest that is known of another
+    compute capability; None where none is."""
+    device = device_here()
+    if device is not None and device.sm == sm:
+        return device.memory_bytes
+    known = KNOWN_DEVICES.get(sm)
+    return None if known is None else known.most_gib << 30
 
 
 def check_formats(sm: int, schemes: Iterable[str], compute: Compute) -> None:

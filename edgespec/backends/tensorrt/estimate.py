@@ -1,4 +1,4 @@
-"""What a build would make, and what it would take: the text of --dry-run.
+"""What a build would make, and what it would take: the text of --dry-run, and what has no room.
 
 Knows sizes. Estimates are bounds from the contract and the weights; what a compiler makes of them
 is known after the build.
@@ -6,36 +6,51 @@ is known after the build.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import onnx_ir as ir
 
 from edgespec.backends.capacity import gigabytes
 from edgespec.backends.engine_config import EngineLimits
+from edgespec.backends.machine import machine_bytes, swap_bytes
+from edgespec.backends.tensorrt.devices import COMPUTE_SCHEMES, device_here, memory_of, title_of
+from edgespec.backends.tensorrt.lowered_files import weight_bytes
 from edgespec.backends.tensorrt.profiles import Profile
-from edgespec.backends.tensorrt.target import Target
+from edgespec.backends.tensorrt.target import Compute, Target
 from edgespec.component import ComponentConfig
 from edgespec.contract import ITEM_BYTES, GraphContract, TensorSpec
+from edgespec.errors import EnvironmentProblem, LimitError
+from edgespec.schemes import SCHEMES
 
 # Hidden rows of a layer that may be alive at once, beside its products and its scores
 LIVE_HIDDEN = 4
 # Of the weights: what the compiler was seen to have in memory beside itself
 BUILD_FACTOR = 4
+SMALLER_WEIGHTS = "quantize the checkpoint (edgespec quantize)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
     """Bytes on the device: weights, caches and states of all lanes, inputs and outputs of the
-    largest call, and activations of the largest call at most."""
+    largest call, and activations of the largest call at most. `least_weights`: no engine has
+    fewer."""
 
     weights: int
     cache: int
     io: int
     activations: int
+    least_weights: int
 
     @property
     def total(self) -> int:
         """All of them."""
         return self.weights + self.cache + self.io + self.activations
+
+    @property
+    def least(self) -> int:
+        """What any engine takes: its weights and its caches."""
+        return self.least_weights + self.cache
 
 
 def is_memory(spec: TensorSpec) -> bool:
@@ -48,13 +63,15 @@ def estimate(
     contract: GraphContract,
     limits: EngineLimits,
     profiles: tuple[Profile, ...],
-    weight_bytes: int,
+    model: ir.Model,
+    compute: Compute,
 ) -> MemoryEstimate:
-    """The memory of an engine of these weights; `contract` is the lowered one."""
+    """The memory of an engine of this graph's weights; `contract` is the lowered one."""
     lanes = limits.max_batch_size
     memory = sum(spec.num_bytes(B=lanes) for spec in contract.inputs if is_memory(spec))
     return MemoryEstimate(
-        weights=weight_bytes,
+        weights=weight_bytes(model, compute),
+        least_weights=weight_bytes(model, compute, least=True),
         cache=memory,
         io=max(io_bytes(contract, profile) for profile in profiles),
         activations=max(activation_bytes(component, contract, row) for row in profiles),
@@ -127,3 +144,87 @@ def lines(
         f" {gigabytes(memory.activations)})"
     )
     yield f"memory of the build: about {gigabytes(BUILD_FACTOR * memory.weights)} and the library"
+
+
+def together(found: Sequence[MemoryEstimate]) -> Iterator[str]:
+    """What engines for several capacities take at once: they share the memory that they work in."""
+    if len(found) < 2:
+        return
+    held = sum(row.weights + row.cache for row in found)
+    work = max(row.io + row.activations for row in found)
+    yield (
+        f"all {len(found)} engines at once: about {gigabytes(held + work)} at most; each is opened"
+        " when a request needs it, and one that is idle is closed where memory is short"
+    )
+
+
+# ---- what has no room, and what is slow
+
+
+def check_device(memory: MemoryEstimate, limits: EngineLimits, sm: int) -> Iterator[str]:
+    """A warning where an engine may not fit into the memory of its device. LimitError where it
+    cannot."""
+    size = memory_of(sm)
+    if size is None:
+        return
+    device, here = title_of(sm), device_here()
+    has = "has" if here is not None and here.sm == sm else "has at most"
+    if memory.least > size:
+        what = (
+            f"weights of {gigabytes(memory.least_weights)} and caches of"
+            f" {gigabytes(memory.cache)} do not fit: {device} {has} {gigabytes(size)}"
+        )
+        raise LimitError(what, remedy(memory, limits, size))
+    if memory.total > size:
+        yield (
+            f"about {gigabytes(memory.total)} may be needed on the device, and {device} {has}"
+            f" {gigabytes(size)}: {smaller_flags(limits)}, or {SMALLER_WEIGHTS}"
+        )
+
+
+def remedy(memory: MemoryEstimate, limits: EngineLimits, size: int) -> str:
+    """What makes an engine fit into so many bytes."""
+    left = size - memory.least_weights
+    tokens = limits.max_kv_cache_capacity * max(left, 0) // max(memory.cache, 1)
+    if not tokens:
+        return f"{SMALLER_WEIGHTS[0].upper()}{SMALLER_WEIGHTS[1:]}, or take a smaller model."
+    fewer = ", or lower --max-batch-size" if limits.max_batch_size > 1 else ""
+    return f"Build with --max-kv-cache-capacity {tokens} or less{fewer}, or {SMALLER_WEIGHTS}."
+
+
+def smaller_flags(limits: EngineLimits) -> str:
+    """The flags whose smaller values make calls and caches smaller, as the start of a sentence's
+    end."""
+    tree = "--max-draft-tree-size" if limits.max_draft_tree_size else "--max-verify-tree-size"
+    flags = ["--max-kv-cache-capacity", "--max-input-len", tree]
+    flags += ["--max-batch-size"] if limits.max_batch_size > 1 else []
+    return f"lower {', '.join(flags[:-1])} or {flags[-1]}"
+
+
+def check_host(memory: MemoryEstimate) -> Iterator[str]:
+    """A warning where a build on this machine may not fit into its memory. EnvironmentProblem where
+    it cannot: the compiler has the whole engine in memory."""
+    here = machine_bytes()
+    if here is None:
+        return
+    size = here + swap_bytes()
+    if memory.least_weights > size:
+        what = (
+            f"the compiler has the engine in memory, {gigabytes(memory.least_weights)} at least,"
+            f" and this machine has {gigabytes(size)}"
+        )
+        raise EnvironmentProblem(what, f"Build on a larger machine, or {SMALLER_WEIGHTS}.")
+    if BUILD_FACTOR * memory.weights > size:
+        yield (
+            f"the build may take {gigabytes(BUILD_FACTOR * memory.weights)}, and this machine has"
+            f" {gigabytes(size)}: if it is killed, add swap, or {SMALLER_WEIGHTS}"
+        )
+
+
+def slow_attention(compute: Compute, sm: int) -> Iterator[str]:
+    """A warning where attention has no fused kernel for the type in which it is computed."""
+    if compute != "float32":
+        return
+    has_bf16 = sm >= SCHEMES[COMPUTE_SCHEMES["bfloat16"]].min_sm
+    flags = "--compute bf16 or fp16" if has_bf16 else "--compute fp16"
+    yield f"attention in float32 has no fused kernel and is slow: build with {flags}"

@@ -53,6 +53,7 @@ class OpenEngine:
         workspace: Workspace,
     ) -> None:
         self.path, self.trt, self.workspace = path, bindings.trt, workspace
+        self.capabilities = bindings.capabilities
         self.errors = Errors()
         with lines_to(self.trt, self.errors.log) as logger:
             self.logger = logger
@@ -61,10 +62,15 @@ class OpenEngine:
             logger.kept.append(self.recorder)
             self.runtime = self.required(self.trt.Runtime(logger), "the runtime cannot be made")
             self.runtime.error_recorder = self.recorder
-            self.engine = self.deserialized(path)
-            check_signature(self.trt, self.engine, contract, profiles, path)
-            workspace.reserve(max(1, int(self.engine.device_memory_size_v2)))
-            self.contexts = [Context(self, index, contract) for index in range(len(profiles))]
+            self.engine, self.contexts = self.deserialized(path), list[Context]()
+            try:
+                check_signature(self.trt, self.engine, contract, profiles, path)
+                workspace.reserve(max(1, int(self.engine.device_memory_size_v2)))
+                for index in range(len(profiles)):
+                    self.contexts.append(Context(self, index, contract))
+            except BaseException:
+                self.close()  # its weights would stay as long as the error is looked at
+                raise
         workspace.synchronize()
 
     def deserialized(self, path: Path) -> Any:
@@ -119,7 +125,13 @@ class Context:
             spec.name for spec in contract.inputs if any(isinstance(d, str) for d in spec.shape)
         )
         strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        made = engine.engine.create_execution_context(strategy)
+        if engine.capabilities.own_graphs:
+            config = engine.engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(strategy)
+            config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            made = engine.engine.create_execution_context(config)
+        else:
+            made = engine.engine.create_execution_context(strategy)
         self.context = engine.required(made, "no execution context can be made")
         if not self.context.set_optimization_profile_async(profile, self.workspace.stream):
             raise InternalError(f"{engine.path}: no profile {profile}{engine.said()}")

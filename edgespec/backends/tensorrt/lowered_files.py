@@ -17,7 +17,7 @@ from edgespec import bundle
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.tensorrt.lowering import lower
 from edgespec.backends.tensorrt.target import Compute, Target
-from edgespec.contract import canonical_contract
+from edgespec.contract import ITEM_BYTES, canonical_contract
 
 NEW_DATA = "lowered.onnx.data"  # weights that a rewrite had to make
 SMALL_BYTES = 1 << 10  # constants up to it stay in the graph
@@ -48,10 +48,17 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
             yield value.const_value
 
 
-def weight_bytes(model: ir.Model) -> int:
-    """Bytes of all constants of a graph."""
-    constants = (value.const_value for value in model.graph.initializers.values())
-    return sum(tensor.nbytes for tensor in constants if tensor is not None)
+def weight_bytes(model: ir.Model, compute: Compute, *, least: bool = False) -> int:
+    """Bytes of all constants of a graph, once weights that are not quantized have the type in which
+    they are multiplied. With `least` one that is stored in fewer bytes keeps them."""
+    size, item = 0, ITEM_BYTES[compute]
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None:
+            continue
+        computed = tensor.size * item if tensor.dtype in COMPUTE_OF else tensor.nbytes
+        size += min(computed, tensor.nbytes) if least else computed
+    return size
 
 
 def lowered_model(onnx: OnnxDir, target: Target, model: ir.Model | None = None) -> ir.Model:

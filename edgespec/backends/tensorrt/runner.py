@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgespec.backends.base import LaneRows, Table
-from edgespec.backends.call import Attention, Call, HiddenStates, Ids, Result
+from edgespec.backends.call import Attention, Call, Floats, HiddenStates, Ids, Result
 from edgespec.backends.host import gather_idx
 from edgespec.backends.masks import tree_mask
 from edgespec.backends.tensorrt.bindings import Bindings
@@ -111,6 +114,7 @@ class TensorRTRunner:
         """Run one call, a result for each lane; its KV rows are in the cache afterwards.
         EnvironmentProblem where the device or the library fails, LimitError where no profile has
         its sizes."""
+        call = with_context(call)
         workspace, device = self.workspace, self.workspace.device
         with workspace.working():
             attentions = attentions_of(call, self.contract)
@@ -255,9 +259,11 @@ class TensorRTRunner:
         self.enqueue(plan)
 
     def capture(self, plan: Plan) -> None:
-        """Keep a call that has just run as a graph. The library does what a change of shapes asks
-        for in the next run, which therefore cannot be captured."""
-        plan.graph = self.captured(plan) if self.workspace.device.can_capture else None
+        """Keep a call that has just run as a graph, unless the library makes graphs of its own. It
+        does what a change of shapes asks for in the next run, which therefore cannot be captured.
+        """
+        can = self.workspace.device.can_capture and not self.engine.capabilities.own_graphs
+        plan.graph = self.captured(plan) if can else None
         plan.can_capture = plan.graph is not None
 
     def captured(self, plan: Plan) -> int | None:
@@ -389,7 +395,7 @@ class TensorRTRunner:
         """Free the graph of a plan that is not remembered."""
         graph, plan.graph = plan.graph, None
         if graph is not None:
-            self.workspace.synchronize()
+            self.workspace.settle()
             self.workspace.device.free_graph(graph)
 
     def drop_all(self) -> None:
@@ -409,7 +415,7 @@ class TensorRTRunner:
         with workspace.lock:
             attempt(
                 workspace.device.activate,
-                workspace.synchronize,
+                workspace.settle,
                 *(partial(self.drop, plan) for plan in plans),
                 self.engine.close,
                 *(partial(workspace.free, address) for address in self.outputs.values()),
@@ -433,17 +439,33 @@ def open_runner(
     lowered one. BundleError where the file is not what its settings say, EnvironmentProblem where
     memory does not do."""
     workspace.join()
+    before, engine = frozenset(workspace.held), None
     try:
         with workspace.working():
             engine = OpenEngine(bindings, path, contract, settings.profiles, workspace)
             return TensorRTRunner(engine, contract, settings, workspace, capacity, lanes)
     except DeviceMemoryFull as error:
-        workspace.leave()
+        give_up(workspace, before, engine)
         what = f"the device has no memory to open {path}: {error.what}"
         raise EnvironmentProblem(what, LESS_MEMORY) from error
     except BaseException:
-        workspace.leave()
+        give_up(workspace, before, engine)
         raise
+
+
+def give_up(workspace: Workspace, before: frozenset[int], engine: OpenEngine | None) -> None:
+    """Give back what an engine that cannot be opened has taken, so that another may have it: all
+    but what was there `before`, and what engines share."""
+    with workspace.lock:
+        shared = {workspace.scratch, workspace.inputs.address}
+        new = workspace.held - before - shared
+        attempt(
+            workspace.device.activate,
+            workspace.synchronize,
+            *((engine.close,) if engine is not None else ()),
+            *(partial(workspace.free, address) for address in new),
+        )
+    workspace.leave()
 
 
 def cache_too_large(size: int, capacity: int, lanes: int) -> EnvironmentProblem:
@@ -481,6 +503,17 @@ def sizes_of(call: Call, taken: int) -> dict[str, int]:
         "P": taken,
         "R": call.written,
     }
+
+
+def with_context(call: Call) -> Call:
+    """A call of a block whose context has a row at least, as profiles have no size of 0: one that
+    only fills up stands before the block, and no row sees it."""
+    if call.context_rows or call.target_hidden is None:
+        return call
+    assert call.context_cos is not None
+    batch, _, width = call.context_cos.shape
+    row: Floats = np.zeros((batch, 1, width), np.float32)
+    return replace(call, context_cos=row, context_sin=row)
 
 
 def attentions_of(call: Call, contract: GraphContract) -> dict[str, Attention]:

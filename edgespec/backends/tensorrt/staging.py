@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,11 +22,12 @@ from edgespec.backends.engine_config import (
     EngineWeights,
 )
 from edgespec.backends.onnx_dir import OnnxDir
-from edgespec.backends.tensorrt import bindings, lowered_files, process, timing_cache
+from edgespec.backends.tensorrt import bindings, estimate, lowered_files, process, timing_cache
 from edgespec.backends.tensorrt.accuracy import accuracy_of
 from edgespec.backends.tensorrt.build_job import BuildJob
 from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.devices import check_formats, device_here, title_of
+from edgespec.backends.tensorrt.estimate import MemoryEstimate
 from edgespec.backends.tensorrt.fingerprint import fingerprint_of
 from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.options import SHORT, TensorRTOptions
@@ -43,6 +44,7 @@ from edgespec.backends.tensorrt.versions import (
     capabilities_of,
     faults_of,
 )
+from edgespec.component import ComponentConfig
 from edgespec.contract import GraphContract, Limits, canonical_contract
 from edgespec.errors import (
     BuildError,
@@ -155,6 +157,28 @@ def sm_of(capabilities: Capabilities, options: TensorRTOptions) -> int:
     return options.sm
 
 
+def memory_of(plan: BuildPlan, component: ComponentConfig) -> MemoryEstimate:
+    """What the engine of a plan takes."""
+    compute = plan.target.compute
+    contract, profiles = plan.contract, plan.profiles
+    return estimate.estimate(component, contract, plan.limits, profiles, plan.model, compute)
+
+
+def warnings_of(plan: BuildPlan, memory: MemoryEstimate) -> Iterator[str]:
+    """What is slow in the engine of a plan, or may not fit. LimitError or EnvironmentProblem where
+    it cannot."""
+    yield from estimate.slow_attention(plan.target.compute, plan.sm)
+    yield from estimate.check_device(memory, plan.limits, plan.sm)
+    if can_build_here(plan):
+        yield from estimate.check_host(memory)
+
+
+def can_build_here(plan: BuildPlan) -> bool:
+    """Whether this machine is one on which the library builds the engine of a plan."""
+    device = device_here()
+    return bool(plan.capabilities.compiles_for) or (device is not None and device.sm == plan.sm)
+
+
 def version_here(library: Library, options: TensorRTOptions) -> str:
     """The version that a graph is for where nothing is built: the one that was named, or the
     installed one. MissingDependency where there is neither."""
@@ -195,12 +219,8 @@ def stage(
 ) -> Staged:
     """Lower the graph of an export and build the engine `path`. MissingDependency without the
     library, BuildError or EnvironmentProblem where it cannot be built."""
-    if options.library_version is not None:
-        what = "--library-version is for --dry-run and --emit-onnx"
-        raise OptionError(what, "Leave it out: the installed version builds.")
-    version = bindings.load(library).version
-    plan = plan_of(library, onnx, limits, options, version)
-    check_device(plan)
+    plan = plan_to_build(library, onnx, limits, options)
+    version = plan.version
     for fault in faults_of(library, version):
         logger.warning("%s %s: %s; it is built around that", library.title, version, fault.what)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="lowered-") as directory:
@@ -211,11 +231,26 @@ def stage(
         engine=path,
         contract=plan.contract,
         weights=plan.weights,
-        accuracy=accuracy_of(plan.schemes, plan.target.compute),
+        accuracy=accuracy_of(
+            plan.schemes, plan.target.compute, recurrent=bool(onnx.config.graph.recurrent)
+        ),
         settings=plan.settings(decomposed_attention=decomposed).to_dict(),
         fingerprint=fingerprint_of(library, version, plan.sm),
         unproven=unproven(plan),
     )
+
+
+def plan_to_build(
+    library: Library, onnx: OnnxDir, limits: Limits, options: TensorRTOptions
+) -> BuildPlan:
+    """The plan of a build with the installed library. MissingDependency without it,
+    EnvironmentProblem where it needs a device that is not here, and what `plan_of` raises."""
+    if options.library_version is not None:
+        what = "--library-version is for --dry-run and --emit-onnx"
+        raise OptionError(what, "Leave it out: the installed version builds.")
+    plan = plan_of(library, onnx, limits, options, bindings.load(library).version)
+    check_device(plan)
+    return plan
 
 
 def unproven(plan: BuildPlan) -> str | None:
@@ -233,7 +268,7 @@ def check_device(plan: BuildPlan) -> None:
         what = f"{plan.capabilities.name} compiles no quantized weights where no CUDA device is"
         remedy = f"Install {RTX.title} 1.7, or build on {title_of(plan.sm)}."
         raise EnvironmentProblem(what, remedy)
-    if plan.capabilities.compiles_for or (device is not None and device.sm == plan.sm):
+    if can_build_here(plan):
         return
     here = "no CUDA device is here" if device is None else f"here is {title_of(device.sm)}"
     what = f"{plan.library.title} builds on the device itself: {here}"

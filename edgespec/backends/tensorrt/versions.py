@@ -92,6 +92,12 @@ class Capabilities:
         """The library and its version in words: "NVIDIA TensorRT 10.13"."""
         return f"{self.library.title} {self.version[0]}.{self.version[1]}"
 
+    @property
+    def own_graphs(self) -> bool:
+        """Whether the library makes CUDA graphs of its calls by itself. TensorRT-RTX compiles the
+        kernels of a shape while others run in their place, and alone knows when they are there."""
+        return self.library is RTX
+
 
 def of_tensorrt(version: Version) -> Capabilities:
     """A row of TensorRT: the cache's update came with 10.15, unconditional types with 11.0."""

@@ -133,6 +133,16 @@ class EndObserver:
     far as its tokens belong to the answer. Others would pay for what they do not need."""
 
 
+class Reserving(ABC):
+    """A Drafter that wants to know, before a lane's first call, how long its sequence may
+    become."""
+
+    @abstractmethod
+    def reserve(self, lane: int, tokens: int) -> None:
+        """The sequence of a lane, which was reset or restored, will come to so many tokens at
+        most. EnvironmentProblem where there is no memory for them."""
+
+
 class PromptReader(ABC):
     """A Drafter that reads prompts by itself, chunk by chunk while the base does: a long one holds
     up others no longer than a chunk."""

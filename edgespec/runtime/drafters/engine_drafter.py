@@ -11,13 +11,13 @@ from typing import Generic, TypeVar, cast
 from edgespec.backends.base import LaneRows
 from edgespec.runtime.block import BlockDecoder
 from edgespec.runtime.decoder import CachedDecoder
-from edgespec.runtime.drafters.base import Snapshot
+from edgespec.runtime.drafters.base import Reserving, Snapshot
 
 Decoder = TypeVar("Decoder", CachedDecoder, BlockDecoder)
 State = TypeVar("State")
 
 
-class EngineDrafter(Generic[Decoder, State]):
+class EngineDrafter(Reserving, Generic[Decoder, State]):
     """What of a Drafter follows from its engine. `empty` makes the state of a free lane."""
 
     needs_hidden_states = True
@@ -44,6 +44,10 @@ class EngineDrafter(Generic[Decoder, State]):
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
         """Nothing: the prompt comes with its hidden states, by `observe`."""
+
+    def reserve(self, lane: int, tokens: int) -> None:
+        """Choose the engine that holds so many tokens, where there are several."""
+        self.decoder.reserve(lane, tokens)
 
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence and its state."""

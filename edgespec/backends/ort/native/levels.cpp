@@ -14,7 +14,8 @@ std::vector<Level> all_levels() {
 #if defined(__x86_64__)
   const Cpu& cpu = Cpu::here();
   levels.push_back({"avx512_vnni", cpu.avx512_vnni, &matmul_avx512_vnni, &attention_avx512});
-  levels.push_back({"avx2", cpu.avx2, &matmul_portable, &attention_avx2});
+  levels.push_back({"avx_vnni", cpu.avx_vnni, &matmul_avx_vnni, &attention_avx2});
+  levels.push_back({"avx2", cpu.avx2, &matmul_avx2, &attention_avx2});
 #endif
   levels.push_back({"portable", true, &matmul_portable, &attention_portable});
   return levels;

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING
 from edgespec.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnxruntime as ort
+    from numpy.typing import NDArray
+
+    from edgespec.backends.ort.native.layout import Layout
 
 DOMAIN = "edgespec"  # of the operators
 LAYOUT_VERSION = 1  # of packed weights, as in matmul.h
@@ -48,6 +52,36 @@ class Kernels:
             what = f"the kernels have no level {name!r} on this machine"
             raise EnvironmentProblem(what, f"Choose one of: {', '.join(self.levels)}.")
 
+    def low_bit_matmul(
+        self,
+        layout: Layout,
+        rounding: int,
+        scale: float,
+        packed: NDArray[np.uint8],
+        x: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        """The product [rows, out] of x [rows, in] and a packed weight, on this thread; rows have a
+        scale per block (`rounding` 0), one each (1), or `scale` (2)."""
+        import numpy as np
+
+        assert packed.nbytes == layout.num_bytes
+        assert x.shape[1:] == (layout.in_features,)
+        packed, x = np.ascontiguousarray(packed), np.ascontiguousarray(x, np.float32)
+        y = np.empty((len(x), layout.out_features), np.float32)
+        self.library.edgespec_low_bit_matmul(
+            ctypes.c_int64(layout.in_features),
+            ctypes.c_int64(layout.out_features),
+            layout.bits,
+            ctypes.c_int64(layout.block),
+            rounding,
+            ctypes.c_float(scale),
+            packed.ctypes.data_as(ctypes.c_void_p),
+            x.ctypes.data_as(ctypes.c_void_p),
+            ctypes.c_int64(len(x)),
+            y.ctypes.data_as(ctypes.c_void_p),
+        )
+        return y
+
     def register(self, options: ort.SessionOptions) -> None:
         """Let sessions with these options run graphs that have the operators."""
         options.register_custom_ops_library(str(self.path))
@@ -76,6 +110,7 @@ def load(path: Path = PATH) -> Kernels | str:
     try:
         library = ctypes.CDLL(str(path))
         version: int = library.edgespec_layout_version()
+        library.edgespec_low_bit_matmul.restype = None
         library.edgespec_level.restype = library.edgespec_levels.restype = ctypes.c_char_p
         levels: bytes = library.edgespec_levels()
     except (OSError, AttributeError) as error:

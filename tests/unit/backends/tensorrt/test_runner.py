@@ -12,6 +12,7 @@ import pytest
 from edgespec.backends.tensorrt.device.base import DeviceMemoryFull, DeviceProblem
 from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.backends.tensorrt.target import Dialect
+from edgespec.backends.tensorrt.versions import RTX, capabilities_of
 from edgespec.backends.tensorrt.workspace import Memory, Workspace
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.host_time import call_of, opened
@@ -47,8 +48,8 @@ def runner(request: pytest.FixtureRequest, workspace: Workspace, tmp_path: Path)
     return open_one(workspace, tmp_path / "base.engine", request.param)
 
 
-def open_one(workspace: Workspace, path: Path, dialect: Dialect) -> TensorRTRunner:
-    return opened(path, 2, 512, dialect, "float16", features=True, workspace=workspace)
+def open_one(workspace: Workspace, path: Path, dialect: Dialect, **more: Any) -> TensorRTRunner:
+    return opened(path, 2, 512, dialect, "float16", features=True, workspace=workspace, **more)
 
 
 def device_of(workspace: Workspace) -> FailingDevice:
@@ -154,3 +155,20 @@ def test_engine_time_is_the_devices_own(
     assert runner.engine_s == pytest.approx(0.005)
     runner.keep_rows(0, np.array([100, 102]), 100)
     assert runner.engine_s == pytest.approx(0.005)
+
+
+def test_a_library_that_makes_graphs_of_its_own_makes_them(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    """TensorRT-RTX runs other kernels until those of a shape are compiled: a graph of a call would
+    keep the first ones for ever."""
+    row = capabilities_of(RTX, "1.7.1.116")
+    path = tmp_path / "base.engine"
+    runner = open_one(workspace, path, Dialect.NATIVE, capabilities=row)
+    for _ in range(4):
+        run(runner, 8)
+    (plan,) = runner.plans.values()
+    assert (plan.uses, plan.graph) == (4, None)
+    assert "graph" not in device_of(workspace).launched
+    assert all(context.context.own_graphs for context in runner.engine.contexts)
+    runner.close()
