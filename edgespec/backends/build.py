@@ -406,10 +406,13 @@ def prove(
     bitwise = staged.accuracy.bitwise
     capacity = max(slots_of(golden), row_bits.NUM_ROWS if bitwise else 0)
     runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
-    row_passes = row_bits.num_passes(runner.lanes) if bitwise else 0
-    progress.prove(num_passes(runner.lanes, golden, staged.accuracy) + row_passes)
+    left = num_passes(runner.lanes, golden, staged.accuracy)
+    left += row_bits.num_passes(runner.lanes) if bitwise else 0
+    progress.prove(left)
 
     def done() -> None:
+        nonlocal left
+        left -= 1
         progress.advance(1)
 
     try:
@@ -419,6 +422,7 @@ def prove(
         if bitwise:
             differs = row_bits.first_difference(runner, done)
             if differs is None:
+                progress.advance(left)  # no margin is measured
                 return agreement, replace(staged.weights, rounding=0.0)
             logger.warning("not bitwise: %s", differs)
         if margin is None:
