@@ -407,7 +407,10 @@ def prove(
     capacity = max(slots_of(golden), row_bits.NUM_ROWS if bitwise else 0)
     runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
     row_passes = row_bits.num_passes(runner.lanes) if bitwise else 0
-    progress.prove(num_passes(runner.lanes, golden, staged.accuracy) + row_passes)
+    passes = num_passes(runner.lanes, golden, staged.accuracy)
+    unmargined = replace(staged.accuracy, margin=None)
+    spared = passes - num_passes(runner.lanes, golden, unmargined)  # where rows are bitwise
+    progress.prove(passes + row_passes)
 
     def done() -> None:
         progress.advance(1)
@@ -419,6 +422,7 @@ def prove(
         if bitwise:
             differs = row_bits.first_difference(runner, done)
             if differs is None:
+                progress.advance(spared)
                 return agreement, replace(staged.weights, rounding=0.0)
             logger.warning("not bitwise: %s", differs)
         if margin is None:
