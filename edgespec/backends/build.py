@@ -406,8 +406,9 @@ def prove(
     bitwise = staged.accuracy.bitwise
     capacity = max(slots_of(golden), row_bits.NUM_ROWS if bitwise else 0)
     runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
-    row_passes = row_bits.num_passes(runner.lanes) if bitwise else 0
-    progress.prove(num_passes(runner.lanes, golden, staged.accuracy) + row_passes)
+    accuracy = replace(staged.accuracy, margin=None) if bitwise else staged.accuracy
+    compared = num_passes(runner.lanes, golden, accuracy)
+    progress.prove(compared + (row_bits.num_passes(runner.lanes) if bitwise else 0))
 
     def done() -> None:
         progress.advance(1)
@@ -423,6 +424,8 @@ def prove(
             logger.warning("not bitwise: %s", differs)
         if margin is None:
             return agreement, staged.weights
+        if bitwise:
+            progress.prove(num_passes(runner.lanes, golden, staged.accuracy) - compared)
         measured = rounding(runner, golden, ropes, margin, done)
         return agreement, replace(staged.weights, rounding=measured)
     finally:
