@@ -406,13 +406,11 @@ def prove(
     bitwise = staged.accuracy.bitwise
     capacity = max(slots_of(golden), row_bits.NUM_ROWS if bitwise else 0)
     runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
-    left = num_passes(runner.lanes, golden, staged.accuracy)
-    left += row_bits.num_passes(runner.lanes) if bitwise else 0
-    progress.prove(left)
+    accuracy = replace(staged.accuracy, margin=None) if bitwise else staged.accuracy
+    compared = num_passes(runner.lanes, golden, accuracy)
+    progress.prove(compared + (row_bits.num_passes(runner.lanes) if bitwise else 0))
 
     def done() -> None:
-        nonlocal left
-        left -= 1
         progress.advance(1)
 
     try:
@@ -422,11 +420,12 @@ def prove(
         if bitwise:
             differs = row_bits.first_difference(runner, done)
             if differs is None:
-                progress.advance(left)  # no margin is measured
                 return agreement, replace(staged.weights, rounding=0.0)
             logger.warning("not bitwise: %s", differs)
         if margin is None:
             return agreement, staged.weights
+        if bitwise:
+            progress.prove(num_passes(runner.lanes, golden, staged.accuracy) - compared)
         measured = rounding(runner, golden, ropes, margin, done)
         return agreement, replace(staged.weights, rounding=measured)
     finally:
