@@ -29,11 +29,8 @@ class CpuKernelDevice(HostDevice):
         stream: int,
     ) -> None:
         self.launched.append(str(kernel))
-        run, sizes, seed = (
-            getattr(compiled(), f"run_{kernel}"),
-            ctypes.c_uint * 3,
-            len(self.launched),
-        )
+        run, seed = getattr(compiled(), f"run_{kernel}"), len(self.launched)
+        sizes = ctypes.c_uint * 3
 
         def work() -> None:
             assert run(argument, sizes(*grid), sizes(threads, 1, 1), seed) == 0
