@@ -398,7 +398,7 @@ class TensorRTRunner:
         """Free the graph of a plan that is not remembered."""
         graph, plan.graph = plan.graph, None
         if graph is not None:
-            self.workspace.settle()
+            self.workspace.synchronize()
             self.workspace.device.free_graph(graph)
 
     def drop_all(self) -> None:
@@ -418,7 +418,7 @@ class TensorRTRunner:
         with workspace.lock:
             attempt(
                 workspace.device.activate,
-                workspace.settle,
+                workspace.synchronize,
                 *(partial(self.drop, plan) for plan in plans),
                 self.engine.close,
                 *(partial(workspace.free, address) for address in self.outputs.values()),

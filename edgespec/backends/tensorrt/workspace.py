@@ -107,7 +107,7 @@ class Workspace(PairDevice):
         with self.lock:
             attempt(
                 self.device.activate,
-                self.settle,
+                self.synchronize,
                 self.upload.free,
                 self.download.free,
                 *(partial(self.free, address) for address in list(self.held)),
@@ -207,10 +207,6 @@ class Workspace(PairDevice):
         """Wait for all that was asked."""
         self.device.synchronize(self.stream)
 
-    def settle(self) -> None:
-        """The same before something is given back; a lost device is not waited for."""
-        self.device.settle(self.stream)
-
 
 class Buffer:
     """Device memory that grows where more is asked for; `address` moves then."""
@@ -241,7 +237,7 @@ class Buffer:
         """Give the memory back."""
         address, self.address, self.size = self.address, 0, 0
         if address:
-            self.workspace.settle()
+            self.workspace.synchronize()
             self.workspace.free(address)
 
 
@@ -280,7 +276,7 @@ class Pinned:
         """Give the memory back."""
         block, self.block = self.block, None
         if block is not None:
-            self.workspace.settle()
+            self.workspace.synchronize()
             self.workspace.device.free_pinned(block)
 
 
