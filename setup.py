@@ -34,6 +34,7 @@ FLAGS = (
 # A file whose name ends in a level of instructions is compiled with them, and with no others.
 LEVELS = {
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx_vnni": ("-mavx2", "-mfma", "-mf16c"),  # its instruction is written in assembler
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"),
     "avx512_vnni": (
         "-mavx512f",

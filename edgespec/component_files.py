@@ -76,7 +76,9 @@ def d2t_offsets(
         first = outside[0]
         what = f"{path}: 'd2t' leads draft token {first} to {ids[first]}, outside the vocabulary"
         raise BundleError(f"{what} of {config.vocab_size} tokens.", remedy)
-    if np.unique(ids).size < ids.size:
+    led_to = np.zeros(config.vocab_size, bool)
+    led_to[ids] = True
+    if np.count_nonzero(led_to) < size:
         raise BundleError(f"{path}: 'd2t' leads two draft tokens to the same token.", remedy)
     return offsets
 

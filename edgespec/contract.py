@@ -22,7 +22,7 @@ MAX_BATCH_SIZE = 16
 RECURRENT_CHUNK = 64
 Dim = int | str
 COMPUTE = "float32"  # the canonical graph's type; backends lower it to theirs
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "bool": 1}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int64": 8, "bool": 1}
 
 # Keys of a quantized MatMul's metadata: standard ONNX cannot say them, and backends need them
 # (decision 0007)

@@ -54,7 +54,8 @@ class Products:
             if native:
                 layout = Layout(args.bits, args.block, width, out)
                 names = [self.store(f"w{index}", layout.pack(values, scales))]
-                node, form["layout_version"], domain = "LowBitMatMul", LAYOUT_VERSION, DOMAIN
+                form |= {"N": [out], "layout_version": LAYOUT_VERSION}
+                node, domain = "LowBitMatMul", DOMAIN
             else:
                 packed = packed_for_nbits(args.bits, args.block, values)
                 names = [

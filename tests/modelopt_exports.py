@@ -1,5 +1,5 @@
 """Checkpoints that NVIDIA ModelOpt itself quantises and writes, for tests: `python -m
-tests.modelopt_exports OUT`.
+tests.modelopt_exports OUT [SEED LAYERS NAME ...]`.
 
 A process of its own, because importing ModelOpt takes seconds, patches transformers and is noisy.
 Beside each export stands `reference.safetensors`: what ModelOpt says its weights are worth, by its
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,13 @@ EXPORTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 
-def main(out: Path) -> None:
+def main(
+    out: Path,
+    names: Sequence[str] = tuple(EXPORTS),
+    *,
+    seed: int = 0,
+    layers: int = SIZES["num_hidden_layers"],
+) -> None:
     import modelopt.torch.quantization as mtq
     import torch
     from modelopt.torch.export import export_hf_checkpoint, unified_export_hf
@@ -62,7 +69,13 @@ def main(out: Path) -> None:
     # instead.
     unified_export_hf.fuse_prequant_layernorm = lambda *args, **kwargs: None
     dtypes = {"qwen3": "bfloat16", "llama": "float32", "qwen2": "float32"}
-    sources = {family: make_source(family, out, dtype) for family, dtype in dtypes.items()}
+    sizes = SIZES | {"num_hidden_layers": layers}
+    used = {EXPORTS[name][0] for name in names}
+    sources = {
+        family: make_source(family, out, dtype, sizes, seed)
+        for family, dtype in dtypes.items()
+        if family in used
+    }
     dequantized: dict[str, Any] = {}
     resmooth = unified_export_hf.requantize_resmooth_fused_llm_layers
 
@@ -72,7 +85,8 @@ def main(out: Path) -> None:
         resmooth(model)
         dequantized.update(fake_quantised(model))
 
-    for name, (family, preset, more) in EXPORTS.items():
+    for name in names:
+        family, preset, more = EXPORTS[name]
         model = AutoModelForCausalLM.from_pretrained(sources[family], dtype="auto").eval()
         config = copy.deepcopy(getattr(mtq, preset))
         for what in more:
@@ -135,15 +149,15 @@ def rounded_activations() -> dict[str, Any]:
 NEEDS_CUDA = ("nvfp4", "llama_nvfp4", "w4a16_nvfp4", "mxfp8", "mixed")  # to fake-quantise
 
 
-def make_source(family: str, out: Path, dtype: str) -> Path:
+def make_source(family: str, out: Path, dtype: str, sizes: dict[str, Any], seed: int) -> Path:
     """A random model: norms that differ per channel give smoothing something to do, and biases
     matter."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     more = {"head_dim": 64} if family == "qwen3" else {}
-    config = AutoConfig.for_model(family, **SIZES, **more)
+    config = AutoConfig.for_model(family, **sizes, **more)
     model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -224,4 +238,7 @@ def save_reference(path: Path, dequantized: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        main(Path(sys.argv[1]), sys.argv[4:], seed=int(sys.argv[2]), layers=int(sys.argv[3]))
+    else:
+        main(Path(sys.argv[1]))

@@ -135,12 +135,17 @@ class AccuracySpec:
 
     `tolerance` is the largest difference from the golden outputs, relative to their largest value.
     With `min_cosine` the direction of each golden output is compared instead, and `tolerance` holds
-    between a batch and a sequence alone. `margin` None: rows do not depend on one another.
+    between a batch and a sequence alone; with `max_scale` its size too: how far that may be from
+    the golden one, which no direction shows. `margin` None: rows do not depend on one another.
+    `bitwise`: a row should have the same bits in every call; where that is proven there is no
+    margin.
     """
 
     tolerance: float
     min_cosine: float | None = None
+    max_scale: float | None = None
     margin: RoundingMargin | None = None
+    bitwise: bool = False
 
 
 # ---- a backend

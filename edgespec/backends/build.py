@@ -18,7 +18,7 @@ from operator import or_
 from pathlib import Path
 
 from edgespec import bundle
-from edgespec.backends import emitted
+from edgespec.backends import emitted, row_bits
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
 from edgespec.backends.capacity import check_capacity, gigabytes
@@ -410,9 +410,11 @@ def prove(
         return None, replace(staged.weights, rounding=unmeasured)
     began, config = time.monotonic(), onnx.config
     golden, ropes = read_golden(onnx.golden, config.graph, config.vocab_size), config.ropes
-    capacity = slots_of(golden)
+    bitwise = staged.accuracy.bitwise
+    capacity = max(slots_of(golden), row_bits.NUM_ROWS if bitwise else 0)
     runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
-    progress.prove(num_passes(runner.lanes, golden, staged.accuracy))
+    row_passes = row_bits.num_passes(runner.lanes) if bitwise else 0
+    progress.prove(num_passes(runner.lanes, golden, staged.accuracy) + row_passes)
 
     def done() -> None:
         progress.advance(1)
@@ -421,6 +423,11 @@ def prove(
         golden = with_own_embedding(golden, runner)
         agreement = check_golden(runner, golden, ropes, staged.accuracy, backend.remedies, done)
         logger.info("compared with the golden outputs in %.2f s", time.monotonic() - began)
+        if bitwise:
+            differs = row_bits.first_difference(runner, done)
+            if differs is None:
+                return agreement, replace(staged.weights, rounding=0.0)
+            logger.warning("not bitwise: %s", differs)
         if margin is None:
             return agreement, staged.weights
         measured = rounding(runner, golden, ropes, margin, done)
@@ -498,7 +505,7 @@ def weight_notes(config: EngineConfig) -> Iterator[str]:
     weights, draft = config.weights, config.role is Role.DRAFT
     if weights.emulated:
         yield f"{weights.scheme} is {weights.emulated}"
-    margin = f"margin {weights.rounding:.2g} nats" if weights.rounding is not None else ""
+    margin = f"margin {weights.rounding:.2g} nats" if weights.rounding else ""
     if weights.is_quantized:
         yield f"{products_text(weights)}; {draft_note() if draft else losslessness(config, margin)}"
     elif margin and not draft:
@@ -520,6 +527,8 @@ def draft_note() -> str:
 
 def losslessness(config: EngineConfig, margin: str) -> str:
     """How lossless speculation with this base is, in one sentence; `margin` is in nats."""
+    if config.weights.is_bitwise:
+        return "speculation is lossless, bitwise: a row has the same bits in every pass"
     exact = config.component.graph.recurrent is None and config.weights.why_not_exact is None
     bitwise = ", and bitwise with --exact" if exact else ""
     return f"speculation is lossless up to kernel rounding ({margin}){bitwise}"

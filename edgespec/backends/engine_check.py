@@ -144,11 +144,17 @@ def golden_outputs(
     agreement = check_golden(
         runner, with_own_embedding(golden, runner), component.ropes, spec, backend.remedies
     )
-    figures = {"difference": agreement.difference, "cosine": agreement.cosine}
+    figures = {
+        "difference": agreement.difference,
+        "cosine": agreement.cosine,
+        "scale": agreement.scale,
+    }
     if spec.min_cosine is not None:
         text = f"cosine {agreement.cosine:.6f}, at least {spec.min_cosine} is asked for"
         at_build = entry.golden_cosine
         when = "" if at_build is None else f"; {at_build:.6f} when it was built"
+        if spec.max_scale is not None:
+            when += f"; size by {agreement.scale:.1e}, allowed is {spec.max_scale:.1e}"
     else:
         text = f"differ by {agreement.difference:.1e}, allowed is {spec.tolerance:.0e}"
         at_build = entry.golden_difference

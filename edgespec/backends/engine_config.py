@@ -56,13 +56,14 @@ class EngineFields(BundleFields):
 class SharedEmbedding:
     """Where the quantized values of a tied lm_head stand in an engine's data file, which serve as
     the embedding too. Offsets in bytes; `rows` tokens; `block` weights share a scale.
+    `scales_offset` None: the scales stand among the values, as the engine's kernel packs them.
     """
 
     bits: int
     block: int
     rows: int
     offset: int
-    scales_offset: int
+    scales_offset: int | None = None
 
     @classmethod
     def read(cls, fields: BundleFields) -> SharedEmbedding:
@@ -73,7 +74,31 @@ class SharedEmbedding:
             block=fields.size("block"),
             rows=fields.size("rows"),
             offset=fields.offset("offset"),
-            scales_offset=fields.offset("scales_offset"),
+            scales_offset=None
+            if fields.get("scales_offset") is None
+            else fields.offset("scales_offset"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestWeight:
+    """The largest of an engine's weights, as its kernel reads it: the initializer, and where its
+    bytes stand in the data file. Two engines of a pair with the same one need it in memory once.
+    """
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]  # bytes
+    sha256: str
+
+    @classmethod
+    def read(cls, fields: BundleFields) -> LargestWeight:
+        """The largest weight of the keys of `weights.largest`. BundleError names a wrong key."""
+        return cls(
+            name=fields.required_text("name"),
+            offset=fields.offset("offset"),
+            shape=fields.counts("shape"),
+            sha256=fields.required_text("sha256"),
         )
 
 
@@ -85,7 +110,8 @@ class EngineWeights:
     weights share a scale; None: not in blocks, or in several sizes. `compute` is the type in which
     products are computed where it is not that of the scheme. `emulated` says so in words. `exact`:
     a row has the same bits in every call of at least two rows. `rounding` is the measured margin,
-    in nats, within which calls of one row and of many may choose another token; None: float32.
+    in nats, within which calls of one row and of many may choose another token; None: float32, 0:
+    `build` has proven that a row has the same bits in every call.
     """
 
     scheme: str
@@ -96,6 +122,7 @@ class EngineWeights:
     emulated: str | None = None
     rounding: float | None = None
     embedding: SharedEmbedding | None = None
+    largest: LargestWeight | None = None
 
     @classmethod
     def read(cls, fields: BundleFields) -> EngineWeights:
@@ -105,7 +132,7 @@ class EngineWeights:
         if not known.issuperset(scheme.split(", ")):  # an export may have several
             raise fields.wrong("scheme", "a scheme that this version knows")
         block = None if fields.get("block") is None else fields.count("block")
-        embedding = fields.get("embedding")
+        embedding, largest = fields.get("embedding"), fields.get("largest")
         return cls(
             scheme=scheme,
             method=fields.required_text("method"),
@@ -113,10 +140,13 @@ class EngineWeights:
             block=block,
             compute=fields.text("compute"),
             emulated=fields.text("emulated"),
-            rounding=None if rounding is None else fields.number("rounding"),
+            rounding=rounding
+            if rounding is None or is_zero(rounding)
+            else fields.number("rounding"),
             embedding=None
             if embedding is None
             else SharedEmbedding.read(fields.section("embedding")),
+            largest=None if largest is None else LargestWeight.read(fields.section("largest")),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,13 +161,21 @@ class EngineWeights:
         if self.exact is not exact_by_default(self.scheme, self.block):
             keys["exact"] = self.exact
         if self.embedding is not None:
-            keys["embedding"] = asdict(self.embedding)
+            places = asdict(self.embedding).items()
+            keys["embedding"] = {name: value for name, value in places if value is not None}
+        if self.largest is not None:
+            keys["largest"] = asdict(self.largest) | {"shape": list(self.largest.shape)}
         return keys | ({} if self.rounding is None else {"rounding": self.rounding})
 
     @property
     def is_low_bit(self) -> bool:
         """Whether kernels read quantized values; others multiply dequantized ones in float32."""
         return self.scheme != FLOAT32 and "float32" not in (self.compute or "")
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether a row has the same bits in every call: alone, in a tree, in a batch."""
+        return self.rounding == 0
 
     @property
     def is_quantized(self) -> bool:
@@ -158,6 +196,11 @@ class EngineWeights:
             return None
         block = "" if self.block is None else f" in blocks of {self.block}"
         return f"its weights are {self.scheme}{block}"
+
+
+def is_zero(value: object) -> bool:
+    """Whether a value of JSON is the number 0."""
+    return value == 0 and isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def exact_by_default(scheme: str, block: int | None) -> bool:
@@ -301,6 +344,8 @@ class EngineConfig:
     @property
     def why_not_exact(self) -> str | None:
         """What keeps chains from being the same bits in every pass; None where nothing does."""
+        if self.weights.is_bitwise:
+            return None
         if self.limits.max_batch_size > 1:
             return f"it was built for {self.limits.max_batch_size} sequences"
         if self.component.graph.recurrent:

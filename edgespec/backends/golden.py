@@ -6,6 +6,7 @@ close an engine has to come, and what its user can do, are asked of the backend.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -43,13 +44,19 @@ CHANGED = "Or the export was changed after it was written: export the checkpoint
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """How an engine's outputs agree with the golden ones: the largest relative difference, the
-    smallest cosine."""
+    smallest cosine, and how far the size of one is from that of the golden output, at most."""
 
     difference: float = 0.0
     cosine: float = 1.0
+    scale: float = 0.0
 
     def __or__(self, other: Agreement) -> Agreement:
-        return Agreement(max(self.difference, other.difference), min(self.cosine, other.cosine))
+        """The worse of both; a NaN stays."""
+        return Agreement(
+            float(np.maximum(self.difference, other.difference)),
+            float(np.minimum(self.cosine, other.cosine)),
+            float(np.maximum(self.scale, other.scale)),
+        )
 
 
 def check_golden(
@@ -71,7 +78,7 @@ def check_golden(
     tolerance = Tolerance(spec.tolerance, remedies.mismatch)
     if spec.min_cosine is None:
         return check_calls(runner, golden, calls, tolerance, done)
-    found, own = own_outputs(runner, golden, calls, spec.min_cosine, remedies, done)
+    found, own = own_outputs(runner, golden, calls, spec, remedies, done)
     check_calls(runner, golden | own, calls, tolerance, done)
     return found
 
@@ -114,19 +121,20 @@ def own_outputs(
     runner: Runner,
     golden: Golden,
     calls: Mapping[str, Call],
-    min_cosine: float,
+    spec: AccuracySpec,
     remedies: Remedies,
     done: Done,
 ) -> tuple[Agreement, Golden]:
     """How the engine's outputs of one sequence alone agree with the golden ones, and those outputs
-    by their names in a golden file. GoldenMismatch below the cosine."""
+    by their names in a golden file. GoldenMismatch where they point elsewhere or have another
+    size."""
     found, own = Agreement(), Golden()
     for label, call in calls.items():
         (result,) = runner.run(call)
         done()
         keep_prompt(runner, label, call)
         found |= agreement(golden, label, result)
-        check_cosine(label, found, min_cosine, remedies)
+        check_direction(label, found, spec, remedies)
         own |= {f"{label}_{name}": value[None].copy() for name, value in outputs(result).items()}
     return found, own
 
@@ -159,7 +167,7 @@ def agreement(
             raise GoldenMismatch(
                 what, f"Allowed is {tolerance.value:.0e}. {tolerance.remedy} {CHANGED}"
             )
-        worst |= Agreement(difference, cosine(found, wanted))
+        worst |= Agreement(difference, cosine(found, wanted), scale(found, wanted))
     return worst
 
 
@@ -178,15 +186,35 @@ def cosine(first: Floats, second: Floats) -> float:
     return float(a @ b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12)
 
 
-def check_cosine(label: str, found: Agreement, minimum: float, remedies: Remedies) -> None:
-    """GoldenMismatch where outputs of quantized weights point elsewhere than the golden ones."""
-    if found.cosine >= minimum:
-        return
-    what = (
-        f"with what it rounds the engine's outputs on the golden {label} have a cosine of"
-        f" {found.cosine:.3f}"
-    )
-    raise GoldenMismatch(what, f"At least {minimum} is asked for. {remedies.too_coarse}")
+def scale(found: Floats, wanted: Floats) -> float:
+    """How far the size of `found` along `wanted` is from that of `wanted`, relative to it; 0 where
+    that is zeros."""
+    a, b = found.astype(np.float64).ravel(), wanted.astype(np.float64).ravel()
+    size = float(b @ b)
+    return abs(float(a @ b) / size - 1) if size > 0 else 0.0
+
+
+def check_direction(label: str, found: Agreement, spec: AccuracySpec, remedies: Remedies) -> None:
+    """GoldenMismatch where outputs of weights that are rounded point elsewhere than the golden
+    ones, or have another size."""
+    assert spec.min_cosine is not None
+    said = f"with what it rounds the engine's outputs on the golden {label}"
+    # a NaN is not within any bound
+    if not found.cosine >= spec.min_cosine:
+        what = f"{said} have a cosine of {found.cosine:.{digits(spec.min_cosine)}f}"
+        raise GoldenMismatch(
+            what, f"At least {spec.min_cosine} is asked for. {remedies.too_coarse}"
+        )
+    if spec.max_scale is not None and not found.scale <= spec.max_scale:
+        what = f"{said} differ in size by {100 * found.scale:.2g} %"
+        raise GoldenMismatch(
+            what, f"Allowed is {100 * spec.max_scale:.2g} %. {remedies.mismatch} {CHANGED}"
+        )
+
+
+def digits(bound: float) -> int:
+    """How many digits behind the point show that a cosine is below its bound: three at least."""
+    return max(3, 1 - math.floor(math.log10(max(1 - bound, 1e-12))))
 
 
 def rounding(

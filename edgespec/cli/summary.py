@@ -389,6 +389,8 @@ def weights_text(weights: EngineWeights) -> str:
 
 def losslessness(config: EngineConfig) -> list[str]:
     """What drafts leave unchanged: up to which margin in nats, and whether --exact is possible."""
+    if config.weights.is_bitwise:
+        return ["lossless, bitwise: a row has the same bits in every pass"]
     rounding, why = config.weights.rounding, config.why_not_exact
     margin = f" up to kernel rounding (margin {rounding:.2g} nats)" if rounding else ""
     exact = "--exact is possible" if why is None else f"no --exact: {why}"

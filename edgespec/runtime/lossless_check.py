@@ -185,8 +185,8 @@ def changed_distance(one: Floats, other: Floats, tokens: Sequence[int]) -> float
 
 def bound_of(engine: Engine, logits: Floats) -> float:
     """How far the engine's kernels may round apart, in nats, by what build measured, or for float32
-    by its backend's tolerance; 0 for an exact engine."""
-    if engine.exact:
+    by its backend's tolerance; 0 for an exact engine, and one that was proven bitwise."""
+    if engine.exact or engine.config.weights.is_bitwise:
         return 0.0
     return max(MARGINS * engine.rounding, engine.tolerance * float(np.abs(logits).max()))
 

@@ -193,7 +193,7 @@ def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase
         devices.close()
         raise
     table = runner.table or EmbeddingTable(engine_dir / bundle.EMBEDDING, config.component)
-    min_rows = EXACT_ROWS if exact else 1
+    min_rows = EXACT_ROWS if exact and not config.weights.is_bitwise else 1
     decoder = CachedDecoder.of(runner, table, config.component, min_rows)
     backend = backend_of(engine_dir, role)
     return OpenBase(
@@ -285,4 +285,7 @@ def check_exact(engine_dir: Path, config: EngineConfig) -> None:
             raise LimitError(what, "Leave --exact out: no engine of such a base is.")
         known = "--weights fp32, int4 --weight-block 32 or int8 --weight-block 0"
         quantized = "of quantized exports int8_sq, int8_token and int4 in blocks of 32 are exact"
-        raise LimitError(what, f"Build it for one sequence, with {known}; {quantized}.")
+        raise LimitError(
+            what,
+            f"Build it with --kernels native, or for one sequence, with {known}; {quantized}.",
+        )

@@ -125,11 +125,16 @@ class Planner:
 
     def wants_chains(self, acceptance: AcceptOptions) -> bool:
         """Whether only chains will do, so that no tree is chosen where the user named none."""
-        return self.exact or ACCEPT_RULES[acceptance.rule].chains_only
+        return self.exact_chains or ACCEPT_RULES[acceptance.rule].chains_only
+
+    @property
+    def exact_chains(self) -> bool:
+        """Whether drafts are to leave every bit as it is, and only chains do."""
+        return self.exact and not self.config.weights.is_bitwise
 
     def check_chain(self, plan: DraftPlan) -> None:
         """Raises LimitError for a tree where only chains are exact."""
-        if self.exact and plan.top_k != 1:
+        if self.exact_chains and plan.top_k != 1:
             what, remedy = branches(plan)
             raise LimitError(
                 f"{what}, and only chains are exact", f"{remedy}, or leave --exact out."

@@ -1,7 +1,7 @@
 """The same toy pair built twice: for one sequence and for four.
 
-Knows how engines are made. The one for a single sequence runs other kernels (decision 0005), so
-what it says plainly is the reference for whatever the other one does in batches.
+Knows how engines are made. What the one for a single sequence says plainly is the reference for
+whatever the other one does in batches; on ONNX Runtime's kernels it runs others (decision 0005).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import edgespec
+from edgespec.backends.base import BuildOptions
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions
 from edgespec.runtime.engine import Engine
@@ -38,9 +39,10 @@ def make_engines(
     eos: list[int] | None = None,
     chat_template: str = toys.CHAT_TEMPLATE,
     limits: Limits = LIMITS,
+    options: BuildOptions | None = None,
 ) -> Path:
     """Engine directories `one` and `four` below `path`, of a base and its draft of the `eagle`
-    layout."""
+    layout; `options` are those of their build."""
     base = make_base(path / "base", family, sliding_window=sliding_window, vocab=vocab, eos=eos)
     if chat_template != toys.CHAT_TEMPLATE:
         config = base / "tokenizer_config.json"
@@ -52,13 +54,20 @@ def make_engines(
         made.exported(base, ExportOptions(base_for="eagle3")) / "llm",
         made.exported(draft, ExportOptions(base_model_dir=str(base))) / "llm",
         limits=limits,
+        options=options,
     )
 
 
-def write_engines(path: Path, *components: Path, limits: Limits = LIMITS) -> Path:
+def write_engines(
+    path: Path,
+    *components: Path,
+    limits: Limits = LIMITS,
+    options: BuildOptions | None = None,
+) -> Path:
     """Engine directories `one` and `four` below `path`, of exported components."""
     for name, lanes in (("one", 1), ("four", LANES)):
-        engines = made.built(replace(limits, max_batch_size=lanes), *components)
+        own = replace(limits, max_batch_size=lanes)
+        engines = made.built(own, *components, options=options)
         shutil.copytree(engines, path / name)
     return path
 

@@ -12,6 +12,7 @@ import pytest
 
 from edgespec import bundle
 from edgespec.backends import engine_dir as engines
+from edgespec.backends.base import BuildOptions
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.ort.runner import OrtRunner
@@ -62,14 +63,21 @@ MakeComponent = Callable[..., Component]
 
 @pytest.fixture(scope="module")
 def make_component() -> Iterator[MakeComponent]:
-    """checkpoint, flags of export -> Component; engines are closed after the module."""
+    """checkpoint, flags of export -> Component; engines are closed after the module. `build`: the
+    options of the engine where they are not the default ones."""
     opened: list[Component] = []
 
-    def make(checkpoint: Path, role: Role, capacity: int = CAPACITY, **options: Any) -> Component:
+    def make(
+        checkpoint: Path,
+        role: Role,
+        capacity: int = CAPACITY,
+        build: BuildOptions | None = None,
+        **options: Any,
+    ) -> Component:
         wanted = replace(ExportOptions(base_for="eagle3" if role is Role.BASE else None), **options)
         (onnx_dir,) = made.exported(checkpoint, wanted).iterdir()
         limits = Limits(max_input_len=capacity, max_kv_cache_capacity=capacity)
-        engine_dir = made.built(limits, onnx_dir)
+        engine_dir = made.built(limits, onnx_dir, options=build)
         ((found, entry),) = EngineManifest.read(engine_dir).engines.items()
         assert found is role
         assert (engine_dir / f"{engines.STEMS[role]}.onnx").is_file()

@@ -133,8 +133,8 @@ class Canonical:
         return lower(self.model(), self.contract, target)
 
 
-def canonical(name: str) -> Canonical:
-    """The exported graph of a row, made once a run."""
+def canonical(name: str, *, golden: bool = False) -> Canonical:
+    """The exported graph of a row, made once a run; with golden outputs where they are asked."""
     row = ROWS[name]
     base = (
         shared.made_once(
@@ -143,7 +143,7 @@ def canonical(name: str) -> Canonical:
         )
         / "base"
     )
-    options = ExportOptions(base_for=row.base_for, golden=False)
+    options = ExportOptions(base_for=row.base_for, golden=golden)
     model = base
     if row.make_draft is not None:
         make = row.make_draft
@@ -160,7 +160,7 @@ def canonical(name: str) -> Canonical:
             )
             / "draft"
         )
-        options = ExportOptions(base_model_dir=str(base), as_draft=row.as_draft, golden=False)
+        options = ExportOptions(base_model_dir=str(base), as_draft=row.as_draft, golden=golden)
     onnx_dir = made.exported(model, options) / row.component
     config = ComponentConfig.read(onnx_dir / bundle.CONFIG)
     return Canonical(onnx_dir, canonical_contract(config.graph))

@@ -434,7 +434,7 @@ def test_a_block_graph_keeps_standard_attention_for_one_sequence(tmp_path: Path)
     base = toys.make_base(tmp_path / "base", "qwen3", layers=LAYERS)
     draft = toys.make_dflash(tmp_path / "draft", base)
     export(str(draft), tmp_path, ExportOptions(base_model_dir=str(base), golden=False))
-    build(tmp_path / "dflash_draft", tmp_path / "engine", LIMITS)
+    build(tmp_path / "dflash_draft", tmp_path / "engine", LIMITS, options=WeightFormat())
     graph = onnx.load(tmp_path / "engine" / "spec_draft.onnx", load_external_data=False).graph
     kinds = {node.op_type for node in graph.node}
     assert "GroupQueryAttention" not in kinds

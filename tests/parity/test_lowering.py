@@ -21,11 +21,13 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec import bundle
+from edgespec.backends.base import BuildOptions
 from edgespec.backends.call import Attention, Call, LaneAttention, Result
 from edgespec.backends.host import gather_idx, stacked_states
 from edgespec.backends.masks import attention_mask
 from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.lowering import lower
+from edgespec.backends.ort.options import FP32
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.contract import (
     GraphShape,
@@ -39,6 +41,7 @@ from edgespec.rope import RopeTable
 from tests import toys
 from tests.calls import Outputs, attention_of, outputs_of, states_of
 from tests.parity.conftest import CAPACITY, Component, MakeComponent
+from tests.unit.backends.ort.native.sessions import compiled
 
 Array = NDArray[Any]
 
@@ -216,26 +219,39 @@ DRAFTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=BASES)
+# Engines on the kernels that are the default here, and others on ONNX Runtime's
+FALL_BACK = "/onnxruntime"
+ON_FALL_BACK = [f"{name}{FALL_BACK}" for name in ("qwen3", "gemma3", "eagle")]
+
+
+def kernels_of(name: str) -> BuildOptions | None:
+    """The options of the build of an engine by its name; None: the default ones."""
+    return FP32 if name.endswith(FALL_BACK) else None
+
+
+@pytest.fixture(scope="module", params=[*BASES, *ON_FALL_BACK[:2]])
 def base(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     make_component: MakeComponent,
 ) -> Component:
-    make = toys.make_gemma3 if request.param == "gemma3" else toys.make_base
-    path = make(tmp_path_factory.mktemp("base") / "base", layers=7, **BASES[request.param])
-    return make_component(path, Role.BASE)
+    name = request.param.removesuffix(FALL_BACK)
+    make = toys.make_gemma3 if name == "gemma3" else toys.make_base
+    path = make(tmp_path_factory.mktemp("base") / "base", layers=7, **BASES[name])
+    return make_component(path, Role.BASE, build=kernels_of(request.param))
 
 
-@pytest.fixture(scope="module", params=DRAFTS)
+@pytest.fixture(scope="module", params=[*DRAFTS, *ON_FALL_BACK[2:]])
 def draft(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     make_component: MakeComponent,
 ) -> Component:
     base = toys.make_base(tmp_path_factory.mktemp("base") / "base", layers=7)
-    path = toys.make_draft(base.parent / "draft", base, **DRAFTS[request.param])
-    return make_component(path, Role.DRAFT, base_model_dir=str(base))
+    name = request.param.removesuffix(FALL_BACK)
+    path = toys.make_draft(base.parent / "draft", base, **DRAFTS[name])
+    build = kernels_of(request.param)
+    return make_component(path, Role.DRAFT, build=build, base_model_dir=str(base))
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +347,7 @@ def test_an_engine_opens_with_a_cache_of_zeroes(
     llama: Component, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(np, "empty", lambda shape, dtype=float: np.full(shape, np.nan, dtype))
-    contract = lowered_contract(canonical_contract(llama.config.component.graph))
+    contract = llama.runner.contract
     runner = OrtRunner(llama.engine_dir / "spec_base.onnx", contract, CAPACITY)
     assert runner.slab.shape == (2 * 7, 1, 2, CAPACITY, 16)
     assert not runner.slab.any()  # a NaN would be true
@@ -373,10 +389,25 @@ def test_a_call_writes_its_own_rows_and_no_others(llama: Component) -> None:
     assert (slab[:, :, :, 11:end] != 7.0).all()
 
 
-def test_the_lowered_engine_never_shows_a_row_a_later_slot(llama: Component) -> None:
-    """Its kernel is causal in slot order whatever the mask says: why parents stand before their
-    children."""
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory, make_component: MakeComponent) -> Component:
+    """The same on ONNX Runtime's kernels."""
+    path = toys.make_base(tmp_path_factory.mktemp("llama") / "base", layers=7)
+    return make_component(path, Role.BASE, build=FP32)
+
+
+@compiled
+def test_our_own_kernel_shows_a_row_what_the_call_says(llama: Component) -> None:
+    """Later slots too."""
     call = Calls.of(llama).causal(0, 5)
+    all_seen = replace(call, attention=attention_of(np.ones((1, 1, 5, 5), bool)))
+    assert_same(Canonical.open(llama).run([all_seen]), llama.runner.run(all_seen))
+
+
+def test_group_query_attention_never_shows_a_row_a_later_slot(grouped: Component) -> None:
+    """It is causal in slot order whatever the mask says: why parents stand before their
+    children."""
+    llama, call = grouped, Calls.of(grouped).causal(0, 5)
     all_seen = replace(call, attention=attention_of(np.ones((1, 1, 5, 5), bool)))
     causal = outputs_of(llama.runner.run(call)).logits.copy()
     np.testing.assert_array_equal(outputs_of(llama.runner.run(all_seen)).logits, causal)
@@ -472,14 +503,20 @@ def test_inputs_and_outputs_have_the_types_and_shapes_of_the_contract(draft: Com
 
 
 def test_a_lowered_base_has_no_transposed_or_cast_weights_left(base: Component) -> None:
-    assert_weights_in_place(base.engine_dir / "spec_base.onnx")
+    assert_weights_in_place(base.engine_dir / "spec_base.onnx", attention_kind(base))
 
 
 def test_a_lowered_draft_has_no_transposed_or_cast_weights_left(draft: Component) -> None:
-    assert_weights_in_place(draft.engine_dir / "spec_draft.onnx")
+    assert_weights_in_place(draft.engine_dir / "spec_draft.onnx", attention_kind(draft))
 
 
-def assert_weights_in_place(path: Path) -> None:
+def attention_kind(component: Component) -> str:
+    """The operator that attends in an engine."""
+    own = component.config.settings.get("kernels") == "native"
+    return "TreeAttention" if own else "GroupQueryAttention"
+
+
+def assert_weights_in_place(path: Path, attends: str) -> None:
     model = onnx.load(path, load_external_data=False)
     weights = {tensor.name for tensor in model.graph.initializer}
     nodes = list(all_nodes(model.graph))
@@ -490,7 +527,7 @@ def assert_weights_in_place(path: Path) -> None:
     assert {tensor.data_type for tensor in external} == {onnx.TensorProto.FLOAT}
     assert {tensor.name for tensor in external} <= {name for node in nodes for name in node.input}
     kinds = {node.op_type for node in nodes}
-    assert "GroupQueryAttention" in kinds
+    assert attends in kinds
     assert not kinds & {"Attention", "TensorScatter"}
 
 

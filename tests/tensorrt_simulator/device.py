@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgespec.backends.tensorrt.device.base import (
     ALIGNMENT,
     Device,
+    DeviceLost,
     DeviceMemoryFull,
     DeviceProblem,
     HostBlock,
@@ -71,6 +72,7 @@ class HostDevice(Device):
 
     name, sm, can_capture = "simulated device", 120, True
     current: HostDevice | None = None
+    work_left: int | None = None  # what it does until something fails, after which it is lost
 
     def __init__(self, limit: int = 1 << 40, *, idle: bool = False) -> None:
         self.limit, self.idle = limit, idle
@@ -87,10 +89,32 @@ class HostDevice(Device):
     def activate(self) -> None:
         self.active = True
 
+    def works(self) -> bool:
+        return self.lost is None
+
+    def do(self, step: Callable[[], None]) -> None:
+        """Do a piece of work. What fails on a device is seen by whoever waits, and ends it."""
+        self.must_work()
+        try:
+            if self.work_left is not None:
+                self.work_left -= 1
+                if self.work_left < 0:
+                    raise DeviceProblem("CUDA: an illegal memory access was encountered")
+            step()
+        except DeviceProblem as error:
+            self.lost = DeviceLost(error.what)
+            raise self.lost from error
+
+    def must_work(self) -> None:
+        """DeviceLost where nothing works any more."""
+        if self.lost is not None:
+            raise DeviceLost(self.lost.what)
+
     # ---- memory
 
     def alloc(self, size: int) -> int:
         self.no_capture("memory is allocated")
+        self.must_work()
         assert self.active
         assert size > 0
         if size + sum(held for _, held in self.memory.values()) > self.limit:
@@ -174,6 +198,7 @@ class HostDevice(Device):
     def put(self, stream: int, work: Callable[[], None]) -> None:
         """Put work on a stream, or into what is captured there."""
         assert self.active
+        self.must_work()
         found = self.streams[stream]
         (found.work if found.kept is None else found.kept).append(work)
 
@@ -186,11 +211,12 @@ class HostDevice(Device):
         del self.streams[stream]
 
     def synchronize(self, stream: int) -> None:
+        self.must_work()
         self.no_capture("a stream is waited for")
         found = self.streams[stream]
         work, found.work = found.work, []
         for step in work if not self.idle else ():
-            step()
+            self.do(step)
 
     def event(self) -> int:
         handle = next(self.handles)
@@ -214,13 +240,14 @@ class HostDevice(Device):
 
     def wait(self, event: int) -> None:
         """What stands on the stream behind the event stays there."""
+        self.must_work()
         self.no_capture("an event is waited for")
         found = self.events[event]
         if found.stream is None:  # never recorded: CUDA does not wait
             return
         work = self.streams[found.stream].work
         while found.reached_s is None:
-            work.pop(0)()
+            self.do(work.pop(0))
 
     def elapsed_ms(self, begin: int, end: int) -> float:
         first, last = self.events[begin].reached_s, self.events[end].reached_s
@@ -334,7 +361,7 @@ class HostDevice(Device):
         count, dtype = int(values["count"]), (None, np.float16, ml_dtypes.bfloat16)[values["kind"]]
         assert dtype is not None
         source = self.at(int(values["source"]), 4 * count).view(np.float32)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             target = source.astype(dtype)
         self.at(int(values["target"]), 2 * count)[:] = target.view(np.uint8)
 

@@ -29,12 +29,16 @@ from edgespec.backends.findings import Finding
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort import fingerprint
 from edgespec.backends.ort.cache import padding_of
+from edgespec.backends.ort.contract import lowered_contract
+from edgespec.backends.ort.native.library import why_missing
 from edgespec.backends.ort.options import (
     FLOAT32_TOLERANCE,
+    NATIVE,
     OPTIONS,
     WeightFormat,
     parse_options,
 )
+from edgespec.backends.ort.settings import settings_of
 from edgespec.contract import RECURRENT_CHUNK, Limits, canonical_contract
 
 if TYPE_CHECKING:
@@ -51,8 +55,8 @@ class OrtBackend(Backend):
     remedies = Remedies(
         mismatch="This ONNX Runtime computes another result.",
         too_coarse=(
-            "Build with finer weights (--weights int8, --weight-block 32 or fp32), or export a"
-            " finer format."
+            "Build with finer weights (--weights int8, --weight-block 32 or fp32) or a finer cache"
+            " (--kv-cache-dtype fp16 or fp32), or export a finer format."
         ),
     )
     # More rows cost more than they bring on a CPU: of a block's rows each costs nearly in full
@@ -100,11 +104,19 @@ class OrtBackend(Backend):
             runner.table = lm_head_table(staged.engine, staged.weights.embedding, hidden_size)
         return runner
 
+    def open_device(self) -> PairDevice:
+        """What the engines of a pair share: their largest weight."""
+        from edgespec.backends.ort.pair_weights import PairWeights
+
+        return PairWeights()
+
     def open(self, engine_dir: Path, config: EngineConfig, device: PairDevice) -> OrtRunner:
         """A runner of a finished engine. EnvironmentProblem where it cannot be opened."""
+        from edgespec.backends.ort.pair_weights import PairWeights
         from edgespec.backends.ort.runner import open_engine
 
-        return open_engine(self.engine_path(engine_dir, config.role), config)
+        assert isinstance(device, PairWeights)
+        return open_engine(self.engine_path(engine_dir, config.role), config, device)
 
     def fingerprint(self) -> dict[str, Any]:
         """The version of ONNX Runtime and the CPU, as JSON."""
@@ -116,14 +128,17 @@ class OrtBackend(Backend):
 
     def memory(self, config: EngineConfig) -> EngineMemory:
         """Bytes of KV cache per token, and of recurrent state per sequence."""
-        contract = canonical_contract(config.component.graph)  # lowering keeps its caches
+        own = settings_of(config)
+        contract = lowered_contract(
+            canonical_contract(config.component.graph), tree_cache=own.tree_cache
+        )
         return EngineMemory(
             kv_bytes_per_token=contract.kv_bytes_per_token, state_bytes=contract.state_bytes
         )
 
     def notes(self, config: EngineConfig) -> tuple[str, ...]:
         """Notes on the KV cache, the recurrent state, kernels in float32 and a shared lm_head."""
-        notes = (*self.cache_notes(config), *self.state_notes(config))
+        notes = (*self.kernel_notes(config), *self.cache_notes(config), *self.state_notes(config))
         weights = config.weights
         if "float32" in (weights.compute or "") and not weights.emulated:
             what = f"{weights.scheme} is computed in float32 here"
@@ -132,6 +147,16 @@ class OrtBackend(Backend):
             what = "the lm_head's weights are the embedding too"
             notes += (f"{what}: --no-share-embedding keeps that as exported",)
         return notes
+
+    def kernel_notes(self, config: EngineConfig) -> tuple[str, ...]:
+        """Notes on whose kernels attend, and on a KV cache that is rounded."""
+        own = settings_of(config)
+        if own.kernels != NATIVE:
+            missing = why_missing()
+            return () if missing is None else (f"on ONNX Runtime's kernels: {missing}",)
+        if own.cache == "float32":
+            return ()
+        return (f"keys and values are rounded to {own.cache} in the cache",)
 
     def cache_notes(self, config: EngineConfig) -> tuple[str, ...]:
         """Notes on the size of the KV cache of several sequences, in GB."""
@@ -171,7 +196,8 @@ class OrtBackend(Backend):
         from edgespec.backends.ort.accuracy import accuracy_of_engine
 
         recurrent = config.component.graph.recurrent is not None
-        return accuracy_of_engine(config.weights, recurrent=recurrent)
+        cache = settings_of(config).cache
+        return accuracy_of_engine(config.weights, recurrent=recurrent, cache=cache)
 
     def self_test(self, runner: Runner) -> list[Finding]:
         """Where calls write in the cache."""

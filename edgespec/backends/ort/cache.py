@@ -1,24 +1,26 @@
-"""The KV cache of an engine: one piece of host memory in which the rows of each lane stand close
-together.
+"""The KV cache of an engine: one piece of host memory.
 
-Attention reads a cache as wide as it is given, so a cache of full width would cost by the capacity
-and a copy of its prefix by the copying. Here the stride, the slots between one head and the next,
-follows what is written instead: it grows by an eighth and the rows move. Knows lanes and rows;
-knows no engine library.
+ONNX Runtime's Attention reads a cache as wide as it is given, so a cache of full width would cost
+by the capacity and a copy of its prefix by the copying. There the stride, the slots between one
+head and the next, follows what is written instead: it grows by an eighth and the rows move. Other
+kernels read what is written alone. Knows lanes and rows; knows no engine library.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.engine_config import EngineLimits
+from edgespec.backends.ort.contract import SCALE_BYTES, CacheType
 from edgespec.backends.ort.slab import zeroes
 from edgespec.contract import GraphShape
 
 STRIDE_STEP = 32
 
-Floats = NDArray[np.float32]
+Rows = NDArray[Any]  # of the cache's type; int8: codes, and the bytes of a scale behind them
 Ids = NDArray[np.int64]
 
 
@@ -30,21 +32,29 @@ class KvCache:
     its slots from the beginning.
     """
 
-    def __init__(self, shape: GraphShape, lanes: int, slots: int, following: bool) -> None:
+    def __init__(
+        self,
+        shape: GraphShape,
+        lanes: int,
+        slots: int,
+        following: bool,
+        cache_type: CacheType = "float32",
+    ) -> None:
         self.dims = (2 * len(shape.attention_layers), lanes, shape.num_kv_heads)
-        self.slots, self.head_dim, self.following = slots, shape.head_dim, following
+        self.slots, self.following, self.dtype = slots, following, np.dtype(cache_type)
+        self.row = shape.head_dim + (SCALE_BYTES if cache_type == "int8" else 0)  # elements
         # Zeroes, not empty memory: a NaN in an unwritten row would poison kernels that multiply
         # before masking. Memory is taken page by page as it is written.
-        count = int(np.prod(self.dims)) * slots * shape.head_dim
-        self.memory = zeroes(count, apart=not following)
+        count = int(np.prod(self.dims)) * slots * self.row
+        self.memory = zeroes(count, self.dtype, apart=not following)
         self.stride = close_stride(1, slots) if following else slots
         self.extents = [0] * lanes
 
     @property
-    def slab(self) -> Floats:
-        """The cache as a view [2*layers, lanes, Hkv, stride, D]."""
-        size = int(np.prod(self.dims)) * self.stride * self.head_dim
-        return self.memory[:size].reshape(*self.dims, self.stride, self.head_dim)
+    def slab(self) -> Rows:
+        """The cache as a view [2*layers, lanes, Hkv, stride, row]."""
+        size = int(np.prod(self.dims)) * self.stride * self.row
+        return self.memory[:size].reshape(*self.dims, self.stride, self.row)
 
     def reserve(self, first_lane: int, starts: list[int], rows: int, width: int) -> None:
         """Make room for a call: `rows` rows from `starts` on, one start a lane, of `width` slots
@@ -65,17 +75,15 @@ class KvCache:
     def restride(self, stride: int) -> None:
         """Move each lane's rows, head by head, to where the new stride puts them; the slots behind
         become zeroes."""
-        old, new, view = self.stride * self.head_dim, stride * self.head_dim, self.memory.data
+        old, new, view = self.stride * self.row, stride * self.row, self.memory.data
         sizes = (
-            np.broadcast_to(np.array(self.extents)[:, None] * self.head_dim, self.dims)
-            .ravel()
-            .tolist()
+            np.broadcast_to(np.array(self.extents)[:, None] * self.row, self.dims).ravel().tolist()
         )
         blocks = list(enumerate(sizes))
         for i, size in reversed(blocks) if new > old else blocks:
             # As memmove does it: they may overlap
             view[i * new : i * new + size] = view[i * old : i * old + size]
-            self.memory[i * new + size : (i + 1) * new] = 0.0
+            self.memory[i * new + size : (i + 1) * new] = 0
         self.stride = stride
 
     def move_rows(self, lane: int, slots: Ids, start: int) -> None:
@@ -86,13 +94,13 @@ class KvCache:
             rows = self.slab[:, lane]
             rows[:, :, targets[moving]] = rows[:, :, slots[moving]]
 
-    def read_rows(self, lane: int, count: int) -> Floats:
-        """A copy of a lane's first rows, [2*layers, Hkv, count, D]."""
+    def read_rows(self, lane: int, count: int) -> Rows:
+        """A copy of a lane's first rows, [2*layers, Hkv, count, row]."""
         assert count <= self.extents[lane]
         return self.slab[:, lane, :, :count].copy()
 
-    def write_rows(self, lane: int, rows: Floats) -> None:
-        """Begin a lane with rows [2*layers, Hkv, count, D] and drop what stood behind them."""
+    def write_rows(self, lane: int, rows: Rows) -> None:
+        """Begin a lane with rows [2*layers, Hkv, count, row] and drop what stood behind them."""
         count = rows.shape[2]
         self.reserve(lane, [0], count, count)
         self.slab[:, lane, :, :count] = rows
@@ -103,7 +111,7 @@ class KvCache:
 
     def zero(self, lane: int) -> None:
         """Make a lane's rows zeros again: NaN or Inf harms even where no row attends to it."""
-        self.slab[:, lane] = 0.0
+        self.slab[:, lane] = 0
         self.extents[lane] = 0
 
     def copy_lane(self, source: int, target: int, count: int) -> None:

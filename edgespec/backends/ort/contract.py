@@ -5,23 +5,77 @@ Knows names and shapes. Imports no ONNX: running an engine needs none.
 
 from __future__ import annotations
 
-from edgespec.contract import GraphContract, TensorSpec
+from dataclasses import replace
+from typing import Literal
+
+from edgespec.contract import Dim, GraphContract, TensorSpec, past_names, present_names
+
+CacheType = Literal["float32", "float16", "int8"]
+# Types of a KV cache by the names that users know
+CACHE_TYPES: dict[str, CacheType] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
+SCALE_BYTES = 4  # behind the codes of a row of an int8 cache
+# The masks of a canonical graph, and what the names of their inputs begin with instead
+MASKS = {"attention_mask": "attention", "sliding_attention_mask": "sliding_attention"}
 
 
-def lowered_contract(canonical: GraphContract, batched: bool = False) -> GraphContract:
+def lowered_contract(
+    canonical: GraphContract, batched: bool = False, tree_cache: CacheType | None = None
+) -> GraphContract:
     """The contract of a lowered graph; `batched` is the form for more than one sequence.
 
-    For one sequence masks are T = written slots wide instead of C, and this call's rows land in the
-    last S of them, so that `write_indices` falls away. Batched, it is the canonical contract: the
-    runner keeps C near T. So it is for drafts that make blocks: the other form's kernel lets no row
-    see a later slot. Heads have no cache, and one form.
+    With `tree_cache` it is that of our own kernel over a cache of that type, which has one form for
+    all of them. Otherwise, for one sequence, masks are T = written slots wide instead of C, and
+    this call's rows land in the last S of them, so that `write_indices` falls away. Batched, it is
+    the canonical contract: the runner keeps C near T. So it is for drafts that make blocks: the
+    other form's kernel lets no row see a later slot. Heads have no cache, and one form.
     """
-    if batched or canonical.shape.block or canonical.shape.heads:
+    if canonical.shape.heads:
+        return canonical
+    if tree_cache is not None:
+        return tree_contract(canonical, tree_cache)
+    if batched or canonical.shape.block:
         return canonical
     inputs = []
     for spec in canonical.inputs:
-        if spec.name in ("attention_mask", "sliding_attention_mask"):
+        if spec.name in MASKS:
             inputs.append(TensorSpec(spec.name, spec.dtype, (1, 1, "S", "T")))
         elif spec.name != "write_indices":
             inputs.append(spec)
     return GraphContract(canonical.shape, tuple(inputs), canonical.outputs)
+
+
+def tree_contract(canonical: GraphContract, cache: CacheType) -> GraphContract:
+    """The contract of a graph with TreeAttention: instead of each mask the length of what all rows
+    of a lane see, what each sees of the V slots behind, and the first position that it sees."""
+    inputs: list[TensorSpec] = []
+    for spec in canonical.inputs:
+        if spec.name in MASKS:
+            inputs += attention_inputs(spec.name)
+        else:
+            inputs.append(spec)
+    kept = {
+        name for i in canonical.shape.attention_layers for name in past_names(i) + present_names(i)
+    }
+    extra = SCALE_BYTES if cache == "int8" else 0
+
+    def typed(spec: TensorSpec) -> TensorSpec:
+        if spec.name not in kept:
+            return spec
+        *dims, dim = spec.shape
+        assert isinstance(dim, int)
+        shape: tuple[Dim, ...] = (*dims, dim + extra)
+        return replace(spec, dtype=cache, shape=shape)
+
+    return GraphContract(
+        canonical.shape, tuple(map(typed, inputs)), tuple(map(typed, canonical.outputs))
+    )
+
+
+def attention_inputs(mask: str) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    """The three inputs of TreeAttention that stand for a mask."""
+    name = MASKS[mask]
+    return (
+        TensorSpec(f"{name}_lengths", "int64", ("B",)),
+        TensorSpec(f"{name}_visible", "bool", ("B", "S", "V")),
+        TensorSpec(f"{name}_first", "int64", ("B", "S")),
+    )

@@ -13,6 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.backends.ort import int8_gemm, matmul_nbits
+from edgespec.backends.ort.low_bit_matmul import RowRounding
+from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.quantized_values import QuantizedValues
 
 ALIGN_BYTES = 4096
@@ -60,6 +62,22 @@ class Int8GemmWeight(QuantizedPlace[int8_gemm.Kernel]):
 
 
 @dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A quantized weight [out, in] that a kernel of our own reads: its source, how it is packed,
+    how rows are rounded that it multiplies, and where it will stand."""
+
+    source: ir.ExternalTensor | QuantizedValues
+    layout: Layout
+    rounding: RowRounding
+    offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of values and scales together."""
+        return self.layout.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class DequantizedWeight:
     """A quantized weight that no kernel here reads: dequantized, [in, out] in float32."""
 
@@ -77,7 +95,9 @@ class KeptTensor:
     num_bytes: int
 
 
-AnyWeight = StoredWeight | LowBitWeight | Int8GemmWeight | DequantizedWeight | KeptTensor
+AnyWeight = (
+    StoredWeight | LowBitWeight | Int8GemmWeight | PackedWeight | DequantizedWeight | KeptTensor
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +129,10 @@ class DataLayout:
         """Values and scales of a weight that MatMulNBits reads."""
         values = self.place(f"{name}/values", kernel.values_shape, ir.DataType.UINT8)
         return values, self.place(f"{name}/scales", (kernel.num_scales,), ir.DataType.FLOAT)
+
+    def place_packed(self, name: str, layout: Layout) -> Place:
+        """A weight that a kernel of our own reads."""
+        return self.place(f"{name}/packed", layout.shape, ir.DataType.UINT8)
 
     def place_int8(self, name: str, kernel: int8_gemm.Kernel) -> tuple[Place, Place]:
         """Values and scales of a weight that an int8 GEMM reads."""

@@ -6,6 +6,7 @@ Knows the arrays. Nobody outside `ort/` looks into it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ class LayerState:
 class OrtLaneRows(LaneRows):
     """Keys and values of a lane's first tokens, and the state of its recurrent layers."""
 
-    kv: Floats  # [2*attention layers, Hkv, tokens, D]
+    kv: NDArray[Any]  # [2*attention layers, Hkv, tokens, D], as the cache has them
     state: LayerState | None = None
 
     def __len__(self) -> int:

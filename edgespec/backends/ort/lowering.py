@@ -1,9 +1,9 @@
 """Lowers a canonical graph to ONNX Runtime's CPU kernels: small rewrites, each with its
 precondition.
 
-- attention: RotaryEmbedding + TensorScatter + Attention -> GroupQueryAttention over a shared cache,
-  for batch 1; in larger batches it stays as it is, over a cache that the runner keeps as wide as
-  what is written
+- attention: RotaryEmbedding + TensorScatter + Attention -> TreeAttention of our own; or, without
+  it, -> GroupQueryAttention over a shared cache, for batch 1; in larger batches it stays as it is,
+  over a cache that the runner keeps as wide as what is written
 - weights: stored halves -> float32 in the [in, out] layout that MatMul reads, or 4 or 8 bits for
   MatMulNBits (`weights`)
 - nodes that can be one (`fusion`)
@@ -13,18 +13,20 @@ Knows the operators of both sides. Knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgespec.backends.canonical_attention import AttentionParts, canonical_attentions, head_shape
+from edgespec.backends.canonical_attention import AttentionParts, canonical_attentions
+from edgespec.backends.ort.contract import CacheType
 from edgespec.backends.ort.data_layout import AnyWeight
+from edgespec.backends.ort.flat_heads import NodesBefore, with_flat_heads
 from edgespec.backends.ort.fusion import fuse_residuals
 from edgespec.backends.ort.matmul_nbits import MICROSOFT
 from edgespec.backends.ort.options import FP32, WeightFormat
+from edgespec.backends.ort.tree_attention import attend_trees, check_trees, drop_masks
 from edgespec.backends.ort.weights import lower_weights
 from edgespec.backends.rewriting import (
     Constants,
@@ -47,9 +49,14 @@ class Lowered:
 
 
 def lower(
-    model: ir.Model, data_name: str, batched: bool = False, weight_format: WeightFormat = FP32
+    model: ir.Model,
+    data_name: str,
+    batched: bool = False,
+    weight_format: WeightFormat = FP32,
+    tree_cache: CacheType | None = None,
 ) -> Lowered:
-    """Rewrite `model` in place; external weights will stand in `data_name` beside it.
+    """Rewrite `model` in place; external weights will stand in `data_name` beside it. With
+    `tree_cache` attention is our own kernel's, over a cache of that type.
 
     Raises ContractError if a node does not have the form that the rewrite needs.
     """
@@ -59,7 +66,9 @@ def lower(
     cached = "write_indices" in inputs or bool(attentions)
     # Blocks see later slots
     batched = batched or "target_hidden" in inputs
-    if cached and not batched:
+    if tree_cache is not None:
+        attend_trees(graph, attentions, tree_cache)
+    elif cached and not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
     fuse_residuals(graph)
@@ -67,7 +76,10 @@ def lower(
     graph.opset_imports[MICROSOFT] = 1
     if not cached:
         return Lowered(model, weights)
-    if batched:
+    if tree_cache is not None:
+        drop_masks(graph)
+        check_trees(graph, len(attentions))
+    elif batched:
         check_kept(graph, len(attentions))
     else:
         drop_input(graph, "write_indices")
@@ -146,49 +158,6 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
     parts.flat.outputs[0].replace_all_uses_with(output)
     for scatter, cache in zip((parts.k_scatter, parts.v_scatter), present, strict=True):
         replace_output(graph, scatter.outputs[0], cache)
-
-
-class NodesBefore:
-    """New nodes in front of an Attention; their names begin with its name."""
-
-    def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
-        self.graph, self.node, self.constant = graph, node, Constants(graph)
-
-    def __call__(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value | None],
-        attributes: Mapping[str, int | float | ir.Attr] | None = None,
-        *,
-        label: str = "",
-        domain: str = "",
-        num_outputs: int = 1,
-    ) -> ir.Node:
-        """A node with named outputs; without a label it has the Attention's own name."""
-        name = f"{self.node.name}/{label}" if label else str(self.node.name)
-        new = ir.node(
-            op_type,
-            inputs,
-            dict(attributes or {}),
-            domain=domain,
-            num_outputs=num_outputs,
-            name=name,
-        )
-        name_outputs([new])
-        self.graph.insert_before(self.node, new)
-        return new
-
-
-def with_flat_heads(make: NodesBefore, transpose: ir.Node, label: str) -> tuple[ir.Value, int]:
-    """[B, S, N, D] before the transpose -> ([B, S, N*D], N)."""
-    source = required(transpose.inputs[0])
-    split = producer(source, None, make.node)
-    heads, dim = head_shape(split, make.node)
-    if split.op_type == "Reshape":  # no head norm between: what was split is flat
-        return required(split.inputs[0]), heads
-    sizes = np.array([0, 0, heads * dim], np.int64)
-    shape = make.constant(f"lowered/flat{heads * dim}", sizes)
-    return make("Reshape", [source, shape], label=f"{label}/flat").outputs[0], heads
 
 
 def rotated(make: NodesBefore, rope: ir.Node, label: str) -> tuple[ir.Value, int]:

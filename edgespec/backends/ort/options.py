@@ -1,4 +1,5 @@
-"""The options of `edgespec build` that are this backend's own: what becomes of weights.
+"""The options of `edgespec build` that are this backend's own: what becomes of weights and of the
+KV cache, and whose kernels read them.
 
 Knows formats and flags. Knows no kernel; it is read for --help, without ONNX Runtime.
 """
@@ -7,14 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from edgespec.backends.base import BuildOption, BuildOptions, OptionValue
 from edgespec.backends.engine_config import AS_EXPORTED, FLOAT32, EngineWeights
-from edgespec.errors import OptionError
+from edgespec.backends.ort.contract import CACHE_TYPES
+from edgespec.backends.ort.native.library import BUILD_IT, why_missing
+from edgespec.errors import EnvironmentProblem, OptionError
 
 Scheme = Literal["fp32", "int4", "int8"]
 SCHEMES: tuple[Scheme, ...] = ("fp32", "int8", "int4")
+Kernels = Literal["native", "onnxruntime"]
+KERNELS: tuple[Kernels, ...] = get_args(Kernels)
+NATIVE, ONNX_RUNTIME = KERNELS
+FP32_CACHE = "fp32"
 # the widest block of 4 bits whose kernel gives a row the same bits whatever stands beside it
 EXACT_BLOCK = 32
 # int8: a scale per row of activations and per channel of the weight, multiplied by an int8 GEMM
@@ -32,14 +39,19 @@ class WeightFormat(BuildOptions):
     blocks along in.
 
     With `share_embedding` the quantized values of a tied lm_head serve as the embedding as well.
+    `kernels` "native": those of our own where there are some, over a KV cache of any of
+    CACHE_TYPES.
     """
 
     scheme: Scheme = FLOAT32
     block: int = DEFAULT_BLOCK  # or PER_CHANNEL
     share_embedding: bool = True
+    kernels: Kernels = ONNX_RUNTIME
+    kv_cache_dtype: str = FP32_CACHE
 
     def __post_init__(self) -> None:
         assert self.block != PER_CHANNEL or self.scheme == "int8"
+        assert self.kernels == NATIVE or self.kv_cache_dtype == FP32_CACHE
 
     @property
     def bits(self) -> Literal[4, 8] | None:
@@ -59,7 +71,7 @@ class WeightFormat(BuildOptions):
             return EngineWeights(scheme=self.scheme, method=AS_EXPORTED, exact=True)
         if self.is_int8_gemm:
             return EngineWeights(scheme=self.scheme, method="rtn", compute="int8", exact=True)
-        exact = (self.scheme, self.block) == ("int4", EXACT_BLOCK)
+        exact = self.kernels == NATIVE or (self.scheme, self.block) == ("int4", EXACT_BLOCK)
         return EngineWeights(scheme=self.scheme, method="rtn", block=self.block, exact=exact)
 
 
@@ -90,6 +102,23 @@ OPTIONS = (
             " instead of a separate file."
         ),
     ),
+    BuildOption(
+        flag="--kernels",
+        choices=KERNELS,
+        help=(
+            "Whose kernels the engine runs on: native, edgespec's own, which give a row the same"
+            " bits in every call (the default where they were compiled), or ONNX Runtime's."
+        ),
+    ),
+    BuildOption(
+        flag="--kv-cache-dtype",
+        choices=tuple(CACHE_TYPES),
+        default=FP32_CACHE,
+        help=(
+            "The type of keys and values in the cache: fp16 and int8 (a scale per token and head)"
+            " take less memory and are read sooner, but are rounded. For --kernels native."
+        ),
+    ),
 )
 
 
@@ -104,4 +133,26 @@ def parse_options(values: Mapping[str, OptionValue]) -> WeightFormat:
         what = f"--weight-block {PER_CHANNEL} is for --weights int8"
         raise OptionError(what, "Choose a block of 32 or 128, or --weights int8.")
     size = DEFAULT_BLOCK if block is None else int(str(block))
-    return WeightFormat(cast(Scheme, scheme), size, share_embedding=share is not False)
+    cache = str(values.get("kv_cache_dtype") or FP32_CACHE)
+    return WeightFormat(
+        cast(Scheme, scheme),
+        size,
+        share_embedding=share is not False,
+        kernels=chosen_kernels(values.get("kernels"), cache),
+        kv_cache_dtype=cache,
+    )
+
+
+def chosen_kernels(asked: OptionValue, cache: str) -> Kernels:
+    """The kernels that are asked for, or those of our own where there are some. OptionError where
+    they do not know the type of the cache, EnvironmentProblem where ours are asked for and were not
+    compiled."""
+    missing = why_missing()
+    if asked == NATIVE and missing:
+        raise EnvironmentProblem(missing, f"{BUILD_IT} Or leave --kernels native out.")
+    kernels = asked or (ONNX_RUNTIME if missing else NATIVE)
+    if kernels != NATIVE and cache != FP32_CACHE:
+        what = f"--kv-cache-dtype {cache} is for --kernels native"
+        why = f", and {missing}" if missing and asked is None else ""
+        raise OptionError(f"{what}{why}", "Leave --kv-cache-dtype out, or use the native kernels.")
+    return cast(Kernels, kernels)

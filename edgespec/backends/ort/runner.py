@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -26,17 +26,23 @@ from edgespec.backends.engine_config import EngineConfig, SharedEmbedding
 from edgespec.backends.host import gather_idx, host_results, stacked_states
 from edgespec.backends.masks import attention_mask, tree_mask
 from edgespec.backends.ort.cache import KvCache, padding_of
-from edgespec.backends.ort.contract import lowered_contract
+from edgespec.backends.ort.contract import MASKS, CacheType, attention_inputs, lowered_contract
 from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.lane_rows import OrtLaneRows
+from edgespec.backends.ort.low_bit_matmul import PackedTable
 from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
+from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.native.library import kernels, why_missing
+from edgespec.backends.ort.options import NATIVE
+from edgespec.backends.ort.pair_weights import PairWeights, Shared
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.ort.session import NO_FALLBACK, session_options
+from edgespec.backends.ort.settings import settings_of
+from edgespec.backends.ort.visibility import visibility
 from edgespec.contract import (
     RECURRENT_CHUNK,
     Dim,
     GraphContract,
-    Role,
     canonical_contract,
     past_names,
     present_names,
@@ -53,7 +59,7 @@ class OrtRunner:
 
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
     to its neighbors. `huge_pages` is for low-bit weights: float32 ones are read no faster from
-    them, and take long to move.
+    them, and take long to move. `shared` are weights that the engines of a pair have in common.
     """
 
     def __init__(
@@ -64,18 +70,22 @@ class OrtRunner:
         lanes: int = 1,
         padding: int = 0,
         huge_pages: bool = False,
+        shared: Shared | None = None,
     ) -> None:
         self.contract, self.capacity, self.lanes = contract, capacity, lanes
         shape = contract.shape
         self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else PREFILL_CHUNK
         self.max_rows, self.engine_s = capacity, 0.0
         with in_huge_pages() if huge_pages else nullcontext():
-            self.session = open_session(path, spinning=shape.role is not Role.DRAFT)
+            self.session = open_session(path, shared)
+        self.shared = shared or {}  # the session reads this memory
         check_signature(self.session, contract, path)
         try:
-            one_form = bool(shape.heads)
-            self.batched = one_form or "write_indices" in {spec.name for spec in contract.inputs}
-            self.cache = KvCache(shape, lanes, capacity + padding, following=self.batched)
+            one_form, inputs = bool(shape.heads), {spec.name for spec in contract.inputs}
+            self.batched = one_form or "write_indices" in inputs
+            self.attends_trees = any(attention_inputs(mask)[0].name in inputs for mask in MASKS)
+            following = self.batched and not self.attends_trees
+            self.cache = KvCache(shape, lanes, capacity + padding, following, cache_type(contract))
         except MemoryError:
             raise cache_too_large(contract, capacity, lanes) from None
         self.recurrent = RecurrentCache(shape.recurrent, lanes) if shape.recurrent else None
@@ -88,8 +98,8 @@ class OrtRunner:
         self.bound = (0, 0, 0)  # first lane, lanes and stride of the cache as it is bound
 
     @property
-    def slab(self) -> NDArray[np.float32]:
-        """The KV cache as one array [2*attention layers, lanes, Hkv, stride, D]."""
+    def slab(self) -> NDArray[Any]:
+        """The KV cache as one array [2*attention layers, lanes, Hkv, stride, row]."""
         return self.cache.slab
 
     def run(self, call: Call) -> list[Result]:
@@ -139,8 +149,8 @@ class OrtRunner:
         dims, address = [batch, *slab.shape[2:]], slab.ctypes.data + first_lane * slab.strides[1]
         for layer in self.contract.shape.attention_layers:
             for past, present in zip(past_names(layer), present_names(layer), strict=True):
-                self.binding.bind_input(past, "cpu", 0, np.float32, dims, address)
-                self.binding.bind_output(present, "cpu", 0, np.float32, dims, address)
+                self.binding.bind_input(past, "cpu", 0, slab.dtype, dims, address)
+                self.binding.bind_output(present, "cpu", 0, slab.dtype, dims, address)
                 address += slab.strides[0]
 
     def feeds(self, call: Call, gathered: NDArray[np.int64], width: int) -> dict[str, NDArray[Any]]:
@@ -153,13 +163,13 @@ class OrtRunner:
             "inputs_embeds": call.inputs_embeds,
             "rope_cos": call.rope_cos,
             "rope_sin": call.rope_sin,
-            "attention_mask": self.mask("attention_mask", call, call.attention, width),
             "gather_idx": gathered,
+            **self.attended("attention_mask", call, call.attention, width),
         }
         if self.contract.shape.sliding:
             assert call.sliding_attention is not None
             name = "sliding_attention_mask"
-            feeds[name] = self.mask(name, call, call.sliding_attention, width)
+            feeds |= self.attended(name, call, call.sliding_attention, width)
         if self.contract.shape.local_rotary_dim:
             assert call.local_rope_cos is not None
             assert call.local_rope_sin is not None
@@ -187,12 +197,18 @@ class OrtRunner:
             feeds["use_base_hidden"] = np.array(call.base_hidden is not None)
         return feeds
 
-    def mask(self, name: str, call: Call, attention: Attention, width: int) -> NDArray[np.bool_]:
-        """The mask [B, 1, S, T] of a call; T is the cache's stride in the batched form, else the
-        slots up to the last that is written."""
+    def attended(
+        self, name: str, call: Call, attention: Attention, width: int
+    ) -> dict[str, NDArray[Any]]:
+        """A mask [B, 1, S, T] of a call, or what the graph reads instead of it. T is the cache's
+        stride in the batched form, else the slots up to the last that is written."""
+        if self.attends_trees:
+            seen = visibility(call, attention)
+            names = (spec.name for spec in attention_inputs(name))
+            return dict(zip(names, (seen.lengths, seen.visible, seen.first), strict=True))
         slots = self.cache.stride if self.batched else width
         dims = (len(attention.lanes), 1, call.rows, slots)
-        return attention_mask(call, attention, self.buffer(name, dims, np.bool_))
+        return {name: attention_mask(call, attention, self.buffer(name, dims, np.bool_))}
 
     def buffer(
         self, name: str, shape: tuple[int, ...], dtype: type[np.generic] = np.float32
@@ -288,38 +304,54 @@ def check_call(
     assert batched or starts == [width - rows]
 
 
-def open_engine(path: Path, config: EngineConfig) -> OrtRunner:
-    """The runner of a finished engine. EnvironmentProblem where it cannot be opened."""
+def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunner:
+    """The runner of a finished engine; `pair` has the weights of the engine beside it.
+    EnvironmentProblem where it cannot be opened, or has kernels of our own that were not compiled
+    here."""
     lanes, weights, shape = config.limits.max_batch_size, config.weights, config.component.graph
+    own = settings_of(config)
+    if own.kernels == NATIVE:
+        kernels()  # or the reason why there are none
     runner = OrtRunner(
         path,
-        lowered_contract(canonical_contract(shape), batched=lanes > 1),
+        lowered_contract(canonical_contract(shape), lanes > 1, own.tree_cache),
         config.limits.max_kv_cache_capacity,
         lanes,
         padding_of(config.limits, block=shape.block),
-        huge_pages=weights.is_low_bit,
+        # mapped weights cannot move, and ours are read where they are mapped
+        huge_pages=weights.is_low_bit and weights.largest is None and own.kernels != NATIVE,
+        shared=pair.shared(data_of(path), weights.largest),
     )
     if weights.embedding is not None:
         runner.table = lm_head_table(path, weights.embedding, shape.hidden_size)
     return runner
 
 
-def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> LmHeadTable:
+def data_of(path: Path) -> Path:
+    """The file with the weights of an engine."""
+    return path.with_name(f"{path.name}.data")
+
+
+def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> Table:
     """The embedding table that an engine's config places in its lm_head."""
-    kernel = Kernel(4 if shared.bits == 4 else 8, shared.block, hidden_size, shared.rows)
-    data = path.with_name(f"{path.name}.data")
+    bits: Literal[4, 8] = 4 if shared.bits == 4 else 8
+    data = data_of(path)
+    if shared.scales_offset is None:
+        layout = Layout(bits, shared.block, hidden_size, shared.rows)
+        return PackedTable(data, layout, shared.offset)
+    kernel = Kernel(bits, shared.block, hidden_size, shared.rows)
     return LmHeadTable(data, kernel, shared.offset, shared.scales_offset)
 
 
-def open_session(path: Path, *, spinning: bool = True) -> ort.InferenceSession:
-    """A session of an engine. BundleError where its file is damaged, EnvironmentProblem where
-    memory does not suffice.
-
-    Threads that spin between calls start the next one sooner, and take the cores from the other
-    engine of a pair: base and draft alternate, so only one of them may.
-    """
+def open_session(path: Path, shared: Shared | None = None) -> ort.InferenceSession:
+    """A session of an engine, with the operators of our own where they were compiled, which reads
+    `shared` in place of its own weights. BundleError where its file is damaged, EnvironmentProblem
+    where memory does not suffice."""
     options = session_options()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
+    for name, value in (shared or {}).items():
+        options.add_initializer(name, value)
+    if why_missing() is None:
+        kernels().register(options)
     try:
         session = ort.InferenceSession(str(path), options, PROVIDERS, **NO_FALLBACK)
     except MemoryError as error:
@@ -366,7 +398,20 @@ def check_signature(session: ort.InferenceSession, contract: GraphContract, path
                 raise BundleError(f"{what}, not {should}", remedy)
 
 
-ORT_TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)", "bool": "tensor(bool)"}
+ORT_TYPES = {
+    "float32": "tensor(float)",
+    "float16": "tensor(float16)",
+    "int8": "tensor(int8)",
+    "int64": "tensor(int64)",
+    "bool": "tensor(bool)",
+}
+
+
+def cache_type(contract: GraphContract) -> CacheType:
+    """The type of the KV cache that a graph reads; float32 where it reads none."""
+    layers = contract.shape.attention_layers
+    found = {spec.dtype for i in layers for spec in contract.inputs if spec.name in past_names(i)}
+    return cast(CacheType, found.pop()) if found else "float32"
 
 
 def fits(found: Sequence[int | str | None], wanted: Sequence[Dim]) -> bool:

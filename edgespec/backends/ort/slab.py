@@ -10,21 +10,22 @@ from __future__ import annotations
 import mmap
 import sys
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 
-def zeroes(count: int, *, apart: bool) -> NDArray[np.float32]:
+def zeroes(count: int, dtype: DTypeLike = np.float32, *, apart: bool) -> NDArray[Any]:
     """Returns `count` zeroes. If they are written in pieces that stand `apart`, their pages are
     small where the system lets us choose. Raises MemoryError."""
     if not apart or not sys.platform.startswith("linux") or not count:
-        return np.zeros(count, np.float32)
-    num_bytes = count * np.dtype(np.float32).itemsize
+        return np.zeros(count, dtype)
+    num_bytes = count * np.dtype(dtype).itemsize
     try:
         memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no address space for {num_bytes} bytes") from error
     with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, np.float32)
+    return np.frombuffer(memory, dtype)

@@ -6,6 +6,7 @@ and how close the engine has to come in `accuracy`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +15,16 @@ import onnx_ir as ir
 
 from edgespec import bundle
 from edgespec.backends.base import Progress, Staged
-from edgespec.backends.engine_config import SharedEmbedding
+from edgespec.backends.engine_config import LargestWeight, SharedEmbedding
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.accuracy import accuracy_of, exported_weights, weights_of
 from edgespec.backends.ort.contract import lowered_contract
-from edgespec.backends.ort.data_layout import LowBitWeight
+from edgespec.backends.ort.data_layout import LowBitWeight, PackedWeight
 from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
+from edgespec.backends.ort.settings import EngineSettings
 from edgespec.backends.ort.weight_data import pieces
-from edgespec.contract import canonical_contract
+from edgespec.contract import GraphShape, canonical_contract
 
 
 def stage(
@@ -31,32 +33,55 @@ def stage(
     """Write the engine `path` and its weights beside it; `batched`: for more than one sequence.
     BuildError where its weights cannot be what is asked for."""
     data = path.with_name(f"{path.name}.data")
-    lowered = lower(ir.load(onnx.model), data.name, batched, weight_format)
+    graph = onnx.config.graph
+    tree_cache = EngineSettings.of(weight_format, cached=not graph.heads).tree_cache
+    model = ir.load(onnx.model)
+    lowered = lower(model, data.name, batched, weight_format, tree_cache)
+    low_bit = any(isinstance(weight, PackedWeight) for weight in lowered.weights)
+    settings = EngineSettings.of(weight_format, cached=not graph.heads, low_bit=low_bit)
     exported = exported_weights(lowered.weights)
     weights = weights_of(exported, weight_format, str(onnx.path))
     if weight_format.share_embedding:
         weights = replace(weights, embedding=shared_embedding(lowered))
     progress.start(sum(weight.num_bytes for weight in lowered.weights))
-    write_data(lowered, onnx.path, data, progress.advance)
+    weights = replace(weights, largest=write_data(lowered, onnx.path, data, progress.advance))
     ir.save(lowered.model, path)
-    graph = onnx.config.graph
+    accuracy = accuracy_of(
+        exported,
+        weight_format,
+        recurrent=graph.recurrent is not None,
+        cache=settings.cache,
+    )
     return Staged(
         engine=path,
-        contract=lowered_contract(canonical_contract(graph), batched),
+        contract=lowered_contract(canonical_contract(graph), batched, settings.tree_cache),
         weights=weights,
-        accuracy=accuracy_of(exported, weight_format, recurrent=graph.recurrent is not None),
+        accuracy=replace(accuracy, bitwise=tree_cache is not None and has_bits_of_rows(graph)),
+        settings=settings.to_dict(),
     )
+
+
+def has_bits_of_rows(graph: GraphShape) -> bool:
+    """Whether a row of an engine could have the same bits in every call: rows of a block see each
+    other, and recurrent layers take in what was accepted at once."""
+    return graph.recurrent is None and not graph.block
 
 
 def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:
     """Where the quantized values of a tied lm_head stand, which serve as the embedding; None where
     it is not tied, or not of low bits in blocks."""
     for weight in lowered.weights:
-        if (
-            isinstance(weight, LowBitWeight)
-            and isinstance(weight.source, ir.ExternalTensor)
-            and weight.source.location == bundle.EMBEDDING
-        ):
+        source = weight.source
+        if not isinstance(source, ir.ExternalTensor) or source.location != bundle.EMBEDDING:
+            continue
+        if isinstance(weight, PackedWeight) and weight.rounding.in_blocks:
+            return SharedEmbedding(
+                bits=weight.layout.bits,
+                block=weight.layout.block,
+                rows=weight.layout.out_features,
+                offset=weight.offset,
+            )
+        if isinstance(weight, LowBitWeight):
             return SharedEmbedding(
                 bits=weight.kernel.bits,
                 block=weight.kernel.block,
@@ -67,11 +92,32 @@ def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:
     return None
 
 
-def write_data(lowered: Lowered, source: Path, path: Path, advance: Callable[[int], None]) -> None:
-    """Write the weights, one at a time, to where the lowered graph looks for them."""
+def write_data(
+    lowered: Lowered, source: Path, path: Path, advance: Callable[[int], None]
+) -> LargestWeight | None:
+    """Write the weights, one at a time, to where the lowered graph looks for them. Returns the
+    largest, if a kernel of our own reads it from there."""
+    largest = max(lowered.weights, key=lambda weight: weight.num_bytes, default=None)
+    digest = hashlib.sha256()
     with path.open("wb") as file:
         for weight in lowered.weights:
             for offset, array in pieces(weight, source):
                 file.seek(offset)
                 file.write(array.data)
                 advance(array.nbytes)
+                if weight is largest:
+                    digest.update(array.data)
+    if not isinstance(largest, PackedWeight):
+        return None
+    name, shape = initializer_at(lowered.model, path.name, largest.offset), largest.layout.shape
+    return LargestWeight(name=name, offset=largest.offset, shape=shape, sha256=digest.hexdigest())
+
+
+def initializer_at(model: ir.Model, location: str, offset: int) -> str:
+    """The name of the initializer whose bytes begin there."""
+    for name, value in model.graph.initializers.items():
+        match value.const_value:
+            case ir.ExternalTensor(location=file, offset=start):
+                if (str(file), start) == (location, offset):
+                    return name
+    raise AssertionError(f"no initializer begins at {offset} of {location}")

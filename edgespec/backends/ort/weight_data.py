@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.ort import int8_gemm, matmul_nbits
+from edgespec.backends.ort import int8_gemm, low_bit_matmul, matmul_nbits
 from edgespec.backends.ort.data_layout import (
     AnyWeight,
     DequantizedWeight,
     Int8GemmWeight,
     KeptTensor,
     LowBitWeight,
+    PackedWeight,
     StoredWeight,
 )
 from edgespec.backends.ort.quantized_values import QuantizedValues, read_tensor
@@ -41,10 +42,25 @@ def pieces(weight: AnyWeight, directory: Path) -> Pieces:
             integers, channels = int8_gemm.pack(weight.kernel, per_channel(weight, directory))
             yield weight.offset, integers
             yield weight.scales_offset, channels
+        case PackedWeight():
+            yield (
+                weight.offset,
+                low_bit_matmul.pack(weight.layout, quantized(weight, directory), weight.rounding),
+            )
         case LowBitWeight():
             packed, scales = matmul_nbits.pack(weight.kernel, in_blocks(weight, directory))
             yield weight.offset, packed
             yield weight.scales_offset, scales
+
+
+def quantized(weight: PackedWeight, directory: Path) -> QuantizedWeight:
+    """The weight with the export's quantized values, or rounded to nearest: in blocks, or one scale
+    per channel where rows have one each."""
+    if isinstance(weight.source, QuantizedValues):
+        return weight.source.read(directory)
+    layout, name = weight.layout, str(weight.source.name)
+    block = None if weight.rounding.by_row else layout.block
+    return quantize_rtn(read_tensor(weight.source, directory), layout.bits, block, name)
 
 
 def in_blocks(weight: LowBitWeight, directory: Path) -> QuantizedWeight:

@@ -2,7 +2,7 @@
 to 4 or 8 bits.
 
 Knows of operators the Cast and the Transpose that stand behind a weight, and the MatMul that
-becomes another product (their layouts stand in `matmul_nbits` and `int8_gemm`).
+becomes another product (their layouts stand in `low_bit_matmul`, `matmul_nbits` and `int8_gemm`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgespec.backends.ort import int8_gemm, matmul_nbits
+from edgespec.backends.ort import int8_gemm, low_bit_matmul, matmul_nbits
 from edgespec.backends.ort.data_layout import (
     AnyWeight,
     DataLayout,
@@ -22,12 +22,16 @@ from edgespec.backends.ort.data_layout import (
     Int8GemmWeight,
     KeptTensor,
     LowBitWeight,
+    PackedWeight,
     StoredWeight,
 )
 from edgespec.backends.ort.emulate import Emulation
 from edgespec.backends.ort.fusion import fuse_projections
-from edgespec.backends.ort.options import DEFAULT_BLOCK, FP32, WeightFormat
+from edgespec.backends.ort.low_bit_matmul import IN_BLOCKS, RowRounding, replace_matmuls
+from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.options import DEFAULT_BLOCK, FP32, NATIVE, WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues, quantized_values
+from edgespec.backends.rewriting import required
 from edgespec.contract import KEEP_PRECISION
 from edgespec.errors import BuildError
 
@@ -52,10 +56,36 @@ class Product:
         return id(node.graph), id(node.inputs[0]), kernel.in_features, kernel.bits, kernel.block
 
 
+@dataclass(frozen=True, slots=True)
+class PackedProduct:
+    """MatMuls by one weight that our own kernel will do, of rows `x`: None: each reads its own."""
+
+    name: str
+    nodes: list[ir.Node]
+    source: ir.ExternalTensor | QuantizedValues
+    layout: Layout
+    rounding: RowRounding = IN_BLOCKS
+    x: ir.Value | None = None
+
+    @property
+    def group(self) -> Hashable:
+        """The key of a group: its products read the same rows, which are rounded alike."""
+        if len(self.nodes) > 1:
+            return id(self)
+        (node,), layout = self.nodes, self.layout
+        form = layout.in_features, layout.bits, layout.block, self.rounding
+        return id(node.graph), id(self.rows_of(node)), form
+
+    def rows_of(self, node: ir.Node) -> ir.Value:
+        """The rows that a node multiplies."""
+        return required(node.inputs[0] if self.x is None else self.x)
+
+
 class WeightLowering:
     """The weights of one graph on their way into the engine's data file.
 
-    `products` are those that MatMulNBits will do; they are placed last, as some of them fuse.
+    `products` are those that MatMulNBits will do, `packed` those that our own kernel will; they
+    are placed last, as some of them become one node.
     """
 
     def __init__(self, model: ir.Model, data_name: str, weight_format: WeightFormat) -> None:
@@ -64,6 +94,8 @@ class WeightLowering:
         self.activations = int8_gemm.Activations(model.graph)
         self.emulation = Emulation(model.graph)
         self.products: list[Product] = []
+        self.packed: list[PackedProduct] = []
+        self.native = weight_format.kernels == NATIVE
 
     def run(self) -> list[AnyWeight]:
         """Lower all weights of the graph. Returns them in the order of the data file."""
@@ -71,7 +103,8 @@ class WeightLowering:
         RemoveUnusedNodesPass()(self.model)  # what read the quantized values
         for value in list(self.model.graph.initializers.values()):
             weights += self.lower_initializer(value)
-        return weights + list(place_products(self.layout, self.products))
+        weights += place_products(self.layout, self.products)
+        return weights + list(place_packed(self.layout, self.packed))
 
     def lower_quantized(self) -> Iterator[AnyWeight]:
         """Lower the export's quantized weights, to a kernel that reads them or dequantized; then
@@ -80,6 +113,10 @@ class WeightLowering:
             is_matmul = node.op_type == "MatMul" and node.domain == ""
             source = quantized_values(node) if is_matmul else None
             if source is None:
+                continue
+            packed = packed_product(source, node) if self.native else None
+            if packed is not None:
+                self.packed.append(packed)
                 continue
             gemm, kernel = int8_gemm_kernel(source, node), nbits_kernel(source)
             if gemm is not None:
@@ -111,7 +148,9 @@ class WeightLowering:
             return
         for final, transposed in final_forms(value):
             users = matmuls(final) if transposed and self.format.bits else []
-            if users and self.format.is_int8_gemm:
+            if users and self.native:
+                self.packed.append(rounded_product(value, tensor, users, self.format))
+            elif users and self.format.is_int8_gemm:
                 out_features, in_features = tensor.shape.numpy()
                 kernel = int8_gemm.Kernel(in_features, out_features)
                 yield self.as_int8_gemm(str(value.name), tensor, users, kernel)
@@ -166,7 +205,8 @@ def lower_weights(
     With 4 or 8 bits the weights that only MatMuls read are quantized; biases, norms and the like
     stay. BuildError where this CPU cannot compute with them.
     """
-    if weight_format.is_int8_gemm and not int8_gemm.is_exact_here():
+    native = weight_format.kernels == NATIVE
+    if weight_format.is_int8_gemm and not native and not int8_gemm.is_exact_here():
         what = "this CPU adds up products of 8-bit integers in 16 bits, which are too few"
         raise BuildError(what, "Build with --weights int8 --weight-block 128.")
     return WeightLowering(model, data_name, weight_format).run()
@@ -188,6 +228,38 @@ def int8_gemm_kernel(
         return (int8_gemm.Kernel(in_features, out_features), x) if x is not None else None
     static = int8_gemm.static_input(node) if scheme.activations == "static tensor" else None
     return (int8_gemm.Kernel(in_features, out_features, static[1]), static[0]) if static else None
+
+
+def packed_product(source: QuantizedValues, node: ir.Node) -> PackedProduct | None:
+    """The product that our own kernel makes of these values and activations; None where there is
+    no kernel."""
+    bits: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
+    scheme, (out_features, in_features) = source.scheme, source.shape
+    block = low_bit_matmul.block_for(source.block_size or low_bit_matmul.WIDEST)
+    if scheme.weight not in bits or block is None:
+        return None
+    layout = Layout(bits[scheme.weight], block, in_features, out_features)
+    name, nodes = str(node.name), [node]
+    if scheme.activations == "none":
+        return PackedProduct(name, nodes, source, layout)
+    if scheme.activations == "dynamic token":
+        return PackedProduct(name, nodes, source, layout, RowRounding(by_row=True))
+    static = int8_gemm.static_input(node) if scheme.activations == "static tensor" else None
+    if static is None:
+        return None
+    return PackedProduct(name, nodes, source, layout, RowRounding(scale=static[1]), static[0])
+
+
+def rounded_product(
+    value: ir.Value, tensor: ir.ExternalTensor, users: list[ir.Node], weight_format: WeightFormat
+) -> PackedProduct:
+    """The MatMuls of a stored weight that is quantized here, for our own kernel."""
+    out_features, in_features = tensor.shape.numpy()
+    assert weight_format.bits is not None
+    by_row = weight_format.is_int8_gemm
+    block = low_bit_matmul.WIDEST if by_row else weight_format.block
+    layout = Layout(weight_format.bits, block, in_features, out_features)
+    return PackedProduct(str(value.name), users, tensor, layout, RowRounding(by_row=by_row))
 
 
 def nbits_kernel(source: QuantizedValues) -> matmul_nbits.Kernel | None:
@@ -224,6 +296,28 @@ def place_products(layout: DataLayout, products: list[Product]) -> Iterator[LowB
         groups.setdefault(product.group, []).append(product)
     for group in groups.values():
         yield from place_group(layout, group)
+
+
+def place_packed(layout: DataLayout, products: list[PackedProduct]) -> Iterator[PackedWeight]:
+    """Place weights that our own kernel reads; products of the same rows become one node, which
+    rounds them once."""
+    groups: dict[Hashable, list[PackedProduct]] = {}
+    for product in products:
+        groups.setdefault(product.group, []).append(product)
+    for group in groups.values():
+        first, places = group[0], []
+        for product in group:
+            place = layout.place_packed(product.name, product.layout)
+            places.append(place)
+            yield PackedWeight(product.source, product.layout, product.rounding, place.offset)
+        if len(group) > 1:
+            nodes = [product.nodes[0] for product in group]
+            layouts, values = [one.layout for one in group], [place.value for place in places]
+            replace_matmuls(nodes, first.rows_of(nodes[0]), layouts, values, first.rounding)
+            continue
+        for node in first.nodes:
+            rows, values = first.rows_of(node), [places[0].value]
+            replace_matmuls([node], rows, [first.layout], values, first.rounding)
 
 
 def place_group(layout: DataLayout, group: list[Product]) -> Iterator[LowBitWeight]:

@@ -61,7 +61,6 @@ class Rule:
 OPERATORS_MD = "onnx-tensorrt, docs/operators.md"
 CHECKERS = "onnx-tensorrt, onnxOpCheckers.cpp"
 IMPORTERS = "onnx-tensorrt, onnxOpImporters.cpp"
-CUSTOM_OPS = "onnx-tensorrt, docs/TRT_custom_ops.md"
 HELPERS = "onnx-tensorrt, AttentionHelpers.cpp"
 QUANTIZED = "TensorRT documentation, quantized types"
 KV_CACHE = "TensorRT documentation, KV cache"

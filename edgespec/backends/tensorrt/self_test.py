@@ -23,7 +23,6 @@ from edgespec.backends.tensorrt.execution import OpenEngine
 from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.backends.tensorrt.states import DTYPES
 from edgespec.backends.tensorrt.target import Dialect
-from edgespec.backends.tensorrt.workspace import Pinned
 from edgespec.contract import past_names, present_names
 
 ALIASES = "aliases"
@@ -31,39 +30,22 @@ FUSED = re.compile(r"\s*\+\s*")  # between the names of layers that became one
 
 
 class DeviceCache:
-    """The cache of a runner as the check reads and writes it, over page-locked memory of one
-    tensor's size."""
+    """The cache of a runner as the check reads and writes it."""
 
     def __init__(self, cache: KvCache, dtype: np.dtype[Any]) -> None:
         self.cache, self.dtype, self.num_tensors = cache, dtype, cache.size.tensors
         width = cache.size.row_bytes // dtype.itemsize
         self.shape = (cache.lanes, cache.size.heads, cache.slots, width)
-        self.size = cache.lanes * cache.lane_bytes
-        self.pinned = Pinned(cache.workspace)
-        self.pinned.fit(self.size)
 
     def read(self, tensor: int) -> NDArray[Any]:
         """A copy of one tensor [lanes, heads, slots, D]."""
-        workspace = self.cache.workspace
-        with workspace.working():
-            source = self.cache.address(tensor, 0)
-            workspace.device.download(self.pinned.address, source, self.size, workspace.stream)
-            workspace.synchronize()
-        return self.pinned.view(0, self.shape, self.dtype).copy()
+        size = self.cache.lanes * self.cache.lane_bytes
+        raw = self.cache.workspace.down(self.cache.address(tensor, 0), size)
+        return raw.view(self.dtype).reshape(self.shape)
 
     def write(self, tensor: int, values: NDArray[Any]) -> None:
         """Replace the contents of one tensor."""
-        workspace = self.cache.workspace
-        self.pinned.view(0, self.shape, self.dtype)[...] = values
-        with workspace.working():
-            target = self.cache.address(tensor, 0)
-            workspace.device.upload(target, self.pinned.address, self.size, workspace.stream)
-            workspace.synchronize()
-
-    def close(self) -> None:
-        """Give the page-locked memory back."""
-        with self.cache.workspace.working():
-            self.pinned.free()
+        self.cache.workspace.put(self.cache.address(tensor, 0), values.astype(self.dtype))
 
 
 def self_test(runner: Runner) -> list[Finding]:
@@ -72,10 +54,7 @@ def self_test(runner: Runner) -> list[Finding]:
     if runner.cache is None:
         return [not_run("cache", "the engine keeps no keys and values")]
     memory = DeviceCache(runner.cache, DTYPES[runner.settings.compute])
-    try:
-        return [aliases(runner), *check_cache(runner, memory, FLOAT32_TOLERANCE)]
-    finally:
-        memory.close()
+    return [aliases(runner), *check_cache(runner, memory, FLOAT32_TOLERANCE)]
 
 
 def aliases(runner: TensorRTRunner) -> Finding:
@@ -119,7 +98,7 @@ def memory_of(runner: TensorRTRunner) -> dict[str, int]:
     if recurrent is not None:
         tensors = recurrent.tensors.values()
         sizes["recurrent_state"] = sum(row.layers * row.layer_bytes for row in tensors)
-    return {**sizes, "work": runner.workspace.scratch_size}
+    return {**sizes, "work": runner.workspace.scratch.size}
 
 
 # ---- layers

@@ -132,3 +132,35 @@ def test_an_engine_that_is_right_alone_and_wrong_in_a_batch_is_refused(fault: st
     assert difference({}, lanes=1, fault=FAULTS[fault]) == 0.0
     with pytest.raises(BuildError, match="golden prompt"):
         difference({}, lanes=2, fault=FAULTS[fault])
+
+
+# ---- outputs that are rounded: their direction and their size
+
+
+def rounded(fault: Fault, max_scale: float | None) -> float:
+    """How far the size of the outputs is from that of the golden ones."""
+    arrays = golden()
+    spec = AccuracySpec(tolerance=0.1, min_cosine=0.99, max_scale=max_scale)
+    ropes = (RopeConfig(theta=10000.0, rotary_dim=4),)
+    runner = Answers(arrays, {}, 1, fault)
+    return check_golden(runner, arrays, ropes, spec, REMEDIES).scale
+
+
+def test_a_size_that_no_direction_shows_is_refused_where_that_is_asked() -> None:
+    def louder(right: Floats) -> Floats:
+        return right * np.float32(1.02)
+
+    assert rounded(louder, None) == pytest.approx(0.02, rel=1e-3)
+    assert rounded(louder, 0.03) == pytest.approx(0.02, rel=1e-3)
+    with pytest.raises(BuildError, match=r"golden prompt differ in size by 2 %"):
+        rounded(louder, 0.01)
+
+
+def test_another_direction_is_refused_whatever_its_size() -> None:
+    with pytest.raises(BuildError, match=r"golden prompt have a cosine of -?0\.\d{3}"):
+        rounded(lambda right: np.roll(right, 1, axis=-1), None)
+
+
+def test_outputs_that_are_no_numbers_have_no_direction() -> None:
+    with pytest.raises(BuildError, match="a cosine of nan"):
+        rounded(lambda right: right * np.float32("nan"), None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edgespec.backends.base import PlanHints
+from edgespec.backends.engine_config import FP32_WEIGHTS
 from edgespec.errors import LimitError, OptionError, rephrased
 from edgespec.runtime.drafters.eagle_options import EagleOptions
 from edgespec.runtime.planner import Planner
@@ -17,7 +19,7 @@ from edgespec.runtime.static_tree import StaticPlan
 from edgespec.runtime.tree import DraftPlan
 from edgespec.runtime.verify import RejectionAcceptance, acceptance_of
 
-ROOM = SimpleNamespace(limits=SimpleNamespace(verify_tree_size=64))
+ROOM = SimpleNamespace(limits=SimpleNamespace(verify_tree_size=64), weights=FP32_WEIGHTS)
 DRAFT = SimpleNamespace(limits=lambda config: TreeLimits(64, 60, 1000, static_trees=True))
 DRAFTING: Any = SimpleNamespace(of=lambda drafter, options: DRAFT)
 
@@ -45,6 +47,16 @@ def test_a_static_tree_that_branches_is_refused_as_such_where_only_chains_will_d
     assert planner(exact=True).by_tree(CHAIN).top_k == 1
     with pytest.raises(LimitError, match="--spec-draft-top-k 4 drafts trees"):
         planner(exact=True).by_sizes(4, 2, 8)
+
+
+def test_trees_are_exact_where_a_row_has_the_same_bits_in_every_pass() -> None:
+    weights = replace(FP32_WEIGHTS, scheme="int4", block=128, rounding=0.0)
+    config: Any = SimpleNamespace(limits=ROOM.limits, weights=weights)
+    bitwise = replace(planner(exact=True), config=config)
+    assert bitwise.by_tree(BRANCHING).top_k > 1
+    assert bitwise.by_sizes(4, 2, 8).top_k == 4
+    with pytest.raises(LimitError, match="not what plain decoding gives bit for bit"):
+        bitwise.check_acceptance(RejectionAcceptance(), bitwise.by_tree(CHAIN))
 
 
 @pytest.mark.parametrize("how", [{"exact": True}, {"acceptance": RejectionAcceptance()}])

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING
 from edgespec.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnxruntime as ort
+    from numpy.typing import NDArray
+
+    from edgespec.backends.ort.native.layout import Layout
 
 DOMAIN = "edgespec"  # of the operators
 LAYOUT_VERSION = 1  # of packed weights, as in matmul.h
@@ -28,12 +32,17 @@ BUILD_IT = "Install a C++17 compiler (g++ or clang++) and install edgespec again
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The loaded library. `levels` are the levels of instructions that are usable here, the best
-    one first; all give the same bits."""
+    """The loaded library."""
 
     path: Path
     library: ctypes.CDLL
-    levels: tuple[str, ...]
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The levels of instructions that are usable here, the best one first; all give the same
+        bits. Each is proven where it was not yet, which takes 40 ms."""
+        names: bytes = self.library.edgespec_levels()
+        return tuple(names.decode().split(","))
 
     @property
     def level(self) -> str:
@@ -47,6 +56,36 @@ class Kernels:
         if not self.library.edgespec_use_level(name.encode()):
             what = f"the kernels have no level {name!r} on this machine"
             raise EnvironmentProblem(what, f"Choose one of: {', '.join(self.levels)}.")
+
+    def low_bit_matmul(
+        self,
+        layout: Layout,
+        rounding: int,
+        scale: float,
+        packed: NDArray[np.uint8],
+        x: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        """The product [rows, out] of x [rows, in] and a packed weight, on this thread; rows have a
+        scale per block (`rounding` 0), one each (1), or `scale` (2)."""
+        import numpy as np
+
+        assert packed.nbytes == layout.num_bytes
+        assert x.shape[1:] == (layout.in_features,)
+        packed, x = np.ascontiguousarray(packed), np.ascontiguousarray(x, np.float32)
+        y = np.empty((len(x), layout.out_features), np.float32)
+        self.library.edgespec_low_bit_matmul(
+            ctypes.c_int64(layout.in_features),
+            ctypes.c_int64(layout.out_features),
+            layout.bits,
+            ctypes.c_int64(layout.block),
+            rounding,
+            ctypes.c_float(scale),
+            packed.ctypes.data_as(ctypes.c_void_p),
+            x.ctypes.data_as(ctypes.c_void_p),
+            ctypes.c_int64(len(x)),
+            y.ctypes.data_as(ctypes.c_void_p),
+        )
+        return y
 
     def register(self, options: ort.SessionOptions) -> None:
         """Let sessions with these options run graphs that have the operators."""
@@ -76,13 +115,13 @@ def load(path: Path = PATH) -> Kernels | str:
     try:
         library = ctypes.CDLL(str(path))
         version: int = library.edgespec_layout_version()
+        library.edgespec_low_bit_matmul.restype = None
         library.edgespec_level.restype = library.edgespec_levels.restype = ctypes.c_char_p
-        levels: bytes = library.edgespec_levels()
     except (OSError, AttributeError) as error:
         return f"edgespec's own kernels cannot be loaded: {error}"
     if version != LAYOUT_VERSION:
         return f"edgespec's own kernels are of another version ({version}, not {LAYOUT_VERSION})"
-    found = Kernels(path, library, tuple(levels.decode().split(",")))
+    found = Kernels(path, library)
     if wanted := os.environ.get(LEVEL_VARIABLE):
         found.use_level(wanted)
     return found

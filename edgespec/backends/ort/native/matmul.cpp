@@ -14,7 +14,7 @@ namespace {
 
 // Weights of a piece of work: enough that starting it costs nothing beside it.
 constexpr int64_t kPieceBytes = 64 * 1024;
-constexpr size_t kMaxPieces = 256;
+constexpr int64_t kMaxPieces = 256;
 
 // Memory for the rounded rows of a call, kept from call to call of a thread.
 RoundedRows room_for(const MatMulShape& shape, const MatMulKernels& kernels, int64_t num_rows) {
@@ -36,25 +36,28 @@ RoundedRows room_for(const MatMulShape& shape, const MatMulKernels& kernels, int
   return rows;
 }
 
+// Rows by one weight or by several, all of the same inputs, bits and block size: the rows are
+// rounded once for all of them.
 class LowBitMatMul {
  public:
   static constexpr const char* name = "LowBitMatMul";
 
-  // x [..., in] and the packed weight; docs of the layout stand in matmul.h.
+  // x [..., in], and packed weights as matmul.h describes them.
   static const std::vector<Port>& inputs() {
-    static const std::vector<Port> ports = {{kFloat}, {kUint8}};
+    static const std::vector<Port> ports = {{kFloat}, {kUint8, kVariadic}};
     return ports;
   }
+  // One y [..., out] for each weight.
   static const std::vector<Port>& outputs() {
-    static const std::vector<Port> ports = {{kFloat}};
+    static const std::vector<Port> ports = {{kFloat, kVariadic}};
     return ports;
   }
 
   explicit LowBitMatMul(const Info& info) {
-    shape_.in = info.integer("K");
-    shape_.out = info.integer("N");
-    shape_.bits = static_cast<int>(info.integer("bits"));
-    shape_.block = info.integer("block_size");
+    MatMulShape shape;
+    shape.in = info.integer("K");
+    shape.bits = static_cast<int>(info.integer("bits"));
+    shape.block = info.integer("block_size");
     rounding_.scale = info.real_or("activation_scale", 0.0f);
     if (rounding_.scale > 0) {
       rounding_.kind = Rounding::kStatic;
@@ -64,61 +67,94 @@ class LowBitMatMul {
     if (info.integer("layout_version") != kLayoutVersion) {
       throw GraphError("its weight is packed for another version of the kernels");
     }
-    if (shape_.in < 1 || shape_.out < 1 || (shape_.bits != 4 && shape_.bits != 8) ||
-        (shape_.block != 32 && shape_.block != 64 && shape_.block != kSpan)) {
-      throw GraphError("no kernel for these sizes");
+    bool fits = shape.in >= 1 && (shape.bits == 4 || shape.bits == 8) &&
+                (shape.block == 32 || shape.block == 64 || shape.block == kSpan);
+    for (const int64_t out : info.integers("N")) {
+      shape.out = out;
+      fits = fits && out >= 1;
+      shapes_.push_back(shape);
     }
+    if (!fits || shapes_.empty()) throw GraphError("no kernel for these sizes");
   }
 
   void compute(const Context& context) const {
     const auto x = context.input<float>(0);
-    const auto weight = context.input<uint8_t>(1);
-    if (x.dims.empty() || x.dims.back() != shape_.in) {
-      throw GraphError("its rows are not " + std::to_string(shape_.in) + " wide");
+    const int64_t in = shapes_[0].in;
+    if (x.dims.empty() || x.dims.back() != in) {
+      throw GraphError("its rows are not " + std::to_string(in) + " wide");
     }
-    if (weight.count() != shape_.bytes()) {
-      throw GraphError("its weight has " + std::to_string(weight.count()) + " bytes instead of " +
-                       std::to_string(shape_.bytes()));
-    }
-    Dims dims = x.dims;
-    dims.back() = shape_.out;
-    const auto y = context.output<float>(0, dims);
-    const int64_t num_rows = x.count() / shape_.in;
+    const std::vector<Product> products = products_of(context, x.dims);
+    const int64_t num_rows = x.count() / in;
     if (num_rows == 0) return;
     const MatMulKernels& kernels = *level().matmul;
-    const RoundedRows rows = room_for(shape_, kernels, num_rows);
+    const RoundedRows rows = room_for(shapes_[0], kernels, num_rows);
     quantize(context, kernels, x.data, rows);
-    const int64_t panels = shape_.panels();
-    const int64_t pieces = num_pieces();
+    const int64_t panels = products.back().last, pieces = num_pieces(panels);
     context.parallel_for(static_cast<size_t>(pieces), [&](size_t i) {
       const int64_t piece = static_cast<int64_t>(i);
-      kernels.multiply(shape_, weight.data, panels * piece / pieces, panels * (piece + 1) / pieces,
-                       rows, y.data);
+      const int64_t begin = panels * piece / pieces, end = panels * (piece + 1) / pieces;
+      for (const Product& one : products) {
+        const int64_t first = begin > one.first ? begin : one.first;
+        const int64_t last = end < one.last ? end : one.last;
+        if (first < last) {
+          kernels.multiply(*one.shape, one.weight, first - one.first, last - one.first, rows,
+                           one.y);
+        }
+      }
     });
   }
 
  private:
+  // A weight and what it makes; its panels are [first, last) of those of all weights.
+  struct Product {
+    const MatMulShape* shape;
+    const uint8_t* weight;
+    float* y;
+    int64_t first, last;
+  };
+
+  std::vector<Product> products_of(const Context& context, Dims dims) const {
+    if (context.num_inputs() != shapes_.size() + 1 || context.num_outputs() != shapes_.size()) {
+      throw GraphError("it has not as many weights and outputs as sizes N");
+    }
+    std::vector<Product> products;
+    int64_t first = 0;
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      const MatMulShape& shape = shapes_[i];
+      const auto weight = context.input<uint8_t>(i + 1);
+      if (weight.count() != shape.bytes()) {
+        throw GraphError("its weight has " + std::to_string(weight.count()) +
+                         " bytes instead of " + std::to_string(shape.bytes()));
+      }
+      dims.back() = shape.out;
+      const auto y = context.output<float>(i, dims);
+      if (!y) throw GraphError("an output that nobody reads");
+      products.push_back({&shape, weight.data, y.data, first, first + shape.panels()});
+      first += shape.panels();
+    }
+    return products;
+  }
+
   void quantize(const Context& context, const MatMulKernels& kernels, const float* x,
                 const RoundedRows& rows) const {
     auto one = [&](size_t i) {
-      kernels.quantize(shape_, rounding_, x, rows.group(static_cast<int64_t>(i)));
+      kernels.quantize(shapes_[0], rounding_, x, rows.group(static_cast<int64_t>(i)));
     };
     constexpr int64_t kWorthThreads = 64 * 1024;  // inputs
-    if (rows.num_rows * shape_.in >= kWorthThreads) {
+    if (rows.num_rows * shapes_[0].in >= kWorthThreads) {
       context.parallel_for(static_cast<size_t>(rows.num_groups), one);
     } else {
       for (int64_t g = 0; g < rows.num_groups; ++g) one(static_cast<size_t>(g));
     }
   }
 
-  int64_t num_pieces() const {
-    const int64_t wanted = shape_.bytes() / kPieceBytes + 1;
-    const int64_t most = static_cast<int64_t>(kMaxPieces);
-    const int64_t pieces = wanted < most ? wanted : most;
-    return pieces < shape_.panels() ? pieces : shape_.panels();
+  int64_t num_pieces(int64_t panels) const {
+    const int64_t wanted = panels * shapes_[0].panel_bytes() / kPieceBytes + 1;
+    const int64_t pieces = wanted < kMaxPieces ? wanted : kMaxPieces;
+    return pieces < panels ? pieces : panels;
   }
 
-  MatMulShape shape_;
+  std::vector<MatMulShape> shapes_;
   RowRounding rounding_;
 };
 
@@ -152,16 +188,21 @@ std::vector<uint8_t> some_weight(const MatMulShape& shape, Numbers& numbers) {
 std::vector<float> product(const MatMulKernels& kernels, const MatMulShape& shape,
                            RowRounding rounding, const std::vector<uint8_t>& weight,
                            const std::vector<float>& x, int64_t num_rows) {
-  const RoundedRows rows = room_for(shape, kernels, num_rows);
-  for (int64_t g = 0; g < rows.num_groups; ++g) {
-    kernels.quantize(shape, rounding, x.data(), rows.group(g));
-  }
   std::vector<float> y(static_cast<size_t>(num_rows * shape.out));
-  kernels.multiply(shape, weight.data(), 0, shape.panels(), rows, y.data());
+  multiply(kernels, shape, rounding, weight.data(), x.data(), num_rows, y.data());
   return y;
 }
 
 }  // namespace
+
+void multiply(const MatMulKernels& kernels, const MatMulShape& shape, RowRounding rounding,
+              const uint8_t* weight, const float* x, int64_t num_rows, float* y) {
+  const RoundedRows rows = room_for(shape, kernels, num_rows);
+  for (int64_t g = 0; g < rows.num_groups; ++g) {
+    kernels.quantize(shape, rounding, x, rows.group(g));
+  }
+  kernels.multiply(shape, weight, 0, shape.panels(), rows, y);
+}
 
 bool proves_itself(const MatMulKernels& kernels) {
   Numbers numbers;

@@ -116,7 +116,13 @@ struct MatMulKernels {
 };
 
 extern const MatMulKernels matmul_portable;
+extern const MatMulKernels matmul_avx2;
+extern const MatMulKernels matmul_avx_vnni;
 extern const MatMulKernels matmul_avx512_vnni;
+
+// y [num_rows, out] of x [num_rows, in], on the calling thread.
+void multiply(const MatMulKernels& kernels, const MatMulShape& shape, RowRounding rounding,
+              const uint8_t* weight, const float* x, int64_t num_rows, float* y);
 
 // Whether kernels give the same bits as the portable ones on a small problem.
 bool proves_itself(const MatMulKernels& kernels);

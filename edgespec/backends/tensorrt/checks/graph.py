@@ -11,19 +11,22 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx.shape_inference import InferenceError, infer_shapes
 
 from edgespec.backends.tensorrt.parser_operators import CUSTOM_DOMAIN
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 
 Dims = tuple[int | str | None, ...]
 DEFAULT_DOMAINS = ("", "ai.onnx")
-CONTRADICTIONS = (onnx.shape_inference.InferenceError, ValueError)  # as inference raises them
+CONTRADICTIONS = (InferenceError, ValueError)  # as inference raises them
 MAX_TEXT = 200  # characters of what ONNX says
 MAX_VALUES = 2**16  # elements of a constant whose value is looked at
 
@@ -46,7 +49,7 @@ class Scope:
     graph: GraphProto
     tensors: Mapping[str, Tensor]
     stored: Mapping[str, TensorProto]
-    makers: Mapping[str, NodeProto]
+    constants: frozenset[str]  # what is known when the engine is built
     owner: NodeProto | None = None
 
     def tensor(self, name: str) -> Tensor:
@@ -64,21 +67,20 @@ class Scope:
 
     def is_constant(self, name: str) -> bool:
         """Whether a value is known when the engine is built: stored, or made of such values."""
-        if name in self.stored:
-            return True
-        node = self.makers.get(name)
-        if node is None or node.op_type in ("If", "Loop", "Scan"):
-            return False
-        return all(self.is_constant(each) for each in node.input if each)
+        return name in self.constants
 
 
 class View:
-    """A model, checked for one release."""
+    """A model, checked for one release, whose external data lies in `directory`; None: it is not
+    looked at. `contradiction` is the first node at which types and shapes contradict each other or
+    the operator's definition, and what ONNX says of it."""
 
-    def __init__(self, model: ModelProto, version: ParserVersion) -> None:
-        self.model, self.version = model, version
-        self.scopes = list(scopes_of(inferred(model)))
-        self.contradiction = contradiction(model)
+    def __init__(
+        self, model: ModelProto, version: ParserVersion, directory: Path | None = None
+    ) -> None:
+        self.model, self.version, self.directory = model, version, directory
+        found, self.contradiction = inferred(model)
+        self.scopes = list(scopes_of(found))
 
     def nodes(self, *op_types: str) -> Iterator[tuple[Scope, NodeProto]]:
         """The nodes of these types, of all graphs; without types every node."""
@@ -136,19 +138,21 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 # ---- types and shapes
 
 
-def inferred(model: ModelProto) -> ModelProto:
-    """A copy with inferred types; the nodes are those of `model` again."""
-    copy = standard(model)
+def inferred(model: ModelProto) -> tuple[ModelProto, tuple[str, str] | None]:
+    """A copy with inferred types, whose nodes are those of `model` again, and the contradiction."""
+    found, problem = standard(model), None
     try:
-        found = onnx.shape_inference.infer_shapes(copy, data_prop=True)
-    except CONTRADICTIONS:
-        found = copy  # `contradiction` says what it is
+        found = infer_shapes(found, check_type=True, strict_mode=True, data_prop=True)
+    except CONTRADICTIONS as error:
+        problem = place_of(error)
+        with suppress(*CONTRADICTIONS):
+            found = infer_shapes(found, data_prop=True)
     pairs = zip([*every_graph(found.graph)], [*every_graph(model.graph)], strict=True)
     for graph, source in pairs:
         for i, node in enumerate(source.node):
             if node.domain == CUSTOM_DOMAIN:
                 graph.node[i].CopyFrom(node)
-    return found
+    return found, problem
 
 
 def standard(model: ModelProto) -> ModelProto:
@@ -161,17 +165,12 @@ def standard(model: ModelProto) -> ModelProto:
     return copy
 
 
-def contradiction(model: ModelProto) -> tuple[str, str] | None:
-    """The first node at which types and shapes contradict each other or the operator's definition,
-    and what ONNX says of it; None: they agree."""
-    try:
-        onnx.shape_inference.infer_shapes(standard(model), check_type=True, strict_mode=True)
-    except CONTRADICTIONS as error:
-        text = " ".join(str(error).split())
-        node = re.search(r"\(op_type:(\w+)(?:, node name: ([^)]*))?\)", text)
-        place = f"{node[2] or 'a node'} ({node[1]})" if node else "the model"
-        return place, text[-MAX_TEXT:]
-    return None
+def place_of(error: Exception) -> tuple[str, str]:
+    """The node that ONNX names in an error, and what it says of it."""
+    text = " ".join(str(error).split())
+    node = re.search(r"\(op_type:(\w+)(?:, node name: ([^)]*))?\)", text)
+    place = f"{node[2] or 'a node'} ({node[1]})" if node else "the model"
+    return place, text[-MAX_TEXT:]
 
 
 def every_graph(graph: GraphProto) -> Iterator[GraphProto]:
@@ -227,18 +226,27 @@ def scopes_below(
                 stored[node.output[0]] = constant
     for name, tensor in stored.items():
         tensors[name] = Tensor(type_name(tensor.data_type), tuple(tensor.dims))
-    makers = {name: node for node in graph.node for name in node.output if name}
     scope = Scope(
         graph,
         tensors if outer is None else ChainMap(tensors, dict(outer.tensors)),
         stored if outer is None else ChainMap(stored, dict(outer.stored)),
-        makers if outer is None else ChainMap(makers, dict(outer.makers)),
+        constants_of(graph, {*stored, *(() if outer is None else outer.constants)}),
         owner,
     )
     yield scope
     for node in graph.node:
         for below in subgraphs(node):
             yield from scopes_below(below, scope, node)
+
+
+def constants_of(graph: GraphProto, known: set[str]) -> frozenset[str]:
+    """The names of a graph that are `known`, or made of such ones; nodes come in the order of their
+    inputs."""
+    for node in graph.node:
+        follows = all(name in known for name in node.input if name)
+        if follows and node.op_type not in ("If", "Loop", "Scan"):
+            known.update(name for name in node.output if name)
+    return frozenset(known)
 
 
 def values_of(graph: GraphProto) -> Iterable[ValueInfoProto]:

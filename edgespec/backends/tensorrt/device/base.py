@@ -6,14 +6,18 @@ package: each implementation is a file of its own, and `opening` chooses.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import EnvironmentProblem
 
+logger = logging.getLogger(__name__)
 ALIGNMENT = 256  # of a tensor's address, in bytes
 
 
@@ -27,6 +31,15 @@ class DeviceMemoryFull(DeviceProblem):
     """The device has not so much free memory."""
 
 
+class DeviceLost(DeviceProblem):
+    """A call of CUDA failed so that the device does nothing more for this process."""
+
+    usual_remedy = (
+        "Run the command again: nothing else revives the device. If it fails again, report it with"
+        " the config files of the engines."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class HostBlock:
     """Page-locked host memory, which a device copies from and to while the host goes on."""
@@ -37,7 +50,9 @@ class HostBlock:
 
 class Device(ABC):
     """A CUDA device. Calls with a stream return at once; `synchronize` waits for what was asked
-    before. DeviceProblem where CUDA fails, DeviceMemoryFull where memory does not do.
+    before. DeviceProblem where CUDA fails, DeviceMemoryFull where memory does not do, DeviceLost
+    where nothing works any more, in each call from then on. What gives something back never raises
+    DeviceLost: whoever closes must not hide why.
 
     `can_capture` says whether what is put on a stream can be kept as a graph. All calls come from
     threads that have called `activate`.
@@ -46,10 +61,34 @@ class Device(ABC):
     name: str
     sm: int  # compute capability, times ten
     can_capture: bool
+    lost: DeviceLost | None = None  # the first error after which nothing works
 
     @abstractmethod
     def activate(self) -> None:
         """Make the device that of the calling thread, where it is not."""
+
+    # ---- errors
+
+    @abstractmethod
+    def works(self) -> bool:
+        """Whether the device does what it is asked, once a call has failed; waits for it."""
+
+    def failed(self, what: str, *, full: bool = False) -> DeviceProblem:
+        """The error to raise where a call has failed; `full`: memory does not do. Once the device
+        is lost it is the first one."""
+        if full:
+            return DeviceMemoryFull(what)
+        if self.lost is None and not self.works():
+            self.lost = DeviceLost(what)
+        return DeviceProblem(what) if self.lost is None else DeviceLost(self.lost.what)
+
+    def give_back(self, free: Callable[..., Any], *arguments: Any) -> None:
+        """Free something, unless the device is lost: then the end of the process does."""
+        if self.lost is None:
+            try:
+                free(*arguments)
+            except DeviceLost as error:
+                logger.warning("%s", error.what)
 
     # ---- memory
 

@@ -1,20 +1,23 @@
-"""A CUDA device by NVIDIA's own package, cuda-bindings.
+"""A CUDA device by NVIDIA's own package, cuda-bindings: the driver's API, which is one for all
+releases of CUDA's runtime, in the primary context, which TensorRT uses too.
 
-The runtime API uses the primary context, as TensorRT does. Knows CUDA; knows no engine.
+Knows CUDA; knows no engine.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from edgespec.backends.tensorrt.device.base import (
-    Device,
-    DeviceMemoryFull,
-    DeviceProblem,
-    HostBlock,
+from edgespec.backends.tensorrt.device.base import Device, DeviceProblem, HostBlock
+
+NAME_BYTES = 256
+OLD_DRIVER = (
+    "Update NVIDIA's driver, or pip install cuda-bindings of the version of CUDA that nvidia-smi"
+    " names."
 )
 
 
@@ -24,80 +27,88 @@ class CudaPythonDevice(Device):
     can_capture = True
 
     def __init__(self) -> None:
-        from cuda.bindings import driver, runtime
+        from cuda.bindings import driver
 
-        self.cuda, self.driver = runtime, driver
-        self.kinds = runtime.cudaMemcpyKind
+        self.cuda = driver
+        self.context: Any = None
         self.modules: list[Any] = []
-        self.graphs: dict[int, Any] = {}
+        self.call(driver.cuInit, 0)
+        device = self.call(driver.cuDeviceGet, 0)
+        # Never released: objects of TensorRT may live longer than this one
+        self.context = self.call(driver.cuDevicePrimaryCtxRetain, device)
         self.activate()
-        (properties,) = self.done(runtime.cudaGetDeviceProperties(0))
-        self.name = properties.name.rstrip(b"\0").decode(errors="replace")
-        self.sm = 10 * properties.major + properties.minor
-
-    def done(self, answer: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The values of an answer; DeviceProblem where it is an error."""
-        error, *values = answer
-        if error == self.cuda.cudaError_t.cudaSuccess:
-            return tuple(values)
-        self.cuda.cudaGetLastError()  # or the next launch would report it again
-        _, name = self.cuda.cudaGetErrorName(error)
-        _, text = self.cuda.cudaGetErrorString(error)
-        kind = (
-            DeviceMemoryFull
-            if error == self.cuda.cudaError_t.cudaErrorMemoryAllocation
-            else DeviceProblem
+        name = self.call(driver.cuDeviceGetName, NAME_BYTES, device)
+        self.name = name.split(b"\0")[0].decode(errors="replace")
+        part = driver.CUdevice_attribute
+        major, minor = (
+            self.call(driver.cuDeviceGetAttribute, attribute, device)
+            for attribute in (
+                part.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                part.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
         )
-        raise kind(f"CUDA: {name.decode()}: {text.decode()}")
+        self.sm = 10 * major + minor
 
-    def driven(self, answer: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The same of an answer of the driver's API."""
-        error, *values = answer
-        if error == self.driver.CUresult.CUDA_SUCCESS:
-            return tuple(values)
-        raise DeviceProblem(f"CUDA: {error.name}")
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of the driver gives; DeviceProblem where it fails."""
+        try:
+            error, *values = function(*arguments)
+        except RuntimeError as problem:  # the package is newer than the driver
+            raise DeviceProblem(f"CUDA: {problem}", OLD_DRIVER) from problem
+        if error == self.cuda.CUresult.CUDA_SUCCESS:
+            return values[0] if values else None
+        _, text = self.cuda.cuGetErrorString(error)
+        said = text.decode() if text else error.name
+        full = error == self.cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        raise self.failed(f"CUDA: {function.__name__} failed: {said}", full=full)
+
+    def works(self) -> bool:
+        """Whether the context can be waited for; while a stream is captured it cannot be said."""
+        if self.context is None:
+            return True
+        result = self.cuda.CUresult
+        (error,) = self.cuda.cuCtxSynchronize()
+        return error in (result.CUDA_SUCCESS, result.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 
     def activate(self) -> None:
-        """Use the first device's primary context in this thread."""
-        self.done(self.cuda.cudaSetDevice(0))
+        """Make the primary context this thread's."""
+        self.give_back(self.call, self.cuda.cuCtxSetCurrent, self.context)
+
+    # ---- memory
 
     def alloc(self, size: int) -> int:
-        """Memory of cudaMalloc, which aligns to 256 bytes."""
-        (address,) = self.done(self.cuda.cudaMalloc(size))
-        return int(address)
+        """cuMemAlloc, which aligns to 256 bytes."""
+        return int(self.call(self.cuda.cuMemAlloc, size))
 
     def free(self, address: int) -> None:
-        """cudaFree."""
-        self.done(self.cuda.cudaFree(address))
+        """cuMemFree."""
+        self.give_back(self.call, self.cuda.cuMemFree, address)
 
     def pinned(self, size: int) -> HostBlock:
-        """Memory of cudaHostAlloc."""
-        (address,) = self.done(self.cuda.cudaHostAlloc(size, self.cuda.cudaHostAllocDefault))
-        memory = (ctypes.c_uint8 * size).from_address(int(address))
-        return HostBlock(int(address), np.ctypeslib.as_array(memory))
+        """cuMemHostAlloc."""
+        address = int(self.call(self.cuda.cuMemHostAlloc, size, 0))
+        memory = (ctypes.c_uint8 * size).from_address(address)
+        return HostBlock(address, np.ctypeslib.as_array(memory))
 
     def free_pinned(self, block: HostBlock) -> None:
-        """cudaFreeHost."""
-        self.done(self.cuda.cudaFreeHost(block.address))
+        """cuMemFreeHost."""
+        self.give_back(self.call, self.cuda.cuMemFreeHost, block.address)
 
     def zero(self, address: int, size: int, stream: int) -> None:
-        """cudaMemsetAsync."""
-        self.done(self.cuda.cudaMemsetAsync(address, 0, size, stream))
+        """cuMemsetD8Async."""
+        self.call(self.cuda.cuMemsetD8Async, address, 0, size, stream)
 
     def upload(self, target: int, source: int, size: int, stream: int) -> None:
-        """cudaMemcpyAsync from the host."""
-        kind = self.kinds.cudaMemcpyHostToDevice
-        self.done(self.cuda.cudaMemcpyAsync(target, source, size, kind, stream))
+        """cuMemcpyHtoDAsync."""
+        self.call(self.cuda.cuMemcpyHtoDAsync, target, source, size, stream)
 
     def download(self, target: int, source: int, size: int, stream: int) -> None:
-        """cudaMemcpyAsync to the host."""
-        kind = self.kinds.cudaMemcpyDeviceToHost
-        self.done(self.cuda.cudaMemcpyAsync(target, source, size, kind, stream))
+        """cuMemcpyDtoHAsync."""
+        self.call(self.cuda.cuMemcpyDtoHAsync, target, source, size, stream)
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
-        """cudaMemcpyAsync on the device."""
-        kind = self.kinds.cudaMemcpyDeviceToDevice
-        self.done(self.cuda.cudaMemcpyAsync(target, source, size, kind, stream))
+        """cuMemcpyDtoDAsync."""
+        self.call(self.cuda.cuMemcpyDtoDAsync, target, source, size, stream)
 
     def copy_2d(
         self,
@@ -109,84 +120,79 @@ class CudaPythonDevice(Device):
         height: int,
         stream: int,
     ) -> None:
-        """cudaMemcpy2DAsync on the device."""
-        kind = self.kinds.cudaMemcpyDeviceToDevice
-        self.done(
-            self.cuda.cudaMemcpy2DAsync(
-                target, target_pitch, source, source_pitch, width, height, kind, stream
-            )
-        )
+        """cuMemcpy2DAsync."""
+        work, kind = self.cuda.CUDA_MEMCPY2D(), self.cuda.CUmemorytype
+        work.srcMemoryType = work.dstMemoryType = kind.CU_MEMORYTYPE_DEVICE
+        work.srcDevice, work.srcPitch = source, source_pitch
+        work.dstDevice, work.dstPitch = target, target_pitch
+        work.WidthInBytes, work.Height = width, height
+        self.call(self.cuda.cuMemcpy2DAsync, work, stream)
+
+    # ---- streams, events and graphs
 
     def stream(self) -> int:
         """A stream that does not wait for the default one."""
-        flags = self.cuda.cudaStreamNonBlocking
-        (stream,) = self.done(self.cuda.cudaStreamCreateWithFlags(flags))
-        return int(stream)
+        flags = self.cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
+        return int(self.call(self.cuda.cuStreamCreate, flags))
 
     def free_stream(self, stream: int) -> None:
-        """cudaStreamDestroy."""
-        self.done(self.cuda.cudaStreamDestroy(stream))
+        """cuStreamDestroy."""
+        self.give_back(self.call, self.cuda.cuStreamDestroy, stream)
 
     def synchronize(self, stream: int) -> None:
-        """cudaStreamSynchronize."""
-        self.done(self.cuda.cudaStreamSynchronize(stream))
+        """cuStreamSynchronize."""
+        self.call(self.cuda.cuStreamSynchronize, stream)
 
     def event(self) -> int:
-        """cudaEventCreate."""
-        (event,) = self.done(self.cuda.cudaEventCreate())
-        return int(event)
+        """cuEventCreate."""
+        return int(self.call(self.cuda.cuEventCreate, 0))
 
     def free_event(self, event: int) -> None:
-        """cudaEventDestroy."""
-        self.done(self.cuda.cudaEventDestroy(event))
+        """cuEventDestroy."""
+        self.give_back(self.call, self.cuda.cuEventDestroy, event)
 
     def record(self, event: int, stream: int) -> None:
-        """cudaEventRecord."""
-        self.done(self.cuda.cudaEventRecord(event, stream))
+        """cuEventRecord."""
+        self.call(self.cuda.cuEventRecord, event, stream)
 
     def wait(self, event: int) -> None:
-        """cudaEventSynchronize."""
-        self.done(self.cuda.cudaEventSynchronize(event))
+        """cuEventSynchronize."""
+        self.call(self.cuda.cuEventSynchronize, event)
 
     def elapsed_ms(self, begin: int, end: int) -> float:
-        """cudaEventElapsedTime."""
-        (elapsed_ms,) = self.done(self.cuda.cudaEventElapsedTime(begin, end))
-        return float(elapsed_ms)
+        """cuEventElapsedTime."""
+        return float(self.call(self.cuda.cuEventElapsedTime, begin, end))
 
     def begin_capture(self, stream: int) -> None:
         """Capture of this thread alone: others may allocate meanwhile."""
-        mode = self.cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        self.done(self.cuda.cudaStreamBeginCapture(stream, mode))
+        mode = self.cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self.call(self.cuda.cuStreamBeginCapture, stream, mode)
 
     def end_capture(self, stream: int) -> int | None:
         """The instantiated graph; None where the capture was broken."""
-        success = self.cuda.cudaError_t.cudaSuccess
-        error, graph = self.cuda.cudaStreamEndCapture(stream)
-        if error != success or not int(graph):
-            self.cuda.cudaGetLastError()
-            return None
-        error, made = self.cuda.cudaGraphInstantiate(graph, 0)
-        self.cuda.cudaGraphDestroy(graph)
+        success = self.cuda.CUresult.CUDA_SUCCESS
+        error, graph = self.cuda.cuStreamEndCapture(stream)
         if error != success:
-            self.cuda.cudaGetLastError()
             return None
-        self.graphs[int(made)] = made
-        return int(made)
+        error, made = self.cuda.cuGraphInstantiate(graph, 0)
+        self.call(self.cuda.cuGraphDestroy, graph)
+        return int(made) if error == success else None
 
     def launch_graph(self, graph: int, stream: int) -> None:
-        """cudaGraphLaunch."""
-        self.done(self.cuda.cudaGraphLaunch(self.graphs[graph], stream))
+        """cuGraphLaunch."""
+        self.call(self.cuda.cuGraphLaunch, graph, stream)
 
     def free_graph(self, graph: int) -> None:
-        """cudaGraphExecDestroy."""
-        self.done(self.cuda.cudaGraphExecDestroy(self.graphs.pop(graph)))
+        """cuGraphExecDestroy."""
+        self.give_back(self.call, self.cuda.cuGraphExecDestroy, graph)
+
+    # ---- kernels
 
     def load_kernel(self, image: bytes, name: str) -> object:
-        """A function of a module in the primary context."""
-        (module,) = self.driven(self.driver.cuModuleLoadData(image))
+        """A function of a module."""
+        module = self.call(self.cuda.cuModuleLoadData, image)
         self.modules.append(module)
-        (function,) = self.driven(self.driver.cuModuleGetFunction(module, name.encode()))
-        return function
+        return self.call(self.cuda.cuModuleGetFunction, module, name.encode())
 
     def launch(
         self,
@@ -196,13 +202,13 @@ class CudaPythonDevice(Device):
         argument: bytes,
         stream: int,
     ) -> None:
-        """cuLaunchKernel; the structure is copied by the call."""
+        """cuLaunchKernel, which copies the structure."""
         held = ctypes.create_string_buffer(argument, len(argument))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(held))
         at = ctypes.addressof(pointers)
-        self.driven(self.driver.cuLaunchKernel(kernel, *grid, threads, 1, 1, 0, stream, at, 0))
+        self.call(self.cuda.cuLaunchKernel, kernel, *grid, threads, 1, 1, 0, stream, at, 0)
 
     def close(self) -> None:
-        """Unload the modules; the primary context belongs to the process."""
+        """Unload the modules."""
         while self.modules:
-            self.driver.cuModuleUnload(self.modules.pop())
+            self.give_back(self.call, self.cuda.cuModuleUnload, self.modules.pop())

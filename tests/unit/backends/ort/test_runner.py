@@ -15,6 +15,7 @@ from edgespec.backends.ort import cache
 from edgespec.backends.ort import runner as runner_module
 from edgespec.backends.ort.cache import padding_of
 from edgespec.backends.ort.contract import lowered_contract
+from edgespec.backends.ort.options import FP32
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import open_runner
 from edgespec.contract import (
@@ -46,6 +47,7 @@ def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         exported.directory,
         work / "engine",
         Limits(max_input_len=CAPACITY, max_kv_cache_capacity=CAPACITY),
+        options=FP32,  # on ONNX Runtime's kernels
     )
     return work / "engine"
 
@@ -237,7 +239,7 @@ HYBRID = GraphShape(
 def hybrid(monkeypatch: pytest.MonkeyPatch) -> OrtRunner:
     """Of three lanes, each of up to 90 rows."""
     contract = lowered_contract(canonical_contract(HYBRID), batched=True)
-    monkeypatch.setattr(runner_module, "open_session", lambda path, spinning: Session(contract))
+    monkeypatch.setattr(runner_module, "open_session", lambda path, shared: Session(contract))
     return OrtRunner(Path("engine"), contract, 90, lanes=3, padding=9)
 
 

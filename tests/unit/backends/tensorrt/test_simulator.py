@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgespec.backends.tensorrt.device.base import DeviceMemoryFull, DeviceProblem
+from edgespec.backends.tensorrt.device.base import DeviceLost, DeviceMemoryFull, DeviceProblem
 from tests.tensorrt_simulator import building
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.library import Context, Engine, Simulator
@@ -240,7 +240,10 @@ def test_memory_that_is_too_small_or_gone_is_an_illegal_access(bench: Bench) -> 
     assert bench.runs()
     with pytest.raises(DeviceProblem, match="illegal access"):
         bench.device.synchronize(bench.stream)
+    assert not bench.runs()
+    assert "illegal access" in bench.said
     bench.device.free(small)
+    bench.device.lost = None
     assert bench.runs()
     with pytest.raises(DeviceProblem, match="illegal access"):
         bench.device.synchronize(bench.stream)
@@ -333,6 +336,27 @@ def test_a_capture_breaks_where_the_device_is_waited_for(bench: Bench, call: str
     assert bench.device.end_capture(bench.stream) is None
 
 
+def test_a_lost_device_refuses_all_but_what_gives_back(bench: Bench) -> None:
+    device, stream = bench.device, bench.stream
+    block, address, event = device.pinned(8), device.alloc(8), device.event()
+    device.work_left = 1
+    device.zero(address, 8, stream)
+    device.record(event, stream)
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        device.synchronize(stream)
+    for refused in (
+        lambda: device.synchronize(stream),
+        lambda: device.upload(address, block.address, 8, stream),
+        lambda: device.alloc(8),
+        lambda: device.wait(event),
+    ):
+        with pytest.raises(DeviceLost, match="illegal memory access"):
+            refused()
+    device.free(address)
+    device.free_pinned(block)
+    device.free_event(event)
+
+
 def test_an_event_has_its_time_once_its_stream_has_come_to_it(bench: Bench) -> None:
     device, stream = bench.device, bench.stream
     begin, end = device.event(), device.event()
@@ -341,14 +365,14 @@ def test_an_event_has_its_time_once_its_stream_has_come_to_it(bench: Bench) -> N
     device.record(begin, stream)
     device.zero(address, 8, stream)
     device.record(end, stream)
-    device.zero(address + 4, 5, stream)  # behind the event, and beyond the memory
+    device.zero(address, 8, stream)  # behind the event
     with pytest.raises(DeviceProblem, match="not ready"):
         device.elapsed_ms(begin, end)
     device.wait(end)
-    assert not device.at(address, 8).any()
+    device.at(address, 8)[:] = 1
     assert device.elapsed_ms(begin, end) > 0
-    with pytest.raises(DeviceProblem, match="illegal access"):
-        device.synchronize(stream)
+    device.synchronize(stream)
+    assert not device.at(address, 8).any()
     device.record(begin, stream)
     with pytest.raises(DeviceProblem, match="not ready"):
         device.elapsed_ms(begin, end)

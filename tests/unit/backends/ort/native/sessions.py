@@ -71,7 +71,7 @@ def matmul_session(
     layout: Layout, packed: NDArray[np.uint8], threads: int = 1, **attributes: Any
 ) -> ort.InferenceSession:
     """A session of one LowBitMatMul: x [rows, in] -> y [rows, out]."""
-    sizes = {"K": layout.in_features, "N": layout.out_features}
+    sizes = {"K": layout.in_features, "N": [layout.out_features]}
     form = {"bits": layout.bits, "block_size": layout.block, "layout_version": LAYOUT_VERSION}
     return session_of(
         "LowBitMatMul",

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.backends.ort.native.layout import Layout
-from edgespec.backends.ort.native.library import kernels
-from tests.unit.backends.ort.native.sessions import compiled, levels, matmul_session
+from edgespec.backends.ort.native.library import LAYOUT_VERSION, kernels
+from tests.unit.backends.ort.native.sessions import compiled, levels, matmul_session, session_of
 
 Floats = NDArray[np.float32]
 
@@ -102,6 +102,24 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(level: str, bits: int) ->
         for session in (one, two):
             (together,) = session.run(None, {"x": x[order]})
             assert together.tobytes() == alone[order].tobytes()
+
+
+def test_several_weights_share_the_rows_of_one_call(level: str) -> None:
+    layouts = [Layout(4, 32, 96, out) for out in (70, 5, 64)]
+    packed = [one.pack(*some_weight(one, seed)) for seed, one in enumerate(layouts)]
+    x = some_rows(layouts[0], 7)
+    sizes = [one.out_features for one in layouts]
+    together = session_of(
+        "LowBitMatMul",
+        {"x": ("float32", ["rows", 96])},
+        {f"y{size}": ("float32", ["rows", size]) for size in sizes},
+        {"K": 96, "N": sizes, "bits": 4, "block_size": 32, "layout_version": LAYOUT_VERSION},
+        {f"weight{size}": one for size, one in zip(sizes, packed, strict=True)},
+        threads=2,
+    )
+    for one, weight, found in zip(layouts, packed, together.run(None, {"x": x}), strict=True):
+        (alone,) = matmul_session(one, weight).run(None, {"x": x})
+        assert found.tobytes() == alone.tobytes()
 
 
 def test_a_scale_per_row_rounds_the_whole_row_alike(level: str) -> None:

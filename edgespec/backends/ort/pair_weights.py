@@ -1,0 +1,40 @@
+"""The largest weight of a pair, an lm_head, in memory once: a draft that has its base's reads it
+from the base's file.
+
+Knows hashes and files, and how a session is given a weight. Both files hold it, so each engine can
+be opened alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from edgespec.backends.base import PairDevice
+from edgespec.backends.engine_config import BUILD_AGAIN, LargestWeight
+from edgespec.errors import BundleError
+
+Shared = dict[str, ort.OrtValue]  # by initializer; the session reads this memory
+
+
+class PairWeights(PairDevice):
+    """The largest weights of the engines that are open, mapped, by hash and shape."""
+
+    def __init__(self) -> None:
+        self.mapped: dict[tuple[str, tuple[int, ...]], ort.OrtValue] = {}
+
+    def shared(self, data: Path, largest: LargestWeight | None) -> Shared:
+        """The largest weight of an engine with the data file `data`; mapped from the file of the
+        first engine that has it. BundleError where that file is too short."""
+        if largest is None:
+            return {}
+        key = largest.sha256, largest.shape
+        if key not in self.mapped:
+            try:
+                mapped = np.memmap(data, np.uint8, "r", largest.offset, largest.shape)
+            except (OSError, ValueError) as error:
+                raise BundleError(f"{data} cannot be mapped: {error}.", BUILD_AGAIN) from error
+            self.mapped[key] = ort.OrtValue.ortvalue_from_numpy(mapped)
+        return {largest.name: self.mapped[key]}

@@ -1,0 +1,123 @@
+"""RotaryEmbedding + TensorScatter + Attention -> TreeAttention, an operator of our own: one node
+rotates, writes the cache in place and attends, for one sequence, for many, and for blocks.
+
+Knows the operators of both sides. Knows no model.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from edgespec.backends.canonical_attention import AttentionParts
+from edgespec.backends.ort.contract import MASKS, SCALE_BYTES, CacheType, attention_inputs
+from edgespec.backends.ort.flat_heads import NodesBefore, with_flat_heads
+from edgespec.backends.ort.native.library import DOMAIN
+from edgespec.backends.rewriting import (
+    count,
+    drop_input,
+    producer,
+    replace_output,
+    require,
+    required,
+)
+
+OPERATORS: dict[CacheType, str] = {
+    "float32": "TreeAttention",
+    "float16": "TreeAttentionFloat16",
+    "int8": "TreeAttentionInt8",
+}
+ELEMENTS = {
+    "float32": ir.DataType.FLOAT,
+    "float16": ir.DataType.FLOAT16,
+    "int8": ir.DataType.INT8,
+    "int64": ir.DataType.INT64,
+    "bool": ir.DataType.BOOL,
+}
+
+
+def attend_trees(graph: ir.Graph, attentions: list[ir.Node], cache: CacheType) -> None:
+    """Replace each Attention by TreeAttention over a cache of a type, and the masks by what it
+    reads instead."""
+    graph.opset_imports[DOMAIN] = 1
+    inputs = {value.name: value for value in graph.inputs}
+    masks = {mask: new_inputs(graph, mask) for mask in MASKS if mask in inputs}
+    for node in attentions:
+        replace_attention(graph, node, masks[str(required(node.inputs[3]).name)], cache)
+
+
+def drop_masks(graph: ir.Graph) -> None:
+    """Remove the masks, which no node reads any more."""
+    for mask in MASKS.keys() & {value.name for value in graph.inputs}:
+        drop_input(graph, mask)
+
+
+def new_inputs(graph: ir.Graph, mask: str) -> list[ir.Value]:
+    """The graph's inputs that stand for a mask."""
+    values = [
+        ir.Value(
+            name=spec.name, shape=ir.Shape(spec.shape), type=ir.TensorType(ELEMENTS[spec.dtype])
+        )
+        for spec in attention_inputs(mask)
+    ]
+    graph.inputs.extend(values)
+    return values
+
+
+def replace_attention(
+    graph: ir.Graph, node: ir.Node, seen: list[ir.Value], cache: CacheType
+) -> None:
+    """Replace an Attention, its rotations and its caches by one TreeAttention on rows with flat
+    heads. Keys have the rotations of the queries in their last rows."""
+    parts, make = AttentionParts.of(node), NodesBefore(graph, node)
+    (q, num_heads), (k, num_kv_heads), (v, _) = (
+        with_flat_heads(make, transpose, label)
+        for label, transpose in (
+            ("q", producer(required(parts.q_rope.inputs[0]), "Transpose", node)),
+            ("k", producer(required(parts.k_rope.inputs[0]), "Transpose", node)),
+            ("v", parts.v_transpose),
+        )
+    )
+    past = [required(parts.k_scatter.inputs[0]), required(parts.v_scatter.inputs[0])]
+    lengths, visible, first = seen
+    write_indices = parts.k_scatter.inputs[2]
+    attention = make(
+        OPERATORS[cache],
+        [q, k, v, *past, write_indices, lengths, visible, first, *rotations(parts, node)],
+        {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": parts.scale},
+        domain=DOMAIN,
+        num_outputs=3,
+    )
+    output, *present = attention.outputs
+    parts.flat.outputs[0].replace_all_uses_with(output)
+    for scatter, written in zip((parts.k_scatter, parts.v_scatter), present, strict=True):
+        replace_output(graph, scatter.outputs[0], written)
+    for value in (*past, *present):
+        retype(value, cache)
+
+
+def rotations(parts: AttentionParts, node: ir.Node) -> tuple[ir.Value, ir.Value]:
+    """The cosines and sines of the keys. ContractError unless they rotate halves of as many
+    elements as the queries' do."""
+    for rope in (parts.q_rope, parts.k_rope):
+        require(len(rope.inputs) == 3, rope, "cos and sin of each row")
+        require(set(rope.attributes) <= {"rotary_embedding_dim"}, rope, "rotated halves")
+    widths = [dict(rope.attributes) for rope in (parts.q_rope, parts.k_rope)]
+    require(repr(widths[0]) == repr(widths[1]), node, "queries and keys rotated alike")
+    return required(parts.k_rope.inputs[1]), required(parts.k_rope.inputs[2])
+
+
+def retype(value: ir.Value, cache: CacheType) -> None:
+    """Let a cache that the graph reads or gives have another type."""
+    assert value.shape is not None
+    *dims, dim = value.shape.dims
+    assert isinstance(dim, int)
+    value.shape = ir.Shape([*dims, dim + (SCALE_BYTES if cache == "int8" else 0)])
+    value.type = ir.TensorType(ELEMENTS[cache])
+
+
+def check_trees(graph: ir.Graph, num_layers: int) -> None:
+    """ContractError where an attention layer was not replaced."""
+    left = {n.op_type for n in graph if n.op_type in {"Attention", "TensorScatter"}}
+    require(not left, graph[0], f"no {', '.join(sorted(left))} left after the rewrites")
+    made = sum(count(graph, name) for name in OPERATORS.values())
+    require(made == num_layers, graph[0], f"{num_layers} TreeAttention nodes")

@@ -1,0 +1,216 @@
+"""Whether a row has the same bits in every call of an open engine: alone, among 2 to 64 rows, in a
+tree of any order, and beside another sequence.
+
+Calls are made of the contract alone, with small random numbers. Knows rows and trees. Knows no
+engine library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.backends.base import Runner, do_nothing
+from edgespec.backends.call import (
+    Attention,
+    Call,
+    Floats,
+    HiddenStates,
+    Ids,
+    LaneAttention,
+    Result,
+)
+from edgespec.backends.host import HostStates
+from edgespec.backends.made_calls import turned
+from edgespec.contract import GraphContract
+
+Done = Callable[[], None]
+NUM_ROWS = 64  # slots that the calls need
+CHUNKS = (1, 2, 3, 4, 5, 7, 8, 13, 21)  # rows of calls, one behind the other: NUM_ROWS in all
+ALONE = (63, 50, 33, 17, 8, 1, 0)  # rows that are computed by themselves, the last one first
+TREE_PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3, 6, 6, 8, 5)
+TREE_START = NUM_ROWS - len(TREE_PARENTS)
+# The same tree in two other orders; a parent stands before its children in all of them
+ORDERS = ((0, 2, 5, 11, 1, 4, 3, 7, 6, 9, 8, 10), (0, 1, 3, 6, 8, 10, 2, 5, 11, 9, 7, 4))
+LEAVES = (10, 11, 9, 4)
+BESIDE = 9  # rows of each of two sequences
+
+
+def num_passes(lanes: int) -> int:
+    """The calls of `first_difference`."""
+    paths = sum(len(path_of(leaf)) for leaf in LEAVES)
+    return 3 + len(CHUNKS) + len(ALONE) + len(ORDERS) + paths + (2 if lanes > 1 else 0)
+
+
+def first_difference(runner: Runner, done: Done = do_nothing) -> str | None:
+    """In which call a row had other bits than in the first one; None where there is none. `done` is
+    called after each of `num_passes`."""
+    material = Material.of(runner.contract)
+    trial = Trial(runner, material, done)
+    return trial.chain() or trial.tree() or (trial.beside() if runner.lanes > 1 else None)
+
+
+def path_of(node: int) -> list[int]:
+    """The nodes from the root to this one."""
+    path: list[int] = []
+    while node >= 0:
+        path.insert(0, node)
+        node = TREE_PARENTS[node]
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What rows are made of: of a chain, and of the nodes of a tree behind its first rows."""
+
+    contract: GraphContract
+    embeds: Floats  # [NUM_ROWS + nodes, H]
+    states: Floats  # [NUM_ROWS + nodes, width]
+
+    @classmethod
+    def of(cls, contract: GraphContract) -> Material:
+        """The same numbers for the same contract."""
+        shape, rng = contract.shape, np.random.default_rng(0)
+        count = NUM_ROWS + len(TREE_PARENTS)
+        return cls(
+            contract,
+            0.5 * rng.standard_normal((count, shape.hidden_size), np.float32),
+            0.5 * rng.standard_normal((count, shape.base_features), np.float32),
+        )
+
+    def call(self, *lanes: Part) -> Call:
+        """One call of neighboring lanes, which have as many rows each."""
+        shape = self.contract.shape
+        rows = [part.rows for part in lanes]
+        positions = np.stack([part.positions for part in lanes])
+        attention = Attention([part.attention for part in lanes])
+        local = rope(shape.local_rotary_dim, positions) if shape.local_rotary_dim else (None, None)
+        states: Sequence[HiddenStates] | None = None
+        if shape.reads_hidden_states:
+            states = [HostStates(self.states[own]) for own in rows]
+        return Call(
+            self.embeds[np.stack(rows)],
+            *rope(shape.rotary_dim, positions),
+            attention,
+            np.array([part.start for part in lanes], np.int64),
+            [np.arange(len(own)) for own in rows],
+            base_hidden=states,
+            sliding_attention=attention if shape.sliding else None,
+            local_rope_cos=local[0],
+            local_rope_sin=local[1],
+        )
+
+
+def rope(rotary_dim: int, positions: Ids) -> tuple[Floats, Floats]:
+    """Cosines and sines [B, S, rotary/2] of positions [B, S]."""
+    cos, sin = turned(0, NUM_ROWS, rotary_dim)
+    return cos[0][positions], sin[0][positions]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one lane: which, where they are written, and what they attend to."""
+
+    rows: Ids
+    positions: Ids
+    start: int
+    attention: LaneAttention
+
+
+def chain(first: int, last: int) -> Part:
+    """Rows [first, last) of the chain, behind those before them."""
+    rows = np.arange(first, last)
+    return Part(rows, rows, first, LaneAttention(first, np.tri(len(rows), dtype=bool), rows))
+
+
+def nodes(order: Sequence[int]) -> Part:
+    """The tree's nodes in an order, behind the first rows of the chain."""
+    paths = [set(path_of(node)) for node in order]
+    visible = np.array([[other in path for other in order] for path in paths])
+    positions = np.array([TREE_START + len(path) - 1 for path in paths])
+    return Part(
+        np.array(order) + NUM_ROWS,
+        positions,
+        TREE_START,
+        LaneAttention(TREE_START, visible, positions),
+    )
+
+
+def node_behind(path: Sequence[int]) -> Part:
+    """The last node of a path alone; those before it are in the cache, not committed yet."""
+    depth = len(path) - 1
+    positions, visible = TREE_START + np.arange(depth + 1), np.ones((1, depth + 1), bool)
+    return Part(
+        np.array([path[-1]]) + NUM_ROWS,
+        positions[-1:],
+        TREE_START + depth,
+        LaneAttention(TREE_START, visible, positions),
+    )
+
+
+class Trial:
+    """The calls on one engine; `seen` are the outputs of rows as their first call gave them."""
+
+    def __init__(self, runner: Runner, material: Material, done: Done) -> None:
+        self.runner, self.material, self.done = runner, material, done
+        self.seen: dict[int, bytes] = {}
+
+    def chain(self) -> str | None:
+        """All rows at once, in chunks, and some alone."""
+        if found := self.differs(chain(0, NUM_ROWS)):
+            return found
+        first = 0
+        for count in CHUNKS:
+            if found := self.differs(chain(first, first + count)):
+                return found
+            first += count
+        return next((said for row in ALONE if (said := self.differs(chain(row, row + 1)))), None)
+
+    def tree(self) -> str | None:
+        """The tree at once, in other orders, and its paths node by node."""
+        if found := self.differs(chain(0, TREE_START)):
+            return found
+        for order in (range(len(TREE_PARENTS)), *ORDERS):
+            if found := self.differs(nodes(order)):
+                return found
+        for leaf in LEAVES:
+            path = path_of(leaf)
+            for length in range(1, len(path) + 1):
+                if found := self.differs(node_behind(path[:length])):
+                    return found
+        return None
+
+    def beside(self) -> str | None:
+        """Rows of the chain beside other rows, in either of two lanes."""
+        own = chain(0, BESIDE)
+        other = Part(own.rows[::-1].copy(), own.positions, 0, own.attention)
+        for lane in (0, 1):
+            parts = (own, other) if lane == 0 else (other, own)
+            results = self.runner.run(self.material.call(*parts))
+            self.done()
+            if found := self.compare(own, results[lane], "beside another sequence"):
+                return found
+        return None
+
+    def differs(self, part: Part) -> str | None:
+        """Run rows of one lane; the first of them that has other bits than before."""
+        (result,) = self.runner.run(self.material.call(part))
+        self.done()
+        count = len(part.rows)
+        found = self.compare(part, result, "alone" if count == 1 else f"among {count} rows")
+        if part.rows[0] < NUM_ROWS:
+            self.runner.keep_rows(0, part.start + np.arange(count), part.start)
+        return found
+
+    def compare(self, part: Part, result: Result, where: str) -> str | None:
+        """Which row has other bits than it had first; rows that are new are kept."""
+        outputs = [result.logits.rows().reshape(len(part.rows), -1)]
+        if result.hidden_states is not None:
+            outputs.append(result.hidden_states.numpy())
+        for i, row in enumerate(part.rows.tolist()):
+            bits = b"".join(output[i].tobytes() for output in outputs)
+            if self.seen.setdefault(row, bits) != bits:
+                return f"row {row} has other bits {where} than in another call"
+        return None
