@@ -55,6 +55,21 @@ FAULTS = {
 }
 
 
+def test_a_driver_that_is_too_old_is_told_of(trt: Simulator, failed: Callable[[], Outcome]) -> None:
+    """In the words of TensorRT-RTX 1.7 where no driver is (`tests/tensorrt/test_runtime.py`)."""
+    trt.faults.after["deserialize_cuda_engine"] = 0
+    trt.faults.words["deserialize_cuda_engine"] = (
+        "IRuntime::deserializeCudaEngine: Error Code 1: Cuda Runtime (In ScopedCudaStream at"
+        " cudaResources.cpp:25 (cudaError 35: CUDA driver version is insufficient for CUDA runtime"
+        " version))"
+    )
+    found = failed()
+    assert found.code == ENVIRONMENT, found.err
+    assert "CUDA does not work here" in found.err
+    assert "driver version is insufficient" in found.err
+    assert "Install NVIDIA's driver" in found.err
+
+
 @pytest.mark.parametrize("call", FAULTS)
 def test_an_engine_that_cannot_be_opened(
     trt: Simulator, failed: Callable[[], Outcome], call: str
