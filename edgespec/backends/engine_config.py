@@ -140,7 +140,9 @@ class EngineWeights:
             block=block,
             compute=fields.text("compute"),
             emulated=fields.text("emulated"),
-            rounding=None if rounding is None else fields.number("rounding"),
+            rounding=rounding
+            if rounding is None or is_zero(rounding)
+            else fields.number("rounding"),
             embedding=None
             if embedding is None
             else SharedEmbedding.read(fields.section("embedding")),
@@ -194,6 +196,11 @@ class EngineWeights:
             return None
         block = "" if self.block is None else f" in blocks of {self.block}"
         return f"its weights are {self.scheme}{block}"
+
+
+def is_zero(value: object) -> bool:
+    """Whether a value of JSON is the number 0."""
+    return value == 0 and isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def exact_by_default(scheme: str, block: int | None) -> bool:

@@ -213,6 +213,8 @@ class Engine:
                 f"{weights.rounded_by}: lossless up to kernel rounding (margin"
                 f" {self.rounding:.2g} nats)"
             )
+        if weights.is_quantized and weights.is_bitwise and self.drafter is not None:
+            yield f"{weights.scheme}, lossless: bitwise (a row has the same bits in every pass)"
         if self.acceptance.rule != EXACT and self.drafter is not None:
             yield f"acceptance: {acceptance_words(self.acceptance.rule)}"
             if self.acceptance.note is not None:

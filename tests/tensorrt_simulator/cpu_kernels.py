@@ -19,7 +19,8 @@ def compiled() -> ctypes.CDLL:
 
 
 class CpuKernelDevice(HostDevice):
-    """A device in host memory that runs the kernels' own source."""
+    """A device in host memory with the kernels' own source. Their threads run in another order with
+    each launch."""
 
     def launch(
         self,
@@ -40,8 +41,7 @@ class CpuKernelDevice(HostDevice):
 
 
 def made_device(kernels_of: str) -> HostDevice:
-    """A device that runs the simulator's kernels ("simulated"), or the project's own ("source");
-    skips the test where nothing compiles those."""
+    """A device that runs the simulator's kernels ("simulated"), or the project's own ("source")."""
     if kernels_of == "simulated":
         return HostDevice()
     compiled()

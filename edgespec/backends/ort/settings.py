@@ -18,22 +18,24 @@ KEYS = ("kernels", "kv_cache_dtype")
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Whose operators an engine's graph has, and the type of its KV cache."""
+    """Whose operators an engine's graph has, and the type of the cache that our own attention
+    reads; None: it is not used."""
 
     kernels: Kernels = "onnxruntime"
-    cache: CacheType = "float32"
-
-    @property
-    def tree_cache(self) -> CacheType | None:
-        """The type of the cache that our own attention reads; None: it is not used."""
-        return self.cache if self.kernels == "native" else None
+    tree_cache: CacheType | None = None
 
     @classmethod
-    def of(cls, options: WeightFormat, *, cached: bool) -> EngineSettings:
-        """The settings of what is built with these options; `cached`: whether it has a KV cache."""
+    def of(cls, options: WeightFormat, *, cached: bool, low_bit: bool = False) -> EngineSettings:
+        """The settings of what is built with these options; `cached`: whether it has a KV cache,
+        `low_bit`: whether it has weights that our own kernel reads."""
         if options.kernels == "native" and cached:
             return cls("native", CACHE_TYPES[options.kv_cache_dtype])
-        return cls()
+        return cls("native") if low_bit else cls()
+
+    @property
+    def cache(self) -> CacheType:
+        """The type of the KV cache, where there is one."""
+        return self.tree_cache or "float32"
 
     @classmethod
     def read(cls, raw: Mapping[str, Any], source: str) -> EngineSettings:
@@ -45,19 +47,22 @@ class EngineSettings:
                 raise fields.wrong(key, f"one of {', '.join(KEYS)}")
         if not raw:
             return cls()
-        kernels, dtype = (fields.required_text(key) for key in KEYS)
+        kernels, dtype = fields.required_text("kernels"), fields.text("kv_cache_dtype")
         if kernels not in KERNELS:
             raise fields.wrong("kernels", f"one of {', '.join(KERNELS)}")
-        if dtype not in CACHE_TYPES:
+        if dtype is not None and dtype not in CACHE_TYPES:
             raise fields.wrong("kv_cache_dtype", f"one of {', '.join(CACHE_TYPES)}")
-        return cls("native" if kernels == "native" else "onnxruntime", CACHE_TYPES[dtype])
+        if kernels != "native":
+            return cls()
+        return cls("native", None if dtype is None else CACHE_TYPES[dtype])
 
     def to_dict(self) -> dict[str, str]:
         """The keys of `backend_config`; none where all kernels are ONNX Runtime's."""
         if self.kernels == "onnxruntime":
             return {}
         names = {kept: name for name, kept in CACHE_TYPES.items()}
-        return {"kernels": self.kernels, "kv_cache_dtype": names[self.cache]}
+        cache = {} if self.tree_cache is None else {"kv_cache_dtype": names[self.tree_cache]}
+        return {"kernels": self.kernels, **cache}
 
 
 def settings_of(config: EngineConfig) -> EngineSettings:

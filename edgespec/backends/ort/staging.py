@@ -24,7 +24,7 @@ from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.settings import EngineSettings
 from edgespec.backends.ort.weight_data import pieces
-from edgespec.contract import canonical_contract
+from edgespec.contract import GraphShape, canonical_contract
 
 
 def stage(
@@ -34,9 +34,11 @@ def stage(
     BuildError where its weights cannot be what is asked for."""
     data = path.with_name(f"{path.name}.data")
     graph = onnx.config.graph
-    settings = EngineSettings.of(weight_format, cached=not graph.heads)
+    tree_cache = EngineSettings.of(weight_format, cached=not graph.heads).tree_cache
     model = ir.load(onnx.model)
-    lowered = lower(model, data.name, batched, weight_format, settings.tree_cache)
+    lowered = lower(model, data.name, batched, weight_format, tree_cache)
+    low_bit = any(isinstance(weight, PackedWeight) for weight in lowered.weights)
+    settings = EngineSettings.of(weight_format, cached=not graph.heads, low_bit=low_bit)
     exported = exported_weights(lowered.weights)
     weights = weights_of(exported, weight_format, str(onnx.path))
     if weight_format.share_embedding:
@@ -44,18 +46,25 @@ def stage(
     progress.start(sum(weight.num_bytes for weight in lowered.weights))
     weights = replace(weights, largest=write_data(lowered, onnx.path, data, progress.advance))
     ir.save(lowered.model, path)
+    accuracy = accuracy_of(
+        exported,
+        weight_format,
+        recurrent=graph.recurrent is not None,
+        cache=settings.cache,
+    )
     return Staged(
         engine=path,
         contract=lowered_contract(canonical_contract(graph), batched, settings.tree_cache),
         weights=weights,
-        accuracy=accuracy_of(
-            exported,
-            weight_format,
-            recurrent=graph.recurrent is not None,
-            cache=settings.cache,
-        ),
+        accuracy=replace(accuracy, bitwise=tree_cache is not None and has_bits_of_rows(graph)),
         settings=settings.to_dict(),
     )
+
+
+def has_bits_of_rows(graph: GraphShape) -> bool:
+    """Whether a row of an engine could have the same bits in every call: rows of a block see each
+    other, and recurrent layers take in what was accepted at once."""
+    return graph.recurrent is None and not graph.block
 
 
 def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:
