@@ -107,7 +107,7 @@ class Workspace(PairDevice):
         with self.lock:
             attempt(
                 self.device.activate,
-                self.synchronize,
+                self.settle,
                 self.upload.free,
                 self.download.free,
                 *(partial(self.free, address) for address in list(self.held)),
@@ -280,7 +280,7 @@ class Pinned:
         """Give the memory back."""
         block, self.block = self.block, None
         if block is not None:
-            self.workspace.synchronize()
+            self.workspace.settle()
             self.workspace.device.free_pinned(block)
 
 
