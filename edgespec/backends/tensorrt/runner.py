@@ -418,7 +418,7 @@ class TensorRTRunner:
         with workspace.lock:
             attempt(
                 workspace.device.activate,
-                workspace.synchronize,
+                workspace.settle,
                 *(partial(self.drop, plan) for plan in plans),
                 self.engine.close,
                 *(partial(workspace.free, address) for address in self.outputs.values()),
@@ -464,7 +464,7 @@ def give_up(workspace: Workspace, before: frozenset[int], engine: OpenEngine | N
         new = workspace.held - before - shared
         attempt(
             workspace.device.activate,
-            workspace.synchronize,
+            workspace.settle,
             *((engine.close,) if engine is not None else ()),
             *(partial(workspace.free, address) for address in new),
         )

@@ -107,7 +107,7 @@ class Workspace(PairDevice):
         with self.lock:
             attempt(
                 self.device.activate,
-                self.synchronize,
+                self.settle,
                 self.upload.free,
                 self.download.free,
                 *(partial(self.free, address) for address in list(self.held)),
