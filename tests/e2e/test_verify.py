@@ -179,14 +179,14 @@ def test_rows_that_see_what_they_must_not_are_found(
     verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = runner.attention_mask
+    engines = built("eagle3", "--max-batch-size", "2", "--kernels", "onnxruntime")
 
     def all_visible(call: Any, attention: Any, out: Any) -> Any:
         real(call, attention, out)[...] = True
         return out
 
     monkeypatch.setattr(runner, "attention_mask", all_visible)
-    kernels = ("--kernels", "onnxruntime")
-    done, report = verify(built("eagle3", "--max-batch-size", "2", *kernels))
+    done, report = verify(engines)
     assert done.code == DAMAGED
     for lane in (0, 1):
         said = detail(report, "base", f"cache, lane {lane}")

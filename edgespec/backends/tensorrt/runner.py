@@ -398,7 +398,7 @@ class TensorRTRunner:
         """Free the graph of a plan that is not remembered."""
         graph, plan.graph = plan.graph, None
         if graph is not None:
-            self.workspace.synchronize()
+            self.workspace.settle()
             self.workspace.device.free_graph(graph)
 
     def drop_all(self) -> None:
