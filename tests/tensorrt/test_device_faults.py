@@ -214,6 +214,17 @@ def test_an_illegal_access_ends_the_device_and_closing_says_nothing_more(
     assert caplog.text == ""
 
 
+def test_a_device_that_is_lost_as_it_is_closed_is_logged(
+    device: Device, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    workspace = Workspace(device)
+    workspace.join()
+    lose(workspace, put(workspace, np.zeros(8, np.float32)))
+    workspace.leave()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "an illegal memory access" in caplog.text
+
+
 def test_a_device_that_is_lost_as_memory_is_freed_is_logged(
     workspace: Workspace, driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:

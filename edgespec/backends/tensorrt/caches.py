@@ -187,7 +187,6 @@ class KvCache:
 
     def free(self) -> None:
         """Give the memory back."""
-        self.workspace.synchronize()
         self.workspace.free(self.table)
         self.workspace.free(self.memory)
 

@@ -41,6 +41,7 @@ CHECKS: Mapping[str, Callable[[View], Found]] = MappingProxyType(
         "bool-io": data.bool_io,
         "opset": operators.opset,
         "domain": operators.domain,
+        "node-form": operators.node_form,
         "operator": operators.operator,
         "operator-type": operators.operator_type,
         "mixed-types": operators.mixed_types,

@@ -91,6 +91,10 @@ CUSTOM_OPERATORS: Mapping[str, Imported] = MappingProxyType(
         **_rows(frozenset(("INT4",)), "TRT_INT4DequantizeLinear"),
     }
 )
+# How many inputs each has at least: values and scales, or what is quantized alone
+CUSTOM_INPUTS: Mapping[str, int] = MappingProxyType(
+    {name: 1 if name == "TRT_MXFP8DynamicQuantize" else 2 for name in CUSTOM_OPERATORS}
+)
 CUSTOM_ATTRIBUTES: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "TRT_FP4DynamicQuantize": frozenset(("axis", "block_size", "scale_type")),

@@ -132,6 +132,12 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             source=CHECKERS,
             rtx=Rtx.PARSER,
         ),
+        "node-form": Rule(
+            what="nodes have the inputs, the outputs and the types of attributes of their operator",
+            remedy=_EXPORT,
+            source="the operators of ONNX",
+            rtx=Rtx.PARSER,
+        ),
         "operator": Rule(
             what="the release imports the operator",
             remedy="Lower the graph for this release, or use a newer TensorRT.",

@@ -398,7 +398,7 @@ class TensorRTRunner:
         """Free the graph of a plan that is not remembered."""
         graph, plan.graph = plan.graph, None
         if graph is not None:
-            self.workspace.synchronize()
+            self.workspace.settle()
             self.workspace.device.free_graph(graph)
 
     def drop_all(self) -> None:
@@ -418,7 +418,7 @@ class TensorRTRunner:
         with workspace.lock:
             attempt(
                 workspace.device.activate,
-                workspace.synchronize,
+                workspace.settle,
                 *(partial(self.drop, plan) for plan in plans),
                 self.engine.close,
                 *(partial(workspace.free, address) for address in self.outputs.values()),
@@ -464,7 +464,7 @@ def give_up(workspace: Workspace, before: frozenset[int], engine: OpenEngine | N
         new = workspace.held - before - shared
         attempt(
             workspace.device.activate,
-            workspace.synchronize,
+            workspace.settle,
             *((engine.close,) if engine is not None else ()),
             *(partial(workspace.free, address) for address in new),
         )

@@ -107,7 +107,7 @@ class Workspace(PairDevice):
         with self.lock:
             attempt(
                 self.device.activate,
-                self.synchronize,
+                self.settle,
                 self.upload.free,
                 self.download.free,
                 *(partial(self.free, address) for address in list(self.held)),
@@ -207,6 +207,10 @@ class Workspace(PairDevice):
         """Wait for all that was asked."""
         self.device.synchronize(self.stream)
 
+    def settle(self) -> None:
+        """The same before something is given back; a lost device is not waited for."""
+        self.device.settle(self.stream)
+
 
 class Buffer:
     """Device memory that grows where more is asked for; `address` moves then."""
@@ -237,7 +241,7 @@ class Buffer:
         """Give the memory back."""
         address, self.address, self.size = self.address, 0, 0
         if address:
-            self.workspace.synchronize()
+            self.workspace.settle()
             self.workspace.free(address)
 
 

@@ -19,9 +19,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx.defs import OpSchema, SchemaError
 from onnx.shape_inference import InferenceError, infer_shapes
 
-from edgespec.backends.tensorrt.parser_operators import CUSTOM_DOMAIN
+from edgespec.backends.tensorrt.parser_operators import CUSTOM_DOMAIN, CUSTOM_INPUTS
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 
 Dims = tuple[int | str | None, ...]
@@ -83,16 +84,60 @@ class View:
         self.scopes = list(scopes_of(found))
 
     def nodes(self, *op_types: str) -> Iterator[tuple[Scope, NodeProto]]:
-        """The nodes of these types, of all graphs; without types every node."""
+        """The nodes of these types, of all graphs, that have the form of their operator; without
+        types every node."""
         for scope in self.scopes:
             for node in scope.graph.node:
-                if not op_types or (node.op_type in op_types and is_known(node)):
+                if not op_types or (node.op_type in op_types and self.has_form(node)):
                     yield scope, node
+
+    def schema(self, node: NodeProto) -> OpSchema | None:
+        """The definition of a standard operator in the model's opset; TensorRT's domain may have
+        such ones too."""
+        if not is_known(node) or node.op_type in CUSTOM_INPUTS:
+            return None
+        versions = [o.version for o in self.model.opset_import if o.domain in DEFAULT_DOMAINS]
+        try:
+            return onnx.defs.get_schema(node.op_type, max(versions, default=1), "")
+        except SchemaError:
+            return None
+
+    def has_form(self, node: NodeProto) -> bool:
+        """Whether a node is of a known operator, and as that defines it."""
+        known = node.op_type in CUSTOM_INPUTS or self.schema(node) is not None
+        return known and is_known(node) and not self.form_problem(node)
+
+    def form_problem(self, node: NodeProto) -> str:
+        """What a node lacks that its operator needs; empty: nothing."""
+        schema = self.schema(node)
+        inputs, outputs = CUSTOM_INPUTS.get(node.op_type, 0), 1
+        if schema is not None:
+            inputs, outputs = schema.min_input, schema.min_output
+        elif not is_known(node):
+            return ""
+        if len(node.input) < inputs or not all(node.input[i] for i in required_of(schema, inputs)):
+            return f"{node.op_type} has {inputs} inputs at least"
+        if len(node.output) < outputs:
+            return f"{node.op_type} has {outputs} outputs at least"
+        known = {} if schema is None else schema.attributes
+        for each in node.attribute:
+            if each.name in known and str(known[each.name].type) != attribute_type(each.type):
+                return f"{each.name} is of another type"
+        return ""
 
     @property
     def main(self) -> Scope:
         """The main graph."""
         return self.scopes[0]
+
+
+def required_of(schema: OpSchema | None, count: int) -> Iterator[int]:
+    """Which of the first `count` inputs may not be left out."""
+    single = OpSchema.FormalParameterOption.Single
+    for i in range(count):
+        kinds = [] if schema is None else schema.inputs
+        if i >= len(kinds) or kinds[i].option == single:
+            yield i
 
 
 def is_known(node: NodeProto) -> bool:
@@ -126,6 +171,11 @@ def type_name(number: int) -> str:
         return str(TensorProto.DataType.Name(number))
     except ValueError:
         return str(number)
+
+
+def attribute_type(number: int) -> str:
+    """A type of attributes as the definitions of operators name it."""
+    return f"AttrType.{AttributeProto.AttributeType.Name(number)}"
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
@@ -184,7 +234,7 @@ def every_graph(graph: GraphProto) -> Iterator[GraphProto]:
 def replace_custom(graph: GraphProto) -> None:
     """Let operators of TensorRT's own be Casts to what their first output is."""
     for node in graph.node:
-        if node.domain != CUSTOM_DOMAIN or not node.input:
+        if node.domain != CUSTOM_DOMAIN or not node.input or not node.output:
             continue
         made = made_type(node)
         first = node.output[0]

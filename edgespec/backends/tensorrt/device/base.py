@@ -90,6 +90,10 @@ class Device(ABC):
             except DeviceLost as error:
                 logger.warning("%s", error.what)
 
+    def settle(self, stream: int) -> None:
+        """Wait for a stream before something is given back that it may use."""
+        self.give_back(self.synchronize, stream)
+
     # ---- memory
 
     @abstractmethod

@@ -129,6 +129,26 @@ def test_a_deep_graph_is_looked_at_as_a_flat_one_is() -> None:
     assert refused(Pair("", text, text).model(broken=True), NEWEST) == {"activation-scale"}
 
 
+@pytest.mark.parametrize("pair", PAIRS, ids=NAMES)
+def test_nodes_that_lack_something_are_findings_and_no_crash(pair: Pair) -> None:
+    """Each node of each graph with fewer inputs, with an attribute of another type, and without
+    outputs."""
+    for i, node in enumerate(pair.model(broken=False).graph.node):
+        for count in range(len(node.input)):
+            model = pair.model(broken=False)
+            del model.graph.node[i].input[count:]
+            lint(model, NEWEST)
+        for j, attribute in enumerate(node.attribute):
+            model = pair.model(broken=False)
+            model.graph.node[i].attribute[j].CopyFrom(
+                onnx.helper.make_attribute(attribute.name, [1.5, 2.5])
+            )
+            lint(model, NEWEST)
+        model = pair.model(broken=False)
+        del model.graph.node[i].output[:]
+        assert "node-form" in refused(model, NEWEST) or node.domain == "com.microsoft"
+
+
 def test_types_are_followed_through_operators_of_tensorrt() -> None:
     text = (
         "g (float[N,64] z, float16[N,64] x) => (float[N,64] y)"
@@ -139,6 +159,13 @@ def test_types_are_followed_through_operators_of_tensorrt() -> None:
     (finding,) = lint(Pair("", text, text).model(broken=True), NEWEST).findings
     assert (finding.rule, finding.node) == ("mixed-types", "y (Mul)")
     assert finding.what.startswith("FLOAT and FLOAT16")
+
+
+def test_an_attribute_of_another_type_is_found() -> None:
+    model = Pair("", unary("Neg"), unary("Neg")).model(broken=True)
+    model.graph.node[0].op_type = "Cast"
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("to", "FLOAT"))
+    assert refused(model, NEWEST) == {"node-form"}
 
 
 def test_types_that_are_none_are_findings_and_no_crash() -> None:

@@ -352,9 +352,23 @@ def test_a_lost_device_refuses_all_but_what_gives_back(bench: Bench) -> None:
     ):
         with pytest.raises(DeviceLost, match="illegal memory access"):
             refused()
+    device.settle(stream)
     device.free(address)
     device.free_pinned(block)
     device.free_event(event)
+
+
+def test_a_device_that_is_lost_as_it_is_settled_is_told_and_not_raised(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = bench.device.alloc(8)
+    bench.device.work_left = 0
+    bench.device.zero(address, 8, bench.stream)
+    bench.device.settle(bench.stream)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "illegal memory access" in caplog.text
+    with pytest.raises(DeviceLost):
+        bench.device.synchronize(bench.stream)
 
 
 def test_an_event_has_its_time_once_its_stream_has_come_to_it(bench: Bench) -> None:

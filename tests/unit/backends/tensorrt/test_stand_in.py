@@ -22,7 +22,7 @@ from tests.cuda_stand_in.built import (
 )
 
 ROOT = Path(__file__).parents[4]
-NAMES = ("device", "device_faults", "kernels", "kernel_values")
+NAMES = ("device", "device_faults", "kernels", "kernel_values", "runner_on_stand_in")
 FILES = [f"tests/tensorrt/test_{name}.py" for name in NAMES]
 
 
