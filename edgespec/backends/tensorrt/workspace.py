@@ -280,7 +280,7 @@ class Pinned:
         """Give the memory back."""
         block, self.block = self.block, None
         if block is not None:
-            self.workspace.synchronize()
+            self.workspace.settle()
             self.workspace.device.free_pinned(block)
 
 
