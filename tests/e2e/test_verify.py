@@ -161,7 +161,7 @@ def test_a_changed_weight_is_found(verify: Verify, tmp_path: Path) -> None:
 def test_a_runner_that_moves_its_rows_is_found(
     verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = OrtRunner.run
+    engines, real = built("eagle3"), OrtRunner.run
 
     def run_and_spill(self: OrtRunner, call: Any) -> Any:
         found = real(self, call)
@@ -169,7 +169,7 @@ def test_a_runner_that_moves_its_rows_is_found(
         return found
 
     monkeypatch.setattr(OrtRunner, "run", run_and_spill)
-    done, report = verify(built("eagle3"))
+    done, report = verify(engines)
     assert done.code == DAMAGED
     assert outcomes(report)["base: cache, lane 0"] == "failed"
     assert "lane 0, row 7 was changed" in detail(report, "base", "cache, lane 0")
@@ -178,8 +178,8 @@ def test_a_runner_that_moves_its_rows_is_found(
 def test_rows_that_see_what_they_must_not_are_found(
     verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = runner.attention_mask
-    engines = built("eagle3", "--max-batch-size", "2", "--kernels", "onnxruntime")
+    options = ("--max-batch-size", "2", "--kernels", "onnxruntime")
+    engines, real = built("eagle3", *options), runner.attention_mask  # built as they should be
 
     def all_visible(call: Any, attention: Any, out: Any) -> Any:
         real(call, attention, out)[...] = True
@@ -197,7 +197,7 @@ def test_tokens_that_differ_with_drafts_are_found(
     verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where only calls of the size that verifies go wrong, and no golden call has that size."""
-    real = OrtRunner.run
+    engines, real = built("eagle3"), OrtRunner.run
 
     def wrong_in_one_size(self: OrtRunner, call: Any) -> Any:
         found = real(self, call)
@@ -206,7 +206,7 @@ def test_tokens_that_differ_with_drafts_are_found(
         return found
 
     monkeypatch.setattr(OrtRunner, "run", wrong_in_one_size)
-    done, report = verify(built("eagle3"))
+    done, report = verify(engines)
     assert done.code == DAMAGED
     found = outcomes(report)
     assert found["base: golden outputs"] == "passed"

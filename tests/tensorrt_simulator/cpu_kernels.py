@@ -32,10 +32,10 @@ class CpuKernelDevice(HostDevice):
     ) -> None:
         name = str(kernel)
         self.launched.append(name)
-        run = getattr(compiled(), f"run_{name}")
+        run, seed = getattr(compiled(), f"run_{name}"), len(self.launched)
 
         def work() -> None:
-            assert run(argument, Three(*grid), Three(threads, 1, 1), 0) == 0
+            assert run(argument, Three(*grid), Three(threads, 1, 1), seed) == 0
 
         self.put(stream, work)
 
