@@ -20,6 +20,7 @@ from edgespec.errors import BundleError
 from tests import shared
 from tests.e2e.tensorrt_pairs import NATIVE, TREES, exported
 from tests.e2e.workshop import Cli, Outcome, asked, cli, infer, responses
+from tests.lossless.tensorrt_pairs import medusa
 from tests.tensorrt_simulator.installed import install
 
 __all__ = ["cli"]
@@ -211,6 +212,14 @@ def test_lengths_that_cannot_be_are_refused(
     done = cli(*line)
     assert (done.code, said in done.err) == (code, True), done.err
     assert not (tmp_path / "new").exists()
+
+
+def test_what_keeps_no_cache_has_one_engine(cli: Cli, tmp_path: Path) -> None:
+    heads = medusa().draft
+    done = cli(*build_line(heads, tmp_path / "new", "48,128", "--dry-run", *TARGET))
+    assert done.code == 0, done.err
+    assert "it keeps no cache: one engine does for every capacity" in done.out
+    assert done.out.count("memory on the device") == 1
 
 
 def test_a_graph_is_written_for_one_length(cli: Cli, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ library's own words, and one of what to do."""
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.tensorrt_simulator.library import Engine, Simulator
 __all__ = ["cli"]
 
 BUG, DAMAGED, ENVIRONMENT = 1, 3, 4
+SMALL_DISK = 300_000  # bytes: more than the graph, less than the engine
 
 
 @pytest.fixture
@@ -191,6 +193,32 @@ def test_a_build_that_runs_out_of_memory(
     assert found.code == ENVIRONMENT, found.err
     assert "OutOfMemory" in found.err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_engine_that_the_disk_has_no_room_for(cli: Cli, trt: Simulator, tmp_path: Path) -> None:
+    base, out = exported("eagle3")[0], tmp_path / "out"
+    line = ["build", "--onnx-dir", base, "--engine-dir", out, *SIZES, *TREES]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_DISK, limits[1]))  # of each file
+    try:
+        found = cli(*line, "--backend", "tensorrt", "--compute", "fp32")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert found.code == ENVIRONMENT, found.err
+    assert "error: spec_base.engine: File too large" in found.err
+    assert "raise the limit" in found.err
+    assert not out.exists()
+
+
+def test_a_timing_cache_that_cannot_be_kept_costs_no_engine(
+    cli: Cli, trt: Simulator, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    line = ["build", "--onnx-dir", exported("eagle3")[0], "--engine-dir", tmp_path / "out"]
+    to = ["--backend", "tensorrt", "--timing-cache", tmp_path / "file" / "below"]
+    found = cli("--verbose", *line, *SIZES, *TREES, *to, "--compute", "fp32")
+    assert found.code == 0, found.err
+    assert "the timing cache is not kept" in found.err
 
 
 def test_a_cache_that_is_not_written_in_place_is_refused(

@@ -313,6 +313,25 @@ def test_an_engine_that_was_built_elsewhere_brings_its_golden_outputs(
     assert report["engines"]["base"]["checks"][0]["difference"] < 1e-4
 
 
+def test_an_engine_that_the_library_cannot_open_is_in_the_report(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engines = Path(shutil.copytree(simulated(monkeypatch, NATIVE), tmp_path / "engine"))
+    library = install(monkeypatch, NATIVE)
+    library.faults.after["deserialize_cuda_engine"] = 1  # the base is opened
+    monkeypatch.chdir(tmp_path)
+    done, report = verify(Path("engine"))
+    assert done.code == DAMAGED
+    found = outcomes(report)
+    assert found["base: golden outputs"] == "passed"
+    assert (found["draft: opening"], found["tokens"]) == ("failed", "not run")
+    assert "OutOfMemory" in detail(report, "draft", "opening")
+    assert report["engines"]["draft"]["files"]
+    # The directory's name is a word of this sentence
+    assert report["checks"][0]["detail"] == "not every engine can be opened"
+    assert str(engines) not in json.dumps(report)
+
+
 def test_rows_that_the_runner_copies_to_a_wrong_place_are_found(
     verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:

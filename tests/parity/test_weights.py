@@ -32,6 +32,7 @@ from edgespec.errors import BuildError, EdgeSpecError
 from edgespec.export.components import ExportOptions, export
 from tests import toys
 from tests.calls import outputs_of
+from tests.unit.backends.ort.native.sessions import compiled
 
 LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
 FORMATS = {
@@ -330,6 +331,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 EMULATED = "emulated: correctness only"
+ORT_KERNELS = WeightFormat(kernels="onnxruntime")
 IN_FLOAT32 = {"compute": "float32", "emulated": EMULATED}
 # Export of tests/modelopt_exports.py -> what its engine says, and how near its golden outputs are.
 # Those have no dynamic roundings: 0.47, 0.21 and 0.09 were measured for nvfp4, mxfp8 and fp8_token.
@@ -362,7 +364,8 @@ def test_a_quantised_export_runs_as_its_golden_outputs_say(
 ) -> None:
     wanted, difference = EXPORTED[name]
     directory = exported(name, modelopt_exports, tokenizer, tmp_path)
-    built: Built = build(directory, tmp_path / "engine", replace(LIMITS, max_batch_size=lanes))
+    limits = replace(LIMITS, max_batch_size=lanes)
+    built: Built = build(directory, tmp_path / "engine", limits, options=ORT_KERNELS)
     said = built.weights.to_dict()
     said = {key: value for key, value in said.items() if key not in ("rounding", "method")}
     assert said == wanted
@@ -374,12 +377,35 @@ def test_a_quantised_export_runs_as_its_golden_outputs_say(
     assert not any("computed in float32" in note for note in built.notes)
 
 
+@compiled
+@pytest.mark.parametrize(
+    "name", ["int4_awq", "int8_wo", "llama_int8_sq", "llama_nvfp4", "fp8_block"]
+)
+def test_a_quantised_export_runs_on_kernels_of_our_own(
+    name: str, modelopt_exports: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    """Its rows have the same bits in every call, where roundings are emulated too."""
+    wanted, difference = EXPORTED[name]
+    directory = exported(name, modelopt_exports, tokenizer, tmp_path)
+    native = WeightFormat(kernels="native")
+    built = build(directory, tmp_path / "engine", LIMITS, options=native)
+    assert built.golden_difference is not None
+    assert built.golden_difference <= difference
+    assert built.weights.is_bitwise
+    assert built.weights.scheme == wanted["scheme"]
+    assert built.weights.compute == wanted.get("compute")
+    model = ir.load(tmp_path / "engine" / "llm.onnx")
+    products = sum(node.op_type == "LowBitMatMul" for node in model.graph)
+    # q, k and v as one; o; gate and up as one; down: of two layers, and the head where it is stored
+    assert products in ((0,) if "float32" in (built.weights.compute or "") else (8, 9))
+
+
 def test_int8_sq_is_as_small_as_its_values(
     modelopt_exports: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
     """The head is quantised as well: 4 bytes a weight would be four times as much."""
     directory = exported("llama_int8_sq", modelopt_exports, tokenizer, tmp_path)
-    build(directory, tmp_path / "engine", LIMITS)
+    build(directory, tmp_path / "engine", LIMITS, options=ORT_KERNELS)
     model = ir.load(tmp_path / "engine" / "llm.onnx")
     products = [node for node in model.graph if node.op_type == "MatMulInteger"]
     assert len(products) == 2 * 7 + 1
@@ -396,7 +422,7 @@ def test_linears_that_read_one_input_round_it_once(
     """For q, k and v, for o, for gate and up, for down: four a layer, and the head's own."""
     for name, op_type in (("llama_int8_sq", "QuantizeLinear"), ("llama_nvfp4", "ReduceMax")):
         directory = exported(name, modelopt_exports, tokenizer, tmp_path / name)
-        build(directory, tmp_path / name / "engine", LIMITS)
+        build(directory, tmp_path / name / "engine", LIMITS, options=ORT_KERNELS)
         model = ir.load(tmp_path / name / "engine" / "llm.onnx")
         assert sum(node.op_type == op_type for node in model.graph) == 2 * 4 + 1
 
@@ -405,9 +431,8 @@ def test_a_cpu_that_adds_in_16_bits_gets_float32(
     modelopt_exports: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int8_gemm, "is_exact_here", lambda: False)
-    built = build(
-        exported("int8_sq", modelopt_exports, tokenizer, tmp_path), tmp_path / "engine", LIMITS
-    )
+    directory = exported("int8_sq", modelopt_exports, tokenizer, tmp_path)
+    built = build(directory, tmp_path / "engine", LIMITS, options=ORT_KERNELS)
     assert built.weights.compute == "float32"
     assert not built.weights.exact
     assert any("computed in float32" in note for note in built.notes)
@@ -446,7 +471,7 @@ def test_golden_outputs_find_products_of_wrong_integers(
     directory = exported("llama_int8_sq", modelopt_exports, tokenizer, tmp_path)
     monkeypatch.setattr(int8_gemm, "static_input", wrong_step)
     with pytest.raises(BuildError, match="have a cosine of"):
-        build(directory, tmp_path / "engine", LIMITS)
+        build(directory, tmp_path / "engine", LIMITS, options=ORT_KERNELS)
     assert not (tmp_path / "engine").exists()
 
 
@@ -456,10 +481,10 @@ def test_golden_outputs_find_an_emulation_of_something_else(
     directory = exported("llama_nvfp4", modelopt_exports, tokenizer, tmp_path)
     monkeypatch.setitem(emulate.FORMATS, "nvfp4", replace(emulate.FORMATS["nvfp4"], nodes=coarse))
     with pytest.raises(BuildError, match="activations of nvfp4 are rounded to other values here"):
-        build(directory, tmp_path / "engine", LIMITS)
+        build(directory, tmp_path / "engine", LIMITS, options=ORT_KERNELS)
     monkeypatch.setattr(emulate, "prove", lambda rounding: None)
     with pytest.raises(BuildError, match="have a cosine of"):
-        build(directory, tmp_path / "engine", LIMITS)
+        build(directory, tmp_path / "engine", LIMITS, options=ORT_KERNELS)
     assert not (tmp_path / "engine").exists()
 
 

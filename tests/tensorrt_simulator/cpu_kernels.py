@@ -1,19 +1,21 @@
-"""A simulated device that runs the project's own kernels: their CUDA C, compiled for the CPU as the
-stand-in of a driver has it (`tests/cuda_stand_in`)."""
+"""The project's CUDA kernels on the CPU: their own source, as the stand-in of a driver has it
+(`tests/cuda_stand_in`)."""
 
 from __future__ import annotations
 
 import ctypes
 from functools import cache
 
-from tests.cuda_stand_in.built import KERNELS, stand_in
+from tests.cuda_stand_in.built import host_kernels
 from tests.tensorrt_simulator.device import HostDevice
+
+Three = ctypes.c_uint * 3
 
 
 @cache
 def compiled() -> ctypes.CDLL:
-    """The library of all kernels; skips the test where nothing compiles it."""
-    return ctypes.CDLL(str(stand_in() / KERNELS))
+    """The library of all kernels."""
+    return ctypes.CDLL(str(host_kernels()))
 
 
 class CpuKernelDevice(HostDevice):
@@ -28,15 +30,12 @@ class CpuKernelDevice(HostDevice):
         argument: bytes,
         stream: int,
     ) -> None:
-        self.launched.append(str(kernel))
-        run, sizes, seed = (
-            getattr(compiled(), f"run_{kernel}"),
-            ctypes.c_uint * 3,
-            len(self.launched),
-        )
+        name = str(kernel)
+        self.launched.append(name)
+        run, seed = getattr(compiled(), f"run_{name}"), len(self.launched)
 
         def work() -> None:
-            assert run(argument, sizes(*grid), sizes(threads, 1, 1), seed) == 0
+            assert run(argument, Three(*grid), Three(threads, 1, 1), seed) == 0
 
         self.put(stream, work)
 

@@ -65,13 +65,15 @@ class OrtBackend(Backend):
     float32_tolerance = FLOAT32_TOLERANCE
 
     def row_cost(self, config: EngineConfig) -> float:
-        """Measured on Qwen3-0.6B's shape behind 128 tokens, of 2 to 60 rows: low-bit weights in
-        blocks are expanded again for each few rows, others are read once for all."""
+        """Measured on Qwen3-0.6B's shape behind 128 tokens, of 2 to 60 rows: ONNX Runtime expands
+        low-bit weights in blocks again for each few rows, others are read once for all."""
         weights = config.weights
         read_once = not weights.is_low_bit or (
             weights.scheme.startswith("int8") and weights.block is None
         )
-        return 0.05 if read_once else 0.18
+        if read_once:
+            return 0.05
+        return 0.08 if settings_of(config).kernels == NATIVE else 0.18
 
     def parse_options(self, values: Mapping[str, OptionValue]) -> WeightFormat:
         """The format of the engine's weights; OptionError where options contradict each other."""

@@ -187,7 +187,6 @@ class KvCache:
 
     def free(self) -> None:
         """Give the memory back."""
-        self.workspace.settle()
         self.workspace.free(self.table)
         self.workspace.free(self.memory)
 

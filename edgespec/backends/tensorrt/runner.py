@@ -464,7 +464,7 @@ def give_up(workspace: Workspace, before: frozenset[int], engine: OpenEngine | N
         new = workspace.held - before - shared
         attempt(
             workspace.device.activate,
-            workspace.synchronize,
+            workspace.settle,
             *((engine.close,) if engine is not None else ()),
             *(partial(workspace.free, address) for address in new),
         )

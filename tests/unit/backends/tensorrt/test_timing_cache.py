@@ -46,6 +46,16 @@ class Config:
         return self.cache
 
 
+def test_a_library_that_gives_no_cache_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config()
+    timing_cache.attach(config, tmp_path / "times")
+    monkeypatch.setattr(Cache, "serialize", lambda self: None)
+    timing_cache.store(config, tmp_path / "times")
+    assert not (tmp_path / "times").exists()
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
