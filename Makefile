@@ -15,12 +15,13 @@ FULL := $(VENV)/.installed-full
 # NVIDIA's compilers stand beside the packages, so that nothing else imports them.
 RTX := $(VENV)/tensorrt-rtx
 RTX_OLD := $(VENV)/tensorrt-rtx-1.4
+PYCUDA := $(VENV)/pycuda
 
 # The kernels of edgespec/backends/ort/native, as pip builds them too.
 NATIVE := edgespec/backends/ort/native
 KERNELS := $(NATIVE)/libedgespec_kernels.so
 
-.PHONY: help setup check check-native fix test test-fast test-tensorrt faults kills demo bench docs
+.PHONY: help setup check check-native fix test test-fast test-tensorrt test-pycuda faults kills demo bench docs
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r verb what; do \
@@ -51,6 +52,9 @@ test-fast: $(FULL) $(KERNELS) ## unit tests without the slow ones
 test-tensorrt: $(FULL) $(RTX)/.installed $(RTX_OLD)/.installed ## build engines with NVIDIA's own compilers, TensorRT-RTX 1.7 and 1.4 (downloads them; no GPU needed)
 	PYTHONPATH=$(CURDIR)/$(RTX) $(PY) -m pytest -m tensorrt tests/tensorrt
 	PYTHONPATH=$(CURDIR)/$(RTX_OLD) $(PY) -m pytest -m tensorrt tests/tensorrt
+
+test-pycuda: $(FULL) $(PYCUDA)/.installed ## build pycuda (90 seconds; no CUDA toolkit, no GPU) and run it on the stand-in of CUDA's driver
+	PYTHONPATH=$(CURDIR)/$(PYCUDA) $(PY) -m pytest tests/unit/backends/tensorrt/test_stand_in.py
 
 demo: $(KERNELS) $(if $(filter mtp draft_model eagle1 medusa jetspec dspark,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fast answers; METHOD=suffix, ngram, dflash, mtp, eagle1, medusa, jetspec, dspark or draft_model drafts otherwise
 	$(PY) scripts/demo.py --method $(METHOD)
@@ -92,6 +96,10 @@ $(RTX)/.installed: requirements-tensorrt-rtx.txt | $(PY)
 
 $(RTX_OLD)/.installed: requirements-tensorrt-rtx-1.4.txt | $(PY)
 	$(install-rtx)
+
+$(PYCUDA)/.installed: scripts/build_pycuda.py | $(PY)
+	$(PY) scripts/build_pycuda.py $(@D)
+	@touch $@
 
 # torch goes first and alone, so that the wheel already chosen (a CPU build, say) is the one that the rest agrees with.
 $(FULL): pyproject.toml constraints.txt | $(PY)

@@ -31,6 +31,7 @@ LONG_FILES = (
     "lossless/test_lossless.py",
     "lossless/test_tensorrt_runner.py",
     "e2e/test_tensorrt_simulated.py",
+    "unit/backends/tensorrt/test_stand_in.py",
     "e2e/test_robustness.py",
     "e2e/test_scripts.py",
     "unit/quantize/test_work.py",

@@ -109,7 +109,7 @@ def build(
         builder, onnx_dir, engine_dir, limits, spec_base=spec_base, spec_draft=spec_draft
     )
     options = builder.parse_options({}) if options is None else options
-    limits = of_engines(onnx, limits)
+    asked, limits = limits, of_engines(onnx, limits)
     engines.remove_killed(engine_dir)
     smaller = limits.smaller_kv_cache_capacities
     engines.refuse_foreign(engine_dir, engines.names_to_write(onnx, builder.suffixes, smaller))
@@ -123,7 +123,7 @@ def build(
         entry.golden_difference,
         time.monotonic() - began,
         entry.weights,
-        notes_of(builder, proven.config),
+        (*left_out(asked, limits), *notes_of(builder, proven.config)),
         entry.golden_cosine,
         proven.staged.unproven,
     )
@@ -148,12 +148,13 @@ def plan(
         builder, onnx_dir, engine_dir, limits, spec_base=spec_base, spec_draft=spec_draft
     )
     check_canonical(onnx)
-    limits = of_engines(onnx, limits)
+    asked, limits = limits, of_engines(onnx, limits)
     options = builder.parse_options({}) if options is None else options
     if emit_to is None:
         with as_bundle_error(onnx):
             lines = builder.plan(onnx, limits, options)
-        return Planned(onnx.role, (*cache_lines(builder, onnx, limits), *lines))
+        about = (*left_out(asked, limits), *cache_lines(builder, onnx, limits))
+        return Planned(onnx.role, (*about, *lines))
     refuse_overwriting(emit_to, [onnx_dir])
     with bundle.staged_directory(emit_to) as staging, as_bundle_error(onnx):
         emission = builder.emit(onnx, limits, options, staging)
@@ -289,6 +290,12 @@ def check_capacities(backend: Backend, limits: Limits) -> None:
 def of_engines(onnx: OnnxDir, limits: Limits) -> Limits:
     """The limits of what is built of an export: what keeps no cache has one engine."""
     return limits.at(limits.max_kv_cache_capacity) if onnx.config.graph.heads else limits
+
+
+def left_out(asked: Limits, limits: Limits) -> Iterator[str]:
+    """What is said where several capacities were asked for, and one engine does for all."""
+    if asked.capacities != limits.capacities:
+        yield "it keeps no cache: one engine does for every capacity"
 
 
 def check_draft_size(onnx: OnnxDir, limits: Limits) -> None:

@@ -99,13 +99,13 @@ class VariantRunner:
         )
         return next(fitting, self.capacity)
 
-    def use(self, capacity: int) -> None:
-        """Let another engine go on with what the lanes hold. EnvironmentProblem where it cannot be
-        opened: the lanes stay where they are."""
+    def use(self, capacity: int, *, keep: bool = False) -> None:
+        """Let another engine go on with what the lanes hold. With `keep` the one in use stays open.
+        EnvironmentProblem where the other one cannot be opened: the lanes stay where they are."""
         if capacity == self.in_use and capacity in self.runners:
             return
         rows = self.copies()
-        self.open(capacity, rows)
+        self.open(capacity, rows, keep=keep)
         before = self.in_use
         self.go_on(capacity)
         for lane, copy in rows.items():
@@ -121,9 +121,9 @@ class VariantRunner:
 
     # ---- which engines are open
 
-    def open(self, capacity: int, rows: Mapping[int, LaneRows]) -> None:
+    def open(self, capacity: int, rows: Mapping[int, LaneRows], *, keep: bool) -> None:
         """Open an engine where it is not: beside the others, then without those that are not in
-        use, and at last alone; `rows` are what the lanes hold."""
+        use, and at last, unless that one is to be kept, alone; `rows` are what the lanes hold."""
         if capacity in self.runners:
             self.runners.move_to_end(capacity)
             return
@@ -140,8 +140,8 @@ class VariantRunner:
             logger.info("opened the engine for up to %d tokens", capacity)
             return
         if self.close_idle():
-            self.open(capacity, rows)
-        elif self.in_use in self.runners:
+            self.open(capacity, rows, keep=keep)
+        elif self.in_use in self.runners and not keep:
             self.open_alone(variant, rows)
         else:
             raise failure
@@ -177,7 +177,8 @@ class VariantRunner:
         """Run one call in the engine in use, or in a larger one where it has no room for it."""
         ends = call.write_indices + call.written
         if ends.max() > self.variants[self.in_use].slots:
-            self.use(self.wanted(int(ends.max())))
+            # Hidden states of its own are in the memory of the engine that gave them
+            self.use(self.wanted(int(ends.max())), keep=call.draft_hidden is not None)
         began_s = self.runner.engine_s
         results = self.runner.run(call)
         self.engine_s += self.runner.engine_s - began_s

@@ -18,7 +18,7 @@ from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.cli import environment, trtllm
 from edgespec.cli.edgellm import FLAGS
-from edgespec.cli.flags import EdgeCommand, until_separator
+from edgespec.cli.flags import EdgeCommand, either, until_separator
 from edgespec.cli.paths import DIRECTORY
 from edgespec.cli.terminal import json_text, say
 from edgespec.contract import MAX_BLOCK_NODES, Limits, Role
@@ -79,7 +79,14 @@ class BuildCommand(EdgeCommand):
         """Notes the backend that --backend names before click asks for the parameters."""
         flags = [self.canonical(arg) for arg in until_separator(args)]
         ctx.meta[CHOSEN] = named_backend(flags)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            flag = error.option_name
+            if owners := backends_with(flag):
+                what = f"No such option: {flag}. It is an option of --backend {either(owners)}."
+                raise click.NoSuchOption(flag, message=what, ctx=ctx) from None
+            raise
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters, with those of the named backend among them."""
@@ -110,6 +117,17 @@ def backend_params(name: str | None) -> list[click.Parameter]:
         help=f"What builds and runs the engine: {titles}. The options below are its own.",
     )
     return [choice, *map(click_option, backend.options)]
+
+
+def backends_with(flag: str) -> list[str]:
+    """The backends that have an option."""
+    known = {name: find_backend(name) for name in BACKENDS}
+    return [
+        name
+        for name, backend in known.items()
+        if backend is not None
+        and any(flag.replace("--no-", "--") == option.flag for option in backend.options)
+    ]
 
 
 def click_option(option: BuildOption) -> click.Option:

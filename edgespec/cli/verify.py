@@ -71,8 +71,9 @@ def command(
     proven this way. Kernels, times and memory are measured.
 
     Each line is a check: passed, failed, or not run, with the reason. Times are medians of a few
-    runs of one engine alone, and no benchmark. The exit code is 3 where a check failed. The result
-    file has versions, device, hashes and figures, and no paths of this machine.
+    runs of one engine alone, and no benchmark. The exit code is 3 where a check failed; an engine
+    that the library cannot open is one. The result file has versions, device, hashes and figures,
+    and no paths of this machine.
 
     \b
     edgespec verify --engine-dir engines --onnx-dir out/llm --onnx-dir out/draft
@@ -120,7 +121,7 @@ def lines_of(found: Verification, report: dict[str, Any]) -> list[str]:
     ]
     for engine in found.engines:
         sizes = engine.description["memory_bytes"]
-        words = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in sizes.items())
+        words = ", ".join(f"{name.replace('_', ' ')} {n / 1e6:.1f}" for name, n in sizes.items())
         lines.append(f"{'':{OUTCOME_WIDTH}}{engine.role.value:{ENGINE_WIDTH}}memory: {words} MB")
     peak = f"the process took {found.peak_bytes / 1e6:.0f} MB at most"
     counts = f"{report['passed']} passed, {report['failed']} failed, {report['not_run']} not run"

@@ -6,6 +6,7 @@ engine stands in `backends.engine_check`, of its tokens in `token_check`.
 
 from __future__ import annotations
 
+import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,19 +14,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.backends.engine_check import EngineCheck, check_engine
-from edgespec.backends.engine_dir import finished_engines
-from edgespec.backends.findings import Finding, Outcome
+from edgespec.backends.engine_check import EngineCheck, check_engine, described
+from edgespec.backends.engine_dir import finished_engines, open_engine, read_config
+from edgespec.backends.findings import Finding, Outcome, failed, not_run
 from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
+from edgespec.backends.registry import backend_of
 from edgespec.bundle import installed_version
 from edgespec.contract import Role
-from edgespec.errors import BundleError
+from edgespec.errors import (
+    BundleError,
+    EngineMismatch,
+    EnvironmentProblem,
+    InternalError,
+    MissingDependency,
+)
 from edgespec.prompts import RequestFile
 from edgespec.runtime.memory import peak_bytes
-from edgespec.runtime.token_check import check_tokens
+from edgespec.runtime.token_check import TOKENS, check_tokens
 
 FORMAT = 1
 PACKAGES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "cuda-bindings", "pycuda")
+OPENING = "opening"
 TOGETHER = "all"  # the place of what concerns all engines
 Began = Callable[[str], None]
 
@@ -78,8 +87,8 @@ def verify(
     """Check every engine of a directory, and what they say together. `began` is called with what is
     checked next.
 
-    Raises BundleError, PairingError or EnvironmentProblem where an engine or an export cannot be
-    opened.
+    Raises BundleError where an engine or an export is damaged, PairingError, and EnvironmentProblem
+    where this machine is another one or lacks a package.
     """
     roles = list(finished_engines(engine_dir).engines)
     exports = [open_onnx_dir(path, spec_base=False, spec_draft=False) for path in onnx_dirs]
@@ -87,20 +96,42 @@ def verify(
     checks = []
     for role in roles:
         began(f"the {role.value} engine")
-        checks.append(check_engine(engine_dir, role, exports))
+        checks.append(checked(engine_dir, role, exports))
     together = []
-    if set(roles) != {Role.DRAFT}:
+    if any(finding.check == OPENING for check in checks for finding in check.findings):
+        together = [not_run(TOKENS, "not every engine can be opened")]
+    elif set(roles) != {Role.DRAFT}:
         began("tokens with drafts and without")
         together = check_tokens(engine_dir, requests)
-    hidden = {str(engine_dir): "ENGINE_DIR", **{str(path): "ONNX_DIR" for path in onnx_dirs}}
-    hidden |= {str(Path(path).absolute()): name for path, name in hidden.items()}
-    return Verification(checks, together, peak_bytes(), hidden | {str(Path.home()): "~"})
+    return Verification(checks, together, peak_bytes(), hidden_paths(engine_dir, onnx_dirs))
+
+
+def checked(engine_dir: Path, role: Role, exports: Sequence[OnnxDir]) -> EngineCheck:
+    """All checks of one engine; one that cannot be opened though its files are whole has failed."""
+    try:
+        return check_engine(engine_dir, role, exports)
+    except (MissingDependency, EngineMismatch):
+        raise
+    except (BundleError, EnvironmentProblem, InternalError) as error:
+        config, entry = open_engine(engine_dir, role)
+        found = failed(OPENING, f"{error.what}. {error.remedy}")
+        description = described(backend_of(engine_dir, role), config, entry, {})
+        return EngineCheck(role=role, findings=[found], description=description)
+
+
+def hidden_paths(engine_dir: Path, onnx_dirs: Sequence[Path]) -> dict[str, str]:
+    """The paths that are of this machine, and what stands in their place. A relative path of one
+    name alone may be a word of any sentence, and says nothing of the machine."""
+    given = {engine_dir: "ENGINE_DIR", **dict.fromkeys(onnx_dirs, "ONNX_DIR")}
+    hidden = {str(path): name for path, name in given.items() if len(path.parts) > 1}
+    hidden |= {str(path.absolute()): name for path, name in given.items()}
+    hidden |= {str(path.resolve()): name for path, name in given.items()}
+    home = os.path.expanduser("~")  # noqa: PTH111 - there may be none
+    return hidden | ({} if home == "~" else {home: "~"})
 
 
 def check_exports(engine_dir: Path, roles: Sequence[Role], exports: Sequence[OnnxDir]) -> None:
     """BundleError for an export of which no engine is there."""
-    from edgespec.backends.engine_dir import read_config
-
     there = [read_config(engine_dir, role).component for role in roles]
     for onnx in exports:
         if onnx.config not in there:

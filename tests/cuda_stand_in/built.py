@@ -17,6 +17,7 @@ from edgespec.backends.tensorrt import kernels
 from tests import shared
 
 HERE = Path(__file__).parent
+TOO_LARGE = "of a size for a device, not for the stand-in of one"
 LIBRARY, KERNELS = "libcuda.so.1", "kernels.so"
 KERNEL = re.compile(r'extern "C" __global__ void (\w+)\(const (\w+) \w+\)')
 # A misaligned access of 16 bytes ends a kernel, as on a device
@@ -25,19 +26,38 @@ TRAPS = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
 
 
 def stand_in() -> Path:
-    """The directory with the driver's library and the kernels; skips without a compiler."""
+    """The directory with the driver's library; skips without a compiler."""
+    needs_compiler()
+    return shared.made_once(("stand-in of CUDA", text("driver.cpp"), stubs()), make_driver)
+
+
+def host_kernels() -> Path:
+    """The library of the kernels for the host; skips without a compiler."""
+    needs_compiler()
+    source = source_for_host(kernels.STRUCTURES)
+    return (
+        shared.made_once(("kernels for the host", text("kernels.h"), source), make_kernels)
+        / KERNELS
+    )
+
+
+def needs_compiler() -> None:
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed: it compiles the stand-in of CUDA's driver")
-    sources = [(HERE / name).read_text(encoding="utf-8") for name in ("driver.cpp", "kernels.h")]
-    return shared.made_once(("stand-in of CUDA", sources, kernels.source(), stubs()), make)
 
 
-def make(out: Path) -> None:
-    """Compile both into a directory."""
+def text(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def make_driver(out: Path) -> None:
     (out / "stubs.cpp").write_text(stubs(), encoding="utf-8")
     soname = f"-Wl,-soname,{LIBRARY}"
     compiled(out / LIBRARY, [HERE / "driver.cpp", out / "stubs.cpp"], [soname])
-    (out / "kernels.cpp").write_text(host_kernels(kernels.STRUCTURES), encoding="utf-8")
+
+
+def make_kernels(out: Path) -> None:
+    (out / "kernels.cpp").write_text(source_for_host(kernels.STRUCTURES), encoding="utf-8")
     compiled(out / KERNELS, [out / "kernels.cpp"], TRAPS)
 
 
@@ -47,7 +67,7 @@ def compiled(out: Path, sources: list[Path], more: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def host_kernels(structures: dict[str, np.dtype]) -> str:
+def source_for_host(structures: dict[str, np.dtype]) -> str:
     """The kernels' source for the host. It compiles only where sizes and offsets of the structures
     in CUDA C are those of the arrays that are sent."""
     source = kernels.source()
@@ -89,12 +109,13 @@ def wanted_by_pycuda() -> set[str] | None:
     return set(re.findall(r" U (cu[A-Z]\w+)", table.stdout))
 
 
-def environment(directory: Path) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The variables of a process whose CUDA driver is the stand-in."""
+    directory, library = stand_in(), host_kernels()
     return {
         **os.environ,
         "LD_LIBRARY_PATH": str(directory),
-        "STAND_IN_KERNELS": str(directory / KERNELS),
+        "STAND_IN_KERNELS": str(library),
     }
 
 

@@ -2,6 +2,7 @@
 // run by the stand-in of a driver. A block's threads take turns from one __syncthreads to the next,
 // in any order that is asked for, so that what depends on the order shows.
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -26,24 +27,37 @@ namespace stand_in {
 const size_t STACK_BYTES = 64 << 10;
 const int LAUNCH_FAILED = 719;
 
+// A thread's own stack is made by makecontext; from then on jumps change stacks, which cost less
 struct Thread {
-  ucontext_t context;
+  ucontext_t start;
+  jmp_buf place;
   Index index;
-  bool done;
+  bool begun, done;
 };
 
-static ucontext_t scheduler;
+static ucontext_t first;
+static jmp_buf scheduler;
 static Thread* running;
 static std::function<void()> kernel;
 
 static void begin() {
   kernel();
   running->done = true;
+  _longjmp(scheduler, 1);
 }
 
 static void wait() {
-  swapcontext(&running->context, &scheduler);
-  threadIdx = running->index;
+  if (!_setjmp(running->place)) _longjmp(scheduler, 1);
+}
+
+// Lets a thread run to its next barrier or its end
+static void resume(Thread& thread) {
+  running = &thread;
+  threadIdx = thread.index;
+  if (_setjmp(scheduler)) return;
+  if (thread.begun) _longjmp(thread.place, 1);
+  thread.begun = true;
+  swapcontext(&first, &thread.start);
 }
 
 // The numbers below a count, as they come or shuffled
@@ -58,21 +72,18 @@ static int run_block(std::vector<Thread>& threads, std::vector<char>& stacks,
                      std::mt19937* random) {
   for (unsigned i = 0; i < threads.size(); ++i) {
     Thread& thread = threads[i];
-    thread.done = false;
+    thread.begun = thread.done = false;
     thread.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = &stacks[i * STACK_BYTES];
-    thread.context.uc_stack.ss_size = STACK_BYTES;
-    thread.context.uc_link = &scheduler;
-    makecontext(&thread.context, begin, 0);
+    getcontext(&thread.start);
+    thread.start.uc_stack.ss_sp = &stacks[i * STACK_BYTES];
+    thread.start.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&thread.start, begin, 0);
   }
   for (;;) {
     size_t done = 0;
     for (unsigned i : in_order(threads.size(), random)) {
-      running = &threads[i];
-      threadIdx = running->index;
-      swapcontext(&scheduler, &running->context);
-      done += running->done;
+      resume(threads[i]);
+      done += threads[i].done;
     }
     if (done == threads.size()) return 0;
     if (done) return LAUNCH_FAILED;  // some wait for others that have ended

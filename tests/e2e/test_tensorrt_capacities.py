@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgespec.backends.call import Call, Result
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.tensorrt import devices, estimate
-from edgespec.backends.tensorrt.runner import Plan, TensorRTRunner
+from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.cli.main import run
 from edgespec.errors import BundleError
 from tests import shared
-from tests.e2e.test_tensorrt_simulated import NATIVE, TREES, exported
+from tests.e2e.tensorrt_pairs import NATIVE, TREES, exported
 from tests.e2e.workshop import Cli, Outcome, asked, cli, infer, responses
+from tests.lossless.tensorrt_pairs import medusa
 from tests.tensorrt_simulator.installed import install
 
 __all__ = ["cli"]
@@ -153,15 +156,15 @@ def test_verify_checks_the_engine_of_each_length(
         *("tokens, greedy, 128 tokens", "tokens, sampled, 128 tokens"),
     ]
     assert {check["outcome"] for check in tokens} == {"passed"}
-    real = TensorRTRunner.results
+    real = TensorRTRunner.run
 
-    def broken(runner: TensorRTRunner, plan: Plan, call: Call) -> list[Result]:
+    def broken(runner: TensorRTRunner, call: Call) -> list[Result]:
         """The engine of the larger length is wrong."""
         assert runner.cache is not None
-        plan.logits *= -1 if runner.cache.slots > 100 else 1
-        return real(runner, plan, call)
+        more = 1 if runner.cache.slots > 100 else 0
+        return real(runner, replace(call, rope_sin=call.rope_sin + np.float32(more)))
 
-    monkeypatch.setattr(TensorRTRunner, "results", broken)
+    monkeypatch.setattr(TensorRTRunner, "run", broken)
     done = cli(*line)
     assert done.code == INVALID, done.out
     failed = [text for text in done.out.splitlines() if text.startswith("failed")]
@@ -209,6 +212,14 @@ def test_lengths_that_cannot_be_are_refused(
     done = cli(*line)
     assert (done.code, said in done.err) == (code, True), done.err
     assert not (tmp_path / "new").exists()
+
+
+def test_what_keeps_no_cache_has_one_engine(cli: Cli, tmp_path: Path) -> None:
+    heads = medusa().draft
+    done = cli(*build_line(heads, tmp_path / "new", "48,128", "--dry-run", *TARGET))
+    assert done.code == 0, done.err
+    assert "it keeps no cache: one engine does for every capacity" in done.out
+    assert done.out.count("memory on the device") == 1
 
 
 def test_a_graph_is_written_for_one_length(cli: Cli, tmp_path: Path) -> None:

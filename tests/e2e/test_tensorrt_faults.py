@@ -4,6 +4,7 @@ library's own words, and one of what to do."""
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.tensorrt_simulator.library import Engine, Simulator
 __all__ = ["cli"]
 
 BUG, DAMAGED, ENVIRONMENT = 1, 3, 4
+SMALL_DISK = 300_000  # bytes: more than the graph, less than the engine
 
 
 @pytest.fixture
@@ -51,6 +53,21 @@ FAULTS = {
     "deserialize_cuda_engine": (0, ENVIRONMENT, "not enough memory to load", "OutOfMemory"),
     "create_execution_context": (1, ENVIRONMENT, "no execution context", "out of memory"),
 }
+
+
+def test_a_driver_that_is_too_old_is_told_of(trt: Simulator, failed: Callable[[], Outcome]) -> None:
+    """In the words of TensorRT-RTX 1.7 where no driver is (`tests/tensorrt/test_runtime.py`)."""
+    trt.faults.after["deserialize_cuda_engine"] = 0
+    trt.faults.words["deserialize_cuda_engine"] = (
+        "IRuntime::deserializeCudaEngine: Error Code 1: Cuda Runtime (In ScopedCudaStream at"
+        " cudaResources.cpp:25 (cudaError 35: CUDA driver version is insufficient for CUDA runtime"
+        " version))"
+    )
+    found = failed()
+    assert found.code == ENVIRONMENT, found.err
+    assert "CUDA does not work here" in found.err
+    assert "driver version is insufficient" in found.err
+    assert "Install NVIDIA's driver" in found.err
 
 
 @pytest.mark.parametrize("call", FAULTS)
@@ -176,6 +193,32 @@ def test_a_build_that_runs_out_of_memory(
     assert found.code == ENVIRONMENT, found.err
     assert "OutOfMemory" in found.err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_engine_that_the_disk_has_no_room_for(cli: Cli, trt: Simulator, tmp_path: Path) -> None:
+    base, out = exported("eagle3")[0], tmp_path / "out"
+    line = ["build", "--onnx-dir", base, "--engine-dir", out, *SIZES, *TREES]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_DISK, limits[1]))  # of each file
+    try:
+        found = cli(*line, "--backend", "tensorrt", "--compute", "fp32")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert found.code == ENVIRONMENT, found.err
+    assert "error: spec_base.engine: File too large" in found.err
+    assert "raise the limit" in found.err
+    assert not out.exists()
+
+
+def test_a_timing_cache_that_cannot_be_kept_costs_no_engine(
+    cli: Cli, trt: Simulator, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    line = ["build", "--onnx-dir", exported("eagle3")[0], "--engine-dir", tmp_path / "out"]
+    to = ["--backend", "tensorrt", "--timing-cache", tmp_path / "file" / "below"]
+    found = cli("--verbose", *line, *SIZES, *TREES, *to, "--compute", "fp32")
+    assert found.code == 0, found.err
+    assert "the timing cache is not kept" in found.err
 
 
 def test_a_cache_that_is_not_written_in_place_is_refused(

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edgespec import bundle
@@ -24,7 +23,8 @@ from tests import shared, toys
 from tests.e2e.tensorrt_pairs import NATIVE, PORTABLE, SIZES, TREES, exported
 from tests.e2e.workshop import Cli, Outcome, asked, cli, infer
 from tests.tensorrt_simulator.installed import install
-from tests.tensorrt_simulator.library import Context
+from tests.tensorrt_simulator.library import simulator
+from tests.tensorrt_simulator.wrong_results import GIVES, READS
 
 __all__ = ["cli"]
 
@@ -42,10 +42,12 @@ def built(name: str, *options: str, version: str = "") -> Path:
     return shared.made_once(("engines to verify", name, options, version), make)
 
 
-def simulated(monkeypatch: pytest.MonkeyPatch, version: str, name: str = "eagle3") -> Path:
+def simulated(
+    monkeypatch: pytest.MonkeyPatch, version: str, name: str = "eagle3", compute: str = "fp32"
+) -> Path:
     """The same with the simulator, which stays installed."""
     install(monkeypatch, version)
-    return built(name, "--backend", "tensorrt", "--compute", "fp32", version=version)
+    return built(name, "--backend", "tensorrt", "--compute", compute, version=version)
 
 
 @pytest.fixture
@@ -159,7 +161,7 @@ def test_a_changed_weight_is_found(verify: Verify, tmp_path: Path) -> None:
 def test_a_runner_that_moves_its_rows_is_found(
     verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = OrtRunner.run
+    engines, real = built("eagle3"), OrtRunner.run
 
     def run_and_spill(self: OrtRunner, call: Any) -> Any:
         found = real(self, call)
@@ -167,7 +169,7 @@ def test_a_runner_that_moves_its_rows_is_found(
         return found
 
     monkeypatch.setattr(OrtRunner, "run", run_and_spill)
-    done, report = verify(built("eagle3"))
+    done, report = verify(engines)
     assert done.code == DAMAGED
     assert outcomes(report)["base: cache, lane 0"] == "failed"
     assert "lane 0, row 7 was changed" in detail(report, "base", "cache, lane 0")
@@ -176,15 +178,15 @@ def test_a_runner_that_moves_its_rows_is_found(
 def test_rows_that_see_what_they_must_not_are_found(
     verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = runner.attention_mask
+    options = ("--max-batch-size", "2", "--kernels", "onnxruntime")
+    engines, real = built("eagle3", *options), runner.attention_mask  # built as they should be
 
     def all_visible(call: Any, attention: Any, out: Any) -> Any:
         real(call, attention, out)[...] = True
         return out
 
     monkeypatch.setattr(runner, "attention_mask", all_visible)
-    kernels = ("--kernels", "onnxruntime")
-    done, report = verify(built("eagle3", "--max-batch-size", "2", *kernels))
+    done, report = verify(engines)
     assert done.code == DAMAGED
     for lane in (0, 1):
         said = detail(report, "base", f"cache, lane {lane}")
@@ -195,7 +197,7 @@ def test_tokens_that_differ_with_drafts_are_found(
     verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where only calls of the size that verifies go wrong, and no golden call has that size."""
-    real = OrtRunner.run
+    engines, real = built("eagle3"), OrtRunner.run
 
     def wrong_in_one_size(self: OrtRunner, call: Any) -> Any:
         found = real(self, call)
@@ -204,7 +206,7 @@ def test_tokens_that_differ_with_drafts_are_found(
         return found
 
     monkeypatch.setattr(OrtRunner, "run", wrong_in_one_size)
-    done, report = verify(built("eagle3"))
+    done, report = verify(engines)
     assert done.code == DAMAGED
     found = outcomes(report)
     assert found["base: golden outputs"] == "passed"
@@ -260,13 +262,21 @@ def test_an_export_of_another_engine_is_refused(cli: Cli, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "version"),
-    [("eagle3", NATIVE), ("eagle3", PORTABLE), ("mtp", NATIVE), ("dflash", PORTABLE)],
+    ("name", "version", "compute"),
+    [
+        ("eagle3", NATIVE, "fp32"),
+        ("eagle3", NATIVE, "fp16"),
+        ("eagle3", NATIVE, "bf16"),
+        ("eagle3", PORTABLE, "fp32"),
+        ("mtp", NATIVE, "fp32"),
+        ("mtp", NATIVE, "fp16"),
+        ("dflash", PORTABLE, "fp32"),
+    ],
 )
 def test_engines_of_the_simulated_library_pass(
-    verify: Verify, monkeypatch: pytest.MonkeyPatch, name: str, version: str
+    verify: Verify, monkeypatch: pytest.MonkeyPatch, name: str, version: str, compute: str
 ) -> None:
-    done, report = verify(simulated(monkeypatch, version, name), name=name)
+    done, report = verify(simulated(monkeypatch, version, name, compute), name=name)
     assert done.code == 0, done.out
     found = outcomes(report)
     aliases = "passed" if version == NATIVE else "not run"
@@ -303,6 +313,25 @@ def test_an_engine_that_was_built_elsewhere_brings_its_golden_outputs(
     assert report["engines"]["base"]["checks"][0]["difference"] < 1e-4
 
 
+def test_an_engine_that_the_library_cannot_open_is_in_the_report(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engines = Path(shutil.copytree(simulated(monkeypatch, NATIVE), tmp_path / "engine"))
+    library = install(monkeypatch, NATIVE)
+    library.faults.after["deserialize_cuda_engine"] = 1  # the base is opened
+    monkeypatch.chdir(tmp_path)
+    done, report = verify(Path("engine"))
+    assert done.code == DAMAGED
+    found = outcomes(report)
+    assert found["base: golden outputs"] == "passed"
+    assert (found["draft: opening"], found["tokens"]) == ("failed", "not run")
+    assert "OutOfMemory" in detail(report, "draft", "opening")
+    assert report["engines"]["draft"]["files"]
+    # The directory's name is a word of this sentence
+    assert report["checks"][0]["detail"] == "not every engine can be opened"
+    assert str(engines) not in json.dumps(report)
+
+
 def test_rows_that_the_runner_copies_to_a_wrong_place_are_found(
     verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,22 +347,40 @@ def test_rows_that_the_runner_copies_to_a_wrong_place_are_found(
     assert "row 4 was not written" in detail(report, "base", "cache, lane 0")
 
 
-def test_an_engine_that_writes_a_wrong_row_is_found(
-    verify: Verify, monkeypatch: pytest.MonkeyPatch
+CACHE, GOLDEN = "base: cache, lane 0", "base: golden outputs"
+# A fault of all engines, and the checks of the base that must find it
+WRONG: dict[str, set[str]] = {
+    "every_row_visible": {CACHE, GOLDEN},
+    "a_row_further": {CACHE, GOLDEN},
+    "next_rotation": {GOLDEN},
+    "one_more_row": {CACHE},
+    "louder": {GOLDEN},
+    "swapped_rows": {GOLDEN},
+    "wrong_in_verification": {"tokens, greedy", "tokens, sampled"},
+    "not_a_number": {GOLDEN},
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "compute"),
+    [
+        *((fault, "fp16") for fault in WRONG),
+        *((fault, "bf16") for fault in ("every_row_visible", "louder", "one_more_row")),
+        ("louder", "fp32"),
+    ],
+)
+def test_an_engine_that_computes_something_wrong_is_found(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch, fault: str, compute: str
 ) -> None:
-    engines = simulated(monkeypatch, NATIVE)
-    real = Context.work
-
-    def work(self: Context, device: Any, shapes: Any, addresses: Any, memory: Any) -> None:
-        real(self, device, shapes, addresses, memory)
-        for output, source in self.engine.header["aliases"].items():
-            dims = shapes[source]
-            size = int(np.prod(dims)) * 4
-            rows = device.at(addresses[output], size).view(np.float32).reshape(dims)
-            rows[:, :, 20] = 0.5
-
-    monkeypatch.setattr(Context, "work", work)
+    engines = simulated(monkeypatch, NATIVE, compute=compute)
+    simulator(NATIVE).faults.plant(fault)
     done, report = verify(engines)
     assert done.code == DAMAGED
-    assert outcomes(report)["base: cache, lane 0"] == "failed"
-    assert "lane 0, row 20 was changed" in detail(report, "base", "cache, lane 0")
+    failed = {name for name, outcome in outcomes(report).items() if outcome == "failed"}
+    assert WRONG[fault] <= failed
+    if fault == "one_more_row":
+        assert "lane 0, row 20 was changed" in detail(report, "base", "cache, lane 0")
+
+
+def test_each_fault_of_a_simulated_engine_is_tried() -> None:
+    assert WRONG.keys() == READS.keys() | GIVES.keys()

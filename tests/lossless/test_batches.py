@@ -22,7 +22,8 @@ from edgespec.backends.call import Attention, Call, Logits, Result
 from edgespec.backends.masks import attention_mask
 from edgespec.backends.ort import runner as runner_module
 from edgespec.backends.ort.cache import KvCache
-from edgespec.backends.ort.options import FP32
+from edgespec.backends.ort.native.library import why_missing
+from edgespec.backends.ort.options import FP32, WeightFormat
 from edgespec.backends.ort.visibility import Visibility, visibility
 from edgespec.errors import EdgeSpecError, EnvironmentProblem
 from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, SamplingParams
@@ -50,21 +51,34 @@ GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=5)
 SAMPLINGS = [GREEDY, SAMPLED, SamplingParams(0.7, 1.0, 20, 6, repetition_penalty=1.3), GREEDY]
 ON_FALL_BACK = "llama-onnxruntime"
+OPTIONS = {
+    ON_FALL_BACK: FP32,
+    "llama-fp16-cache": WeightFormat(kernels="native", kv_cache_dtype="fp16"),
+    "mistral-window-5-int8": WeightFormat("int4", 32, kernels="native", kv_cache_dtype="int8"),
+}
 KIND: dict[str, tuple[Family, int | None]] = {
     "llama": ("llama", None),
     ON_FALL_BACK: ("llama", None),
+    "llama-fp16-cache": ("llama", None),
+    "mistral-window-5-int8": ("mistral", 5),
     "mistral-window-5": ("mistral", 5),
     "gemma3-window-5": ("gemma3", 5),
     "qwen3_5": ("qwen3_5", None),
 }
 
 
-@pytest.fixture(scope="module", params=KIND)
+def kinds() -> list[str]:
+    """Those that this installation has kernels for."""
+    own = [kind for kind, options in OPTIONS.items() if options.kernels == "native"]
+    return [kind for kind in KIND if why_missing() is None or kind not in own]
+
+
+@pytest.fixture(scope="module", params=kinds())
 def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engines]:
     family, window = KIND[request.param]
-    options = FP32 if request.param == ON_FALL_BACK else None
+    options = OPTIONS.get(request.param)
     path = tmp_path_factory.mktemp("batches")
     with opened(make_engines(path, family, sliding_window=window, options=options)) as pair:
         yield pair

@@ -27,7 +27,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.prefix import PrefixCache
 from tests import made, shared
-from tests.lossless.test_tensorrt_dialects import GREEDY, PAIRS, SAMPLED
+from tests.lossless.tensorrt_pairs import GREEDY, PAIRS, SAMPLED
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.installed import install
 

@@ -16,8 +16,11 @@ import pytest
 
 import edgespec
 from edgespec.backends.build import build
+from edgespec.backends.call import Call, Result
+from edgespec.backends.host import HostLogits
 from edgespec.backends.tensorrt.backend import BACKEND
 from edgespec.backends.tensorrt.logits import DeviceLogits
+from edgespec.backends.tensorrt.plans import Plan
 from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk, GenerationRequest, Response
@@ -185,6 +188,33 @@ def test_a_mixture_gives_each_what_it_gets_alone(engine: Engine) -> None:
         for i, (n, new) in enumerate(lengths)
     ]
     assert_as_alone(engine, jobs, served(engine, jobs))
+
+
+def test_what_a_call_finds_of_its_logits_is_what_the_host_finds(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In calls of several lanes too, with other numbers of rows each."""
+    sizes, found = [], TensorRTRunner.results
+
+    def checked(self: TensorRTRunner, plan: Plan, call: Call) -> list[Result]:
+        results = found(self, plan, call)
+        for result in results:
+            host, count = HostLogits(result.logits.rows()), self.wanted.count
+            known = result.logits.top(count)
+            assert (known.ids == host.top(count).ids).all()
+            assert (known.values == host.top(count).values).all()
+            assert np.allclose(known.logsumexp, host.top(count).logsumexp, rtol=1e-6)
+            assert result.logits.finite()
+        sizes.append(len(results))
+        return results
+
+    monkeypatch.setattr(TensorRTRunner, "results", checked)
+    jobs = [
+        GenerationRequest(prompt_of(n), replace(GREEDY, max_generate_length=9), None)
+        for n in (4, 11, 25)
+    ]
+    served(engine, jobs)
+    assert max(sizes) > 1
 
 
 def test_rows_kept_of_one_lane_serve_another(engine: Engine) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from edgespec.backends.tensorrt.parser_version import ParserVersion
+from tests.tensorrt import matrix
 
 ROWS = (1, 8, 64)  # least, most frequent and most of a dimension that varies
 
@@ -60,7 +61,14 @@ def builder() -> Any:
 
 
 def ask(model: bytes | Path, *, build: bool, sm: int = 120) -> Answer:
-    """Parse a model, and build it for a compute capability where `build` says so."""
+    """Parse a model, and build it for a compute capability where `build` says so. Both stand in the
+    table at the end of a run."""
+    answer = asked(model, build=build, sm=sm)
+    matrix.note(model, version(), answer.step, build=build)
+    return answer
+
+
+def asked(model: bytes | Path, *, build: bool, sm: int) -> Answer:
     trt, log = bindings(), logger()
     log.lines.clear()
     typed = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)

@@ -85,6 +85,7 @@ def test_all_is_given_back(device: Device, driver: Driver) -> None:
     assert held["memory"] > cache.size.row_bytes
     assert held["modules"] >= 1
     del rows
+    workspace.synchronize()
     cache.free()
     workspace.leave()
     gc.collect()
@@ -224,11 +225,27 @@ def test_a_device_that_is_lost_as_it_is_closed_is_logged(
     assert "an illegal memory access" in caplog.text
 
 
+def test_a_device_that_is_lost_as_memory_is_freed_is_logged(
+    workspace: Workspace, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = put(workspace, np.zeros(8, np.float32))
+    if not workspace.device.can_capture:
+        pytest.skip("pycuda tells it on stderr")
+    lose(workspace, address)
+    workspace.free(address)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "cuMemFree failed: an illegal memory access" in caplog.text
+    with pytest.raises(DeviceLost, match="cuMemFree failed"):
+        workspace.synchronize()
+    assert driver.complaints() == ["memory is freed that a stream may still use"]
+
+
 def test_a_misaligned_access_is_one_too(workspace: Workspace) -> None:
     """16 bytes at a time, of rows that are no multiple of 16."""
     address = put(workspace, np.zeros(256, np.uint8))
-    ends = {"source_offset": address, "target_offset": address + 8, "row_bytes": 16, "count": 1}
-    workspace.launch("move_rows", (1, 1, 1), 32, wide=1, **ends, **{"from": [0], "to": [0]})
+    ends = {"source_offset": address, "target_offset": address + 8, "row_bytes": 16}
+    moves = {"from": [0], "to": [0], "count": 1, "wide": 1}
+    workspace.launch("move_rows", (1, 1, 1), 32, **moves, **ends)
     with pytest.raises(DeviceLost, match="misaligned address"):
         workspace.synchronize()
 

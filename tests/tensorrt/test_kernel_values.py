@@ -10,7 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from edgespec.backends.host import HostLogits
 from edgespec.backends.tensorrt import kernels
+from edgespec.backends.tensorrt.logits import TopSearch, find_top
 from edgespec.backends.tensorrt.workspace import Workspace
 from tests.tensorrt.cuda import device, get, orders, put, workspace
 
@@ -18,6 +20,7 @@ __all__ = ["device", "orders", "workspace"]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("orders")]
 
+PART = kernels.PART_IDS
 HALVES = {1: np.dtype(np.float16), 2: np.dtype(ml_dtypes.bfloat16)}
 FLOATS = {0: np.dtype(np.float32), **HALVES}
 
@@ -120,6 +123,50 @@ def test_a_mask_is_what_its_rows_see(workspace: Workspace) -> None:
     workspace.launch("attention_mask", grid, threads, mask=mask, **addresses, **sizes)
     found = get(workspace, mask, expected.shape, np.uint8)
     assert (found == expected).all()
+
+
+# ---- the largest logits
+
+
+def logits_of(kind: str, rows: int, ids: int) -> np.ndarray:
+    """Logits of a kind, [rows, ids]."""
+    random = np.random.default_rng(ids)
+    if kind == "equal":
+        return np.full((rows, ids), -2.5, np.float32)
+    if kind == "zeros of both signs":
+        return np.where(random.integers(0, 2, (rows, ids)), np.float32(0), np.float32(-0.0))
+    array = random.standard_normal((rows, ids)).astype(np.float16).astype(np.float32)  # with ties
+    if kind == "far apart":
+        array *= np.float32(1e4)
+    return array
+
+
+@pytest.mark.parametrize("kind", ["equal", "zeros of both signs", "with ties", "far apart"])
+@pytest.mark.parametrize(
+    ("rows", "ids", "stride", "count"),
+    [(1, 1, 1, 1), (2, 257, 300, 9), (2, PART, PART, 5), (2, PART + 1, PART + 7, 64)],
+)
+def test_the_largest_logits_are_those_of_the_host(
+    workspace: Workspace, kind: str, rows: int, ids: int, stride: int, count: int
+) -> None:
+    array = np.full((rows, stride), np.inf, np.float32)  # behind the ids that are searched
+    array[:, :ids] = logits_of(kind, rows, ids)
+    found = find_top(workspace, put(workspace, array), TopSearch(rows, stride, ids, count))
+    expected = HostLogits(array[:, :ids]).top(count)
+    assert (found.ids == expected.ids).all()
+    assert (found.values == expected.values).all()
+    assert np.allclose(found.logsumexp, expected.logsumexp, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", [0, 255, 256, PART])
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+def test_a_row_with_nan_or_inf_says_so(workspace: Workspace, place: int, value: float) -> None:
+    ids = PART + 1
+    array = logits_of("with ties", 3, ids)
+    array[1, place] = value
+    found = find_top(workspace, put(workspace, array), TopSearch(3, ids, ids, 2))
+    assert np.isfinite(found.logsumexp).tolist() == [True, False, True]
+    assert (found.ids[1, 0] == place) == (value != -np.inf)
 
 
 # ---- rows

@@ -27,6 +27,7 @@ Dims = tuple[int, ...]
 MAX_DIMS = 8
 LEVELS = (0, 5)  # of the builder's optimization
 CACHE_MAGIC = b"simulated timing cache of "
+CACHED = ("Attention", "TensorScatter", "Softmax", "Where")
 # Operators that none of our graphs may have, whatever a parser says
 NEVER = ("If", "Loop", "Scan", "EyeLike", "Compress", "MatMulInteger")
 
@@ -348,10 +349,14 @@ def host_memory(data: bytes) -> memoryview:
 
 
 class ITimingCache:
-    """What was timed, for one version of the library."""
+    """What was timed, a kernel a line behind the version of the library that it holds for."""
 
     def __init__(self, data: bytes) -> None:
-        self.data = data
+        self.header, *self.kernels = data.split(b"\n")
+
+    @property
+    def data(self) -> bytes:
+        return b"\n".join([self.header, *sorted(self.kernels)])
 
     def serialize(self) -> memoryview:
         return host_memory(self.data)
@@ -426,7 +431,7 @@ class Config:
 
     def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
         checked(cache, ITimingCache, "set_timing_cache()")
-        fits = cache.data == CACHE_MAGIC + self.release.encode()
+        fits = cache.header == CACHE_MAGIC + self.release.encode()
         if not fits and not ignore_mismatch:
             return self.refuse("the timing cache is of another version")
         self.timing = cache
@@ -507,7 +512,32 @@ class Builder(Said):
             self.error(f"Error Code 9: {why}")
             return None
         assert network.model is not None
+        self.time_kernels(network.model, config)
         return host_memory(self.pack(network.model, config.profiles))
+
+    def time_kernels(self, model: onnx.ModelProto, config: Config) -> None:
+        """Time the kernels that the config's timing cache does not know, and say how many."""
+        known = [] if config.timing is None else config.timing.kernels
+        wanted = kernels_of(model, config.profiles)
+        new = sorted(wanted - set(known))
+        known += new
+        taken = len(wanted) - len(new)
+        text = f"{len(new)} kernels were timed, {taken} taken from the timing cache"
+        self.logger.log(Severity.INFO, text)
+
+
+def kernels_of(model: onnx.ModelProto, profiles: Sequence[Profile]) -> set[bytes]:
+    """The kernels of a graph: one for each operator and each number of rows, and those that read a
+    cache for each of its lengths too."""
+    found = set()
+    for profile in profiles:
+        lengths = {three[1][2] for name, three in profile.shapes.items() if "past_" in name}
+        rows = [three[1][:2] for name, three in profile.shapes.items() if "past_" not in name]
+        for node in model.graph.node:
+            reads_cache = node.op_type in CACHED
+            sizes = (rows[0], *(sorted(lengths) if reads_cache else ()))
+            found.add(f"{node.op_type} {sizes}".encode())
+    return found
 
 
 def wrong_profiles(network: Network, config: Config) -> Iterable[str]:

@@ -38,6 +38,5 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str) -> Simulator:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(found, "faults", found.faults)
     assert devices.device_here is not None
-    found.faults.after.clear()
-    found.faults.calls.clear()
+    found.faults.clear()
     return found

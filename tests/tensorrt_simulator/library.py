@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library, capabilities_of
+from tests.tensorrt_on_ort import widened
 from tests.tensorrt_simulator import building
 from tests.tensorrt_simulator.building import (
     DataType,
@@ -38,6 +40,7 @@ from tests.tensorrt_simulator.building import (
     Tensor,
 )
 from tests.tensorrt_simulator.device import POISON, HostDevice
+from tests.tensorrt_simulator.wrong_results import GIVES, READS, Arrays, Change
 
 MAGIC = b"simulated engine\n"
 ALIGNMENT = 256
@@ -76,11 +79,29 @@ class LayerInformationFormat(Enum):
 
 
 class Faults:
-    """Calls that fail: by name, how often they succeed before."""
+    """Calls that fail: by name, how often they succeed before, and in which words where those are
+    others than usual. `wrong` names what engines compute wrongly (`wrong_results`)."""
 
     def __init__(self) -> None:
         self.after: dict[str, int] = {}
+        self.words: dict[str, str] = {}
         self.calls: Counter[str] = Counter()
+        self.wrong: set[str] = set()
+
+    def clear(self) -> None:
+        """Let everything be as it should be."""
+        for kept in (self.after, self.words, self.calls, self.wrong):
+            kept.clear()
+
+    def plant(self, name: str) -> None:
+        """Let engines compute something wrongly."""
+        assert name in READS | GIVES
+        self.wrong.add(name)
+
+    def change(self, changes: Mapping[str, Change], arrays: Arrays) -> None:
+        """Make the changes that are switched on."""
+        for name in self.wrong & changes.keys():
+            changes[name](arrays)
 
     def fails(self, name: str) -> bool:
         self.calls[name] += 1
@@ -124,11 +145,33 @@ class Engine:
 
     @cached_property
     def session(self) -> ort.InferenceSession:
-        """What computes, made when it is first asked."""
+        """What computes, made when it is first asked. ONNX Runtime has no kernels for bfloat16: in
+        its place each value is rounded to it, and computed in float32."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3  # that caches are copied here is known
-        return ort.InferenceSession(self.graph, options, ["CPUExecutionProvider"])
+        graph = self.graph
+        if self.is_widened:
+            model = ir.serde.deserialize_model(onnx.load_from_string(graph))
+            graph = ir.to_proto(widened(model)).SerializeToString()
+        return ort.InferenceSession(graph, options, ["CPUExecutionProvider"])
+
+    @cached_property
+    def is_widened(self) -> bool:
+        return any(tensor.dtype is DataType.BF16 for tensor in self.tensors.values())
+
+    def computed(self, feeds: Arrays) -> Arrays:
+        """The outputs of a run by name, each in its own type."""
+        if self.is_widened:
+            feeds = {
+                name: array.astype(np.float32) if array.dtype == DataType.BF16.numpy else array
+                for name, array in feeds.items()
+            }
+        found = self.session.run([*self.outputs], feeds)
+        return {
+            name: array.astype(tensor.dtype.numpy, copy=False)
+            for (name, tensor), array in zip(self.outputs.items(), found, strict=True)
+        }
 
     @property
     def num_io_tensors(self) -> int:
@@ -330,8 +373,10 @@ class Context:
             size = int(np.prod(shape)) * dtype.itemsize
             feeds[name] = device.at(addresses[name], size).view(dtype).reshape(shape).copy()
         self.separate(addresses)
-        outputs = self.engine.session.run([*self.engine.outputs], feeds)
-        for name, array in zip(self.engine.outputs, outputs, strict=True):
+        self.engine.faults.change(READS, feeds)
+        found = self.engine.computed(feeds)
+        self.engine.faults.change(GIVES, found)
+        for name, array in found.items():
             device.at(addresses[name], array.nbytes)[:] = (
                 np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             )
@@ -367,7 +412,8 @@ class Simulator:
             def deserialize_cuda_engine(self, data: Any) -> Engine | None:
                 raw = bytes(memoryview(data))
                 if faults.fails("deserialize_cuda_engine"):
-                    self.error("Error Code 2: OutOfMemory: no memory for the weights")
+                    usual = "Error Code 2: OutOfMemory: no memory for the weights"
+                    self.error(faults.words.get("deserialize_cuda_engine", usual))
                     return None
                 if not raw.startswith(MAGIC):
                     self.error("Error Code 1: Serialization: magicTag does not match")

@@ -55,8 +55,8 @@ class OrtBackend(Backend):
     remedies = Remedies(
         mismatch="This ONNX Runtime computes another result.",
         too_coarse=(
-            "Build with finer weights (--weights int8, --weight-block 32 or fp32), or export a"
-            " finer format."
+            "Build with finer weights (--weights int8, --weight-block 32 or fp32) or a finer cache"
+            " (--kv-cache-dtype fp16 or fp32), or export a finer format."
         ),
     )
     # More rows cost more than they bring on a CPU: of a block's rows each costs nearly in full

@@ -318,7 +318,7 @@ def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunne
         config.limits.max_kv_cache_capacity,
         lanes,
         padding_of(config.limits, block=shape.block),
-        # Mapped weights cannot move, and ours are mapped
+        # mapped weights cannot move, and ours are read where they are mapped
         huge_pages=weights.is_low_bit and weights.largest is None and own.kernels != NATIVE,
         shared=pair.shared(data_of(path), weights.largest),
     )

@@ -36,7 +36,7 @@ from edgespec.backends.tensorrt.devices import device_here
 from edgespec.backends.tensorrt.options import TensorRTOptions, options_of, parse_options
 from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.backends.tensorrt.target import Dialect, Target
-from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library, capabilities_of
+from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library
 from edgespec.contract import GraphContract, Limits, canonical_contract
 from edgespec.errors import EnvironmentProblem, LimitError
 
@@ -167,7 +167,7 @@ class TensorRTBackend(Backend):
         settings, device = self.settings_of(config), device_here()
         version = load(self.library).version
         if device is None:
-            what = f"no CUDA device is here, and {engine.name} says what it is on its own alone"
+            what = "no CUDA device is here, and an engine says what it is when it is opened"
             raise EnvironmentProblem(what, "Import it on the device that it was built for.")
         schemes = schemes_in(config.weights.scheme)
         check_formats(device.sm, schemes, settings.compute)
@@ -281,8 +281,7 @@ class TensorRTBackend(Backend):
         how += ", attention of basic operators" if settings.decomposed_attention else ""
         notes = [f"for {title_of(settings.sm)} and {library} alone: {how}"]
         quantization = config.component.quantization
-        takes_fp8 = capabilities_of(self.library, settings.version).fp8_cache
-        if quantization is not None and quantization.kv_cache is not None and not takes_fp8:
+        if quantization is not None and quantization.kv_cache is not None:  # it takes no FP8
             what = f"the checkpoint's scales for a {quantization.kv_cache.type} KV cache"
             notes.append(f"{what} are not applied: the cache is {settings.compute}")
         return tuple(notes)

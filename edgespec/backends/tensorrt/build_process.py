@@ -1,7 +1,7 @@
 """The process in which one engine is built: python -m edgespec.backends.tensorrt.build_process
 
-Reads a job (`build_job`) from stdin, and reports on stdout. It stops where stdin says "cancel" or
-ends: so no build outlives who asked for it. What the library itself prints goes to stderr.
+Reads a job (`build_job`) from stdin, and reports on stdout. It stops where stdin ends: so no build
+outlives who asked for it. What the library itself prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from edgespec.backends.tensorrt.progress_monitor import BuildProgress
 from edgespec.backends.tensorrt.versions import LIBRARIES
 from edgespec.errors import EdgeSpecError
 
-CANCEL = "cancel"
 GRACE_S = 3.0  # from the request to cancel until the process ends in the middle of a step
 CANCELLED_CODE = 130
 SEVERITIES = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO")  # VERBOSE would be most of all time
 
 
 class Reports:
-    """Writes messages to a stream, from any thread; `silence` ends that."""
+    """Writes messages to a stream, from any thread."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.lock = stream, threading.Lock()
@@ -54,10 +53,9 @@ def own_stdout() -> TextIO:
 
 
 def watch(stream: TextIO, progress: BuildProgress, leave: Callable[[], None]) -> None:
-    """Cancel when stdin says so, or ends; `leave` follows where the library does not stop."""
-    for line in stream:
-        if line.strip() == CANCEL:
-            break
+    """Cancel when stdin ends; `leave` follows where the library does not stop."""
+    while stream.readline():
+        continue
     progress.cancel()
     timer = threading.Timer(GRACE_S, leave)
     timer.daemon = True

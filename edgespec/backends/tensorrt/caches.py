@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows
-from edgespec.backends.tensorrt.kernels import COPY_BLOCKS, MAX_MOVES, THREADS, WIDE_BYTES
+from edgespec.backends.tensorrt.kernels import (
+    COPY_BLOCKS,
+    MAX_MOVES,
+    MOVE_BLOCKS,
+    THREADS,
+    WIDE_BYTES,
+)
 from edgespec.backends.tensorrt.workspace import Memory, Workspace, aligned
 
 Ids = NDArray[np.int64]
@@ -58,11 +64,12 @@ def move_rows(
 ) -> None:
     """Row origins[i] of each source becomes row places[i] of its target, in this order; zeros where
     the origin is negative."""
+    blocks = min(MOVE_BLOCKS, -(-size.row_bytes // (THREADS * WIDE_BYTES)))
     for start in range(0, len(origins), MAX_MOVES):
         part = slice(start, start + MAX_MOVES)
         workspace.launch(
             "move_rows",
-            (size.tensors, size.heads, 1),
+            (size.tensors, size.heads, blocks),
             THREADS,
             sources=source.table,
             targets=target.table,
@@ -180,7 +187,6 @@ class KvCache:
 
     def free(self) -> None:
         """Give the memory back."""
-        self.workspace.settle()
         self.workspace.free(self.table)
         self.workspace.free(self.memory)
 

@@ -17,12 +17,14 @@ from edgespec.schemes import SCHEMES
 
 CU_MAJOR, CU_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 NAME_BYTES = 256
+OLDEST = 75  # of what TensorRT 10 and newer run on
 COMPUTE_SCHEMES: dict[Compute, str] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
 class KnownDevice:
-    """Devices of one compute capability (times ten). `most_gib` is the memory of the largest."""
+    """A compute capability (times ten), and devices that have it; `most_gib` is the memory of the
+    largest."""
 
     sm: int
     title: str
@@ -64,7 +66,10 @@ def memory_of(sm: int) -> int | None:
 
 def check_formats(sm: int, schemes: Iterable[str], compute: Compute) -> None:
     """UnsupportedModel where a device of this compute capability cannot run the weights' schemes
-    or the compute type; names of `schemes` are keys of SCHEMES."""
+    or the compute type, or TensorRT at all; names of `schemes` are keys of SCHEMES."""
+    if sm < OLDEST:
+        what = f"TensorRT needs compute capability {OLDEST / 10}, and {title_of(sm)} has {sm / 10}"
+        raise UnsupportedModel(what, "Build for another device, or with --backend ort.")
     for name in schemes:
         scheme = SCHEMES[name]
         if sm < scheme.min_sm:

@@ -16,7 +16,9 @@ from edgespec.backends.emitted import SCRIPT
 from edgespec.backends.tensorrt.options import MIB, TensorRTOptions
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.staging import BuildPlan
+from edgespec.backends.tensorrt.versions import TENSORRT
 
+JETPACK = "/usr/src/tensorrt/bin"  # where trtexec stands there, which no PATH names
 DECOMPOSABLE = "TRT_decomposable"
 
 
@@ -58,9 +60,11 @@ def let_decompose(model: ir.Model) -> None:
 
 def script_of(words: list[str], variables: dict[str, str]) -> str:
     """The command as a shell script that is run in its own directory."""
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    lines = ["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"']
+    lines += [f'PATH="$PATH:{JETPACK}"'] if words[0] == TENSORRT.tool else []
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     command = " \\\n  ".join(map(shlex.quote, words))
-    return "\n".join(["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *exports, command, ""])
+    return "\n".join([*lines, command, ""])
 
 
 def write_script(directory: Path, text: str) -> None:

@@ -7,6 +7,7 @@ by what they return. Knows addresses and shapes; knows no cache.
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,12 @@ TYPES = {
     "bool": "BOOL",
 }
 BUILD_AGAIN = "Build the engine again with this version of edgespec."
+DRIVER = (
+    "Install NVIDIA's driver for the device, of the CUDA version that this TensorRT is for or newer"
+    " (nvidia-smi says which it has)."
+)
+# The first error where CUDA fails itself; without a driver one more such follows any other error
+NO_CUDA = re.compile(r"Error Code 1: Cuda Runtime")
 LESS_MEMORY = "Close other programs, or build with a smaller --max-kv-cache-capacity."
 
 
@@ -65,7 +72,7 @@ class OpenEngine:
             self.engine, self.contexts = self.deserialized(path), list[Context]()
             try:
                 check_signature(self.trt, self.engine, contract, profiles, path)
-                workspace.reserve(max(1, int(self.engine.device_memory_size_v2)))
+                workspace.fit(scratch=max(1, int(self.engine.device_memory_size_v2)))
                 for index in range(len(profiles)):
                     self.contexts.append(Context(self, index, contract))
             except BaseException:
@@ -84,9 +91,14 @@ class OpenEngine:
             with data:
                 engine = self.runtime.deserialize_cuda_engine(data)
         if engine is None:
+            without_cuda = bool(NO_CUDA.search(next(iter(self.errors.lines), "")))
             said = self.said()
             if out_of_memory(said):
                 raise EnvironmentProblem(f"not enough memory to load {path}{said}", LESS_MEMORY)
+            if without_cuda:
+                raise EnvironmentProblem(
+                    f"CUDA does not work here: {path} cannot be loaded{said}", DRIVER
+                )
             raise BundleError(f"TensorRT cannot load {path}{said}", BUILD_AGAIN)
         return engine
 
@@ -147,7 +159,8 @@ class Context:
         self.bound = ()
         with lines_to(self.engine.trt, self.engine.errors.log):
             if self.scratch != self.workspace.version:
-                self.context.set_device_memory(self.workspace.scratch, self.workspace.scratch_size)
+                scratch = self.workspace.scratch
+                self.context.set_device_memory(scratch.address, scratch.size)
                 self.scratch = self.workspace.version
             for tensor in tensors:
                 name, shape = tensor.name, tensor.shape

@@ -28,12 +28,12 @@ from edgespec.backends.tensorrt.checks.operators import Found
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.rules import Level, rules_of
 
-EXTERNAL_DATA = "external-data"  # the only rule that looks at files
 FOLLOWS = "types-and-shapes"  # mostly follows from what other rules find: said where they find none
 
 CHECKS: Mapping[str, Callable[[View], Found]] = MappingProxyType(
     {
         "model-size": data.model_size,
+        "external-data": data.external_data,
         "initializer-type": data.initializer_type,
         "four-bit-count": data.four_bit_count,
         "rank": data.rank,
@@ -41,6 +41,7 @@ CHECKS: Mapping[str, Callable[[View], Found]] = MappingProxyType(
         "bool-io": data.bool_io,
         "opset": operators.opset,
         "domain": operators.domain,
+        "node-form": operators.node_form,
         "operator": operators.operator,
         "operator-type": operators.operator_type,
         "mixed-types": operators.mixed_types,
@@ -125,15 +126,13 @@ def lint_file(path: Path, version: ParserVersion) -> Report:
 
 def lint(model: ModelProto, version: ParserVersion, directory: Path | None = None) -> Report:
     """Look at a model, whose external data lies in `directory`; None: that is not looked at."""
-    view = View(model, version)
+    view = View(model, version, directory)
     found: list[Finding] = []
     rules = rules_of(version)
     for name, rule in rules.items():
         if name == FOLLOWS and any(finding.level is Level.REFUSED for finding in found):
             continue
-        check = CHECKS.get(name)
-        places = data.external_data(view, directory) if check is None else check(view)
-        for node, said in places:
+        for node, said in CHECKS[name](view):
             found.append(Finding(rule.level, name, node, f"{said}; {rule.what}", rule.remedy))
     counts = Counter(node.op_type for _, node in view.nodes())
     return Report(version, dict(sorted(counts.items())), len(rules), tuple(found))

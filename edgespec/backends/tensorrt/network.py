@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec import bundle
 from edgespec.backends.tensorrt import timing_cache
 from edgespec.backends.tensorrt.bindings import Bindings, Trt
 from edgespec.backends.tensorrt.build_job import BuildJob
 from edgespec.backends.tensorrt.logger import Errors, cleaned, lines_to, recorder_of
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.progress_monitor import BuildProgress, monitor_of
+from edgespec.errors import OutputError
 
 Say = Callable[[str, str], None]  # severity and line
 
@@ -48,7 +50,8 @@ class Report:
 
 def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) -> Report:
     """Build the engine of a job and write it to its path. Refused where the library refuses the
-    graph or cannot build it, Cancelled where `progress` cancels."""
+    graph or cannot build it, Cancelled where `progress` cancels, OutputError where the path cannot
+    be written."""
     trt, errors = bindings.trt, Errors()
 
     def sink(severity: str, text: str) -> None:
@@ -100,12 +103,20 @@ class Build:
             raise Cancelled
         engine = required(engine, "the engine cannot be built")
         data = memoryview(engine)
-        with Path(self.job.engine).open("xb") as file:
+        path = Path(self.job.engine)
+        with bundle.writing(Path(path.name)), path.open("xb") as file:
             file.write(data)
         built = time.monotonic()
         if self.job.timing_cache is not None:
-            timing_cache.store(config, Path(self.job.timing_cache))
+            self.keep_times(config, Path(self.job.timing_cache))
         return Report(data.nbytes, self.network.num_layers, parsed - began, built - parsed)
+
+    def keep_times(self, config: Any, path: Path) -> None:
+        """Store what was measured. The engine is there: that this cannot be written is no error."""
+        try:
+            timing_cache.store(config, path)
+        except OutputError as error:
+            self.logger.sink("WARNING", f"the timing cache is not kept: {error.what}")
 
     def parse(self) -> None:
         """Read the graph from its file, beside which its weights lie."""

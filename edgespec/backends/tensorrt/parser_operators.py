@@ -41,7 +41,7 @@ OPERATORS: Mapping[str, Imported] = MappingProxyType(
         **_rows(
             _FLOATS,
             """Acos Acosh Asin Asinh Atan Atanh AveragePool BatchNormalization Ceil Celu Clip Conv
-            ConvTranspose Cos Cosh Dropout Einsum Elu Erf Exp Floor Gemm GlobalAveragePool
+            ConvTranspose Cos Cosh CumSum Dropout Einsum Elu Erf Exp Floor Gemm GlobalAveragePool
             GlobalLpPool GlobalMaxPool GroupNormalization GRU HardSigmoid HardSwish Hardmax
             ImageScaler InstanceNormalization IsInf LayerNormalization LeakyRelu Log LogSoftmax LRN
             LSTM LpNormalization LpPool MatMul MaxPool MeanVarianceNormalization ParametricSoftplus
@@ -49,10 +49,11 @@ OPERATORS: Mapping[str, Imported] = MappingProxyType(
             Reciprocal Resize RNN Round ScaledTanh Scan Selu Sigmoid Sin Sinh Softmax Softplus
             Softsign Sqrt Tan Tanh ThresholdedRelu Upsample""",
         ),
-        **_rows(frozenset(("FLOAT", "FLOAT16")), "DeformConv GridSample Mish NonZero RoiAlign"),
-        **_rows(frozenset(("FLOAT", "FLOAT16")), "NonMaxSuppression"),
+        **_rows(
+            frozenset(("FLOAT", "FLOAT16")),
+            "DeformConv GridSample Mish NonMaxSuppression NonZero RoiAlign",
+        ),
         **_rows(frozenset(("FLOAT",)), "STFT"),
-        **_rows(_FLOATS, "CumSum"),
         **_rows(
             _NUMBERS,
             """Abs Add ArgMax ArgMin DepthToSpace Div Equal Greater GreaterOrEqual IsNaN Less
@@ -89,6 +90,10 @@ CUSTOM_OPERATORS: Mapping[str, Imported] = MappingProxyType(
         **_rows(_FLOATS, "TRT_FP8QuantizeLinear TRT_INT4QuantizeLinear"),
         **_rows(frozenset(("INT4",)), "TRT_INT4DequantizeLinear"),
     }
+)
+# How many inputs each has at least: values and scales, or what is quantized alone
+CUSTOM_INPUTS: Mapping[str, int] = MappingProxyType(
+    {name: 1 if name == "TRT_MXFP8DynamicQuantize" else 2 for name in CUSTOM_OPERATORS}
 )
 CUSTOM_ATTRIBUTES: Mapping[str, frozenset[str]] = MappingProxyType(
     {

@@ -20,7 +20,6 @@ from edgespec.errors import (
     EdgeSpecError,
     EnvironmentProblem,
     InternalError,
-    MissingDependency,
 )
 
 logger = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ logger = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-P", "-m", "edgespec.backends.tensorrt.build_process")
 STOP_S = 6.0  # that a cancelled process has to end by itself
 TAIL_BYTES = 4000
-LEVELS = {"INTERNAL_ERROR": logging.INFO, "ERROR": logging.INFO, "WARNING": logging.INFO}
+SHOWN = ("INTERNAL_ERROR", "ERROR", "WARNING")  # of the library's log, with --verbose
 # What the library says where memory does not do
 NO_MEMORY = ("outofmemory", "out of memory", "bad_alloc", "failed_allocation", "memory allocation")
 NO_KERNEL = "not supported by a dedicated kernel"
@@ -110,8 +109,8 @@ def listen(
         elif message.kind == "progress":
             advance(float(message.values["share"]))
         elif message.kind == "log":
-            severity = str(message.values["severity"])
-            logger.log(LEVELS.get(severity, logging.DEBUG), "%s", message.values["text"])
+            level = logging.INFO if message.values["severity"] in SHOWN else logging.DEBUG
+            logger.log(level, "%s", message.values["text"])
         else:
             last = message
     return last
@@ -171,7 +170,7 @@ def refused(what: str, lines: list[str], node: str) -> EdgeSpecError:
 
 def failed(what: str, remedy: str, code: int) -> EdgeSpecError:
     """The error that the process itself had."""
-    if code == MissingDependency.exit_code:
+    if code == EnvironmentProblem.exit_code:
         return EnvironmentProblem(what, remedy)
     return InternalError(f"the build's process failed:\n{what}", remedy)
 
@@ -180,7 +179,7 @@ def ended(code: int, printed: str) -> EdgeSpecError:
     """The error for a process that ended without a word: it was killed, or it crashed."""
     tail = f"\n{printed}" if printed else ""
     if code == -signal.SIGKILL:
-        what = "the process of the build was killed: this machine has too little memory for it"
+        what = "the process of the build was killed, as Linux does where memory runs out"
         return EnvironmentProblem(
             what, "Close other programs, lower --workspace-mib, or quantize the checkpoint."
         )

@@ -89,7 +89,7 @@ class BuildProgress:
     def guarded(self, call: Callable[[], bool | None]) -> bool:
         """Whether the build goes on after `call`; an error in it is kept, and cancels."""
         try:
-            return call() is not False and not self.cancelled.is_set()
+            return call() is not False
         except BaseException as error:
             self.failure = self.failure or error
             self.cancel()

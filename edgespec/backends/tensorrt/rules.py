@@ -61,7 +61,6 @@ class Rule:
 OPERATORS_MD = "onnx-tensorrt, docs/operators.md"
 CHECKERS = "onnx-tensorrt, onnxOpCheckers.cpp"
 IMPORTERS = "onnx-tensorrt, onnxOpImporters.cpp"
-CUSTOM_OPS = "onnx-tensorrt, docs/TRT_custom_ops.md"
 HELPERS = "onnx-tensorrt, AttentionHelpers.cpp"
 QUANTIZED = "TensorRT documentation, quantized types"
 KV_CACHE = "TensorRT documentation, KV cache"
@@ -131,6 +130,12 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             what="operators are of the default domain or TensorRT's own",
             remedy="Give the canonical or the lowered graph, not one for another runtime.",
             source=CHECKERS,
+            rtx=Rtx.PARSER,
+        ),
+        "node-form": Rule(
+            what="nodes have the inputs, the outputs and the types of attributes of their operator",
+            remedy=_EXPORT,
+            source="the operators of ONNX",
             rtx=Rtx.PARSER,
         ),
         "operator": Rule(

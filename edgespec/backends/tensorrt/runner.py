@@ -7,6 +7,7 @@ knows the library, `caches` and `recurrent` what lanes hold. Knows nothing of to
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ from edgespec.backends.tensorrt.workspace import Workspace, attempt
 from edgespec.contract import ITEM_BYTES, GraphContract, past_names, present_names
 from edgespec.errors import EnvironmentProblem, LimitError
 
+logger = logging.getLogger(__name__)
 MAX_PLANS = 64  # shapes of calls that are remembered, with their graphs
 
 
@@ -268,17 +270,18 @@ class TensorRTRunner:
 
     def captured(self, plan: Plan) -> int | None:
         """The graph of a call; None where it cannot be captured."""
-        device, stream = self.workspace.device, self.workspace.stream
+        device, stream, whole = self.workspace.device, self.workspace.stream, False
         device.begin_capture(stream)
         try:
             self.enqueue(plan)
-        except EnvironmentProblem:
-            # What cannot be captured may still run
+            whole = True
+        except EnvironmentProblem as error:
+            logger.debug("a call runs without a CUDA graph: %s", error.what)
+        finally:
             graph = device.end_capture(stream)
-            if graph is not None:
+            if graph is not None and not whole:
                 device.free_graph(graph)
-            return None
-        return device.end_capture(stream)
+        return graph if whole else None
 
     def enqueue(self, plan: Plan) -> None:
         """Copy the inputs, make what kernels make of them, run, and copy back what is found."""
@@ -457,11 +460,11 @@ def give_up(workspace: Workspace, before: frozenset[int], engine: OpenEngine | N
     """Give back what an engine that cannot be opened has taken, so that another may have it: all
     but what was there `before`, and what engines share."""
     with workspace.lock:
-        shared = {workspace.scratch, workspace.inputs.address}
+        shared = {workspace.scratch.address, workspace.inputs.address}
         new = workspace.held - before - shared
         attempt(
             workspace.device.activate,
-            workspace.synchronize,
+            workspace.settle,
             *((engine.close,) if engine is not None else ()),
             *(partial(workspace.free, address) for address in new),
         )

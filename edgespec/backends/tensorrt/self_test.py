@@ -98,7 +98,7 @@ def memory_of(runner: TensorRTRunner) -> dict[str, int]:
     if recurrent is not None:
         tensors = recurrent.tensors.values()
         sizes["recurrent_state"] = sum(row.layers * row.layer_bytes for row in tensors)
-    return {**sizes, "work": runner.workspace.scratch_size}
+    return {**sizes, "work": runner.workspace.scratch.size}
 
 
 # ---- layers

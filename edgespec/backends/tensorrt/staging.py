@@ -51,7 +51,6 @@ from edgespec.errors import (
     EnvironmentProblem,
     MissingDependency,
     OptionError,
-    UnsupportedModel,
 )
 
 logger = logging.getLogger(__name__)
@@ -117,7 +116,6 @@ def plan_of(
     quantization = onnx.config.quantization
     schemes = tuple(sorted(quantization.schemes)) if quantization else ()
     check_formats(sm, schemes, compute)
-    check_capabilities(capabilities, schemes)
     own = EngineLimits.of(limits, onnx.role)
     graph = onnx.config.graph
     target = Target(
@@ -157,13 +155,6 @@ def sm_of(capabilities: Capabilities, options: TensorRTOptions) -> int:
         what = f"{capabilities.name} does not compile for {title_of(options.sm)}"
         raise OptionError(f"--compute-capability SM{options.sm}: {what}", f"It knows: {names}.")
     return options.sm
-
-
-def check_capabilities(capabilities: Capabilities, schemes: tuple[str, ...]) -> None:
-    """UnsupportedModel where the version cannot import a scheme."""
-    if "mxfp8" in schemes and not capabilities.mxfp8:
-        what = f"{capabilities.name} cannot import mxfp8"
-        raise UnsupportedModel(what, "Use a newer version, or quantize to fp8.")
 
 
 def memory_of(plan: BuildPlan, component: ComponentConfig) -> MemoryEstimate:

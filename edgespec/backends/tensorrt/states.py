@@ -69,10 +69,16 @@ class DeviceStates(HiddenStates):
     def take(self, rows: Ids) -> DeviceStates:
         """A copy of some rows."""
         with self.workspace.working():
-            out = self.new(len(rows), known_finite=self.known_finite)
+            out, places = self.new(len(rows), known_finite=self.known_finite), rows.tolist()
+            first = places[0] if places else 0
+            if places == [*range(first, first + len(places))]:
+                if out.nbytes:
+                    device, begin = self.workspace.device, self.address + first * self.row_bytes
+                    device.copy(out.address, begin, out.nbytes, self.workspace.stream)
+                return out
             size = RowSize(1, 1, self.row_bytes)
             source, target = Rows(0, 0, self.address), Rows(0, 0, out.address)
-            move_rows(self.workspace, size, source, target, rows.tolist(), range(len(rows)))
+            move_rows(self.workspace, size, source, target, places, range(len(places)))
         return out
 
     def joined(self, others: Sequence[HiddenStates]) -> DeviceStates:

@@ -57,9 +57,10 @@ def store(config: Any, path: Path) -> None:
     """Write what a build has measured, whole or not at all. OutputError where that is not
     possible."""
     cache = config.get_timing_cache()
-    if cache is None:
+    stored = None if cache is None else cache.serialize()
+    if stored is None:
         return
-    data = bytes(memoryview(cache.serialize()))
+    data = bytes(memoryview(stored))
     with bundle.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         bundle.replace_file(path, data)

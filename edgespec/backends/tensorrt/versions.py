@@ -72,10 +72,10 @@ class Capabilities:
 
     `typed_by_flag`: networks are strongly typed only where a flag of the network asks for it; later
     versions always are, and accept the flag. `operators` beyond the basic ones have an importer of
-    their own; which opsets and types it takes stands in `rules`. `fp8_cache`: keys and values may
-    be FP8. `mxfp8`: the parser's TRT_MXFP8DequantizeLinear. `timing_cache`: what was timed is kept
-    for the next build. `compiles_for` are the compute capabilities (times ten) that it compiles for
-    without such a device; none: only for the device that it runs on.
+    their own; which opsets and types it takes stands in `rules`. `timing_cache`: what was timed is
+    kept for the next build. `compiles_for` are the compute capabilities (times ten) that it
+    compiles for without such a device; none: only for the device that it runs on.
+    `quantized_without_device`: whether it compiles quantized weights so too.
     """
 
     library: Library
@@ -83,8 +83,6 @@ class Capabilities:
     dialect: Dialect
     typed_by_flag: bool
     operators: frozenset[str] = DECODER
-    fp8_cache: bool = False
-    mxfp8: bool = True
     timing_cache: bool = True
     compiles_for: tuple[int, ...] = ()
     quantized_without_device: bool = True
@@ -113,16 +111,22 @@ def of_tensorrt(version: Version) -> Capabilities:
     )
 
 
-def of_rtx(version: Version, compiles_for: tuple[int, ...], **more: bool) -> Capabilities:
+def of_rtx(
+    version: Version,
+    compiles_for: tuple[int, ...],
+    *,
+    typed_by_flag: bool = False,
+    quantized_without_device: bool = True,
+) -> Capabilities:
     """A row of TensorRT-RTX, which tunes on the user's machine: it has no timing cache."""
     return Capabilities(
         library=RTX,
         version=version,
         dialect=Dialect.NATIVE,
-        typed_by_flag=more.get("typed_by_flag", False),
+        typed_by_flag=typed_by_flag,
         timing_cache=False,
         compiles_for=compiles_for,
-        quantized_without_device=more.get("quantized_without_device", True),
+        quantized_without_device=quantized_without_device,
     )
 
 

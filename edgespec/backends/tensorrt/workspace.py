@@ -73,13 +73,14 @@ class Workspace(PairDevice):
         device.activate()
         self.stream = device.stream()
         self.begin, self.end = device.event(), device.event()  # of a call
-        self.scratch, self.scratch_size, self.version = 0, 0, 0
+        self.version = 0
         self.kernels: dict[str, object] = {}
         self.users = int(shared)
         self.held: set[int] = set()
         self.dropped: list[int] = []  # memory that nobody refers to any more
         self.spare: dict[int, list[int]] = {}  # by size, memory that was borrowed before
-        self.inputs, self.upload, self.download = Buffer(self), Pinned(self), Pinned(self)
+        self.scratch, self.inputs = Buffer(self), Buffer(self)
+        self.upload, self.download = Pinned(self), Pinned(self)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -147,21 +148,13 @@ class Workspace(PairDevice):
             self.held.remove(address)
             self.device.free(address)
 
-    def reserve(self, size: int) -> None:
-        """Let the scratch memory be so large at least."""
-        if size <= self.scratch_size:
-            return
-        self.version += 1
-        self.synchronize()
-        if self.scratch:
-            self.free(self.scratch)
-            self.scratch, self.scratch_size = 0, 0
-        self.scratch = self.alloc(size)
-        self.scratch_size = size
-
-    def fit(self, *, inputs: int = 0, upload: int = 0, download: int = 0) -> None:
-        """Let the memory that calls go through be so large at least."""
-        wanted = ((self.inputs, inputs), (self.upload, upload), (self.download, download))
+    def fit(self, *, scratch: int = 0, inputs: int = 0, upload: int = 0, download: int = 0) -> None:
+        """Let what engines share be so large at least. DeviceMemoryFull where it cannot be: it is
+        then as large as it was, so that those who are there can go on."""
+        wanted = (
+            *((self.scratch, scratch), (self.inputs, inputs)),
+            *((self.upload, upload), (self.download, download)),
+        )
         small = [(memory, size) for memory, size in wanted if size > memory.size]
         self.version += bool(small)
         for memory, size in small:
@@ -226,11 +219,23 @@ class Buffer:
         self.workspace, self.address, self.size = workspace, 0, 0
 
     def fit(self, size: int) -> None:
-        """Have room for so many bytes, zeros where they are new."""
-        if size > self.size:
-            self.free()
-            self.address, self.size = self.workspace.alloc(size), size
-            self.workspace.device.zero(self.address, size, self.workspace.stream)
+        """Have room for so many bytes, zeros. DeviceMemoryFull where there is none: what was there
+        is then there again."""
+        if size <= self.size:
+            return
+        before = self.size
+        self.free()
+        try:
+            self.take(size)
+        except DeviceMemoryFull:
+            if before:
+                self.take(before)
+            raise
+
+    def take(self, size: int) -> None:
+        """Have so many bytes."""
+        self.address, self.size = self.workspace.alloc(size), size
+        self.workspace.device.zero(self.address, size, self.workspace.stream)
 
     def free(self) -> None:
         """Give the memory back."""
@@ -261,8 +266,9 @@ class Pinned:
     def fit(self, size: int) -> None:
         """Have room for so many bytes."""
         if size > self.size:
+            block = self.workspace.device.pinned(size)
             self.free()
-            self.block = self.workspace.device.pinned(size)
+            self.block = block
 
     def view(self, offset: int, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """An array of some of its bytes."""

@@ -100,9 +100,13 @@ def runner_on(
     return VariantRunner([Variant(c, SLOTS[c], 0, opening(c)) for c in capacities])
 
 
-def write(runner: VariantRunner, lane: int, start: int, count: int) -> None:
+def write(
+    runner: VariantRunner, lane: int, start: int, count: int, draft_hidden: object = None
+) -> None:
     """A call of one lane."""
-    call = SimpleNamespace(write_indices=np.array([start]), written=count, first_lane=lane)
+    call = SimpleNamespace(
+        write_indices=np.array([start]), written=count, first_lane=lane, draft_hidden=draft_hidden
+    )
     runner.run(cast(Call, call))
 
 
@@ -237,6 +241,18 @@ def test_the_engine_in_use_is_closed_where_there_is_room_for_one() -> None:
     runner.reserve(1, 500)
     assert [engine.capacity for engine in device.engines] == [512]
     assert cast(Rows, runner.read_rows(0, 9)).values == list(range(9))
+
+
+def test_an_engine_stays_open_whose_hidden_states_a_call_reads() -> None:
+    device = Device(room=1)
+    runner = runner_on(device)
+    write(runner, 0, 0, 60)
+    commit(runner, 0, 60)
+    with pytest.raises(EnvironmentProblem, match="no memory for 128"):
+        write(runner, 0, 60, 10, draft_hidden=[object()])
+    assert [engine.capacity for engine in device.engines] == [40]
+    write(runner, 0, 60, 10)
+    assert [engine.capacity for engine in device.engines] == [128]
 
 
 def test_where_an_engine_cannot_be_opened_the_others_go_on() -> None:

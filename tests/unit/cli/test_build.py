@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from edgespec.cli import build
 from edgespec.cli.main import cli
 from edgespec.contract import Limits
 from edgespec.runtime.static_tree import DEFAULT, NAMED, num_non_leaves
@@ -36,3 +38,22 @@ def test_engines_have_room_for_the_default_trees_of_tensorrt_llm_unless_told_oth
     assert (Limits().max_verify_tree_size, nodes) == (64, 64)
     rows = sum(num_non_leaves(NAMED[DEFAULT])[1:])
     assert Limits().max_draft_tree_size >= rows
+
+
+@pytest.mark.parametrize(
+    ("text", "largest", "smaller"),
+    [("4096", 4096, ()), ("1024,4096", 4096, (1024,)), ("512, 4096,1024", 4096, (512, 1024))],
+)
+def test_capacities_are_one_number_or_several(
+    text: str, largest: int, smaller: tuple[int, ...]
+) -> None:
+    values = {"max_kv_cache_capacity": build.CAPACITIES.convert(text, None, None), "else": 1}
+    limits = build.limits_of(("max_kv_cache_capacity",), values)
+    assert limits == Limits(max_kv_cache_capacity=largest, smaller_kv_cache_capacities=smaller)
+    assert values == {"else": 1}
+
+
+@pytest.mark.parametrize("text", ["", "many", "1024,", "1024;4096", "1e3"])
+def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="1024,4096"):
+        build.CAPACITIES.convert(text, None, None)

@@ -65,6 +65,7 @@ def engine_of(runner: HashRunner, rounding: float = 0.0, *, exact: bool = False)
         session=SimpleNamespace(num_free_lanes=len(base.lanes)),
         driver=SimpleNamespace(paused=nullcontext),
         exact=exact,
+        config=SimpleNamespace(weights=SimpleNamespace(is_bitwise=False)),
         rounding=rounding,
         tolerance=1e-4,
         tokenizer=SimpleNamespace(token_bytes=lambda token: str(token).encode()),

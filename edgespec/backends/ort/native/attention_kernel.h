@@ -16,6 +16,8 @@ constexpr int64_t kLanes = 16;
 constexpr int64_t kRowScores = kChunk + kLanes;  // a tile may write behind the chunk
 constexpr int64_t kManyRows = 8;   // more rows than that read keys from the first-level cache
 constexpr int64_t kBlockKeys = 32;  // that fit into it
+// The rows of a piece that come first wait for memory: what they read is on its way before.
+constexpr int64_t kAhead = 8192;  // bytes
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kInfinity = __builtin_inff();
 
@@ -151,7 +153,7 @@ struct Keys {
 // ---- scores
 
 // The products of R queries and K keys, R * K of them: `scores[r * kRowScores + k]`.
-template <class L, class T, int R>
+template <class L, class T, int R, bool kFirst>
 EDGESPEC_INLINE void score_tile(const float* q, int64_t q_size, const Keys<T>& keys, int64_t from,
                                 int64_t to, int64_t dim, float* scores) {
   using F = typename L::F;
@@ -165,6 +167,7 @@ EDGESPEC_INLINE void score_tile(const float* q, int64_t q_size, const Keys<T>& k
     F query[R];
     for (int r = 0; r < R; ++r) query[r] = L::load(q + r * q_size + d);
     for (int k = 0; k < K; ++k) {
+      if constexpr (kFirst) __builtin_prefetch(reinterpret_cast<const char*>(key[k] + d) + kAhead);
       const F x = L::load(key[k] + d);
       for (int r = 0; r < R; ++r) sums[r * K + k] = L::fma(query[r], x, sums[r * K + k]);
     }
@@ -179,33 +182,33 @@ EDGESPEC_INLINE void score_tile(const float* q, int64_t q_size, const Keys<T>& k
   L::template store_sums<R, K>(sums, scores, kRowScores);
 }
 
-template <class L, class T, int R>
+template <class L, class T, int R, bool kFirst>
 EDGESPEC_INLINE void score_rows(const float* q, int64_t q_size, const Keys<T>& keys, int64_t from,
                                 int64_t to, int64_t dim, float* scores) {
   constexpr int K = L::kTile / R;
   for (int64_t j = from; j < to; j += K)
-    score_tile<L, T, R>(q, q_size, keys, j, to, dim, scores + j);
+    score_tile<L, T, R, kFirst>(q, q_size, keys, j, to, dim, scores + j);
 }
 
 // The same of any number of queries that stand side by side.
-template <class L, class T>
+template <class L, class T, bool kFirst = false>
 EDGESPEC_INLINE void score(int64_t rows, const float* q, int64_t q_size, const Keys<T>& keys,
                            int64_t from, int64_t to, int64_t dim, float* scores) {
   int64_t r = 0;
   if constexpr (L::kTile >= 4)
     for (; r + 4 <= rows; r += 4)
-      score_rows<L, T, 4>(q + r * q_size, q_size, keys, from, to, dim, scores + r * kRowScores);
+      score_rows<L, T, 4, kFirst>(q + r * q_size, q_size, keys, from, to, dim, scores + r * kRowScores);
   if constexpr (L::kTile >= 2)
     for (; r + 2 <= rows; r += 2)
-      score_rows<L, T, 2>(q + r * q_size, q_size, keys, from, to, dim, scores + r * kRowScores);
+      score_rows<L, T, 2, kFirst>(q + r * q_size, q_size, keys, from, to, dim, scores + r * kRowScores);
   for (; r < rows; ++r)
-    score_rows<L, T, 1>(q + r * q_size, q_size, keys, from, to, dim, scores + r * kRowScores);
+    score_rows<L, T, 1, kFirst>(q + r * q_size, q_size, keys, from, to, dim, scores + r * kRowScores);
 }
 
 // ---- sums of values
 
 // sums[r][d..] += p[r][j] * v[j][d..] for j from `from` to `to`; P vectors of each of R rows.
-template <class L, class T, int R, int P>
+template <class L, class T, int R, int P, bool kFirst>
 EDGESPEC_INLINE void weigh_panel(const float* p, const Keys<T>& values, int64_t from, int64_t to,
                                  int64_t d, float* sums, int64_t sums_size) {
   using F = typename L::F;
@@ -217,6 +220,8 @@ EDGESPEC_INLINE void weigh_panel(const float* p, const Keys<T>& values, int64_t 
     F weight[R];
     for (int r = 0; r < R; ++r) weight[r] = L::all(p[r * kRowScores + j]);
     for (int i = 0; i < P; ++i) {
+      if constexpr (kFirst)
+        __builtin_prefetch(reinterpret_cast<const char*>(row + i * kLanes) + kAhead);
       const F x = L::load(row + i * kLanes);
       for (int r = 0; r < R; ++r) acc[r][i] = L::fma(weight[r], x, acc[r][i]);
     }
@@ -238,33 +243,33 @@ EDGESPEC_INLINE void weigh_tail(const float* p, const Keys<T>& values, int64_t f
   for (int r = 0; r < R; ++r) L::store(sums + r * sums_size + d, acc[r]);
 }
 
-template <class L, class T, int R>
+template <class L, class T, int R, bool kFirst>
 EDGESPEC_INLINE void weigh_rows(const float* p, const Keys<T>& values, int64_t from, int64_t to,
                                 int64_t dim, float* sums, int64_t sums_size) {
   constexpr int P = L::kPanel / R;
   int64_t d = 0;
   for (; d + P * kLanes <= dim; d += P * kLanes)
-    weigh_panel<L, T, R, P>(p, values, from, to, d, sums, sums_size);
+    weigh_panel<L, T, R, P, kFirst>(p, values, from, to, d, sums, sums_size);
   for (; d + kLanes <= dim; d += kLanes)
-    weigh_panel<L, T, R, 1>(p, values, from, to, d, sums, sums_size);
+    weigh_panel<L, T, R, 1, kFirst>(p, values, from, to, d, sums, sums_size);
   if (d < dim) weigh_tail<L, T, R>(p, values, from, to, d, dim - d, sums, sums_size);
 }
 
-template <class L, class T>
+template <class L, class T, bool kFirst = false>
 EDGESPEC_INLINE void weigh(int64_t rows, const float* p, const Keys<T>& values, int64_t from,
                            int64_t to, int64_t dim, float* sums, int64_t sums_size) {
   if (from >= to) return;
   int64_t r = 0;
   if constexpr (L::kPanel >= 4)
     for (; r + 4 <= rows; r += 4)
-      weigh_rows<L, T, 4>(p + r * kRowScores, values, from, to, dim, sums + r * sums_size,
+      weigh_rows<L, T, 4, kFirst>(p + r * kRowScores, values, from, to, dim, sums + r * sums_size,
                           sums_size);
   if constexpr (L::kPanel >= 2)
     for (; r + 2 <= rows; r += 2)
-      weigh_rows<L, T, 2>(p + r * kRowScores, values, from, to, dim, sums + r * sums_size,
+      weigh_rows<L, T, 2, kFirst>(p + r * kRowScores, values, from, to, dim, sums + r * sums_size,
                           sums_size);
   for (; r < rows; ++r)
-    weigh_rows<L, T, 1>(p + r * kRowScores, values, from, to, dim, sums + r * sums_size,
+    weigh_rows<L, T, 1, kFirst>(p + r * kRowScores, values, from, to, dim, sums + r * sums_size,
                         sums_size);
 }
 
@@ -426,15 +431,19 @@ struct Piece {
         const int64_t count = min_of(kTileRows, rows - r);
         const Seen here = span(r / group, (r + count - 1) / group + 1);
         const int64_t from = max_of(here.from, j), to = min_of(here.straight, j + step);
-        if (from < to)
-          score<L>(count, q + r * width, width, straight, from, to, dim, scores + r * kRowScores);
+        if (from >= to) continue;
+        float *own = q + r * width, *into = scores + r * kRowScores;
+        if (r == 0)
+          score<L, T, true>(count, own, width, straight, from, to, dim, into);
+        else
+          score<L, T>(count, own, width, straight, from, to, dim, into);
       }
     }
     for (int64_t t = 0; t < tokens; ++t) {
       if (seen[t].straight >= seen[t].to) continue;
       const Keys<T> apart = {keys, size, paths[t].slots + (base - paths[t].straight)};
       const int64_t r = t * group;
-      score<L>(group, q + r * width, width, apart, seen[t].straight, seen[t].to, dim,
+      score<L, T>(group, q + r * width, width, apart, seen[t].straight, seen[t].to, dim,
                scores + r * kRowScores);
     }
   }
@@ -504,7 +513,7 @@ struct Piece {
       if (seen[t].straight >= seen[t].to) continue;
       const Keys<T> apart = {values, size, paths[t].slots + (base - paths[t].straight)};
       const int64_t r = t * group;
-      weigh<L>(group, scores + r * kRowScores, apart, seen[t].straight, seen[t].to, dim,
+      weigh<L, T>(group, scores + r * kRowScores, apart, seen[t].straight, seen[t].to, dim,
                sums + r * width, width);
     }
   }
@@ -523,14 +532,17 @@ struct Piece {
       return;
     }
     for (int64_t i = 0; i < count; ++i) weigh_alone(straight, r + i, begin, from);
-    weigh<L>(count, p, straight, from, to, dim, out, width);
+    if (r == 0)
+      weigh<L, T, true>(count, p, straight, from, to, dim, out, width);
+    else
+      weigh<L, T>(count, p, straight, from, to, dim, out, width);
     for (int64_t i = 0; i < count; ++i) weigh_alone(straight, r + i, to, end);
   }
 
   EDGESPEC_INLINE void weigh_alone(const Keys<T>& straight, int64_t r, int64_t begin, int64_t end) {
     const Seen& own = seen[r / group];
     const int64_t from = max_of(begin, own.from), to = min_of(end, own.straight);
-    weigh<L>(1, scores + r * kRowScores, straight, from, to, dim, sums + r * width, width);
+    weigh<L, T>(1, scores + r * kRowScores, straight, from, to, dim, sums + r * width, width);
   }
 
   EDGESPEC_INLINE float* out_of(int64_t r) const {

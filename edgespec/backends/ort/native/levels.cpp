@@ -1,6 +1,7 @@
 #include "levels.h"
 
 #include <atomic>
+#include <mutex>
 
 #include "attention.h"
 #include "cpu.h"
@@ -21,35 +22,60 @@ std::vector<Level> all_levels() {
   return levels;
 }
 
-std::vector<Level> proven_levels() {
-  std::vector<Level> proven;
-  for (const Level& candidate : all_levels()) {
-    const bool portable = candidate.attention == &attention_portable;
-    if (portable || (candidate.cpu_has_it && proves_itself(*candidate.matmul) &&
-                     proves_itself(*candidate.attention))) {
-      proven.push_back(candidate);
-    }
+// All levels, and which of them are usable: each is proven when it is first asked for.
+class Proofs {
+ public:
+  const std::vector<Level>& levels() const { return levels_; }
+
+  bool usable(size_t index) {
+    const Level& candidate = levels_[index];
+    if (candidate.attention == &attention_portable) return true;
+    std::call_once(asked_[index], [&] {
+      usable_[index] = candidate.cpu_has_it && proves_itself(*candidate.matmul) &&
+                       proves_itself(*candidate.attention);
+    });
+    return usable_[index];
   }
-  return proven;
+
+ private:
+  const std::vector<Level> levels_ = all_levels();
+  std::vector<std::once_flag> asked_{levels_.size()};
+  std::vector<char> usable_ = std::vector<char>(levels_.size());
+};
+
+Proofs& proofs() {
+  static Proofs here;
+  return here;
+}
+
+const Level& best_level() {
+  size_t index = 0;
+  while (!proofs().usable(index)) ++index;  // the last one is
+  return proofs().levels()[index];
 }
 
 std::atomic<const Level*> chosen{nullptr};
 
 }  // namespace
 
-const std::vector<Level>& usable_levels() {
-  static const std::vector<Level> levels = proven_levels();
-  return levels;
+std::vector<Level> usable_levels() {
+  std::vector<Level> found;
+  for (size_t i = 0; i < proofs().levels().size(); ++i) {
+    if (proofs().usable(i)) found.push_back(proofs().levels()[i]);
+  }
+  return found;
 }
 
 const Level& level() {
-  const Level* one = chosen.load(std::memory_order_acquire);
-  return one != nullptr ? *one : usable_levels().front();
+  if (const Level* one = chosen.load(std::memory_order_acquire)) return *one;
+  static const Level& best = best_level();
+  return best;
 }
 
 bool use_level(const std::string& name) {
-  for (const Level& candidate : usable_levels()) {
-    if (name == candidate.name) {
+  for (size_t i = 0; i < proofs().levels().size(); ++i) {
+    const Level& candidate = proofs().levels()[i];
+    if (name == candidate.name && proofs().usable(i)) {
       chosen.store(&candidate, std::memory_order_release);
       return true;
     }

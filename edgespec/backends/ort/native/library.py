@@ -32,12 +32,17 @@ BUILD_IT = "Install a C++17 compiler (g++ or clang++) and install edgespec again
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The loaded library. `levels` are the levels of instructions that are usable here, the best
-    one first; all give the same bits."""
+    """The loaded library."""
 
     path: Path
     library: ctypes.CDLL
-    levels: tuple[str, ...]
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The levels of instructions that are usable here, the best one first; all give the same
+        bits. Each is proven where it was not yet, which takes 40 ms."""
+        names: bytes = self.library.edgespec_levels()
+        return tuple(names.decode().split(","))
 
     @property
     def level(self) -> str:
@@ -112,12 +117,11 @@ def load(path: Path = PATH) -> Kernels | str:
         version: int = library.edgespec_layout_version()
         library.edgespec_low_bit_matmul.restype = None
         library.edgespec_level.restype = library.edgespec_levels.restype = ctypes.c_char_p
-        levels: bytes = library.edgespec_levels()
     except (OSError, AttributeError) as error:
         return f"edgespec's own kernels cannot be loaded: {error}"
     if version != LAYOUT_VERSION:
         return f"edgespec's own kernels are of another version ({version}, not {LAYOUT_VERSION})"
-    found = Kernels(path, library, tuple(levels.decode().split(",")))
+    found = Kernels(path, library)
     if wanted := os.environ.get(LEVEL_VARIABLE):
         found.use_level(wanted)
     return found

@@ -75,7 +75,7 @@ def of_type(view: View, dtype: str) -> Found:
                 yield value.name, f"an {kind} of {dtype}"
 
 
-def external_data(view: View, directory: Path | None) -> Found:
+def external_data(view: View) -> Found:
     """Weights that are not there, lie elsewhere, or have not the size of their tensor."""
     for tensor in stored(view):
         size = data_bytes(tensor)
@@ -84,7 +84,7 @@ def external_data(view: View, directory: Path | None) -> Found:
                 yield tensor.name, f"{len(tensor.raw_data)} bytes stored, {size} needed"
             continue
         said = {each.key: each.value for each in tensor.external_data}
-        problem = place_problem(said, size, directory)
+        problem = place_problem(said, size, view.directory)
         if problem:
             yield tensor.name, problem
 

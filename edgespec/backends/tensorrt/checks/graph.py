@@ -11,19 +11,23 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx.defs import OpSchema, SchemaError
+from onnx.shape_inference import InferenceError, infer_shapes
 
-from edgespec.backends.tensorrt.parser_operators import CUSTOM_DOMAIN
+from edgespec.backends.tensorrt.parser_operators import CUSTOM_DOMAIN, CUSTOM_INPUTS
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 
 Dims = tuple[int | str | None, ...]
 DEFAULT_DOMAINS = ("", "ai.onnx")
-CONTRADICTIONS = (onnx.shape_inference.InferenceError, ValueError)  # as inference raises them
+CONTRADICTIONS = (InferenceError, ValueError)  # as inference raises them
 MAX_TEXT = 200  # characters of what ONNX says
 MAX_VALUES = 2**16  # elements of a constant whose value is looked at
 
@@ -46,7 +50,7 @@ class Scope:
     graph: GraphProto
     tensors: Mapping[str, Tensor]
     stored: Mapping[str, TensorProto]
-    makers: Mapping[str, NodeProto]
+    constants: frozenset[str]  # what is known when the engine is built
     owner: NodeProto | None = None
 
     def tensor(self, name: str) -> Tensor:
@@ -64,33 +68,76 @@ class Scope:
 
     def is_constant(self, name: str) -> bool:
         """Whether a value is known when the engine is built: stored, or made of such values."""
-        if name in self.stored:
-            return True
-        node = self.makers.get(name)
-        if node is None or node.op_type in ("If", "Loop", "Scan"):
-            return False
-        return all(self.is_constant(each) for each in node.input if each)
+        return name in self.constants
 
 
 class View:
-    """A model, checked for one release."""
+    """A model, checked for one release, whose external data lies in `directory`; None: it is not
+    looked at. `contradiction` is the first node at which types and shapes contradict each other or
+    the operator's definition, and what ONNX says of it."""
 
-    def __init__(self, model: ModelProto, version: ParserVersion) -> None:
-        self.model, self.version = model, version
-        self.scopes = list(scopes_of(inferred(model)))
-        self.contradiction = contradiction(model)
+    def __init__(
+        self, model: ModelProto, version: ParserVersion, directory: Path | None = None
+    ) -> None:
+        self.model, self.version, self.directory = model, version, directory
+        found, self.contradiction = inferred(model)
+        self.scopes = list(scopes_of(found))
 
     def nodes(self, *op_types: str) -> Iterator[tuple[Scope, NodeProto]]:
-        """The nodes of these types, of all graphs; without types every node."""
+        """The nodes of these types, of all graphs, that have the form of their operator; without
+        types every node."""
         for scope in self.scopes:
             for node in scope.graph.node:
-                if not op_types or (node.op_type in op_types and is_known(node)):
+                if not op_types or (node.op_type in op_types and self.has_form(node)):
                     yield scope, node
+
+    def schema(self, node: NodeProto) -> OpSchema | None:
+        """The definition of a standard operator in the model's opset; TensorRT's domain may have
+        such ones too."""
+        if not is_known(node) or node.op_type in CUSTOM_INPUTS:
+            return None
+        versions = [o.version for o in self.model.opset_import if o.domain in DEFAULT_DOMAINS]
+        try:
+            return onnx.defs.get_schema(node.op_type, max(versions, default=1), "")
+        except SchemaError:
+            return None
+
+    def has_form(self, node: NodeProto) -> bool:
+        """Whether a node is of a known operator, and as that defines it."""
+        known = node.op_type in CUSTOM_INPUTS or self.schema(node) is not None
+        return known and is_known(node) and not self.form_problem(node)
+
+    def form_problem(self, node: NodeProto) -> str:
+        """What a node lacks that its operator needs; empty: nothing."""
+        schema = self.schema(node)
+        inputs, outputs = CUSTOM_INPUTS.get(node.op_type, 0), 1
+        if schema is not None:
+            inputs, outputs = schema.min_input, schema.min_output
+        elif not is_known(node):
+            return ""
+        if len(node.input) < inputs or not all(node.input[i] for i in required_of(schema, inputs)):
+            return f"{node.op_type} has {inputs} inputs at least"
+        if len(node.output) < outputs:
+            return f"{node.op_type} has {outputs} outputs at least"
+        known = {} if schema is None else schema.attributes
+        for each in node.attribute:
+            if each.name in known and str(known[each.name].type) != attribute_type(each.type):
+                return f"{each.name} is of another type"
+        return ""
 
     @property
     def main(self) -> Scope:
         """The main graph."""
         return self.scopes[0]
+
+
+def required_of(schema: OpSchema | None, count: int) -> Iterator[int]:
+    """Which of the first `count` inputs may not be left out."""
+    single = OpSchema.FormalParameterOption.Single
+    for i in range(count):
+        kinds = [] if schema is None else schema.inputs
+        if i >= len(kinds) or kinds[i].option == single:
+            yield i
 
 
 def is_known(node: NodeProto) -> bool:
@@ -126,6 +173,11 @@ def type_name(number: int) -> str:
         return str(number)
 
 
+def attribute_type(number: int) -> str:
+    """A type of attributes as the definitions of operators name it."""
+    return f"AttrType.{AttributeProto.AttributeType.Name(number)}"
+
+
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     """The branches of If, the body of Loop or Scan."""
     for each in node.attribute:
@@ -136,19 +188,21 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 # ---- types and shapes
 
 
-def inferred(model: ModelProto) -> ModelProto:
-    """A copy with inferred types; the nodes are those of `model` again."""
-    copy = standard(model)
+def inferred(model: ModelProto) -> tuple[ModelProto, tuple[str, str] | None]:
+    """A copy with inferred types, whose nodes are those of `model` again, and the contradiction."""
+    found, problem = standard(model), None
     try:
-        found = onnx.shape_inference.infer_shapes(copy, data_prop=True)
-    except CONTRADICTIONS:
-        found = copy  # `contradiction` says what it is
+        found = infer_shapes(found, check_type=True, strict_mode=True, data_prop=True)
+    except CONTRADICTIONS as error:
+        problem = place_of(error)
+        with suppress(*CONTRADICTIONS):
+            found = infer_shapes(found, data_prop=True)
     pairs = zip([*every_graph(found.graph)], [*every_graph(model.graph)], strict=True)
     for graph, source in pairs:
         for i, node in enumerate(source.node):
             if node.domain == CUSTOM_DOMAIN:
                 graph.node[i].CopyFrom(node)
-    return found
+    return found, problem
 
 
 def standard(model: ModelProto) -> ModelProto:
@@ -161,17 +215,12 @@ def standard(model: ModelProto) -> ModelProto:
     return copy
 
 
-def contradiction(model: ModelProto) -> tuple[str, str] | None:
-    """The first node at which types and shapes contradict each other or the operator's definition,
-    and what ONNX says of it; None: they agree."""
-    try:
-        onnx.shape_inference.infer_shapes(standard(model), check_type=True, strict_mode=True)
-    except CONTRADICTIONS as error:
-        text = " ".join(str(error).split())
-        node = re.search(r"\(op_type:(\w+)(?:, node name: ([^)]*))?\)", text)
-        place = f"{node[2] or 'a node'} ({node[1]})" if node else "the model"
-        return place, text[-MAX_TEXT:]
-    return None
+def place_of(error: Exception) -> tuple[str, str]:
+    """The node that ONNX names in an error, and what it says of it."""
+    text = " ".join(str(error).split())
+    node = re.search(r"\(op_type:(\w+)(?:, node name: ([^)]*))?\)", text)
+    place = f"{node[2] or 'a node'} ({node[1]})" if node else "the model"
+    return place, text[-MAX_TEXT:]
 
 
 def every_graph(graph: GraphProto) -> Iterator[GraphProto]:
@@ -185,7 +234,7 @@ def every_graph(graph: GraphProto) -> Iterator[GraphProto]:
 def replace_custom(graph: GraphProto) -> None:
     """Let operators of TensorRT's own be Casts to what their first output is."""
     for node in graph.node:
-        if node.domain != CUSTOM_DOMAIN or not node.input:
+        if node.domain != CUSTOM_DOMAIN or not node.input or not node.output:
             continue
         made = made_type(node)
         first = node.output[0]
@@ -227,18 +276,27 @@ def scopes_below(
                 stored[node.output[0]] = constant
     for name, tensor in stored.items():
         tensors[name] = Tensor(type_name(tensor.data_type), tuple(tensor.dims))
-    makers = {name: node for node in graph.node for name in node.output if name}
     scope = Scope(
         graph,
         tensors if outer is None else ChainMap(tensors, dict(outer.tensors)),
         stored if outer is None else ChainMap(stored, dict(outer.stored)),
-        makers if outer is None else ChainMap(makers, dict(outer.makers)),
+        constants_of(graph, {*stored, *(() if outer is None else outer.constants)}),
         owner,
     )
     yield scope
     for node in graph.node:
         for below in subgraphs(node):
             yield from scopes_below(below, scope, node)
+
+
+def constants_of(graph: GraphProto, known: set[str]) -> frozenset[str]:
+    """The names of a graph that are `known`, or made of such ones; nodes come in the order of their
+    inputs."""
+    for node in graph.node:
+        follows = all(name in known for name in node.input if name)
+        if follows and node.op_type not in ("If", "Loop", "Scan"):
+            known.update(name for name in node.output if name)
+    return frozenset(known)
 
 
 def values_of(graph: GraphProto) -> Iterable[ValueInfoProto]:

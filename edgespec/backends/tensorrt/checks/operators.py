@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import onnx
 from onnx import NodeProto, TensorProto
-from onnx.defs import OpSchema, SchemaError
+from onnx.defs import OpSchema
 
 from edgespec.backends.tensorrt.checks.graph import (
     DEFAULT_DOMAINS,
@@ -52,6 +51,13 @@ def domain(view: View) -> Found:
             yield name_of(node), f"domain {node.domain}"
 
 
+def node_form(view: View) -> Found:
+    """Nodes without what their operator needs, which no other rule looks at."""
+    for _, node in view.nodes():
+        if problem := view.form_problem(node):
+            yield name_of(node), problem
+
+
 def operator(view: View) -> Found:
     """Nodes whose operator the release does not import."""
     for _, node in view.nodes():
@@ -87,7 +93,7 @@ def operator_type(view: View) -> Found:
 def mixed_types(view: View) -> Found:
     """Inputs of different types where the operator's definition has one type for them."""
     for scope, node in view.nodes():
-        schema = schema_of(view, node)
+        schema = view.schema(node)
         if schema is None:
             continue
         seen: dict[str, str] = {}
@@ -113,17 +119,6 @@ def variables(schema: OpSchema, count: int) -> list[str | None]:
     return out
 
 
-def schema_of(view: View, node: NodeProto) -> OpSchema | None:
-    """The definition of a standard operator in the model's opset."""
-    if node.domain not in DEFAULT_DOMAINS:
-        return None
-    versions = [o.version for o in view.model.opset_import if o.domain in DEFAULT_DOMAINS]
-    try:
-        return onnx.defs.get_schema(node.op_type, max(versions, default=1), "")
-    except SchemaError:
-        return None
-
-
 def types_and_shapes(view: View) -> Found:
     """The first contradiction that ONNX finds."""
     if view.contradiction is not None:
@@ -147,7 +142,7 @@ def attributes(view: View) -> Found:
                 continue
             known |= CUSTOM_ATTRIBUTES[node.op_type]
         else:
-            schema = schema_of(view, node)
+            schema = view.schema(node)
             if schema is None:
                 continue
             known |= set(schema.attributes)

@@ -40,7 +40,6 @@ class PycudaDevice(Device):
         device = self.call(cuda.Device, 0)
         self.context = self.call(primary_context)
         self.activate()
-        atexit.register(self.leave_thread)
         major, minor = self.call(device.compute_capability)
         self.name, self.sm = self.call(device.name), 10 * major + minor
 
@@ -227,7 +226,6 @@ class PycudaDevice(Device):
             self.leave_thread()
         for owned in (self.modules, self.streams, self.events):
             owned.clear()
-        atexit.unregister(self.leave_thread)
         self.leave_thread()
 
 

@@ -18,6 +18,7 @@ THREADS = 128
 MASK_THREADS = 256
 WIDE_BYTES = 16
 COPY_BLOCKS = 8  # that share a head's rows
+MOVE_BLOCKS = 32  # that share a row
 FINITE_BLOCKS = 32  # that share a lane's hidden states
 CONVERT_BLOCKS = 128
 TOP_THREADS = 256

@@ -1,7 +1,7 @@
 // Rows of keys and values, of all layers in one launch. A tensor is a cache or an output, [heads,
 // rows, row_bytes]; `sources` and `targets` are tables of their addresses on the device, one entry
 // for each block in x, or where `tables` is not set nothing: then the offsets are the addresses.
-// Blocks in y are heads. Strides, offsets and rows are in bytes, all multiples of 16 where `wide` is
+// Blocks in y are heads, those in z share a row. Strides, offsets and rows are in bytes, all multiples of 16 where `wide` is
 // set, else of 2.
 
 struct MoveRows {
@@ -13,8 +13,9 @@ struct MoveRows {
 
 template <typename Part>
 __device__ void move_parts(const MoveRows& move, const char* source, char* target) {
-  for (long long at = threadIdx.x * sizeof(Part); at < move.row_bytes;
-       at += blockDim.x * sizeof(Part)) {
+  const long long step = static_cast<long long>(gridDim.z) * blockDim.x * sizeof(Part);
+  for (long long at = (static_cast<long long>(blockIdx.z) * blockDim.x + threadIdx.x) * sizeof(Part);
+       at < move.row_bytes; at += step) {
     // One thread moves its part of all rows in their order, so that a row may go to where a later
     // one has already left
     for (int i = 0; i < move.count; ++i) {

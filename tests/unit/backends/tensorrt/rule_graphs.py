@@ -296,6 +296,13 @@ PAIRS = [
         dequantize("axis = 1", ones("8")),
         weights={**INT8, "z": Weight(TensorProto.INT8, (8,), 3)},
     ),
+    Pair("node-form", unary("Neg").replace("Neg(x)", "Add(x)"), unary("Neg"), rejects=""),
+    Pair(
+        "node-form",
+        dequantize("axis = 1", ones("8")).replace("(w, s)", "(w)"),
+        dequantize("axis = 1", ones("8")),
+        weights=INT8,
+    ),
     *(
         Pair(
             "layer-name",

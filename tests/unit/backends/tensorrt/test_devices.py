@@ -37,6 +37,11 @@ def test_a_format_that_a_device_cannot_run_is_refused(sm: int, scheme: str, said
     assert scheme not in error.value.remedy
 
 
+def test_a_device_that_tensorrt_does_not_run_on_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"needs compute capability 7\.5, and SM70 has 7\.0"):
+        check_formats(70, [], "float16")
+
+
 def test_turing_has_no_bfloat16() -> None:
     with pytest.raises(UnsupportedModel, match="no bfloat16 arithmetic") as error:
         check_formats(75, [], "bfloat16")

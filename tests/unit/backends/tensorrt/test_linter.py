@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from edgespec.backends.tensorrt.linter import CHECKS, EXTERNAL_DATA, lint, lint_file
+from edgespec.backends.tensorrt.linter import CHECKS, lint, lint_file
 from edgespec.backends.tensorrt.parser_operators import FIRST, OPERATORS
 from edgespec.backends.tensorrt.parser_version import RELEASES, RTX_LINES, ParserVersion
 from edgespec.backends.tensorrt.rules import RULES, Level, Rtx
@@ -52,12 +52,13 @@ def test_a_rule_is_silent_in_releases_in_which_it_does_not_hold(pair: Pair) -> N
 
 
 def test_every_rule_has_a_check_and_a_graph_and_says_who_refuses_it() -> None:
-    assert RULES.keys() == CHECKS.keys() | {EXTERNAL_DATA}
+    assert RULES.keys() == CHECKS.keys()
     order = [Rtx.PARSER, Rtx.BUILDER, Rtx.NOBODY]
     seen: dict[str, Rtx] = {}
     for pair in PAIRS:
         seen[pair.rule] = min(seen.get(pair.rule, Rtx.NOBODY), STEPS[pair.rejects], key=order.index)
-    assert RULES.keys() - seen.keys() == {EXTERNAL_DATA, "model-size"}  # tests of their own, below
+    of_files = {"external-data", "model-size"}  # which have tests of their own, below
+    assert RULES.keys() - seen.keys() == of_files
     assert {name: RULES[name].rtx for name in seen} == seen
 
 
@@ -117,6 +118,37 @@ def test_constants_may_be_computed_of_constants() -> None:
     assert refused(Pair("", of_input, of_input).model(broken=True), NEWEST) == {"constant-input"}
 
 
+def test_a_deep_graph_is_looked_at_as_a_flat_one_is() -> None:
+    """Whether activations are constants is known without going back through all layers."""
+    deep = 3000
+    steps = " ".join(f"x{i + 1} = Neg(x{i})" for i in range(deep))
+    text = (
+        "g (float[2,8] x0) => (int8[2,8] y) <float[8] s = {" + ", ".join(["1.0"] * 8) + "}>"
+        f" {{ {steps} y = QuantizeLinear <axis = 1, output_dtype = 3> (x{deep}, s) }}"
+    )
+    assert refused(Pair("", text, text).model(broken=True), NEWEST) == {"activation-scale"}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=NAMES)
+def test_nodes_that_lack_something_are_findings_and_no_crash(pair: Pair) -> None:
+    """Each node of each graph with fewer inputs, with an attribute of another type, and without
+    outputs."""
+    for i, node in enumerate(pair.model(broken=False).graph.node):
+        for count in range(len(node.input)):
+            model = pair.model(broken=False)
+            del model.graph.node[i].input[count:]
+            lint(model, NEWEST)
+        for j, attribute in enumerate(node.attribute):
+            model = pair.model(broken=False)
+            model.graph.node[i].attribute[j].CopyFrom(
+                onnx.helper.make_attribute(attribute.name, [1.5, 2.5])
+            )
+            lint(model, NEWEST)
+        model = pair.model(broken=False)
+        del model.graph.node[i].output[:]
+        assert "node-form" in refused(model, NEWEST) or node.domain == "com.microsoft"
+
+
 def test_types_are_followed_through_operators_of_tensorrt() -> None:
     text = (
         "g (float[N,64] z, float16[N,64] x) => (float[N,64] y)"
@@ -127,6 +159,13 @@ def test_types_are_followed_through_operators_of_tensorrt() -> None:
     (finding,) = lint(Pair("", text, text).model(broken=True), NEWEST).findings
     assert (finding.rule, finding.node) == ("mixed-types", "y (Mul)")
     assert finding.what.startswith("FLOAT and FLOAT16")
+
+
+def test_an_attribute_of_another_type_is_found() -> None:
+    model = Pair("", unary("Neg"), unary("Neg")).model(broken=True)
+    model.graph.node[0].op_type = "Cast"
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("to", "FLOAT"))
+    assert refused(model, NEWEST) == {"node-form"}
 
 
 def test_types_that_are_none_are_findings_and_no_crash() -> None:
@@ -147,7 +186,7 @@ def test_scales_for_channels_may_be_shared() -> None:
 def test_weights_that_are_missing_or_too_short_are_found(tmp_path: Path, length: int) -> None:
     path = with_external_weight(tmp_path / "short", length)
     (finding,) = lint_file(path, NEWEST).findings
-    assert (finding.rule, finding.node) == (EXTERNAL_DATA, "w")
+    assert (finding.rule, finding.node) == ("external-data", "w")
     said = "model.onnx.data is missing" if not length else "which has 60 bytes"
     assert said in finding.what
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from edgespec.backends.tensorrt.device.base import DeviceMemoryFull, DeviceProblem
+from edgespec.backends.tensorrt.execution import Context
 from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.backends.tensorrt.target import Dialect
 from edgespec.backends.tensorrt.versions import RTX, capabilities_of
 from edgespec.backends.tensorrt.workspace import Memory, Workspace
+from edgespec.errors import EnvironmentProblem, InternalError
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.host_time import call_of, opened
 
@@ -48,8 +50,11 @@ def runner(request: pytest.FixtureRequest, workspace: Workspace, tmp_path: Path)
     return open_one(workspace, tmp_path / "base.engine", request.param)
 
 
-def open_one(workspace: Workspace, path: Path, dialect: Dialect, **more: Any) -> TensorRTRunner:
-    return opened(path, 2, 512, dialect, "float16", features=True, workspace=workspace, **more)
+def open_one(
+    workspace: Workspace, path: Path, dialect: Dialect, capacity: int = 512, **more: Any
+) -> TensorRTRunner:
+    given = {"features": True, "workspace": workspace, **more}
+    return opened(path, 2, capacity, dialect, "float16", **given)
 
 
 def device_of(workspace: Workspace) -> FailingDevice:
@@ -172,3 +177,57 @@ def test_a_library_that_makes_graphs_of_its_own_makes_them(
     assert "graph" not in device_of(workspace).launched
     assert all(context.context.own_graphs for context in runner.engine.contexts)
     runner.close()
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), DeviceProblem("CUDA: no"), InternalError("broken")]
+)
+def test_a_capture_ends_whatever_happens_in_it(
+    runner: TensorRTRunner, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """A stream that stays captured does nothing any more."""
+    run(runner, 8)
+    device, enqueue = device_of(runner.workspace), Context.enqueue
+
+    def broken(self: Context) -> None:
+        enqueue(self)
+        if device.streams[runner.workspace.stream].kept is not None:
+            raise error
+
+    monkeypatch.setattr(Context, "enqueue", broken)
+    if isinstance(error, DeviceProblem):
+        run(runner, 8)  # what cannot be captured runs without
+    else:
+        with pytest.raises(type(error)):
+            run(runner, 8)
+    assert device.streams[runner.workspace.stream].kept is None
+    assert not device.graphs
+    run(runner, 9)
+    runner.close()
+
+
+def test_an_engine_that_finds_no_memory_leaves_the_others_as_they_were(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever memory ends, also in what engines share."""
+    first = open_one(workspace, tmp_path / "first.engine", Dialect.NATIVE, max_input_len=64)
+    run(first, 8)
+    device = device_of(workspace)
+    held = sum(size for _, size in device.memory.values())
+    sizes = sorted(size for _, size in device.memory.values())
+    kinds: set[tuple[bool, ...]] = set()  # which of them had grown
+    for more in range(0, 1 << 30, 1 << 20):
+        monkeypatch.setattr(device, "limit", held + more)
+        try:
+            path = tmp_path / "other.engine"
+            other = open_one(workspace, path, Dialect.NATIVE, capacity=2048, scratch=1 << 22)
+        except EnvironmentProblem:
+            own = sorted(size for _, size in device.memory.values())
+            assert len(own) == len(sizes)
+            kinds |= {tuple(a < b for a, b in zip(sizes, own, strict=True))}
+            run(first, 8)
+        else:
+            break
+    assert len(kinds) > 1
+    run(other, 8)
+    run(first, 8)

@@ -48,6 +48,19 @@ def test_rows_are_taken_in_the_order_given(workspace: Workspace, dtype: str) -> 
     assert (taken.numpy() == expected[[4, 0, 0, 2]]).all()
 
 
+def test_rows_wider_than_a_block_copies_at_once(workspace: Workspace) -> None:
+    array = np.random.default_rng(0).standard_normal((4, 3001), np.float32)
+    found = states_of(workspace, array, "float32")
+    assert (found.take(np.array([3, 1])).numpy() == array[[3, 1]]).all()
+
+
+def test_neighboring_rows_are_one_copy(workspace: Workspace) -> None:
+    found = states_of(workspace, rows(9))
+    assert (found.take(np.arange(2, 7)).numpy() == rows(9)[2:7]).all()
+    assert isinstance(workspace.device, HostDevice)
+    assert not workspace.device.launched
+
+
 def test_more_rows_than_one_launch_moves(workspace: Workspace) -> None:
     count = 2 * kernels.MAX_MOVES + 3
     found = states_of(workspace, rows(count), "float32")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +44,16 @@ class Config:
 
     def get_timing_cache(self) -> Cache | None:
         return self.cache
+
+
+def test_a_library_that_gives_no_cache_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config()
+    timing_cache.attach(config, tmp_path / "times")
+    monkeypatch.setattr(Cache, "serialize", lambda self: None)
+    timing_cache.store(config, tmp_path / "times")
+    assert not (tmp_path / "times").exists()
 
 
 @pytest.fixture
@@ -94,3 +106,20 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="file"):
         timing_cache.store(config, tmp_path / "file" / "times")
+
+
+def test_a_write_that_is_cut_short_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    path, config = tmp_path / "times", Config()
+    path.write_bytes(b"measured here")
+    timing_cache.attach(config, path)
+    config.cache = Cache(b"measured here and more")  # type: ignore[assignment]
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="no space left"):
+        timing_cache.store(config, path)
+    assert path.read_bytes() == b"measured here"
+    assert [*tmp_path.iterdir()] == [path]
