@@ -81,8 +81,8 @@ $(LIGHT): pyproject.toml constraints.txt | $(PY)
 	@touch $@
 
 # Engines run without them: where they cannot be compiled, setup goes on.
-$(KERNELS): setup.py $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) | $(PY)
-	$(PY) setup.py -q build_ext --inplace
+$(KERNELS): setup.py $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) | $(LIGHT)
+	$(PIP) --no-deps -e .
 
 define install-rtx
 @echo "TensorRT-RTX is NVIDIA's, under NVIDIA's own licence: docs.nvidia.com/deeplearning/tensorrt-rtx. Downloading it to $(@D) accepts it."

@@ -231,8 +231,9 @@ def command(
 
     The finished engine is run on the golden inputs that the export stored; one that does not
     reproduce their outputs is not kept. With quantized weights the outputs must point the same way
-    (cosine), and speculation is lossless up to what kernels for one row and for many round
-    differently: a margin that is measured and reported. An engine is bound to the machine and to
+    (cosine). On edgespec's own kernels (--kernels native) a row has the same bits in every pass,
+    which is proven here, and speculation is lossless bitwise; on others it is so up to what kernels
+    for one row and for many round differently: a margin that is measured and reported. An engine is bound to the machine and to
     the version of the engine library that built it. One that is built for another machine cannot be
     run here: it is kept without that comparison, which is said.
 

@@ -177,9 +177,9 @@ OF_REQUESTS = {
     "--exact",
     is_flag=True,
     help=(
-        "Drafts leave every bit as it is: fp32, int4 in blocks of 32, or int8 GEMM"
-        " (int8_sq, int8_token, --weight-block 0); chains only, one request at a time. Not for"
-        " bases with recurrent layers (Qwen3.5)."
+        "Drafts leave every bit as it is. Engines on edgespec's own kernels do so anyway. On ONNX"
+        " Runtime's: fp32, int4 in blocks of 32, or int8 GEMM (int8_sq, int8_token, --weight-block"
+        " 0); chains only, one request at a time. Not for bases with recurrent layers (Qwen3.5)."
     ),
 )
 @click.option(

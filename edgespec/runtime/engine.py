@@ -121,8 +121,9 @@ class Engine:
     class, or keys and values. `speculative_config` names a method with its sizes and options
     instead, as TensorRT-LLM does: such as edgespec.AutoDecodingConfig(max_draft_len=3), or a
     mapping with a decoding_type; edgespec.load compares its speculative_model with the draft, this
-    class does not. With `exact` drafts leave every bit as it is: for float32, int4 in
-    blocks of 32 and int8 GEMM, one sequence, chains only. `prefix_cache_bytes` bounds the KV rows
+    class does not. With `exact` drafts leave every bit as it is: engines on kernels of our own do
+    so anyway, on ONNX Runtime's it is for float32, int4 in blocks of 32 and int8 GEMM, one
+    sequence, chains only. `prefix_cache_bytes` bounds the KV rows
     that are kept for later prompts with the same prefix; 0 keeps none. `acceptance` is the accept
     rule of requests that name none: `exact`, `rejection`, `typical` or `relaxed`, or such a rule
     with its options.
