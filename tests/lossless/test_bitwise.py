@@ -123,3 +123,24 @@ def test_inspect_and_infer_say_that_it_is_bitwise(engine_dir: Path, tmp_path: Pa
     found = CliRunner().invoke(cli, [*args, "--max-generate-length", "24"])
     assert found.exit_code == 0, found.output
     assert "lossless: bitwise" in " ".join(found.output.split())
+
+
+def test_rows_that_differ_are_found_and_leave_the_engine_its_margin(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On kernels that give one row alone other bits, and where a proof fails."""
+    limits, onnx = replace(LIMITS, max_batch_size=1), exported / "base" / "llm"
+    build(onnx, tmp_path / "other", limits, options=WeightFormat("int4", 128))
+    with Engine(tmp_path / "other", spec_decode=False) as engine:
+        assert "has other bits" in str(row_bits.first_difference(engine.base.runner))
+        assert engine.rounding > 0.1
+    monkeypatch.setattr(row_bits, "first_difference", lambda runner, done: "row 3 has other bits")
+    built = build(onnx, tmp_path / "own", limits, options=FORMATS["int4-128"])
+    assert not built.weights.is_bitwise
+    assert any("lossless up to kernel rounding" in note for note in built.notes)
+
+
+def test_the_calls_of_a_proof_are_counted(engine: Engine) -> None:
+    made: list[None] = []
+    assert row_bits.first_difference(engine.base.runner, lambda: made.append(None)) is None
+    assert len(made) == row_bits.num_passes(engine.base.runner.lanes)
