@@ -13,6 +13,7 @@ import click
 import pytest
 
 import edgespec
+from edgespec.backends.engine_config import EngineWeights
 from edgespec.cache import Cache
 from edgespec.cli import infer, run
 from edgespec.cli.chat import command as chat
@@ -161,14 +162,6 @@ REFUSED: list[tuple[str, int, str]] = [
 
 
 KEYS_OF_FLAGS: list[tuple[str, int, str]] = [
-    (
-        "exact: true\n" + EAGLE + "  dynamic_tree_max_topK: 2\n",
-        3,
-        (
-            "dynamic_tree_max_topK 2 drafts trees, and only chains are exact\n"
-            "  Set dynamic_tree_max_topK to 1, or leave exact out."
-        ),
-    ),
     ("check_lossless: true", 2, "check_lossless means nothing without --spec-decode"),
     (
         "check_lossless: true\nacceptance: typical\n" + EAGLE,
@@ -185,6 +178,18 @@ def test_what_cannot_be_is_refused_by_name(
     done, found = infer_with(text)
     assert (done.code, found) == (code, {})
     assert said in done.err
+
+
+def test_exact_trees_are_refused_where_kernels_round_rows_apart(
+    infer_with: Infer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineWeights, "is_bitwise", False)
+    done, found = infer_with("exact: true\n" + EAGLE + "  dynamic_tree_max_topK: 2\n")
+    assert (done.code, found) == (3, {})
+    assert (
+        "dynamic_tree_max_topK 2 drafts trees, and only chains are exact\n"
+        "  Set dynamic_tree_max_topK to 1, or leave exact out."
+    ) in done.err
 
 
 VALUES = (
