@@ -63,7 +63,7 @@ class Capacities(Numbers):
         try:
             numbers = sorted(int(part) for part in str(value).split(","))
         except ValueError:
-            self.fail(f"{value!r} is no number of tokens, such as 4096 or 1024,4096", param, ctx)
+            self.fail(f"{value!r} is not a number of tokens: write 4096, or 1024,4096", param, ctx)
         return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "levels.h"
+#include "numbers.h"
 #include "operator.h"
 
 namespace edgespec {
@@ -158,20 +159,7 @@ class LowBitMatMul {
   RowRounding rounding_;
 };
 
-// A small generator of numbers, the same everywhere.
-class Numbers {
- public:
-  uint32_t next() {
-    state_ = state_ * 6364136223846793005ull + 1442695040888963407ull;
-    return static_cast<uint32_t>(state_ >> 33);
-  }
-  float real() { return static_cast<float>(static_cast<int32_t>(next() % 20001) - 10000) / 3000; }
-
- private:
-  uint64_t state_ = 1;
-};
-
-std::vector<uint8_t> some_weight(const MatMulShape& shape, Numbers& numbers) {
+std::vector<uint8_t> some_weight(const MatMulShape& shape, ProofNumbers& numbers) {
   std::vector<uint8_t> weight(static_cast<size_t>(shape.bytes()));
   for (int64_t at = 0; at < shape.bytes(); at += shape.block_bytes()) {
     for (int64_t i = 0; i < shape.values_bytes(); ++i) {
@@ -205,7 +193,7 @@ void multiply(const MatMulKernels& kernels, const MatMulShape& shape, RowRoundin
 }
 
 bool proves_itself(const MatMulKernels& kernels) {
-  Numbers numbers;
+  ProofNumbers numbers;
   for (int bits : {4, 8}) {
     for (int64_t num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 80}) {
       const MatMulShape shape{90, 150, bits, 32};
