@@ -100,8 +100,8 @@ def test_chains_trees_batches_and_kept_prefixes_leave_every_token_as_it_was(
     prompt, sampling = jobs[2]
     longer = prompt + plain[2][:10]
     again = engine.generate(longer, replace(sampling, max_generate_length=30), PLANS[1])
-    if sampling.temperature == 0:
-        assert again.token_ids == plain[2][10:40]
+    assert sampling.temperature == 0
+    assert again.token_ids == plain[2][10:40]
 
 
 def test_exact_is_accepted_and_changes_nothing(engine: Engine, engine_dir: Path) -> None:
