@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -350,7 +351,7 @@ def test_a_row_has_the_same_bits_however_rows_are_spread_over_calls(
     lane, other = Lane.used(HEADS), Lane.used(HEADS, 5)
     rows, edges = Rows.some(HEADS, ROWS), sorted({0, ROWS, *cuts})
     try:
-        for first, last in zip(edges, edges[1:], strict=False):
+        for first, last in pairwise(edges):
             own = range(first, last)
             if beside:
                 longer = [*range(ROWS)][: last - first + 2]
