@@ -17,6 +17,11 @@ std::vector<Level> all_levels() {
   levels.push_back({"avx512_vnni", cpu.avx512_vnni, &matmul_avx512_vnni, &attention_avx512});
   levels.push_back({"avx_vnni", cpu.avx_vnni, &matmul_avx_vnni, &attention_avx2});
   levels.push_back({"avx2", cpu.avx2, &matmul_avx2, &attention_avx2});
+#elif defined(__aarch64__)
+  const Cpu& cpu = Cpu::here();
+  levels.push_back({"neon_i8mm", cpu.neon_i8mm, &matmul_neon_i8mm, &attention_neon});
+  levels.push_back({"neon_dotprod", cpu.neon_dotprod, &matmul_neon_dotprod, &attention_neon});
+  levels.push_back({"neon", true, &matmul_neon, &attention_neon});
 #endif
   levels.push_back({"portable", true, &matmul_portable, &attention_portable});
   return levels;
