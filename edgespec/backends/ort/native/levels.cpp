@@ -14,9 +14,10 @@ std::vector<Level> all_levels() {
   std::vector<Level> levels;
 #if defined(__x86_64__)
   const Cpu& cpu = Cpu::here();
-  levels.push_back({"avx512_vnni", cpu.avx512_vnni, &matmul_avx512_vnni, &attention_avx512});
-  levels.push_back({"avx_vnni", cpu.avx_vnni, &matmul_avx_vnni, &attention_avx2});
-  levels.push_back({"avx2", cpu.avx2, &matmul_avx2, &attention_avx2});
+  levels.push_back({"avx512_vnni", cpu.avx512_vnni, &matmul_avx512_vnni, &attention_avx512,
+                    &rows_avx512});
+  levels.push_back({"avx_vnni", cpu.avx_vnni, &matmul_avx_vnni, &attention_avx2, &rows_avx2});
+  levels.push_back({"avx2", cpu.avx2, &matmul_avx2, &attention_avx2, &rows_avx2});
 #elif defined(__aarch64__)
   const Cpu& cpu = Cpu::here();
   levels.push_back({"neon_i8mm", cpu.neon_i8mm, &matmul_neon_i8mm, &attention_neon});
@@ -37,7 +38,7 @@ class Proofs {
     if (candidate.attention == &attention_portable) return true;
     std::call_once(asked_[index], [&] {
       usable_[index] = candidate.cpu_has_it && proves_itself(*candidate.matmul) &&
-                       proves_itself(*candidate.attention);
+                       proves_itself(*candidate.attention) && proves_itself(*candidate.rows);
     });
     return usable_[index];
   }

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "norm_gate.h"
+
 namespace edgespec {
 
 struct AttentionKernels;
@@ -18,6 +20,7 @@ struct Level {
   bool cpu_has_it;
   const MatMulKernels* matmul;
   const AttentionKernels* attention;
+  const RowKernels* rows = &rows_portable;
 };
 
 // The usable levels, the best one first; the portable one is always the last.
