@@ -7,7 +7,7 @@ precondition.
 - recurrent layers -> GatedDeltaNet of our own, or as they are (`delta_net`)
 - weights: stored halves -> float32 in the [in, out] layout that MatMul reads, or 4 or 8 bits for
   MatMulNBits (`weights`)
-- nodes that can be one (`fusion`)
+- nodes that can be one (`fusion`); with kernels of our own norms and gates too (`joined_rows`)
 
 Knows the operators of both sides. Knows no model.
 """
@@ -22,11 +22,13 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.backends.canonical_attention import AttentionParts, canonical_attentions
 from edgespec.backends.ort.contract import CacheType
-from edgespec.backends.ort.data_layout import AnyWeight
+from edgespec.backends.ort.data_layout import AnyWeight, PackedWeight
 from edgespec.backends.ort.delta_net import check_delta_nets, take_delta_nets
 from edgespec.backends.ort.flat_heads import NodesBefore, with_flat_heads
 from edgespec.backends.ort.fusion import fuse_residuals
+from edgespec.backends.ort.joined_rows import join_rows
 from edgespec.backends.ort.matmul_nbits import MICROSOFT
+from edgespec.backends.ort.native.library import DOMAIN
 from edgespec.backends.ort.options import FP32, WeightFormat
 from edgespec.backends.ort.tree_attention import attend_trees, check_trees, drop_masks
 from edgespec.backends.ort.weights import lower_weights
@@ -76,7 +78,11 @@ def lower(
     elif cached and not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
-    fuse_residuals(graph)
+    if tree_cache is not None or any(isinstance(weight, PackedWeight) for weight in weights):
+        join_rows(model)
+        graph.opset_imports[DOMAIN] = 1
+    else:
+        fuse_residuals(graph)
     RemoveUnusedNodesPass()(model)
     graph.opset_imports[MICROSOFT] = 1
     if not cached:

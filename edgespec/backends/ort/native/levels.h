@@ -13,13 +13,15 @@ namespace edgespec {
 struct AttentionKernels;
 struct DeltaNetKernels;
 struct MatMulKernels;
+struct RowKernels;
 
 struct Level {
   const char* name;
   bool cpu_has_it;
   const MatMulKernels* matmul;
   const AttentionKernels* attention;
-  const DeltaNetKernels* delta_net = nullptr;  // null: the portable ones
+  const RowKernels* rows;
+  const DeltaNetKernels* delta_net;
 };
 
 // The usable levels, the best one first; the portable one is always the last.

@@ -249,7 +249,7 @@ class GatedDeltaNet {
     call.out = written(context, 0, gate.dims);
     call.present = written(context, 1, state.dims);
     call.left = written(context, 2, {B, S, call.width()});
-    if (B * S > 0) run(call, mask.data, kernels(), context);
+    if (B * S > 0) run(call, mask.data, *level().delta_net, context);
   }
 
  private:
@@ -261,12 +261,6 @@ class GatedDeltaNet {
     const auto found = context.output<float>(index, dims);
     if (found.data == nullptr) throw GraphError("it needs all of its outputs");
     return found.data;
-  }
-
-  // Those of the level in use. A level without any has the portable ones.
-  static const DeltaNetKernels& kernels() {
-    const DeltaNetKernels* own = level().delta_net;
-    return own == nullptr ? delta_net_portable : *own;
   }
 
   DeltaNetCall form_;
