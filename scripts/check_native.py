@@ -60,6 +60,8 @@ def main() -> int:
             "PYTHONPATH": str(copy),
         }
         tests = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", "-rs"]
+        # pytest would keep a finding's report to itself, or report its end by a signal instead
+        tests += ["--capture=sys", "-p", "no:faulthandler"]
         found = subprocess.run([*tests, "tests/unit/backends/ort/native"], cwd=copy, env=environ)
         return found.returncode
 
