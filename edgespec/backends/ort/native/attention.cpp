@@ -437,7 +437,7 @@ struct ProofCall {
     call.lengths = lengths.data();
     call.write_indices = write_indices.data();
     call.first = first.data();
-    attend(call, kernels, OneThread{});
+    edgespec::attend(kernels, call);
   }
 
   bool same_bits(const ProofCall& other) const {
@@ -447,6 +447,10 @@ struct ProofCall {
 };
 
 }  // namespace
+
+void attend(const AttentionKernels& kernels, const AttentionCall& call) {
+  attend(call, kernels, OneThread{});
+}
 
 bool proves_itself(const AttentionKernels& kernels) {
   for (CacheType type : {CacheType::kFloat32, CacheType::kFloat16, CacheType::kInt8}) {
