@@ -29,7 +29,7 @@ pytestmark = compiled
 LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
 INT8 = WeightFormat("int8", 32, kernels=NATIVE)
 # An activation that is rounded to the other side moves logits by a step of 8 bits, which is rare;
-# a weight or a residual that is left out by more than 0.3
+# a weight or a residual that is left out far more
 STEP = 0.01
 LAYERS = 4
 
