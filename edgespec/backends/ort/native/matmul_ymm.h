@@ -82,16 +82,17 @@ struct Ymm {
     return sum_of(sum);
   }
 
-  template <int kBits, int kRows>
+  template <int kBits, int kBlock, int kRows>
   static void add_block(const Block& block, Results<Ymm>& results) {
     const uint8_t* ahead = block.ahead;
-    for (int t = 0; t < kTiles; ++t) add_tile<kBits, kRows>(block, t, ahead, results);
+    for (int t = 0; t < kTiles; ++t) add_tile<kBits, kBlock, kRows>(block, t, ahead, results);
   }
 
  private:
-  template <int kBits, int kRows>
+  template <int kBits, int kBlock, int kRows>
   static void add_tile(const Block& block, int tile, const uint8_t*& ahead,
                        Results<Ymm>& results) {
+    constexpr int64_t lines = kLines<kBits, kBlock>;
     Ints sums[kRows][kHalves];
     EDGESPEC_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -101,7 +102,7 @@ struct Ymm {
     }
     const uint8_t* at = block.values + tile * kLine;
     const int8_t* x = block.x;
-    for (int64_t line = 0; line < block.lines; ++line) {
+    for (int64_t line = 0; line < lines; ++line) {
       if (line % kTiles == tile) fetch_ahead(block, ahead);
       add_lines<kBits, kRows>(sums, low_values<kBits>(at), low_values<kBits>(at + 32), x);
       x += 4;
@@ -111,7 +112,7 @@ struct Ymm {
       }
       at += kTiles * kLine;
     }
-    const auto* scales = reinterpret_cast<const float*>(block.values + block.lines * kTiles * kLine);
+    const auto* scales = reinterpret_cast<const float*>(block.values + lines * kTiles * kLine);
     EDGESPEC_UNROLL
     for (int h = 0; h < kHalves; ++h) {
       const int column = tile * static_cast<int>(kTile) + h * 8;
