@@ -1,6 +1,6 @@
 // The product on registers of 256 bits, for the levels that have no wider ones: a line of the weight
-// is two registers, and a tile is done after the other. A level brings `Dot`, which adds products of
-// unsigned by signed bytes to sums, and says for how many rows it has registers.
+// is two registers, and a tile is done after the other. A level brings `Dot`: for how many rows it has
+// registers, how many lines it takes at once, and what they add to the sums.
 #pragma once
 
 #include <immintrin.h>
@@ -14,6 +14,9 @@ using Ints = __m256i;
 using Floats = __m256;
 
 constexpr int kHalves = 2;  // registers of a line
+
+template <int kBits>
+constexpr int kInputs = 32 / kBits;  // of a line
 
 inline Ints load(const void* at) { return _mm256_loadu_si256(static_cast<const Ints*>(at)); }
 
@@ -102,15 +105,14 @@ struct Ymm {
     }
     const uint8_t* at = block.values + tile * kLine;
     const int8_t* x = block.x;
-    for (int64_t line = 0; line < lines; ++line) {
-      if (line % kTiles == tile) fetch_ahead(block, ahead);
-      add_lines<kBits, kRows>(sums, low_values<kBits>(at), low_values<kBits>(at + 32), x);
-      x += 4;
-      if constexpr (kBits == 4) {
-        add_lines<kBits, kRows>(sums, high_values(at), high_values(at + 32), x);
-        x += 4;
+    constexpr int64_t step = Dot::template lines<kBits>;
+    for (int64_t line = 0; line < lines; line += step) {
+      for (int64_t i = line; i < line + step; ++i) {
+        if (i % kTiles == tile) fetch_ahead(block, ahead);
       }
-      at += kTiles * kLine;
+      Dot::template add<kBits>(sums, at, x);
+      at += step * kTiles * kLine;
+      x += step * kInputs<kBits>;
     }
     const auto* scales = reinterpret_cast<const float*>(block.values + lines * kTiles * kLine);
     EDGESPEC_UNROLL
@@ -124,16 +126,6 @@ struct Ymm {
         const Floats sum = _mm256_cvtepi32_ps(sums[r][h]);
         _mm256_store_ps(result, _mm256_fmadd_ps(sum, scale, _mm256_load_ps(result)));
       }
-    }
-  }
-
-  template <int kBits, int kRows>
-  static void add_lines(Ints (&sums)[kRows][kHalves], Ints first, Ints second, const int8_t* x) {
-    EDGESPEC_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const Ints some = _mm256_set1_epi32(four(x + r * kSpan));
-      Dot::template add<kBits>(sums[r][0], first, some);
-      Dot::template add<kBits>(sums[r][1], second, some);
     }
   }
 };
