@@ -11,13 +11,17 @@
 namespace edgespec {
 
 struct AttentionKernels;
+struct DeltaNetKernels;
 struct MatMulKernels;
+struct RowKernels;
 
 struct Level {
   const char* name;
   bool cpu_has_it;
   const MatMulKernels* matmul;
   const AttentionKernels* attention;
+  const RowKernels* rows;
+  const DeltaNetKernels* delta_net;
 };
 
 // The usable levels, the best one first; the portable one is always the last.
