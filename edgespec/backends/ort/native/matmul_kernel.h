@@ -27,6 +27,7 @@ constexpr int64_t kLines = kBlock * kBits / 32;
 // A block of a panel, and a group of rows that is multiplied by it.
 struct Block {
   const uint8_t* values;  // then the scales
+  int64_t lines;          // per tile
   const int8_t* x;
   const float* scales;
   const int32_t* corrections;
@@ -112,6 +113,7 @@ void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGr
     for (int64_t g = 0; g < num_groups; ++g) {
       const RowGroup& group = groups[g];
       const Block block{values,
+                        lines,
                         group.at(0, b * kBlock),
                         group.scales + b * group.count,
                         group.corrections + b * group.count,
