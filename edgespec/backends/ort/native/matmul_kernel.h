@@ -93,6 +93,22 @@ void add_rows(int64_t rows, const Block& block, Results<Level>& results) {
   }
 }
 
+inline void clear(const RowGroup& group, float (*results)[kPanel]) {
+  for (int64_t r = 0; r < group.count; ++r) {
+    for (int64_t o = 0; o < kPanel; ++o) results[r][o] = 0.0f;
+  }
+}
+
+// Writes the columns of y from `column` on that a panel has.
+inline void put_out(const MatMulShape& shape, const RowGroup& group, const float (*results)[kPanel],
+                    int64_t column, float* y) {
+  const int64_t there = shape.out - column < kPanel ? shape.out - column : kPanel;
+  for (int64_t r = 0; r < group.count; ++r) {
+    float* to = y + (group.first + r) * shape.out + column;
+    for (int64_t o = 0; o < there; ++o) to[o] = results[r][o];
+  }
+}
+
 // Writes what some groups of the rows are in a panel, from `column` on. The weight's blocks are read
 // in the order in which they stand, each of them for all groups.
 template <typename Level, int kBits, int kBlock>
@@ -100,11 +116,7 @@ void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGr
                      int64_t num_groups, int64_t column, float* y) {
   constexpr int64_t lines = kLines<kBits, kBlock>, bytes = lines * kTiles * kLine + kScalesBytes;
   Results<Level> results[Level::kMostGroups];
-  for (int64_t g = 0; g < num_groups; ++g) {
-    for (int64_t r = 0; r < groups[g].count; ++r) {
-      for (int64_t o = 0; o < kPanel; ++o) results[g].of[r][o] = 0.0f;
-    }
-  }
+  for (int64_t g = 0; g < num_groups; ++g) clear(groups[g], results[g].of);
   const int64_t share = bytes / num_groups;  // that each group fetches of what comes
   // The first group waits for a block, the others find it: it has to be there in time for that one
   const int64_t ahead = num_groups > 1 ? kAhead + bytes : kAhead;
@@ -122,13 +134,7 @@ void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGr
       add_rows<Level, kBits, kBlock, Level::kMostRows>(group.count, block, results[g]);
     }
   }
-  const int64_t there = shape.out - column < kPanel ? shape.out - column : kPanel;
-  for (int64_t g = 0; g < num_groups; ++g) {
-    for (int64_t r = 0; r < groups[g].count; ++r) {
-      float* to = y + (groups[g].first + r) * shape.out + column;
-      for (int64_t o = 0; o < there; ++o) to[o] = results[g].of[r][o];
-    }
-  }
+  for (int64_t g = 0; g < num_groups; ++g) put_out(shape, groups[g], results[g].of, column, y);
 }
 
 template <typename Level, int kBits>
@@ -137,11 +143,10 @@ auto groups_by(int64_t block) {
   return block == 64 ? multiply_groups<Level, kBits, 64> : multiply_groups<Level, kBits, 128>;
 }
 
-template <typename Level>
-void multiply(const MatMulShape& shape, const uint8_t* weight, int64_t first, int64_t last,
-              const RoundedRows& rows, float* y) {
-  const auto some_groups =
-      shape.bits == 4 ? groups_by<Level, 4>(shape.block) : groups_by<Level, 8>(shape.block);
+// Calls some_groups for each panel, and for as many groups of the rows at a time as a level takes.
+template <typename Level, typename SomeGroups>
+void multiply_panels(const MatMulShape& shape, const uint8_t* weight, int64_t first, int64_t last,
+                     const RoundedRows& rows, float* y, SomeGroups some_groups) {
   for (int64_t panel = first; panel < last; ++panel) {
     const uint8_t* base = weight + panel * shape.panel_bytes();
     for (int64_t done = 0; done < rows.num_groups; done += Level::kMostGroups) {
@@ -152,6 +157,14 @@ void multiply(const MatMulShape& shape, const uint8_t* weight, int64_t first, in
       some_groups(shape, base, groups, count, panel * kPanel, y);
     }
   }
+}
+
+template <typename Level>
+void multiply(const MatMulShape& shape, const uint8_t* weight, int64_t first, int64_t last,
+              const RoundedRows& rows, float* y) {
+  multiply_panels<Level>(shape, weight, first, last, rows, y,
+                         shape.bits == 4 ? groups_by<Level, 4>(shape.block)
+                                         : groups_by<Level, 8>(shape.block));
 }
 
 template <typename Level>
