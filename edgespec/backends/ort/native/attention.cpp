@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "levels.h"
+#include "norm_gate.h"
 #include "numbers.h"
 #include "operator.h"
 
