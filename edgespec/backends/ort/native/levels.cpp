@@ -16,6 +16,8 @@ std::vector<Level> all_levels() {
   std::vector<Level> levels;
 #if defined(__x86_64__)
   const Cpu& cpu = Cpu::here();
+  levels.push_back({"amx_int8", cpu.amx_int8 && amx_runs(), &matmul_amx_int8, &attention_avx512,
+                    &rows_avx512, &delta_net_avx512});
   levels.push_back({"avx512_vnni", cpu.avx512_vnni, &matmul_avx512_vnni, &attention_avx512,
                     &rows_avx512, &delta_net_avx512});
   levels.push_back({"avx_vnni", cpu.avx_vnni, &matmul_avx_vnni, &attention_avx2, &rows_avx2,
