@@ -24,6 +24,7 @@ from edgespec.backends.ort.contract import CacheType
 from edgespec.backends.ort.data_layout import AnyWeight
 from edgespec.backends.ort.flat_heads import NodesBefore, with_flat_heads
 from edgespec.backends.ort.fusion import fuse_residuals
+from edgespec.backends.ort.low_bit_head import search_logits
 from edgespec.backends.ort.matmul_nbits import MICROSOFT
 from edgespec.backends.ort.options import FP32, WeightFormat
 from edgespec.backends.ort.tree_attention import attend_trees, check_trees, drop_masks
@@ -42,10 +43,12 @@ from edgespec.backends.rewriting import (
 
 @dataclass(frozen=True)
 class Lowered:
-    """The lowered graph, and the weights that its data file must hold in this order."""
+    """The lowered graph, and the weights that its data file must hold in this order. `head` is that
+    of an lm_head that searches its logits."""
 
     model: ir.Model
     weights: list[AnyWeight]
+    head: ir.Value | None = None
 
 
 def lower(
@@ -71,11 +74,12 @@ def lower(
     elif cached and not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
+    head = search_logits(graph)
     fuse_residuals(graph)
     RemoveUnusedNodesPass()(model)
     graph.opset_imports[MICROSOFT] = 1
     if not cached:
-        return Lowered(model, weights)
+        return Lowered(model, weights, head)
     if tree_cache is not None:
         drop_masks(graph)
         check_trees(graph, len(attentions))
@@ -84,7 +88,7 @@ def lower(
     else:
         drop_input(graph, "write_indices")
         check_grouped(graph, len(attentions))
-    return Lowered(model, weights)
+    return Lowered(model, weights, head)
 
 
 # ---- attention

@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "cpu.h"
+#include "head.h"
 #include "matmul.h"
 
 namespace edgespec {
@@ -14,11 +15,13 @@ std::vector<Level> all_levels() {
   std::vector<Level> levels;
 #if defined(__x86_64__)
   const Cpu& cpu = Cpu::here();
-  levels.push_back({"avx512_vnni", cpu.avx512_vnni, &matmul_avx512_vnni, &attention_avx512});
-  levels.push_back({"avx_vnni", cpu.avx_vnni, &matmul_avx_vnni, &attention_avx2});
-  levels.push_back({"avx2", cpu.avx2, &matmul_avx2, &attention_avx2});
+  levels.push_back({"avx512_vnni", cpu.avx512_vnni, &matmul_avx512_vnni, &attention_avx512,
+                    &head_avx512});
+  levels.push_back({"avx_vnni", cpu.avx_vnni, &matmul_avx_vnni, &attention_avx2, &head_avx2});
+  levels.push_back({"avx2", cpu.avx2, &matmul_avx2, &attention_avx2, &head_avx2});
 #endif
-  levels.push_back({"portable", true, &matmul_portable, &attention_portable});
+  levels.push_back({"portable", true, &matmul_portable, &attention_portable,
+                    &head_portable});
   return levels;
 }
 
@@ -32,7 +35,7 @@ class Proofs {
     if (candidate.attention == &attention_portable) return true;
     std::call_once(asked_[index], [&] {
       usable_[index] = candidate.cpu_has_it && proves_itself(*candidate.matmul) &&
-                       proves_itself(*candidate.attention);
+                       proves_itself(*candidate.attention) && proves_itself(*candidate.head);
     });
     return usable_[index];
   }

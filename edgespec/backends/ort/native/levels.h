@@ -11,6 +11,7 @@
 namespace edgespec {
 
 struct AttentionKernels;
+struct HeadKernels;
 struct MatMulKernels;
 
 struct Level {
@@ -18,6 +19,7 @@ struct Level {
   bool cpu_has_it;
   const MatMulKernels* matmul;
   const AttentionKernels* attention;
+  const HeadKernels* head;
 };
 
 // The usable levels, the best one first; the portable one is always the last.
