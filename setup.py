@@ -8,8 +8,9 @@ ONNX Runtime's own kernels.
 from __future__ import annotations
 
 import os
-import platform
 import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -31,34 +32,63 @@ FLAGS = (
     "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
 )
-# A file whose name ends in a level of instructions is compiled with them, and with no others.
+# A file whose name ends in a level of instructions is for the machines that may have it, and is
+# compiled with it; the others are for all machines, and are compiled with none.
 LEVELS = {
-    "avx2": ("-mavx2", "-mfma", "-mf16c"),
-    "avx_vnni": ("-mavx2", "-mfma", "-mf16c"),  # its instruction is written in assembler
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"),
-    "avx512_vnni": (
-        "-mavx512f",
-        "-mavx512bw",
-        "-mavx512dq",
-        "-mavx512vl",
-        "-mavx512vnni",
-        "-mfma",
-        "-mf16c",
-    ),
+    "x86_64": {
+        "avx2": ("-mavx2", "-mfma", "-mf16c"),
+        "avx_vnni": ("-mavx2", "-mfma", "-mf16c"),  # its instruction is written in assembler
+        "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"),
+        "avx512_vnni": (
+            "-mavx512f",
+            "-mavx512bw",
+            "-mavx512dq",
+            "-mavx512vl",
+            "-mavx512vnni",
+            "-mfma",
+            "-mf16c",
+        ),
+    },
+    "aarch64": {
+        "neon": (),  # that each such machine has
+        "neon_dotprod": ("-march=armv8.2-a+dotprod",),
+        "neon_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
+    },
 }
+SAME_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+def machine() -> str:
+    """The machine to compile for; "" for one whose levels are not known. As a cross compilation
+    names it in _PYTHON_HOST_PLATFORM, and otherwise this one."""
+    name = sysconfig.get_platform().rsplit("-", 1)[-1]
+    known = SAME_MACHINES.get(name, name)
+    # A Python of 32 bits has a compiler of 32 bits, whatever the machine's kernel is
+    return known if known in LEVELS and sys.maxsize > 2**32 else ""
+
+
+def level_of(source: str) -> tuple[str, str] | None:
+    """The machine and the level that the file's name ends in, the longest one; None for a file of
+    all machines."""
+    stem = Path(source).stem
+    fitting = [
+        (level, name) for name, of in LEVELS.items() for level in of if stem.endswith(f"_{level}")
+    ]
+    level, name = max(fitting, key=lambda one: len(one[0]), default=("", ""))
+    return (name, level) if fitting else None
 
 
 def level_flags(source: str) -> tuple[str, ...]:
-    """The flags of the longest level that the file's name ends in; none for the others."""
-    stem = Path(source).stem
-    fitting = [level for level in LEVELS if stem.endswith(f"_{level}")]
-    return LEVELS[max(fitting, key=len)] if fitting else ()
+    """The flags of the file's level."""
+    found = level_of(source)
+    return LEVELS[found[0]][found[1]] if found else ()
 
 
 def sources() -> list[str]:
-    """The files to compile on this machine."""
-    x64 = platform.machine() in ("x86_64", "AMD64")
-    return [str(path) for path in sorted(ROOM.glob("*.cpp")) if x64 or not level_flags(str(path))]
+    """The files to compile for this machine."""
+    here = [None, machine()]
+    files = [(str(path), level_of(str(path))) for path in sorted(ROOM.glob("*.cpp"))]
+    return [path for path, level in files if (level and level[0]) in here]
 
 
 class BuildKernels(build_ext):
@@ -75,12 +105,16 @@ class BuildKernels(build_ext):
     def build_extension(self, ext: Extension) -> None:
         """Compile and link; errors are warnings, as the extension is optional."""
         extra = os.environ.get("EDGESPEC_KERNEL_FLAGS", "").split()  # such as -fsanitize=address
-        objects: list[str] = []
-        for source in ext.sources:
+
+        def compiled(source: str) -> list[str]:
             flags = [*FLAGS, *level_flags(source), *extra]
-            objects += self.compiler.compile(
+            found: list[str] = self.compiler.compile(
                 [source], output_dir=self.build_temp, extra_postargs=flags, depends=ext.depends
             )
+            return found
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = [one for found in pool.map(compiled, ext.sources) for one in found]
         target = self.get_ext_fullpath(ext.name)
         self.compiler.link_shared_object(
             objects, target, extra_postargs=extra, target_lang="c++", build_temp=self.build_temp

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.backends.base import BuildOptions
 from edgespec.backends.build import build
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
@@ -38,14 +39,20 @@ class Pair:
         """A checkpoint that must be trained first; None where all are there."""
         return next((model for model, _ in self.exports if not model.is_dir()), None)
 
-    def make(self, work: Path, batch_size: int, name: str = "engines") -> Path:
+    def make(
+        self,
+        work: Path,
+        batch_size: int,
+        name: str = "engines",
+        options: BuildOptions | None = None,
+    ) -> Path:
         """The engines, for `batch_size` sequences, in work/name; exports are made once."""
-        for number, (model, options) in enumerate(self.exports):
+        for number, (model, how) in enumerate(self.exports):
             if not (work / f"onnx{number}").exists():
-                export(str(model), work / f"onnx{number}", options)
+                export(str(model), work / f"onnx{number}", how)
         limits = Limits(max_batch_size=batch_size, max_kv_cache_capacity=1024)
         for part in self.parts:
-            build(work / f"onnx{part}", work / name, limits)
+            build(work / f"onnx{part}", work / name, limits, options=options)
         return work / name
 
 

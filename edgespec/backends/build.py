@@ -415,7 +415,9 @@ def prove(
     runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
     accuracy = replace(staged.accuracy, margin=None) if bitwise else staged.accuracy
     compared = num_passes(runner.lanes, golden, accuracy)
-    progress.prove(compared + (row_bits.num_passes(runner.lanes) if bitwise else 0))
+    recurrent = config.graph.recurrent is not None
+    by_row = row_bits.num_passes(runner.lanes, recurrent=recurrent) if bitwise else 0
+    progress.prove(compared + by_row)
 
     def done() -> None:
         progress.advance(1)

@@ -1,5 +1,7 @@
 """Whether a row has the same bits in every call of an open engine: alone, among 2 to 64 rows, in a
-tree of any order, and beside another sequence.
+tree of any order, behind a path of it that was accepted, and beside another sequence.
+
+Recurrent layers cannot drop a row: there the rows before one run again, or are put back.
 
 Calls are made of the contract alone, with small random numbers. Knows rows and trees. Knows no
 engine library.
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.backends.base import Runner, do_nothing
+from edgespec.backends.base import LaneRows, Runner, do_nothing
 from edgespec.backends.call import (
     Attention,
     Call,
@@ -38,10 +40,12 @@ LEAVES = (10, 11, 9, 4)
 BESIDE = 9  # rows of each of two sequences
 
 
-def num_passes(lanes: int) -> int:
-    """The calls of `first_difference`."""
+def num_passes(lanes: int, *, recurrent: bool = False) -> int:
+    """The calls of `first_difference`; `recurrent`: whether the engine has recurrent layers."""
     paths = sum(len(path_of(leaf)) for leaf in LEAVES)
-    return 3 + len(CHUNKS) + len(ALONE) + len(ORDERS) + paths + (2 if lanes > 1 else 0)
+    again = sum(row > 0 for row in ALONE) if recurrent else 0
+    chains = 2 + len(CHUNKS) + len(ALONE) + again
+    return chains + 1 + len(ORDERS) + 2 * len(LEAVES) + paths + (2 if lanes > 1 else 0)
 
 
 def first_difference(runner: Runner, done: Done = do_nothing) -> str | None:
@@ -139,7 +143,7 @@ def nodes(order: Sequence[int]) -> Part:
 
 
 def node_behind(path: Sequence[int]) -> Part:
-    """The last node of a path alone; those before it are in the cache, not committed yet."""
+    """The last node of a path alone; those before it are in the cache, committed or not."""
     depth = len(path) - 1
     positions, visible = TREE_START + np.arange(depth + 1), np.ones((1, depth + 1), bool)
     return Part(
@@ -155,6 +159,7 @@ class Trial:
 
     def __init__(self, runner: Runner, material: Material, done: Done) -> None:
         self.runner, self.material, self.done = runner, material, done
+        self.recurrent = runner.contract.shape.recurrent is not None
         self.seen: dict[int, bytes] = {}
 
     def chain(self) -> str | None:
@@ -166,20 +171,48 @@ class Trial:
             if found := self.differs(chain(first, first + count)):
                 return found
             first += count
-        return next((said for row in ALONE if (said := self.differs(chain(row, row + 1)))), None)
+        return next((said for row in ALONE if (said := self.alone(row))), None)
+
+    def alone(self, row: int) -> str | None:
+        """One row of the chain behind those before it."""
+        if self.recurrent and row > 0 and (found := self.differs(chain(0, row))):
+            return found
+        return self.differs(chain(row, row + 1))
 
     def tree(self) -> str | None:
-        """The tree at once, in other orders, and its paths node by node."""
+        """The tree at once, in other orders, behind paths of it that were accepted, and node by
+        node."""
         if found := self.differs(chain(0, TREE_START)):
             return found
+        before = self.runner.read_rows(0, TREE_START)
         for order in (range(len(TREE_PARENTS)), *ORDERS):
             if found := self.differs(nodes(order)):
                 return found
         for leaf in LEAVES:
-            path = path_of(leaf)
-            for length in range(1, len(path) + 1):
-                if found := self.differs(node_behind(path[:length])):
-                    return found
+            self.runner.write_rows(0, before)
+            if found := self.accepted(leaf) or self.node_by_node(leaf, before):
+                return found
+        return None
+
+    def accepted(self, leaf: int) -> str | None:
+        """A leaf alone, where the tree was run and the path to it was kept."""
+        order, path = ORDERS[0], path_of(leaf)
+        if found := self.differs(nodes(order)):
+            return found
+        kept = TREE_START + np.array([order.index(node) for node in path[:-1]])
+        self.runner.keep_rows(0, kept, TREE_START)
+        return self.differs(node_behind(path))
+
+    def node_by_node(self, leaf: int, before: LaneRows) -> str | None:
+        """The nodes of a path, each alone."""
+        path = path_of(leaf)
+        self.runner.write_rows(0, before)
+        for length in range(1, len(path) + 1):
+            part = node_behind(path[:length])
+            if found := self.differs(part):
+                return found
+            if self.recurrent:
+                self.runner.keep_rows(0, np.array([part.start]), part.start)
         return None
 
     def beside(self) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from edgespec.checkpoint.digests import Digests, Span
+from edgespec.checkpoint.experts import matrices
 from edgespec.checkpoint.hub import download
 from edgespec.directories import not_a_checkpoint
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
@@ -238,9 +239,24 @@ class _Weights:
 
     @classmethod
     def of_files(cls, tensors: Mapping[str, TensorInfo], digests: Digests) -> _Weights:
-        """Tensors in safetensors files."""
-        digests.expect(info.span for info in tensors.values())
-        return cls(tensors, {}, digests)
+        """Tensors in safetensors files; those of fused experts as their matrices."""
+        single = {one.name: one for info in tensors.values() for one in _matrices_of(info)}
+        digests.expect(info.span for info in single.values())
+        return cls(single, {}, digests)
+
+
+def _matrices_of(info: TensorInfo) -> Iterator[TensorInfo]:
+    found = [
+        replace(
+            info,
+            name=matrix.name,
+            shape=matrix.shape,
+            offset=info.offset + matrix.index * (info.num_bytes // matrix.count),
+            num_bytes=info.num_bytes // matrix.count,
+        )
+        for matrix in matrices(info.name, info.shape)
+    ]
+    yield from found or [info]
 
 
 class _Renamed(Checkpoint):

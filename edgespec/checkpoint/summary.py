@@ -212,6 +212,11 @@ def decoder_dict(decoder: DecoderConfig) -> dict[str, Any]:
         "layer_kinds": decoder.layer_kinds if linear else (),
         "linear": asdict(linear) if linear else None,
     }
+    mixed = [i for i, layer in enumerate(decoder.layers) if layer.mlp.experts is not None]
+    if mixed:
+        mlp = decoder.layers[mixed[0]].mlp
+        size = {"intermediate_size": mlp.intermediate_size, "layers": mixed}
+        keys["experts"] = asdict(mlp.experts) | size if mlp.experts else None
     if len(decoder.windows) > 1:
         keys["layer_windows"] = [a.window for a in decoder.attentions]
     if len(decoder.ropes) > 1:

@@ -111,7 +111,7 @@ def decoder_rows(decoder: DecoderConfig) -> Rows:
     heads = f"{decoder.num_heads} heads ({decoder.num_kv_heads} KV) of {decoder.head_dim}"
     sizes = (
         f"{counted(decoder.num_layers, 'layer')}, hidden {decoder.hidden_size}, MLP"
-        f" {decoder.intermediate_size}"
+        f" {decoder.intermediate_size}{experts_text(decoder)}"
     )
     window = f", window {decoder.sliding_window}" if decoder.sliding_window else ""
     if len(decoder.windows) > 1:
@@ -127,6 +127,18 @@ def decoder_rows(decoder: DecoderConfig) -> Rows:
     ]
     local = decoder.ropes[1:]
     return [*rows, *(("local RoPE", f"{rope_text(r)}, in layers with a window") for r in local)]
+
+
+def experts_text(decoder: DecoderConfig) -> str:
+    """How many experts layers have, and how many layers are so; empty without experts."""
+    having = [layer.mlp for layer in decoder.layers if layer.mlp.experts is not None]
+    if not having or having[0].experts is None:
+        return ""
+    experts = having[0].experts
+    text = (
+        f", {experts.count} experts of {having[0].intermediate_size}, {experts.per_token} a token"
+    )
+    return text + ("" if len(having) == decoder.num_layers else f", in {len(having)} layers")
 
 
 def rope_text(rope: RopeConfig) -> str:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 MAX_LAYERS = 4096  # published decoders have up to about 130
 MAX_VOCABULARY = 2**24
+MAX_EXPERTS = 1024  # of a layer; published ones have up to 512
 _MAX_HEADS = 2**14
 _MAX_HEAD_DIM = 2**14
 _MAX_WIDTH = 2**20
@@ -38,6 +39,11 @@ MAX_SIZES: Mapping[str, int] = MappingProxyType(
         "hidden_size": _MAX_WIDTH,
         "target_hidden_size": _MAX_WIDTH,
         "intermediate_size": 4 * _MAX_WIDTH,
+        "moe_intermediate_size": 4 * _MAX_WIDTH,
+        "shared_expert_intermediate_size": 4 * _MAX_WIDTH,
+        "num_experts": MAX_EXPERTS,
+        "num_local_experts": MAX_EXPERTS,
+        "num_experts_per_tok": MAX_EXPERTS,
         "features": MAX_LAYERS * _MAX_WIDTH,
         "base_features": MAX_LAYERS * _MAX_WIDTH,
         "conv_kernel": 1024,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from edgespec.config.fields import Fields, is_int
-from edgespec.config.values import Activation, LayerSpec
+from edgespec.config.values import Activation, ExpertsSpec, LayerSpec
 from edgespec.errors import CheckpointError, UnsupportedModel
 
 # Which layers slide where `layer_types` does not say it. all: every layer, if there is a window;
@@ -79,6 +79,20 @@ def activation_of(
             f"{fields.source}: {key} {name!r}; this version knows {names[0]} only."
         )
     return wanted
+
+
+def experts_of(fields: Fields, *, normalized: bool, shared_size: int = 0) -> ExpertsSpec:
+    """How many experts a layer has, and how many of them a row takes. Raises CheckpointError where
+    there are fewer than a row takes."""
+    key = "num_experts" if fields.get("num_experts") is not None else "num_local_experts"
+    if fields.get(key) is None:
+        raise fields.missing("num_experts")
+    count, per_token = fields.size(key), fields.size("num_experts_per_tok")
+    if per_token > count:
+        raise CheckpointError(
+            f"{fields.source}: num_experts_per_tok {per_token} is more than {key} {count}."
+        )
+    return ExpertsSpec(count, per_token, normalized, shared_size)
 
 
 def windows_of(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from edgespec.config.values import (
     AttentionSpec,
+    ExpertsSpec,
     LayerSpec,
     LinearAttentionConfig,
     MlpSpec,
@@ -83,11 +84,28 @@ def delta_net_tensors(linear: LinearAttentionConfig, hidden_size: int) -> Tensor
 
 def _mlp_linears(mlp: MlpSpec, hidden_size: int) -> _Linears:
     inner = mlp.intermediate_size
+    if mlp.experts is not None:
+        return _experts_linears(mlp, mlp.experts, hidden_size)
     down: _Linears = {"mlp.down_proj": (hidden_size, inner, mlp.bias)}
     if mlp.fused_gate_up:
         return {"mlp.gate_up_proj": (2 * inner, hidden_size, mlp.bias)} | down
     parts = ("mlp.gate_proj", "mlp.up_proj")
     return dict.fromkeys(parts, (inner, hidden_size, mlp.bias)) | down
+
+
+def _experts_linears(mlp: MlpSpec, experts: ExpertsSpec, hidden_size: int) -> _Linears:
+    """The router, the experts, and the one that all rows take."""
+    found: _Linears = {"mlp.gate": (experts.count, hidden_size, False)}
+    widths = {f"mlp.experts.{e}": mlp.intermediate_size for e in range(experts.count)}
+    if experts.shared_size:
+        found["mlp.shared_expert_gate"] = (1, hidden_size, False)
+        widths["mlp.shared_expert"] = experts.shared_size
+    for name, inner in widths.items():
+        found |= dict.fromkeys(
+            (f"{name}.gate_proj", f"{name}.up_proj"), (inner, hidden_size, mlp.bias)
+        )
+        found[f"{name}.down_proj"] = (hidden_size, inner, mlp.bias)
+    return found
 
 
 def _with_biases(linears: _Linears) -> Tensors:

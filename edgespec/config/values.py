@@ -70,14 +70,25 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts (arXiv 2101.03961): a router chooses `per_token` of `count` MLPs for
+    each row; what they give is added, weighted by the router's softmax."""
+
+    count: int
+    per_token: int
+    normalized: bool = True  # the weights of a row's experts are divided by their sum
+    shared_size: int = 0  # width of one more MLP, for all rows and behind a gate; 0: none
+
+
+@dataclass(frozen=True, slots=True)
 class MlpSpec:
     """The feed-forward part of one layer: down(activation(gate(x)) * up(x))."""
 
-    intermediate_size: int
+    intermediate_size: int  # with experts: of each of them
     activation: Activation = "silu"
     bias: bool = False
     fused_gate_up: bool = False  # one gate_up_proj: the rows of gate and of up
-    num_experts: int = 0  # 0: dense
+    experts: ExpertsSpec | None = None  # None: dense
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""What decoder layers are made of: RMSNorm, rotary attention over a preallocated cache, gated MLPs.
+"""What decoder layers are made of: RMSNorm, rotary attention over a preallocated cache, an MLP or
+experts.
 
 Knows the canonical operators (ONNX opset 24) and the values that describe a layer. Knows no family:
 names of weights come in as arguments.
@@ -6,20 +7,20 @@ names of weights come in as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.config import AttentionSpec, DecoderConfig, LayerSpec, MlpSpec, NormSpec
+from edgespec.config import AttentionSpec, DecoderConfig, LayerSpec, NormSpec
 from edgespec.config.tensors import qkv_rows
-from edgespec.config.values import Activation
 from edgespec.contract import GraphShape, Role
 from edgespec.errors import UnsupportedModel
 from edgespec.graphs.builder import GraphBuilder
+from edgespec.graphs.experts import experts
 from edgespec.graphs.linear import fp32, linear
+from edgespec.graphs.mlp import mlp
 from edgespec.graphs.weights import WeightTable
 
 
@@ -84,8 +85,8 @@ def _check_masks_and_ropes(config: DecoderConfig, source: str) -> None:
 
 
 def _not_buildable(config: DecoderConfig, layer: LayerSpec) -> str | None:
-    if layer.mlp.num_experts:
-        return f"{layer.mlp.num_experts} experts; this version knows dense MLPs only"
+    if layer.mlp.experts is not None and (layer.mlp.bias or layer.mlp.fused_gate_up):
+        return f"{layer.mlp.experts.count} experts with biases or fused projections, not built"
     if not isinstance(layer.mixer, AttentionSpec):
         return None if layer.mixer == config.linear else "linear attention of other sizes"
     if layer.mixer.softcap is not None:
@@ -247,38 +248,6 @@ def over_cache(
     return b.op("Reshape", by_row, shape, name=f"{name}/out/flat"), LayerCache(key, value)
 
 
-def mlp(
-    b: GraphBuilder, table: WeightTable, spec: MlpSpec, x: ir.Value, weight: str, name: str
-) -> ir.Value:
-    """The gated MLP of x [B, S, H] (arXiv 2002.05202): down(activation(gate(x)) * up(x))."""
-    if spec.fused_gate_up:
-        fused = linear(b, table, x, f"{weight}.gate_up_proj", f"{name}/gate_up_proj")
-        gate, up = b.split(fused, 2 * (spec.intermediate_size,), -1, f"{name}/gate_up")
-    else:
-        gate, up = (
-            linear(b, table, x, f"{weight}.{part}_proj", f"{name}/{part}_proj")
-            for part in ("gate", "up")
-        )
-    inner = b.op("Mul", ACTIVATIONS[spec.activation](b, gate, name), up, name=f"{name}/mul")
-    return linear(b, table, inner, f"{weight}.down_proj", f"{name}/down_proj")
-
-
-def silu(b: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
-    """The SiLU of x: x * sigmoid(x)."""
-    return b.op("Mul", x, b.op("Sigmoid", x, name=f"{name}/sigmoid"), name=f"{name}/silu")
-
-
-def gelu_tanh(b: GraphBuilder, x: ir.Value, name: str) -> ir.Value:
-    """The GELU of x by its tanh approximation (arXiv 1606.08415, section 2)."""
-    return b.op("Gelu", x, name=f"{name}/gelu", approximate="tanh")
-
-
-ACTIVATIONS: dict[Activation, Callable[[GraphBuilder, ir.Value, str], ir.Value]] = {
-    "silu": silu,
-    "gelu_tanh": gelu_tanh,
-}
-
-
 def attention_layer(
     b: GraphBuilder,
     table: WeightTable,
@@ -322,7 +291,8 @@ def feed_forward(
     normed = optional_norm(
         b, table, layer, x, names.before_mlp, weight, f"{name}/post_attention_norm"
     )
-    out = mlp(b, table, layer.mlp, normed, f"{weight}.mlp", f"{name}/mlp")
+    compute = mlp if layer.mlp.experts is None else experts
+    out = compute(b, table, layer.mlp, normed, f"{weight}.mlp", f"{name}/mlp")
     out = optional_norm(b, table, layer, out, names.after_mlp, weight, f"{name}/mlp_output_norm")
     return b.op("Add", x, out, name=f"{name}/mlp_residual")
 

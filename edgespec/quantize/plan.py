@@ -58,6 +58,7 @@ def plan_base(
     """
     tensors = base.checkpoint.tensors
     refuse_surplus_layers(base)
+    refuse_experts(base)
     linear = re.compile(
         rf"({re.escape(base.stack)}\.layers\.\d+\..+(?:_proj|\.in_proj_qkv|\.in_proj_z))\.weight"
     )
@@ -80,6 +81,16 @@ def refuse_surplus_layers(base: Base) -> None:
             f"{base.checkpoint.path} has tensors of layer {surplus[0]}, but its config.json has"
             f" {base.num_layers} layers (from 0).",
             "Correct num_hidden_layers in config.json, or download the checkpoint again.",
+        )
+
+
+def refuse_experts(base: Base) -> None:
+    """Raises UnsupportedModel for layers of experts: calibration data reach few of them."""
+    if any(".experts." in name for name in base.checkpoint.tensors):
+        raise UnsupportedModel(
+            f"{base.checkpoint.path} has layers of experts, which this version does not quantize.",
+            "Export it as it is and build with --weights int4, or export a checkpoint that was"
+            " quantized elsewhere.",
         )
 
 

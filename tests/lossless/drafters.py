@@ -126,7 +126,7 @@ class ScriptedDrafter:
         true_node = {0: 0}  # depth -> the node on the true path
         for node in range(1, int(self.rng.integers(1, plan.verify_size + 1))):
             parent = int(
-                self.rng.choice([n for n in range(node) if depths[n] < plan.steps] or [-1])
+                self.rng.choice([n for n in range(len(depths)) if depths[n] < plan.steps] or [-1])
             )
             if parent < 0:
                 break

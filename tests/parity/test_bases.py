@@ -142,6 +142,12 @@ ROWS = {
     "gemma3-float16": gemma3(dtype="float16", hidden=64),  # whose root no type rounds
     "gemma3-nested": gemma3(stack="nested", spelling="new"),
     "gemma3-published": gemma3(stack="published"),
+    "qwen3-moe": Row(toys.make_qwen3_moe, {}),
+    "qwen3-moe-fused": Row(toys.make_qwen3_moe, {"fused": True, "dtype": "bfloat16", "shards": 2}),
+    "qwen3-moe-some-layers": Row(
+        toys.make_qwen3_moe,
+        {"sparse_step": 2, "dense_layers": (3,), "normalized": False, "sliding_window": WINDOW},
+    ),
     "rope-theta-old": row("llama", rope={"rope_theta": 300.0}),
     "rope-theta-new": row("llama", rope={"rope_theta": 300.0}, rope_spelling="new"),
     "rope-linear-old": row("llama", rope=LINEAR),

@@ -10,6 +10,7 @@ from tests.toys.block_drafts import DSparkLayout, MarkovKind, make_dspark, make_
 from tests.toys.dflash import Layout, make_dflash
 from tests.toys.draft import DraftLayout, make_draft
 from tests.toys.eagle1 import Eagle1Layout, make_eagle1
+from tests.toys.experts import make_qwen3_moe
 from tests.toys.families import make_gemma3, make_phi3
 from tests.toys.files import Dtype, RopeSpelling, write_pickle
 from tests.toys.medusa import MedusaLayout, make_medusa
@@ -38,6 +39,7 @@ __all__ = [
     "make_medusa",
     "make_phi3",
     "make_qwen3_5",
+    "make_qwen3_moe",
     "make_sentencepiece",
     "write_pickle",
 ]

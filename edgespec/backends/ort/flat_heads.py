@@ -46,9 +46,14 @@ class NodesBefore:
         return new
 
 
-def with_flat_heads(make: NodesBefore, transpose: ir.Node, label: str) -> tuple[ir.Value, int]:
-    """[B, S, N, D] before the transpose -> ([B, S, N*D], N)."""
+def with_flat_heads(
+    make: NodesBefore, transpose: ir.Node, label: str, *, before_norm: bool = False
+) -> tuple[ir.Value, int]:
+    """[B, S, N, D] before the transpose, or before the norm of heads in front of it -> ([B, S,
+    N*D], N)."""
     source = required(transpose.inputs[0])
+    if before_norm:
+        source = required(producer(source, "RMSNormalization", make.node).inputs[0])
     split = producer(source, None, make.node)
     heads, dim = head_shape(split, make.node)
     if split.op_type == "Reshape":  # no head norm between: what was split is flat

@@ -4,9 +4,10 @@ precondition.
 - attention: RotaryEmbedding + TensorScatter + Attention -> TreeAttention of our own; or, without
   it, -> GroupQueryAttention over a shared cache, for batch 1; in larger batches it stays as it is,
   over a cache that the runner keeps as wide as what is written
+- recurrent layers -> GatedDeltaNet of our own, or as they are (`delta_net`)
 - weights: stored halves -> float32 in the [in, out] layout that MatMul reads, or 4 or 8 bits for
   MatMulNBits (`weights`)
-- nodes that can be one (`fusion`)
+- nodes that can be one (`fusion`); with kernels of our own norms and gates too (`joined_rows`)
 
 Knows the operators of both sides. Knows no model.
 """
@@ -21,11 +22,14 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.backends.canonical_attention import AttentionParts, canonical_attentions
 from edgespec.backends.ort.contract import CacheType
-from edgespec.backends.ort.data_layout import AnyWeight
+from edgespec.backends.ort.data_layout import AnyWeight, PackedWeight
+from edgespec.backends.ort.delta_net import check_delta_nets, take_delta_nets
 from edgespec.backends.ort.flat_heads import NodesBefore, with_flat_heads
 from edgespec.backends.ort.fusion import fuse_residuals
+from edgespec.backends.ort.joined_rows import join_rows
 from edgespec.backends.ort.low_bit_head import search_logits
 from edgespec.backends.ort.matmul_nbits import MICROSOFT
+from edgespec.backends.ort.native.library import DOMAIN
 from edgespec.backends.ort.options import FP32, WeightFormat
 from edgespec.backends.ort.tree_attention import attend_trees, check_trees, drop_masks
 from edgespec.backends.ort.weights import lower_weights
@@ -59,7 +63,8 @@ def lower(
     tree_cache: CacheType | None = None,
 ) -> Lowered:
     """Rewrite `model` in place; external weights will stand in `data_name` beside it. With
-    `tree_cache` attention is our own kernel's, over a cache of that type.
+    `tree_cache` attention is our own kernel's, over a cache of that type, and so are recurrent
+    layers.
 
     Raises ContractError if a node does not have the form that the rewrite needs.
     """
@@ -69,13 +74,19 @@ def lower(
     cached = "write_indices" in inputs or bool(attentions)
     # Blocks see later slots
     batched = batched or "target_hidden" in inputs
+    num_recurrent = 0
     if tree_cache is not None:
         attend_trees(graph, attentions, tree_cache)
+        num_recurrent = take_delta_nets(graph)
     elif cached and not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
     head = search_logits(graph)
-    fuse_residuals(graph)
+    if tree_cache is not None or any(isinstance(weight, PackedWeight) for weight in weights):
+        join_rows(model)
+        graph.opset_imports[DOMAIN] = 1
+    else:
+        fuse_residuals(graph)
     RemoveUnusedNodesPass()(model)
     graph.opset_imports[MICROSOFT] = 1
     if not cached:
@@ -83,6 +94,7 @@ def lower(
     if tree_cache is not None:
         drop_masks(graph)
         check_trees(graph, len(attentions))
+        check_delta_nets(graph, num_recurrent)
     elif batched:
         check_kept(graph, len(attentions))
     else:

@@ -25,7 +25,7 @@ from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.settings import EngineSettings
 from edgespec.backends.ort.weight_data import pieces
-from edgespec.contract import GraphShape, canonical_contract
+from edgespec.contract import canonical_contract
 
 
 def stage(
@@ -60,15 +60,10 @@ def stage(
             canonical_contract(graph), batched, settings.tree_cache, settings.head_width
         ),
         weights=weights,
-        accuracy=replace(accuracy, bitwise=tree_cache is not None and has_bits_of_rows(graph)),
+        # rows of a block see each other: none of them could be alone
+        accuracy=replace(accuracy, bitwise=tree_cache is not None and not graph.block),
         settings=settings.to_dict(),
     )
-
-
-def has_bits_of_rows(graph: GraphShape) -> bool:
-    """Whether a row of an engine could have the same bits in every call: rows of a block see each
-    other, and recurrent layers take in what was accepted at once."""
-    return graph.recurrent is None and not graph.block
 
 
 def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:

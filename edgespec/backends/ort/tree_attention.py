@@ -1,5 +1,6 @@
-"""RotaryEmbedding + TensorScatter + Attention -> TreeAttention, an operator of our own: one node
-rotates, writes the cache in place and attends, for one sequence, for many, and for blocks.
+"""Head norms + RotaryEmbedding + TensorScatter + Attention -> TreeAttention, an operator of our
+own: one node norms, rotates, writes the cache in place and attends, for one sequence, for many, and
+for blocks.
 
 Knows the operators of both sides. Knows no model.
 """
@@ -11,6 +12,7 @@ import onnx_ir as ir
 from edgespec.backends.canonical_attention import AttentionParts
 from edgespec.backends.ort.contract import MASKS, SCALE_BYTES, CacheType, attention_inputs
 from edgespec.backends.ort.flat_heads import NodesBefore, with_flat_heads
+from edgespec.backends.ort.fusion import is_over_rows
 from edgespec.backends.ort.native.library import DOMAIN
 from edgespec.backends.rewriting import (
     count,
@@ -69,21 +71,26 @@ def replace_attention(
     """Replace an Attention, its rotations and its caches by one TreeAttention on rows with flat
     heads. Keys have the rotations of the queries in their last rows."""
     parts, make = AttentionParts.of(node), NodesBefore(graph, node)
-    (q, num_heads), (k, num_kv_heads), (v, _) = (
-        with_flat_heads(make, transpose, label)
-        for label, transpose in (
-            ("q", producer(required(parts.q_rope.inputs[0]), "Transpose", node)),
-            ("k", producer(required(parts.k_rope.inputs[0]), "Transpose", node)),
-            ("v", parts.v_transpose),
-        )
+    by_head = [
+        producer(required(rope.inputs[0]), "Transpose", node)
+        for rope in (parts.q_rope, parts.k_rope)
+    ]
+    norms = head_norms(*by_head)
+    (q, num_heads), (k, num_kv_heads) = (
+        with_flat_heads(make, transpose, label, before_norm=bool(norms))
+        for label, transpose in zip("qk", by_head, strict=True)
     )
+    v, _ = with_flat_heads(make, parts.v_transpose, "v")
     past = [required(parts.k_scatter.inputs[0]), required(parts.v_scatter.inputs[0])]
     lengths, visible, first = seen
     write_indices = parts.k_scatter.inputs[2]
+    inputs = [q, k, v, *past, write_indices, lengths, visible, first, *rotations(parts, node)]
+    sizes = {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": parts.scale}
+    epsilon = {"norm_epsilon": norms[0].attributes["epsilon"].as_float()} if norms else {}
     attention = make(
         OPERATORS[cache],
-        [q, k, v, *past, write_indices, lengths, visible, first, *rotations(parts, node)],
-        {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": parts.scale},
+        [*inputs, *(norm.inputs[1] for norm in norms)],
+        {**sizes, **epsilon},
         domain=DOMAIN,
         num_outputs=3,
     )
@@ -93,6 +100,15 @@ def replace_attention(
         replace_output(graph, scatter.outputs[0], written)
     for value in (*past, *present):
         retype(value, cache)
+
+
+def head_norms(q_transpose: ir.Node, k_transpose: ir.Node) -> list[ir.Node]:
+    """The norms of the heads of queries and keys, which the kernel computes; none where there is
+    one alone, or where they are not alike."""
+    norms = [required(transpose.inputs[0]).producer() for transpose in (q_transpose, k_transpose)]
+    found = [norm for norm in norms if norm is not None and norm.op_type == "RMSNormalization"]
+    alike = len({norm.attributes["epsilon"].as_float() for norm in found if is_over_rows(norm)})
+    return found if len(found) == 2 and alike == 1 and all(map(is_over_rows, found)) else []
 
 
 def rotations(parts: AttentionParts, node: ir.Node) -> tuple[ir.Value, ir.Value]:

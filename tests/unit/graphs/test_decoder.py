@@ -16,6 +16,7 @@ from edgespec.checkpoint.names import expected_tensors
 from edgespec.config import (
     AttentionSpec,
     DecoderConfig,
+    ExpertsSpec,
     LayerSpec,
     MlpSpec,
     NormSpec,
@@ -87,7 +88,10 @@ NOT_BUILT: dict[str, tuple[Callable[[LayerSpec], LayerSpec], str]] = {
     "sinks": (with_attention(sinks=True), "layer 1 has attention sinks"),
     "fused gates": (with_attention(gated=True, fused_qkv=True), "gates in a fused projection"),
     "other keys": (with_attention(num_kv_heads=4), "keys of 4 x 16"),
-    "experts": (lambda layer: replace(layer, mlp=MlpSpec(96, num_experts=8)), "8 experts"),
+    "experts": (
+        lambda layer: replace(layer, mlp=MlpSpec(96, bias=True, experts=ExpertsSpec(8, 2))),
+        "8 experts with biases",
+    ),
 }
 
 

@@ -16,9 +16,11 @@ from edgespec.backends.build import build
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.cli.main import run
 from edgespec.contract import Limits
+from edgespec.errors import UnsupportedModel
 from edgespec.export.components import ExportOptions, export
 from edgespec.quantize.base import base_of
 from edgespec.quantize.decoder import Decoder
+from edgespec.quantize.plan import plan_base
 from edgespec.quantize.tensors import to_torch
 from tests import toys
 
@@ -55,6 +57,12 @@ def test_layers_one_by_one_make_what_the_whole_model_makes(tmp_path: Path, name:
         found = decoder.finish(state, read)
         whole = toys.load_base(path).model(input_ids=torch.from_numpy(ids)[None], use_cache=False)
     assert (found - whole.last_hidden_state).abs().max() < 1e-4
+
+
+def test_experts_are_refused_before_any_work(tmp_path: Path) -> None:
+    base = base_of(open_checkpoint(toys.make_qwen3_moe(tmp_path, layers=1, tokenizer=False)))
+    with pytest.raises(UnsupportedModel, match=r"layers of experts.*\n*.*--weights int4"):
+        plan_base(base, "int4_awq", None, (), fp8_cache=False)
 
 
 @needs_modelopt

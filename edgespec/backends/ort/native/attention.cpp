@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "levels.h"
+#include "norm_gate.h"
 #include "numbers.h"
 #include "operator.h"
 
@@ -222,11 +223,13 @@ class TreeAttention {
 
   // q [B, S, heads * D], k and v [B, R, kv_heads * D], past_key and past_value [B, kv_heads, C, D]
   // (int8: D + 4), write_indices [B], lengths [B], visible [B, S, V], first [B, S] and, to rotate
-  // q and k, cos and sin [B, R, rotary / 2]: as in AttentionCall.
+  // q and k, cos and sin [B, R, rotary / 2]: as in AttentionCall. Before that the heads of q and k
+  // are normed, where there are weights for it: q_norm and k_norm [D].
   static const std::vector<Port>& inputs() {
     static const std::vector<Port> ports = {
         {kFloat},         {kFloat}, {kFloat}, {Cache::element}, {Cache::element}, {kInt64},
-        {kInt64},         {kBool},  {kInt64}, {kFloat, kOptional}, {kFloat, kOptional}};
+        {kInt64},         {kBool},  {kInt64}, {kFloat, kOptional}, {kFloat, kOptional},
+        {kFloat, kOptional}, {kFloat, kOptional}};
     return ports;
   }
   // out [B, S, heads * D], and the caches: the same memory as the past ones where it is bound so,
@@ -239,7 +242,8 @@ class TreeAttention {
   explicit TreeAttention(const Info& info)
       : heads_(info.integer("num_heads")),
         kv_heads_(info.integer("kv_num_heads")),
-        scale_(info.real("scale")) {
+        scale_(info.real("scale")),
+        norm_epsilon_(info.real_or("norm_epsilon", 0.0f)) {
     if (heads_ < 1 || kv_heads_ < 1 || heads_ % kv_heads_ != 0 ||
         heads_ / kv_heads_ > kMaxPieceRows || !(scale_ > 0)) {
       throw GraphError("no kernel for these heads or this scale");
@@ -253,7 +257,8 @@ class TreeAttention {
     const auto write_indices = context.input<int64_t>(5), lengths = context.input<int64_t>(6);
     const auto visible = context.input<uint8_t>(7);
     const auto first = context.input<int64_t>(8);
-    const auto cos = context.input<float>(9), sin = context.input<float>(10);
+    const auto cos = optional(context, 9), sin = optional(context, 10);
+    const auto q_norm = optional(context, 11), k_norm = optional(context, 12);
     check(q.dims.size() == 3 && k.dims.size() == 3, "rows of queries and keys");
     AttentionCall call;
     call.batch = q.dims[0];
@@ -297,10 +302,51 @@ class TreeAttention {
     call.out = context.output<float>(0, q.dims).data;
     call.keys = cache_of(context, 1, past_keys);
     call.values = cache_of(context, 2, past_values);
-    if (call.batch * call.key_rows > 0) attend(call, *level().attention, context);
+    if (call.batch * call.key_rows == 0) return;
+    if (q_norm || k_norm) {
+      check(q_norm.dims == Dims({call.dim}) && k_norm.dims == q_norm.dims,
+            "weights for the norms of queries and of keys");
+      norm_heads(context, q_norm.data, k_norm.data, call);
+    }
+    attend(call, *level().attention, context);
   }
 
  private:
+  // An input at the end that older graphs do not have.
+  static Tensor<const float> optional(const Context& context, size_t index) {
+    return index < context.num_inputs() ? context.input<float>(index) : Tensor<const float>{};
+  }
+
+  // Lets a call read normed queries and keys, from memory that is kept from call to call.
+  void norm_heads(const Context& context, const float* q_norm, const float* k_norm,
+                  AttentionCall& call) const {
+    const int64_t q_rows = call.batch * call.rows, k_rows = call.batch * call.key_rows;
+    const int64_t q_width = call.heads * call.dim, k_width = call.kv_heads * call.dim;
+    thread_local std::vector<float> memory;
+    const auto needed = static_cast<size_t>(q_rows * q_width + k_rows * k_width);
+    if (memory.size() < needed) memory.resize(needed);
+    float *q = memory.data(), *k = q + q_rows * q_width;
+    const RowKernels& kernels = *level().rows;
+    const auto norm = [&](const float* x, int64_t count, const float* weight, float* out) {
+      for (int64_t i = 0; i < count; i += call.dim) {
+        kernels.norm(x + i, weight, norm_epsilon_, call.dim, out + i);
+      }
+    };
+    // k has as many rows as q, or more
+    const auto row = [&](size_t i) {
+      const int64_t r = static_cast<int64_t>(i);
+      if (r < q_rows) norm(call.q + r * q_width, q_width, q_norm, q + r * q_width);
+      norm(call.k + r * k_width, k_width, k_norm, k + r * k_width);
+    };
+    if (static_cast<int64_t>(needed) < kSmallWork) {
+      for (int64_t r = 0; r < k_rows; ++r) row(static_cast<size_t>(r));
+    } else {
+      context.parallel_for(static_cast<size_t>(k_rows), row);
+    }
+    call.q = q;
+    call.k = k;
+  }
+
   static void check(bool holds, const char* what) {
     if (!holds) throw GraphError(std::string("it needs ") + what);
   }
@@ -315,7 +361,7 @@ class TreeAttention {
   }
 
   int64_t heads_, kv_heads_;
-  float scale_;
+  float scale_, norm_epsilon_;
 };
 
 // ---- the proof
@@ -392,7 +438,7 @@ struct ProofCall {
     call.lengths = lengths.data();
     call.write_indices = write_indices.data();
     call.first = first.data();
-    attend(call, kernels, OneThread{});
+    edgespec::attend(kernels, call);
   }
 
   bool same_bits(const ProofCall& other) const {
@@ -402,6 +448,10 @@ struct ProofCall {
 };
 
 }  // namespace
+
+void attend(const AttentionKernels& kernels, const AttentionCall& call) {
+  attend(call, kernels, OneThread{});
+}
 
 bool proves_itself(const AttentionKernels& kernels) {
   for (CacheType type : {CacheType::kFloat32, CacheType::kFloat16, CacheType::kInt8}) {

@@ -93,6 +93,10 @@ struct AttentionKernels {
 extern const AttentionKernels attention_portable;
 extern const AttentionKernels attention_avx2;
 extern const AttentionKernels attention_avx512;
+extern const AttentionKernels attention_neon;
+
+// Attends on the calling thread.
+void attend(const AttentionKernels& kernels, const AttentionCall& call);
 
 // Whether kernels give the same bits as the portable ones on a small problem.
 bool proves_itself(const AttentionKernels& kernels);

@@ -4,6 +4,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace edgespec {
@@ -45,6 +47,21 @@ Cpu detect() {
   cpu.avx512 = cpu.avx2 && zmm && bit(more.ebx, 16) && bit(more.ebx, 17) && bit(more.ebx, 30) &&
                bit(more.ebx, 31);
   cpu.avx512_vnni = cpu.avx512 && bit(more.ecx, 11);
+  return cpu;
+}
+
+}  // namespace
+#elif defined(__aarch64__) && defined(__linux__)
+namespace {
+
+// As the kernel says it; headers of older systems do not name the second one.
+constexpr unsigned long kDotProducts = 1ul << 20;    // HWCAP_ASIMDDP
+constexpr unsigned long kMatrixProducts = 1ul << 13;  // HWCAP2_I8MM
+
+Cpu detect() {
+  Cpu cpu;
+  cpu.neon_dotprod = (getauxval(AT_HWCAP) & kDotProducts) != 0;
+  cpu.neon_i8mm = cpu.neon_dotprod && (getauxval(AT_HWCAP2) & kMatrixProducts) != 0;
   return cpu;
 }
 

@@ -8,6 +8,8 @@ struct Cpu {
   bool avx_vnni = false;
   bool avx512 = false;  // F, BW, DQ and VL
   bool avx512_vnni = false;
+  bool neon_dotprod = false;  // products of signed bytes, ARMv8.2
+  bool neon_i8mm = false;     // of matrices of bytes too, ARMv8.6
 
   static const Cpu& here();
 };

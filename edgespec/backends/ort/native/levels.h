@@ -11,14 +11,18 @@
 namespace edgespec {
 
 struct AttentionKernels;
+struct DeltaNetKernels;
 struct HeadKernels;
 struct MatMulKernels;
+struct RowKernels;
 
 struct Level {
   const char* name;
   bool cpu_has_it;
   const MatMulKernels* matmul;
   const AttentionKernels* attention;
+  const RowKernels* rows;
+  const DeltaNetKernels* delta_net;
   const HeadKernels* head;
 };
 

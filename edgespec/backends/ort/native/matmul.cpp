@@ -1,12 +1,16 @@
-// edgespec::LowBitMatMul: the operator, and the proof of a level of instructions.
+// edgespec::LowBitMatMul, NormLowBitMatMul and GatedLowBitMatMul: the operators, and the proof of a
+// level of instructions.
 
 #include "matmul.h"
 
+#include <atomic>
 #include <cstring>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "levels.h"
+#include "norm_gate_rows.h"
 #include "numbers.h"
 #include "operator.h"
 #include "packed.h"
@@ -38,24 +42,67 @@ RoundedRows room_for(const MatMulShape& shape, const MatMulKernels& kernels, int
   return rows;
 }
 
+// Rows that are multiplied as they are.
+class GivenRows {
+ public:
+  static std::vector<Port> inputs() { return {{kFloat}}; }
+
+  explicit GivenRows(const Info&) {}
+
+  struct Call {
+    Dims dims;
+    int64_t n = 0;
+    const float* x = nullptr;
+
+    int64_t count() const { return count_of(dims) / n; }
+  };
+
+  Call open(const Context& context, size_t) const {
+    const auto x = context.input<float>(0);
+    if (x.dims.empty() || x.dims.back() < 1) throw GraphError("it needs rows");
+    return {x.dims, x.dims.back(), x.data};
+  }
+};
+
+// The inputs and outputs of a product of rows, and its name.
+struct OfGiven {
+  static constexpr const char* name = "LowBitMatMul";
+  using Rows = GivenRows;
+  static constexpr bool made = false, sums = false;
+};
+struct OfNorm {
+  static constexpr const char* name = "NormLowBitMatMul";
+  using Rows = NormRows;
+  static constexpr bool made = true, sums = true;
+};
+struct OfGate {
+  static constexpr const char* name = "GatedLowBitMatMul";
+  using Rows = GateRows;
+  static constexpr bool made = true, sums = false;
+};
+
 // Rows by one weight or by several, all of the same inputs, bits and block size: the rows are
-// rounded once for all of them.
+// rounded once for all of them. Rows that are made of the inputs are rounded group by group, before
+// they leave the cache.
+template <typename Kind>
 class LowBitMatMul {
  public:
-  static constexpr const char* name = "LowBitMatMul";
+  static constexpr const char* name = Kind::name;
 
-  // x [..., in], and packed weights as matmul.h describes them.
+  // What rows are made of, and packed weights as matmul.h describes them.
   static const std::vector<Port>& inputs() {
-    static const std::vector<Port> ports = {{kFloat}, {kUint8, kVariadic}};
+    static const std::vector<Port> ports = with(Kind::Rows::inputs(), {kUint8, kVariadic});
     return ports;
   }
-  // One y [..., out] for each weight.
+  // The sum in front of the norm, where the operator has one; and a y [..., out] for each weight.
   static const std::vector<Port>& outputs() {
-    static const std::vector<Port> ports = {{kFloat, kVariadic}};
+    static const std::vector<Port> ports =
+        with(Kind::sums ? std::vector<Port>{{kFloat, kOptional}} : std::vector<Port>{},
+             {kFloat, kVariadic});
     return ports;
   }
 
-  explicit LowBitMatMul(const Info& info) : form_(info) {
+  explicit LowBitMatMul(const Info& info) : rows_(info), form_(info) {
     MatMulShape shape = form_.shape;
     bool fits = true;
     for (const int64_t out : info.integers("N")) {
@@ -67,16 +114,15 @@ class LowBitMatMul {
   }
 
   void compute(const Context& context) const {
-    const auto x = context.input<float>(0);
+    const auto made = rows_.open(context, 0);
     const int64_t in = shapes_[0].in;
-    if (x.dims.empty() || x.dims.back() != in) {
-      throw GraphError("its rows are not " + std::to_string(in) + " wide");
-    }
-    const std::vector<Product> products = products_of(context, x.dims);
-    const int64_t num_rows = x.count() / in;
+    if (made.n != in) throw GraphError("its rows are not " + std::to_string(in) + " wide");
+    const std::vector<Product> products = products_of(context, made.dims);
+    const int64_t num_rows = made.count();
     if (num_rows == 0) return;
     const MatMulKernels& kernels = *level().matmul;
-    const RoundedRows rows = rounded_rows(context, kernels, form_, x.data, num_rows);
+    const RoundedRows rows = room_for(shapes_[0], kernels, num_rows);
+    quantize(context, kernels, made, rows);
     const int64_t panels = products.back().last, pieces = num_pieces(panels);
     context.parallel_for(static_cast<size_t>(pieces), [&](size_t i) {
       const int64_t piece = static_cast<int64_t>(i);
@@ -102,22 +148,61 @@ class LowBitMatMul {
   };
 
   std::vector<Product> products_of(const Context& context, Dims dims) const {
-    if (context.num_inputs() != shapes_.size() + 1 || context.num_outputs() != shapes_.size()) {
+    const size_t weights = inputs().size() - 1, results = outputs().size() - 1;
+    if (context.num_inputs() != shapes_.size() + weights ||
+        context.num_outputs() != shapes_.size() + results) {
       throw GraphError("it has not as many weights and outputs as sizes N");
     }
     std::vector<Product> products;
     int64_t first = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
       const MatMulShape& shape = shapes_[i];
-      const auto weight = context.input<uint8_t>(i + 1);
+      const auto weight = context.input<uint8_t>(i + weights);
       check_bytes(weight.count(), shape);
       dims.back() = shape.out;
-      const auto y = context.output<float>(i, dims);
+      const auto y = context.output<float>(i + results, dims);
       if (!y) throw GraphError("an output that nobody reads");
       products.push_back({&shape, weight.data, y.data, first, first + shape.panels()});
       first += shape.panels();
     }
     return products;
+  }
+
+  void quantize(const Context& context, const MatMulKernels& kernels,
+                const typename Kind::Rows::Call& made, const RoundedRows& rows) const {
+    std::atomic<bool> failed{false};
+    auto one = [&](size_t i) {
+      RowGroup group = rows.group(static_cast<int64_t>(i));
+      if constexpr (Kind::made) {
+        const float* x = made_rows(made, group.first, group.count);
+        group.first = 0;
+        failed = failed || x == nullptr;
+        if (x != nullptr) kernels.quantize(shapes_[0], form_.rounding, x, group);
+      } else {
+        kernels.quantize(shapes_[0], form_.rounding, made.x, group);
+      }
+    };
+    constexpr int64_t kWorthThreads = (Kind::made ? 16 : 64) * 1024;  // inputs
+    if (rows.num_rows * shapes_[0].in >= kWorthThreads) {
+      context.parallel_for(static_cast<size_t>(rows.num_groups), one);
+    } else {
+      for (int64_t g = 0; g < rows.num_groups; ++g) one(static_cast<size_t>(g));
+    }
+    if (failed) throw std::bad_alloc();
+  }
+
+  // Rows in memory of the thread; null where there is none.
+  static const float* made_rows(const typename Kind::Rows::Call& made, int64_t first,
+                                int64_t count) noexcept {
+    thread_local std::vector<float> memory;
+    const auto needed = static_cast<size_t>(count * made.n);
+    try {
+      if (memory.size() < needed) memory.resize(needed);
+    } catch (const std::bad_alloc&) {
+      return nullptr;
+    }
+    made.make(first, count, memory.data());
+    return memory.data();
   }
 
   int64_t num_pieces(int64_t panels) const {
@@ -126,6 +211,12 @@ class LowBitMatMul {
     return pieces < panels ? pieces : panels;
   }
 
+  static std::vector<Port> with(std::vector<Port> ports, Port last) {
+    ports.push_back(last);
+    return ports;
+  }
+
+  typename Kind::Rows rows_;
   PackedForm form_;
   std::vector<MatMulShape> shapes_;
 };
@@ -225,8 +316,10 @@ bool proves_itself(const MatMulKernels& kernels) {
 }
 
 std::vector<const OrtCustomOp*> matmul_operators() {
-  static const Operator<LowBitMatMul> low_bit_matmul;
-  return {&low_bit_matmul};
+  static const Operator<LowBitMatMul<OfGiven>> given;
+  static const Operator<LowBitMatMul<OfNorm>> normed;
+  static const Operator<LowBitMatMul<OfGate>> gated;
+  return {&given, &normed, &gated};
 }
 
 }  // namespace edgespec

@@ -119,6 +119,9 @@ extern const MatMulKernels matmul_portable;
 extern const MatMulKernels matmul_avx2;
 extern const MatMulKernels matmul_avx_vnni;
 extern const MatMulKernels matmul_avx512_vnni;
+extern const MatMulKernels matmul_neon;
+extern const MatMulKernels matmul_neon_dotprod;
+extern const MatMulKernels matmul_neon_i8mm;
 
 // y [num_rows, out] of x [num_rows, in], on the calling thread.
 void multiply(const MatMulKernels& kernels, const MatMulShape& shape, RowRounding rounding,

@@ -232,5 +232,7 @@ struct Operator : OrtCustomOp {
 std::vector<const OrtCustomOp*> attention_operators();
 std::vector<const OrtCustomOp*> head_operators();
 std::vector<const OrtCustomOp*> matmul_operators();
+std::vector<const OrtCustomOp*> norm_gate_operators();
+std::vector<const OrtCustomOp*> recurrence_operators();
 
 }  // namespace edgespec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ TYPES = {
     "bool": TensorProto.BOOL,
 }
 
+Port = tuple[str, list[Any]]  # type and shape
+
 compiled = pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
 
 
@@ -32,23 +35,25 @@ def levels() -> tuple[str, ...]:
 
 def session_of(
     op_type: str,
-    inputs: dict[str, tuple[str, list[Any]]],
-    outputs: dict[str, tuple[str, list[Any]]],
+    inputs: Mapping[str, Port | None],
+    outputs: Mapping[str, Port | None],
     attributes: dict[str, Any],
     constants: dict[str, NDArray[Any]] | None = None,
     threads: int = 1,
     domain: str = DOMAIN,
 ) -> ort.InferenceSession:
-    """A session of one node: names with types and shapes of what goes in and out; constants are
-    its last inputs."""
+    """A session of one node: names with types and shapes of what goes in and out, None for what is
+    left out; constants are its last inputs."""
     constants = constants or {}
-    node = helper.make_node(
-        op_type, [*inputs, *constants], list(outputs), domain=domain, **attributes
-    )
+    names = [
+        ["" if spec is None else name for name, spec in of.items()] for of in (inputs, outputs)
+    ]
+    node = helper.make_node(op_type, [*names[0], *constants], names[1], domain=domain, **attributes)
     values = [
         [
-            helper.make_tensor_value_info(name, TYPES[kind], dims)
-            for name, (kind, dims) in of.items()
+            helper.make_tensor_value_info(name, TYPES[spec[0]], spec[1])
+            for name, spec in of.items()
+            if spec is not None
         ]
         for of in (inputs, outputs)
     ]

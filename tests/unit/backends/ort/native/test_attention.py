@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgespec.backends.ort.native.library import kernels
-from tests.unit.backends.ort.native.sessions import compiled, levels, session_of
+from tests.unit.backends.ort.native.sessions import Port, compiled, levels, session_of
 
 Floats = NDArray[np.float32]
 Array = NDArray[Any]
@@ -48,6 +48,7 @@ class Heads:
     cache: str = "float32"
     scale: float = 0.3
     rotary: int = 0
+    epsilon: float | None = None  # of norms of queries and keys
 
     @property
     def row(self) -> int:
@@ -60,7 +61,7 @@ def session(heads: Heads, threads: int = 1) -> ort.InferenceSession:
     """A session of one operator."""
     floats, ids = "float32", "int64"
     kept = (heads.cache, ["B", heads.kv, "C", heads.row])
-    inputs: dict[str, tuple[str, list[Any]]] = {
+    inputs: dict[str, Port | None] = {
         "q": (floats, ["B", "S", heads.num * heads.dim]),
         "k": (floats, ["B", "R", heads.kv * heads.dim]),
         "v": (floats, ["B", "R", heads.kv * heads.dim]),
@@ -73,12 +74,16 @@ def session(heads: Heads, threads: int = 1) -> ort.InferenceSession:
     }
     if heads.rotary:
         inputs |= {name: (floats, ["B", "R", heads.rotary // 2]) for name in ("cos", "sin")}
+    if heads.epsilon is not None:
+        inputs |= {} if heads.rotary else {"cos": None, "sin": None}
+        inputs |= {name: (floats, ["D"]) for name in ("q_norm", "k_norm")}
     outputs = {
         "out": (floats, ["B", "S", heads.num * heads.dim]),
         "present_key": kept,
         "present_value": kept,
     }
     attributes = {"num_heads": heads.num, "kv_num_heads": heads.kv, "scale": heads.scale}
+    attributes |= {} if heads.epsilon is None else {"norm_epsilon": heads.epsilon}
     return session_of(OPERATORS[heads.cache], inputs, outputs, attributes, threads=threads)
 
 
@@ -110,6 +115,7 @@ class Lanes:
         starts: list[int] | None = None,
         threads: int = 1,
         turned: tuple[Floats, Floats] | None = None,
+        norms: tuple[Floats, Floats] | None = None,
     ) -> Floats:
         """One call: q [B, S, N, D], k and v [B, R, Nkv, D] -> [B, S, N, D]."""
         flat = [x.reshape(*x.shape[:2], -1).astype(np.float32) for x in (q, k, v)]
@@ -123,6 +129,8 @@ class Lanes:
         }
         if turned is not None:
             feeds |= dict(zip(("cos", "sin"), turned, strict=True))
+        if norms is not None:
+            feeds |= dict(zip(("q_norm", "k_norm"), norms, strict=True))
         found = session(self.heads, threads).run(None, feeds)
         self.keys, self.values = found[1], found[2]
         out: Floats = found[0].reshape(q.shape)
@@ -282,6 +290,49 @@ def test_rotation_is_that_of_halves(level: str) -> None:
         found, plain.run(*turned, [2], visible, starts=[0]), rtol=0, atol=1e-6
     )
     np.testing.assert_allclose(lanes.keys, plain.keys, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rotary", [0, 16])
+def test_heads_are_normed_before_they_are_turned(level: str, rotary: int) -> None:
+    """To the bit as RmsNorm and the same attention without norms do it, on any number of
+    threads."""
+    rng = np.random.default_rng(6)
+    heads = Heads(rotary=rotary, epsilon=1e-5)
+    angles = rng.uniform(0, 6, (1, 40, 8))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    turned = (cos, sin) if rotary else None
+    weights = (some(rng, heads.dim), some(rng, heads.dim))
+    q = some(rng, 1, 38, heads.num, heads.dim)  # the last rows
+    k, v = some(rng, 2, 1, 40, heads.kv, heads.dim)
+    visible = np.tri(38, dtype=bool)[None]
+    norm = session_of(
+        "RmsNorm",
+        {"x": ("float32", ["n", "d"]), "inner": None, "residual": None, "w": ("float32", ["d"])},
+        {"y": ("float32", ["n", "d"])},
+        {"epsilon": heads.epsilon},
+    )
+    normed = [
+        norm.run(None, {"x": x.reshape(-1, heads.dim), "w": w})[0].reshape(x.shape)
+        for x, w in zip((q, k), weights, strict=True)
+    ]
+    plain = Lanes.of(replace(heads, epsilon=None), 1, 40)
+    wanted = plain.run(*normed, v, [2], visible, starts=[0], turned=turned)
+    for threads in (1, 2):
+        lanes = Lanes.of(heads, 1, 40)
+        given = {"starts": [0], "turned": turned, "norms": weights, "threads": threads}
+        found = lanes.run(q, k, v, [2], visible, **given)
+        assert found.tobytes() == wanted.tobytes()
+        assert lanes.keys.tobytes() == plain.keys.tobytes()
+        assert lanes.values.tobytes() == plain.values.tobytes()
+
+
+def test_weights_of_another_width_norm_no_heads() -> None:
+    rng = np.random.default_rng(7)
+    lanes = Lanes.of(Heads(epsilon=1e-5), 1, 4)
+    q, k = some(rng, 1, 1, 4, 24), some(rng, 1, 1, 2, 24)
+    norms = some(rng, 24), some(rng, 12)
+    with pytest.raises(Exception, match="it needs weights for the norms of queries and of keys"):
+        lanes.run(q, k, k, [0], np.ones((1, 1, 1), bool), norms=norms)
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
