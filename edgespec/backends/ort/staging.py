@@ -20,6 +20,7 @@ from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.accuracy import accuracy_of, exported_weights, weights_of
 from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.data_layout import ExpertWeight, LowBitWeight, PackedWeight
+from edgespec.backends.ort.head_form import HeadForm
 from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.settings import EngineSettings
@@ -39,6 +40,7 @@ def stage(
     lowered = lower(model, data.name, batched, weight_format, tree_cache)
     low_bit = any(isinstance(weight, PackedWeight) for weight in lowered.weights)
     settings = EngineSettings.of(weight_format, cached=not graph.heads, low_bit=low_bit)
+    settings = replace(settings, head=head_form(lowered))
     exported = exported_weights(lowered.weights)
     weights = weights_of(exported, weight_format, str(onnx.path))
     if weight_format.share_embedding:
@@ -54,7 +56,9 @@ def stage(
     )
     return Staged(
         engine=path,
-        contract=lowered_contract(canonical_contract(graph), batched, settings.tree_cache),
+        contract=lowered_contract(
+            canonical_contract(graph), batched, settings.tree_cache, settings.head_width
+        ),
         weights=weights,
         # rows of a block see each other: none of them could be alone
         accuracy=replace(accuracy, bitwise=tree_cache is not None and not graph.block),
@@ -85,6 +89,18 @@ def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:
                 scales_offset=weight.scales_offset,
             )
     return None
+
+
+def head_form(lowered: Lowered) -> HeadForm | None:
+    """The form of an lm_head that searches its logits; None where there is none."""
+    if lowered.head is None:
+        return None
+    tensor = lowered.head.const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+    for weight in lowered.weights:
+        if isinstance(weight, PackedWeight) and weight.offset == tensor.offset:
+            return HeadForm(weight.layout, weight.rounding, weight.offset)
+    raise AssertionError(f"no weight begins at {tensor.offset}")
 
 
 def write_data(
