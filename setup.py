@@ -48,6 +48,16 @@ LEVELS = {
             "-mfma",
             "-mf16c",
         ),
+        "amx_int8": (
+            "-mavx512f",
+            "-mavx512bw",
+            "-mavx512dq",
+            "-mavx512vl",
+            "-mfma",
+            "-mf16c",
+            "-mamx-tile",
+            "-mamx-int8",
+        ),
     },
     "aarch64": {
         "neon": (),  # that each such machine has
@@ -103,7 +113,10 @@ class BuildKernels(build_ext):
         return []
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile and link; errors are warnings, as the extension is optional."""
+        """Compile and link; errors are warnings, as the extension is optional. What an older
+        source made goes first: it would be taken for this one's."""
+        target = self.get_ext_fullpath(ext.name)
+        Path(target).unlink(missing_ok=True)
         extra = os.environ.get("EDGESPEC_KERNEL_FLAGS", "").split()  # such as -fsanitize=address
 
         def compiled(source: str) -> list[str]:
@@ -115,7 +128,6 @@ class BuildKernels(build_ext):
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = [one for found in pool.map(compiled, ext.sources) for one in found]
-        target = self.get_ext_fullpath(ext.name)
         self.compiler.link_shared_object(
             objects, target, extra_postargs=extra, target_lang="c++", build_temp=self.build_temp
         )
