@@ -48,6 +48,16 @@ LEVELS = {
             "-mfma",
             "-mf16c",
         ),
+        "amx_int8": (
+            "-mavx512f",
+            "-mavx512bw",
+            "-mavx512dq",
+            "-mavx512vl",
+            "-mfma",
+            "-mf16c",
+            "-mamx-tile",
+            "-mamx-int8",
+        ),
     },
     "aarch64": {
         "neon": (),  # that each such machine has
@@ -102,8 +112,18 @@ class BuildKernels(build_ext):
         """None beside those that the sources mark: it has no PyInit."""
         return []
 
+    def copy_extensions_to_source(self) -> None:
+        """Put the library beside the sources. What older ones made goes first: where this one was
+        not compiled, that would be taken for it."""
+        for ext in self.extensions:
+            Path(self.get_ext_filename(ext.name)).unlink(missing_ok=True)
+        super().copy_extensions_to_source()
+
     def build_extension(self, ext: Extension) -> None:
-        """Compile and link; errors are warnings, as the extension is optional."""
+        """Compile and link; errors are warnings, as the extension is optional. What an older
+        source made goes first: it would be taken for this one's."""
+        target = self.get_ext_fullpath(ext.name)
+        Path(target).unlink(missing_ok=True)
         extra = os.environ.get("EDGESPEC_KERNEL_FLAGS", "").split()  # such as -fsanitize=address
 
         def compiled(source: str) -> list[str]:
@@ -115,7 +135,6 @@ class BuildKernels(build_ext):
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = [one for found in pool.map(compiled, ext.sources) for one in found]
-        target = self.get_ext_fullpath(ext.name)
         self.compiler.link_shared_object(
             objects, target, extra_postargs=extra, target_lang="c++", build_temp=self.build_temp
         )

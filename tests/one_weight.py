@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.graphs.packing import Packing, PackingSource
+from edgespec.graphs.packing import Packing, PackingSource, without_numbers
 from edgespec.graphs.weights import WeightTable
 from edgespec.quantized import QuantizedWeight
 
@@ -14,6 +14,7 @@ class OneWeight(PackingSource):
 
     def __init__(self, stored: QuantizedWeight) -> None:
         self.last = (NAME, Packing(stored))
+        self.known = {NAME: Packing(without_numbers(stored))}
 
 
 def table_of(stored: QuantizedWeight) -> WeightTable:

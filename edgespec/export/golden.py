@@ -1,8 +1,8 @@
 """Golden inputs and outputs: a short prompt and a small tree through the canonical graph.
 
 A device whose memory cannot hold the canonical graph compares its engine with these. Knows the
-pieces that `graphs.assembly` makes of a graph, and runs them one by one with ONNX Runtime: memory
-stays near one layer (or lm_head) as it is stored.
+pieces that `graphs.assembly` makes of a graph, and runs them one by one: memory stays near one
+layer (or lm_head) as it is stored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgespec.config import RopeConfig
 from edgespec.contract import GraphShape, memory_inputs, memory_outputs
 from edgespec.export.pieces import open_piece
-from edgespec.graphs.assembly import DecoderGraph, Piece, head_piece, layer_piece, stem_piece
+from edgespec.graphs.assembly import DecoderGraph, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
 from edgespec.rope import RopeTable
 
@@ -74,7 +74,8 @@ def make_golden(
     first block. Heads read random hidden states alone, as many rows in each pass.
     """
     passes, capacity = passes_of(graph, embed, ropes, vocab_size)
-    streams = [run(stem_piece(graph, plan), directory, p.feeds)[0] for p in passes]
+    stem = open_piece(stem_piece(graph, plan), directory)
+    streams = [x for (x,) in stem.run(["x"], [p.feeds for p in passes])]
     done()
     for layer in range(graph.shape.num_layers):
         keep_aux_layers(graph, layer, passes, streams)
@@ -237,18 +238,18 @@ def run_layer(
     capacity: int,
 ) -> list[Array]:
     """Runs one layer on both passes in turn. Returns its outputs [1, S, H]."""
-    piece = layer_piece(graph, plan, layer)
-    session = open_piece(piece, directory)
-    memory = empty_memory(graph.shape, layer, capacity)
     names = [spec.name for spec in memory_outputs(graph.shape, layer)]
-    outs = []
-    for p, x in zip(passes, streams, strict=True):
-        feeds = {"x": x, **memory, **p.feeds}
-        feeds = {name: feeds[name] for name in piece.inputs} | piece.fed
-        out, *left = session.run(["x_out", *names], feeds)
-        memory = next_memory(graph.shape, layer, left)
-        outs.append(out)
-    return outs
+
+    def carry(found: dict[str, Array]) -> dict[str, Array]:
+        """The memory that a pass leaves for the next one, once it is there."""
+        if not all(name in found for name in names):
+            return {}
+        return next_memory(graph.shape, layer, [found[name] for name in names])
+
+    empty = empty_memory(graph.shape, layer, capacity)
+    first, second = ({"x": x, **p.feeds} for p, x in zip(passes, streams, strict=True))
+    piece = open_piece(layer_piece(graph, plan, layer), directory)
+    return [out for (out,) in piece.run(["x_out"], [empty | first, second], carry)]
 
 
 def empty_memory(shape: GraphShape, layer: int, capacity: int) -> dict[str, Array]:
@@ -281,8 +282,11 @@ def run_head(
     streams: list[Array],
 ) -> dict[str, Array]:
     """Runs lm_head on both passes. Returns the arrays to store."""
-    piece = head_piece(graph, plan)
-    session = open_piece(piece, directory)
+    piece = open_piece(head_piece(graph, plan), directory)
+    feeds = [
+        {"x": x, "gather_idx": p.feeds["gather_idx"]} for p, x in zip(passes, streams, strict=True)
+    ]
+    found = piece.run(piece.outputs, feeds)
     stored: dict[str, Array] = {}
     keep = (
         "ids",
@@ -296,10 +300,7 @@ def run_head(
         "context_positions",
         "sliding_attention_mask",
     )
-    for label, p, x in zip(("prompt", "tree"), passes, streams, strict=True):
-        logits, *recycled = session.run(
-            None, {"x": x, "gather_idx": p.feeds["gather_idx"], **piece.fed}
-        )
+    for label, p, (logits, *recycled) in zip(("prompt", "tree"), passes, found, strict=True):
         if graph.aux_layers:
             recycled = [np.concatenate([p.aux_layers[t] for t in graph.aux_layers], -1)]
         stored |= {
@@ -311,10 +312,3 @@ def run_head(
         if recycled:
             stored[f"{label}_hidden_states"] = recycled[0]
     return stored
-
-
-def run(piece: Piece, directory: Path, feeds: dict[str, Array]) -> list[Array]:
-    """Returns the outputs of a piece; `feeds` may hold inputs of other pieces as well."""
-    feeds = {name: feeds[name] for name in piece.inputs} | piece.fed
-    out: list[Array] = open_piece(piece, directory).run(None, feeds)
-    return out

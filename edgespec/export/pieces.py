@@ -2,20 +2,32 @@
 
 A product reads a stored weight in its own type, a few rows of it at a time: no weight stands in
 memory in float32, or a second time transposed, as a whole. The rows of a weight are different
-columns of the product, so no sum changes. Knows MatMuls and sessions; knows no layer.
+columns of the product, so no sum changes. Products with quantized weights, whose types ONNX Runtime
+lacks in part, stand between sessions. Knows MatMuls and sessions; knows no layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
+from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from edgespec.contract import OPSET
+from edgespec.export.stored_weights import StoredWeight, quantized_weight
 from edgespec.graphs.assembly import Piece
+from edgespec.graphs.builder import IR_VERSION
+
+Array = NDArray[Any]
+Values = dict[str, Array]  # of one pass, by name
 
 # Of a weight, in float32 at a time: they stay in a cache of the CPU
 CHUNK_ELEMENTS = 1 << 20
@@ -23,26 +35,159 @@ TILE_ROWS = 64
 KERNELS = "com.microsoft"  # the domain of ONNX Runtime's own operators
 
 
-def open_piece(piece: Piece, directory: Path) -> ort.InferenceSession:
-    """Returns an ONNX Runtime session of a piece with its weights in `directory`, which are mapped.
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The product `y` [.., out] of `x` [.., in] and a quantized weight, by their names."""
+
+    x: str
+    weight: StoredWeight
+    y: str
+
+    def run(self, passes: Sequence[Values]) -> None:
+        """Adds `y` to the values of each pass; a part of the weight is dequantized once for all."""
+        inputs, outputs = self.weight.shape
+        product = product_session(transposed=self.weight.rows_are_outputs)
+        for values in passes:
+            values[self.y] = np.empty((*values[self.x].shape[:-1], outputs), np.float32)
+        for low, high in pairwise(chunk_ends(outputs, inputs)):
+            part = self.weight.outputs(low, high)
+            for values in passes:
+                feeds = {"x": values[self.x], "weight": part}
+                values[self.y][..., low:high] = product.run(None, feeds)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What can be computed of some products' outputs: a session (None: nothing is left to it), and
+    the products that come next."""
+
+    session: ort.InferenceSession | None
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    products: tuple[Product, ...]
+
+    def run(self, values: Values) -> None:
+        """Adds the session's outputs to the values of a pass."""
+        if self.session is not None:
+            feeds = {name: values[name] for name in self.inputs}
+            found = self.session.run(self.outputs, feeds)
+            values |= dict(zip(self.outputs, found, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPiece:
+    """A piece that runs: stages, one behind the other, which give `outputs`."""
+
+    stages: tuple[Stage, ...]
+    outputs: tuple[str, ...]
+
+    def run(
+        self,
+        names: Sequence[str],
+        passes: Sequence[Mapping[str, Array]],
+        carry: Callable[[Values], Values] | None = None,
+    ) -> list[list[Array]]:
+        """The outputs `names` for the inputs of each pass, which may hold those of other pieces.
+
+        `carry` makes inputs of a pass of what is computed so far of the one before it.
+        """
+        all_values = [dict(feeds) for feeds in passes]
+        for stage in self.stages:
+            for number, values in enumerate(all_values):
+                if carry is not None and number:
+                    values |= carry(all_values[number - 1])
+                stage.run(values)
+            for product in stage.products:
+                product.run(all_values)
+        return [[values[name] for name in names] for values in all_values]
+
+
+def open_piece(piece: Piece, directory: Path) -> OpenPiece:
+    """Returns a piece whose weights are in files in `directory`, which are mapped.
 
     The piece's model is rewritten.
     """
     read_weights_in_chunks(piece.model)
+    outputs = tuple(str(value.name) for value in piece.model.graph.outputs)
+    return OpenPiece(tuple(stages(piece.model, directory)), outputs)
+
+
+def stages(model: ir.Model, directory: Path) -> Iterator[Stage]:
+    """Yields the stages of a piece: a product with a quantized weight ends one."""
+    graph = model.graph
+    levels: dict[ir.Value, int] = {}  # the stage after which a value is there; others: the first
+    products: dict[int, list[tuple[ir.Value, Product]]] = {}
+    for node in graph:
+        level = max((levels.get(value, 0) for value in read_by(node)), default=0)
+        weight = None
+        if node.op_type == "MatMul" and node.inputs[1] is not None:
+            weight = quantized_weight(node.inputs[1], directory)
+        if weight is not None:
+            x, y = node.inputs[0], node.outputs[0]
+            assert x is not None
+            x.type = y.type = ir.TensorType(ir.DataType.FLOAT)
+            product = Product(str(x.name), weight, str(y.name))
+            products.setdefault(level, []).append((x, product))
+            level += 1
+        for value in node.outputs:
+            levels[value] = level
+    made = {product.y for found in products.values() for _, product in found}
+    known = list(graph.inputs)
+    for level in range(max((levels.get(value, 0) for value in graph.outputs), default=0) + 1):
+        ending = products.get(level, [])
+        wanted = [v for v in graph.outputs if levels.get(v, 0) == level]
+        wanted += dict.fromkeys(x for x, _ in ending if x not in wanted)
+        computed = [v for v in wanted if v not in known and v.name not in made]
+        session = None
+        if computed:
+            part = ir.convenience.extract(graph, known, computed)
+            part.inputs[:] = [value for value in part.inputs if value.uses()]
+            session = open_session(ir.Model(part, ir_version=model.ir_version), directory)
+        inputs = tuple(value.name for value in session.get_inputs()) if session else ()
+        outputs = tuple(str(value.name) for value in computed)
+        yield Stage(session, inputs, outputs, tuple(product for _, product in ending))
+        known += [v for v in levels if v.name in made and levels[v] == level + 1]
+
+
+def read_by(node: ir.Node) -> Iterator[ir.Value]:
+    """Yields the values that a node and those of its branches read."""
+    yield from (value for value in node.inputs if value is not None)
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            for inner in attribute.as_graph():
+                yield from read_by(inner)
+
+
+def open_session(model: ir.Model, directory: Path) -> ort.InferenceSession:
+    """Returns a session of a model whose weights are in `directory`."""
     options = few_runs()
-    options.log_severity_level = 4  # errors are raised; the log would print names as they are
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(directory)
     )
-    data = ir.to_proto(piece.model).SerializeToString()
+    data = ir.to_proto(model).SerializeToString()
     return ort.InferenceSession(
         data, options, providers=["CPUExecutionProvider"], enable_fallback=0
     )
 
 
+@cache
+def product_session(*, transposed: bool) -> ort.InferenceSession:
+    """Returns a session that multiplies x [.., in] by a weight [in, out], or [out, in] if
+    `transposed`."""
+    x, weight, y = (
+        ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT)) for name in ("x", "weight", "y")
+    )
+    node = ir.node("FusedMatMul", [x, weight], {"transB": int(transposed)}, domain=KERNELS)
+    node.outputs[0].name, node.outputs[0].type = y.name, y.type
+    opsets = {"": OPSET, KERNELS: 1}
+    graph = ir.Graph([x, weight], node.outputs, nodes=[node], opset_imports=opsets, name="product")
+    return open_session(ir.Model(graph, ir_version=IR_VERSION), Path())
+
+
 def few_runs() -> ort.SessionOptions:
     """Options of a session that runs a few times: what pays off only over many runs is off."""
     options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors are raised; the log would print names as they are
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_cpu_mem_arena = False
     options.add_session_config_entry("session.disable_prepacking", "1")
@@ -73,13 +218,17 @@ def read_weights_in_chunks(model: ir.Model) -> None:
 
 
 def transposed_weight(node: ir.Node) -> ir.Value | None:
-    """The weight [out, in] of a product that reads its transpose; None for another product."""
+    """The weight [out, in] of a product that reads its transpose; None for another product, and for
+    a weight that is dequantized."""
     transpose = node.inputs[1].producer() if node.inputs[1] is not None else None
     if transpose is None or transpose.op_type != "Transpose":
         return None
     perm = transpose.attributes.get("perm")
     of_matrix = perm is not None and list(perm.as_ints()) == [1, 0]
-    return transpose.inputs[0] if of_matrix else None
+    weight = transpose.inputs[0]
+    maker = None if weight is None else weight.producer()
+    quantized = maker is not None and maker.op_type == "DequantizeLinear"
+    return weight if of_matrix and not quantized else None
 
 
 def stored_weight(weight: ir.Value) -> ir.ExternalTensor | None:

@@ -14,13 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.bundle import writing
 from edgespec.config import DecoderConfig
 from edgespec.export.golden import empty_memory
-from edgespec.export.pieces import open_piece
+from edgespec.export.pieces import OpenPiece, open_piece
 from edgespec.export.writer import PaddedFile, place_weights
 from edgespec.graphs.assembly import DecoderGraph, Piece, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
@@ -85,23 +84,18 @@ def through(
 
     The outputs are copies, because an output of a session keeps the session's memory alive.
     """
-    piece, session = opened(make, place)
-    return [session.run([output], needed(piece, feeds))[0].copy() for feeds in passes]
+    piece = opened(make, place)
+    return [piece.run([output], [feeds])[0][0].copy() for feeds in passes]
 
 
-def opened(make: Callable[[WeightPlan], Piece], place: Path) -> tuple[Piece, ort.InferenceSession]:
-    """Returns a piece and its session; its weights replace those of the piece before on disk."""
+def opened(make: Callable[[WeightPlan], Piece], place: Path) -> OpenPiece:
+    """Returns a piece that runs; its weights replace those of the piece before on disk."""
     plan = WeightPlan(WEIGHTS)
     piece = make(plan)
     (place / WEIGHTS).unlink(missing_ok=True)
     with (place / WEIGHTS).open("wb") as file:
         place_weights(plan, PaddedFile(file))
-    return piece, open_piece(piece, place)
-
-
-def needed(piece: Piece, feeds: Feeds) -> Feeds:
-    """Returns the inputs of a piece."""
-    return {name: feeds[name] for name in piece.inputs} | piece.fed
+    return open_piece(piece, place)
 
 
 def memory(graph: DecoderGraph, layer: int, feeds: Feeds) -> Feeds:
@@ -127,13 +121,13 @@ def through_head(
 ) -> list[tuple[NDArray[np.int64], Array | None, bool]]:
     """Returns the argmax token of each gathered row, the emitted hidden states, and whether all
     logits are finite, per pass."""
-    piece, session = opened(lambda plan: head_piece(graph, plan), place)
+    piece = opened(lambda plan: head_piece(graph, plan), place)
     found = []
     for number, (feeds, x) in enumerate(zip(passes, xs, strict=True)):
         best, state, finite = [], None, True
         for start in range(0, feeds["gather_idx"].shape[1], HEAD_ROWS):
             rows = feeds["gather_idx"][:, start : start + HEAD_ROWS]
-            logits, *emitted = session.run(None, {"x": x, "gather_idx": rows} | piece.fed)
+            ((logits, *emitted),) = piece.run(piece.outputs, [{"x": x, "gather_idx": rows}])
             if correct is not None:
                 logits = correct(number, rows, logits, emitted[0] if emitted else None)
             best.append(logits[0].argmax(-1))

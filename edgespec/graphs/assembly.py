@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from edgespec.contract import (
     GraphContract,
@@ -65,15 +63,10 @@ class DecoderGraph(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a graph that runs alone: a model with external weights, its inputs and outputs by
-    name.
-
-    `fed` are further inputs: the quantized weights, as float32.
-    """
+    """A part of a graph that runs alone: a model with external weights, and its inputs by name."""
 
     model: ir.Model
     inputs: tuple[str, ...]
-    fed: dict[str, NDArray[np.float32]]
 
 
 def step_inputs(inputs: Inputs, *, sliding: bool = False, local: bool = False) -> StepInputs:
@@ -119,7 +112,7 @@ def build_graph(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphC
 
 def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
     """The piece inputs_embeds (and a draft's states) -> x, the input of the first layer."""
-    b = GraphBuilder("stem", plan, feeds_weights=True)
+    b = GraphBuilder("stem", plan)
     inputs = {
         spec.name: b.input(spec)
         for spec in canonical_contract(graph.shape).inputs
@@ -127,7 +120,7 @@ def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
     }
     x = graph.stem(b, inputs)
     b.output(x, TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
-    return Piece(b.model(), tuple(inputs), b.fed)
+    return Piece(b.model(), tuple(inputs))
 
 
 STEM_INPUTS = ("inputs_embeds", "base_hidden", "draft_hidden", "use_base_hidden")
@@ -136,7 +129,7 @@ NOT_A_LAYERS = ("gather_idx", "base_hidden", "draft_hidden", "use_base_hidden")
 
 def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
     """The piece x, memory -> x_out, memory, of layer `index`."""
-    b, shape = GraphBuilder(f"layer{index}", plan, feeds_weights=True), graph.shape
+    b, shape = GraphBuilder(f"layer{index}", plan), graph.shape
     layers = range(shape.num_layers)
     others = {s.name for i in layers if i != index for s in memory_inputs(shape, i)}
     specs = [
@@ -150,16 +143,16 @@ def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
     b.output(out, TensorSpec("x_out", "float32", ("B", "S", shape.hidden_size)))
     for spec, value in zip(memory_outputs(shape, index), memory, strict=True):
         b.output(value, spec)
-    return Piece(b.model(), ("x", *inputs), b.fed)
+    return Piece(b.model(), ("x", *inputs))
 
 
 def head_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
     """The piece x, gather_idx -> logits (and hidden_states of a draft)."""
-    b = GraphBuilder("head", plan, feeds_weights=True)
+    b = GraphBuilder("head", plan)
     x = b.input(TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
     inputs = {"gather_idx": b.input(TensorSpec("gather_idx", "int64", ("B", "G")))}
     logits, recycled = graph.head(b, x, inputs)
     b.output(logits, TensorSpec("logits", "float32", ("B", "G", graph.shape.logits_width)))
     if recycled is not None:
         b.output(recycled, TensorSpec("hidden_states", "float32", ("B", "S", graph.shape.features)))
-    return Piece(b.model(), ("x", "gather_idx"), b.fed)
+    return Piece(b.model(), ("x", "gather_idx"))

@@ -80,17 +80,11 @@ class WeightPlan:
 
 
 class GraphBuilder:
-    """Collects the nodes of one graph.
+    """Collects the nodes of one graph."""
 
-    With `feeds_weights`, quantized weights are float32 inputs of the graph, and `fed` collects
-    their values. A piece then runs on an engine without their types, and no protobuf holds them.
-    """
-
-    def __init__(self, name: str, plan: WeightPlan, *, feeds_weights: bool = False) -> None:
+    def __init__(self, name: str, plan: WeightPlan) -> None:
         self.name = name
         self.plan = plan
-        self.feeds_weights = feeds_weights
-        self.fed: dict[str, NDArray[np.float32]] = {}
         self.shared: dict[Hashable, Any] = {}  # values with several readers
         self.nodes: list[ir.Node] = []
         self.inputs: list[ir.Value] = []
@@ -196,11 +190,6 @@ class GraphBuilder:
                 name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor
             )
         return self.initializers[name]
-
-    def feed(self, name: str, array: NDArray[np.float32]) -> ir.Value:
-        """Adds an input with the value `array` in `fed`, and returns it."""
-        self.fed[name] = array
-        return self.input(TensorSpec(name, "float32", array.shape))
 
     def model(self) -> ir.Model:
         """Returns the collected graph as a model of opset OPSET."""

@@ -16,7 +16,6 @@ from edgespec.errors import UnsupportedModel
 from edgespec.graphs.builder import DTYPES, GraphBuilder
 from edgespec.graphs.packing import Packing
 from edgespec.graphs.weights import WeightTable
-from edgespec.quantized import dequantize_stored
 
 
 def fp32(builder: GraphBuilder, value: ir.Value, name: str) -> ir.Value:
@@ -81,9 +80,6 @@ def quantized_weight(
     builder: GraphBuilder, table: WeightTable, packing: Packing, weight: str, name: str
 ) -> ir.Value:
     """Returns the dequantized weight [in, out] in float32."""
-    if builder.feeds_weights:
-        fed = builder.feed(f"{weight}.weight", dequantize_stored(packing.weight))
-        return builder.op("Transpose", fed, name=f"{name}/weight/t", perm=(1, 0))
     values = table.part(builder, weight, packing, "weight")
     scale = weight_scale(builder, table, packing, weight, name)
     attributes: dict[str, Any] = {}
@@ -138,8 +134,7 @@ def quantized_activations(
         step = builder.constant(f"{weight}.input_scale", np.array(stored.input_scale, np.float32))
         x = builder.op("QuantizeLinear", x, step, name=f"{name}/x/quantize", output_dtype=int(to))
         x = builder.op("DequantizeLinear", x, step, name=f"{name}/x/dequantize")
-    # a fed weight is in the order of the inputs
-    if stored.input_order is not None and not builder.feeds_weights:
+    if stored.input_order is not None:
         order = table.part(builder, weight, packing, "input_order")
         x = builder.op("Gather", x, order, name=f"{name}/x/order", axis=-1)
     return x

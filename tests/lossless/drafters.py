@@ -124,7 +124,7 @@ class ScriptedDrafter:
     def tree(self, pending: int, coming: list[int], plan: DraftPlan) -> DraftTree:
         tokens, parents, depths, taken = [pending], [-1], [0], [set[int]()]
         true_node = {0: 0}  # depth -> the node on the true path
-        for node in range(1, int(self.rng.integers(1, plan.verify_size + 1))):
+        for _ in range(1, int(self.rng.integers(1, plan.verify_size + 1))):
             parent = int(
                 self.rng.choice([n for n in range(len(depths)) if depths[n] < plan.steps] or [-1])
             )

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from edgespec import quantized
 from edgespec.errors import CheckpointError
-from edgespec.quantized import QuantizedWeight, dequantize, dequantize_stored, quantize_rtn
+from edgespec.quantized import (
+    QuantizedWeight,
+    decoded,
+    dequantize,
+    dequantize_stored,
+    quantize_rtn,
+)
 from edgespec.schemes import SCHEMES
 
 
@@ -165,3 +171,28 @@ def test_rounding_holds_only_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         tracemalloc.stop()
     assert peak < weight.values.nbytes + weight.scales.nbytes + 4 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("dtype", "codes"),
+    [("float8_e4m3fn", 256), ("float8_e8m0fnu", 256), ("float4_e2m1fn", 16), ("int4", 16)],
+)
+def test_numbers_that_are_looked_up_are_those_of_a_conversion(dtype: str, codes: int) -> None:
+    """Of an even and an odd number of bytes, and of some that stand apart."""
+    kind = np.dtype(getattr(ml_dtypes, dtype))
+    every = np.random.default_rng(0).permutation(256).reshape(8, 32) % codes
+    every = every.astype(np.uint8)
+    for some in (every, every[:, :7].copy(), every[:, ::3], every.T):
+        wanted = some.view(kind).astype(np.float32)
+        assert np.array_equal(decoded(some, dtype), wanted, equal_nan=True)
+        out = np.empty(some.shape, np.float32)
+        assert decoded(some, dtype, out=out) is out
+        assert np.array_equal(out, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["float4_e2m1fn", "int4"])
+def test_of_two_packed_numbers_the_first_is_in_the_low_half(dtype: str) -> None:
+    packed = np.arange(256, dtype=np.uint8).reshape(2, 128)
+    apart = np.stack([packed & 0xF, packed >> 4], -1).reshape(2, 256)
+    wanted = apart.view(getattr(ml_dtypes, dtype)).astype(np.float32)
+    assert np.array_equal(decoded(packed, dtype, packed=True), wanted)

@@ -7,6 +7,8 @@ precondition.
 - recurrent layers -> GatedDeltaNet of our own, or as they are (`delta_net`)
 - weights: stored halves -> float32 in the [in, out] layout that MatMul reads, or 4 or 8 bits for
   MatMulNBits (`weights`)
+- mixtures of experts of 4 or 8 bits -> Experts of our own, which computes the chosen ones
+  (`experts`)
 - nodes that can be one (`fusion`); with kernels of our own norms and gates too (`joined_rows`)
 
 Knows the operators of both sides. Knows no model.

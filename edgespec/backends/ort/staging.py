@@ -19,7 +19,7 @@ from edgespec.backends.engine_config import LargestWeight, SharedEmbedding
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.accuracy import accuracy_of, exported_weights, weights_of
 from edgespec.backends.ort.contract import lowered_contract
-from edgespec.backends.ort.data_layout import AnyWeight, LowBitWeight, PackedWeight
+from edgespec.backends.ort.data_layout import AnyWeight, ExpertWeight, LowBitWeight, PackedWeight
 from edgespec.backends.ort.head_form import HeadForm
 from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
@@ -112,7 +112,8 @@ def write_data(
     lm_head, or the largest where none searches its logits, if a kernel of our own reads it."""
     largest: AnyWeight | None = head_of(lowered)
     if largest is None:
-        largest = max(lowered.weights, key=lambda weight: weight.num_bytes, default=None)
+        whole = [weight for weight in lowered.weights if not isinstance(weight, ExpertWeight)]
+        largest = max(whole, key=lambda weight: weight.num_bytes, default=None)
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for weight in lowered.weights:

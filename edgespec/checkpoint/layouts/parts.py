@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint, TensorInfo
+from edgespec.checkpoint.finite import is_finite
 from edgespec.checkpoint.quantization import Quantization, Rule
 from edgespec.errors import CheckpointError
 from edgespec.quantized import QuantizedWeight
@@ -69,7 +70,7 @@ class Parts:
     def float8(self, part: str, shape: tuple[int, int]) -> NDArray[Any]:
         """Reads FP8 values. E4M3 has no Inf, and one encoding of NaN apart from its sign."""
         values = self.read(part, ("float8_e4m3fn",), shape)
-        if ((values.view(np.uint8) & 0x7F) == 0x7F).any():
+        if not is_finite(values.reshape(-1).view(np.uint8).data, "float8_e4m3fn"):
             refuse(self.info(part, ("float8_e4m3fn",)), "has NaN values")
         return values
 
@@ -143,9 +144,9 @@ def read_scalar(checkpoint: Checkpoint, name: str) -> float:
 
 def unpack_nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Returns the nibbles [..., 2n] of bytes [..., n], the low nibble first."""
-    nibbles = np.empty((*packed.shape, 2), np.uint8)
-    nibbles[..., 0], nibbles[..., 1] = packed & 0xF, packed >> 4
-    return nibbles.reshape(*packed.shape[:-1], -1)
+    byte = np.arange(256)
+    both = ((byte & 0xF) | (byte >> 4 << 8)).astype("<u2")  # looked up: shifts take thrice as long
+    return np.take(both, packed, mode="wrap").view(np.uint8)
 
 
 def unpack_words(packed: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:

@@ -3,22 +3,32 @@ whole graph, and how much of a weight they hold."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from edgespec import bundle
+from edgespec.checkpoint import layouts
+from edgespec.checkpoint.files import open_checkpoint
 from edgespec.contract import memory_inputs, memory_outputs
 from edgespec.export import component, golden, pieces
 from edgespec.export.components import ExportOptions, export
+from edgespec.export.stored_weights import StoredWeight
+from edgespec.graphs import packing
 from edgespec.graphs.assembly import DecoderGraph, head_piece, layer_piece, stem_piece
+from edgespec.quantized import dequantize
 from tests import toys
 
 CHUNK = 64 * 40  # elements: most weights of a toy have several chunks
@@ -155,3 +165,99 @@ def test_chunks_are_whole_tiles_and_none_is_short(rows: int, width: int) -> None
     assert all(size % pieces.TILE_ROWS == 0 for size in sizes[:-1])
     assert sizes[-1] >= max(sizes[:-1], default=0)
     assert max(sizes) * width < 2 * max(pieces.CHUNK_ELEMENTS, pieces.TILE_ROWS * width)
+
+
+# ---- quantized weights
+
+WEIGHT_ONLY = {"mxfp8": "MXFP8", "nvfp4": "NVFP4", "int4_awq": "W4A16_AWQ"}
+
+
+def quantized_and_dequantized(path: Path, scheme: str) -> tuple[Path, Path]:
+    """A checkpoint in ModelOpt's layout, its lm_head quantized too, and one with the numbers that
+    its weights stand for. Activations are as they are in both graphs."""
+    base = toys.make_base(path / "base", "qwen3", hidden=128, intermediate=256, vocab=320)
+    tensors = load_file(base / "model.safetensors")
+    rng, quantized = np.random.default_rng(0), dict(tensors)
+    for name, array in tensors.items():
+        if array.ndim == 2 and "embed_tokens" not in name:
+            quantized |= modelopt_tensors(scheme, name, array.shape, rng)
+    algo = {"quant_algo": WEIGHT_ONLY[scheme], "kv_cache_quant_algo": None, "exclude_modules": []}
+    settings = {"producer": {"name": "modelopt"}, "quantization": algo}
+    made, plain = path / "quantized", path / "dequantized"
+    for directory in (made, plain):
+        shutil.copytree(base, directory)
+    (made / "hf_quant_config.json").write_text(json.dumps(settings))
+    save_file(quantized, made / "model.safetensors")
+    checkpoint = open_checkpoint(made)
+    quantization = layouts.read_quantization(checkpoint)
+    assert quantization is not None
+    for scales in (name for name in quantized if name.endswith(".weight_scale")):
+        module = scales.removesuffix(".weight_scale")
+        weight = layouts.read_weight(checkpoint, quantization, module)
+        assert weight is not None
+        tensors[f"{module}.weight"] = dequantize(weight)
+    save_file(tensors, plain / "model.safetensors")
+    return made, plain
+
+
+def modelopt_tensors(
+    scheme: str, name: str, shape: tuple[int, int], rng: np.random.Generator
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Random codes and scales as ModelOpt stores them."""
+    (out, width), module = shape, name.removesuffix(".weight")
+    small = rng.uniform(0.5, 1.5, (out, width // 16)).astype(ml_dtypes.float8_e4m3fn)
+    one = {"input_scale": np.float32(0.01), "weight_scale_2": np.float32(0.02)}
+    parts: dict[str, Any] = {
+        "mxfp8": {
+            "weight": rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn),
+            "weight_scale": rng.integers(119, 123, (out, width // 32), np.uint8),
+        },
+        "nvfp4": {
+            "weight": rng.integers(0, 256, (out, width // 2), np.uint8),
+            "weight_scale": small,
+            **{key: np.array(value) for key, value in one.items()},
+        },
+        "int4_awq": {
+            "weight": rng.integers(0, 256, (out // 2, width), np.uint8),
+            "weight_scale": rng.uniform(0.01, 0.02, (out, width // 128)).astype(np.float32),
+            "pre_quant_scale": rng.uniform(0.5, 2, width).astype(np.float32),
+        },
+    }[scheme]
+    return {f"{module}.{part}": array for part, array in parts.items()}
+
+
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
+def test_quantized_pieces_make_what_their_dequantized_weights_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """And no more than chunks of a weight are float32 at a time, and the checkpoint is read for the
+    graph and for its file alone."""
+    monkeypatch.setattr(pieces, "CHUNK_ELEMENTS", 64 * 128)
+    monkeypatch.setattr(pieces, "TILE_ROWS", 16)
+    real, sizes = StoredWeight.outputs, list[int]()
+
+    def outputs(weight: StoredWeight, low: int, high: int) -> Any:
+        found = real(weight, low, high)
+        sizes.append(found.size)
+        return found
+
+    def read_weight(*args: Any) -> Any:
+        reads.append(args[-1])
+        return layouts.read_weight(*args)
+
+    reads: list[str] = []
+    monkeypatch.setattr(packing, "read_weight", read_weight)
+    monkeypatch.setattr(StoredWeight, "outputs", outputs)
+    found = []
+    for checkpoint in quantized_and_dequantized(tmp_path, scheme):
+        out = tmp_path / f"onnx_{checkpoint.name}"
+        export(str(checkpoint), out, ExportOptions())
+        found.append(load_file(out / "llm" / bundle.GOLDEN))
+    quantized, plain = found
+    for name, array in plain.items():
+        if array.dtype == np.float32 and array.size:
+            assert np.abs(quantized[name] - array).max() <= 1e-5 * np.abs(array).max()
+    assert np.abs(plain["tree_logits"]).max() > 0.1
+    assert len(sizes) > 7 * 4 + 1  # some Linears have several chunks; each is read for all passes
+    assert max(sizes) < 2 * 64 * 128
+    assert max(Counter(reads).values()) == 2

@@ -15,20 +15,27 @@ from numpy.typing import NDArray
 
 from edgespec.contract import TensorSpec
 from edgespec.errors import UnsupportedModel
+from edgespec.export import pieces, stored_weights
+from edgespec.export.pieces import open_piece
 from edgespec.export.writer import write_weights
+from edgespec.graphs.assembly import Piece
 from edgespec.graphs.builder import GraphBuilder, WeightPlan, save
-from edgespec.graphs.linear import linear, products
+from edgespec.graphs.linear import linear, products, quantized_weight
 from edgespec.graphs.packing import Packing, stored_bytes
-from edgespec.quantized import QuantizedWeight, dequantize
+from edgespec.quantized import QuantizedWeight, dequantize, dequantize_stored
 from edgespec.schemes import SCHEMES
 from tests.one_weight import NAME, table_of
 
 OUT, IN = 24, 64
 RNG = np.random.default_rng(0)
+FP8 = ml_dtypes.float8_e4m3fn
 
 
 def weight(
-    scheme: str = "int4_wo", block: tuple[int, int] = (1, 16), **more: Any
+    scheme: str = "int4_wo",
+    block: tuple[int, int] = (1, 16),
+    scales_dtype: Any = np.float16,
+    **more: Any,
 ) -> QuantizedWeight:
     """Random quantized values and scales of a scheme."""
     kind = SCHEMES[scheme].weight
@@ -39,25 +46,28 @@ def weight(
     )
     quantized = values.astype(getattr(ml_dtypes, kind, kind))
     shape = -(-OUT // block[0]), -(-IN // block[1])
-    scales = RNG.uniform(0.01, 0.1, shape).astype(np.float16)
+    scales = RNG.uniform(0.01, 0.1, shape).astype(scales_dtype)
     return QuantizedWeight(NAME, SCHEMES[scheme], quantized, scales, block, **more)
 
 
 def run(
-    stored: QuantizedWeight, x: NDArray[np.float32], path: Path, *, feeds_weights: bool = False
+    stored: QuantizedWeight, x: NDArray[np.float32], path: Path, *, in_parts: bool = False
 ) -> NDArray[Any]:
+    """The product by ONNX Runtime alone, or as a piece whose weight is dequantized in parts."""
     plan = WeightPlan("data")
-    b = GraphBuilder("graph", plan, feeds_weights=feeds_weights)
+    b = GraphBuilder("graph", plan)
     value = b.input(TensorSpec("x", "float32", ("B", IN)))
     b.output(linear(b, table_of(stored), value, NAME, "up"), TensorSpec("y", "float32", ("B", OUT)))
     write_weights(plan, path / "data", lambda _: None)
+    if in_parts:
+        return open_piece(Piece(b.model(), ("x",)), path).run(["y"], [{"x": x}])[0][0]
     save(b.model(), path / "model.onnx")
     options = ort.SessionOptions()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     session = ort.InferenceSession(
         str(path / "model.onnx"), options, providers=["CPUExecutionProvider"]
     )
-    y: NDArray[Any] = session.run(None, {"x": x, **b.fed})[0]
+    y: NDArray[Any] = session.run(None, {"x": x})[0]
     return y
 
 
@@ -80,14 +90,62 @@ WEIGHTS = {
 }
 
 
+# ONNX Runtime has no kernels for them
+PIECES_ALONE = {
+    "fp4 in blocks": weight("w4a16_nvfp4", scales_dtype=FP8, global_scale=0.25),
+    "fp8 with powers of two": weight("mxfp8", (1, 32), scales_dtype=ml_dtypes.float8_e8m0fnu),
+}
+
+
 @pytest.mark.parametrize("name", WEIGHTS)
-@pytest.mark.parametrize("feeds_weights", [False, True])
 def test_the_product_is_that_of_the_weight_that_values_and_scales_stand_for(
-    tmp_path: Path, name: str, feeds_weights: bool
+    tmp_path: Path, name: str
 ) -> None:
     x = some_rows()
-    y = run(WEIGHTS[name], x, tmp_path, feeds_weights=feeds_weights)
+    y = run(WEIGHTS[name], x, tmp_path)
     np.testing.assert_allclose(y, x @ dequantize(WEIGHTS[name]).T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", [7, 16 * 24, 1 << 16])
+@pytest.mark.parametrize("name", [*WEIGHTS, *PIECES_ALONE])
+def test_a_piece_that_dequantizes_in_parts_has_the_same_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, part: int
+) -> None:
+    """Whatever rows and blocks a part has, and however many outputs are dequantized at a time."""
+    monkeypatch.setattr(stored_weights, "PART_ELEMENTS", part)
+    monkeypatch.setattr(pieces, "CHUNK_ELEMENTS", 8 * IN)
+    monkeypatch.setattr(pieces, "TILE_ROWS", 8)
+    stored, x = (WEIGHTS | PIECES_ALONE)[name], some_rows()
+    y = run(stored, x, tmp_path, in_parts=True)
+    np.testing.assert_allclose(y, x @ dequantize(stored).T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*WEIGHTS, *PIECES_ALONE])
+def test_outputs_of_a_stored_weight_are_dequantized_to_the_bit(tmp_path: Path, name: str) -> None:
+    stored = (WEIGHTS | PIECES_ALONE)[name]
+    plan, table = WeightPlan("data"), table_of(stored)
+    b = GraphBuilder("graph", plan)
+    packing = table.packing(NAME)
+    assert packing is not None
+    value = quantized_weight(b, table, packing, NAME, "up")
+    write_weights(plan, tmp_path / "data", lambda _: None)
+    found = stored_weights.quantized_weight(value, tmp_path)
+    assert found is not None
+    assert found.shape == (IN, OUT)
+    some = found.outputs(8, 22)
+    wanted = dequantize_stored(stored)[8:22]
+    if stored.input_order is not None:
+        wanted = wanted[:, stored.input_order]
+    assert np.array_equal(some if found.rows_are_outputs else some.T, wanted)
+
+
+def test_rows_of_an_odd_number_of_4_bit_values_are_read(tmp_path: Path) -> None:
+    """Two values of different rows share a byte."""
+    whole = weight()
+    odd = replace(whole, values=whole.values[:-1], scales=whole.scales[:-1])
+    x = some_rows()
+    y = run(odd, x, tmp_path, in_parts=True)
+    np.testing.assert_allclose(y, x @ dequantize(odd).T, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("scheme", "step", "top"), [("int8_sq", 0.02, 127), ("fp8", 0.004, 448)])

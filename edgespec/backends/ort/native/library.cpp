@@ -17,8 +17,9 @@ constexpr const char* kDomain = "edgespec";
 
 OrtStatus* make_domain(const Api& api, OrtCustomOpDomain** domain) {
   if (OrtStatus* status = api.create_domain(kDomain, domain)) return status;
-  for (const auto& family : {attention_operators(), head_operators(), matmul_operators(),
-                             norm_gate_operators(), recurrence_operators()}) {
+  for (const auto& family : {attention_operators(), experts_operators(), head_operators(),
+                             matmul_operators(), norm_gate_operators(),
+                             recurrence_operators()}) {
     for (const OrtCustomOp* op : family) {
       if (OrtStatus* status = api.add_operator(*domain, op)) return status;
     }

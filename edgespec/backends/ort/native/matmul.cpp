@@ -295,15 +295,18 @@ void multiply(const MatMulKernels& kernels, const MatMulShape& shape, RowRoundin
 }
 
 bool proves_itself(const MatMulKernels& kernels) {
+  constexpr RowRounding roundings[] = {
+      {Rounding::kBlock, 0}, {Rounding::kRow, 0}, {Rounding::kStatic, 0.02f}};
   ProofNumbers numbers;
+  int turn = 0;
   for (int bits : {4, 8}) {
-    for (int64_t num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 80}) {
-      const MatMulShape shape{90, 150, bits, 32};
-      const std::vector<uint8_t> weight = some_weight(shape, numbers);
-      std::vector<float> x(static_cast<size_t>(num_rows * shape.in));
-      for (float& value : x) value = numbers.real();
-      for (RowRounding rounding : {RowRounding{Rounding::kBlock}, RowRounding{Rounding::kRow},
-                                   RowRounding{Rounding::kStatic, 0.02f}}) {
+    for (int64_t block : {32, 64, 128}) {
+      for (int64_t num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 35, 70}) {
+        const MatMulShape shape{block + 26, turn % 2 == 0 ? 70 : 130, bits, block};
+        const std::vector<uint8_t> weight = some_weight(shape, numbers);
+        std::vector<float> x(static_cast<size_t>(num_rows * shape.in));
+        for (float& value : x) value = numbers.real();
+        const RowRounding rounding = roundings[turn++ % 3];
         const auto found = product(kernels, shape, rounding, weight, x, num_rows);
         const auto wanted = product(matmul_portable, shape, rounding, weight, x, num_rows);
         if (std::memcmp(found.data(), wanted.data(), wanted.size() * sizeof(float)) != 0) {

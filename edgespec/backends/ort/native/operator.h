@@ -230,6 +230,7 @@ struct Operator : OrtCustomOp {
 
 // One list of operators per family, which `library.cpp` registers.
 std::vector<const OrtCustomOp*> attention_operators();
+std::vector<const OrtCustomOp*> experts_operators();
 std::vector<const OrtCustomOp*> head_operators();
 std::vector<const OrtCustomOp*> matmul_operators();
 std::vector<const OrtCustomOp*> norm_gate_operators();
