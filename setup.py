@@ -48,6 +48,16 @@ LEVELS = {
             "-mfma",
             "-mf16c",
         ),
+        "amx_int8": (
+            "-mavx512f",
+            "-mavx512bw",
+            "-mavx512dq",
+            "-mavx512vl",
+            "-mfma",
+            "-mf16c",
+            "-mamx-tile",
+            "-mamx-int8",
+        ),
     },
     "aarch64": {
         "neon": (),  # that each such machine has

@@ -45,7 +45,8 @@ HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB, DRAFT_VOCAB = (
     151936,
     32000,
 )
-BASE_CONFIG = {
+Config = dict[str, Any]
+BASE_CONFIG: Config = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "hidden_size": HIDDEN,
@@ -66,7 +67,7 @@ BASE_CONFIG = {
     "eos_token_id": 151645,
     "use_sliding_window": False,
 }
-DRAFT_CONFIG = {
+DRAFT_CONFIG: Config = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
     "hidden_size": HIDDEN,
@@ -85,43 +86,46 @@ DRAFT_CONFIG = {
 }
 
 
-def layer(prefix: str, wide: int) -> dict[str, tuple[int, ...]]:
+def layer(prefix: str, wide: int, config: Config) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a decoder layer's tensors by name; q, k and v read `wide` inputs."""
-    q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    q, kv = (config[key] * HEAD_DIM for key in ("num_attention_heads", "num_key_value_heads"))
     return {
         f"{prefix}.self_attn.q_proj.weight": (q, wide),
         f"{prefix}.self_attn.k_proj.weight": (kv, wide),
         f"{prefix}.self_attn.v_proj.weight": (kv, wide),
-        f"{prefix}.self_attn.o_proj.weight": (HIDDEN, q),
-        f"{prefix}.mlp.gate_proj.weight": (INNER, HIDDEN),
-        f"{prefix}.mlp.up_proj.weight": (INNER, HIDDEN),
-        f"{prefix}.mlp.down_proj.weight": (HIDDEN, INNER),
-        f"{prefix}.input_layernorm.weight": (HIDDEN,),
-        f"{prefix}.post_attention_layernorm.weight": (HIDDEN,),
+        f"{prefix}.self_attn.o_proj.weight": (hidden, q),
+        f"{prefix}.mlp.gate_proj.weight": (inner, hidden),
+        f"{prefix}.mlp.up_proj.weight": (inner, hidden),
+        f"{prefix}.mlp.down_proj.weight": (hidden, inner),
+        f"{prefix}.input_layernorm.weight": (hidden,),
+        f"{prefix}.post_attention_layernorm.weight": (hidden,),
     }
 
 
-def base_tensors() -> dict[str, tuple[int, ...]]:
+def base_tensors(config: Config = BASE_CONFIG) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the base's tensors by name."""
+    hidden = config["hidden_size"]
     tensors: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
+        "model.embed_tokens.weight": (VOCAB, hidden),
+        "model.norm.weight": (hidden,),
     }
-    for i in range(LAYERS):
-        tensors |= layer(f"model.layers.{i}", HIDDEN)
+    for i in range(config["num_hidden_layers"]):
+        tensors |= layer(f"model.layers.{i}", hidden, config)
         norms = ("q_norm", "k_norm")
         tensors |= {f"model.layers.{i}.self_attn.{norm}.weight": (HEAD_DIM,) for norm in norms}
     return tensors
 
 
-def draft_tensors() -> dict[str, tuple[int, ...]]:
+def draft_tensors(config: Config = DRAFT_CONFIG) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the EAGLE-3 draft's tensors by name."""
+    hidden = config["hidden_size"]
     rest = {
-        "fc.weight": (HIDDEN, 3 * HIDDEN),
-        "midlayer.hidden_norm.weight": (HIDDEN,),
-        "norm.weight": (HIDDEN,),
+        "fc.weight": (hidden, 3 * hidden),
+        "midlayer.hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
     }
-    return rest | layer("midlayer", 2 * HIDDEN) | {"lm_head.weight": (DRAFT_VOCAB, HIDDEN)}
+    return rest | layer("midlayer", 2 * hidden, config) | {"lm_head.weight": (DRAFT_VOCAB, hidden)}
 
 
 def write_checkpoint(
@@ -135,7 +139,7 @@ def write_checkpoint(
         size = 2 * int(np.prod(shape))
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
         end += size
-    extra = {"d2t": vocabulary_map()} if "fc.weight" in tensors else {}
+    extra = {"d2t": vocabulary_map()} if "draft_vocab_size" in config else {}
     for name, array in extra.items():
         header[name] = {
             "dtype": "I64",
@@ -164,11 +168,11 @@ def vocabulary_map() -> np.ndarray:
     return (used - np.arange(DRAFT_VOCAB)).astype(np.int64)
 
 
-def write_checkpoints(work: Path) -> None:
+def write_checkpoints(work: Path, base: Config = BASE_CONFIG, draft: Config = DRAFT_CONFIG) -> None:
     """Writes the checkpoints of base and draft."""
-    write_checkpoint(work / "base", BASE_CONFIG, base_tensors())
+    write_checkpoint(work / "base", base, base_tensors(base))
     write_tokenizer(work / "base")
-    write_checkpoint(work / "draft", DRAFT_CONFIG, draft_tensors())
+    write_checkpoint(work / "draft", draft, draft_tensors(draft))
 
 
 def write_tokenizer(path: Path) -> None:

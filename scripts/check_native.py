@@ -2,8 +2,9 @@
 
     python scripts/check_native.py
 
-The library is compiled beside the sources of a copy in a temporary directory; the sanitizers'
-runtime is preloaded, as Python itself has none. A finding ends the run.
+The library is compiled by GCC beside the sources of a copy in a temporary directory; the
+sanitizers' runtime is preloaded, as Python itself has none. A finding ends the run. Among the tests
+are those that cross compile the kernels for ARM and run them in QEMU, without sanitizers.
 """
 
 from __future__ import annotations
@@ -17,19 +18,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NATIVE = Path("edgespec/backends/ort/native")
-FLAGS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+FLAGS = (
+    "-O1 -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all"
+    " -fno-omit-frame-pointer"
+)
 
 
-def runtime(name: str) -> str:
-    """The path of a runtime library of the compiler."""
-    compiler = os.environ.get("CXX", "c++").split()[0]
-    done = subprocess.run(
-        [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+def runtimes() -> str:
+    """The paths of the sanitizers' libraries of the compiler, as LD_PRELOAD takes them. SystemExit
+    where it has none."""
+    compiler = os.environ.get("CXX", "g++").split()[0]
+    paths = []
+    for name in ("libasan.so", "libubsan.so"):
+        asked = [compiler, f"-print-file-name={name}"]
+        path = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        if not Path(path).is_absolute():
+            sys.exit(f"{compiler} has no {name}: set CXX to a GCC that has its sanitizers")
+        paths.append(path)
+    return " ".join(paths)
 
 
 def main() -> int:
+    preloaded = runtimes()
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
         for name in ("edgespec", "tests"):
@@ -44,12 +54,14 @@ def main() -> int:
             print("the library could not be compiled", file=sys.stderr)
             return 1
         environ |= {
-            "LD_PRELOAD": " ".join(map(runtime, ("libasan.so", "libubsan.so"))),
+            "LD_PRELOAD": preloaded,
             "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps what it has until the end
             "UBSAN_OPTIONS": "print_stacktrace=1",
             "PYTHONPATH": str(copy),
         }
-        tests = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x"]
+        tests = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", "-rs"]
+        # pytest would keep a finding's report to itself, or report its end by a signal instead
+        tests += ["--capture=sys", "-p", "no:faulthandler"]
         found = subprocess.run([*tests, "tests/unit/backends/ort/native"], cwd=copy, env=environ)
         return found.returncode
 

@@ -7,19 +7,25 @@ python scripts/make_pictures.py --check   # fails where a file is not what would
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
+from peers.table import bars
+
+DOCS = Path(__file__).parents[1] / "docs"
+IMAGES, FIGURES = DOCS / "images", DOCS / "performance.json"
 
 PAPER, INK, QUIET = "#ffffff", "#1f2328", "#656d76"
 BASE, DRAFT, GOOD, BAD = "#0969da", "#bf8700", "#1a7f37", "#cf222e"
+OTHERS = "#afb8c1"
 FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 WIDTH, HEIGHT = 860, 392
 LEFT, BOX, GAP, TALL = 40, 96, 12, 34
+BAR, LABELS, VALUES, CUT = 22, 290, 90, 1.25
 
 
 def text(x: float, y: float, words: str, *, color: str = INK, size: int = 14, **more: str) -> str:
@@ -72,17 +78,44 @@ def speculative_decoding() -> str:
     return picture(parts, "Speculative decoding: a draft proposes, the base verifies in one pass")
 
 
-def picture(parts: Iterable[str], title: str) -> str:
+def performance() -> str:
+    """Returns the picture of a token's time in each engine: a panel for each context, a bar for
+    each row of the first shape in docs/performance.json."""
+    shape, result = next(iter(json.loads(FIGURES.read_text()).items()))
+    clock = "processor time of one thread" if result["threads"] == 1 else "time"
+    title = f"Plain decoding of Qwen3-{shape}'s shape: ms a token, {clock}"
+    parts, y = [text(LEFT, 34, title, font_weight="600")], 64
+    for context, rows in bars(result).items():
+        parts.append(text(LEFT, y, f"behind a prompt of {context} tokens", color=QUIET))
+        # A bar that is far longer than all others is cut, so that the others can be told apart
+        *_, second, longest = sorted(value for _, _, value in rows)
+        longest = min(longest, CUT * second)
+        for name, label, value in rows:
+            y += BAR
+            color = BASE if name.startswith("edgespec") else OTHERS
+            width = (WIDTH - LEFT - LABELS - VALUES) * min(1, value / longest)
+            parts.append(text(LEFT, y + 12, label, size=13))
+            bar = f'<rect x="{LEFT + LABELS}" y="{y}" width="{width:.1f}" height="16" rx="3"'
+            parts.append(f'{bar} fill="{color}"/>')
+            if value > longest:
+                cut = f"M{LEFT + LABELS + width - 30:.1f} {y + 20}l8 -24"
+                parts.append(f'<path d="{cut}" stroke="{PAPER}" stroke-width="6"/>')
+            parts.append(text(LEFT + LABELS + width + 8, y + 13, f"{value:.1f}", size=13))
+        y += BAR + 26
+    return picture(parts, title, y - BAR)
+
+
+def picture(parts: Iterable[str], title: str, height: int = HEIGHT) -> str:
     """Returns the SVG file with these parts on white paper."""
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'width="{WIDTH}" height="{HEIGHT}" font-family="{escape(FONT)}" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" font-family="{escape(FONT)}" role="img">'
     )
-    paper = f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="{PAPER}"/>'
+    paper = f'<rect width="{WIDTH}" height="{height}" rx="10" fill="{PAPER}"/>'
     return "\n".join([head, f"<title>{escape(title)}</title>", paper, *parts, "</svg>", ""])
 
 
-PICTURES = {"speculative_decoding.svg": speculative_decoding}
+PICTURES = {"speculative_decoding.svg": speculative_decoding, "performance.svg": performance}
 
 
 def main() -> None:

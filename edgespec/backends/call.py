@@ -50,8 +50,8 @@ class HiddenStates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """The largest logits of R rows, descending; ties go to the lowest id. `logsumexp` is that of a
-    whole row: log-probabilities are `values` less it."""
+    """The largest logits of R rows, descending, a NaN as the largest; ties go to the lowest id.
+    `logsumexp` is that of a whole row: log-probabilities are `values` less it."""
 
     ids: Ids  # [R, K]
     values: Floats  # [R, K]

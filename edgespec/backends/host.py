@@ -94,8 +94,10 @@ class HostLogits(Logits):
         edges = np.partition(logits, logits.shape[1] - count, axis=1)[:, -count]
         ids = np.empty((len(logits), count), np.int64)
         for row, edge in enumerate(edges):
-            found = np.flatnonzero(logits[row] >= edge)
-            ids[row] = found[np.argsort(-logits[row][found], kind="stable")[:count]]
+            own = logits[row]
+            found = np.flatnonzero(~(own < edge) if edge == edge else np.isnan(own))
+            order = np.lexsort((-own[found], ~np.isnan(own[found])))  # a NaN counts as largest
+            ids[row] = found[order[:count]]
         return Top(ids, np.take_along_axis(logits, ids, 1), logsumexp)
 
     def row(self, row: int) -> Floats:

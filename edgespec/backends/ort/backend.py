@@ -38,7 +38,7 @@ from edgespec.backends.ort.options import (
     WeightFormat,
     parse_options,
 )
-from edgespec.backends.ort.settings import settings_of
+from edgespec.backends.ort.settings import EngineSettings, settings_of
 from edgespec.contract import RECURRENT_CHUNK, Limits, canonical_contract
 
 if TYPE_CHECKING:
@@ -98,9 +98,14 @@ class OrtBackend(Backend):
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
         """A runner of the staged engine, with its lm_head as embedding table where they are
         shared."""
-        from edgespec.backends.ort.runner import OrtRunner, lm_head_table
+        from edgespec.backends.ort.pair_weights import PairWeights
+        from edgespec.backends.ort.runner import OrtRunner, data_of, lm_head_table, open_head
 
-        runner = OrtRunner(staged.engine, staged.contract, capacity, lanes)
+        form, data = EngineSettings.read(staged.settings, "").head, data_of(staged.engine)
+        head = None
+        if form is not None:
+            head = open_head(data, form, staged.weights.largest, PairWeights())
+        runner = OrtRunner(staged.engine, staged.contract, capacity, lanes, head=head)
         if staged.weights.embedding is not None:
             hidden_size = staged.contract.shape.hidden_size
             runner.table = lm_head_table(staged.engine, staged.weights.embedding, hidden_size)

@@ -19,9 +19,13 @@ MASKS = {"attention_mask": "attention", "sliding_attention_mask": "sliding_atten
 
 
 def lowered_contract(
-    canonical: GraphContract, batched: bool = False, tree_cache: CacheType | None = None
+    canonical: GraphContract,
+    batched: bool = False,
+    tree_cache: CacheType | None = None,
+    head_width: int = 0,
 ) -> GraphContract:
-    """The contract of a lowered graph; `batched` is the form for more than one sequence.
+    """The contract of a lowered graph; `batched` is the form for more than one sequence. With
+    `head_width` its lm_head is a LowBitHead of rows of that width.
 
     With `tree_cache` it is that of our own kernel over a cache of that type, which has one form for
     all of them. Otherwise, for one sequence, masks are T = written slots wide instead of C, and
@@ -29,6 +33,8 @@ def lowered_contract(
     the canonical contract: the runner keeps C near T. So it is for drafts that make blocks: the
     other form's kernel lets no row see a later slot. Heads have no cache, and one form.
     """
+    if head_width:
+        return head_contract(lowered_contract(canonical, batched, tree_cache), head_width)
     if canonical.shape.heads:
         return canonical
     if tree_cache is not None:
@@ -78,4 +84,33 @@ def attention_inputs(mask: str) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
         TensorSpec(f"{name}_lengths", "int64", ("B",)),
         TensorSpec(f"{name}_visible", "bool", ("B", "S", "V")),
         TensorSpec(f"{name}_first", "int64", ("B", "S")),
+    )
+
+
+# What a LowBitHead reads beside rows and weight, and what it gives beside logits
+WRITTEN = TensorSpec("logits_written", "bool", ("B",))
+SEARCH = TensorSpec("logits_search", "int64", (3,))
+FOUND = (
+    TensorSpec("top_ids", "int64", ("B", "G", "K")),
+    TensorSpec("top_values", "float32", ("B", "G", "K")),
+    TensorSpec("logsumexp", "float32", ("B", "G")),
+    TensorSpec("logits_finite", "bool", ("B", "G")),
+)
+HEAD_ROWS = "head_rows"  # what it multiplies: by it logits can be had later
+
+
+def head_rows(width: int) -> TensorSpec:
+    """The rows of a width that a LowBitHead multiplies, which the graph gives as well."""
+    return TensorSpec(HEAD_ROWS, "float32", ("B", "G", width))
+
+
+def head_contract(contract: GraphContract, width: int) -> GraphContract:
+    """The contract of a graph whose lm_head is a LowBitHead of rows of a width. Logits are written
+    of those lanes alone that `logits_written` says; of all lanes it gives what a search of three
+    sizes finds: how many of the largest, of the first so many ids, and whether it sums up
+    exponentials."""
+    return GraphContract(
+        contract.shape,
+        (*contract.inputs, WRITTEN, SEARCH),
+        (*contract.outputs, *FOUND, head_rows(width)),
     )

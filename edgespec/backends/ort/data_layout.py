@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.backends.ort import int8_gemm, matmul_nbits
+from edgespec.backends.ort.experts import ExpertsLayout
 from edgespec.backends.ort.low_bit_matmul import RowRounding
 from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.quantized_values import QuantizedValues
@@ -78,6 +79,13 @@ class PackedWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertWeight(PackedWeight):
+    """One weight of one expert, in a tensor of all experts of a layer: its panels stand apart."""
+
+    panel_distance: int  # in bytes
+
+
+@dataclass(frozen=True, slots=True)
 class DequantizedWeight:
     """A quantized weight that no kernel here reads: dequantized, [in, out] in float32."""
 
@@ -132,6 +140,10 @@ class DataLayout:
 
     def place_packed(self, name: str, layout: Layout) -> Place:
         """A weight that a kernel of our own reads."""
+        return self.place(f"{name}/packed", layout.shape, ir.DataType.UINT8)
+
+    def place_experts(self, name: str, layout: ExpertsLayout) -> Place:
+        """All experts of a layer, which a kernel of our own reads."""
         return self.place(f"{name}/packed", layout.shape, ir.DataType.UINT8)
 
     def place_int8(self, name: str, kernel: int8_gemm.Kernel) -> tuple[Place, Place]:

@@ -7,6 +7,8 @@ precondition.
 - recurrent layers -> GatedDeltaNet of our own, or as they are (`delta_net`)
 - weights: stored halves -> float32 in the [in, out] layout that MatMul reads, or 4 or 8 bits for
   MatMulNBits (`weights`)
+- mixtures of experts of 4 or 8 bits -> Experts of our own, which computes the chosen ones
+  (`experts`)
 - nodes that can be one (`fusion`); with kernels of our own norms and gates too (`joined_rows`)
 
 Knows the operators of both sides. Knows no model.
@@ -27,6 +29,7 @@ from edgespec.backends.ort.delta_net import check_delta_nets, take_delta_nets
 from edgespec.backends.ort.flat_heads import NodesBefore, with_flat_heads
 from edgespec.backends.ort.fusion import fuse_residuals
 from edgespec.backends.ort.joined_rows import join_rows
+from edgespec.backends.ort.low_bit_head import search_logits
 from edgespec.backends.ort.matmul_nbits import MICROSOFT
 from edgespec.backends.ort.native.library import DOMAIN
 from edgespec.backends.ort.options import FP32, WeightFormat
@@ -46,10 +49,12 @@ from edgespec.backends.rewriting import (
 
 @dataclass(frozen=True)
 class Lowered:
-    """The lowered graph, and the weights that its data file must hold in this order."""
+    """The lowered graph, and the weights that its data file must hold in this order. `head` is that
+    of an lm_head that searches its logits."""
 
     model: ir.Model
     weights: list[AnyWeight]
+    head: ir.Value | None = None
 
 
 def lower(
@@ -78,6 +83,7 @@ def lower(
     elif cached and not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
+    head = search_logits(graph)
     if tree_cache is not None or any(isinstance(weight, PackedWeight) for weight in weights):
         join_rows(model)
         graph.opset_imports[DOMAIN] = 1
@@ -86,7 +92,7 @@ def lower(
     RemoveUnusedNodesPass()(model)
     graph.opset_imports[MICROSOFT] = 1
     if not cached:
-        return Lowered(model, weights)
+        return Lowered(model, weights, head)
     if tree_cache is not None:
         drop_masks(graph)
         check_trees(graph, len(attentions))
@@ -96,7 +102,7 @@ def lower(
     else:
         drop_input(graph, "write_indices")
         check_grouped(graph, len(attentions))
-    return Lowered(model, weights)
+    return Lowered(model, weights, head)
 
 
 # ---- attention

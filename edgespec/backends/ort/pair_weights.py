@@ -1,4 +1,4 @@
-"""The largest weight of a pair, an lm_head, in memory once: a draft that has its base's reads it
+"""The lm_head of a pair, its largest weight, in memory once: a draft that has its base's reads it
 from the base's file.
 
 Knows hashes and files, and how a session is given a weight. Both files hold it, so each engine can
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from edgespec.backends.base import PairDevice
 from edgespec.backends.engine_config import BUILD_AGAIN, LargestWeight
@@ -23,18 +24,27 @@ class PairWeights(PairDevice):
     """The largest weights of the engines that are open, mapped, by hash and shape."""
 
     def __init__(self) -> None:
-        self.mapped: dict[tuple[str, tuple[int, ...]], ort.OrtValue] = {}
+        self.mapped: dict[tuple[str, tuple[int, ...]], NDArray[np.uint8]] = {}
 
-    def shared(self, data: Path, largest: LargestWeight | None) -> Shared:
+    def array(self, data: Path, largest: LargestWeight) -> NDArray[np.uint8]:
         """The largest weight of an engine with the data file `data`; mapped from the file of the
         first engine that has it. BundleError where that file is too short."""
-        if largest is None:
-            return {}
         key = largest.sha256, largest.shape
         if key not in self.mapped:
-            try:
-                mapped = np.memmap(data, np.uint8, "r", largest.offset, largest.shape)
-            except (OSError, ValueError) as error:
-                raise BundleError(f"{data} cannot be mapped: {error}.", BUILD_AGAIN) from error
-            self.mapped[key] = ort.OrtValue.ortvalue_from_numpy(mapped)
-        return {largest.name: self.mapped[key]}
+            self.mapped[key] = mapped(data, largest.offset, largest.shape)
+        return self.mapped[key]
+
+    def shared(self, data: Path, largest: LargestWeight | None) -> Shared:
+        """The same as the session of that engine is given it; nothing where no kernel of our own
+        reads it."""
+        if largest is None:
+            return {}
+        return {largest.name: ort.OrtValue.ortvalue_from_numpy(self.array(data, largest))}
+
+
+def mapped(data: Path, offset: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Bytes of a data file, mapped. BundleError where it is too short."""
+    try:
+        return np.memmap(data, np.uint8, "r", offset, shape)
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{data} cannot be mapped: {error}.", BUILD_AGAIN) from error

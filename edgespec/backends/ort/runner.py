@@ -10,7 +10,7 @@ import ctypes
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -22,11 +22,21 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows, Table
 from edgespec.backends.call import Attention, Call, HiddenStates, Result
-from edgespec.backends.engine_config import EngineConfig, SharedEmbedding
+from edgespec.backends.engine_config import EngineConfig, LargestWeight, SharedEmbedding
 from edgespec.backends.host import gather_idx, host_results, stacked_states
 from edgespec.backends.masks import attention_mask, tree_mask
 from edgespec.backends.ort.cache import KvCache, padding_of
-from edgespec.backends.ort.contract import MASKS, CacheType, attention_inputs, lowered_contract
+from edgespec.backends.ort.contract import (
+    FOUND,
+    MASKS,
+    SEARCH,
+    WRITTEN,
+    CacheType,
+    attention_inputs,
+    lowered_contract,
+)
+from edgespec.backends.ort.head import Found, Head, HeadLogits
+from edgespec.backends.ort.head_form import HeadForm
 from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.backends.ort.low_bit_matmul import PackedTable
@@ -34,7 +44,7 @@ from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
 from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.native.library import kernels, why_missing
 from edgespec.backends.ort.options import NATIVE
-from edgespec.backends.ort.pair_weights import PairWeights, Shared
+from edgespec.backends.ort.pair_weights import PairWeights, Shared, mapped
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.ort.session import NO_FALLBACK, session_options
 from edgespec.backends.ort.settings import settings_of
@@ -43,6 +53,7 @@ from edgespec.contract import (
     RECURRENT_CHUNK,
     Dim,
     GraphContract,
+    TensorSpec,
     canonical_contract,
     past_names,
     present_names,
@@ -60,6 +71,7 @@ class OrtRunner:
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
     to its neighbors. `huge_pages` is for low-bit weights: float32 ones are read no faster from
     them, and take long to move. `shared` are weights that the engines of a pair have in common.
+    `head` is an lm_head that searches its logits, where the graph has one.
     """
 
     def __init__(
@@ -71,7 +83,9 @@ class OrtRunner:
         padding: int = 0,
         huge_pages: bool = False,
         shared: Shared | None = None,
+        head: Head | None = None,
     ) -> None:
+        self.head = head
         self.contract, self.capacity, self.lanes = contract, capacity, lanes
         shape = contract.shape
         self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else PREFILL_CHUNK
@@ -95,6 +109,9 @@ class OrtRunner:
         self.table: Table | None = None
         # Address and shape of what else is bound: binding it again takes microseconds
         self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        # What the head reads and gives, and the sizes for which it is bound
+        self.head_arrays: dict[str, NDArray[Any]] = {}
+        self.head_bound: tuple[tuple[int, ...], int] | None = None
         self.bound = (0, 0, 0)  # first lane, lanes and stride of the cache as it is bound
 
     @property
@@ -126,6 +143,8 @@ class OrtRunner:
         self.bind_output("logits", logits)
         if hidden is not None:
             self.bind_output("hidden_states", hidden)
+        if self.head is not None:
+            self.bind_head(self.head, call.first_lane, gathered.shape)
         try:
             self.session.run_with_iobinding(self.binding)
         except RuntimeError as error:
@@ -138,7 +157,50 @@ class OrtRunner:
         if self.recurrent is not None:
             self.recurrent.after_call(batch)
         self.engine_s += time.perf_counter() - began
-        return host_results(call, logits, hidden, shape.heads)
+        results = host_results(call, logits, hidden, shape.heads)
+        if self.head is None:
+            return results
+        return self.with_found(self.head, call, logits, results)
+
+    def bind_head(self, head: Head, first_lane: int, gathered: tuple[int, ...]) -> None:
+        """Say what a call's logits [B, G] are searched for and which lanes' are written, and bind
+        room for what is found, where it is not bound yet: it takes tens of microseconds."""
+        if self.head_bound != (gathered, head.count):
+            self.head_bound = gathered, head.count
+            sizes = {"B": gathered[0], "G": gathered[1], "K": head.count}
+            for spec in (WRITTEN, SEARCH):
+                self.bind_input(spec.name, self.buffer_of(spec, sizes))
+            for spec in (*FOUND, head.rows_spec):
+                self.bind_output(spec.name, self.buffer_of(spec, sizes))
+        head.write_request(first_lane, *(self.head_arrays[s.name] for s in (WRITTEN, SEARCH)))
+
+    def buffer_of(self, spec: TensorSpec, sizes: Mapping[str, int]) -> NDArray[Any]:
+        """The buffer of a tensor that the head reads or gives."""
+        shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+        array = self.buffer(spec.name, shape, np.dtype(spec.dtype).type)
+        self.head_arrays[spec.name] = array
+        return array
+
+    def with_found(
+        self, head: Head, call: Call, logits: NDArray[np.float32], results: list[Result]
+    ) -> list[Result]:
+        """The results of a call with what was found of their logits [B, G, V]."""
+        arrays = self.head_arrays
+        *found, x = (arrays[spec.name] for spec in (*FOUND, head.rows_spec))
+        written = arrays[WRITTEN.name].tolist()
+        out = []
+        for place, (gathered, result) in enumerate(zip(call.gather, results, strict=True)):
+            own = place, slice(len(gathered))
+            here = HeadLogits(
+                head,
+                call.first_lane + place,
+                logits.shape[2],
+                x[own],
+                Found(head.ids, head.sums, *(array[own] for array in found)),
+                logits[own] if written[place] else None,
+            )
+            out.append(Result(here, result.hidden_states))
+        return out
 
     def bind_cache(self, first_lane: int, batch: int) -> None:
         """Bind these lanes, where they are not bound yet: it takes tens of microseconds."""
@@ -211,7 +273,7 @@ class OrtRunner:
         return {name: attention_mask(call, attention, self.buffer(name, dims, np.bool_))}
 
     def buffer(
-        self, name: str, shape: tuple[int, ...], dtype: type[np.generic] = np.float32
+        self, name: str, shape: Sequence[int], dtype: type[np.generic] = np.float32
     ) -> NDArray[Any]:
         """An array in memory that is kept from call to call."""
         size = math.prod(shape)
@@ -227,7 +289,7 @@ class OrtRunner:
             self.places[name] = place
             self.binding.bind_input(name, "cpu", 0, array.dtype, list(array.shape), place[0])
 
-    def bind_output(self, name: str, array: NDArray[np.float32]) -> None:
+    def bind_output(self, name: str, array: NDArray[Any]) -> None:
         """Let the next run write an output into this array."""
         place = array.ctypes.data, array.shape
         if self.places.get(name) != place:
@@ -258,6 +320,8 @@ class OrtRunner:
     def free(self, lane: int) -> None:
         """Drop all rows of a lane and its recurrent state."""
         self.cache.free(lane)
+        if self.head is not None:
+            self.head.begin(lane)
         if self.recurrent is not None:
             self.recurrent.free(lane)
 
@@ -309,22 +373,31 @@ def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunne
     EnvironmentProblem where it cannot be opened, or has kernels of our own that were not compiled
     here."""
     lanes, weights, shape = config.limits.max_batch_size, config.weights, config.component.graph
-    own = settings_of(config)
+    own, data = settings_of(config), data_of(path)
     if own.kernels == NATIVE:
         kernels()  # or the reason why there are none
     runner = OrtRunner(
         path,
-        lowered_contract(canonical_contract(shape), lanes > 1, own.tree_cache),
+        lowered_contract(canonical_contract(shape), lanes > 1, own.tree_cache, own.head_width),
         config.limits.max_kv_cache_capacity,
         lanes,
         padding_of(config.limits, block=shape.block),
         # mapped weights cannot move, and ours are read where they are mapped
         huge_pages=weights.is_low_bit and weights.largest is None and own.kernels != NATIVE,
-        shared=pair.shared(data_of(path), weights.largest),
+        shared=pair.shared(data, weights.largest),
+        head=None if own.head is None else open_head(data, own.head, weights.largest, pair),
     )
     if weights.embedding is not None:
         runner.table = lm_head_table(path, weights.embedding, shape.hidden_size)
     return runner
+
+
+def open_head(data: Path, form: HeadForm, largest: LargestWeight | None, pair: PairWeights) -> Head:
+    """The lm_head of an engine with a data file; `pair` has its weight where it is the largest.
+    BundleError where the file is too short."""
+    if largest is not None and largest.offset == form.offset:
+        return Head(form, pair.array(data, largest))
+    return Head(form, mapped(data, form.offset, form.layout.shape))
 
 
 def data_of(path: Path) -> Path:

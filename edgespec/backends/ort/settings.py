@@ -11,18 +11,20 @@ from typing import Any
 
 from edgespec.backends.engine_config import SETTINGS, EngineConfig, EngineFields
 from edgespec.backends.ort.contract import CACHE_TYPES, CacheType
+from edgespec.backends.ort.head_form import HeadForm
 from edgespec.backends.ort.options import KERNELS, Kernels, WeightFormat
 
-KEYS = ("kernels", "kv_cache_dtype")
+KEYS = ("kernels", "kv_cache_dtype", "head")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Whose operators an engine's graph has, and the type of the cache that our own attention
-    reads; None: it is not used."""
+    """Whose operators an engine's graph has, the type of the cache that our own attention reads,
+    and the form of an lm_head that searches its logits; None: it is not used."""
 
     kernels: Kernels = "onnxruntime"
     tree_cache: CacheType | None = None
+    head: HeadForm | None = None
 
     @classmethod
     def of(cls, options: WeightFormat, *, cached: bool, low_bit: bool = False) -> EngineSettings:
@@ -31,6 +33,11 @@ class EngineSettings:
         if options.kernels == "native" and cached:
             return cls("native", CACHE_TYPES[options.kv_cache_dtype])
         return cls("native") if low_bit else cls()
+
+    @property
+    def head_width(self) -> int:
+        """The width of the rows that such an lm_head multiplies; 0 where there is none."""
+        return 0 if self.head is None else self.head.layout.in_features
 
     @property
     def cache(self) -> CacheType:
@@ -54,15 +61,20 @@ class EngineSettings:
             raise fields.wrong("kv_cache_dtype", f"one of {', '.join(CACHE_TYPES)}")
         if kernels != "native":
             return cls()
-        return cls("native", None if dtype is None else CACHE_TYPES[dtype])
+        return cls(
+            "native",
+            None if dtype is None else CACHE_TYPES[dtype],
+            None if fields.get("head") is None else HeadForm.read(fields.section("head")),
+        )
 
-    def to_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, Any]:
         """The keys of `backend_config`; none where all kernels are ONNX Runtime's."""
         if self.kernels == "onnxruntime":
             return {}
         names = {kept: name for name, kept in CACHE_TYPES.items()}
         cache = {} if self.tree_cache is None else {"kv_cache_dtype": names[self.tree_cache]}
-        return {"kernels": self.kernels, **cache}
+        head = {} if self.head is None else {"head": self.head.to_dict()}
+        return {"kernels": self.kernels, **cache, **head}
 
 
 def settings_of(config: EngineConfig) -> EngineSettings:

@@ -16,6 +16,7 @@ from edgespec.backends.ort import int8_gemm, low_bit_matmul, matmul_nbits
 from edgespec.backends.ort.data_layout import (
     AnyWeight,
     DequantizedWeight,
+    ExpertWeight,
     Int8GemmWeight,
     KeptTensor,
     LowBitWeight,
@@ -42,6 +43,12 @@ def pieces(weight: AnyWeight, directory: Path) -> Pieces:
             integers, channels = int8_gemm.pack(weight.kernel, per_channel(weight, directory))
             yield weight.offset, integers
             yield weight.scales_offset, channels
+        case ExpertWeight():
+            packed = low_bit_matmul.pack(
+                weight.layout, quantized(weight, directory), weight.rounding
+            )
+            for i, panel in enumerate(packed):
+                yield weight.offset + i * weight.panel_distance, panel
         case PackedWeight():
             yield (
                 weight.offset,

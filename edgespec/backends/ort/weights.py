@@ -7,7 +7,7 @@ becomes another product (their layouts stand in `low_bit_matmul`, `matmul_nbits`
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Generator, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,6 +19,7 @@ from edgespec.backends.ort.data_layout import (
     AnyWeight,
     DataLayout,
     DequantizedWeight,
+    ExpertWeight,
     Int8GemmWeight,
     KeptTensor,
     LowBitWeight,
@@ -26,6 +27,13 @@ from edgespec.backends.ort.data_layout import (
     StoredWeight,
 )
 from edgespec.backends.ort.emulate import Emulation
+from edgespec.backends.ort.experts import (
+    PARTS,
+    ExpertsLayout,
+    layout_of,
+    mixtures,
+    replace_mixture,
+)
 from edgespec.backends.ort.fusion import fuse_projections
 from edgespec.backends.ort.low_bit_matmul import IN_BLOCKS, RowRounding, replace_matmuls
 from edgespec.backends.ort.native.layout import Layout
@@ -100,10 +108,12 @@ class WeightLowering:
     def run(self) -> list[AnyWeight]:
         """Lower all weights of the graph. Returns them in the order of the data file."""
         weights: list[AnyWeight] = list(self.lower_quantized())
+        weights += self.place_experts()
         RemoveUnusedNodesPass()(self.model)  # what read the quantized values
         for value in list(self.model.graph.initializers.values()):
             weights += self.lower_initializer(value)
         weights += place_products(self.layout, self.products)
+        weights += self.place_experts()
         return weights + list(place_packed(self.layout, self.packed))
 
     def lower_quantized(self) -> Iterator[AnyWeight]:
@@ -158,6 +168,47 @@ class WeightLowering:
                 self.products.append(low_bit_product(value, tensor, users, self.format))
             else:
                 yield self.stored(value, tensor, final, transposed=transposed)
+
+    def place_experts(self) -> Iterator[AnyWeight]:
+        """Place the weights of mixtures of experts, where our own kernel computes all of their
+        products: each mixture becomes one node."""
+        by_node = {id(node): one for one in self.packed for node in one.nodes}
+        for mixture in list(mixtures(self.model.graph)):
+            nodes = [node for expert in mixture.experts for node in expert.products]
+            products = [one for node in nodes if (one := by_node.get(id(node))) is not None]
+            layout = experts_layout(products) if len(products) == len(nodes) else None
+            if layout is None:
+                continue
+            taken = {id(one) for one in products}
+            self.packed = [one for one in self.packed if id(one) not in taken]
+            name = str(mixture.total.name)
+            place = self.layout.place_experts(name, layout)
+            for i, one in enumerate(products):
+                start, distance = layout.place(i // len(PARTS), PARTS[i % len(PARTS)])
+                at = place.offset + start
+                yield ExpertWeight(one.source, one.layout, one.rounding, at, distance)
+            x_scales = [expert.x_scale for expert in mixture.experts]
+            x_scale = yield from self.place_side_by_side(f"{name}/x_scale", x_scales)
+            inner_scales = [expert.inner_scale for expert in mixture.experts]
+            inner_scale = yield from self.place_side_by_side(f"{name}/inner_scale", inner_scales)
+            rounding = products[0].rounding
+            replace_mixture(mixture, layout, rounding, place.value, (x_scale, inner_scale))
+
+    def place_side_by_side(
+        self, name: str, vectors: list[ir.Value | None]
+    ) -> Generator[AnyWeight, None, ir.Value | None]:
+        """Place stored vectors [n] as one tensor [count, n], which is returned; None where there
+        are none."""
+        tensors = [one.const_value for one in vectors if one is not None]
+        stored = [tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
+        if not stored:
+            return None
+        (width,) = stored[0].shape.numpy()
+        place = self.layout.place(name, (len(stored), width), ir.DataType.FLOAT)
+        size = place.num_bytes // len(stored)
+        for i, tensor in enumerate(stored):
+            yield StoredWeight(tensor, False, place.offset + i * size, size)
+        return place.value
 
     def kept(self, value: ir.Value, tensor: ir.ExternalTensor) -> KeptTensor:
         """Place a tensor that is not a float as it is, such as the order of a weight's inputs."""
@@ -318,6 +369,18 @@ def place_packed(layout: DataLayout, products: list[PackedProduct]) -> Iterator[
         for node in first.nodes:
             rows, values = first.rows_of(node), [places[0].value]
             replace_matmuls([node], rows, [first.layout], values, first.rounding)
+
+
+def experts_layout(products: list[PackedProduct]) -> ExpertsLayout | None:
+    """The layout of experts, of each of which `products` has gate, up and down; None where they
+    are not all of one form, or round rows by a scale that is given."""
+    first = products[0].rounding
+    if any(one.rounding != first or len(one.nodes) > 1 for one in products):
+        return None
+    if first.scale is not None:
+        return None
+    rows = [products[i : i + 3] for i in range(0, len(products), 3)]
+    return layout_of([(gate.layout, up.layout, down.layout) for gate, up, down in rows])
 
 
 def place_group(layout: DataLayout, group: list[Product]) -> Iterator[LowBitWeight]:

@@ -110,3 +110,12 @@ def test_lanes_with_fewer_states_are_filled_up_with_zeros() -> None:
     assert not found[0, 2:].any()
     assert not found[1].any()
     assert stacked_states(states[1:], 0).shape == (1, 0, 3)
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(1, [2]), (2, [2, 5]), (4, [2, 5, 1, 0])])
+def test_a_nan_counts_as_largest(count: int, wanted: list[int]) -> None:
+    row = [1.0, np.inf, np.nan, -np.inf, 0.0, np.nan]
+    logits = HostLogits(np.array([row], np.float32))
+    with np.errstate(invalid="ignore"):
+        assert logits.top(count).ids.tolist() == [wanted]
+    assert logits.best(0)[0] == wanted[0]

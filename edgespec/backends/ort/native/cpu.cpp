@@ -4,6 +4,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -32,6 +36,17 @@ uint64_t saved_states() {
 
 bool bit(uint32_t word, int index) { return ((word >> index) & 1u) != 0; }
 
+// Asks for the registers of AMX, which Linux gives to a process that asks, for all its threads;
+// without having asked its instructions fault.
+bool tiles_granted() {
+#if defined(__linux__)
+  constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 Cpu detect() {
   Cpu cpu;
   const Registers basic = cpuid(1, 0);
@@ -47,6 +62,9 @@ Cpu detect() {
   cpu.avx512 = cpu.avx2 && zmm && bit(more.ebx, 16) && bit(more.ebx, 17) && bit(more.ebx, 30) &&
                bit(more.ebx, 31);
   cpu.avx512_vnni = cpu.avx512 && bit(more.ecx, 11);
+  const bool tiles = (states & 0x60000) == 0x60000;
+  cpu.amx_int8 = cpu.avx512_vnni && tiles && bit(more.edx, 24) && bit(more.edx, 25) &&
+                 tiles_granted();
   return cpu;
 }
 

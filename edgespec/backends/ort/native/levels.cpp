@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "cpu.h"
+#include "head.h"
 #include "matmul.h"
 #include "norm_gate.h"
 #include "recurrence.h"
@@ -16,23 +17,26 @@ std::vector<Level> all_levels() {
   std::vector<Level> levels;
 #if defined(__x86_64__)
   const Cpu& cpu = Cpu::here();
+  levels.push_back({"amx_int8", cpu.amx_int8 && amx_runs(), &matmul_amx_int8, &attention_avx512,
+                    &rows_avx512, &delta_net_avx512, &head_avx512});
   levels.push_back({"avx512_vnni", cpu.avx512_vnni, &matmul_avx512_vnni, &attention_avx512,
-                    &rows_avx512, &delta_net_avx512});
+                    &rows_avx512, &delta_net_avx512, &head_avx512});
   levels.push_back({"avx_vnni", cpu.avx_vnni, &matmul_avx_vnni, &attention_avx2, &rows_avx2,
-                    &delta_net_avx2});
-  levels.push_back(
-      {"avx2", cpu.avx2, &matmul_avx2, &attention_avx2, &rows_avx2, &delta_net_avx2});
+                    &delta_net_avx2, &head_avx2});
+  levels.push_back({"avx2", cpu.avx2, &matmul_avx2, &attention_avx2, &rows_avx2, &delta_net_avx2,
+                    &head_avx2});
 #elif defined(__aarch64__)
+  // Of norms, gates and the search in logits compilers make the vectors that all these CPUs have
   const Cpu& cpu = Cpu::here();
   levels.push_back({"neon_i8mm", cpu.neon_i8mm, &matmul_neon_i8mm, &attention_neon,
-                    &rows_portable, &delta_net_portable});
+                    &rows_portable, &delta_net_neon, &head_portable});
   levels.push_back({"neon_dotprod", cpu.neon_dotprod, &matmul_neon_dotprod, &attention_neon,
-                    &rows_portable, &delta_net_portable});
-  levels.push_back({"neon", true, &matmul_neon, &attention_neon, &rows_portable,
-                    &delta_net_portable});
+                    &rows_portable, &delta_net_neon, &head_portable});
+  levels.push_back({"neon", true, &matmul_neon, &attention_neon, &rows_portable, &delta_net_neon,
+                    &head_portable});
 #endif
   levels.push_back({"portable", true, &matmul_portable, &attention_portable, &rows_portable,
-                    &delta_net_portable});
+                    &delta_net_portable, &head_portable});
   return levels;
 }
 
@@ -47,7 +51,7 @@ class Proofs {
     std::call_once(asked_[index], [&] {
       usable_[index] = candidate.cpu_has_it && proves_itself(*candidate.matmul) &&
                        proves_itself(*candidate.attention) && proves_itself(*candidate.rows) &&
-                       proves_itself(*candidate.delta_net);
+                       proves_itself(*candidate.delta_net) && proves_itself(*candidate.head);
     });
     return usable_[index];
   }

@@ -12,6 +12,7 @@ namespace edgespec {
 
 struct AttentionKernels;
 struct DeltaNetKernels;
+struct HeadKernels;
 struct MatMulKernels;
 struct RowKernels;
 
@@ -22,6 +23,7 @@ struct Level {
   const AttentionKernels* attention;
   const RowKernels* rows;
   const DeltaNetKernels* delta_net;
+  const HeadKernels* head;
 };
 
 // The usable levels, the best one first; the portable one is always the last.

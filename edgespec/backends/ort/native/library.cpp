@@ -3,6 +3,7 @@
 #include <mutex>
 #include <string>
 
+#include "head.h"
 #include "levels.h"
 #include "matmul.h"
 #include "operator.h"
@@ -16,7 +17,8 @@ constexpr const char* kDomain = "edgespec";
 
 OrtStatus* make_domain(const Api& api, OrtCustomOpDomain** domain) {
   if (OrtStatus* status = api.create_domain(kDomain, domain)) return status;
-  for (const auto& family : {attention_operators(), matmul_operators(), norm_gate_operators(),
+  for (const auto& family : {attention_operators(), experts_operators(), head_operators(),
+                             matmul_operators(), norm_gate_operators(),
                              recurrence_operators()}) {
     for (const OrtCustomOp* op : family) {
       if (OrtStatus* status = api.add_operator(*domain, op)) return status;
@@ -81,4 +83,14 @@ EDGESPEC_PUBLIC void edgespec_low_bit_matmul(int64_t in, int64_t out, int bits, 
   const edgespec::MatMulShape shape{in, out, bits, block};
   const edgespec::RowRounding how{static_cast<edgespec::Rounding>(rounding), scale};
   edgespec::multiply(*edgespec::level().matmul, shape, how, weight, x, num_rows, y);
+}
+
+// What stands in the first `ids` of num_rows rows of logits, `stride` apart: the `count` largest of
+// each, and with `sums` the logarithm of the sum of the exponentials.
+EDGESPEC_PUBLIC void edgespec_find(int64_t count, int64_t ids, int sums, const float* logits,
+                                   int64_t num_rows, int64_t stride, int64_t* found_ids,
+                                   float* found_values, float* logsumexp, uint8_t* finite) {
+  static_assert(sizeof(bool) == 1, "flags are bytes");
+  edgespec::find(*edgespec::level().head, {count, ids, sums != 0}, logits, num_rows, stride,
+                 {found_ids, found_values, logsumexp, reinterpret_cast<bool*>(finite)});
 }

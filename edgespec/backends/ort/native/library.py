@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 DOMAIN = "edgespec"  # of the operators
 LAYOUT_VERSION = 1  # of packed weights, as in matmul.h
+MOST_TOP = 64  # logits of a row that a search finds, as in head.h
 LEVEL_VARIABLE = "EDGESPEC_KERNEL_LEVEL"
 PATH = Path(__file__).parent / "libedgespec_kernels.so"
 BUILD_IT = "Install a C++17 compiler (g++ or clang++) and install edgespec again."
@@ -87,6 +89,34 @@ class Kernels:
         )
         return y
 
+    def find(
+        self,
+        logits: NDArray[np.float32],
+        ids: int,
+        count: int,
+        found: Sequence[NDArray[np.generic]],
+        *,
+        sums: bool,
+    ) -> None:
+        """Search the first `ids` logits of rows [R, V], on this thread, for the `count` largest of
+        each. `found` are the arrays for ids and values [R, count], and for the logarithm of the sum
+        of exponentials (NaN without `sums`) and whether all are finite [R]."""
+        import numpy as np
+
+        assert 1 <= count <= min(MOST_TOP, ids) <= ids <= logits.shape[1]
+        assert logits.dtype == np.float32
+        assert logits.strides[1] == logits.itemsize
+        assert all(array.flags.c_contiguous for array in found)
+        self.library.edgespec_find(
+            ctypes.c_int64(count),
+            ctypes.c_int64(ids),
+            int(sums),
+            logits.ctypes.data_as(ctypes.c_void_p),
+            ctypes.c_int64(len(logits)),
+            ctypes.c_int64(logits.strides[0] // logits.itemsize),
+            *(array.ctypes.data_as(ctypes.c_void_p) for array in found),
+        )
+
     def register(self, options: ort.SessionOptions) -> None:
         """Let sessions with these options run graphs that have the operators."""
         options.register_custom_ops_library(str(self.path))
@@ -115,7 +145,7 @@ def load(path: Path = PATH) -> Kernels | str:
     try:
         library = ctypes.CDLL(str(path))
         version: int = library.edgespec_layout_version()
-        library.edgespec_low_bit_matmul.restype = None
+        library.edgespec_low_bit_matmul.restype = library.edgespec_find.restype = None
         library.edgespec_level.restype = library.edgespec_levels.restype = ctypes.c_char_p
     except (OSError, AttributeError) as error:
         return f"edgespec's own kernels cannot be loaded: {error}"

@@ -13,6 +13,7 @@
 #include "norm_gate_rows.h"
 #include "numbers.h"
 #include "operator.h"
+#include "packed.h"
 
 namespace edgespec {
 namespace {
@@ -88,9 +89,14 @@ class LowBitMatMul {
  public:
   static constexpr const char* name = Kind::name;
 
-  // What rows are made of, and packed weights as matmul.h describes them.
+  // What rows are made of; behind rows that are made, biases of all weights one behind the other;
+  // and packed weights as matmul.h describes them.
   static const std::vector<Port>& inputs() {
-    static const std::vector<Port> ports = with(Kind::Rows::inputs(), {kUint8, kVariadic});
+    static const std::vector<Port> ports = [] {
+      std::vector<Port> rows = Kind::Rows::inputs();
+      if (Kind::made) rows.push_back({kFloat, kOptional});
+      return with(rows, {kUint8, kVariadic});
+    }();
     return ports;
   }
   // The sum in front of the norm, where the operator has one; and a y [..., out] for each weight.
@@ -101,28 +107,19 @@ class LowBitMatMul {
     return ports;
   }
 
-  explicit LowBitMatMul(const Info& info) : rows_(info) {
-    MatMulShape shape;
-    shape.in = info.integer("K");
-    shape.bits = static_cast<int>(info.integer("bits"));
-    shape.block = info.integer("block_size");
-    rounding_.scale = info.real_or("activation_scale", 0.0f);
-    if (rounding_.scale > 0) {
-      rounding_.kind = Rounding::kStatic;
-    } else if (info.integer_or("round_by_row", 0) != 0) {
-      rounding_.kind = Rounding::kRow;
-    }
-    if (info.integer("layout_version") != kLayoutVersion) {
-      throw GraphError("its weight is packed for another version of the kernels");
-    }
-    bool fits = shape.in >= 1 && (shape.bits == 4 || shape.bits == 8) &&
-                (shape.block == 32 || shape.block == 64 || shape.block == kSpan);
+  explicit LowBitMatMul(const Info& info) : rows_(info), form_(info) {
+    MatMulShape shape = form_.shape;
+    bool fits = true;
     for (const int64_t out : info.integers("N")) {
       shape.out = out;
       fits = fits && out >= 1;
       shapes_.push_back(shape);
     }
     if (!fits || shapes_.empty()) throw GraphError("no kernel for these sizes");
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      const auto weight = info.constant<uint8_t>(inputs().size() - 1 + i);
+      constants_.push_back(weight ? checked(weight, shapes_[i]) : nullptr);
+    }
   }
 
   void compute(const Context& context) const {
@@ -145,6 +142,7 @@ class LowBitMatMul {
         if (first < last) {
           kernels.multiply(*one.shape, one.weight, first - one.first, last - one.first, rows,
                            one.y);
+          one.add_bias(first - one.first, last - one.first, num_rows);
         }
       }
     });
@@ -155,8 +153,20 @@ class LowBitMatMul {
   struct Product {
     const MatMulShape* shape;
     const uint8_t* weight;
+    const float* bias;  // null: none
     float* y;
     int64_t first, last;
+
+    // Adds the bias to the columns of panels [begin, end).
+    void add_bias(int64_t begin, int64_t end, int64_t num_rows) const {
+      if (bias == nullptr) return;
+      const int64_t from = begin * kPanel;
+      const int64_t to = end * kPanel < shape->out ? end * kPanel : shape->out;
+      for (int64_t r = 0; r < num_rows; ++r) {
+        float* row = y + r * shape->out;
+        for (int64_t o = from; o < to; ++o) row[o] += bias[o];
+      }
+    }
   };
 
   std::vector<Product> products_of(const Context& context, Dims dims) const {
@@ -166,21 +176,38 @@ class LowBitMatMul {
       throw GraphError("it has not as many weights and outputs as sizes N");
     }
     std::vector<Product> products;
+    const float* bias = bias_of(context);
     int64_t first = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
       const MatMulShape& shape = shapes_[i];
-      const auto weight = context.input<uint8_t>(i + weights);
-      if (weight.count() != shape.bytes()) {
-        throw GraphError("its weight has " + std::to_string(weight.count()) +
-                         " bytes instead of " + std::to_string(shape.bytes()));
-      }
+      const uint8_t* weight = constants_[i];
+      if (weight == nullptr) weight = checked(context.input<uint8_t>(i + weights), shape);
       dims.back() = shape.out;
       const auto y = context.output<float>(i + results, dims);
       if (!y) throw GraphError("an output that nobody reads");
-      products.push_back({&shape, weight.data, y.data, first, first + shape.panels()});
+      products.push_back({&shape, weight, bias, y.data, first, first + shape.panels()});
+      if (bias != nullptr) bias += shape.out;
       first += shape.panels();
     }
     return products;
+  }
+
+  const float* bias_of(const Context& context) const {
+    if constexpr (!Kind::made) return nullptr;
+    const auto bias = context.input<float>(inputs().size() - 2);
+    if (!bias) return nullptr;
+    int64_t outputs = 0;
+    for (const MatMulShape& shape : shapes_) outputs += shape.out;
+    if (bias.count() != outputs) {
+      throw GraphError("it needs " + std::to_string(outputs) + " biases, not " +
+                       std::to_string(bias.count()));
+    }
+    return bias.data;
+  }
+
+  static const uint8_t* checked(const Tensor<const uint8_t>& weight, const MatMulShape& shape) {
+    check_bytes(weight.count(), shape);
+    return weight.data;
   }
 
   void quantize(const Context& context, const MatMulKernels& kernels,
@@ -192,9 +219,9 @@ class LowBitMatMul {
         const float* x = made_rows(made, group.first, group.count);
         group.first = 0;
         failed = failed || x == nullptr;
-        if (x != nullptr) kernels.quantize(shapes_[0], rounding_, x, group);
+        if (x != nullptr) kernels.quantize(shapes_[0], form_.rounding, x, group);
       } else {
-        kernels.quantize(shapes_[0], rounding_, made.x, group);
+        kernels.quantize(shapes_[0], form_.rounding, made.x, group);
       }
     };
     constexpr int64_t kWorthThreads = (Kind::made ? 16 : 64) * 1024;  // inputs
@@ -232,8 +259,9 @@ class LowBitMatMul {
   }
 
   typename Kind::Rows rows_;
+  PackedForm form_;
   std::vector<MatMulShape> shapes_;
-  RowRounding rounding_;
+  std::vector<const uint8_t*> constants_;  // weights; null where they come with each call
 };
 
 std::vector<uint8_t> some_weight(const MatMulShape& shape, ProofNumbers& numbers) {
@@ -260,6 +288,46 @@ std::vector<float> product(const MatMulKernels& kernels, const MatMulShape& shap
 
 }  // namespace
 
+PackedForm::PackedForm(const Info& info) {
+  shape.in = info.integer("K");
+  shape.bits = static_cast<int>(info.integer("bits"));
+  shape.block = info.integer("block_size");
+  rounding.scale = info.real_or("activation_scale", 0.0f);
+  if (rounding.scale > 0) {
+    rounding.kind = Rounding::kStatic;
+  } else if (info.integer_or("round_by_row", 0) != 0) {
+    rounding.kind = Rounding::kRow;
+  }
+  if (info.integer("layout_version") != kLayoutVersion) {
+    throw GraphError("its weight is packed for another version of the kernels");
+  }
+  if (shape.in < 1 || (shape.bits != 4 && shape.bits != 8) ||
+      (shape.block != 32 && shape.block != 64 && shape.block != kSpan)) {
+    throw GraphError("no kernel for these sizes");
+  }
+}
+
+void check_bytes(int64_t bytes, const MatMulShape& shape) {
+  if (bytes == shape.bytes()) return;
+  throw GraphError("its weight has " + std::to_string(bytes) + " bytes instead of " +
+                   std::to_string(shape.bytes()));
+}
+
+RoundedRows rounded_rows(const Context& context, const MatMulKernels& kernels,
+                         const PackedForm& form, const float* x, int64_t num_rows) {
+  const RoundedRows rows = room_for(form.shape, kernels, num_rows);
+  auto one = [&](size_t i) {
+    kernels.quantize(form.shape, form.rounding, x, rows.group(static_cast<int64_t>(i)));
+  };
+  constexpr int64_t kWorthThreads = 64 * 1024;  // inputs
+  if (num_rows * form.shape.in >= kWorthThreads) {
+    context.parallel_for(static_cast<size_t>(rows.num_groups), one);
+  } else {
+    for (int64_t g = 0; g < rows.num_groups; ++g) one(static_cast<size_t>(g));
+  }
+  return rows;
+}
+
 void multiply(const MatMulKernels& kernels, const MatMulShape& shape, RowRounding rounding,
               const uint8_t* weight, const float* x, int64_t num_rows, float* y) {
   const RoundedRows rows = room_for(shape, kernels, num_rows);
@@ -270,15 +338,18 @@ void multiply(const MatMulKernels& kernels, const MatMulShape& shape, RowRoundin
 }
 
 bool proves_itself(const MatMulKernels& kernels) {
+  constexpr RowRounding roundings[] = {
+      {Rounding::kBlock, 0}, {Rounding::kRow, 0}, {Rounding::kStatic, 0.02f}};
   ProofNumbers numbers;
+  int turn = 0;
   for (int bits : {4, 8}) {
-    for (int64_t num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 80}) {
-      const MatMulShape shape{90, 150, bits, 32};
-      const std::vector<uint8_t> weight = some_weight(shape, numbers);
-      std::vector<float> x(static_cast<size_t>(num_rows * shape.in));
-      for (float& value : x) value = numbers.real();
-      for (RowRounding rounding : {RowRounding{Rounding::kBlock}, RowRounding{Rounding::kRow},
-                                   RowRounding{Rounding::kStatic, 0.02f}}) {
+    for (int64_t block : {32, 64, 128}) {
+      for (int64_t num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 35, 70}) {
+        const MatMulShape shape{block + 26, turn % 2 == 0 ? 70 : 130, bits, block};
+        const std::vector<uint8_t> weight = some_weight(shape, numbers);
+        std::vector<float> x(static_cast<size_t>(num_rows * shape.in));
+        for (float& value : x) value = numbers.real();
+        const RowRounding rounding = roundings[turn++ % 3];
         const auto found = product(kernels, shape, rounding, weight, x, num_rows);
         const auto wanted = product(matmul_portable, shape, rounding, weight, x, num_rows);
         if (std::memcmp(found.data(), wanted.data(), wanted.size() * sizeof(float)) != 0) {

@@ -119,6 +119,7 @@ extern const MatMulKernels matmul_portable;
 extern const MatMulKernels matmul_avx2;
 extern const MatMulKernels matmul_avx_vnni;
 extern const MatMulKernels matmul_avx512_vnni;
+extern const MatMulKernels matmul_amx_int8;
 extern const MatMulKernels matmul_neon;
 extern const MatMulKernels matmul_neon_dotprod;
 extern const MatMulKernels matmul_neon_i8mm;
@@ -126,6 +127,10 @@ extern const MatMulKernels matmul_neon_i8mm;
 // y [num_rows, out] of x [num_rows, in], on the calling thread.
 void multiply(const MatMulKernels& kernels, const MatMulShape& shape, RowRounding rounding,
               const uint8_t* weight, const float* x, int64_t num_rows, float* y);
+
+// Whether the instructions of AMX run, where the CPU lists them and the operating system grants their
+// registers: tried once, with the fault caught that some machines give.
+bool amx_runs();
 
 // Whether kernels give the same bits as the portable ones on a small problem.
 bool proves_itself(const MatMulKernels& kernels);

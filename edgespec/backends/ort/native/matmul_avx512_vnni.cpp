@@ -46,8 +46,8 @@ void add_lines(Ints (&sums)[kRows][kTiles], const Ints (&values)[kTiles], const 
 }
 
 struct Avx512Vnni {
-  static constexpr int kMostRows = 6;     // their sums in all tiles of a panel are 24 registers
-  static constexpr int kMostGroups = 10;  // their results are 15 KB
+  static constexpr int kMostRows = 4;     // their sums in all tiles of a panel are 16 registers
+  static constexpr int kMostGroups = 15;  // their results are 15 KB
 
   static float reach_of(const float* x, int64_t count) {
     Ints largest = _mm512_setzero_si512();
@@ -79,7 +79,7 @@ struct Avx512Vnni {
   }
 
   // Each line of the weight is read and unpacked once for all the rows.
-  template <int kBits, int kRows>
+  template <int kBits, int kBlock, int kRows>
   static void add_block(const Block& block, Results<Avx512Vnni>& results) {
     Ints sums[kRows][kTiles];
     EDGESPEC_UNROLL
@@ -90,7 +90,7 @@ struct Avx512Vnni {
     }
     const uint8_t *at = block.values, *ahead = block.ahead;
     const int8_t* x = block.x;
-    for (int64_t line = 0; line < block.lines; ++line) {
+    for (int64_t line = 0; line < kLines<kBits, kBlock>; ++line) {
       fetch_ahead(block, ahead);
       Ints values[kTiles];
       EDGESPEC_UNROLL

@@ -4,7 +4,7 @@
 //   kMostGroups  groups of so many rows whose results stay in the first cache
 //   reach_of     the largest magnitude of some floats
 //   round_block  rounds floats to bytes, and gives their sum
-//   add_block    adds the product of kRows rows by a block to their results
+//   add_block    adds the product of kRows rows by a block of kBlock inputs to their results
 //
 // Each file that includes this is compiled with its own instructions, so that nothing here may be
 // shared between them: all stands in an unnamed namespace.
@@ -18,7 +18,11 @@
 namespace edgespec {
 namespace {
 
-constexpr int64_t kAhead = 4096;  // bytes of the weight that are on their way, at least
+constexpr int64_t kAhead = 8192;  // bytes of the weight that are on their way
+
+// Of a tile of a block.
+template <int kBits, int kBlock>
+constexpr int64_t kLines = kBlock * kBits / 32;
 
 // A block of a panel, and a group of rows that is multiplied by it.
 struct Block {
@@ -80,48 +84,77 @@ void quantize(const MatMulShape& shape, RowRounding rounding, const float* x,
 }
 
 // A function for each number of rows up to Level::kMostRows.
-template <typename Level, int kBits, int kRows>
+template <typename Level, int kBits, int kBlock, int kRows>
 void add_rows(int64_t rows, const Block& block, Results<Level>& results) {
   if (rows == kRows) {
-    Level::template add_block<kBits, kRows>(block, results);
+    Level::template add_block<kBits, kBlock, kRows>(block, results);
   } else if constexpr (kRows > 1) {
-    add_rows<Level, kBits, kRows - 1>(rows, block, results);
+    add_rows<Level, kBits, kBlock, kRows - 1>(rows, block, results);
   }
 }
 
-// Writes what groups [first, last) of the rows are in a panel. The weight's blocks are read in the
-// order in which they stand, each of them for all groups.
-template <typename Level, int kBits>
-void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RoundedRows& rows,
-                     int64_t first, int64_t last, int64_t column, float* y) {
-  Results<Level> results[Level::kMostGroups];
-  for (int64_t g = first; g < last; ++g) {
-    for (int64_t r = 0; r < rows.group(g).count; ++r) {
-      for (int64_t o = 0; o < kPanel; ++o) results[g - first].of[r][o] = 0.0f;
-    }
+inline void clear(const RowGroup& group, float (*results)[kPanel]) {
+  for (int64_t r = 0; r < group.count; ++r) {
+    for (int64_t o = 0; o < kPanel; ++o) results[r][o] = 0.0f;
   }
-  const int64_t bytes = shape.block_bytes(), lines = shape.values_bytes() / (kTiles * kLine);
-  const int64_t share = bytes / (last - first);  // that each group fetches of what comes
-  const int64_t ahead = bytes > kAhead ? bytes : kAhead;
+}
+
+// Writes the columns of y from `column` on that a panel has.
+inline void put_out(const MatMulShape& shape, const RowGroup& group, const float (*results)[kPanel],
+                    int64_t column, float* y) {
+  const int64_t there = shape.out - column < kPanel ? shape.out - column : kPanel;
+  for (int64_t r = 0; r < group.count; ++r) {
+    float* to = y + (group.first + r) * shape.out + column;
+    for (int64_t o = 0; o < there; ++o) to[o] = results[r][o];
+  }
+}
+
+// Writes what some groups of the rows are in a panel, from `column` on. The weight's blocks are read
+// in the order in which they stand, each of them for all groups.
+template <typename Level, int kBits, int kBlock>
+void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGroup* groups,
+                     int64_t num_groups, int64_t column, float* y) {
+  constexpr int64_t lines = kLines<kBits, kBlock>, bytes = lines * kTiles * kLine + kScalesBytes;
+  Results<Level> results[Level::kMostGroups];
+  for (int64_t g = 0; g < num_groups; ++g) clear(groups[g], results[g].of);
+  const int64_t share = bytes / num_groups;  // that each group fetches of what comes
+  // The first group waits for a block, the others find it: it has to be there in time for that one
+  const int64_t ahead = num_groups > 1 ? kAhead + bytes : kAhead;
   for (int64_t b = 0; b < shape.blocks(); ++b) {
-    for (int64_t g = first; g < last; ++g) {
-      const RowGroup group = rows.group(g);
-      const Block block{panel + b * bytes,
+    const uint8_t* values = panel + b * bytes;
+    for (int64_t g = 0; g < num_groups; ++g) {
+      const RowGroup& group = groups[g];
+      const Block block{values,
                         lines,
-                        group.at(0, b * shape.block),
+                        group.at(0, b * kBlock),
                         group.scales + b * group.count,
                         group.corrections + b * group.count,
-                        panel + b * bytes + ahead + (g - first) * share,
+                        values + ahead + g * share,
                         share / lines};
-      add_rows<Level, kBits, Level::kMostRows>(group.count, block, results[g - first]);
+      add_rows<Level, kBits, kBlock, Level::kMostRows>(group.count, block, results[g]);
     }
   }
-  const int64_t there = shape.out - column < kPanel ? shape.out - column : kPanel;
-  for (int64_t g = first; g < last; ++g) {
-    const RowGroup group = rows.group(g);
-    for (int64_t r = 0; r < group.count; ++r) {
-      float* to = y + (group.first + r) * shape.out + column;
-      for (int64_t o = 0; o < there; ++o) to[o] = results[g - first].of[r][o];
+  for (int64_t g = 0; g < num_groups; ++g) put_out(shape, groups[g], results[g].of, column, y);
+}
+
+template <typename Level, int kBits>
+auto groups_by(int64_t block) {
+  if (block == 32) return multiply_groups<Level, kBits, 32>;
+  return block == 64 ? multiply_groups<Level, kBits, 64> : multiply_groups<Level, kBits, 128>;
+}
+
+// Calls some_groups for each panel, and for as many groups of the rows at a time as a level takes.
+template <typename Level, typename SomeGroups>
+void multiply_panels(const MatMulShape& shape, const uint8_t* weight, int64_t first, int64_t last,
+                     const RoundedRows& rows, float* y, SomeGroups some_groups) {
+  for (int64_t panel = first; panel < last; ++panel) {
+    const uint8_t* base = weight + panel * shape.panel_bytes();
+    for (int64_t done = 0; done < rows.num_groups; done += Level::kMostGroups) {
+      const int64_t left = rows.num_groups - done;
+      const int64_t count = left < Level::kMostGroups ? left : Level::kMostGroups;
+      RowGroup groups[Level::kMostGroups];
+      for (int64_t g = 0; g < count; ++g) groups[g] = rows.group(done + g);
+      some_groups(shape, base, groups, count, panel * kPanel, y);
     }
   }
 }
@@ -129,16 +162,9 @@ void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const Round
 template <typename Level>
 void multiply(const MatMulShape& shape, const uint8_t* weight, int64_t first, int64_t last,
               const RoundedRows& rows, float* y) {
-  const auto some_groups =
-      shape.bits == 4 ? multiply_groups<Level, 4> : multiply_groups<Level, 8>;
-  for (int64_t panel = first; panel < last; ++panel) {
-    const uint8_t* base = weight + panel * shape.panel_bytes();
-    for (int64_t g = 0; g < rows.num_groups; g += Level::kMostGroups) {
-      const int64_t end =
-          rows.num_groups < g + Level::kMostGroups ? rows.num_groups : g + Level::kMostGroups;
-      some_groups(shape, base, rows, g, end, panel * kPanel, y);
-    }
-  }
+  multiply_panels<Level>(shape, weight, first, last, rows, y,
+                         shape.bits == 4 ? groups_by<Level, 4>(shape.block)
+                                         : groups_by<Level, 8>(shape.block));
 }
 
 template <typename Level>

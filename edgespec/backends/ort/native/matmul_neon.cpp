@@ -24,7 +24,7 @@ struct NeonDot {
 };
 
 struct Neon : NeonRounding {
-  template <int kBits, int kRows>
+  template <int kBits, int kBlock, int kRows>
   static void add_block(const Block& block, Results<Neon>& results) {
     add_dots<NeonDot, kBits, kRows>(block, results.of);
   }

@@ -16,7 +16,7 @@ struct DotProduct {
 };
 
 struct NeonDotprod : NeonRounding {
-  template <int kBits, int kRows>
+  template <int kBits, int kBlock, int kRows>
   static void add_block(const Block& block, Results<NeonDotprod>& results) {
     add_dots<DotProduct, kBits, kRows>(block, results.of);
   }

@@ -111,7 +111,7 @@ void add_pairs(const Block& block, float (*results)[kPanel]) {
 }
 
 struct NeonI8mm : NeonRounding {
-  template <int kBits, int kRows>
+  template <int kBits, int kBlock, int kRows>
   static void add_block(const Block& block, Results<NeonI8mm>& results) {
     if constexpr (kRows == 1) {
       add_dots<MixedDot, kBits, kRows>(block, results.of);

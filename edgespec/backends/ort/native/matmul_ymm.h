@@ -1,6 +1,6 @@
 // The product on registers of 256 bits, for the levels that have no wider ones: a line of the weight
-// is two registers, and a tile is done after the other. A level brings `Dot`, which adds products of
-// unsigned by signed bytes to sums, and says for how many rows it has registers.
+// is two registers, and a tile is done after the other. A level brings `Dot`: for how many rows it has
+// registers, how many lines it takes at once, and what they add to the sums.
 #pragma once
 
 #include <immintrin.h>
@@ -14,6 +14,9 @@ using Ints = __m256i;
 using Floats = __m256;
 
 constexpr int kHalves = 2;  // registers of a line
+
+template <int kBits>
+constexpr int kInputs = 32 / kBits;  // of a line
 
 inline Ints load(const void* at) { return _mm256_loadu_si256(static_cast<const Ints*>(at)); }
 
@@ -82,16 +85,17 @@ struct Ymm {
     return sum_of(sum);
   }
 
-  template <int kBits, int kRows>
+  template <int kBits, int kBlock, int kRows>
   static void add_block(const Block& block, Results<Ymm>& results) {
     const uint8_t* ahead = block.ahead;
-    for (int t = 0; t < kTiles; ++t) add_tile<kBits, kRows>(block, t, ahead, results);
+    for (int t = 0; t < kTiles; ++t) add_tile<kBits, kBlock, kRows>(block, t, ahead, results);
   }
 
  private:
-  template <int kBits, int kRows>
+  template <int kBits, int kBlock, int kRows>
   static void add_tile(const Block& block, int tile, const uint8_t*& ahead,
                        Results<Ymm>& results) {
+    constexpr int64_t lines = kLines<kBits, kBlock>;
     Ints sums[kRows][kHalves];
     EDGESPEC_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -101,17 +105,16 @@ struct Ymm {
     }
     const uint8_t* at = block.values + tile * kLine;
     const int8_t* x = block.x;
-    for (int64_t line = 0; line < block.lines; ++line) {
-      if (line % kTiles == tile) fetch_ahead(block, ahead);
-      add_lines<kBits, kRows>(sums, low_values<kBits>(at), low_values<kBits>(at + 32), x);
-      x += 4;
-      if constexpr (kBits == 4) {
-        add_lines<kBits, kRows>(sums, high_values(at), high_values(at + 32), x);
-        x += 4;
+    constexpr int64_t step = Dot::template lines<kBits>;
+    for (int64_t line = 0; line < lines; line += step) {
+      for (int64_t i = line; i < line + step; ++i) {
+        if (i % kTiles == tile) fetch_ahead(block, ahead);
       }
-      at += kTiles * kLine;
+      Dot::template add<kBits>(sums, at, x);
+      at += step * kTiles * kLine;
+      x += step * kInputs<kBits>;
     }
-    const auto* scales = reinterpret_cast<const float*>(block.values + block.lines * kTiles * kLine);
+    const auto* scales = reinterpret_cast<const float*>(block.values + lines * kTiles * kLine);
     EDGESPEC_UNROLL
     for (int h = 0; h < kHalves; ++h) {
       const int column = tile * static_cast<int>(kTile) + h * 8;
@@ -123,16 +126,6 @@ struct Ymm {
         const Floats sum = _mm256_cvtepi32_ps(sums[r][h]);
         _mm256_store_ps(result, _mm256_fmadd_ps(sum, scale, _mm256_load_ps(result)));
       }
-    }
-  }
-
-  template <int kBits, int kRows>
-  static void add_lines(Ints (&sums)[kRows][kHalves], Ints first, Ints second, const int8_t* x) {
-    EDGESPEC_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const Ints some = _mm256_set1_epi32(four(x + r * kSpan));
-      Dot::template add<kBits>(sums[r][0], first, some);
-      Dot::template add<kBits>(sums[r][1], second, some);
     }
   }
 };

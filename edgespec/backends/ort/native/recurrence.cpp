@@ -355,7 +355,8 @@ struct ProofCall {
 int64_t delta_net_scratch(const DeltaNetPlan& plan) {
   const DeltaNetCall& call = *plan.call;
   const int64_t rows = call.rows * (call.key_dim + 1 + 2 * kStructFloats);
-  const int64_t buffers = plan.buffers * call.key_dim * kStateColumns;
+  const int64_t count = std::max<int64_t>(plan.buffers, 1);  // rows that are taken in need one
+  const int64_t buffers = count * call.key_dim * kStateColumns;
   return rows + call.committed * kStructFloats + buffers + 6 * kLineFloats;
 }
 

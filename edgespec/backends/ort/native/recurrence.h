@@ -77,6 +77,7 @@ int64_t delta_net_scratch(const DeltaNetPlan& plan);
 extern const DeltaNetKernels delta_net_portable;
 extern const DeltaNetKernels delta_net_avx2;
 extern const DeltaNetKernels delta_net_avx512;
+extern const DeltaNetKernels delta_net_neon;
 
 // Whether kernels give the same bits as the portable ones on a small problem.
 bool proves_itself(const DeltaNetKernels& kernels);

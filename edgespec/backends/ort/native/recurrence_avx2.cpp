@@ -9,9 +9,14 @@ namespace {
 
 struct Avx2 {
   using F = __m256;
-  static constexpr int kWidth = 8, kVectors = 4, kWideVectors = 4;
+  static constexpr int kWidth = 8, kVectors = 2, kWideVectors = 2;
 
-  static EDGESPEC_INLINE F all(float value) { return _mm256_set1_ps(value); }
+  // Once into a register: compilers would read it again for each product.
+  static EDGESPEC_INLINE F all(float value) {
+    F x = _mm256_set1_ps(value);
+    asm("" : "+x"(x));
+    return x;
+  }
   static EDGESPEC_INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
   static EDGESPEC_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static EDGESPEC_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }

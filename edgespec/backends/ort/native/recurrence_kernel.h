@@ -25,12 +25,23 @@ constexpr float kMinLogDecay = -60.0f;  // exp(-60) is 9e-27; less would be slow
 
 // ---- rows
 
-// 2^x for x <= 0; 0 below -126. The polynomial is off by 2e-9, all with rounding by 8e-8.
-EDGESPEC_INLINE float exp2_of(float x) {
+EDGESPEC_INLINE uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+EDGESPEC_INLINE float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// 2^-x for x from 0 to 126. The polynomial is off by 2e-9, all with rounding by 8e-8.
+EDGESPEC_INLINE float exp2_of_minus(float x) {
   const float magic = 12582912.0f;  // 1.5 * 2^23: its last bit is 1
-  const float clamped = x < -126.0f ? -126.0f : x;
-  const float shifted = clamped + magic;
-  const float f = clamped - (shifted - magic);
+  const float shifted = magic - x;
+  const float f = -x - (shifted - magic);
   float y = 0x1.41fbbcp-13f;
   y = __builtin_fmaf(y, f, 0x1.5f3e52p-10f);
   y = __builtin_fmaf(y, f, 0x1.3b2d4cp-7f);
@@ -38,18 +49,18 @@ EDGESPEC_INLINE float exp2_of(float x) {
   y = __builtin_fmaf(y, f, 0x1.ebfbdcp-3f);
   y = __builtin_fmaf(y, f, 0x1.62e430p-1f);
   y = __builtin_fmaf(y, f, 1.0f);
-  uint32_t bits;
-  memcpy(&bits, &shifted, sizeof bits);
-  bits = (bits << 23) + 0x3f800000u;
-  float power;
-  memcpy(&power, &bits, sizeof power);
-  const float found = y * power;
-  return x < -126.0f ? 0.0f : found;
+  return y * float_of((bits_of(shifted) << 23) + 0x3f800000u);
 }
 
+// Without branches, so that compilers make vectors of it: numbers without their sign are ordered as
+// their bits are. A NaN gives some number.
 EDGESPEC_INLINE float sigmoid_of(float x) {
-  const float e = exp2_of(-__builtin_fabsf(x) * 1.44269504088896340736f);
-  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+  const uint32_t size = bits_of(__builtin_fabsf(x) * 1.44269504088896340736f);
+  const uint32_t most = 0x42fc0000u;  // 126
+  const float e = exp2_of_minus(float_of(size < most ? size : most));
+  const uint32_t negative = 0u - (bits_of(x) >> 31);
+  const float part = float_of((bits_of(e) & negative) | (0x3f800000u & ~negative));
+  return part / (1.0f + e);
 }
 
 EDGESPEC_INLINE void silu(float* x, int64_t count) {
@@ -110,6 +121,8 @@ EDGESPEC_INLINE float decay_of(float log) {
   return static_cast<float>(exp(static_cast<double>(limited)));
 }
 
+EDGESPEC_INLINE float rate_of(float x) { return x == x ? sigmoid_of(x) : x; }
+
 // Whether a row changes nothing: rows of zeros fill up, and must not change the sign of a zero.
 EDGESPEC_INLINE bool is_nothing(const float* key, int64_t count, float log) {
   if (log != 0.0f) return false;
@@ -163,16 +176,19 @@ EDGESPEC_INLINE void sweep(int64_t key_dim, const Columns& from, const Columns& 
   const float* source = from.data;
   float* target = to.data;
   for (int64_t i = 0; i < key_dim; ++i, source += from.stride, target += to.stride) {
+    F taken, key, query;
+    if constexpr (kTakes) taken = L::all(update.key[i]);
+    if constexpr (kReads) key = L::all(reader.key[i]), query = L::all(reader.query[i]);
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       F m = L::load(source + v * L::kWidth);
       if constexpr (kTakes) {
-        m = L::fma(L::all(update.key[i]), u[v], L::mul(decay, m));
+        m = L::fma(taken, u[v], L::mul(decay, m));
         L::store(target + v * L::kWidth, m);
       }
       if constexpr (kReads) {
-        known[v] = L::fma(L::all(reader.key[i]), m, known[v]);
-        read[v] = L::fma(L::all(reader.query[i]), m, read[v]);
+        known[v] = L::fma(key, m, known[v]);
+        read[v] = L::fma(query, m, read[v]);
       }
     }
   }
@@ -239,15 +255,19 @@ void run_columns(const DeltaNetCall& call, const HeadRows& head, const float* st
     found.update += column;
     return found;
   };
+  // Where several rows are taken in, their columns stand side by side meanwhile: rows of a state
+  // that are far apart drive each other out of the first cache.
   const Reader first = reader(head.steps[0].row);
+  Columns from = before;
   for (int64_t i = 0; i + 1 < head.num_taken; ++i) {
-    sweep<L, V, true, false>(dk, i == 0 ? before : now, now, shifted(head.taken[i]), first);
+    const Columns between = {head.buffers, kColumns};
+    sweep<L, V, true, false>(dk, from, between, shifted(head.taken[i]), first);
+    from = between;
   }
   if (head.num_taken == 0) {
     copy_columns<L, V>(dk, before, now);
     sweep<L, V, false, true>(dk, now, now, Update{}, first);
   } else {
-    const Columns& from = head.num_taken == 1 ? before : now;
     sweep<L, V, true, true>(dk, from, now, shifted(head.taken[head.num_taken - 1]), first);
   }
   for (int64_t i = 1; i < call.rows; ++i) {
@@ -256,8 +276,8 @@ void run_columns(const DeltaNetCall& call, const HeadRows& head, const float* st
       take_and_read<L, V>(dk, buffer(step.from), buffer(step.to),
                           shifted(head.updates[step.parent]), reader(step.row));
     } else {
-      const Columns from = buffer(step.from);
-      sweep<L, V, false, true>(dk, from, from, Update{}, reader(step.row));
+      const Columns same = buffer(step.from);
+      sweep<L, V, false, true>(dk, same, same, Update{}, reader(step.row));
     }
   }
 }
@@ -353,7 +373,7 @@ void run_piece(const DeltaNetPlan& plan, int64_t sequence, int64_t key_head, flo
       updates[row] = {key, value, decay, is_nothing(key, dk, log)};
       float* out = call.out + at * call.values() + head * dv;
       readers[row] = {key,   queries + row * dk,         value,     out,
-                      decay, sigmoid_of(call.rate[own]), alike[row]};
+                      decay, rate_of(call.rate[own]), alike[row]};
     }
     const int64_t state = (sequence * call.value_heads + head) * dk * dv;
     run_head<L>(call, of, call.state + state, call.present + state);

@@ -159,6 +159,26 @@ void check_products() {
   }
 }
 
+// The largest values that there are: sums of a few products must not leave what holds them.
+void check_products_of_extremes() {
+  ProofNumbers numbers;
+  for (int bits : {4, 8}) {
+    Product product({256, 70, bits, 128}, {Rounding::kStatic, 0.01f}, numbers);
+    for (int64_t block = 0; block < product.shape.panels() * product.shape.blocks(); ++block) {
+      uint8_t* values = product.weight.data() + block * product.shape.block_bytes();
+      for (int64_t i = 0; i < product.shape.values_bytes(); ++i) values[i] = i / 8 % 3 == 0 ? 0xff : 0;
+    }
+    std::vector<float> x(9 * 256);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = i / 32 % 5 == 1 ? 1e3f : -1e3f;
+    const std::vector<float> wanted = product.run(matmul_portable, x);
+    product.check_reference("portable", x, wanted);
+    for (const Level& level : usable_levels()) {
+      const bool same = same_bits(product.run(*level.matmul, x), wanted);
+      expect(same, std::string(level.name) + ": " + product.name() + " of extremes");
+    }
+  }
+}
+
 // What is no number stays in its own row; all levels agree which results are none.
 void check_products_of_no_numbers() {
   ProofNumbers numbers;
@@ -461,6 +481,7 @@ int main() {
   for (const auto& level : edgespec::usable_levels()) names += (names.empty() ? "" : ",") + std::string(level.name);
   std::printf("levels: %s\n", names.c_str());
   edgespec::check_products();
+  edgespec::check_products_of_extremes();
   edgespec::check_products_of_no_numbers();
   edgespec::check_attention();
   edgespec::check_attention_with_nan();

@@ -66,6 +66,7 @@ def session_of(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
+    options.enable_cpu_mem_arena = False  # so that sanitizers see where an output ends
     kernels().register(options)
     return ort.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]

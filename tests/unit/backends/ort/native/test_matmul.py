@@ -104,6 +104,21 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(level: str, bits: int) ->
             assert together.tobytes() == alone[order].tobytes()
 
 
+def test_a_weight_may_come_with_each_call(level: str) -> None:
+    layout = Layout(4, 32, 96, 70)
+    packed, x = layout.pack(*some_weight(layout)), some_rows(layout, 7)
+    form = {"bits": 4, "block_size": 32, "layout_version": LAYOUT_VERSION}
+    given = session_of(
+        "LowBitMatMul",
+        {"x": ("float32", ["rows", 96]), "weight": ("uint8", list(packed.shape))},
+        {"y": ("float32", ["rows", 70])},
+        {"K": 96, "N": [70], **form},
+    )
+    (wanted,) = matmul_session(layout, packed).run(None, {"x": x})
+    (found,) = given.run(None, {"x": x, "weight": packed})
+    assert found.tobytes() == wanted.tobytes()
+
+
 def test_several_weights_share_the_rows_of_one_call(level: str) -> None:
     layouts = [Layout(4, 32, 96, out) for out in (70, 5, 64)]
     packed = [one.pack(*some_weight(one, seed)) for seed, one in enumerate(layouts)]
@@ -145,6 +160,19 @@ def test_a_static_scale_saturates_as_quantize_linear_does(level: str) -> None:
     assert steps.max() == 127
     wanted = (steps * np.float64(step)) @ dequantized(layout, values, scales).T
     np.testing.assert_allclose(session.run(None, {"x": x})[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "block"), FORMATS)
+def test_sums_of_the_largest_values_are_exact(level: str, bits: int, block: int) -> None:
+    layout = Layout(4 if bits == 4 else 8, block, 2 * block, 20)
+    values = np.full((layout.out_features, layout.in_features), layout.middle - 1, np.int8)
+    values[1::2] = -layout.middle
+    scales = np.ones((layout.out_features, layout.num_blocks), np.float32)
+    session = matmul_session(layout, layout.pack(values, scales), activation_scale=1.0)
+    x = np.full((5, layout.in_features), -128, np.float32)
+    x[1], x[2, ::2], x[3, 1::2], x[4, :block] = 127, 127, 127, 127
+    (y,) = session.run(None, {"x": x})
+    np.testing.assert_array_equal(y, x.astype(np.int64) @ values.astype(np.int64).T)
 
 
 def test_zeros_and_tiny_rows_give_zeros_and_nan_gives_nan(level: str) -> None:

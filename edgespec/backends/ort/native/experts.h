@@ -1,0 +1,32 @@
+// A mixture of experts of low-bit weights, for rows whose experts a router chose: the layout of an
+// expert in memory, and the order in which results are added.
+//
+// All experts of a layer stand in one tensor, one after the other. An expert is two weights, each
+// in panels as matmul.h describes: gate and up [inner, hidden] with their panels in turn, and then
+// down [hidden, inner]. So the chosen ones are read from their first byte to their last.
+//
+// An expert is multiplied by all rows that chose it, at once. What a row's experts give, times their
+// weights, is added in the order of the experts' numbers, the first to 0; no product is fused into a
+// sum. So the bits of a row depend on that row, its experts and their weights alone.
+#pragma once
+
+#include <cstdint>
+
+#include "matmul.h"
+
+namespace edgespec {
+
+struct ExpertsShape {
+  int64_t count = 0;
+  int64_t hidden = 0;
+  int64_t inner = 0;
+  int bits = 4;
+  int64_t block = 32;
+
+  int64_t inner_panels() const { return (inner + kPanel - 1) / kPanel; }
+  MatMulShape gate_up() const { return {hidden, 2 * inner_panels() * kPanel, bits, block}; }
+  MatMulShape down() const { return {inner, hidden, bits, block}; }
+  int64_t expert_bytes() const { return gate_up().bytes() + down().bytes(); }
+};
+
+}  // namespace edgespec
