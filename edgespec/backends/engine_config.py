@@ -82,8 +82,9 @@ class SharedEmbedding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestWeight:
-    """The largest of an engine's weights, as its kernel reads it: the initializer, and where its
-    bytes stand in the data file. Two engines of a pair with the same one need it in memory once.
+    """The lm_head of an engine, or the largest of its weights, as its kernel reads it: the
+    initializer, and where its bytes stand in the data file. Two engines of a pair with the same one
+    need it in memory once.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The largest weight of a pair, an lm_head, in memory once: a draft that has its base's reads it
+"""The lm_head of a pair, its largest weight, in memory once: a draft that has its base's reads it
 from the base's file.
 
 Knows hashes and files, and how a session is given a weight. Both files hold it, so each engine can

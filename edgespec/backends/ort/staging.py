@@ -19,7 +19,7 @@ from edgespec.backends.engine_config import LargestWeight, SharedEmbedding
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.accuracy import accuracy_of, exported_weights, weights_of
 from edgespec.backends.ort.contract import lowered_contract
-from edgespec.backends.ort.data_layout import ExpertWeight, LowBitWeight, PackedWeight
+from edgespec.backends.ort.data_layout import AnyWeight, ExpertWeight, LowBitWeight, PackedWeight
 from edgespec.backends.ort.head_form import HeadForm
 from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
@@ -40,7 +40,9 @@ def stage(
     lowered = lower(model, data.name, batched, weight_format, tree_cache)
     low_bit = any(isinstance(weight, PackedWeight) for weight in lowered.weights)
     settings = EngineSettings.of(weight_format, cached=not graph.heads, low_bit=low_bit)
-    settings = replace(settings, head=head_form(lowered))
+    head = head_of(lowered)
+    if head is not None:
+        settings = replace(settings, head=HeadForm(head.layout, head.rounding, head.offset))
     exported = exported_weights(lowered.weights)
     weights = weights_of(exported, weight_format, str(onnx.path))
     if weight_format.share_embedding:
@@ -91,15 +93,15 @@ def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:
     return None
 
 
-def head_form(lowered: Lowered) -> HeadForm | None:
-    """The form of an lm_head that searches its logits; None where there is none."""
+def head_of(lowered: Lowered) -> PackedWeight | None:
+    """The weight of an lm_head that searches its logits; None where there is none."""
     if lowered.head is None:
         return None
     tensor = lowered.head.const_value
     assert isinstance(tensor, ir.ExternalTensor)
     for weight in lowered.weights:
         if isinstance(weight, PackedWeight) and weight.offset == tensor.offset:
-            return HeadForm(weight.layout, weight.rounding, weight.offset)
+            return weight
     raise AssertionError(f"no weight begins at {tensor.offset}")
 
 
@@ -107,9 +109,11 @@ def write_data(
     lowered: Lowered, source: Path, path: Path, advance: Callable[[int], None]
 ) -> LargestWeight | None:
     """Write the weights, one at a time, to where the lowered graph looks for them. Returns the
-    largest, if a kernel of our own reads it from there."""
-    whole = [weight for weight in lowered.weights if not isinstance(weight, ExpertWeight)]
-    largest = max(whole, key=lambda weight: weight.num_bytes, default=None)
+    lm_head, or the largest where none searches its logits, if a kernel of our own reads it."""
+    largest: AnyWeight | None = head_of(lowered)
+    if largest is None:
+        whole = [weight for weight in lowered.weights if not isinstance(weight, ExpertWeight)]
+        largest = max(whole, key=lambda weight: weight.num_bytes, default=None)
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for weight in lowered.weights:

@@ -4,6 +4,7 @@ base's file."""
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from edgespec import bundle
 from edgespec.backends.engine_config import EngineConfig, LargestWeight
+from edgespec.backends.engine_dir import STEMS
 from edgespec.backends.engine_dir import open_engine as engine_of
 from edgespec.backends.golden import golden_calls, only_logits
 from edgespec.backends.golden_file import read_golden
@@ -109,3 +111,78 @@ def test_a_file_that_is_too_short_is_refused(engine_dir: Path, tmp_path: Path) -
     (tmp_path / "short").write_bytes(b"\0" * 8192)
     with pytest.raises(BundleError, match="short cannot be mapped"):
         PairWeights().shared(tmp_path / "short", config.weights.largest)
+
+
+# ---- what each method's pair has in common
+
+MakeDraft = Callable[[Path, Path], Path]
+# Whether the draft has its base's lm_head
+PAIRS: dict[str, tuple[str, MakeDraft, bool]] = {
+    "EAGLE-3, an lm_head of its own": (
+        "eagle3",
+        lambda path, base: toys.make_draft(path, base, "eagle"),
+        False,
+    ),
+    "EAGLE-3 without one": (
+        "eagle3",
+        lambda path, base: toys.make_draft(
+            path, base, "eagle", draft_vocab=None, own_head=False, d2t=None
+        ),
+        True,
+    ),
+    "EAGLE-1": ("eagle1", toys.make_eagle1, True),
+    "DFlash": ("dflash", toys.make_dflash, True),
+    "DSpark, an lm_head of its own": ("dspark", toys.make_dspark, False),
+    "Medusa": ("medusa", toys.make_medusa, False),
+    "a draft model": (
+        "draft_model",
+        lambda path, base: toys.make_base(path, layers=1, vocab=VOCAB, tied=True, seed=9),
+        False,
+    ),
+}
+
+
+def make_pair(path: Path, name: str, *, tied: bool = False, **sizes: int) -> Path:
+    """The engines of a pair, the base as its method asks for it."""
+    method, make_draft, _ = PAIRS[name]
+    base = toys.make_base(path / "base", "qwen3", layers=8, tied=tied, **{"vocab": VOCAB, **sizes})
+    draft = make_draft(path / "draft", base)
+    whole = method if method == "draft_model" else None
+    of_base = ExportOptions(
+        golden=False,
+        base_for=None if whole else method,
+        draft_dir=str(draft) if "dflash" in method or "dspark" in method else None,
+    )
+    of_draft = ExportOptions(golden=False, base_model_dir=str(base), as_draft=whole)
+    onnx = [*made.exported(base, of_base).iterdir(), *made.exported(draft, of_draft).iterdir()]
+    return made.built(LIMITS, *onnx, options=INT4)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_maps_an_lm_head_once_where_it_is_the_same(name: str, tmp_path: Path) -> None:
+    check_sharing(make_pair(tmp_path, name), expected=PAIRS[name][2])
+
+
+def test_a_draft_has_the_lm_head_of_a_tied_base(tmp_path: Path) -> None:
+    """Which is the embedding of both."""
+    check_sharing(make_pair(tmp_path, "EAGLE-1", tied=True), expected=True)
+
+
+def test_an_lm_head_is_shared_where_other_weights_are_larger(tmp_path: Path) -> None:
+    check_sharing(make_pair(tmp_path, "EAGLE-1", vocab=128, intermediate=192), expected=True)
+
+
+def check_sharing(engine_dir: Path, *, expected: bool) -> None:
+    """Whether the engines of a pair read their lm_head, and the draft its embedding, from the
+    base's memory."""
+    pair = PairWeights()
+    opened: dict[Role, OrtRunner] = {}
+    for role in (Role.BASE, Role.LLM, Role.DRAFT):
+        if (engine_dir / f"{STEMS[role]}.onnx").is_file():
+            config, _ = engine_of(engine_dir, role)
+            opened[role] = open_engine(engine_dir / f"{STEMS[role]}.onnx", config, pair)
+    *_, base, draft = opened.values()
+    (own,), (value,) = base.shared.values(), draft.shared.values()
+    assert base.head is not None
+    assert own.data_ptr() == base.head.weight.ctypes.data
+    assert (value.data_ptr() == own.data_ptr()) is expected
