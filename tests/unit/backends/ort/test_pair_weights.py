@@ -132,7 +132,7 @@ PAIRS: dict[str, tuple[str, MakeDraft, bool]] = {
     ),
     "EAGLE-1": ("eagle1", toys.make_eagle1, True),
     "DFlash": ("dflash", toys.make_dflash, True),
-    "DSpark": ("dspark", toys.make_dspark, True),
+    "DSpark, an lm_head of its own": ("dspark", toys.make_dspark, False),
     "Medusa": ("medusa", toys.make_medusa, False),
     "a draft model": (
         "draft_model",
@@ -142,30 +142,34 @@ PAIRS: dict[str, tuple[str, MakeDraft, bool]] = {
 }
 
 
-def make_pair(path: Path, name: str, *, tied: bool, vocab: int = VOCAB) -> Path:
+def make_pair(path: Path, name: str, *, tied: bool = False, **sizes: int) -> Path:
     """The engines of a pair, the base as its method asks for it."""
     method, make_draft, _ = PAIRS[name]
-    base = toys.make_base(path / "base", "qwen3", layers=8, vocab=vocab, tied=tied)
-    plain = method == "draft_model"
+    base = toys.make_base(path / "base", "qwen3", layers=8, tied=tied, **{"vocab": VOCAB, **sizes})
     draft = make_draft(path / "draft", base)
-    of_base = ExportOptions(golden=False, base_for=None if plain else method)
-    of_draft = ExportOptions(golden=False, base_model_dir=str(base), draft_model=plain)
+    whole = method if method == "draft_model" else None
+    of_base = ExportOptions(
+        golden=False,
+        base_for=None if whole else method,
+        draft_dir=str(draft) if "dflash" in method or "dspark" in method else None,
+    )
+    of_draft = ExportOptions(golden=False, base_model_dir=str(base), as_draft=whole)
     onnx = [*made.exported(base, of_base).iterdir(), *made.exported(draft, of_draft).iterdir()]
     return made.built(LIMITS, *onnx, options=INT4)
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_pair_maps_an_lm_head_once_where_it_is_the_same(
-    name: str, tied: bool, tmp_path: Path
-) -> None:
-    engine_dir = make_pair(tmp_path, name, tied=tied)
-    check_sharing(engine_dir, expected=PAIRS[name][2])
+def test_a_pair_maps_an_lm_head_once_where_it_is_the_same(name: str, tmp_path: Path) -> None:
+    check_sharing(make_pair(tmp_path, name), expected=PAIRS[name][2])
+
+
+def test_a_draft_has_the_lm_head_of_a_tied_base(tmp_path: Path) -> None:
+    """Which is the embedding of both."""
+    check_sharing(make_pair(tmp_path, "EAGLE-1", tied=True), expected=True)
 
 
 def test_an_lm_head_is_shared_where_other_weights_are_larger(tmp_path: Path) -> None:
-    engine_dir = make_pair(tmp_path, "EAGLE-1", tied=False, vocab=64)
-    check_sharing(engine_dir, expected=True)
+    check_sharing(make_pair(tmp_path, "EAGLE-1", vocab=128, intermediate=192), expected=True)
 
 
 def check_sharing(engine_dir: Path, *, expected: bool) -> None:
