@@ -143,7 +143,7 @@ class Pair:
             assert len(block.before) > 1
             *committed, pending = block.before
             _, hidden = reference.base_hidden_states(self.model, torch.tensor([committed]))
-            states = reference.gather_aux_hidden_states(hidden, self.ref.aux_layers)[0]
+            states = reference.gather_aux_hidden_states(hidden, self.ref.aux_layers)[0].float()
             first = self.first_slot
             wanted = self.ref.block(states, pending, len(block.logits) + first)[first:]
             np.testing.assert_allclose(block.logits, wanted.numpy(), **CLOSE)
