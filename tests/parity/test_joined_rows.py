@@ -38,6 +38,11 @@ def qwen3(path: Path) -> Path:
     return toys.make_base(path, family="qwen3", head_dim=32, layers=LAYERS)
 
 
+def qwen2(path: Path) -> Path:
+    """Biases behind q, k and v."""
+    return toys.make_base(path, family="qwen2", layers=LAYERS)
+
+
 def gemma3(path: Path) -> Path:
     """Norms behind the parts of a layer too, and GELU."""
     return toys.make_gemma3(path, layers=LAYERS)
@@ -55,9 +60,11 @@ def qwen3_5(path: Path) -> Path:
 
 # What becomes of norms and gates that are no part of an attention: by operator
 KINDS: dict[Callable[[Path], Path], dict[str, int]] = {
-    qwen3: {"NormLowBitMatMul": 2 * LAYERS + 1, "GatedLowBitMatMul": LAYERS},
-    gemma3: {"NormLowBitMatMul": 2 * LAYERS + 1, "GatedLowBitMatMul": LAYERS},
-    phi3: {"NormLowBitMatMul": 2 * LAYERS + 1, "GatedLowBitMatMul": LAYERS},
+    qwen3: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS},
+    # the last sum alone, whose rows are gathered before their norm
+    qwen2: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS, "Add": 1},
+    gemma3: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS},
+    phi3: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS},
     qwen3_5: {},
 }
 

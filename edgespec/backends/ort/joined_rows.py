@@ -3,6 +3,7 @@ which rounds their rows at once, or by themselves.
 
 - x = norm(residual + mixed), LowBitMatMul(x) -> NormLowBitMatMul, which gives the sum as well
 - x = activation(gate) * up, LowBitMatMul(x) -> GatedLowBitMatMul
+- LowBitMatMul(x) + bias, behind either of them -> a part of it
 - norms and gates that others read -> RmsNorm, Gate
 
 Their rows have the same bits in every call. Knows the operators of both sides. Knows no model.
@@ -148,17 +149,52 @@ def halves(gate: ir.Value, up: ir.Value) -> list[ir.Value | None]:
 
 
 def join(product: ir.Node, rows: Rows, operator: str) -> None:
-    """Let a product make its rows itself."""
-    joined = made_node(operator, [*rows.inputs, *product.inputs[1:]], rows, product)
+    """Let a product make its rows itself, and add its biases."""
+    biased = biased_outputs(product)
+    bias = bias_of(product, biased) if biased else None
+    joined = made_node(operator, [*rows.inputs, bias, *product.inputs[1:]], rows, product)
     sums = len(joined.outputs) - len(product.outputs)
-    for old, new in zip(product.outputs, joined.outputs[sums:], strict=True):
+    given = [add.outputs[0] for add in biased] or product.outputs
+    for old, new in zip(given, joined.outputs[sums:], strict=True):
         replace_value(new, old)
+    for add in biased:
+        drop(add)
     if rows.total is not None:
         replace_value(joined.outputs[0], rows.total.outputs[0])
         drop(rows.total)
     elif sums:
         joined.outputs[0].name = ""
     drop(product)
+
+
+def biased_outputs(product: ir.Node) -> list[ir.Node]:
+    """The Adds of a bias that alone read a product's outputs; none where one has no bias."""
+    adds: list[ir.Node] = []
+    for output, size in zip(product.outputs, product.attributes["N"].as_ints(), strict=True):
+        users = [user for user, _ in output.uses()]
+        if len(users) != 1 or output.is_graph_output() or users[0].op_type != "Add":
+            return []
+        (add,) = users
+        bias = next((value for value in add.inputs if value is not output), None)
+        if bias is None or not bias.is_initializer() or bias.shape != ir.Shape((size,)):
+            return []
+        adds.append(add)
+    return adds
+
+
+def bias_of(product: ir.Node, adds: Sequence[ir.Node]) -> ir.Value:
+    """The biases of all outputs of a product, one behind the other."""
+    biases = [
+        next(value for value in add.inputs if value is not None and value.is_initializer())
+        for add in adds
+    ]
+    if len(biases) == 1:
+        return biases[0]
+    joined = ir.node("Concat", biases, {"axis": 0}, name=f"{product.name}/bias")
+    joined.outputs[0].name = f"{product.name}/bias:0"
+    assert isinstance(product.graph, ir.Graph)
+    product.graph.insert_before(product, joined)
+    return joined.outputs[0]
 
 
 def write_alone(rows: Rows, operator: str) -> None:
@@ -190,10 +226,11 @@ def made_node(
 
 
 def drop(node: ir.Node) -> None:
-    """Remove a node that nothing reads, and what it alone read."""
-    if any(output.uses() or output.is_graph_output() for output in node.outputs):
-        return
+    """Remove a node that nothing reads, and what it alone read; one may be removed already."""
     graph, makers = node.graph, [value.producer() for value in node.inputs if value is not None]
+    read = any(output.uses() or output.is_graph_output() for output in node.outputs)
+    if graph is None or read:
+        return
     assert isinstance(graph, ir.Graph)
     graph.remove(node, safe=True)
     for maker in makers:

@@ -89,9 +89,14 @@ class LowBitMatMul {
  public:
   static constexpr const char* name = Kind::name;
 
-  // What rows are made of, and packed weights as matmul.h describes them.
+  // What rows are made of; behind rows that are made, biases of all weights one behind the other;
+  // and packed weights as matmul.h describes them.
   static const std::vector<Port>& inputs() {
-    static const std::vector<Port> ports = with(Kind::Rows::inputs(), {kUint8, kVariadic});
+    static const std::vector<Port> ports = [] {
+      std::vector<Port> rows = Kind::Rows::inputs();
+      if (Kind::made) rows.push_back({kFloat, kOptional});
+      return with(rows, {kUint8, kVariadic});
+    }();
     return ports;
   }
   // The sum in front of the norm, where the operator has one; and a y [..., out] for each weight.
@@ -111,6 +116,10 @@ class LowBitMatMul {
       shapes_.push_back(shape);
     }
     if (!fits || shapes_.empty()) throw GraphError("no kernel for these sizes");
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      const auto weight = info.constant<uint8_t>(inputs().size() - 1 + i);
+      constants_.push_back(weight ? checked(weight, shapes_[i]) : nullptr);
+    }
   }
 
   void compute(const Context& context) const {
@@ -133,6 +142,7 @@ class LowBitMatMul {
         if (first < last) {
           kernels.multiply(*one.shape, one.weight, first - one.first, last - one.first, rows,
                            one.y);
+          one.add_bias(first - one.first, last - one.first, num_rows);
         }
       }
     });
@@ -143,8 +153,20 @@ class LowBitMatMul {
   struct Product {
     const MatMulShape* shape;
     const uint8_t* weight;
+    const float* bias;  // null: none
     float* y;
     int64_t first, last;
+
+    // Adds the bias to the columns of panels [begin, end).
+    void add_bias(int64_t begin, int64_t end, int64_t num_rows) const {
+      if (bias == nullptr) return;
+      const int64_t from = begin * kPanel;
+      const int64_t to = end * kPanel < shape->out ? end * kPanel : shape->out;
+      for (int64_t r = 0; r < num_rows; ++r) {
+        float* row = y + r * shape->out;
+        for (int64_t o = from; o < to; ++o) row[o] += bias[o];
+      }
+    }
   };
 
   std::vector<Product> products_of(const Context& context, Dims dims) const {
@@ -154,18 +176,38 @@ class LowBitMatMul {
       throw GraphError("it has not as many weights and outputs as sizes N");
     }
     std::vector<Product> products;
+    const float* bias = bias_of(context);
     int64_t first = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
       const MatMulShape& shape = shapes_[i];
-      const auto weight = context.input<uint8_t>(i + weights);
-      check_bytes(weight.count(), shape);
+      const uint8_t* weight = constants_[i];
+      if (weight == nullptr) weight = checked(context.input<uint8_t>(i + weights), shape);
       dims.back() = shape.out;
       const auto y = context.output<float>(i + results, dims);
       if (!y) throw GraphError("an output that nobody reads");
-      products.push_back({&shape, weight.data, y.data, first, first + shape.panels()});
+      products.push_back({&shape, weight, bias, y.data, first, first + shape.panels()});
+      if (bias != nullptr) bias += shape.out;
       first += shape.panels();
     }
     return products;
+  }
+
+  const float* bias_of(const Context& context) const {
+    if constexpr (!Kind::made) return nullptr;
+    const auto bias = context.input<float>(inputs().size() - 2);
+    if (!bias) return nullptr;
+    int64_t outputs = 0;
+    for (const MatMulShape& shape : shapes_) outputs += shape.out;
+    if (bias.count() != outputs) {
+      throw GraphError("it needs " + std::to_string(outputs) + " biases, not " +
+                       std::to_string(bias.count()));
+    }
+    return bias.data;
+  }
+
+  static const uint8_t* checked(const Tensor<const uint8_t>& weight, const MatMulShape& shape) {
+    check_bytes(weight.count(), shape);
+    return weight.data;
   }
 
   void quantize(const Context& context, const MatMulKernels& kernels,
@@ -219,6 +261,7 @@ class LowBitMatMul {
   typename Kind::Rows rows_;
   PackedForm form_;
   std::vector<MatMulShape> shapes_;
+  std::vector<const uint8_t*> constants_;  // weights; null where they come with each call
 };
 
 std::vector<uint8_t> some_weight(const MatMulShape& shape, ProofNumbers& numbers) {

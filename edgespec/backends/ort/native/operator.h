@@ -28,7 +28,48 @@ inline void check(OrtStatus* status) {
   if (status != nullptr) throw StatusError{status};
 }
 
-// The attributes of a node.
+using Dims = std::vector<int64_t>;
+
+inline int64_t count_of(const Dims& dims) {
+  int64_t count = 1;
+  for (int64_t dim : dims) count *= dim;
+  return count;
+}
+
+// A tensor of a call; `data` is null for an input that was left out.
+template <typename T>
+struct Tensor {
+  T* data = nullptr;
+  Dims dims;
+
+  explicit operator bool() const { return data != nullptr; }
+  int64_t count() const { return count_of(dims); }
+};
+
+inline Dims dims_of(const Api& api, const OrtValue* value) {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  check(api.tensor_info(value, &info));
+  size_t count = 0;
+  OrtStatus* status = api.num_dimensions(info, &count);
+  Dims dims(status == nullptr ? count : 0);
+  if (status == nullptr && count > 0) status = api.dimensions(info, dims.data(), count);
+  api.release(info);
+  check(status);
+  return dims;
+}
+
+template <typename T>
+Tensor<const T> tensor_of(const Api& api, const OrtValue* value) {
+  Tensor<const T> tensor;
+  if (value == nullptr) return tensor;
+  void* data = nullptr;
+  check(api.tensor_data(value, &data));
+  tensor.data = static_cast<const T*>(data);
+  tensor.dims = dims_of(api, value);
+  return tensor;
+}
+
+// The attributes of a node, and those of its inputs that are constants.
 class Info {
  public:
   Info(const Api& api, const OrtKernelInfo* info) : api_(api), info_(info) {}
@@ -58,6 +99,17 @@ class Info {
     if (count > 0) check(api_.attribute(info_, name, values.data(), &count));
     return values;
   }
+  // An input that is the same in every call; without data where it is not known before.
+  template <typename T>
+  Tensor<const T> constant(size_t index) const {
+    int is_constant = 0;
+    const OrtValue* value = nullptr;
+    if (OrtStatus* status = api_.constant_input(info_, index, &is_constant, &value)) {
+      api_.release(status);
+      return {};
+    }
+    return is_constant != 0 ? tensor_of<T>(api_, value) : Tensor<const T>{};
+  }
 
  private:
   template <typename T>
@@ -72,24 +124,6 @@ class Info {
 
   const Api& api_;
   const OrtKernelInfo* info_;
-};
-
-using Dims = std::vector<int64_t>;
-
-inline int64_t count_of(const Dims& dims) {
-  int64_t count = 1;
-  for (int64_t dim : dims) count *= dim;
-  return count;
-}
-
-// A tensor of a call; `data` is null for an input that was left out.
-template <typename T>
-struct Tensor {
-  T* data = nullptr;
-  Dims dims;
-
-  explicit operator bool() const { return data != nullptr; }
-  int64_t count() const { return count_of(dims); }
 };
 
 // One call of an operator.
@@ -111,13 +145,7 @@ class Context {
   Tensor<const T> input(size_t index) const {
     const OrtValue* value = nullptr;
     check(api_.input(context_, index, &value));
-    Tensor<const T> tensor;
-    if (value == nullptr) return tensor;
-    void* data = nullptr;
-    check(api_.tensor_data(value, &data));
-    tensor.data = static_cast<const T*>(data);
-    tensor.dims = dims_of(value);
-    return tensor;
+    return tensor_of<T>(api_, value);
   }
   template <typename T>
   Tensor<T> output(size_t index, const Dims& dims) const {
@@ -142,18 +170,6 @@ class Context {
   }
 
  private:
-  Dims dims_of(const OrtValue* value) const {
-    OrtTensorTypeAndShapeInfo* info = nullptr;
-    check(api_.tensor_info(value, &info));
-    size_t count = 0;
-    OrtStatus* status = api_.num_dimensions(info, &count);
-    Dims dims(status == nullptr ? count : 0);
-    if (status == nullptr && count > 0) status = api_.dimensions(info, dims.data(), count);
-    api_.release(info);
-    check(status);
-    return dims;
-  }
-
   const Api& api_;
   OrtKernelContext* context_;
 };

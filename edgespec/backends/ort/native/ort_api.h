@@ -121,6 +121,12 @@ class Api {
     return at<OrtStatus* (*)(const OrtKernelInfo*, const char*, int64_t*, size_t*)>(163)(
         info, name, values, count);
   }
+  // An input that is the same in every call, with 1 in `is_constant`.
+  OrtStatus* constant_input(const OrtKernelInfo* info, size_t index, int* is_constant,
+                            const OrtValue** value) const {
+    return at<OrtStatus* (*)(const OrtKernelInfo*, size_t, int*, const OrtValue**)>(249)(
+        info, index, is_constant, value);
+  }
   OrtStatus* num_inputs(const OrtKernelContext* context, size_t* count) const {
     return at<OrtStatus* (*)(const OrtKernelContext*, size_t*)>(88)(context, count);
   }

@@ -33,7 +33,8 @@ class Made:
 
     def constant(self, name: str, array: np.ndarray) -> ir.Value:
         tensor = ir.tensor(array, name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        kind = ir.TensorType(tensor.dtype)
+        value = ir.Value(name=name, shape=ir.Shape(array.shape), type=kind, const_value=tensor)
         self.initializers.append(value)
         return value
 
@@ -101,13 +102,13 @@ def test_a_layer_becomes_its_products() -> None:
     assert list(nodes) == ["gate_up", "down", "end"]
     first, second, end = nodes.values()
     assert first.op_type == "NormLowBitMatMul"
-    wanted = ["mixed", None, "x", "norm/weight", "gate_up/w0", "gate_up/w1"]
+    wanted = ["mixed", None, "x", "norm/weight", None, "gate_up/w0", "gate_up/w1"]
     assert names(first.inputs) == wanted
     assert names(first.outputs) == ["residual:0", "gate_up:0", "gate_up:1"]
     assert first.attributes["epsilon"].as_float() == pytest.approx(1e-5)
     assert first.attributes["N"].as_ints() == (WIDTH, WIDTH)
     assert second.op_type == "GatedLowBitMatMul"
-    assert names(second.inputs) == ["gate_up:0", "gate_up:1", "down/w0"]
+    assert names(second.inputs) == ["gate_up:0", "gate_up:1", None, "down/w0"]
     assert second.attributes["activation"].as_int() == 0
     assert names(end.inputs) == ["residual:0", "down:0"]
 
@@ -119,7 +120,7 @@ def test_a_norm_of_what_is_added_is_a_part_too() -> None:
     y = b.product(b.norm(total, "norm"), "product")
     nodes = joined(b.model(y, b.op("Neg", total, name="also")))
     assert operators(nodes) == {"NormLowBitMatMul": 1, "Neg": 1}
-    wanted = ["mixed", "inner/weight", "x", "norm/weight", "product/w0"]
+    wanted = ["mixed", "inner/weight", "x", "norm/weight", None, "product/w0"]
     assert names(nodes["product"].inputs) == wanted
 
 
@@ -127,7 +128,7 @@ def test_a_norm_without_a_sum_has_no_output_for_it() -> None:
     b = Made()
     nodes = joined(b.model(b.product(b.norm(b.given("x"), "norm"), "product")))
     (node,) = nodes.values()
-    assert names(node.inputs) == ["x", None, None, "norm/weight", "product/w0"]
+    assert names(node.inputs) == ["x", None, None, "norm/weight", None, "product/w0"]
     assert names(node.outputs) == ["", "product:0"]
 
 
@@ -138,7 +139,7 @@ def test_halves_of_one_product_are_gated_as_they_stand() -> None:
     gelu = b.op("Gelu", gate, name="gelu", approximate="tanh")
     nodes = joined(b.model(b.product(b.op("Mul", gelu, up, name="mul"), "down")))
     (node,) = nodes.values()
-    assert names(node.inputs) == ["both", None, "down/w0"]
+    assert names(node.inputs) == ["both", None, None, "down/w0"]
     assert node.attributes["activation"].as_int() == 1
 
 
@@ -147,7 +148,7 @@ def test_a_sigmoid_gates_the_rows_of_a_product() -> None:
     gate = b.op("Sigmoid", b.given("gate"), name="sigmoid")
     nodes = joined(b.model(b.product(b.op("Mul", b.given("flat"), gate, name="mul"), "o_proj")))
     (node,) = nodes.values()
-    assert names(node.inputs) == ["gate", "flat", "o_proj/w0"]
+    assert names(node.inputs) == ["gate", "flat", None, "o_proj/w0"]
     assert node.attributes["activation"].as_int() == 2
 
 
@@ -204,3 +205,31 @@ def test_norms_that_differ_in_more_than_their_weights_are_two() -> None:
     total = b.op("Add", b.given("x"), inner, name="residual")
     nodes = joined(b.model(b.product(b.norm(total, "norm"), "product")))
     assert operators(nodes) == {"RmsNorm": 1, "NormLowBitMatMul": 1}
+
+
+def biased(b: Made, size: int = WIDTH, constant: bool = True) -> ir.Model:
+    """Three products of a norm, each with a bias."""
+    outputs = b.product(b.norm(b.given("x"), "norm"), "qkv", outputs=3)
+    biases = [b.constant(f"bias{i}", np.zeros(size, np.float32)) for i in range(3)]
+    if not constant:
+        biases[2] = b.given("more")
+    sums = [
+        b.op("Add", *pair, name=f"biased{i}")
+        for i, pair in enumerate(zip(outputs, biases, strict=True))
+    ]
+    return b.model(*[b.op("Neg", one, name=f"end{i}") for i, one in enumerate(sums)])
+
+
+def test_biases_are_added_by_the_product() -> None:
+    nodes = joined(biased(Made()))
+    assert operators(nodes) == {"NormLowBitMatMul": 1, "Concat": 1, "Neg": 3}
+    assert names(nodes["qkv"].inputs)[4] == "qkv/bias:0"
+    assert names(nodes["qkv/bias"].inputs) == ["bias0", "bias1", "bias2"]
+    assert names(nodes["qkv"].outputs) == ["", "biased0:0", "biased1:0", "biased2:0"]
+
+
+def test_what_is_no_bias_is_added_behind_the_product() -> None:
+    for model in (biased(Made(), size=1), biased(Made(), constant=False)):
+        nodes = joined(model)
+        assert operators(nodes) == {"NormLowBitMatMul": 1, "Add": 3, "Neg": 3}
+        assert names(nodes["qkv"].inputs)[4] is None

@@ -104,6 +104,21 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(level: str, bits: int) ->
             assert together.tobytes() == alone[order].tobytes()
 
 
+def test_a_weight_may_come_with_each_call(level: str) -> None:
+    layout = Layout(4, 32, 96, 70)
+    packed, x = layout.pack(*some_weight(layout)), some_rows(layout, 7)
+    form = {"bits": 4, "block_size": 32, "layout_version": LAYOUT_VERSION}
+    given = session_of(
+        "LowBitMatMul",
+        {"x": ("float32", ["rows", 96]), "weight": ("uint8", list(packed.shape))},
+        {"y": ("float32", ["rows", 70])},
+        {"K": 96, "N": [70], **form},
+    )
+    (wanted,) = matmul_session(layout, packed).run(None, {"x": x})
+    (found,) = given.run(None, {"x": x, "weight": packed})
+    assert found.tobytes() == wanted.tobytes()
+
+
 def test_several_weights_share_the_rows_of_one_call(level: str) -> None:
     layouts = [Layout(4, 32, 96, out) for out in (70, 5, 64)]
     packed = [one.pack(*some_weight(one, seed)) for seed, one in enumerate(layouts)]

@@ -229,7 +229,7 @@ def joined(
     form = {"bits": layout.bits, "block_size": layout.block, "layout_version": LAYOUT_VERSION}
     return session_of(
         operator,
-        inputs,
+        {**inputs, "bias": None},
         {**outputs, "y": ("float32", ["rows", layout.out_features])},
         {"K": layout.in_features, "N": [layout.out_features], **form, **attributes},
         {"packed": packed},
@@ -299,6 +299,34 @@ def test_a_product_behind_a_gate_is_the_two(level: str, activation: int, layout:
             assert session.run(None, given)[0].tobytes() == wanted.tobytes()
 
 
+@cache
+def biased_session(threads: int = 1) -> ort.InferenceSession:
+    """Two weights behind a gate, with biases: -> y0 [rows, 70] and y1 [rows, 130]."""
+    layouts = [Layout(4, 32, 300, out) for out in (70, 130)]
+    rows = ("float32", ["rows", 300])
+    form = {"bits": 4, "block_size": 32, "layout_version": LAYOUT_VERSION, "activation": SILU}
+    return session_of(
+        "GatedLowBitMatMul",
+        {"gate": rows, "up": rows, "bias": ("float32", ["n"])},
+        {"y0": ("float32", ["rows", 70]), "y1": ("float32", ["rows", 130])},
+        {"K": 300, "N": [70, 130], **form},
+        {f"packed{layout.out_features}": some_weight(layout) for layout in layouts},
+        threads,
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_biases_are_added_to_the_products(level: str, threads: int) -> None:
+    bias = some(9, 200)
+    for count in (1, 13, 70):
+        feeds = {"gate": some(count, count, 300), "up": some(count + 1, count, 300)}
+        session = biased_session(threads)
+        plain = session.run(None, feeds | {"bias": np.zeros(200, np.float32)})
+        found = session.run(None, feeds | {"bias": bias})
+        for one, other, own in zip(found, plain, (bias[:70], bias[70:]), strict=True):
+            assert one.tobytes() == (other + own).tobytes()
+
+
 # ---- what is refused
 
 
@@ -338,3 +366,9 @@ def test_a_product_of_rows_of_another_width_is_refused() -> None:
     session = joined("GatedLowBitMatMul", layout, some_weight(layout), inputs, {"activation": SILU})
     with pytest.raises(Exception, match="GatedLowBitMatMul: its rows are not 64 wide"):
         session.run(None, {"gate": some(0, 1, 65), "up": some(0, 1, 65)})
+
+
+def test_biases_of_other_sizes_are_refused() -> None:
+    feeds = {"gate": some(0, 1, 300), "up": some(0, 1, 300), "bias": some(0, 199)}
+    with pytest.raises(Exception, match="GatedLowBitMatMul: it needs 200 biases, not 199"):
+        biased_session().run(None, feeds)
