@@ -112,6 +112,13 @@ class BuildKernels(build_ext):
         """None beside those that the sources mark: it has no PyInit."""
         return []
 
+    def copy_extensions_to_source(self) -> None:
+        """Put the library beside the sources. What older ones made goes first: where this one was
+        not compiled, that would be taken for it."""
+        for ext in self.extensions:
+            Path(self.get_ext_filename(ext.name)).unlink(missing_ok=True)
+        super().copy_extensions_to_source()
+
     def build_extension(self, ext: Extension) -> None:
         """Compile and link; errors are warnings, as the extension is optional. What an older
         source made goes first: it would be taken for this one's."""

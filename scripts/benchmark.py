@@ -139,7 +139,7 @@ def write_checkpoint(
         size = 2 * int(np.prod(shape))
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
         end += size
-    extra = {"d2t": vocabulary_map()} if "fc.weight" in tensors else {}
+    extra = {"d2t": vocabulary_map()} if "draft_vocab_size" in config else {}
     for name, array in extra.items():
         header[name] = {
             "dtype": "I64",

@@ -25,7 +25,7 @@ FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 WIDTH, HEIGHT = 860, 392
 LEFT, BOX, GAP, TALL = 40, 96, 12, 34
-BAR, LABELS, VALUES = 22, 290, 90
+BAR, LABELS, VALUES, CUT = 22, 290, 90, 1.25
 
 
 def text(x: float, y: float, words: str, *, color: str = INK, size: int = 14, **more: str) -> str:
@@ -87,14 +87,19 @@ def performance() -> str:
     parts, y = [text(LEFT, 34, title, font_weight="600")], 64
     for context, rows in bars(result).items():
         parts.append(text(LEFT, y, f"behind a prompt of {context} tokens", color=QUIET))
-        longest = max(value for _, _, value in rows)
+        # A bar that is far longer than all others is cut, so that the others can be told apart
+        *_, second, longest = sorted(value for _, _, value in rows)
+        longest = min(longest, CUT * second)
         for name, label, value in rows:
             y += BAR
             color = BASE if name.startswith("edgespec") else OTHERS
-            width = (WIDTH - LEFT - LABELS - VALUES) * value / longest
+            width = (WIDTH - LEFT - LABELS - VALUES) * min(1, value / longest)
             parts.append(text(LEFT, y + 12, label, size=13))
             bar = f'<rect x="{LEFT + LABELS}" y="{y}" width="{width:.1f}" height="16" rx="3"'
             parts.append(f'{bar} fill="{color}"/>')
+            if value > longest:
+                cut = f"M{LEFT + LABELS + width - 30:.1f} {y + 20}l8 -24"
+                parts.append(f'<path d="{cut}" stroke="{PAPER}" stroke-width="6"/>')
             parts.append(text(LEFT + LABELS + width + 8, y + 13, f"{value:.1f}", size=13))
         y += BAR + 26
     return picture(parts, title, y - BAR)

@@ -101,17 +101,19 @@ class Products:
         return name
 
     def bind(self, rows: int) -> None:
-        """Rows in, and room for what comes out, kept from run to run."""
+        """Rows in, and room for what comes out, kept from run to run: one for all products of a
+        width, as an engine has it."""
         random = np.random.default_rng(1)
         self.binding, self.arrays = self.session.io_binding(), []
         for width in self.widths:
             x = random.standard_normal((rows, width)).astype(np.float32)
             self.arrays.append(x)
             self.binding.bind_input(f"x{width}", "cpu", 0, np.float32, x.shape, x.ctypes.data)
+        room: dict[int, np.ndarray] = {}
         for value in self.session.get_outputs():
-            y = np.empty((rows, value.shape[1]), np.float32)
-            self.arrays.append(y)
+            y = room.setdefault(value.shape[1], np.empty((rows, value.shape[1]), np.float32))
             self.binding.bind_output(value.name, "cpu", 0, np.float32, y.shape, y.ctypes.data)
+        self.arrays += room.values()
 
     def run(self, clock: Any) -> float:
         """The time of one run, in ms."""

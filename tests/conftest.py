@@ -25,6 +25,7 @@ GOLDEN = TESTS / "golden"
 # Files of more than ten seconds, the longest first; before them the one that has ModelOpt make what
 # others need as well.
 LONG_FILES = (
+    "unit/backends/ort/native/test_arm.py",  # where QEMU is
     "parity/test_quantised_export.py",
     "lossless/test_quantised.py",
     "lossless/test_batches.py",

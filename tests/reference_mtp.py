@@ -29,6 +29,7 @@ class MtpReference:
 
     def __init__(self, path: Path, model: Any, mistake: str | None = None) -> None:
         from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
+        from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 
         self.model, self.mistake = model, mistake
         stored = {
@@ -45,7 +46,9 @@ class MtpReference:
         config.layer_types, config._attn_implementation = ["full_attention"], "eager"
         if mistake == ROPE_BASE:
             config.rope_parameters = config.rope_parameters | {"rope_theta": 10000.0}
-        self.layer = qwen.Qwen3_5DecoderLayer(config, 0).float().eval()
+        mixture = hasattr(config, "num_experts")
+        kind: Any = Qwen3_5MoeDecoderLayer if mixture else qwen.Qwen3_5DecoderLayer
+        self.layer = kind(config, 0).float().eval()
         self.rotary = qwen.Qwen3_5TextRotaryEmbedding(config)
         self.layer.load_state_dict(
             {

@@ -34,14 +34,6 @@ def _is_qwen_next(config: Mapping[str, Any], _: Checkpoint) -> bool:
     )
 
 
-def _is_qwen_experts(config: Mapping[str, Any], _: Checkpoint) -> bool:
-    names = [config.get("model_type"), *_architectures(config)]
-    return any(
-        isinstance(name, str) and name.lower().startswith(("qwen3_5_moe", "qwen3_5moe"))
-        for name in names
-    )
-
-
 def _is_other_mtp(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
     """A family whose head is known is a base like another: the head is left out, or exported
     beside it."""
@@ -79,7 +71,6 @@ SPECULATORS = {
 # Asked once no method has claimed the checkpoint; the first that matches decides.
 OTHERS = (
     Unsupported("a Qwen3-Next model", _is_qwen_next),
-    Unsupported("a Qwen3.5 mixture of experts", _is_qwen_experts),
     Unsupported("a model with a multi-token prediction (MTP) head, and not Qwen3.5", _is_other_mtp),
     Unsupported(
         "a DeepSeek or GLM model with multi-token prediction (MTP) layers", _is_deepseek_mtp

@@ -141,14 +141,15 @@ def refuse_other_gates(fields: Fields) -> None:
         )
     if fields.get("num_experts"):
         raise UnsupportedModel(
-            f"{fields.source}: num_experts is {fields.get('num_experts')}; experts are not done."
+            f"{fields.source}: num_experts is {fields.get('num_experts')}; this architecture has no"
+            " experts."
         )
 
 
-_BESIDE = ("model.visual.", "visual.", "mtp.")
+BESIDE = ("model.visual.", "visual.", "mtp.")
 FAMILIES = {
     "Qwen3_5ForCausalLM": Family(
-        "Qwen3.5", "qwen3_5_text", decoder, beside=_BESIDE, mtp_layers=num_mtp_layers
+        "Qwen3.5", "qwen3_5_text", decoder, beside=BESIDE, mtp_layers=num_mtp_layers
     ),
     "Qwen3_5ForConditionalGeneration": Family(
         "Qwen3.5",
@@ -156,7 +157,7 @@ FAMILIES = {
         decoder,
         text_key="text_config",
         stacks=("model.language_model", "model"),
-        beside=_BESIDE,
+        beside=BESIDE,
         mtp_layers=num_mtp_layers,
     ),
 }

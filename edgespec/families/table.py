@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.families import gemma3, llama, mistral, phi3, qwen2, qwen3, qwen3_5, qwen3_moe
+from edgespec.families import (
+    gemma3,
+    llama,
+    mistral,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_moe,
+)
 from edgespec.families.base import Family
 
 # Architecture, as config.json names it -> its row. Tests add rows of their own.
@@ -19,6 +29,7 @@ FAMILIES: dict[str, Family] = {
     **qwen3.FAMILIES,
     **qwen3_moe.FAMILIES,
     **qwen3_5.FAMILIES,
+    **qwen3_5_moe.FAMILIES,
     **phi3.FAMILIES,
     **gemma3.FAMILIES,
 }

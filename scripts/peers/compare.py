@@ -1,4 +1,4 @@
-"""Compares edgespec with other engines on the same random weights: plain decoding, and EAGLE-3.
+"""Compares edgespec with other engines on the same random weights: plain, with EAGLE-3 and DFlash.
 
     python scripts/peers/compare.py --work DIR                       # every peer, 5 runs, one thread
     python scripts/peers/compare.py --work DIR --only edgespec-32 llama.cpp --threads 2 --runs 9
@@ -37,15 +37,10 @@ import llama_cpp_peer
 import openvino_peer
 import transformers_peer
 from environment import Place, Prepared, size_mb
+from shapes import BLOCK, SIZES, position_numbers, write_checkpoints
 from table import Runs, summary, write_page
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmark.py
-
 RATE, CHAIN = 0.7, 3
-SIZES = {
-    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072},
-    "1.7B": {"hidden_size": 2048, "intermediate_size": 6144},
-}
 BANDWIDTH = Path(__file__).with_name("bandwidth.py")
 
 
@@ -59,8 +54,9 @@ class Row:
     beside: str
     # Bytes of a number in the cache
     cache_bytes: int = 4
-    # The plain row of the same weights, of a row with drafts
+    # Of a row with drafts: the plain row of the same weights, and how many are drafted a step
     plain: str | None = None
+    chain: int = 0
 
 
 PEERS = {
@@ -99,54 +95,55 @@ PEERS = {
         "transformers bfloat16, cache bfloat16", transformers_peer.prepare, "edgespec-128", 2
     ),
     "edgespec-32-eagle3": Row(
-        "edgespec int4/32, cache float16",
-        partial(edgespec_peer.prepare, block=32, cache="fp16", rate=RATE),
+        "edgespec int4/32, cache float16: EAGLE-3",
+        partial(edgespec_peer.prepare, block=32, cache="fp16", rate=RATE, chain=CHAIN),
         "edgespec-32-eagle3",
         plain="edgespec-32-fp16",
+        chain=CHAIN,
     ),
     "llama.cpp-eagle3": Row(
-        "llama.cpp Q4_0, cache float16",
-        partial(llama_cpp_peer.prepare, rate=RATE),
+        "llama.cpp Q4_0, cache float16: EAGLE-3",
+        partial(llama_cpp_peer.prepare, rate=RATE, chain=CHAIN),
         "edgespec-32-eagle3",
         plain="llama.cpp",
+        chain=CHAIN,
     ),
     "edgespec-128-eagle3": Row(
-        "edgespec int4/128, cache INT8",
-        partial(edgespec_peer.prepare, block=128, cache="int8", rate=RATE),
+        "edgespec int4/128, cache INT8: EAGLE-3",
+        partial(edgespec_peer.prepare, block=128, cache="int8", rate=RATE, chain=CHAIN),
         "edgespec-128-eagle3",
         plain="edgespec-128-int8",
+        chain=CHAIN,
     ),
     "openvino-genai-eagle3": Row(
-        "OpenVINO GenAI int4/128, cache INT8, random draft",
-        partial(openvino_peer.prepare, drafts=True),
+        "OpenVINO GenAI int4/128, cache INT8: EAGLE-3",
+        partial(openvino_peer.prepare, draft="eagle3", chain=CHAIN),
         "edgespec-128-eagle3",
         plain="openvino-genai",
+        chain=CHAIN,
+    ),
+    "edgespec-128-dflash": Row(
+        "edgespec int4/128, cache INT8: DFlash",
+        partial(
+            edgespec_peer.prepare,
+            block=128,
+            cache="int8",
+            draft="dflash",
+            rate=RATE,
+            chain=BLOCK - 1,
+        ),
+        "edgespec-128-dflash",
+        plain="edgespec-128-int8",
+        chain=BLOCK - 1,
+    ),
+    "openvino-genai-dflash": Row(
+        "OpenVINO GenAI int4/128, cache INT8: DFlash",
+        partial(openvino_peer.prepare, draft="dflash", chain=BLOCK - 1),
+        "edgespec-128-dflash",
+        plain="openvino-genai",
+        chain=BLOCK - 1,
     ),
 }
-
-
-def shaped(shape: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the configs of base and draft of a shape."""
-    import benchmark
-
-    sizes = SIZES[shape]
-    return benchmark.BASE_CONFIG | sizes, benchmark.DRAFT_CONFIG | sizes
-
-
-def write_checkpoints(place: Place) -> None:
-    """Writes base and draft of the shape, once."""
-    if (place.models / "draft" / "model.safetensors").is_file():
-        return
-    import benchmark
-
-    benchmark.write_checkpoints(place.models, *shaped(place.shape))
-
-
-def position_numbers(shape: str) -> int:
-    """Returns how many numbers a position has in the cache of the base."""
-    base, _ = shaped(shape)
-    heads = base["num_key_value_heads"] * base["head_dim"]
-    return int(2 * base["num_hidden_layers"] * heads)
 
 
 def turns(names: Sequence[str], runs: int) -> Iterator[tuple[int, str]]:
@@ -265,7 +262,7 @@ def compare(args: argparse.Namespace, prepared: dict[str, Prepared]) -> dict[str
         "tokens": args.tokens,
         "threads": args.threads,
         "runs_each": args.runs,
-        "drafts": {"rate": RATE, "chain": CHAIN},
+        "rate": RATE,
         "position_numbers": position_numbers(args.shape),
         "machine": {
             "cpu": cpu_name(),
@@ -285,7 +282,7 @@ def main() -> None:
     """Prepares, measures, and prints one JSON object."""
     args = arguments()
     place = Place(args.work.absolute(), args.shape, environments(args.environment))
-    write_checkpoints(place)
+    write_checkpoints(place.models, place.shape)
     prepared = {name: PEERS[name].prepare(place) for name in args.only}
     if args.prepare:
         return

@@ -1,9 +1,9 @@
-"""edgespec itself: int4 engines, plain and with EAGLE-3.
+"""edgespec itself: int4 engines, plain, with EAGLE-3 and with DFlash.
 
-    python edgespec_peer.py ENGINES [--spec-rate 0.7]
+    python edgespec_peer.py ENGINES [--spec-rate 0.7 --chain 3]
 
-Runs where edgespec is. With --spec-rate drafts are a chain of 3: the draft model runs, and each of
-its tokens is then right with that probability (benchmark.Oracle). Threads are as many as the
+Runs where edgespec is. With --spec-rate so many tokens are drafted a step: the draft model runs, and
+each of its tokens is then right with that probability (benchmark.Oracle). Threads are as many as the
 process has cores to run on.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,39 +26,63 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmark.py
 
 CAPACITY = 2304
-CHAIN = (1, 3, 4)  # top_k, steps, verify_size
 
 
-def prepare(place: Place, block: int, cache: str, rate: float | None = None) -> Prepared:
-    """Exports and builds a pair once."""
-    room = place.models / "edgespec"
-    engines = room / f"int4-{block}-{cache}"
-    cli = [sys.executable, "-m", "edgespec.cli.main"]
-    base = str(place.models / "base")
-    for name, flag in (("base", ["--eagle-base"]), ("draft", ["--base-model-dir", base])):
-        onnx = room / name / "llm"
-        if not (room / name).is_dir():
-            run([*cli, "export", str(place.models / name), str(room / name), *flag])
-        if not (engines / f"spec_{name}.onnx").is_file():
-            sizes = ["--max-input-len", "2048", "--max-kv-cache-capacity", str(CAPACITY)]
-            kind = ["--weights", "int4", "--weight-block", str(block), "--kv-cache-dtype", cache]
-            where = ["--onnx-dir", str(onnx), "--engine-dir", str(engines)]
-            run([*cli, "build", *where, *kind, *sizes])
+def prepare(
+    place: Place,
+    block: int,
+    cache: str,
+    draft: str = "eagle3",
+    rate: float | None = None,
+    chain: int = 0,
+) -> Prepared:
+    """Exports and builds a pair once; `cache` is fp32, fp16 or int8, and `draft` eagle3 or dflash."""
+    models, room = place.models, place.models / "edgespec"
+    checkpoint, flags, graph = models / "draft", ["--eagle-base"], "llm"
+    if draft == "dflash":
+        checkpoint, graph = models / "dflash", "dflash_draft"
+        flags = ["--dflash-base", "--dflash-draft-dir", str(checkpoint)]
+    engines = room / f"int4-{block}-{cache}-{draft}"
+    build(models / "base", room / f"{draft}-base", flags, "llm", engines, block, cache)
+    flags = ["--base-model-dir", str(models / "base")]
+    build(checkpoint, room / f"{draft}-draft", flags, graph, engines, block, cache)
     command = [sys.executable, str(Path(__file__).resolve()), str(engines)]
-    read = engines / "spec_base.onnx.data"
     if rate is not None:
-        return Prepared([*command, "--spec-rate", str(rate)], [engines])
+        return Prepared([*command, "--spec-rate", str(rate), "--chain", str(chain)], [engines])
+    read = engines / "spec_base.onnx.data"
     return Prepared(command, [read.with_suffix(""), read], read)
 
 
-def answer(engine: Engine, prompt: list[int], tokens: int, plan: DraftPlan) -> Iterator[Event]:
-    """Yields how many tokens each step made."""
+def build(
+    model: Path, onnx: Path, flags: list[str], graph: str, engines: Path, block: int, cache: str
+) -> None:
+    """Exports a checkpoint and builds its engine, each once."""
+    cli = [sys.executable, "-m", "edgespec.cli.main"]
+    role = "base" if "--base-model-dir" not in flags else "draft"
+    if not (engines / f"spec_{role}.onnx").is_file():
+        if not onnx.is_dir():
+            run([*cli, "export", str(model), str(onnx), *flags])
+        sizes = ["--max-input-len", "2048", "--max-kv-cache-capacity", str(CAPACITY)]
+        kind = ["--weights", "int4", "--weight-block", str(block), "--kv-cache-dtype", cache]
+        where = ["--onnx-dir", str(onnx / graph), "--engine-dir", str(engines)]
+        run([*cli, "build", *where, *kind, *sizes])
+
+
+def answer(
+    engine: Engine, prompt: list[int], tokens: int, plan: DraftPlan, further: int = 0
+) -> Iterator[Event]:
+    """Yields how many tokens each step made, until so many came. `further` tokens are asked for
+    beyond them: the last steps of an answer draft less, which is not what is measured."""
     from edgespec import SamplingParams
 
-    sampling = SamplingParams(temperature=0, max_generate_length=tokens)
-    for chunk in engine.stream(prompt, sampling, plan):
-        if chunk.token_ids:
-            yield len(chunk.token_ids), 1
+    sampling, came = SamplingParams(temperature=0, max_generate_length=tokens + further), 0
+    with closing(engine.stream(prompt, sampling, plan)) as chunks:
+        for chunk in chunks:
+            if chunk.token_ids:
+                came += len(chunk.token_ids)
+                yield len(chunk.token_ids), 1
+            if came >= tokens:
+                return
 
 
 @contextmanager
@@ -72,8 +96,8 @@ def plain(engines: Path) -> Iterator[Stream]:
 
 
 @contextmanager
-def speculative(engines: Path, rate: float) -> Iterator[Stream]:
-    """Opens base and draft; a draft's token is right with probability `rate`.
+def speculative(engines: Path, rate: float, chain: int) -> Iterator[Stream]:
+    """Opens base and draft; each of `chain` drafts is right with probability `rate`.
 
     The plain answer, which says what is right, is made before the clock starts.
     """
@@ -86,11 +110,11 @@ def speculative(engines: Path, rate: float) -> Iterator[Stream]:
         drafter = engine.session.drafter
 
         def stream(prompt: list[int], tokens: int) -> Iterator[Event]:
-            sampling = SamplingParams(temperature=0, max_generate_length=tokens)
+            sampling = SamplingParams(temperature=0, max_generate_length=tokens + chain)
             engine.session.drafter = drafter
             right = engine.generate(prompt, sampling, PLAIN).token_ids
             engine.session.drafter = Oracle(engine, {tuple(prompt): list(right)}, rate)
-            return answer(engine, prompt, tokens, engine.plan(*CHAIN))
+            return answer(engine, prompt, tokens, engine.plan(1, None, chain + 1), chain)
 
         yield stream
 
@@ -100,6 +124,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("engines", type=Path)
     parser.add_argument("--spec-rate", type=float)
+    parser.add_argument("--chain", type=int, default=3)
     args = parser.parse_args()
     birth = own_birth()
     import onnxruntime
@@ -110,7 +135,7 @@ def main() -> None:
     rate = args.spec_rate
     opened = partial(plain, args.engines)
     if rate is not None:
-        opened = partial(speculative, args.engines, rate)
+        opened = partial(speculative, args.engines, rate, args.chain)
     found = measure(opened, args.contexts, args.tokens, birth)
     report(found, edgespec=edgespec.__version__, onnxruntime=onnxruntime.__version__)
 

@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 from gguf.quants import quantize
 
+ROWS = 8192  # of a matrix that are quantized at a time
 DTYPES = {"BF16": ml_dtypes.bfloat16, "I64": np.int64}
 DRAFT_NAMES = {
     "fc": "fc",
@@ -86,7 +87,9 @@ def add_matrix(writer: gguf.GGUFWriter, name: str, array: np.ndarray) -> None:
         writer.add_tensor(name, array.astype(np.float16))
     else:
         kind = gguf.GGMLQuantizationType.Q4_0
-        writer.add_tensor(name, quantize(array.astype(np.float32), kind), raw_dtype=kind)
+        parts = (array[i : i + ROWS] for i in range(0, len(array), ROWS))
+        codes = np.concatenate([quantize(part.astype(np.float32), kind) for part in parts])
+        writer.add_tensor(name, codes, raw_dtype=kind)
 
 
 def write(checkpoint: Path, path: Path, base: Path | None) -> None:

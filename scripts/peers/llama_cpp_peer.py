@@ -1,11 +1,11 @@
 """llama.cpp: Q4_0 (blocks of 32), plain, and with an EAGLE-3 draft at synthetic acceptance.
 
-    python llama_cpp_peer.py SERVER MODEL.gguf [--draft DRAFT.gguf --spec-rate 0.7]
+    python llama_cpp_peer.py SERVER MODEL.gguf [--draft DRAFT.gguf --spec-rate 0.7 --chain 3]
 
 Measures llama-server, the program of llama.cpp that knows synthetic acceptance, as a child process:
 prompts go in as ids, tokens come back one event each. The source is that of llama-cpp-python's
-source distribution, built for the machine at hand. With --spec-rate drafts are chains of 3, and each
-token is right with that probability: the draft runs, and its answer is replaced.
+source distribution, built for the machine at hand. With --spec-rate drafts are chains, and each token
+is right with that probability: the draft runs, and its answer is replaced.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SWITCHES = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
-CAPACITY, CHAIN = 2304, 3
+CAPACITY = 2304
 SECONDS_TO_LOAD, SECONDS_TO_ANSWER, SECONDS_OF_HEALTH = 600, 1800, 5
 
 
-def prepare(place: Place, rate: float | None = None) -> Prepared:
+def prepare(place: Place, rate: float | None = None, chain: int = 0) -> Prepared:
     """Builds and converts once."""
     server, model = server_of(place), place.models / "q4_0.gguf"
     if not model.is_file():
@@ -57,7 +57,7 @@ def prepare(place: Place, rate: float | None = None) -> Prepared:
     if not draft.is_file():
         base = str(place.models / "base")
         write_gguf(place, [str(place.models / "draft"), str(draft), "--base", base])
-    drafts = ["--draft", str(draft), "--spec-rate", str(rate)]
+    drafts = ["--draft", str(draft), "--spec-rate", str(rate), "--chain", str(chain)]
     return Prepared([*command, *drafts], [model, draft])
 
 
@@ -93,18 +93,12 @@ def write_gguf(place: Place, words: list[str]) -> None:
     run([place.python("gguf", *GGUF), HERE / "gguf_file.py", *words])
 
 
-def speculation(draft: Path, rate: float) -> list[str]:
+def speculation(draft: Path, rate: float, chain: int) -> list[str]:
     """Returns the flags of a chain; its rates are unconditional, one for each position."""
-    rates = ",".join(f"{rate ** (i + 1):.6f}" for i in range(CHAIN))
+    rates = ",".join(f"{rate ** (i + 1):.6f}" for i in range(chain))
     kind = ["--spec-type", "draft-eagle3", "--spec-draft-model", str(draft)]
-    bounds = [
-        "--spec-draft-n-max",
-        str(CHAIN),
-        "--spec-draft-n-min",
-        "0",
-        "--spec-draft-p-min",
-        "0",
-    ]
+    bounds = ["--spec-draft-n-max", str(chain), "--spec-draft-n-min", "0"]
+    bounds += ["--spec-draft-p-min", "0"]
     return [*kind, *bounds, "--spec-synth-rates", rates]
 
 
@@ -200,13 +194,18 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--spec-rate", type=float)
+    parser.add_argument("--chain", type=int, default=3)
     args = parser.parse_args()
     port, threads = free_port(), str(args.threads)
     flags = ["--host", "127.0.0.1", "--port", str(port), "--model", str(args.model), "--offline"]
     flags += ["--threads", threads, "--threads-batch", threads, "--parallel", "1", "--no-warmup"]
     flags += ["--ctx-size", str(CAPACITY), "--flash-attn", "on", "--cache-ram", "0", "--no-ui"]
     if args.draft:
-        flags += [*speculation(args.draft, args.spec_rate), "--spec-draft-threads", threads]
+        flags += [
+            *speculation(args.draft, args.spec_rate, args.chain),
+            "--spec-draft-threads",
+            threads,
+        ]
     version, birth = version_of(args.server), Moment(time.perf_counter(), 0.0)
     with subprocess.Popen([args.server, *flags], stdout=sys.stderr) as server:
         now, memory = partial(moment_of, server.pid), partial(memory_of, server.pid)

@@ -1,12 +1,12 @@
-"""OpenVINO GenAI: int4 in symmetric blocks of 128, plain, and with an EAGLE-3 draft.
+"""OpenVINO GenAI: int4 in symmetric blocks of 128, plain, with EAGLE-3 and with DFlash.
 
-    python openvino_peer.py MODEL [--draft DRAFT]
+    python openvino_peer.py MODEL [--draft DRAFT --chain 3]
 
 Runs in its own environment, which also has what converts a checkpoint (optimum-intel and NNCF).
 Every matrix is int4, the embedding and lm_head included, as edgespec's are. It steps the continuous
 batching pipeline, on which OpenVINO GenAI runs LLMs on x86 by itself; its cache is INT8. No option
 of it accepts drafts at a given rate: a random draft is never right, so what is measured with a
-draft is a step, in which three tokens are drafted and four rows verified.
+draft is a step, in which as many tokens are drafted and verified as if they were.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ WEIGHTS = (
     "1",
     "--all-layers",
 )
-CACHE_GB, BATCHED_TOKENS, CHAIN = 1, 2304, 3
+CACHE_GB, BATCHED_TOKENS = 1, 2304
+CHECKPOINTS = {"eagle3": "draft", "dflash": "dflash"}
 
 
-def prepare(place: Place, drafts: bool = False) -> Prepared:
-    """Converts base and draft once."""
+def prepare(place: Place, draft: str | None = None, chain: int = 0) -> Prepared:
+    """Converts base and draft once; `draft` is eagle3 or dflash."""
     python = place.python("openvino-genai", *REQUIREMENTS)
     model = converted(python, place.models / "base", place.models / "openvino-128")
-    read = model / "openvino_model.bin"
     command = [str(python), str(Path(__file__).resolve()), str(model)]
-    if not drafts:
-        return Prepared(command, [model], read)
-    draft = place.models / "openvino-128-eagle3"
-    # Its class of EAGLE-3 drafts counts as remote code
-    converted(python, place.models / "draft", draft, "--trust-remote-code")
-    return Prepared([*command, "--draft", str(draft)], [model, draft])
+    if draft is None:
+        return Prepared(command, [model], model / "openvino_model.bin")
+    checkpoint, out = place.models / CHECKPOINTS[draft], place.models / f"openvino-128-{draft}"
+    # The classes of drafts count as remote code
+    converted(python, checkpoint, out, "--trust-remote-code")
+    return Prepared([*command, "--draft", str(out), "--chain", str(chain)], [model, out])
 
 
 def converted(python: Path, checkpoint: Path, out: Path, *flags: str) -> Path:
@@ -72,7 +72,7 @@ def converted(python: Path, checkpoint: Path, out: Path, *flags: str) -> Path:
 
 
 @contextmanager
-def opened(directory: Path, draft: Path | None, threads: int) -> Iterator[Stream]:
+def opened(directory: Path, draft: Path | None, chain: int, threads: int) -> Iterator[Stream]:
     """Opens the model, and its draft."""
     import numpy as np
     import openvino
@@ -88,17 +88,20 @@ def opened(directory: Path, draft: Path | None, threads: int) -> Iterator[Stream
 
     def stream(prompt: list[int], tokens: int) -> Iterator[Event]:
         options = genai.GenerationConfig()
-        options.max_new_tokens, options.do_sample, options.ignore_eos = tokens, False, True
+        # The last steps of an answer draft less, which is not what is measured
+        options.max_new_tokens, made = tokens + (0 if draft is None else chain), 0
+        options.do_sample, options.ignore_eos = False, True
         if draft is not None:
-            options.num_assistant_tokens = CHAIN
+            options.num_assistant_tokens = chain
         ids = openvino.Tensor(np.array([prompt], np.int64))
         handle = pipeline.add_request(next(numbers), ids, options)
         while pipeline.has_non_finished_requests():
             pipeline.step()
             came = 0
             while handle.can_read():
-                came += sum(len(made.generated_ids) for made in handle.read().values())
-            if came:
+                came += sum(len(one.generated_ids) for one in handle.read().values())
+            made += came
+            if came and made - came < tokens:
                 yield came, 1
 
     yield stream
@@ -109,6 +112,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--draft", type=Path)
+    parser.add_argument("--chain", type=int, default=3)
     args = parser.parse_args()
     birth = own_birth()
     from importlib.metadata import version
@@ -116,7 +120,7 @@ def main() -> None:
     import openvino  # noqa: F401 - before the clock of the load starts
     import openvino_genai  # noqa: F401
 
-    started = partial(opened, args.model, args.draft, args.threads)
+    started = partial(opened, args.model, args.draft, args.chain, args.threads)
     found = measure(started, args.contexts, args.tokens, birth)
     names = ("openvino-genai", "openvino", "nncf", "optimum-intel")
     report(found, **{name: version(name) for name in names})

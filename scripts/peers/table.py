@@ -34,11 +34,10 @@ def clock_of(result: dict[str, Any]) -> str:
     return "cpu_s" if result["threads"] == 1 else "wall_s"
 
 
-def length_of(drafts: dict[str, Any]) -> float:
+def length_of(rate: float, chain: int) -> float:
     """Returns how many tokens a step makes on average where each draft of a chain is right at a
     rate, if those before it are: the accepted ones, and one of the base's own."""
-    rate = float(drafts["rate"])
-    return float(sum(rate**i for i in range(int(drafts["chain"]) + 1)))
+    return float(sum(rate**i for i in range(chain + 1)))
 
 
 def values_of(
@@ -61,7 +60,7 @@ def values_of(
         else:
             found[f"step_{context}_ms"] = step
             found[f"length_{context}"] = decode["tokens"] / decode["steps"]
-            found[f"token_{context}_ms"] = step / length_of(result["drafts"])
+            found[f"token_{context}_ms"] = step / length_of(result["rate"], row["chain"])
     return found
 
 
@@ -170,14 +169,13 @@ def draft_table(result: dict[str, Any]) -> str:
     """Returns the table of speculation; empty without a row that drafts."""
     names = [name for name, row in result["rows"].items() if row["plain"] is not None]
     contexts = [c for c in result["contexts"] if c != PREFILL]
-    heads, rows = [], []
-    length = f"{length_of(result['drafts']):.2f}"
+    heads, rows = [f"drafts, tokens a step at {result['rate']}"], []
     for context in contexts:
-        heads += [f"a step at {context}, ms", "tokens a step"]
-        heads += [f"a token at {length} a step, ms", "times its plain"]
+        heads += [f"a step at {context}, ms", "tokens that came"]
+        heads += ["a token, ms", "times its plain"]
     for name in names:
         found, row = result["summary"][name], result["rows"][name]
-        cells = []
+        cells = [f"{row['chain']}, {length_of(result['rate'], row['chain']):.2f}"]
         for c in contexts:
             cells.append(cell(found[f"step_{c}_ms"], with_ratio=False))
             cells.append(f"{found[f'length_{c}']['median']:.2f}")
@@ -198,15 +196,12 @@ def markdown(result: dict[str, Any]) -> str:
     parts = [plain_table(result)]
     drafts = draft_table(result)
     if drafts:
-        about = result["drafts"]
-        parts.append(
-            f"EAGLE-3, a chain of {about['chain']}, each draft right at {about['rate']} where those "
-            f"before it are, which is {length_of(about):.2f} tokens a step:"
-        )
-        parts.append(drafts)
+        how = "a token's time is a step's over the tokens that a step makes at that rate"
+        where = f"each right at {result['rate']} where those before it are"
+        parts += [f"With drafts, {where}; {how}:", drafts]
     parts.append(
-        f"{clock}; medians of {result['runs_each']} alternating runs of {result['tokens']} tokens "
-        f"behind each prompt; in brackets the time over that of edgespec with equal blocks and the "
+        f"{clock}; medians of {result['runs_each']} alternating {'run' if result['runs_each'] == 1 else 'runs'} of "
+        f"{result['tokens']} tokens behind each prompt; in brackets the time over that of edgespec with equal blocks and the "
         f"cache next to it, run by run. {machine['cpu']}, {machine['cpus']} cores, "
         f"{statistics.median(machine['read_gb_s']):.1f} GB/s read by one core; load {low} to "
         f"{high}, so other work was on the machine. {machine['system']}; {versions}."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,16 +147,22 @@ def test_a_quantized_router_is_refused(tmp_path: Path) -> None:
         export(str(checkpoint), tmp_path / "onnx", ExportOptions())
 
 
+@pytest.mark.parametrize(
+    ("make", "lowest"),
+    [(toys.make_qwen3_moe, 0.995), (toys.make_qwen3_5, 0.95)],  # the second is recurrent
+    ids=["qwen3", "qwen3_5"],
+)
 @compiled
-def test_experts_of_the_engine_have_what_the_export_has(tmp_path: Path) -> None:
-    """Quantized here: the cosine with the golden outputs is that of the same weights by ONNX
-    Runtime's kernels."""
-    toys.make_qwen3_moe(tmp_path / "base", layers=LAYERS, experts=EXPERTS)
+def test_rounded_experts_are_as_close_to_the_export_as_on_other_kernels(
+    tmp_path: Path, make: Callable[..., Path], lowest: float
+) -> None:
+    make(tmp_path / "base", layers=4, experts=EXPERTS)
     export(str(tmp_path / "base"), tmp_path / "onnx", ExportOptions())
     cosines = []
     for kernels in (NATIVE, ONNX_RUNTIME):
         options = WeightFormat("int8", 32, kernels=kernels)
-        found, _ = built(tmp_path / "onnx", tmp_path / kernels, options)
+        found, counts = built(tmp_path / "onnx", tmp_path / kernels, options)
+        assert counts["Experts"] == (4 if kernels == NATIVE else 0)
         cosines.append(found.golden_cosine)
-    assert min(cosines) > 0.999
-    assert np.ptp(cosines) < 5e-4
+    assert min(cosines) > lowest
+    assert np.ptp(cosines) < 2e-3

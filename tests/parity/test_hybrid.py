@@ -48,6 +48,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "tied-bfloat16": {"tied": True, "dtype": "bfloat16"},
     "beside-images": {"images": True},
     "beside-images-tied-sharded": {"images": True, "tied": True, "shards": 2},
+    "experts": {"experts": 6},
+    "experts-beside-images": {"experts": 5, "per_token": 3, "images": True, "dtype": "bfloat16"},
     "one-value-head-a-key": {"key_heads": 4, "value_heads": 4, "value_head_dim": 16},
 }
 # For what takes long. These stand first: fixtures are shared by their place in the list.

@@ -6,6 +6,7 @@ the engines made of them must draft the same.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "beside-a-tower": {"images": True},
     "bfloat16-in-shards": {"dtype": "bfloat16", "shards": 3},
+    "experts": {"experts": 6},
     "wide-heads": {
         "heads": 2,
         "kv_heads": 1,
@@ -147,11 +149,10 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     work = tmp_path_factory.mktemp(request.param)
     path = toys.make_qwen3_5(work / "checkpoint", **ROWS[request.param])
     export(str(path), work / "onnx", ExportOptions(base_for="mtp"))
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration
+    import transformers
 
-    family: Any = (
-        Qwen3_5ForConditionalGeneration if ROWS[request.param].get("images") else Qwen3_5ForCausalLM
-    )
+    (name,) = json.loads((path / "config.json").read_text())["architectures"]
+    family: Any = getattr(transformers, name)
     return Pair(path, work / "onnx", family.from_pretrained(path, dtype=torch.float32).eval())
 
 

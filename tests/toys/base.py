@@ -158,6 +158,10 @@ def make_qwen3_5(
     vocab: int = 256,
     tied: bool = False,
     mtp: bool = True,
+    experts: int = 0,
+    per_token: int = 2,
+    expert_size: int = 48,
+    shared_size: int = 32,
     key_heads: int = 2,
     value_heads: int = 4,
     key_head_dim: int = 16,
@@ -173,14 +177,14 @@ def make_qwen3_5(
     tokenizer: bool = True,
     eos: int | list[int] | None = None,
 ) -> Path:
-    """Write a random dense Qwen3.5 checkpoint and return its directory; `images` puts the text
-    beside a small tower.
+    """Write a random Qwen3.5 checkpoint and return its directory; `images` puts the text beside a
+    small tower, `experts` so many experts in place of each MLP.
 
     Every fourth layer has full attention, unless `layer_types` says otherwise. `mtp` adds the head,
     which transformers neither reads nor writes. A quarter of a head is rotated, unless `rope` says
     otherwise. A_log and the delta nets' own norm are float32 in every dtype, as published.
     """
-    from transformers import AutoConfig, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration
+    import transformers
 
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -225,22 +229,32 @@ def make_qwen3_5(
         "use_cache": True,
         "vocab_size": vocab,
     }
+    if experts:
+        del text["intermediate_size"]
+        text |= {
+            "model_type": "qwen3_5_moe_text",
+            "moe_intermediate_size": expert_size,
+            "num_experts": experts,
+            "num_experts_per_tok": per_token,
+            "shared_expert_intermediate_size": shared_size,
+        }
+    family = "Qwen3_5Moe" if experts else "Qwen3_5"
     config = {
         **text,
-        "architectures": ["Qwen3_5ForCausalLM"],
+        "architectures": [f"{family}ForCausalLM"],
         "bos_token_id": IM_START,
         "transformers_version": "5.2.0",
     }
     if images:
         config = {
-            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "architectures": [f"{family}ForConditionalGeneration"],
             "image_token_id": vocab - 4,
-            "model_type": "qwen3_5",
+            "model_type": "qwen3_5_moe" if experts else "qwen3_5",
             "text_config": text,
             "tie_word_embeddings": tied,
             "transformers_version": "5.2.0",
             "video_token_id": vocab - 3,
-            "vision_config": _tower(hidden),
+            "vision_config": _tower(hidden, "qwen3_5_moe" if experts else "qwen3_5"),
             "vision_end_token_id": vocab - 1,
             "vision_start_token_id": vocab - 2,
         }
@@ -252,9 +266,9 @@ def make_qwen3_5(
     if tokenizer:
         write_tokenizer(path, vocab, max_position)
 
-    family: Any = Qwen3_5ForConditionalGeneration if images else Qwen3_5ForCausalLM
     with torch.device("meta"):
-        model = family(AutoConfig.from_pretrained(path))
+        made = transformers.AutoConfig.from_pretrained(path)
+        model: Any = getattr(transformers, config["architectures"][0])(made)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if tied:
         del shapes["lm_head.weight"]
@@ -264,14 +278,14 @@ def make_qwen3_5(
     return path
 
 
-def _tower(width: int) -> dict[str, Any]:
+def _tower(width: int, model_type: str) -> dict[str, Any]:
     """A vision_config of one small layer whose output is `width` wide."""
     return {
         "depth": 1,
         "hidden_size": 32,
         "in_channels": 3,
         "intermediate_size": 32,
-        "model_type": "qwen3_5",  # the first published files say so
+        "model_type": model_type,  # the first published files say so
         "num_heads": 2,
         "num_position_embeddings": 16,
         "out_hidden_size": width,
@@ -287,11 +301,13 @@ def _mtp_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     from copy import deepcopy
 
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
+    from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 
     config = deepcopy(config)
     config.layer_types = ["full_attention"]
     with torch.device("meta"):
-        layer = Qwen3_5DecoderLayer(config, 0)
+        kind = Qwen3_5MoeDecoderLayer if hasattr(config, "num_experts") else Qwen3_5DecoderLayer
+        layer: Any = kind(config, 0)
     width = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"mtp.fc.weight": (width, 2 * width)}
     shapes |= {

@@ -139,7 +139,7 @@ def test_passes_of_llama_cpp_are_the_tokens_less_the_accepted_drafts(
 def test_rates_of_llama_cpp_are_those_of_all_drafts_up_to_a_place(
     peers: dict[str, ModuleType],
 ) -> None:
-    flags = peers["llama_cpp_peer"].speculation(Path("draft.gguf"), 0.7)
+    flags = peers["llama_cpp_peer"].speculation(Path("draft.gguf"), 0.7, 3)
     assert flags[flags.index("--spec-synth-rates") + 1] == "0.700000,0.490000,0.343000"
     assert flags[flags.index("--spec-draft-n-max") + 1] == "3"
 
@@ -287,7 +287,7 @@ def result(peers: dict[str, ModuleType]) -> dict[str, Any]:
         "tokens": 16,
         "threads": 1,
         "runs_each": 3,
-        "drafts": {"rate": 0.5, "chain": 2},
+        "rate": 0.5,
         "position_numbers": 1000,
         "machine": {
             "cpu": "A CPU",
@@ -301,7 +301,7 @@ def result(peers: dict[str, ModuleType]) -> dict[str, Any]:
         "rows": {
             "ours": row_of("edgespec int4", "ours", read_mb=400.0),
             "theirs": row_of("Theirs Q4", "ours"),
-            "ours-drafts": row_of("edgespec drafts", "ours-drafts", plain="ours"),
+            "ours-drafts": row_of("edgespec drafts", "ours-drafts", plain="ours", chain=2),
         },
         "runs": {
             "ours": [run_of(0.1), run_of(0.2), run_of(0.4)],
@@ -324,7 +324,7 @@ def test_ratios_are_taken_run_by_run(result: dict[str, Any]) -> None:
 def test_drafts_are_compared_at_the_length_that_was_dialled(
     result: dict[str, Any], peers: dict[str, ModuleType]
 ) -> None:
-    assert peers["table"].length_of({"rate": 0.7, "chain": 3}) == pytest.approx(2.533)
+    assert peers["table"].length_of(0.7, 3) == pytest.approx(2.533)
     found = result["summary"]["ours-drafts"]
     assert found["step_128_ms"]["median"] == 28.0
     assert found["length_128"]["median"] == 2.0  # as it came
@@ -357,7 +357,7 @@ def test_the_tables_have_a_row_for_each_engine(
         "| edgespec int4 | 20.0 | 0.40 | 100 % | 0.25 | 1.50 | 512 | 500 | 99.5 | 317 |"
     )
     assert rows[3].startswith("| Theirs Q4 | 30.0 (1.50) | 0.60 (1.50) | - | 0.25 | 1.50 |")
-    assert rows[6] == "| edgespec drafts | 28.0 | 2.00 | 16.0 | 1.25 |"
+    assert rows[6] == "| edgespec drafts | 2, 1.75 | 28.0 | 2.00 | 16.0 | 1.25 |"
     assert {line.count("|") for line in rows[:4]} == {11}
     assert "theirs 2" in text
     assert "load 1.0 to 2.5" in text

@@ -99,14 +99,18 @@ FOUND = (
 HEAD_ROWS = "head_rows"  # what it multiplies: by it logits can be had later
 
 
+def head_rows(width: int) -> TensorSpec:
+    """The rows of a width that a LowBitHead multiplies, which the graph gives as well."""
+    return TensorSpec(HEAD_ROWS, "float32", ("B", "G", width))
+
+
 def head_contract(contract: GraphContract, width: int) -> GraphContract:
     """The contract of a graph whose lm_head is a LowBitHead of rows of a width. Logits are written
     of those lanes alone that `logits_written` says; of all lanes it gives what a search of three
     sizes finds: how many of the largest, of the first so many ids, and whether it sums up
     exponentials."""
-    rows = TensorSpec(HEAD_ROWS, "float32", ("B", "G", width))
     return GraphContract(
         contract.shape,
         (*contract.inputs, WRITTEN, SEARCH),
-        (*contract.outputs, *FOUND, rows),
+        (*contract.outputs, *FOUND, head_rows(width)),
     )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.call import Floats, Ids, Logits, Mask, Top
 from edgespec.backends.host import HostLogits
+from edgespec.backends.ort.contract import head_rows
 from edgespec.backends.ort.head_form import HeadForm
 from edgespec.backends.ort.low_bit_matmul import run
 from edgespec.backends.ort.native.library import MOST_TOP, kernels
@@ -71,22 +72,27 @@ class Head:
         self.form, self.weight = form, weight
         self.count, self.ids, self.sums = 1, form.layout.out_features, False
         self.writing: dict[int, int] = {}
+        self.rows_spec = head_rows(form.layout.in_features)
 
     def begin(self, lane: int) -> None:
         """A lane gets another sequence, and nobody knows what it asks for: its first logits are
         written."""
         self.writing[lane] = max(1, self.writing.get(lane, 0))
 
-    def written(self, first_lane: int, batch: int) -> Mask:
-        """[B], the lanes whose logits a call writes."""
-        left = [self.writing.get(lane, 1) for lane in range(first_lane, first_lane + batch)]
-        self.writing |= {first_lane + i: max(0, calls - 1) for i, calls in enumerate(left)}
-        return np.array(left) > 0
+    def write_request(self, first_lane: int, written: Mask, search: Ids) -> None:
+        """Fill in a call's inputs: the lanes [B] whose logits it writes, and what it looks for
+        [3]."""
+        for place in range(len(written)):
+            left = self.writing.get(first_lane + place, 1)
+            written[place] = left > 0
+            self.writing[first_lane + place] = max(0, left - 1)
+        search[:] = self.search
 
     @property
-    def search(self) -> NDArray[np.int64]:
-        """[3], the search of a call."""
-        return np.array([self.count, self.ids, self.sums], np.int64)
+    def search(self) -> tuple[int, int, int]:
+        """How many of the largest are looked for, of the first so many ids, and whether
+        exponentials are summed."""
+        return self.count, self.ids, int(self.sums)
 
     def rows(self, x: Floats) -> Floats:
         """The logits [R, V] of the rows that the head multiplies, [R, in]."""

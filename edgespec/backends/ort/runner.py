@@ -10,7 +10,7 @@ import ctypes
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows, Table
 from edgespec.backends.call import Attention, Call, HiddenStates, Result
-from edgespec.backends.engine_config import EngineConfig, LargestWeight, SharedEmbedding
+from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig, EngineWeights
 from edgespec.backends.host import gather_idx, host_results, stacked_states
 from edgespec.backends.masks import attention_mask, tree_mask
 from edgespec.backends.ort.cache import KvCache, padding_of
 from edgespec.backends.ort.contract import (
     FOUND,
-    HEAD_ROWS,
     MASKS,
     SEARCH,
     WRITTEN,
@@ -45,7 +44,7 @@ from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
 from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.native.library import kernels, why_missing
 from edgespec.backends.ort.options import NATIVE
-from edgespec.backends.ort.pair_weights import PairWeights, Shared, mapped
+from edgespec.backends.ort.pair_weights import PairWeights, Shared, data_of, file_of
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.ort.session import NO_FALLBACK, session_options
 from edgespec.backends.ort.settings import settings_of
@@ -54,6 +53,7 @@ from edgespec.contract import (
     RECURRENT_CHUNK,
     Dim,
     GraphContract,
+    TensorSpec,
     canonical_contract,
     past_names,
     present_names,
@@ -109,6 +109,9 @@ class OrtRunner:
         self.table: Table | None = None
         # Address and shape of what else is bound: binding it again takes microseconds
         self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        # What the head reads and gives, and the sizes for which it is bound
+        self.head_arrays: dict[str, NDArray[Any]] = {}
+        self.head_bound: tuple[tuple[int, ...], int] | None = None
         self.bound = (0, 0, 0)  # first lane, lanes and stride of the cache as it is bound
 
     @property
@@ -135,14 +138,13 @@ class OrtRunner:
             self.buffer("hidden_states", (batch, rows, shape.features)) if shape.features else None
         )
         feeds = self.feeds(call, gathered, width)
-        outputs = {"logits": logits} | ({} if hidden is None else {"hidden_states": hidden})
-        if self.head is not None:
-            feeds |= self.searches(self.head, call.first_lane, batch)
-            outputs |= self.searched(self.head, gathered.shape)
         for name, array in feeds.items():
             self.bind_input(name, array)
-        for name, array in outputs.items():
-            self.bind_output(name, array)
+        self.bind_output("logits", logits)
+        if hidden is not None:
+            self.bind_output("hidden_states", hidden)
+        if self.head is not None:
+            self.bind_head(self.head, call.first_lane, gathered.shape)
         try:
             self.session.run_with_iobinding(self.binding)
         except RuntimeError as error:
@@ -158,46 +160,46 @@ class OrtRunner:
         results = host_results(call, logits, hidden, shape.heads)
         if self.head is None:
             return results
-        return self.with_found(self.head, call, feeds, outputs, results)
+        return self.with_found(self.head, call, logits, results)
 
-    def searches(self, head: Head, first_lane: int, batch: int) -> dict[str, NDArray[Any]]:
-        """What a call's logits are searched for, and the lanes whose logits it writes."""
-        arrays = {WRITTEN.name: head.written(first_lane, batch), SEARCH.name: head.search}
-        feeds = {}
-        for name, array in arrays.items():
-            feeds[name] = self.buffer(name, array.shape, array.dtype.type)
-            feeds[name][...] = array
-        return feeds
+    def bind_head(self, head: Head, first_lane: int, gathered: tuple[int, ...]) -> None:
+        """Say what a call's logits [B, G] are searched for and which lanes' are written, and bind
+        room for what is found, where it is not bound yet: it takes tens of microseconds."""
+        if self.head_bound != (gathered, head.count):
+            self.head_bound = gathered, head.count
+            sizes = {"B": gathered[0], "G": gathered[1], "K": head.count}
+            for spec in (WRITTEN, SEARCH):
+                self.bind_input(spec.name, self.buffer_of(spec, sizes))
+            for spec in (*FOUND, head.rows_spec):
+                self.bind_output(spec.name, self.buffer_of(spec, sizes))
+        head.write_request(first_lane, *(self.head_arrays[s.name] for s in (WRITTEN, SEARCH)))
 
-    def searched(self, head: Head, gathered: tuple[int, ...]) -> dict[str, NDArray[Any]]:
-        """Room for what a search finds, and for the rows that the head multiplies."""
-        sizes = [*gathered, head.count], gathered, [*gathered, head.form.layout.in_features]
-        ids, values, logsumexp, finite = (spec.name for spec in FOUND)
-        return {
-            ids: self.buffer(ids, sizes[0], np.int64),
-            values: self.buffer(values, sizes[0]),
-            logsumexp: self.buffer(logsumexp, sizes[1]),
-            finite: self.buffer(finite, sizes[1], np.bool_),
-            HEAD_ROWS: self.buffer(HEAD_ROWS, sizes[2]),
-        }
+    def buffer_of(self, spec: TensorSpec, sizes: Mapping[str, int]) -> NDArray[Any]:
+        """The buffer of a tensor that the head reads or gives."""
+        shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
+        array = self.buffer(spec.name, shape, np.dtype(spec.dtype).type)
+        self.head_arrays[spec.name] = array
+        return array
 
     def with_found(
-        self,
-        head: Head,
-        call: Call,
-        feeds: dict[str, NDArray[Any]],
-        outputs: dict[str, NDArray[Any]],
-        results: list[Result],
+        self, head: Head, call: Call, logits: NDArray[np.float32], results: list[Result]
     ) -> list[Result]:
-        """The results of a call with what was found of their logits."""
-        found = Found(head.ids, head.sums, *(outputs[spec.name] for spec in FOUND))
+        """The results of a call with what was found of their logits [B, G, V]."""
+        arrays = self.head_arrays
+        *found, x = (arrays[spec.name] for spec in (*FOUND, head.rows_spec))
+        written = arrays[WRITTEN.name].tolist()
         out = []
         for place, (gathered, result) in enumerate(zip(call.gather, results, strict=True)):
-            own, lane = slice(len(gathered)), call.first_lane + place
-            array = outputs["logits"][place, own] if feeds[WRITTEN.name][place] else None
-            x, ids = outputs[HEAD_ROWS][place, own], head.form.layout.out_features
-            logits = HeadLogits(head, lane, ids, x, found.part(place).part(own), array)
-            out.append(Result(logits, result.hidden_states))
+            own = place, slice(len(gathered))
+            here = HeadLogits(
+                head,
+                call.first_lane + place,
+                logits.shape[2],
+                x[own],
+                Found(head.ids, head.sums, *(array[own] for array in found)),
+                logits[own] if written[place] else None,
+            )
+            out.append(Result(here, result.hidden_states))
         return out
 
     def bind_cache(self, first_lane: int, batch: int) -> None:
@@ -371,7 +373,7 @@ def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunne
     EnvironmentProblem where it cannot be opened, or has kernels of our own that were not compiled
     here."""
     lanes, weights, shape = config.limits.max_batch_size, config.weights, config.component.graph
-    own, data = settings_of(config), data_of(path)
+    own = settings_of(config)
     if own.kernels == NATIVE:
         kernels()  # or the reason why there are none
     runner = OrtRunner(
@@ -382,36 +384,37 @@ def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunne
         padding_of(config.limits, block=shape.block),
         # mapped weights cannot move, and ours are read where they are mapped
         huge_pages=weights.is_low_bit and weights.largest is None and own.kernels != NATIVE,
-        shared=pair.shared(data, weights.largest),
-        head=None if own.head is None else open_head(data, own.head, weights.largest, pair),
+        shared=pair.shared(path, weights.largest),
+        head=open_head(path, own.head, weights, pair),
     )
-    if weights.embedding is not None:
-        runner.table = lm_head_table(path, weights.embedding, shape.hidden_size)
+    runner.table = lm_head_table(path, weights, shape.hidden_size)
     return runner
 
 
-def open_head(data: Path, form: HeadForm, largest: LargestWeight | None, pair: PairWeights) -> Head:
-    """The lm_head of an engine with a data file; `pair` has its weight where it is the largest.
-    BundleError where the file is too short."""
-    if largest is not None and largest.offset == form.offset:
-        return Head(form, pair.array(data, largest))
-    return Head(form, mapped(data, form.offset, form.layout.shape))
+def open_head(
+    path: Path, form: HeadForm | None, weights: EngineWeights, pair: PairWeights
+) -> Head | None:
+    """The lm_head of an engine that searches its logits, as `pair` has it; None where there is
+    none. BundleError where its file is too short, or config.json does not say where it is."""
+    if form is None:
+        return None
+    if weights.largest is None or weights.largest.shape != form.layout.shape:
+        raise BundleError(f"the config of {path} does not describe its lm_head", BUILD_AGAIN)
+    return Head(form, pair.array(path, weights.largest))
 
 
-def data_of(path: Path) -> Path:
-    """The file with the weights of an engine."""
-    return path.with_name(f"{path.name}.data")
-
-
-def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> Table:
-    """The embedding table that an engine's config places in its lm_head."""
+def lm_head_table(path: Path, weights: EngineWeights, hidden_size: int) -> Table | None:
+    """The embedding table that an engine's config places in its lm_head; None where it does not."""
+    shared, largest = weights.embedding, weights.largest
+    if shared is None:
+        return None
     bits: Literal[4, 8] = 4 if shared.bits == 4 else 8
-    data = data_of(path)
     if shared.scales_offset is None:
         layout = Layout(bits, shared.block, hidden_size, shared.rows)
+        data = data_of(path) if largest is None else file_of(path, largest)
         return PackedTable(data, layout, shared.offset)
     kernel = Kernel(bits, shared.block, hidden_size, shared.rows)
-    return LmHeadTable(data, kernel, shared.offset, shared.scales_offset)
+    return LmHeadTable(data_of(path), kernel, shared.offset, shared.scales_offset)
 
 
 def open_session(path: Path, shared: Shared | None = None) -> ort.InferenceSession:

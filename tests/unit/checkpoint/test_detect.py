@@ -166,12 +166,6 @@ OTHERS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
         {},
     ),
     (
-        "experts",
-        {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "vision_config": {"depth": 2}},
-        {},
-    ),
-    ("experts", {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text"}, {}),
-    (
         r"DeepSeek.*\(MTP\)",
         {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1},
         {"model.layers.4.eh_proj.weight": (8, 16)},

@@ -207,10 +207,6 @@ def test_what_stands_at_the_top_or_in_the_text_part_is_found() -> None:
         ({"layer_types": ["linear_attention"] * 8}, "no layer has full attention"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
         (
-            {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text"},
-            "Qwen3_5MoeForCausalLM",
-        ),
-        (
             {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"},
             "Qwen3NextForCausalLM",
         ),

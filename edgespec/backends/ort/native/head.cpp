@@ -22,7 +22,9 @@ constexpr int64_t kPanelsOfPart = kPart / kPanel;
 constexpr int64_t kMostPieces = 32;  // of the ids: what is found in each is joined
 
 // Memory for what is found in pieces of the ids: the largest logits of each row, a sum for each
-// part of a row, and whether a row was finite in a piece. Kept from call to call of a thread.
+// part of a row, and whether a row was finite in a piece. Kept from call to call of a thread. What
+// the last of the largest is in one piece, all pieces of the row know as the floor: which of them is
+// first decides how much is compared, and not what is found.
 class Findings {
  public:
   void reset(const Search& search, int64_t num_rows, int64_t num_pieces) {
@@ -33,23 +35,29 @@ class Findings {
     filled_.assign(static_cast<size_t>(num_pieces * num_rows), 0);
     finite_.assign(static_cast<size_t>(num_pieces * num_rows), 1);
     sums_.resize(static_cast<size_t>(num_rows * num_parts_));
+    floors_.assign(static_cast<size_t>(num_rows), -INFINITY);
   }
 
   // Looks through a part of a row within a piece.
   void look(const HeadKernels& kernels, int64_t piece, int64_t row, int64_t part,
             const float* logits, int64_t count) {
     const auto at = static_cast<size_t>(piece * num_rows_ + row);
-    Largest largest{&largest_[at * static_cast<size_t>(count_)], count_, filled_[at]};
+    float* floor = &floors_[static_cast<size_t>(row)];
+    Largest largest{&largest_[at * static_cast<size_t>(count_)], count_, filled_[at], 0.0f};
+    __atomic_load(floor, &largest.floor, __ATOMIC_RELAXED);
     PartSum* sum =
         num_parts_ > 0 ? &sums_[static_cast<size_t>(row * num_parts_ + part)] : nullptr;
     if (!kernels.look(logits, count, part * kPart, largest, sum)) finite_[at] = 0;
     filled_[at] = largest.filled;
+    if (largest.filled < count_) return;
+    float last = largest.at[count_ - 1].value;
+    if (last > largest.floor) __atomic_store(floor, &last, __ATOMIC_RELAXED);
   }
 
   // Joins what was found of a row in all pieces.
   void join(int64_t row, int64_t num_pieces, const Places& places) const {
     Candidate memory[kMostTop];
-    Largest all{memory, count_, 0};
+    Largest all{memory, count_, 0, -INFINITY};
     places.finite[row] = true;
     for (int64_t piece = 0; piece < num_pieces; ++piece) {
       const auto at = static_cast<size_t>(piece * num_rows_ + row);
@@ -86,6 +94,7 @@ class Findings {
   std::vector<int64_t> filled_;
   std::vector<char> finite_;
   std::vector<PartSum> sums_;
+  std::vector<float> floors_;  // read and written by all threads
 };
 
 Findings& findings() {

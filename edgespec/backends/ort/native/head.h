@@ -21,11 +21,13 @@ struct Candidate {
   int32_t id;
 };
 
-// The largest logits of a row so far, in their order; room for `count`.
+// The largest logits of a row so far, in their order; room for `count`. Elsewhere in the row there
+// are as many that are not below `floor`: what is below it has no place.
 struct Largest {
   Candidate* at;
   int64_t count;
   int64_t filled;
+  float floor;
 };
 
 // What a part adds to the sum of exponentials: e^peak * sum.

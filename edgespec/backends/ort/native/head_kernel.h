@@ -99,6 +99,7 @@ inline bool before(float value, float other) {
 }
 
 inline bool has_place(const Largest& largest, float value) {
+  if (value < largest.floor) return false;
   return largest.filled < largest.count || before(value, largest.at[largest.count - 1].value);
 }
 

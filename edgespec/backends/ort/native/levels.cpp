@@ -26,7 +26,7 @@ std::vector<Level> all_levels() {
   levels.push_back({"avx2", cpu.avx2, &matmul_avx2, &attention_avx2, &rows_avx2, &delta_net_avx2,
                     &head_avx2});
 #elif defined(__aarch64__)
-  // Of norms and gates compilers make the vectors that all these CPUs have
+  // Of norms, gates and the search in logits compilers make the vectors that all these CPUs have
   const Cpu& cpu = Cpu::here();
   levels.push_back({"neon_i8mm", cpu.neon_i8mm, &matmul_neon_i8mm, &attention_neon,
                     &rows_portable, &delta_net_neon, &head_portable});

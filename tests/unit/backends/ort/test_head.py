@@ -171,9 +171,9 @@ def test_only_what_was_asked_for_is_found(runner: OrtRunner) -> None:
     head = head_of(runner)
     first, _ = unwritten(runner, call(2))
     first.best(0)
-    assert head.search.tolist() == [1, VOCAB, 0]
+    assert head.search == (1, VOCAB, 0)
     first.first_ids(600).top(4)
-    assert head.search.tolist() == [4, 600, 1]
+    assert head.search == (4, 600, 1)
     first, _ = unwritten(runner, call(2))
     top = first.first_ids(600).top(4)
     assert first.array is None

@@ -1,0 +1,51 @@
+"""Qwen3.5's mixtures of experts: its layers and MTP head, with experts in place of each MLP and one
+more that all rows take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgespec.config.fields import Fields
+from edgespec.config.layers import experts_of
+from edgespec.config.values import DecoderConfig, MlpSpec
+from edgespec.families import qwen3_5
+from edgespec.families.base import Family
+
+
+def decoder(fields: Fields) -> DecoderConfig:
+    """Returns Qwen3.5's decoder with experts in all layers; the weights of a row's experts are
+    divided by their sum."""
+    inner = fields.size("moe_intermediate_size")
+    shared = fields.size("shared_expert_intermediate_size")
+    experts = experts_of(fields, normalized=True, shared_size=shared)
+    raw = {**fields.raw, "intermediate_size": inner, "num_experts": None}
+    dense = qwen3_5.decoder(replace(fields, raw=raw))
+    mlp = MlpSpec(inner, experts=experts)
+    return replace(dense, layers=tuple(replace(layer, mlp=mlp) for layer in dense.layers))
+
+
+_DEFAULTS = {
+    "moe_intermediate_size": 512,
+    "num_experts_per_tok": 8,
+    "shared_expert_intermediate_size": 512,
+}
+FAMILIES = {
+    "Qwen3_5MoeForCausalLM": Family(
+        "Qwen3.5-MoE",
+        "qwen3_5_moe_text",
+        decoder,
+        defaults=_DEFAULTS,
+        beside=qwen3_5.BESIDE,
+        mtp_layers=qwen3_5.num_mtp_layers,
+    ),
+    "Qwen3_5MoeForConditionalGeneration": Family(
+        "Qwen3.5-MoE",
+        "qwen3_5_moe",
+        decoder,
+        defaults=_DEFAULTS,
+        text_key="text_config",
+        stacks=("model.language_model", "model"),
+        beside=qwen3_5.BESIDE,
+        mtp_layers=qwen3_5.num_mtp_layers,
+    ),
+}
