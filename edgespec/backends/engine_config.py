@@ -6,6 +6,7 @@ Knows no engine library.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -80,26 +81,40 @@ class SharedEmbedding:
         )
 
 
+HEAD_FILE = re.compile(r"lm_head\.[0-9a-f]{16}\.data")
+
+
+def head_file(sha256: str) -> str:
+    """The name of a file with an lm_head alone: engines that have the same one have one file."""
+    return f"lm_head.{sha256[:16]}.data"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestWeight:
     """The lm_head of an engine, or the largest of its weights, as its kernel reads it: the
     initializer, and where its bytes stand in the data file. Two engines of a pair with the same one
-    need it in memory once.
+    need it in memory once. An lm_head has a `file` of its own, which such engines have in common;
+    None: it stands among the others.
     """
 
     name: str
     offset: int
     shape: tuple[int, ...]  # bytes
     sha256: str
+    file: str | None = None
 
     @classmethod
     def read(cls, fields: BundleFields) -> LargestWeight:
         """The largest weight of the keys of `weights.largest`. BundleError names a wrong key."""
+        sha256, file = fields.required_text("sha256"), fields.text("file")
+        if file is not None and file != head_file(sha256):
+            raise fields.wrong("file", f"{head_file(sha256)!r}, by its hash")
         return cls(
             name=fields.required_text("name"),
             offset=fields.offset("offset"),
             shape=fields.counts("shape"),
-            sha256=fields.required_text("sha256"),
+            sha256=sha256,
+            file=file,
         )
 
 
@@ -166,6 +181,8 @@ class EngineWeights:
             keys["embedding"] = {name: value for name, value in places if value is not None}
         if self.largest is not None:
             keys["largest"] = asdict(self.largest) | {"shape": list(self.largest.shape)}
+            if self.largest.file is None:
+                del keys["largest"]["file"]
         return keys | ({} if self.rounding is None else {"rounding": self.rounding})
 
     @property

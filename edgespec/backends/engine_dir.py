@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec import bundle
-from edgespec.backends.engine_config import EngineConfig
+from edgespec.backends.engine_config import HEAD_FILE, EngineConfig
 from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.pair_check import check_not_plain, check_pairing, target_of
@@ -124,13 +124,16 @@ def install(staging: Path, engine_dir: Path, role: Role, entry: EngineEntry) -> 
     leaves a directory that says that this engine is not there. What it leaves is listed in
     `staging`, for `remove_killed`. Raises OSError, and BundleError for files of others.
     """
-    entry = replace(entry, files={p.name: FileEntry.of(p) for p in sorted(staging.iterdir())})
+    new = {p.name: FileEntry.of(p) for p in sorted(staging.iterdir())}
+    entry = replace(entry, files=new)
     with bundle.locked(engine_dir):
         refuse_foreign(engine_dir, entry.files)
         list_moving(staging, engine_dir, role, entry)
         others = remove_engine(engine_dir, role)
+        kept = kept_files(engine_dir, new, others)
+        entry = replace(entry, files=new | kept)
         try:
-            for name in entry.files:
+            for name in new.keys() - kept.keys():
                 (staging / name).replace(engine_dir / name)
             others.with_engine(role, entry).write(engine_dir)
         except BaseException:
@@ -138,6 +141,32 @@ def install(staging: Path, engine_dir: Path, role: Role, entry: EngineEntry) -> 
                 (engine_dir / name).unlink(missing_ok=True)
             raise
     return entry
+
+
+def kept_files(
+    engine_dir: Path, new: Mapping[str, FileEntry], others: EngineManifest
+) -> dict[str, FileEntry]:
+    """Of new files those that are there already, as other engines have them: an lm_head that a pair
+    has in common."""
+    found = {}
+    for entry in others.engines.values():
+        for name, there in entry.files.items():
+            if (
+                name in new
+                and new[name].sha256 == there.sha256
+                and is_as_listed(engine_dir, name, there)
+            ):
+                found[name] = there
+    return found
+
+
+def is_as_listed(engine_dir: Path, name: str, entry: FileEntry) -> bool:
+    """Whether a file has the size and the time of its entry."""
+    path = bundle.contained(engine_dir, name)
+    if not path.is_file():
+        return False
+    stat = path.stat()
+    return (stat.st_size, stat.st_mtime_ns) == (entry.size_bytes, entry.mtime_ns)
 
 
 def remove_engine(engine_dir: Path, role: Role) -> EngineManifest:
@@ -246,7 +275,10 @@ def open_engine(engine_dir: Path, role: Role) -> tuple[EngineConfig, EngineEntry
     check_listing(engine_dir, role, manifest)
     bundle.check_files(engine_dir, entry.files_dict(), trust_unchanged=True)
     config = config_of(engine_dir, role, entry)
-    bundle.refuse_unlisted(engine_dir, entry.files, required_sidecars(config), ())
+    largest, required = config.weights.largest, required_sidecars(config)
+    if largest is not None and largest.file is not None:
+        required.append(largest.file)
+    bundle.refuse_unlisted(engine_dir, entry.files, required, ())
     return config, entry
 
 
@@ -270,7 +302,8 @@ def check_listing(engine_dir: Path, role: Role, manifest: EngineManifest) -> Non
     bundle.refuse_unlisted(engine_dir, listed, required, own)
     bundle.refuse_unlisted(engine_dir, manifest.files, (), known)
     engines = [name for name in listed if name.startswith(stem)]
-    bundle.refuse_unknown(engine_dir, listed, {*engines, *known}, role.value)
+    heads = filter(HEAD_FILE.fullmatch, listed)
+    bundle.refuse_unknown(engine_dir, listed, {*engines, *heads, *known}, role.value)
     if not engines:
         what = f"{engine_dir / bundle.MANIFEST} lists no file of the {role.value} engine"
         raise BundleError(what, bundle.EDITED)

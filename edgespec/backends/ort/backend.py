@@ -99,16 +99,13 @@ class OrtBackend(Backend):
         """A runner of the staged engine, with its lm_head as embedding table where they are
         shared."""
         from edgespec.backends.ort.pair_weights import PairWeights
-        from edgespec.backends.ort.runner import OrtRunner, data_of, lm_head_table, open_head
+        from edgespec.backends.ort.runner import OrtRunner, lm_head_table, open_head
 
-        form, data = EngineSettings.read(staged.settings, "").head, data_of(staged.engine)
-        head = None
-        if form is not None:
-            head = open_head(data, form, staged.weights.largest, PairWeights())
+        form, weights = EngineSettings.read(staged.settings, "").head, staged.weights
+        head = open_head(staged.engine, form, weights, PairWeights())
         runner = OrtRunner(staged.engine, staged.contract, capacity, lanes, head=head)
-        if staged.weights.embedding is not None:
-            hidden_size = staged.contract.shape.hidden_size
-            runner.table = lm_head_table(staged.engine, staged.weights.embedding, hidden_size)
+        hidden_size = staged.contract.shape.hidden_size
+        runner.table = lm_head_table(staged.engine, weights, hidden_size)
         return runner
 
     def open_device(self) -> PairDevice:

@@ -6,7 +6,7 @@ bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.quantized_values import QuantizedValues
 
 ALIGN_BYTES = 4096
+HEAD_DATA = "lm_head.data"  # where an lm_head stands until its hash is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,14 @@ class Int8GemmWeight(QuantizedPlace[int8_gemm.Kernel]):
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
     """A quantized weight [out, in] that a kernel of our own reads: its source, how it is packed,
-    how rows are rounded that it multiplies, and where it will stand."""
+    how rows are rounded that it multiplies, and where it will stand: `alone` in a file of its own,
+    which the engines of a pair can have in common."""
 
     source: ir.ExternalTensor | QuantizedValues
     layout: Layout
     rounding: RowRounding
     offset: int
+    alone: bool = field(default=False, kw_only=True)
 
     @property
     def num_bytes(self) -> int:
@@ -123,12 +126,16 @@ class DataLayout:
     def __init__(self, graph: ir.Graph, data_name: str) -> None:
         self.graph, self.data_name, self.end = graph, data_name, 0
 
-    def place(self, name: str, dims: tuple[int, ...], dtype: ir.DataType) -> Place:
-        """A new initializer behind those that are there."""
-        offset = -(-self.end // ALIGN_BYTES) * ALIGN_BYTES
+    def place(
+        self, name: str, dims: tuple[int, ...], dtype: ir.DataType, *, alone: bool = False
+    ) -> Place:
+        """A new initializer behind those that are there; or `alone`, in the file HEAD_DATA."""
+        offset = 0 if alone else -(-self.end // ALIGN_BYTES) * ALIGN_BYTES
         size, shape = int(np.prod(dims)) * int(dtype.itemsize), ir.Shape(dims)
-        self.end = offset + size
-        tensor = ir.ExternalTensor(self.data_name, offset, size, dtype, shape=shape, name=name)
+        if not alone:
+            self.end = offset + size
+        file = HEAD_DATA if alone else self.data_name
+        tensor = ir.ExternalTensor(file, offset, size, dtype, shape=shape, name=name)
         value = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)
         self.graph.register_initializer(value)
         return Place(value, offset, size)
@@ -138,9 +145,9 @@ class DataLayout:
         values = self.place(f"{name}/values", kernel.values_shape, ir.DataType.UINT8)
         return values, self.place(f"{name}/scales", (kernel.num_scales,), ir.DataType.FLOAT)
 
-    def place_packed(self, name: str, layout: Layout) -> Place:
+    def place_packed(self, name: str, layout: Layout, *, alone: bool = False) -> Place:
         """A weight that a kernel of our own reads."""
-        return self.place(f"{name}/packed", layout.shape, ir.DataType.UINT8)
+        return self.place(f"{name}/packed", layout.shape, ir.DataType.UINT8, alone=alone)
 
     def place_experts(self, name: str, layout: ExpertsLayout) -> Place:
         """All experts of a layer, which a kernel of our own reads."""

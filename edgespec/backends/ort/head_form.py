@@ -17,12 +17,10 @@ from edgespec.stored.fields import BundleFields
 
 @dataclass(frozen=True, slots=True)
 class HeadForm:
-    """How an engine's lm_head is packed, how its rows are rounded, and where it stands in the data
-    file."""
+    """How an engine's lm_head is packed, and how its rows are rounded."""
 
     layout: Layout
     rounding: RowRounding
-    offset: int
 
     @classmethod
     def read(cls, fields: BundleFields) -> HeadForm:
@@ -40,7 +38,6 @@ class HeadForm:
                 fields.flag("round_by_row", False),
                 None if scale is None else np.float32(fields.number("activation_scale")),
             ),
-            fields.offset("offset"),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,7 +48,6 @@ class HeadForm:
             "block": layout.block,
             "in_features": layout.in_features,
             "out_features": layout.out_features,
-            "offset": self.offset,
         }
         if rounding.scale is not None:
             out["activation_scale"] = float(rounding.scale)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows, Table
 from edgespec.backends.call import Attention, Call, HiddenStates, Result
-from edgespec.backends.engine_config import EngineConfig, LargestWeight, SharedEmbedding
+from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig, EngineWeights
 from edgespec.backends.host import gather_idx, host_results, stacked_states
 from edgespec.backends.masks import attention_mask, tree_mask
 from edgespec.backends.ort.cache import KvCache, padding_of
@@ -44,7 +44,7 @@ from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
 from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.native.library import kernels, why_missing
 from edgespec.backends.ort.options import NATIVE
-from edgespec.backends.ort.pair_weights import PairWeights, Shared, mapped
+from edgespec.backends.ort.pair_weights import PairWeights, Shared, data_of, file_of
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.ort.session import NO_FALLBACK, session_options
 from edgespec.backends.ort.settings import settings_of
@@ -373,7 +373,7 @@ def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunne
     EnvironmentProblem where it cannot be opened, or has kernels of our own that were not compiled
     here."""
     lanes, weights, shape = config.limits.max_batch_size, config.weights, config.component.graph
-    own, data = settings_of(config), data_of(path)
+    own = settings_of(config)
     if own.kernels == NATIVE:
         kernels()  # or the reason why there are none
     runner = OrtRunner(
@@ -384,36 +384,37 @@ def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunne
         padding_of(config.limits, block=shape.block),
         # mapped weights cannot move, and ours are read where they are mapped
         huge_pages=weights.is_low_bit and weights.largest is None and own.kernels != NATIVE,
-        shared=pair.shared(data, weights.largest),
-        head=None if own.head is None else open_head(data, own.head, weights.largest, pair),
+        shared=pair.shared(path, weights.largest),
+        head=open_head(path, own.head, weights, pair),
     )
-    if weights.embedding is not None:
-        runner.table = lm_head_table(path, weights.embedding, shape.hidden_size)
+    runner.table = lm_head_table(path, weights, shape.hidden_size)
     return runner
 
 
-def open_head(data: Path, form: HeadForm, largest: LargestWeight | None, pair: PairWeights) -> Head:
-    """The lm_head of an engine with a data file; `pair` has its weight where it is the largest.
-    BundleError where the file is too short."""
-    if largest is not None and largest.offset == form.offset:
-        return Head(form, pair.array(data, largest))
-    return Head(form, mapped(data, form.offset, form.layout.shape))
+def open_head(
+    path: Path, form: HeadForm | None, weights: EngineWeights, pair: PairWeights
+) -> Head | None:
+    """The lm_head of an engine that searches its logits, as `pair` has it; None where there is
+    none. BundleError where its file is too short, or config.json does not say where it is."""
+    if form is None:
+        return None
+    if weights.largest is None or weights.largest.shape != form.layout.shape:
+        raise BundleError(f"the config of {path} does not describe its lm_head", BUILD_AGAIN)
+    return Head(form, pair.array(path, weights.largest))
 
 
-def data_of(path: Path) -> Path:
-    """The file with the weights of an engine."""
-    return path.with_name(f"{path.name}.data")
-
-
-def lm_head_table(path: Path, shared: SharedEmbedding, hidden_size: int) -> Table:
-    """The embedding table that an engine's config places in its lm_head."""
+def lm_head_table(path: Path, weights: EngineWeights, hidden_size: int) -> Table | None:
+    """The embedding table that an engine's config places in its lm_head; None where it does not."""
+    shared, largest = weights.embedding, weights.largest
+    if shared is None:
+        return None
     bits: Literal[4, 8] = 4 if shared.bits == 4 else 8
-    data = data_of(path)
     if shared.scales_offset is None:
         layout = Layout(bits, shared.block, hidden_size, shared.rows)
+        data = data_of(path) if largest is None else file_of(path, largest)
         return PackedTable(data, layout, shared.offset)
     kernel = Kernel(bits, shared.block, hidden_size, shared.rows)
-    return LmHeadTable(data, kernel, shared.offset, shared.scales_offset)
+    return LmHeadTable(data_of(path), kernel, shared.offset, shared.scales_offset)
 
 
 def open_session(path: Path, shared: Shared | None = None) -> ort.InferenceSession:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,17 @@ import onnx_ir as ir
 
 from edgespec import bundle
 from edgespec.backends.base import Progress, Staged
-from edgespec.backends.engine_config import LargestWeight, SharedEmbedding
+from edgespec.backends.engine_config import LargestWeight, SharedEmbedding, head_file
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.accuracy import accuracy_of, exported_weights, weights_of
 from edgespec.backends.ort.contract import lowered_contract
-from edgespec.backends.ort.data_layout import AnyWeight, ExpertWeight, LowBitWeight, PackedWeight
+from edgespec.backends.ort.data_layout import (
+    HEAD_DATA,
+    AnyWeight,
+    ExpertWeight,
+    LowBitWeight,
+    PackedWeight,
+)
 from edgespec.backends.ort.head_form import HeadForm
 from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
@@ -41,8 +48,9 @@ def stage(
     low_bit = any(isinstance(weight, PackedWeight) for weight in lowered.weights)
     settings = EngineSettings.of(weight_format, cached=not graph.heads, low_bit=low_bit)
     head = head_of(lowered)
-    if head is not None:
-        settings = replace(settings, head=HeadForm(head.layout, head.rounding, head.offset))
+    if lowered.head is not None:
+        assert head is not None
+        settings = replace(settings, head=HeadForm(head.layout, head.rounding))
     exported = exported_weights(lowered.weights)
     weights = weights_of(exported, weight_format, str(onnx.path))
     if weight_format.share_embedding:
@@ -94,46 +102,59 @@ def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:
 
 
 def head_of(lowered: Lowered) -> PackedWeight | None:
-    """The weight of an lm_head that searches its logits; None where there is none."""
-    if lowered.head is None:
-        return None
-    tensor = lowered.head.const_value
-    assert isinstance(tensor, ir.ExternalTensor)
-    for weight in lowered.weights:
-        if isinstance(weight, PackedWeight) and weight.offset == tensor.offset:
-            return weight
-    raise AssertionError(f"no weight begins at {tensor.offset}")
+    """The weight of an lm_head that a kernel of our own reads, in a file of its own; None where
+    there is none."""
+    packed = (weight for weight in lowered.weights if isinstance(weight, PackedWeight))
+    return next((weight for weight in packed if weight.alone), None)
 
 
 def write_data(
     lowered: Lowered, source: Path, path: Path, advance: Callable[[int], None]
 ) -> LargestWeight | None:
-    """Write the weights, one at a time, to where the lowered graph looks for them. Returns the
-    lm_head, or the largest where none searches its logits, if a kernel of our own reads it."""
-    largest: AnyWeight | None = head_of(lowered)
+    """Write the weights, one at a time, to where the lowered graph looks for them, an lm_head to a
+    file that has the name of its hash. Returns the lm_head, or the largest where it has no such
+    file, if a kernel of our own reads it."""
+    head = head_of(lowered)
+    largest: AnyWeight | None = head
     if largest is None:
         whole = [weight for weight in lowered.weights if not isinstance(weight, ExpertWeight)]
         largest = max(whole, key=lambda weight: weight.num_bytes, default=None)
     digest = hashlib.sha256()
-    with path.open("wb") as file:
+    with path.open("wb") as file, ExitStack() as stack:
         for weight in lowered.weights:
+            into = file
+            if weight is head:
+                into = stack.enter_context(path.with_name(HEAD_DATA).open("wb"))
             for offset, array in pieces(weight, source):
-                file.seek(offset)
-                file.write(array.data)
+                into.seek(offset)
+                into.write(array.data)
                 advance(array.nbytes)
                 if weight is largest:
                     digest.update(array.data)
     if not isinstance(largest, PackedWeight):
         return None
-    name, shape = initializer_at(lowered.model, path.name, largest.offset), largest.layout.shape
-    return LargestWeight(name=name, offset=largest.offset, shape=shape, sha256=digest.hexdigest())
+    location = HEAD_DATA if head is not None else path.name
+    value, sha256 = initializer_at(lowered.model, location, largest.offset), digest.hexdigest()
+    found = LargestWeight(
+        name=str(value.name), offset=largest.offset, shape=largest.layout.shape, sha256=sha256
+    )
+    if head is None:
+        return found
+    name = head_file(sha256)
+    path.with_name(HEAD_DATA).replace(path.with_name(name))
+    tensor = value.const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+    value.const_value = ir.ExternalTensor(
+        name, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name
+    )
+    return replace(found, file=name)
 
 
-def initializer_at(model: ir.Model, location: str, offset: int) -> str:
-    """The name of the initializer whose bytes begin there."""
-    for name, value in model.graph.initializers.items():
+def initializer_at(model: ir.Model, location: str, offset: int) -> ir.Value:
+    """The initializer whose bytes begin there."""
+    for value in model.graph.initializers.values():
         match value.const_value:
             case ir.ExternalTensor(location=file, offset=start):
                 if (str(file), start) == (location, offset):
-                    return name
+                    return value
     raise AssertionError(f"no initializer begins at {offset} of {location}")

@@ -35,6 +35,7 @@ from edgespec.backends.ort.experts import (
     replace_mixture,
 )
 from edgespec.backends.ort.fusion import fuse_projections
+from edgespec.backends.ort.low_bit_head import LOGITS
 from edgespec.backends.ort.low_bit_matmul import IN_BLOCKS, RowRounding, replace_matmuls
 from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.options import DEFAULT_BLOCK, FP32, NATIVE, WeightFormat
@@ -357,10 +358,13 @@ def place_packed(layout: DataLayout, products: list[PackedProduct]) -> Iterator[
         groups.setdefault(product.group, []).append(product)
     for group in groups.values():
         first, places = group[0], []
+        alone = len(group) == 1 and makes_logits(first)
         for product in group:
-            place = layout.place_packed(product.name, product.layout)
+            place = layout.place_packed(product.name, product.layout, alone=alone)
             places.append(place)
-            yield PackedWeight(product.source, product.layout, product.rounding, place.offset)
+            yield PackedWeight(
+                product.source, product.layout, product.rounding, place.offset, alone=alone
+            )
         if len(group) > 1:
             nodes = [product.nodes[0] for product in group]
             layouts, values = [one.layout for one in group], [place.value for place in places]
@@ -369,6 +373,12 @@ def place_packed(layout: DataLayout, products: list[PackedProduct]) -> Iterator[
         for node in first.nodes:
             rows, values = first.rows_of(node), [places[0].value]
             replace_matmuls([node], rows, [first.layout], values, first.rounding)
+
+
+def makes_logits(product: PackedProduct) -> bool:
+    """Whether a product is the lm_head: what it makes are the graph's logits."""
+    output = product.nodes[0].outputs[0]
+    return len(product.nodes) == 1 and output.is_graph_output() and output.name == LOGITS
 
 
 def experts_layout(products: list[PackedProduct]) -> ExpertsLayout | None:

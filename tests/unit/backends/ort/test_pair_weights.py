@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgespec import bundle
-from edgespec.backends.engine_config import EngineConfig, LargestWeight
+from edgespec.backends.build import build
+from edgespec.backends.engine_config import EngineConfig, EngineFields, EngineWeights
 from edgespec.backends.engine_dir import STEMS
 from edgespec.backends.engine_dir import open_engine as engine_of
 from edgespec.backends.golden import golden_calls, only_logits
 from edgespec.backends.golden_file import read_golden
 from edgespec.backends.ort.options import WeightFormat
-from edgespec.backends.ort.pair_weights import PairWeights
-from edgespec.backends.ort.runner import OrtRunner, data_of, open_engine
+from edgespec.backends.ort.pair_weights import PairWeights, file_of
+from edgespec.backends.ort.runner import OrtRunner, open_engine
 from edgespec.backends.registry import Devices, open_runner
 from edgespec.contract import Limits, Role
 from edgespec.errors import BundleError
@@ -79,11 +81,11 @@ def test_a_draft_reads_the_lm_head_of_its_base(
     assert config.weights.largest is not None
     shutil.copytree(engine_dir, tmp_path / "changed")
     path = tmp_path / "changed" / "spec_draft.onnx"
-    with data_of(path).open("r+b") as file:  # so that only the base's file has it
+    with file_of(path, config.weights.largest).open("r+b") as file:  # not in the other directory
         file.seek(config.weights.largest.offset)
         file.write(bytes(int(np.prod(config.weights.largest.shape))))
     pair = PairWeights()
-    pair.shared(data_of(engine_dir / "spec_base.onnx"), base.weights.largest)
+    pair.shared(engine_dir / "spec_base.onnx", base.weights.largest)
     wanted = prompt_logits(
         open_engine(engine_dir / "spec_draft.onnx", config, PairWeights()), exported, config
     )
@@ -97,20 +99,79 @@ def test_another_lm_head_is_not_shared(engine_dir: Path) -> None:
     config, _ = engine_of(engine_dir, Role.DRAFT)
     largest = config.weights.largest
     assert largest is not None
-    other = LargestWeight(
-        name=largest.name, offset=largest.offset, shape=largest.shape, sha256="0" * 64
-    )
+    other = replace(largest, sha256="0" * 64)
     pair = PairWeights()
-    (first,) = pair.shared(data_of(engine_dir / "spec_base.onnx"), other).values()
-    (second,) = pair.shared(data_of(engine_dir / "spec_draft.onnx"), largest).values()
+    (first,) = pair.shared(engine_dir / "spec_base.onnx", other).values()
+    (second,) = pair.shared(engine_dir / "spec_draft.onnx", largest).values()
     assert first.data_ptr() != second.data_ptr()
 
 
 def test_a_file_that_is_too_short_is_refused(engine_dir: Path, tmp_path: Path) -> None:
     config, _ = engine_of(engine_dir, Role.DRAFT)
-    (tmp_path / "short").write_bytes(b"\0" * 8192)
-    with pytest.raises(BundleError, match="short cannot be mapped"):
-        PairWeights().shared(tmp_path / "short", config.weights.largest)
+    largest = config.weights.largest
+    assert largest is not None
+    assert largest.file is not None
+    (tmp_path / largest.file).write_bytes(b"\0" * 8192)
+    with pytest.raises(BundleError, match=f"{largest.file} cannot be mapped"):
+        PairWeights().shared(tmp_path / "spec_draft.onnx", largest)
+
+
+# ---- on the disk
+
+
+def heads_in(directory: Path) -> list[str]:
+    """The files of lm_heads in an engine directory."""
+    return [path.name for path in directory.glob("lm_head.*")]
+
+
+@pytest.mark.parametrize("first", ["llm", "mtp_draft"])
+def test_a_pair_has_one_lm_head_on_the_disk(exported: Path, tmp_path: Path, first: str) -> None:
+    order = sorted(exported.iterdir(), key=lambda path: path.name != first)
+    build(order[0], tmp_path, LIMITS, options=INT4)
+    (name,) = heads_in(tmp_path)
+    written = (tmp_path / name).stat()
+    build(order[1], tmp_path, LIMITS, options=INT4)
+    assert heads_in(tmp_path) == [name]
+    assert (tmp_path / name).stat().st_mtime_ns == written.st_mtime_ns
+    for role in (Role.BASE, Role.DRAFT):
+        config, entry = engine_of(tmp_path, role)
+        assert name in entry.files
+        assert config.weights.largest is not None
+        data = (tmp_path / f"{STEMS[role]}.onnx.data").stat().st_size
+        assert data < sum(item.size_bytes for item in entry.files.values()) - written.st_size
+        open_runner(tmp_path, role)
+
+
+def test_an_lm_head_stays_while_an_engine_has_it(exported: Path, tmp_path: Path) -> None:
+    for component in ("llm", "mtp_draft"):
+        build(exported / component, tmp_path, LIMITS, options=INT4)
+    (name,) = heads_in(tmp_path)
+    eight = WeightFormat("int8", 32, kernels="native")
+    build(exported / "mtp_draft", tmp_path, LIMITS, options=eight)
+    assert len(heads_in(tmp_path)) == 2
+    open_runner(tmp_path, Role.BASE)
+    build(exported / "llm", tmp_path, LIMITS, options=eight)
+    (other,) = heads_in(tmp_path)
+    assert other != name
+    for role in (Role.BASE, Role.DRAFT):
+        open_runner(tmp_path, role)
+
+
+def test_an_engine_without_its_lm_head_is_refused(engine_dir: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(engine_dir, tmp_path / "engines"))
+    (name,) = heads_in(path)
+    (path / name).unlink()
+    for role in (Role.BASE, Role.DRAFT):
+        with pytest.raises(BundleError, match=f"{name} is missing"):
+            open_runner(path, role)
+
+
+def test_an_lm_head_has_the_name_of_its_hash(engine_dir: Path) -> None:
+    config, _ = engine_of(engine_dir, Role.BASE)
+    raw = config.weights.to_dict()
+    raw["largest"]["file"] = "../lm_head.data"
+    with pytest.raises(BundleError, match=r"'file' is '\.\./lm_head\.data', not"):
+        EngineWeights.read(EngineFields(raw, "config.json"))
 
 
 # ---- what each method's pair has in common
