@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import onnxruntime as ort
 from demo_pairs import PAIRS
 
 import edgespec
@@ -204,6 +205,17 @@ def measured(
             yield about | run.row()
 
 
+def limit_threads(count: int) -> None:
+    """Lets every session that is opened from now on have so many threads."""
+
+    class Limited(ort.SessionOptions):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.intra_op_num_threads = count
+
+    ort.SessionOptions = Limited
+
+
 def totals(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """Answers, tokens and differences of each format, of each method, and of all."""
     found: dict[str, dict[str, int]] = {}
@@ -225,7 +237,10 @@ def main() -> None:
     parser.add_argument("--method", choices=PAIRS, action="append", help="default: all there are")
     parser.add_argument("--num-prompts", type=int, default=48, help="of all files, evenly taken")
     parser.add_argument("--length", type=int, default=96, help="tokens of an answer at most")
+    parser.add_argument("--threads", type=int, help="of a session; default: ONNX Runtime's")
     args = parser.parse_args()
+    if args.threads:
+        limit_threads(args.threads)
     texts = read_prompts(args.prompts)
     texts = texts[:: max(1, len(texts) // args.num_prompts)][: args.num_prompts]
     methods = args.method or [name for name, pair in PAIRS.items() if pair.missing() is None]

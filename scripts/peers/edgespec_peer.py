@@ -58,10 +58,10 @@ def build(
 ) -> None:
     """Exports a checkpoint and builds its engine, each once."""
     cli = [sys.executable, "-m", "edgespec.cli.main"]
-    if not onnx.is_dir():
-        run([*cli, "export", str(model), str(onnx), *flags])
     role = "base" if "--base-model-dir" not in flags else "draft"
     if not (engines / f"spec_{role}.onnx").is_file():
+        if not onnx.is_dir():
+            run([*cli, "export", str(model), str(onnx), *flags])
         sizes = ["--max-input-len", "2048", "--max-kv-cache-capacity", str(CAPACITY)]
         kind = ["--weights", "int4", "--weight-block", str(block), "--kv-cache-dtype", cache]
         where = ["--onnx-dir", str(onnx / graph), "--engine-dir", str(engines)]

@@ -247,6 +247,15 @@ def test_a_hybrid_base_is_told_with_its_layers_and_its_head(
     assert "mtp.*" not in done.out
 
 
+def test_experts_are_counted_and_so_are_the_layers_that_have_them(tmp_path: Path, cli: Cli) -> None:
+    path = toys.make_qwen3_moe(tmp_path / "base", fused=True, dense_layers=(1,))
+    done = cli("inspect", path)
+    assert done.code == 0
+    assert "6 experts of 48, 2 a token, in 3 layers" in " ".join(done.out.split())
+    found = json.loads(cli("inspect", path, "--json").out)["config"]["decoder"]["experts"]
+    assert (found["count"], found["per_token"], found["layers"]) == (6, 2, [0, 2, 3])
+
+
 def test_a_lost_head_is_a_note_and_a_damaged_one_a_fault(tmp_path: Path, cli: Cli) -> None:
     path = toys.make_qwen3_5(tmp_path / "base")
     whole = load_file(path / "model.safetensors")

@@ -60,11 +60,11 @@ def qwen3_5(path: Path) -> Path:
 
 # What becomes of norms and gates that are no part of an attention: by operator
 KINDS: dict[Callable[[Path], Path], dict[str, int]] = {
-    qwen3: {"NormLowBitMatMul": 2 * LAYERS + 1, "GatedLowBitMatMul": LAYERS},
+    qwen3: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS},
     # the last sum alone, whose rows are gathered before their norm
-    qwen2: {"NormLowBitMatMul": 2 * LAYERS + 1, "GatedLowBitMatMul": LAYERS, "Add": 1},
-    gemma3: {"NormLowBitMatMul": 2 * LAYERS + 1, "GatedLowBitMatMul": LAYERS},
-    phi3: {"NormLowBitMatMul": 2 * LAYERS + 1, "GatedLowBitMatMul": LAYERS},
+    qwen2: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS, "Add": 1},
+    gemma3: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS},
+    phi3: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS},
     qwen3_5: {},
 }
 

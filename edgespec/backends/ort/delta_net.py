@@ -52,7 +52,8 @@ class DeltaNetParts:
         keys, updates, decays = (required(value) for value in rows.inputs)
         k_unit = maker(rows, keys, "Reshape", "RMSNormalization")
         qkv = maker(rows, required(k_unit.inputs[0]), "Reshape", "Split")
-        total = maker(rows, required(qkv.inputs[0]), "Mul", "Sum")
+        convolved = producer(required(qkv.inputs[0]), "Mul", rows)
+        total = producer(silu_input(rows, convolved), "Sum", rows)
         own = producer(required(maker(rows, decays, "MatMul").inputs[1]), "Mul", rows)
         biased = maker(rows, required(own.inputs[0]), "Softplus", "Add")
         learnt = maker(rows, updates, "Reshape", "Transpose", "MatMul")
@@ -66,7 +67,7 @@ class DeltaNetParts:
         values = reader(rows, qkv.outputs[2], "Reshape")
         return cls(
             mixed=required(producer(required(total.inputs[0]), "Mul", rows).inputs[0]),
-            gate=required(silu.inputs[0]),
+            gate=silu_input(rows, silu),
             decay=required(biased.inputs[0]),
             rate=required(beta.inputs[0]),
             taps=taps_of(rows, total),
@@ -98,6 +99,14 @@ def reader(where: ir.Node, value: ir.Value, *op_types: str) -> ir.Node:
         require(len(found) == 1, where, f"{value.name} read by one {op_type}")
         value, node = found[0].outputs[0], found[0]
     return node
+
+
+def silu_input(where: ir.Node, product: ir.Node) -> ir.Value:
+    """What a product is the SiLU of."""
+    x, sigmoid = (required(value) for value in product.inputs)
+    node = producer(sigmoid, "Sigmoid", where)
+    require(node.inputs[0] is x, where, "SiLU")
+    return x
 
 
 def taps_of(where: ir.Node, total: ir.Node) -> ir.Value:
@@ -185,6 +194,6 @@ def scale_of(unit: ir.Node) -> float:
 def check_delta_nets(graph: ir.Graph, num_layers: int) -> None:
     """ContractError where a recurrent layer was not replaced."""
     if num_layers:
-        left = {node.op_type for node in graph} & {"Loop", "Sum", "Softplus"}
+        left = {node.op_type for node in graph} & {"Loop", "Softplus"}
         require(not left, graph[0], f"no {', '.join(sorted(left))} left after the rewrites")
     require(count(graph, OPERATOR) == num_layers, graph[0], f"{num_layers} {OPERATOR} nodes")

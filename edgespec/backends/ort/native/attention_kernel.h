@@ -20,7 +20,8 @@ namespace {
 constexpr int64_t kLanes = 16;
 constexpr int64_t kRowScores = kChunk + kLanes;  // a tile may write behind the chunk
 constexpr int64_t kManyRows = 8;   // more rows than that read keys from the first-level cache
-constexpr int64_t kBlockKeys = 32;  // that fit into it
+constexpr int64_t kBlockKeys = 64;  // that fit into it
+constexpr int64_t kUnrolled = 8;    // vectors of a key that are multiplied without a loop
 // The rows of a piece that come first wait for memory: what they read is on its way before.
 constexpr int64_t kAhead = 8192;  // bytes
 constexpr float kLog2E = 1.44269504088896340736f;
@@ -157,6 +158,21 @@ struct Keys {
 
 // ---- scores
 
+// sums += the products of a vector of R queries and K keys.
+template <class L, class T, int R, bool kFirst>
+EDGESPEC_INLINE void add_scores(const float* q, int64_t q_size, const T* const* key, int64_t d,
+                                typename L::F* sums) {
+  using F = typename L::F;
+  constexpr int K = L::kTile / R;
+  F query[R];
+  for (int r = 0; r < R; ++r) query[r] = L::load(q + r * q_size + d);
+  for (int k = 0; k < K; ++k) {
+    if constexpr (kFirst) __builtin_prefetch(reinterpret_cast<const char*>(key[k] + d) + kAhead);
+    const F x = L::load(key[k] + d);
+    for (int r = 0; r < R; ++r) sums[r * K + k] = L::fma(query[r], x, sums[r * K + k]);
+  }
+}
+
 // The products of R queries and K keys, R * K of them: `scores[r * kRowScores + k]`.
 template <class L, class T, int R, bool kFirst>
 EDGESPEC_INLINE void score_tile(const float* q, int64_t q_size, const Keys<T>& keys, int64_t from,
@@ -168,15 +184,12 @@ EDGESPEC_INLINE void score_tile(const float* q, int64_t q_size, const Keys<T>& k
   F sums[R * K];
   for (int i = 0; i < R * K; ++i) sums[i] = L::all(0.0f);
   int64_t d = 0;
-  for (; d + kLanes <= dim; d += kLanes) {
-    F query[R];
-    for (int r = 0; r < R; ++r) query[r] = L::load(q + r * q_size + d);
-    for (int k = 0; k < K; ++k) {
-      if constexpr (kFirst) __builtin_prefetch(reinterpret_cast<const char*>(key[k] + d) + kAhead);
-      const F x = L::load(key[k] + d);
-      for (int r = 0; r < R; ++r) sums[r * K + k] = L::fma(query[r], x, sums[r * K + k]);
-    }
+  for (; d + kUnrolled * kLanes <= dim; d += kUnrolled * kLanes) {
+    _Pragma("GCC unroll 8")
+    for (int64_t i = 0; i < kUnrolled; ++i)
+      add_scores<L, T, R, kFirst>(q, q_size, key, d + i * kLanes, sums);
   }
+  for (; d + kLanes <= dim; d += kLanes) add_scores<L, T, R, kFirst>(q, q_size, key, d, sums);
   if (d < dim) {
     for (int k = 0; k < K; ++k) {
       const F x = L::load_part(key[k] + d, dim - d);

@@ -11,17 +11,20 @@ import pytest
 
 from edgespec import bundle
 from edgespec.backends import build as building
+from edgespec.backends import row_bits
 from edgespec.backends.base import Progress
 from edgespec.backends.build import build
 from edgespec.backends.call import Call, Result
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.ort import weight_data
+from edgespec.backends.ort.options import NATIVE, WeightFormat
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import get_backend
 from edgespec.contract import Limits
 from edgespec.errors import BuildError, EdgeSpecError, LimitError
 from edgespec.export.components import ExportOptions, export
 from tests import made, toys
+from tests.unit.backends.ort.native.sessions import compiled
 
 LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
 
@@ -163,3 +166,19 @@ def test_a_weight_file_that_changed_after_the_export_is_refused(tmp_path: Path) 
     (exported.directory / "model.onnx.data").write_bytes(data)
     with pytest.raises(EdgeSpecError, match=r"model\.onnx\.data"):
         build(exported.directory, tmp_path / "engine", LIMITS)
+
+
+@compiled
+def test_an_engine_is_proven_bitwise_without_golden_outputs_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = toys.make_base(tmp_path / "base", layers=1)
+    onnx = export(str(base), tmp_path / "onnx", ExportOptions(golden=False)).directory
+    int4 = WeightFormat("int4", 32, kernels=NATIVE)
+    built = build(onnx, tmp_path / "engine", LIMITS, options=int4)
+    assert built.golden_difference is None
+    assert built.weights.rounding == 0
+    assert built.weights.is_bitwise
+    monkeypatch.setattr(row_bits, "first_difference", lambda runner, done: "row 3 has other bits")
+    built = build(onnx, tmp_path / "another", LIMITS, options=int4)
+    assert not built.weights.is_bitwise
