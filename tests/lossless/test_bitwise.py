@@ -21,9 +21,10 @@ from edgespec.backends.ort.options import NATIVE, WeightFormat
 from edgespec.cli.main import cli
 from edgespec.contract import Limits
 from edgespec.errors import LimitError
-from edgespec.export.components import ExportOptions, export
+from edgespec.export.components import ExportOptions
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.tree import DraftPlan
+from tests import made
 from tests.unit.backends.ort.native.sessions import compiled
 
 DEMO = Path(__file__).resolve().parents[2] / "recipes" / "demo"
@@ -43,18 +44,22 @@ pytestmark = compiled
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    work = tmp_path_factory.mktemp("bitwise")
-    export(str(DEMO / "base"), work / "base", ExportOptions(base_for="eagle3"))
-    export(str(DEMO / "draft"), work / "draft", ExportOptions(base_model_dir=str(DEMO / "base")))
-    return work
+def exported() -> dict[str, Path]:
+    """The components of the demo pair, which other files read as well."""
+    of_base = ExportOptions(base_model_dir=str(DEMO / "base"))
+    base = made.exported(DEMO / "base", ExportOptions(base_for="eagle3"))
+    return {"base": base / "llm", "draft": made.exported(DEMO / "draft", of_base) / "llm"}
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def engine_dir(request: pytest.FixtureRequest, exported: Path) -> Path:
-    engines = exported / request.param
-    for component in ("base", "draft"):
-        built = build(exported / component / "llm", engines, LIMITS, options=FORMATS[request.param])
+def engine_dir(
+    request: pytest.FixtureRequest,
+    exported: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    engines = tmp_path_factory.mktemp("bitwise")
+    for onnx in exported.values():
+        built = build(onnx, engines, LIMITS, options=FORMATS[request.param])
         assert built.weights.is_bitwise
     return engines
 
@@ -71,8 +76,10 @@ def prompt_of(length: int) -> list[int]:
     return found
 
 
-def test_rows_have_the_same_bits_in_every_call(engine: Engine) -> None:
-    assert row_bits.first_difference(engine.base.runner) is None
+def test_rows_have_the_same_bits_in_every_call_and_the_calls_are_counted(engine: Engine) -> None:
+    calls: list[None] = []
+    assert row_bits.first_difference(engine.base.runner, lambda: calls.append(None)) is None
+    assert len(calls) == row_bits.num_passes(engine.base.runner.lanes)
     assert engine.rounding == 0.0
     assert any("lossless: bitwise" in note for note in engine.notes)
     assert not any("rounding" in note for note in engine.notes)
@@ -126,10 +133,10 @@ def test_inspect_and_infer_say_that_it_is_bitwise(engine_dir: Path, tmp_path: Pa
 
 
 def test_rows_that_differ_are_found_and_leave_the_engine_its_margin(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On kernels that give one row alone other bits, and where a proof fails."""
-    limits, onnx = replace(LIMITS, max_batch_size=1), exported / "base" / "llm"
+    limits, onnx = replace(LIMITS, max_batch_size=1), exported["base"]
     build(onnx, tmp_path / "other", limits, options=WeightFormat("int4", 128))
     with Engine(tmp_path / "other", spec_decode=False) as engine:
         assert "has other bits" in str(row_bits.first_difference(engine.base.runner))
@@ -138,9 +145,3 @@ def test_rows_that_differ_are_found_and_leave_the_engine_its_margin(
     built = build(onnx, tmp_path / "own", limits, options=FORMATS["int4-128"])
     assert not built.weights.is_bitwise
     assert any("lossless up to kernel rounding" in note for note in built.notes)
-
-
-def test_the_calls_of_a_proof_are_counted(engine: Engine) -> None:
-    made: list[None] = []
-    assert row_bits.first_difference(engine.base.runner, lambda: made.append(None)) is None
-    assert len(made) == row_bits.num_passes(engine.base.runner.lanes)

@@ -16,12 +16,15 @@ import pytest
 
 import edgespec
 from edgespec.backends import row_bits
+from edgespec.backends.build import build
 from edgespec.backends.ort.options import NATIVE, WeightFormat
 from edgespec.contract import Limits
+from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.tree import DraftPlan
 from tests import shared, toys
 from tests.lossless.draft_models import engines, follow, make_model
+from tests.lossless.pairs import agree
 from tests.unit.backends.ort.native.sessions import compiled
 
 LAYERS, EXPERTS, CHOSEN = 3, 8, 3
@@ -94,3 +97,26 @@ def test_chains_trees_and_batches_leave_every_token_as_it_was(engine: Engine) ->
             together = engine.generate_batch(prompts, sampling, plan)
             assert [answer.token_ids for answer in together] == plain[i::2]
     assert accepted > 20
+
+
+def test_a_hybrid_with_experts_and_its_head_says_the_same_with_drafts(tmp_path: Path) -> None:
+    """Also an expert that all rows take, and a draft with experts of its own."""
+    base = toys.make_qwen3_5(tmp_path / "base", layers=4, experts=EXPERTS)
+    agree(base / "model.safetensors")
+    export(str(base), tmp_path / "onnx", ExportOptions(base_for="mtp"))
+    for part in ("llm", "mtp_draft"):
+        onnx = tmp_path / "onnx" / part
+        built = build(onnx, tmp_path / "engines", LIMITS, options=FORMATS["int4-32"])
+        assert built.weights.is_bitwise
+    for name, count in (("spec_base.onnx", 4), ("spec_draft.onnx", 1)):
+        graph = ir.load(tmp_path / "engines" / name).graph
+        assert Counter(node.op_type for node in graph)["Experts"] == count
+    accepted = 0
+    with Engine(tmp_path / "engines") as engine:
+        engine.stop_ids = frozenset()
+        for length in (1, 17, 33):
+            plain = engine.plainly(prompt_of(length), SAMPLINGS[0])
+            drafted = engine.generate(prompt_of(length), SAMPLINGS[0], PLANS[0])
+            assert drafted.token_ids == plain.token_ids
+            accepted += sum(drafted.metrics.per_step_accepted)
+    assert accepted > 0

@@ -37,7 +37,7 @@ from edgespec.runtime.lossless_check import Replay, first_difference
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.tree import DraftPlan
 from edgespec.runtime.verify import ACCEPT_RULES
-from tests import threads
+from tests import made, threads
 from tests.lossless.drafters import accept_one_more, rule_row
 
 DEMO = Path(__file__).resolve().parents[2] / "recipes" / "demo"
@@ -75,14 +75,15 @@ SAMPLINGS = [
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     work = tmp_path_factory.mktemp("quantised")
-    export(str(DEMO / "base"), work / "base", ExportOptions(base_for="eagle3"))
-    export(str(DEMO / "draft"), work / "draft", ExportOptions(base_model_dir=str(DEMO / "base")))
+    base_onnx = made.exported(DEMO / "base", ExportOptions(base_for="eagle3")) / "llm"
+    of_base = ExportOptions(base_model_dir=str(DEMO / "base"))
+    draft_onnx = made.exported(DEMO / "draft", of_base) / "llm"
     for name, weight_format in ENGINES.items():
         if name in OWN_DRAFT:
-            build(work / "draft" / "llm", work / name, LIMITS, options=weight_format)
+            build(draft_onnx, work / name, LIMITS, options=weight_format)
         else:
             shutil.copytree(work / "fp32", work / name)
-        build(work / "base" / "llm", work / name, LIMITS, options=weight_format)
+        build(base_onnx, work / name, LIMITS, options=weight_format)
     for name in STORED:
         checkpoint = stored_twin(DEMO / "base", work / f"{name}-checkpoint", *STORED[name])
         base = export(str(checkpoint), work / f"{name}-base", ExportOptions(base_for="eagle3"))

@@ -43,7 +43,7 @@ EXCEPTIONS = {
     "families/base.py": "a family's config.json declares its MTP layers",
     "families/parse.py": "a family's config.json declares its MTP layers",
     "families/qwen3_5.py": "its config.json declares its MTP layers, its tensors are `mtp.*`",
-    "families/qwen3_5_moe.py": "its config.json declares its MTP layers, as Qwen3.5's does",
+    "families/qwen3_5_moe.py": "its config.json declares its MTP layers",
     "methods/block_draft.py": "a key of published configs: eagle_aux_hidden_state_layer_ids",
     "methods/block_variants.py": "relatives that are refused by name",
     "methods/dspark.py": "layouts with the section of published configs: dflash_config",

@@ -80,7 +80,8 @@ def test_an_engine_for_several_sequences_says_what_its_cache_takes(
         onnx_dir, tmp_path, replace(LIMITS, max_batch_size=3, max_kv_cache_capacity=40000)
     )
     assert built.golden_difference is not None
-    (beyond, cache) = built.notes
+    without = "on ONNX Runtime's kernels"  # said where ours were not compiled
+    (beyond, cache) = [note for note in built.notes if not note.startswith(without)]
     assert "beyond the 512 positions" in beyond
     assert cache.startswith(
         f"the KV cache takes {3 * 40061 * 7 * 2 * 16 * 2 * 4 / 1e9:.2f} GB when all 3 sequences"
