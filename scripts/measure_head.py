@@ -44,9 +44,8 @@ FORMS = ("written", "searched")  # logits
 
 def make(work: Path, layers: int) -> None:
     """Write checkpoints and build all engines: WORK/FORM-VOCAB has base and draft."""
-    benchmark.LAYERS = layers
     config = benchmark.BASE_CONFIG | {"num_hidden_layers": layers}
-    benchmark.write_checkpoint(work / "base", config, benchmark.base_tensors())
+    benchmark.write_checkpoint(work / "base", config, benchmark.base_tensors(config))
     benchmark.write_tokenizer(work / "base")
     quick = ExportOptions(golden=False, base_for="eagle3")
     export(str(work / "base"), work / "onnx-base", quick)
@@ -54,7 +53,7 @@ def make(work: Path, layers: int) -> None:
         benchmark.DRAFT_VOCAB = vocab
         config = benchmark.DRAFT_CONFIG | {"draft_vocab_size": vocab}
         draft, onnx = work / f"draft-{vocab}", work / f"onnx-{vocab}"
-        benchmark.write_checkpoint(draft, config, benchmark.draft_tensors())
+        benchmark.write_checkpoint(draft, config, benchmark.draft_tensors(config))
         export(str(draft), onnx, ExportOptions(golden=False, base_model_dir=str(work / "base")))
         for form in FORMS:
             with_or_without = searching() if form == FORMS[1] else not_searching()

@@ -254,7 +254,7 @@ def compare(args: argparse.Namespace, prepared: dict[str, Prepared]) -> dict[str
         row, files = asdict(PEERS[name]), prepared[name]
         del row["prepare"]
         row["disk_mb"] = round(sum(map(size_mb, files.files)), 1)
-        row["read_mb"] = size_mb(files.read) if files.read else None
+        row["read_mb"] = round(sum(map(size_mb, files.read)), 1) if files.read else None
         rows[name] = row
     return {
         "shape": args.shape,

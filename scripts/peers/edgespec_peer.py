@@ -9,6 +9,7 @@ process has cores to run on.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -49,8 +50,9 @@ def prepare(
     command = [sys.executable, str(Path(__file__).resolve()), str(engines)]
     if rate is not None:
         return Prepared([*command, "--spec-rate", str(rate), "--chain", str(chain)], [engines])
-    read = engines / "spec_base.onnx.data"
-    return Prepared(command, [read.with_suffix(""), read], read)
+    weights = json.loads((engines / "base_config.json").read_text())["weights"]
+    read = engines / "spec_base.onnx.data", engines / weights["largest"]["file"]  # the lm_head
+    return Prepared(command, [engines / "spec_base.onnx", *read], read)
 
 
 def build(

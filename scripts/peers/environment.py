@@ -17,12 +17,12 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is measured: a command, the files that it opens, and of these the one that every token
-    reads from beginning to end (None where it also has what is not read)."""
+    """What is measured: a command, the files that it opens, and of these those that every token
+    reads from beginning to end (none where they also have what is not read)."""
 
     command: list[str]
     files: list[Path]
-    read: Path | None = None
+    read: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)

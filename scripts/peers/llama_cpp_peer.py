@@ -52,7 +52,7 @@ def prepare(place: Place, rate: float | None = None, chain: int = 0) -> Prepared
         write_gguf(place, [str(place.models / "base"), str(model)])
     command = [sys.executable, str(Path(__file__).resolve()), str(server), str(model)]
     if rate is None:
-        return Prepared(command, [model], model)
+        return Prepared(command, [model], (model,))
     draft = place.models / "draft.gguf"
     if not draft.is_file():
         base = str(place.models / "base")

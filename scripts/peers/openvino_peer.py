@@ -54,7 +54,7 @@ def prepare(place: Place, draft: str | None = None, chain: int = 0) -> Prepared:
     model = converted(python, place.models / "base", place.models / "openvino-128")
     command = [str(python), str(Path(__file__).resolve()), str(model)]
     if draft is None:
-        return Prepared(command, [model], model / "openvino_model.bin")
+        return Prepared(command, [model], (model / "openvino_model.bin",))
     checkpoint, out = place.models / CHECKPOINTS[draft], place.models / f"openvino-128-{draft}"
     # The classes of drafts count as remote code
     converted(python, checkpoint, out, "--trust-remote-code")

@@ -24,7 +24,7 @@ def prepare(place: Place) -> Prepared:
     python = place.python("transformers", *REQUIREMENTS)
     model = place.models / "base"
     command = [str(python), str(Path(__file__).resolve()), str(model)]
-    return Prepared(command, [model], model / "model.safetensors")
+    return Prepared(command, [model], (model / "model.safetensors",))
 
 
 @contextmanager
