@@ -20,12 +20,17 @@ namespace {
 constexpr int64_t kLanes = 16;
 constexpr int64_t kRowScores = kChunk + kLanes;  // a tile may write behind the chunk
 constexpr int64_t kManyRows = 8;   // more rows than that read keys from the first-level cache
-constexpr int64_t kBlockKeys = 64;  // that fit into it
-constexpr int64_t kUnrolled = 8;    // vectors of a key that are multiplied without a loop
+constexpr int64_t kUnrolled = 8;   // vectors of a key that are multiplied without a loop
 // The rows of a piece that come first wait for memory: what they read is on its way before.
 constexpr int64_t kAhead = 8192;  // bytes
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kInfinity = __builtin_inff();
+
+// Whether a level has registers for tiles that gain from longer runs: narrower ones lose by them.
+template <class L>
+constexpr bool kLongRuns = L::kTile >= 16;
+template <class L>
+constexpr int64_t kBlockKeys = kLongRuns<L> ? 64 : 32;  // that fit into the first-level cache
 
 EDGESPEC_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 EDGESPEC_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -184,10 +189,12 @@ EDGESPEC_INLINE void score_tile(const float* q, int64_t q_size, const Keys<T>& k
   F sums[R * K];
   for (int i = 0; i < R * K; ++i) sums[i] = L::all(0.0f);
   int64_t d = 0;
-  for (; d + kUnrolled * kLanes <= dim; d += kUnrolled * kLanes) {
-    _Pragma("GCC unroll 8")
-    for (int64_t i = 0; i < kUnrolled; ++i)
-      add_scores<L, T, R, kFirst>(q, q_size, key, d + i * kLanes, sums);
+  if constexpr (kLongRuns<L>) {
+    for (; d + kUnrolled * kLanes <= dim; d += kUnrolled * kLanes) {
+      _Pragma("GCC unroll 8")
+      for (int64_t i = 0; i < kUnrolled; ++i)
+        add_scores<L, T, R, kFirst>(q, q_size, key, d + i * kLanes, sums);
+    }
   }
   for (; d + kLanes <= dim; d += kLanes) add_scores<L, T, R, kFirst>(q, q_size, key, d, sums);
   if (d < dim) {
@@ -435,7 +442,7 @@ struct Piece {
   }
 
   EDGESPEC_INLINE int64_t block_keys() const {
-    return rows > kManyRows ? kBlockKeys : static_cast<int64_t>(kChunk);
+    return rows > kManyRows ? kBlockKeys<L> : static_cast<int64_t>(kChunk);
   }
 
   // The scores of all rows; those of positions that a row does not see are anything.
