@@ -54,7 +54,7 @@ def values_of(
         found[f"prefill_{context}_s"] = float(parts["prefill"][clock])
         if row["plain"] is None:
             found[f"token_{context}_ms"] = step
-            if row["read_mb"]:
+            if row["read_mb"] and result["threads"] == 1:  # the speed is that of one core
                 bytes_read = bytes_of(result, row, int(context))
                 found[f"share_{context}"] = bytes_read / 1e6 / step / read
         else:
