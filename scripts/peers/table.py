@@ -54,7 +54,7 @@ def values_of(
         found[f"prefill_{context}_s"] = float(parts["prefill"][clock])
         if row["plain"] is None:
             found[f"token_{context}_ms"] = step
-            if row["read_mb"]:
+            if row["read_mb"] and result["threads"] == 1:  # the speed is that of one core
                 bytes_read = bytes_of(result, row, int(context))
                 found[f"share_{context}"] = bytes_read / 1e6 / step / read
         else:
@@ -193,6 +193,8 @@ def markdown(result: dict[str, Any]) -> str:
         clock += f", {result['threads']} threads"
     versions = ", ".join(f"{name} {found}" for name, found in sorted(result["versions"].items()))
     low, high = machine["load"]
+    busy = high > result["threads"] + 0.5
+    others = "so other work was on the machine" if busy else "so nothing else was on the machine"
     parts = [plain_table(result)]
     drafts = draft_table(result)
     if drafts:
@@ -204,7 +206,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"{result['tokens']} tokens behind each prompt; in brackets the time over that of edgespec with equal blocks and the "
         f"cache next to it, run by run. {machine['cpu']}, {machine['cpus']} cores, "
         f"{statistics.median(machine['read_gb_s']):.1f} GB/s read by one core; load {low} to "
-        f"{high}, so other work was on the machine. {machine['system']}; {versions}."
+        f"{high}, {others}. {machine['system']}; {versions}."
     )
     return "\n\n".join([*parts, f"    {result['command']}\n"])
 

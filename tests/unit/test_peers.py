@@ -360,7 +360,9 @@ def test_the_tables_have_a_row_for_each_engine(
     assert rows[6] == "| edgespec drafts | 2, 1.75 | 28.0 | 2.00 | 16.0 | 1.25 |"
     assert {line.count("|") for line in rows[:4]} == {11}
     assert "theirs 2" in text
-    assert "load 1.0 to 2.5" in text
+    assert "load 1.0 to 2.5, so other work was on the machine" in text
+    result["machine"]["load"] = [0.9, 1.2]
+    assert "so nothing else was on the machine" in peers["table"].markdown(result)
     assert text.endswith("    python scripts/peers/compare.py --work DIR\n")
 
 
