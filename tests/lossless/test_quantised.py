@@ -72,12 +72,17 @@ SAMPLINGS = [
 ]
 
 
+def demo_exports() -> tuple[Path, Path]:
+    """Base and draft."""
+    base = made.exported(DEMO / "base", ExportOptions(base_for="eagle3"))
+    draft = made.exported(DEMO / "draft", ExportOptions(base_model_dir=str(DEMO / "base")))
+    return base / "llm", draft / "llm"
+
+
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     work = tmp_path_factory.mktemp("quantised")
-    base_onnx = made.exported(DEMO / "base", ExportOptions(base_for="eagle3")) / "llm"
-    of_base = ExportOptions(base_model_dir=str(DEMO / "base"))
-    draft_onnx = made.exported(DEMO / "draft", of_base) / "llm"
+    base_onnx, draft_onnx = demo_exports()
     for name, weight_format in ENGINES.items():
         if name in OWN_DRAFT:
             build(draft_onnx, work / name, LIMITS, options=weight_format)
@@ -299,13 +304,10 @@ def test_what_differs_is_explained_by_the_rounding_that_is_measured_there(
     pytest.fail("nothing differed, so that nothing would need to be explained")
 
 
-def test_a_batch_is_computed_again_in_as_many_lanes(
-    engines: dict[str, Path], tmp_path: Path
-) -> None:
-    work, int4 = engines["fp32"].parent, WeightFormat("int4", 32)
-    for component in ("base", "draft"):
-        limits = replace(LIMITS, max_batch_size=2)
-        build(work / component / "llm", tmp_path / "two", limits, options=int4)
+def test_a_batch_is_computed_again_in_as_many_lanes(tmp_path: Path) -> None:
+    limits, int4 = replace(LIMITS, max_batch_size=2), WeightFormat("int4", 32)
+    for onnx_dir in demo_exports():
+        build(onnx_dir, tmp_path / "two", limits, options=int4)
     with Engine(tmp_path / "two") as engine:
         engine.stop_ids = frozenset()
         jobs = [(prompt_of(length), SAMPLINGS[i % 2]) for i, length in enumerate((3, 17, 40, 29))]

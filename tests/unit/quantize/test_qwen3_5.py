@@ -234,6 +234,6 @@ def test_broken_checkpoints_are_refused(bases: dict[str, Path], tmp_path: Path) 
         (lacking / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(CheckpointError, match=said):
             quantized(lacking, tmp_path / "o", "fp8")
-    (lacking / "config.json").write_text(json.dumps(config | {"model_type": "qwen3_5_moe_text"}))
+    (lacking / "config.json").write_text(json.dumps(config | {"model_type": "qwen3_next"}))
     with pytest.raises(UnsupportedModel):
         quantized(lacking, tmp_path / "o", "fp8")

@@ -5,79 +5,20 @@
 // and `kWideVectors` where each state is read once; loads, stores and arithmetic, each lane for
 // itself. Columns do not depend on each other, so that the width decides no bit. What is added up
 // within a row is added as 16 sums, of the elements mod 16.
-#include <math.h>
-#include <string.h>
+#include <cmath>
 
 #include "recurrence.h"
-
-// Checks of memory around all that is inlined would take a compiler long.
-#if defined(__SANITIZE_ADDRESS__)
-#define EDGESPEC_INLINE inline
-#else
-#define EDGESPEC_INLINE inline __attribute__((always_inline))
-#endif
+#include "row_math.h"
 
 namespace edgespec {
 namespace {
 
-constexpr int64_t kSums = 16;
 constexpr float kMinLogDecay = -60.0f;  // exp(-60) is 9e-27; less would be slow, and change nothing
 
 // ---- rows
 
-EDGESPEC_INLINE uint32_t bits_of(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
-EDGESPEC_INLINE float float_of(uint32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-// 2^-x for x from 0 to 126. The polynomial is off by 2e-9, all with rounding by 8e-8.
-EDGESPEC_INLINE float exp2_of_minus(float x) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23: its last bit is 1
-  const float shifted = magic - x;
-  const float f = -x - (shifted - magic);
-  float y = 0x1.41fbbcp-13f;
-  y = __builtin_fmaf(y, f, 0x1.5f3e52p-10f);
-  y = __builtin_fmaf(y, f, 0x1.3b2d4cp-7f);
-  y = __builtin_fmaf(y, f, 0x1.c6aee8p-5f);
-  y = __builtin_fmaf(y, f, 0x1.ebfbdcp-3f);
-  y = __builtin_fmaf(y, f, 0x1.62e430p-1f);
-  y = __builtin_fmaf(y, f, 1.0f);
-  return y * float_of((bits_of(shifted) << 23) + 0x3f800000u);
-}
-
-// Without branches, so that compilers make vectors of it: numbers without their sign are ordered as
-// their bits are. A NaN gives some number.
-EDGESPEC_INLINE float sigmoid_of(float x) {
-  const uint32_t size = bits_of(__builtin_fabsf(x) * 1.44269504088896340736f);
-  const uint32_t most = 0x42fc0000u;  // 126
-  const float e = exp2_of_minus(float_of(size < most ? size : most));
-  const uint32_t negative = 0u - (bits_of(x) >> 31);
-  const float part = float_of((bits_of(e) & negative) | (0x3f800000u & ~negative));
-  return part / (1.0f + e);
-}
-
 EDGESPEC_INLINE void silu(float* x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) x[i] *= sigmoid_of(x[i]);
-}
-
-EDGESPEC_INLINE float dot_of(const float* x, const float* y, int64_t count) {
-  float sums[kSums] = {};
-  int64_t i = 0;
-  for (; i + kSums <= count; i += kSums) {
-    for (int64_t l = 0; l < kSums; ++l) sums[l] = __builtin_fmaf(x[i + l], y[i + l], sums[l]);
-  }
-  for (; i < count; ++i) sums[i % kSums] = __builtin_fmaf(x[i], y[i], sums[i % kSums]);
-  for (int64_t half = kSums / 2; half > 0; half /= 2) {
-    for (int64_t l = 0; l < half; ++l) sums[l] += sums[l + half];
-  }
-  return sums[0];
+  for (int64_t i = 0; i < count; ++i) x[i] *= sigmoid(x[i]);
 }
 
 EDGESPEC_INLINE float inverse_rms(const float* x, int64_t count, float epsilon) {
@@ -120,8 +61,6 @@ EDGESPEC_INLINE float decay_of(float log) {
   const float limited = log < kMinLogDecay ? kMinLogDecay : log;
   return static_cast<float>(exp(static_cast<double>(limited)));
 }
-
-EDGESPEC_INLINE float rate_of(float x) { return x == x ? sigmoid_of(x) : x; }
 
 // Whether a row changes nothing: rows of zeros fill up, and must not change the sign of a zero.
 EDGESPEC_INLINE bool is_nothing(const float* key, int64_t count, float log) {
@@ -373,7 +312,7 @@ void run_piece(const DeltaNetPlan& plan, int64_t sequence, int64_t key_head, flo
       updates[row] = {key, value, decay, is_nothing(key, dk, log)};
       float* out = call.out + at * call.values() + head * dv;
       readers[row] = {key,   queries + row * dk,         value,     out,
-                      decay, rate_of(call.rate[own]), alike[row]};
+                      decay, sigmoid(call.rate[own]), alike[row]};
     }
     const int64_t state = (sequence * call.value_heads + head) * dk * dv;
     run_head<L>(call, of, call.state + state, call.present + state);
@@ -383,7 +322,7 @@ void run_piece(const DeltaNetPlan& plan, int64_t sequence, int64_t key_head, flo
       const float* gate = call.gate + at;
       const float inverse = inverse_rms(out, dv, call.norm_epsilon);
       for (int64_t i = 0; i < dv; ++i) {
-        out[i] = out[i] * inverse * call.norm[i] * (gate[i] * sigmoid_of(gate[i]));
+        out[i] = out[i] * inverse * call.norm[i] * (gate[i] * sigmoid(gate[i]));
       }
     }
   }
