@@ -389,17 +389,12 @@ struct ProofCall {
 
   void fill() {
     ProofNumbers numbers;
-    const auto some = [&](int64_t count) {
-      std::vector<float> made(static_cast<size_t>(count));
-      for (float& value : made) value = numbers.real();
-      return made;
-    };
     const int64_t tokens = call.batch * call.rows;
-    q = some(tokens * call.heads * call.dim);
-    k = some(tokens * call.kv_heads * call.dim);
-    v = some(tokens * call.kv_heads * call.dim);
-    cos = some(tokens * call.rotary / 2);
-    sin = some(tokens * call.rotary / 2);
+    q = numbers.reals(tokens * call.heads * call.dim);
+    k = numbers.reals(tokens * call.kv_heads * call.dim);
+    v = numbers.reals(tokens * call.kv_heads * call.dim);
+    cos = numbers.reals(tokens * call.rotary / 2);
+    sin = numbers.reals(tokens * call.rotary / 2);
     out.assign(q.size(), 0.0f);
     lengths = {kChunk + 30 - call.rows, 5};
     write_indices = lengths;

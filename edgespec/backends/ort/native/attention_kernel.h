@@ -6,13 +6,7 @@
 #include <string.h>
 
 #include "attention.h"
-
-// Checks of memory around all that is inlined would take a compiler a quarter of an hour.
-#if defined(__SANITIZE_ADDRESS__)
-#define EDGESPEC_INLINE inline
-#else
-#define EDGESPEC_INLINE inline __attribute__((always_inline))
-#endif
+#include "inlining.h"
 
 namespace edgespec {
 namespace {

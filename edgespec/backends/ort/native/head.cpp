@@ -227,8 +227,7 @@ void find(const HeadKernels& kernels, const Search& search, const float* logits,
 bool proves_itself(const HeadKernels& kernels) {
   constexpr int64_t kRows = 4, kIds = 2 * kPart + 77;
   ProofNumbers numbers;
-  std::vector<float> logits(kRows * kIds);
-  for (float& value : logits) value = numbers.real();
+  std::vector<float> logits = numbers.reals(kRows * kIds);
   logits[2 * kIds + 5] = -INFINITY;
   logits[3 * kIds + kIds - 1] = NAN;
   for (int64_t count : {1, 2, 7}) {

@@ -347,8 +347,7 @@ bool proves_itself(const MatMulKernels& kernels) {
       for (int64_t num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 35, 70}) {
         const MatMulShape shape{block + 26, turn % 2 == 0 ? 70 : 130, bits, block};
         const std::vector<uint8_t> weight = some_weight(shape, numbers);
-        std::vector<float> x(static_cast<size_t>(num_rows * shape.in));
-        for (float& value : x) value = numbers.real();
+        const std::vector<float> x = numbers.reals(num_rows * shape.in);
         const RowRounding rounding = roundings[turn++ % 3];
         const auto found = product(kernels, shape, rounding, weight, x, num_rows);
         const auto wanted = product(matmul_portable, shape, rounding, weight, x, num_rows);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace edgespec {
 
@@ -12,6 +13,11 @@ class ProofNumbers {
     return static_cast<uint32_t>(state_ >> 33);
   }
   float real() { return static_cast<float>(static_cast<int32_t>(next() % 20001) - 10000) / 3000; }
+  std::vector<float> reals(int64_t count) {
+    std::vector<float> made(static_cast<size_t>(count));
+    for (float& value : made) value = real();
+    return made;
+  }
 
  private:
   uint64_t state_ = 1;

@@ -292,29 +292,24 @@ struct ProofCall {
 
   void fill() {
     ProofNumbers numbers;
-    const auto some = [&](int64_t count) {
-      std::vector<float> made(static_cast<size_t>(count));
-      for (float& value : made) value = numbers.real();
-      return made;
-    };
     const int64_t tokens = call.batch * call.rows, heads = call.value_heads;
-    mixed = some(tokens * call.channels());
-    gate = some(tokens * call.values());
-    decay = some(tokens * heads);
-    rate = some(tokens * heads);
-    conv_state = some(call.batch * (call.kernel - 1) * call.channels());
-    state = some(call.batch * heads * call.key_dim * call.value_dim);
-    taken = some(call.batch * call.committed * call.width());
+    mixed = numbers.reals(tokens * call.channels());
+    gate = numbers.reals(tokens * call.values());
+    decay = numbers.reals(tokens * heads);
+    rate = numbers.reals(tokens * heads);
+    conv_state = numbers.reals(call.batch * (call.kernel - 1) * call.channels());
+    state = numbers.reals(call.batch * heads * call.key_dim * call.value_dim);
+    taken = numbers.reals(call.batch * call.committed * call.width());
     for (int64_t row = 0; row < call.batch * call.committed; ++row) {
       float* logs = taken.data() + row * call.width() + call.keys() + call.values();
       for (int64_t h = 0; h < heads; ++h) logs[h] = -logs[h] * logs[h];
     }
     std::fill(taken.end() - call.width(), taken.end(), 0.0f);  // it fills up
-    taps = some(call.kernel * call.channels());
-    speed = some(heads);
+    taps = numbers.reals(call.kernel * call.channels());
+    speed = numbers.reals(heads);
     for (float& value : speed) value = -value * value;
-    bias = some(heads);
-    norm = some(call.value_dim);
+    bias = numbers.reals(heads);
+    norm = numbers.reals(call.value_dim);
     out.assign(gate.size(), 0.0f);
     left.assign(static_cast<size_t>(tokens * call.width()), 0.0f);
     mask.assign(static_cast<size_t>(tokens * call.rows), 0);

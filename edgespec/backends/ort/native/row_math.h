@@ -6,12 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-// Checks of memory around all that is inlined would take a compiler long.
-#if defined(__SANITIZE_ADDRESS__)
-#define EDGESPEC_INLINE inline
-#else
-#define EDGESPEC_INLINE inline __attribute__((always_inline))
-#endif
+#include "inlining.h"
 
 namespace edgespec {
 namespace {

@@ -3,7 +3,6 @@ it may stand in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -29,13 +28,6 @@ OPERATORS = {
     "int8": "TreeAttentionInt8",
 }
 SCALE_BYTES = 4  # of a row of int8 codes
-
-
-@pytest.fixture(params=levels())
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    kernels().use_level(request.param)
-    yield request.param
-    kernels().use_level(kernels().levels[0])
 
 
 @dataclass(frozen=True)

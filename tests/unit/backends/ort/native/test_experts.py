@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from edgespec.backends.ort.experts import PARTS, ExpertsLayout
 from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.native.library import LAYOUT_VERSION, kernels
-from tests.unit.backends.ort.native.sessions import compiled, levels, session_of
+from tests.unit.backends.ort.native.sessions import compiled, session_of
 from tests.unit.backends.ort.native.test_matmul import dequantized, rounded, some_weight
 
 Floats = NDArray[np.float32]
@@ -25,13 +24,6 @@ SIZES = [(1, 1, 7, 3), (3, 2, 33, 17), (5, 5, 64, 64), (9, 2, 130, 65), (6, 3, 9
 FORMATS = [(4, 32), (8, 64), (4, 128)]
 
 pytestmark = compiled
-
-
-@pytest.fixture(params=levels())
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    kernels().use_level(request.param)
-    yield request.param
-    kernels().use_level(kernels().levels[0])
 
 
 @dataclass(frozen=True)

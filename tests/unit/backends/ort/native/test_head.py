@@ -3,7 +3,6 @@ LowBitMatMul writes, whether they are written or not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import astuple
 from typing import Any
 
@@ -17,7 +16,7 @@ from edgespec.backends.ort.contract import FOUND
 from edgespec.backends.ort.head import Found, search
 from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.native.library import LAYOUT_VERSION, MOST_TOP, kernels
-from tests.unit.backends.ort.native.sessions import compiled, levels, matmul_session, session_of
+from tests.unit.backends.ort.native.sessions import compiled, matmul_session, session_of
 
 pytestmark = compiled
 
@@ -26,13 +25,6 @@ Floats = NDArray[np.float32]
 VOCABS = (1, 5, 16, 17, 63, 65, 511, 513, 1024, 2007)
 COUNTS = (1, 2, 3, 4, 5, 7, 10)
 ODD = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0], np.float32)
-
-
-@pytest.fixture(params=levels())
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    kernels().use_level(request.param)
-    yield request.param
-    kernels().use_level(kernels().levels[0])
 
 
 def rows_with(vocab: int, kind: str, seed: int = 0) -> Floats:

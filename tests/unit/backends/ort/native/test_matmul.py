@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from edgespec.backends.ort.native.layout import Layout
 from edgespec.backends.ort.native.library import LAYOUT_VERSION, kernels
-from tests.unit.backends.ort.native.sessions import compiled, levels, matmul_session, session_of
+from tests.unit.backends.ort.native.sessions import compiled, matmul_session, session_of
 
 Floats = NDArray[np.float32]
 
@@ -20,13 +18,6 @@ FORMATS = [(4, 32), (4, 128), (8, 32), (8, 128), (4, 64)]
 ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 33]
 
 pytestmark = compiled
-
-
-@pytest.fixture(params=levels())
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    kernels().use_level(request.param)
-    yield request.param
-    kernels().use_level(kernels().levels[0])
 
 
 def some_weight(layout: Layout, seed: int = 0) -> tuple[NDArray[np.int8], Floats]:

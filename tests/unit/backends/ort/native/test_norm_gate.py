@@ -3,7 +3,7 @@ product that reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -17,7 +17,6 @@ from edgespec.backends.ort.native.library import LAYOUT_VERSION, kernels
 from tests.unit.backends.ort.native.sessions import (
     Port,
     compiled,
-    levels,
     matmul_session,
     session_of,
 )
@@ -32,13 +31,6 @@ EPSILON = 1e-5
 SILU, GELU_TANH, SIGMOID = ACTIVATIONS = range(3)
 # of a norm: what comes in beside x and the weight
 FORMS = [(), ("residual",), ("inner", "residual")]
-
-
-@pytest.fixture(params=levels())
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    kernels().use_level(request.param)
-    yield request.param
-    kernels().use_level(kernels().levels[0])
 
 
 @cache

@@ -3,7 +3,7 @@ calls that it may stand in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -25,13 +25,6 @@ Array = NDArray[Any]
 pytestmark = compiled
 
 UNIT_EPSILON, NORM_EPSILON = 1e-6, 1e-5
-
-
-@pytest.fixture(params=levels())
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    kernels().use_level(request.param)
-    yield request.param
-    kernels().use_level(kernels().levels[0])
 
 
 @dataclass(frozen=True)
