@@ -36,6 +36,7 @@ class Tokenizer:
         self._specials = frozenset(self._special_ids.values())
         self._growth = normalizer_growth(tokenizer)
         self._decoder_steps = frozenset(_decoder_steps(tokenizer))
+        self._tokens: dict[int, str] = {}  # those that were asked for
         self.template = template or NoTemplate()
 
     @classmethod
@@ -97,7 +98,11 @@ class Tokenizer:
 
     def token(self, token_id: int) -> str | None:
         """Returns the token of an id as written in the vocabulary, or None."""
-        found: str | None = self._tokenizer.id_to_token(token_id)
+        found = self._tokens.get(token_id)
+        if found is None:
+            found = self._tokenizer.id_to_token(token_id)
+            if found is not None:
+                self._tokens[token_id] = found
         return found
 
     def token_bytes(self, token_id: int) -> bytes:

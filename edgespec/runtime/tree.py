@@ -55,23 +55,31 @@ class DraftTree:
     @cached_property
     def depths(self) -> Ids:
         """[N], the root at 0."""
-        depths = np.zeros(len(self), np.int64)
-        for node in range(1, len(self)):
-            depths[node] = depths[self.parents[node]] + 1
-        return depths
+        depths = [0]
+        for parent in self.parents[1:].tolist():
+            depths.append(depths[parent] + 1)
+        return np.array(depths, np.int64)
 
     @cached_property
     def mask(self) -> NDArray[np.bool_]:
         """[N, N], True where the column is the row's node or an ancestor of it."""
-        mask = np.eye(len(self), dtype=bool)
-        for node in range(1, len(self)):
-            mask[node] |= mask[self.parents[node]]
+        parents = self.parents.tolist()
+        if parents == [*range(-1, len(parents) - 1)]:
+            return np.tri(len(parents), dtype=bool)
+        mask = np.eye(len(parents), dtype=bool)
+        for node, parent in enumerate(parents[1:], start=1):
+            mask[node] |= mask[parent]
         return mask
+
+    @cached_property
+    def children(self) -> dict[tuple[int, int], int]:
+        """The nodes but the root, each by its parent and its token; the first of equal ones."""
+        parents, tokens = self.parents.tolist(), self.tokens.tolist()
+        return {(parents[n], tokens[n]): n for n in range(len(tokens) - 1, 0, -1)}
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`; siblings carry different tokens."""
-        found = np.flatnonzero((self.parents == node) & (self.tokens == token))
-        return int(found[0]) if len(found) else None
+        return self.children.get((node, token)) if len(self) > 1 else None
 
     def distribution(self, node: int) -> Distribution:
         """What the token of `node` was drawn from; all on it where it was chosen without chance."""

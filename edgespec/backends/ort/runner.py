@@ -106,6 +106,10 @@ class OrtRunner:
         self.bindings = Bindings(self.session)
         RUNNERS.add(self)
         self.table: Table | None = None
+        # The sizes for which the head is bound, what it is asked, and what it finds
+        self.head_bound: tuple[tuple[int, ...], int] | None = None
+        self.requested: list[NDArray[Any]] = []
+        self.found: list[NDArray[Any]] = []
         self.bound = (0, 0, 0)  # first lane, lanes and stride of the cache as it is bound
 
     @property
@@ -133,9 +137,8 @@ class OrtRunner:
         hidden = None
         if shape.features:
             hidden = bindings.output("hidden_states", (batch, rows, shape.features))
-        found = None
         if self.head is not None:
-            found = self.bind_head(self.head, call.first_lane, gathered.shape)
+            self.bind_head(self.head, call.first_lane, gathered.shape)
         try:
             self.session.run_with_iobinding(bindings.binding)
         except RuntimeError as error:
@@ -149,37 +152,36 @@ class OrtRunner:
             self.recurrent.after_call(batch)
         self.engine_s += time.perf_counter() - began
         results = host_results(call, logits, hidden, shape.heads)
-        if self.head is None or found is None:
+        if self.head is None:
             return results
-        return self.with_found(self.head, call, logits, found, results)
+        return self.with_found(self.head, call, logits, results)
 
-    def bind_head(
-        self, head: Head, first_lane: int, gathered: tuple[int, ...]
-    ) -> list[NDArray[Any]]:
-        """Say what a call's logits [B, G] are searched for and which lanes' are written. Returns
-        the arrays of what will be found, and of the head's rows."""
-        sizes = {"B": gathered[0], "G": gathered[1], "K": head.count}
-        written, search = (
-            self.bindings.input(spec.name, shape_of(spec, sizes), spec.dtype)
-            for spec in (WRITTEN, SEARCH)
-        )
-        head.write_request(first_lane, written, search)
-        return [
-            self.bindings.output(spec.name, shape_of(spec, sizes), spec.dtype)
-            for spec in (*FOUND, head.rows_spec)
-        ]
+    def bind_head(self, head: Head, first_lane: int, gathered: tuple[int, ...]) -> None:
+        """Say what a call's logits [B, G] are searched for and which lanes' are written, and bind
+        room for what is found, where it is not bound yet."""
+        if self.head_bound != (gathered, head.count):
+            sizes = {"B": gathered[0], "G": gathered[1], "K": head.count}
+            self.requested = [
+                self.bindings.input(spec.name, shape_of(spec, sizes), spec.dtype)
+                for spec in (WRITTEN, SEARCH)
+            ]
+            self.found = [
+                self.bindings.output(spec.name, shape_of(spec, sizes), spec.dtype)
+                for spec in (*FOUND, head.rows_spec)
+            ]
+            self.head_bound = gathered, head.count
+        head.write_request(first_lane, *self.requested)
 
     def with_found(
         self,
         head: Head,
         call: Call,
         logits: NDArray[np.float32],
-        arrays: list[NDArray[Any]],
         results: list[Result],
     ) -> list[Result]:
-        """The results of a call with what was found of their logits [B, G, V], in `arrays`."""
-        *found, x = arrays
-        written = self.bindings.bound[WRITTEN.name].array.tolist()
+        """The results of a call with what was found of their logits [B, G, V]."""
+        *found, x = self.found
+        written = self.requested[0].tolist()
         out = []
         for place, (gathered, result) in enumerate(zip(call.gather, results, strict=True)):
             own = place, slice(len(gathered))
