@@ -72,7 +72,7 @@ class Clock:
 def figures(found: dict[str, list[tuple[int, int]]]) -> dict[str, dict[str, float]]:
     """Medians in microseconds, by what was watched."""
     out = {}
-    for name, calls in found.items():
+    for name, calls in ((name, calls) for name, calls in found.items() if calls):
         whole, inside = np.array(calls[FEW:] or calls).T / 1e3
         out[name] = {
             "host_us": round(float(np.median(whole - inside)), 1),
