@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -53,26 +52,35 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @cached_property
+    @property
     def depths(self) -> Ids:
         """[N], the root at 0."""
-        depths = np.zeros(len(self), np.int64)
-        for node in range(1, len(self)):
-            depths[node] = depths[self.parents[node]] + 1
-        return depths
+        if len(self) == 1:
+            return np.zeros(1, np.int64)
+        depths = [0]
+        for parent in self.parents[1:].tolist():
+            depths.append(depths[parent] + 1)
+        return np.array(depths, np.int64)
 
-    @cached_property
+    @property
     def mask(self) -> NDArray[np.bool_]:
         """[N, N], True where the column is the row's node or an ancestor of it."""
-        mask = np.eye(len(self), dtype=bool)
-        for node in range(1, len(self)):
-            mask[node] |= mask[self.parents[node]]
+        parents = self.parents.tolist()
+        if parents == [*range(-1, len(parents) - 1)]:  # a chain
+            order = np.arange(len(parents))
+            return order[:, None] >= order
+        mask = np.eye(len(parents), dtype=bool)
+        for node, parent in enumerate(parents[1:], start=1):
+            mask[node] |= mask[parent]
         return mask
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`; siblings carry different tokens."""
-        found = np.flatnonzero((self.parents == node) & (self.tokens == token))
-        return int(found[0]) if len(found) else None
+        parents, tokens = self.parents.tolist(), self.tokens.tolist()
+        for place in range(node + 1, len(tokens)):
+            if tokens[place] == token and parents[place] == node:
+                return place
+        return None
 
     def distribution(self, node: int) -> Distribution:
         """What the token of `node` was drawn from; all on it where it was chosen without chance."""

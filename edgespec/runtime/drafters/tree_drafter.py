@@ -28,6 +28,7 @@ from edgespec.runtime.static_tree import Ranks, StaticPlan, children_of
 from edgespec.runtime.tree import DraftTree, TreePool
 
 FIRST: Ids = np.zeros(1, np.int64)
+ALONE = np.ones((1, 1), bool)
 
 
 @dataclass
@@ -220,7 +221,8 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState], Budgeted):
     def beam_rows(self, growth: Growth, level: int) -> Rows:
         """A lane's part of a call: the beam at one depth, each node seeing its ancestors."""
         lane, count = growth.request.lane, len(growth.beam)
-        visible = np.concatenate([growth.ancestors, np.eye(count, dtype=bool)], 1)
+        itself = ALONE if count == 1 else np.eye(count, dtype=bool)
+        visible = np.concatenate([growth.ancestors, itself], 1)
         tokens = np.array([growth.pool.tokens[i] for i in growth.beam], np.int64)
         positions = np.full(count, self.decoder.lanes[lane].length + level - 1)
         return Rows(lane, tokens, positions, visible, np.arange(count), draft_hidden=growth.hidden)
