@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from edgespec.backends.base import PlanHints
 from edgespec.contract import MAX_BLOCK_NODES
-from edgespec.runtime.acceptance_estimate import PRIOR, AcceptanceEstimate
+from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
 from edgespec.runtime.cost_model import CostModel, StepCosts, best_chain, chain_tokens
 from edgespec.runtime.draft_budget import DraftBudget
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -98,6 +98,8 @@ class AdaptivePolicy:
         state = one.state
         if not state.seconds:
             begin(state, costs, one.plan.steps)
+        if not one.levels:
+            return Decision(0, costs)  # nothing may be drafted: it says nothing of the drafts
         rate = max(state.tokens / state.seconds, 1 / costs.plain)
         levels = one.levels
         state.probing = False
@@ -131,8 +133,7 @@ class AdaptivePolicy:
             state.drafting = True
             state.seconds = START_WEIGHT * costs.plain
             state.tokens = START_WEIGHT * (1 + MARGIN)
-        levels = min(int(tree.depths[-1]) + 1, decision.levels) if len(tree) > 1 else 1
-        spent = costs.step(len(tree), levels if len(tree) > 1 else 1, len(path))
+        spent = costs.step(len(tree), tree.drafted_levels, len(path))
         state.tokens = DECAY * state.tokens + len(path)
         state.seconds = DECAY * state.seconds + spent
         if state.tokens * costs.plain < (1 - MARGIN) * state.seconds:
@@ -140,8 +141,9 @@ class AdaptivePolicy:
 
 
 def begin(state: AdaptiveState, costs: StepCosts, levels: int) -> None:
-    """Where nothing is known of a sequence: as the model expects of a usual draft."""
-    choice = best_chain(costs, [PRIOR] * levels)
+    """Where a sequence did not draft alone before: as the model expects by its estimates, or of a
+    usual draft."""
+    choice = best_chain(costs, state.estimate.rates(levels))
     state.tokens, state.seconds = START_WEIGHT * choice.tokens, START_WEIGHT * choice.seconds
     state.drafting = choice.levels > 0
 
@@ -150,6 +152,8 @@ def together(asking: Sequence[Asking], costs: StepCosts, batch: int) -> list[Dec
     """Sequences that draft the same number of levels: a pass costs by the longest. The number that
     brings most tokens for the time, or none; then from time to time one level, to try again."""
     most = max(one.levels for one in asking)
+    if not most:
+        return [Decision(0, costs, alone=batch == 1) for _ in asking]
     tokens = [float(batch)] * (most + 1)
     for one in asking:
         own = chain_tokens(one.state.estimate.rates(one.levels))

@@ -408,6 +408,7 @@ class Session:
         for item in waiting:
             assert item.observation is not None
             item.seq.unobserved.append(item.observation)
+            item.seq.num_unobserved += len(item.observation.tokens)
         if full := [item.seq for item in waiting if item.seq.num_unobserved >= MAX_UNOBSERVED]:
             for drafter, seqs in by_drafter(full):
                 self.show(drafter, seqs, spent)
@@ -424,7 +425,7 @@ class Session:
         """Show a drafter what these sequences have committed since it last drafted for them."""
         found = [joined(seq.unobserved) for seq in seqs if seq.unobserved]
         for seq in seqs:
-            seq.unobserved = []
+            seq.unobserved, seq.num_unobserved = [], 0
         if found:
             with self.log.timed(stages.DRAFT_REPLAY, spent):
                 drafter.observe(found)
@@ -508,10 +509,11 @@ def joined(observations: Sequence[Observation]) -> Observation:
     first, *others = observations
     if not others:
         return first
-    assert first.hidden_states is not None
-    states = [item.hidden_states for item in others if item.hidden_states is not None]
-    tokens = np.concatenate([item.tokens for item in observations])
-    return Observation(first.lane, first.hidden_states.joined(states), tokens)
+    tokens, states = np.concatenate([item.tokens for item in observations]), first.hidden_states
+    if states is not None:
+        more = [item.hidden_states for item in others if item.hidden_states is not None]
+        states = states.joined(more)
+    return Observation(first.lane, states, tokens)
 
 
 def by_drafter(seqs: Iterable[SequenceState]) -> list[tuple[Drafter, list[SequenceState]]]:
