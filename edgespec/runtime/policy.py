@@ -56,13 +56,15 @@ class AdaptiveState:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a sequence may draft in a step: no levels are no draft. `costs` are those of the step,
-    and a `budget` says of each draft whether it pays. `alone`: no other sequence runs."""
+    """What a sequence may draft in a step: no levels are no draft, and `pauses` says that more were
+    allowed. `costs` are those of the step, and a `budget` says of each draft whether it pays.
+    `alone`: no other sequence runs."""
 
     levels: int
     costs: StepCosts
     budget: DraftBudget | None = None
     alone: bool = True
+    pauses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class AdaptivePolicy:
         if not state.drafting:
             state.waited += 1
             if state.waited <= state.patience:
-                return Decision(0, costs)
+                return Decision(0, costs, pauses=True)
             state.probing, levels, rate = True, min(levels, TRIAL_LEVELS), 1 / costs.plain
         return Decision(levels, costs, DraftBudget(state.estimate, costs, rate, levels))
 
@@ -173,7 +175,10 @@ def together(asking: Sequence[Asking], costs: StepCosts, batch: int) -> list[Dec
         best = min(most, TRIAL_LEVELS)
         for state in states:
             state.probing, state.trial = not state.trial, max(0, state.trial - 1)
-    return [Decision(min(best, one.levels), costs, alone=batch == 1) for one in asking]
+    return [
+        Decision(min(best, one.levels), costs, alone=batch == 1, pauses=not best and one.levels > 0)
+        for one in asking
+    ]
 
 
 def tell(state: AdaptiveState, *, pays: bool) -> None:

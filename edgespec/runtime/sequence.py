@@ -30,7 +30,8 @@ class StepOutput:
 
     `logprobs` are the most probable tokens where each one was drawn, by the model's own logits at
     temperature 1. `tree` is what was verified, None for prefill, and `path` its accepted nodes, the
-    root first. `held_back`: nothing was drafted because too many sequences ran for it.
+    root first. `held_back`: nothing was drafted because too many sequences ran for it. `paused`:
+    nothing was drafted because the policy decided so.
     """
 
     tokens: list[int]
@@ -43,6 +44,7 @@ class StepOutput:
     tree: DraftTree | None = None
     path: list[int] = field(default_factory=list)
     held_back: bool = False
+    paused: bool = False
 
 
 @dataclass(eq=False)

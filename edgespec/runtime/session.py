@@ -53,6 +53,11 @@ class Draft:
     held_back: bool = False
     decision: Decision | None = None
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the policy decided to decode plainly, where drafts might have been made."""
+        return self.decision is not None and self.decision.pauses
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
@@ -373,6 +378,7 @@ class Session:
             tree=item.draft.tree,
             path=accepted.path,
             held_back=item.draft.held_back,
+            paused=item.draft.is_paused,
         )
         if item.draft.decision is not None:
             assert self.policy is not None
