@@ -29,7 +29,8 @@ class DraftTree:
     `probs` are the probabilities with which the draft would draw each node's token after its
     parent, 1 for the root; they are shown. `drawn_from` are those that a node's token was drawn
     from, None where it was chosen without chance; for accept rules that compare them with the
-    base's. `lost` says why there are no drafts where a drafter failed to make some.
+    base's. `lost` says why there are no drafts where a drafter failed to make some. `levels` is how
+    many were drafted, where some of them may have been left out.
     """
 
     tokens: Ids  # [N]
@@ -37,6 +38,7 @@ class DraftTree:
     probs: NDArray[np.float32] | None = None  # [N]
     drawn_from: Sequence[Distribution | None] | None = None  # [N]
     lost: str | None = None
+    levels: int | None = None
 
     @classmethod
     def root_only(cls, pending: int, lost: str | None = None) -> DraftTree:
@@ -61,6 +63,11 @@ class DraftTree:
         for parent in self.parents[1:].tolist():
             depths.append(depths[parent] + 1)
         return np.array(depths, np.int64)
+
+    @property
+    def drafted_levels(self) -> int:
+        """Levels that were drafted for it."""
+        return int(self.depths.max()) if self.levels is None else self.levels
 
     @property
     def mask(self) -> NDArray[np.bool_]:
@@ -187,6 +194,10 @@ class TreePool:
         shallower, then the earlier."""
         by = self.scores if scores is None else scores
         return sorted(among, key=lambda i: (-by[i], self.depths[i], i))[:count]
+
+    def probs(self, first: int) -> list[float]:
+        """The probabilities of all entries from one on, each after its parent."""
+        return [self.prob(entry) for entry in range(first, len(self.tokens))]
 
     def prob(self, entry: int) -> float:
         """The probability of an entry after its parent."""
