@@ -16,6 +16,7 @@ import numpy as np
 from edgespec.prompts import CANCELLED, ERROR
 from edgespec.runtime import stages
 from edgespec.runtime.answers import Answer
+from edgespec.runtime.cost_words import Prediction
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.metrics import Pooled, RequestMetrics, ratio
 from edgespec.runtime.quality import pooled
@@ -79,6 +80,7 @@ class RunStats:
     peak_cpu_memory_bytes: int = field(default_factory=peak_bytes)
     drafting_stopped: str | None = None  # why nothing was drafted from some answer on
     plain_step: StepCost | None = None  # timed at the end, where no request was decoded plainly
+    prediction: Prediction | None = None  # of its speed, by the costs that are stored
 
     @property
     def pool(self) -> Pooled:
@@ -157,6 +159,8 @@ def summary(run: RunStats) -> dict[str, Any]:
         out["drafting_stopped"] = run.drafting_stopped
     if (found := speedup(run)) is not None:
         out["speedup"] = found.to_dict()
+        if run.prediction is not None:
+            out["speedup"] |= run.prediction.to_dict()
     if checked:
         out["base_passes_saved"] = saved(Pooled(drafted), Pooled(plainly))
     if qualities := [a.quality for a in checked if a.quality]:
