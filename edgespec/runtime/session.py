@@ -399,7 +399,7 @@ class Session:
         if drafter.needs_hidden_states:
             assert result.hidden_states is not None
             hidden_states = result.hidden_states.take(path)
-            seq.hidden_state = last_of(hidden_states)
+            seq.hidden_state = hidden_states if len(path) == 1 else last_of(hidden_states)
         is_kept_whole = seq.keep_all and len(output.tokens) == len(path)
         observes = is_kept_whole or isinstance(drafter, EndObserver)
         if output.finish_reason is not None and not observes:

@@ -137,6 +137,21 @@ def test_special_tokens_are_added_only_on_request_and_skipped_in_text(tmp_path: 
     )
 
 
+def test_one_id_has_the_same_text_each_time_with_special_tokens_and_without(
+    tmp_path: Path,
+) -> None:
+    """It is decoded once: the text of the first time is kept."""
+    save(tmp_path, byte_level())
+    tokenizer = Tokenizer.open(tmp_path)
+    stored = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for _ in range(2):
+        for token_id in range(tokenizer.vocab_size + 2):  # two that there are not
+            for skip in (True, False):
+                wanted = stored.decode([token_id], skip_special_tokens=skip)
+                assert tokenizer.decode([token_id], skip_special_tokens=skip) == wanted
+            assert tokenizer.token(token_id) == stored.id_to_token(token_id)
+
+
 def test_truncation_and_padding_of_the_file_do_not_touch_a_prompt(tmp_path: Path) -> None:
     raw = byte_level()
     whole = raw.encode(CORPUS[0]).ids

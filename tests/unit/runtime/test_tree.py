@@ -32,6 +32,13 @@ def test_mask_shows_each_node_itself_and_its_ancestors_only() -> None:
     assert seen == [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 2, 5], [0, 1, 4, 6]]
 
 
+def test_each_node_of_a_chain_sees_all_before_it() -> None:
+    chain = DraftTree.chain(7, [5, 3, 5])
+    assert chain.mask.tolist() == np.tri(4, dtype=bool).tolist()
+    assert chain.depths.tolist() == [0, 1, 2, 3]
+    assert [chain.child(node, 5) for node in range(4)] == [1, None, 3, None]
+
+
 def test_child_is_found_by_its_parent_and_its_token_together() -> None:
     assert [
         TREE.child(0, 3),
