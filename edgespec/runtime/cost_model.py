@@ -18,6 +18,7 @@ from edgespec.runtime.cost_profile import CostProfile
 
 MAX_ROWS = 129  # rows of a sequence that are looked up: the largest tree and its root
 CONTEXT_STEP = 64  # tokens within which costs are taken to be the same
+FEW_ROWS = 8
 MAX_KEPT = 512  # contexts and batches whose costs are kept
 Curve = NDArray[np.float64]
 NOTHING: Curve = np.zeros(MAX_ROWS + 1)
@@ -71,6 +72,13 @@ class CostModel:
             for width in self.widths
         ]
         self.kept: dict[tuple[int, int, int], StepCosts] = {}
+
+    @property
+    def row_cost(self) -> float:
+        """What each of the first few rows of a pass takes beside the first one, in passes of one
+        row, behind a short context."""
+        passes = self.at(0).passes
+        return (passes[FEW_ROWS] - passes[1]) / (FEW_ROWS - 1) / passes[1]
 
     def at(self, context: int, batch: int = 1, top_k: int = 1) -> StepCosts:
         """The costs of `batch` sequences behind `context` tokens each, on average, whose drafts
@@ -137,7 +145,7 @@ def curve_of(points: Mapping[int, float]) -> Curve:
     """Seconds for counts of 0 to MAX_ROWS from measured ones: never falling, 0 at 0, and beyond the
     largest count as the last two go on."""
     counts = np.array(sorted(points), np.float64)
-    seconds = np.maximum.accumulate([points[int(count)] for count in counts])
+    seconds = never_falling([points[int(count)] for count in counts])
     whole = np.arange(MAX_ROWS + 1, dtype=np.float64)
     curve = np.interp(whole, counts, seconds)
     if len(counts) > 1:
@@ -147,6 +155,20 @@ def curve_of(points: Mapping[int, float]) -> Curve:
         curve = seconds[0] * np.maximum(1.0, whole / counts[0])
     curve[0] = 0.0
     return curve
+
+
+def never_falling(values: Sequence[float]) -> Curve:
+    """The nearest values, by least squares, of which none is less than the one before: those that
+    fall are noise, and become their mean (isotonic regression)."""
+    blocks: list[tuple[float, int]] = []  # mean, length
+    for value in values:
+        mean, length = value, 1
+        while blocks and blocks[-1][0] > mean:
+            before, count = blocks.pop()
+            mean = (before * count + mean * length) / (count + length)
+            length += count
+        blocks.append((mean, length))
+    return np.array([mean for mean, length in blocks for _ in range(length)])
 
 
 def between(places: Sequence[int], curves: Sequence[Curve], place: float) -> Curve:

@@ -26,10 +26,12 @@ from edgespec.errors import (
     EdgeSpecError,
     InternalError,
     LimitError,
+    OptionError,
     RequestError,
     counted,
     in_words,
 )
+from edgespec.methods import METHODS
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
@@ -49,8 +51,22 @@ from edgespec.runtime.generation import (
     Response,
 )
 from edgespec.runtime.limits import EngineLimits
-from edgespec.runtime.opening import choose_draft, directory_of, open_base, with_options
+from edgespec.runtime.opening import (
+    choose_draft,
+    directory_of,
+    open_base,
+    open_costs,
+    with_options,
+)
 from edgespec.runtime.planner import Planner
+from edgespec.runtime.policy import (
+    ADAPTIVE,
+    FIXED,
+    POLICIES,
+    AdaptivePolicy,
+    AdaptiveState,
+    SpecPolicy,
+)
 from edgespec.runtime.prefix import PREFIX_CACHE_BYTES, PrefixCache, check_bytes
 from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_prompt
 from edgespec.runtime.sampling import NEAR_TIE
@@ -126,7 +142,9 @@ class Engine:
     sequence, chains only. `prefix_cache_bytes` bounds the KV rows
     that are kept for later prompts with the same prefix; 0 keeps none. `acceptance` is the accept
     rule of requests that name none: `exact`, `rejection`, `typical` or `relaxed`, or such a rule
-    with its options.
+    with its options. `spec_policy` says how much is drafted: "adaptive" each step as it pays, up to
+    the plan; "fixed" the plan; None is adaptive where no sizes are given and what a step costs here
+    was measured (docs/adaptive.md).
 
     Raises BundleError, PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be
     exact or cannot draft, LimitError, with the remedy; OptionError or RequestError for options, an
@@ -144,7 +162,9 @@ class Engine:
         exact: bool = False,
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         acceptance: Acceptance = None,
+        spec_policy: SpecPolicy | None = None,
     ) -> None:
+        check_policy(spec_policy)
         path = directory_of(engine_dir)
         check_bytes(prefix_cache_bytes)
         config, notes = read_config(speculative_config)
@@ -163,6 +183,10 @@ class Engine:
         self.tolerance = opened.tolerance
         self.tokenizer = Tokenizer.open(path)
         self.acceptance = self.acceptance_for(acceptance)
+        costs = open_costs(path, opened, choice)
+        self.costs, self.why_no_costs = costs.model, costs.why
+        if costs.model is not None:
+            opened = replace(opened, row_cost=costs.model.row_cost)
         self.drafting = Drafting(path, opened, choice)
         draft = self.drafting.default
         self.drafter = None if draft is None else draft.drafter
@@ -172,17 +196,30 @@ class Engine:
         self.speculative_config = config
         self.gates = gates_of(config)
         self.limits = EngineLimits(self.configs, self.max_batch_size)
+        self.path, self.spec_policy = path, spec_policy
+        if self.spec_decode:
+            self.close_unless_adaptive()
         self.planner = Planner(
-            self.config, opened.hints, self.drafting, exact, self.acceptance, config
+            self.config,
+            opened.hints,
+            self.drafting,
+            exact,
+            self.acceptance,
+            config,
+            spec_policy,
+            self.can_adapt,
         )
-        self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes))
+        policy = None if self.costs is None else AdaptivePolicy(self.costs)
+        self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes), policy)
         self.session.log.recording = False
         self.scheduler = Scheduler(self.session, self.prepare, self.max_batch_size)
         self.driver = Driver(self.scheduler)
         # An engine that is dropped without `close` leaves no thread behind
         finalize(self, self.driver.work.close).atexit = False
         self.stop_ids = frozenset(self.config.component.eos_token_ids)
-        self.notes = (*([choice.note] if choice.note else []), *notes, *self.warnings())
+        chosen = [choice.note] if choice.note else []
+        fixed = [costs.note] if costs.note and spec_policy is None else []
+        self.notes = (*chosen, *notes, *self.warnings(), *fixed)
         self.log_opening(path)
 
     @property
@@ -306,7 +343,8 @@ class Engine:
         it cannot be, EngineClosed after `close`. `drafter` None is the engine's own; else it is the
         name of a method that needs no engine, or a Drafter.
 
-        With no value a short chain, as the backend hints. A value left open follows from the
+        With no value an adaptive chain of up to 8 drafts, or a short one, as the backend hints,
+        where the costs of steps were not measured. A value left open follows from the
         others: top_k 1, steps 3 on a CPU (verify_size - 1 for a chain), and verify_size the
         smallest of 60, the nodes that can exist and what the base was built for. Only values that
         were not given shrink to what the engines were built for. With a draft that makes blocks
@@ -327,6 +365,41 @@ class Engine:
         draft_lanes = None if self.drafter is None else self.drafter.num_lanes
         lanes = len(self.base.lanes)
         return lanes if draft_lanes is None else min(lanes, draft_lanes)
+
+    @property
+    def can_adapt(self) -> bool:
+        """Whether how much is drafted can be decided step by step: the costs of its steps are
+        known, and the method leaves the decision to others."""
+        return self.method is not None and self.costs is not None and not self.is_paced
+
+    @property
+    def has_trained_draft(self) -> bool:
+        """Whether an engine drafts, that was made for the base."""
+        return self.method is not None and METHODS[self.method].needs_engine
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether the method decides by itself how much to draft."""
+        return self.method is not None and DRAFTERS[self.method].paces_itself
+
+    def close_unless_adaptive(self) -> None:
+        """`check_adaptive` of its own policy; where it raises, nothing stays open."""
+        try:
+            self.check_adaptive(self.spec_policy)
+        except LimitError:
+            self.drafting.close()
+            self.base.runner.close()
+            raise
+
+    def check_adaptive(self, spec_policy: SpecPolicy | None) -> None:
+        """Raises LimitError for adaptive drafting where nothing says what a step costs here."""
+        if spec_policy != ADAPTIVE or self.can_adapt or self.is_paced:
+            return
+        if self.method is None:
+            what = "spec_policy adaptive: nothing is known of the cost of a drafter of your own"
+            raise LimitError(what, "Leave it out, or set it to fixed.")
+        what = f"spec_policy adaptive: {self.why_no_costs}"
+        raise LimitError(what, f"Measure it: edgespec bench {self.path} --measure-costs.")
 
     # ---- which drafts are accepted
 
@@ -493,6 +566,9 @@ class Engine:
         handle = Generation(request, self.tokenizer, self.stop_ids, acceptance, drafter, gates)
         if gates is not None and gates.stopped and ACCEPT_RULES[acceptance.rule].lossless != "no":
             handle.plan = None  # lossy rules decide without drafts too
+        plan = handle.plan
+        if self.can_adapt and drafter is None and plan is not None and plan.adaptive:
+            handle.adaptive, handle.metrics.spec_policy = AdaptiveState(), ADAPTIVE
         return handle
 
     def gates_for(self, request: GenerationRequest) -> Gates | None:
@@ -807,6 +883,13 @@ class Engine:
             logits: NDArray[np.float32] = result.logits.row(0).copy()
             self.base.reset(lane)
         return logits
+
+
+def check_policy(spec_policy: object) -> None:
+    """Raises OptionError for a policy that there is none of."""
+    if spec_policy not in (None, *POLICIES):
+        what = f"spec_policy is {spec_policy!r:.60}"
+        raise OptionError(what, f"Give {ADAPTIVE!r} or {FIXED!r}, or leave it out.")
 
 
 def one_each(name: str, given: T | Sequence[T], count: int) -> Sequence[T]:

@@ -222,5 +222,6 @@ class FileRun:
             self.peak_bytes,
             self.stopped,
             self.plain_step,
+            self.engine.has_trained_draft,
             self.prediction(answers),
         )

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from edgespec.backends.call import HiddenStates
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
-from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.draft_budget import Budgeted
+from edgespec.runtime.drafters.base import Drafter, Observation
 from edgespec.runtime.gates import Gates
+from edgespec.runtime.policy import AdaptiveState
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.stages import StageTimes
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -28,7 +30,8 @@ class StepOutput:
 
     `logprobs` are the most probable tokens where each one was drawn, by the model's own logits at
     temperature 1. `tree` is what was verified, None for prefill, and `path` its accepted nodes, the
-    root first. `held_back`: nothing was drafted because too many sequences ran for it.
+    root first. `held_back`: nothing was drafted because too many sequences ran for it. `paused`:
+    nothing was drafted because the policy decided so.
     """
 
     tokens: list[int]
@@ -41,6 +44,7 @@ class StepOutput:
     tree: DraftTree | None = None
     path: list[int] = field(default_factory=list)
     held_back: bool = False
+    paused: bool = False
 
 
 @dataclass(eq=False)
@@ -66,6 +70,7 @@ class SequenceState:
     acceptance: AcceptOptions = EXACT_ACCEPTANCE
     drafter: Drafter | None = None
     gates: Gates | None = None  # what limits its drafts
+    adaptive: AdaptiveState | None = None  # of a plan that the session's policy adapts
 
     tokens: list[int] = field(init=False)  # the prompt's and all emitted ones
     lane: int = field(init=False, default=0)
@@ -74,6 +79,9 @@ class SequenceState:
     num_read: int = field(init=False, default=0)  # of the prompt, committed so far
     # of one row, the aux hidden state of the last committed position, for a drafter that needs it
     hidden_state: HiddenStates | None = field(init=False, default=None)
+    # Committed, and not yet shown to its drafter: it drafts nothing meanwhile
+    unobserved: list[Observation] = field(init=False, default_factory=list)
+    num_unobserved: int = field(init=False, default=0)  # tokens of them
     times: StageTimes = field(init=False)  # of the passes that it took part in
 
     def __post_init__(self) -> None:
@@ -88,6 +96,13 @@ class SequenceState:
     def accept_options(self) -> AcceptOptions:
         """The accept rule of its steps: the exact one where nothing drafts for it."""
         return EXACT_ACCEPTANCE if self.plan is None else self.acceptance
+
+    @property
+    def waits(self) -> bool:
+        """Whether its drafter, an engine, is shown what was committed only when it is to draft."""
+        if self.adaptive is None or self.drafter is None:
+            return False
+        return self.drafter.needs_hidden_states or isinstance(self.drafter, Budgeted)
 
     @property
     def pending(self) -> int:

@@ -6,10 +6,10 @@ a tree of width 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -29,7 +29,8 @@ class DraftTree:
     `probs` are the probabilities with which the draft would draw each node's token after its
     parent, 1 for the root; they are shown. `drawn_from` are those that a node's token was drawn
     from, None where it was chosen without chance; for accept rules that compare them with the
-    base's. `lost` says why there are no drafts where a drafter failed to make some.
+    base's. `lost` says why there are no drafts where a drafter failed to make some. `levels` is how
+    many were drafted, where some of them may have been left out.
     """
 
     tokens: Ids  # [N]
@@ -37,6 +38,7 @@ class DraftTree:
     probs: NDArray[np.float32] | None = None  # [N]
     drawn_from: Sequence[Distribution | None] | None = None  # [N]
     lost: str | None = None
+    levels: int | None = None
 
     @classmethod
     def root_only(cls, pending: int, lost: str | None = None) -> DraftTree:
@@ -52,26 +54,40 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @cached_property
+    @property
     def depths(self) -> Ids:
         """[N], the root at 0."""
-        depths = np.zeros(len(self), np.int64)
-        for node in range(1, len(self)):
-            depths[node] = depths[self.parents[node]] + 1
-        return depths
+        if len(self) == 1:
+            return np.zeros(1, np.int64)
+        depths = [0]
+        for parent in self.parents[1:].tolist():
+            depths.append(depths[parent] + 1)
+        return np.array(depths, np.int64)
 
-    @cached_property
+    @property
+    def drafted_levels(self) -> int:
+        """Levels that were drafted for it."""
+        return int(self.depths.max()) if self.levels is None else self.levels
+
+    @property
     def mask(self) -> NDArray[np.bool_]:
         """[N, N], True where the column is the row's node or an ancestor of it."""
-        mask = np.eye(len(self), dtype=bool)
-        for node in range(1, len(self)):
-            mask[node] |= mask[self.parents[node]]
+        parents = self.parents.tolist()
+        if parents == [*range(-1, len(parents) - 1)]:  # a chain
+            order = np.arange(len(parents))
+            return order[:, None] >= order
+        mask = np.eye(len(parents), dtype=bool)
+        for node, parent in enumerate(parents[1:], start=1):
+            mask[node] |= mask[parent]
         return mask
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`; siblings carry different tokens."""
-        found = np.flatnonzero((self.parents == node) & (self.tokens == token))
-        return int(found[0]) if len(found) else None
+        parents, tokens = self.parents.tolist(), self.tokens.tolist()
+        for place in range(node + 1, len(tokens)):
+            if tokens[place] == token and parents[place] == node:
+                return place
+        return None
 
     def distribution(self, node: int) -> Distribution:
         """What the token of `node` was drawn from; all on it where it was chosen without chance."""
@@ -94,11 +110,12 @@ PLAIN: Final = Plain.PLAIN
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
     """How much to draft: beam width K, levels S, and nodes to verify with the root (arXiv
-    2406.16858)."""
+    2406.16858). `adaptive`: up to so much, each step as it pays."""
 
     top_k: int
     steps: int
     verify_size: int
+    adaptive: bool = field(default=False, kw_only=True)
 
     @property
     def depth_words(self) -> str:
@@ -115,7 +132,8 @@ class DraftPlan:
         no draft."""
         steps = max(0, min(self.steps, levels))
         pool = tree_pool_size(self.top_k, steps) if steps else 1
-        return DraftPlan(self.top_k, steps, max(1, min(self.verify_size, nodes, pool)))
+        size = max(1, min(self.verify_size, nodes, pool))
+        return DraftPlan(self.top_k, steps, size, adaptive=self.adaptive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +153,7 @@ class BlockPlan(DraftPlan):
         steps = max(0, min(self.steps, levels))
         size = max(1, min(self.verify_size, nodes))
         nodes = min(size, full_tree_size(self.top_k, steps, size))
-        return BlockPlan(self.top_k, steps, nodes, self.first_slot)
+        return BlockPlan(self.top_k, steps, nodes, self.first_slot, adaptive=self.adaptive)
 
 
 def full_tree_size(top_k: int, levels: int, most: int) -> int:
@@ -169,9 +187,23 @@ class TreePool:
         self.depths += [depth] * len(tokens)
         return list(range(first, len(self.tokens)))
 
-    def best(self, among: list[int], count: int) -> list[int]:
-        """The `count` best of some entries: by score, then the shallower, then the earlier."""
-        return sorted(among, key=lambda i: (-self.scores[i], self.depths[i], i))[:count]
+    def best(
+        self, among: list[int], count: int, scores: Sequence[float] | None = None
+    ) -> list[int]:
+        """The `count` best of some entries: by score, or by the `scores` given for all, then the
+        shallower, then the earlier."""
+        by = self.scores if scores is None else scores
+        return sorted(among, key=lambda i: (-by[i], self.depths[i], i))[:count]
+
+    def probs(self, first: int) -> list[float]:
+        """The probabilities of all entries from one on, each after its parent."""
+        return [self.prob(entry) for entry in range(first, len(self.tokens))]
+
+    def prob(self, entry: int) -> float:
+        """The probability of an entry after its parent."""
+        parent = self.parents[entry]
+        above = self.scores[parent] if parent >= 0 else 0.0
+        return math.exp(self.scores[entry] - above)
 
     def select(self, pending: int, size: int) -> DraftTree:
         """The tree of the root and the `size` - 1 best entries.
@@ -179,7 +211,11 @@ class TreePool:
         No child scores above its parent and ties go to the shallower one, so that with a node its
         ancestors are in.
         """
-        kept = sorted(self.best(list(range(len(self.tokens))), size - 1))
+        return self.tree(pending, self.best(list(range(len(self.tokens))), size - 1))
+
+    def tree(self, pending: int, entries: Sequence[int]) -> DraftTree:
+        """The tree of the root and of entries with all their ancestors."""
+        kept = sorted(entries)
         place = {entry: node for node, entry in enumerate(kept, start=1)} | {-1: 0}
         tokens = [pending, *(self.tokens[i] for i in kept)]
         parents = [-1, *(place[self.parents[i]] for i in kept)]
