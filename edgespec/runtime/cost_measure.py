@@ -68,6 +68,9 @@ class Rows:
     count: int
 
 
+PLAIN = Rows(1)
+
+
 @dataclass(frozen=True, slots=True)
 class Levels:
     """A draft of so many levels of `top_k` nodes, by a plan."""
@@ -195,6 +198,7 @@ class Measuring:
         self.draft: DraftSteps | None = None
         self.points = Points(rows=dict(self.base_points()))
         self.filled: set[Place] = set()
+        self.left = 0  # points, of all rounds
 
     # ---- which points
 
@@ -266,7 +270,8 @@ class Measuring:
         which there would be none."""
         began, first = self.clock(), self.points.places[0]
         self.open_draft(first)
-        self.progress.start(MAX_ROUNDS * len(self.points))
+        self.left = MAX_ROUNDS * len(self.points)
+        self.progress.start(self.left)
         for place in self.points.places:
             if place != first and self.clock() - began > self.budget_s / MIN_ROUNDS:
                 self.points.drop(place)
@@ -283,6 +288,12 @@ class Measuring:
                 break
             for place in self.points.places:
                 self.measure(place, max(ROWS) if done < MIN_ROUNDS else OFTEN)
+        self.advance(self.left)
+
+    def advance(self, points: int) -> None:
+        """So many points are done, or left out."""
+        self.left -= points
+        self.progress.advance(points)
 
     def open_draft(self, first: Place) -> None:
         """Find out what is to be measured of the draft engine; nothing where there is none."""
@@ -293,22 +304,24 @@ class Measuring:
         if engine.drafter.needs_hidden_states:
             self.base.begin(first)
             states = self.base.hidden_states()
-        self.draft = DraftSteps(engine.drafter, states, self.base.tokens, engine.max_batch_size)
+        self.draft = DraftSteps(engine.drafter, states, self.base, engine.max_batch_size)
         for place in self.points.places:
             found = dict.fromkeys(self.draft_points(place, at_first=place == first))
             if found:
                 self.points.levels[place] = [*found]
 
     def measure(self, place: Place, most: int = max(ROWS)) -> None:
-        """All points of a place, once more; of the base those of up to `most` rows."""
+        """All points of a place, once more; of the base those of up to `most` rows, each behind a
+        plain step, to which all others are compared."""
         fill = place not in self.filled
         self.filled.add(place)
         self.base.begin(place, fill=fill)
         for rows in self.points.rows[place]:
-            if rows.count <= most:
-                known = self.points.base.setdefault((place, rows), [])
-                known.append(repeated(partial(self.base.step, rows.count)))
-            self.progress.advance(1)
+            for size in (rows,) if rows == PLAIN else (PLAIN, rows):
+                if rows.count <= most:
+                    known = self.points.base.setdefault((place, size), [])
+                    known.append(repeated(partial(self.base.step, size.count)))
+            self.advance(1)
         wanted = self.points.levels.get(place, [])
         if self.draft is None or not wanted:
             return
@@ -321,7 +334,7 @@ class Measuring:
                 times = self.draft.time(levels.plan, wanted[0].plan)
                 proposed.append(times.propose)
                 self.points.observe.setdefault((place, levels), []).append(times.observe)
-            self.progress.advance(1)
+            self.advance(1)
 
     def end(self) -> None:
         """Leave the engine as it was."""

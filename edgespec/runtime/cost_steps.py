@@ -241,17 +241,23 @@ class DraftTimes:
 
 class DraftSteps:
     """What an open engine's drafter takes: it proposes, observes what it proposed, and proposes
-    again, as in a run whose drafts are right. `states` are hidden states of the base for it."""
+    again, as in a run whose drafts are right. `states` are hidden states of the base for it.
+
+    A plain step of `base` comes before all that is observed, as a pass does in a run: it leaves
+    nothing of the draft's weights in the processor's cache.
+    """
 
     def __init__(
-        self, drafter: Drafter, states: HiddenStates | None, tokens: Tokens, num_lanes: int
+        self, drafter: Drafter, states: HiddenStates | None, base: BaseSteps, num_lanes: int
     ) -> None:
-        self.drafter, self.states, self.tokens, self.num_lanes = drafter, states, tokens, num_lanes
+        self.drafter, self.states, self.base, self.num_lanes = drafter, states, base, num_lanes
+        tokens = self.tokens = base.tokens
         self.held = Held(drafter.decoder, tokens) if isinstance(drafter, EngineDrafter) else None
         self.place, self.prompt = Place(0, 0), list[int]()
 
     def begin(self, place: Place, plan: DraftPlan, *, fill: bool = False) -> None:
-        """Go to a place; one round there is thrown away."""
+        """Go to a place, where the base is; one round there is thrown away."""
+        assert self.base.place == place
         self.place, self.prompt = place, self.tokens.take(place.context).tolist()
         for lane in range(self.num_lanes):
             self.drafter.reset(lane)
@@ -282,6 +288,7 @@ class DraftSteps:
         drafted here."""
         self.hold()
         first = self.tokens.take(1)
+        self.base.step(1)
         self.observe([first] * self.place.batch)
         return self.drafted(plan, int(first[0]))
 
@@ -292,6 +299,7 @@ class DraftSteps:
         usual = self.propose(shortest).seconds
         drafted = self.propose(plan)
         paths = [path_of(tree, plan.steps, self.tokens) for tree in drafted.trees]
+        self.base.step(1)
         began = time.perf_counter()
         self.observe(paths)
         observed = time.perf_counter() - began

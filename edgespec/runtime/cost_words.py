@@ -130,10 +130,10 @@ def rows_words(one: Outlook) -> str:
 def draft_words(profile: CostProfile, one: Outlook) -> str:
     """What drafts take to make."""
     sizes = [n for n in (1, 4, 8) if n <= levels_of(profile)]
-    made = [f"{counted(n, 'draft')} {one.draft_factor(n):.2f}" for n in sizes]
+    made = [f"{counted(n, 'draft')} in {one.draft_factor(n):.2f}" for n in sizes]
     return (
-        f"The draft ({profile.method}) makes {listed(made)} plain steps' time, what it observes"
-        " included"
+        f"The draft ({profile.method}) makes {listed(made)} of a plain step's time, what it"
+        " observes included"
     )
 
 

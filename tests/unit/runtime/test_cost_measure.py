@@ -18,7 +18,6 @@ from edgespec.export.components import ExportOptions
 from edgespec.prompts import SamplingParams
 from edgespec.runtime import cost_measure
 from edgespec.runtime.cost_measure import (
-    MAX_ROUNDS,
     MIN_ROUNDS,
     after_build,
     measure_costs,
@@ -35,6 +34,12 @@ from tests.lossless.pairs import LIMITS, make_mtp_pair, shared_pair
 
 SAMPLING = SamplingParams(temperature=0.8, seed=3, max_generate_length=12)
 PROMPTS = [[5, 6, 7], [8, 9], [3] * 20]
+
+
+@pytest.fixture(autouse=True)
+def two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of as many as there is time for."""
+    monkeypatch.setattr(cost_measure, "MAX_ROUNDS", MIN_ROUNDS)
 
 
 def eagle_pair(path: Path) -> Path:
@@ -119,7 +124,8 @@ def test_more_contexts_are_measured_where_there_is_room(tmp_path: Path) -> None:
     base = toys.make_base(tmp_path / "base", "llama", layers=2)
     onnx = made.exported(base, ExportOptions())
     limits = replace(LIMITS, max_kv_cache_capacity=2300, max_batch_size=2)
-    profile = measure_costs(shutil.copytree(made.built(limits, onnx / "llm"), tmp_path / "engines"))
+    engines = shutil.copytree(made.built(limits, onnx / "llm"), tmp_path / "engines")
+    profile = measure_costs(engines)
     assert {(t.context, t.batch) for t in profile.base} == {
         (128, 1),
         (128, 2),
@@ -154,12 +160,13 @@ def test_a_slow_engine_is_measured_in_few_rounds(
         return step(self, rows) + 1.0  # long, so that it is not repeated within a round
 
     monkeypatch.setattr(BaseSteps, "step", counting)
+    monkeypatch.setattr(cost_measure, "MAX_ROUNDS", 4)
     with edgespec.load(eagle_pair(tmp_path), spec_decode=False) as engine:
         measure_engine(engine, budget_s=0.5, clock=lambda: float(next(ticks)))
         assert counted[2] == MIN_ROUNDS
         counted.clear()
         measure_engine(engine, budget_s=1e6, clock=lambda: float(next(ticks)))
-        assert (counted[2], counted[30]) == (MAX_ROUNDS, MIN_ROUNDS)
+        assert (counted[2], counted[30]) == (4, MIN_ROUNDS)
 
 
 def test_an_engine_that_answers_is_not_measured(tmp_path: Path) -> None:
