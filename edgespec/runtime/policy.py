@@ -34,6 +34,7 @@ MOST = PlanHints(steps=8, block_nodes=MAX_BLOCK_NODES)
 FIRST_WAIT, LONGEST_WAIT = 8, 128  # plain steps before drafts are tried again
 TRIAL_STEPS = 3  # steps that draft after a try that succeeded, whatever was before
 TRIAL_LEVELS = 2
+TRIAL_LEVELS_OF_BATCH = 1  # what a batch verifies costs more, and its sequences learn together
 START_WEIGHT = 3.0  # steps that the model's own expectation counts for at the start
 DECAY = 0.97  # of tokens and seconds, a step
 MARGIN = 0.01  # by which drafting must be faster before it begins again
@@ -172,7 +173,7 @@ def together(asking: Sequence[Asking], costs: StepCosts, batch: int) -> list[Dec
     for state in states:
         tell(state, pays=best > 0)
     if not best and any(state.trial or state.waited > state.patience for state in states):
-        best = min(most, TRIAL_LEVELS)
+        best = min(most, TRIAL_LEVELS if batch == 1 else TRIAL_LEVELS_OF_BATCH)
         for state in states:
             state.probing, state.trial = not state.trial, max(0, state.trial - 1)
     return [

@@ -18,6 +18,7 @@ from edgespec.runtime.policy import (
     LONGEST_WAIT,
     MOST,
     TRIAL_LEVELS,
+    TRIAL_LEVELS_OF_BATCH,
     AdaptivePolicy,
     AdaptiveState,
     Asking,
@@ -199,7 +200,7 @@ def test_a_batch_tries_drafts_again_together() -> None:
         for _ in range(FIRST_WAIT + 2)
     ]
     assert found[:FIRST_WAIT] == [[0, 0]] * FIRST_WAIT
-    assert [TRIAL_LEVELS, TRIAL_LEVELS] in found
+    assert [TRIAL_LEVELS_OF_BATCH] * 2 in found
 
 
 # Without a clock
