@@ -123,7 +123,8 @@ def show(report: Mapping[str, Any], *, err: bool = False) -> None:
     for title, modes, columns in TABLES:
         rows = [row for row in report["rows"] if row["mode"] in modes]
         if rows:
-            print_table(table(title, rows, columns), err=err)
+            console = console_of(err=err)
+            print_table(console, fitting(console, title, rows, columns))
     for line in below(report):
         say(line, err=err)
     if not report["complete"]:
@@ -143,13 +144,34 @@ def table(title: str, rows: Sequence[Row], columns: Sequence[tuple[str, Cell]]) 
     return out
 
 
-def print_table(out: Table, *, err: bool = False) -> None:
-    """On stdout or stderr, as wide as it needs."""
-    console = Console(file=sys.stderr if err else sys.stdout, markup=False, highlight=False)
-    console.width = max(
-        console.width,
-        console.measure(out, options=console.options.update(max_width=MAX_WIDTH)).maximum,
-    )
+def fitting(
+    console: Console, title: str, rows: Sequence[Row], columns: Sequence[tuple[str, Cell]]
+) -> Table:
+    """The table; on a terminal that is too narrow for it without the columns that say least."""
+    dropped = iter(DROPPED_FIRST if console.is_terminal else ())
+    out = table(title, rows, columns)
+    while width_of(console, out) > console.width and (name := next(dropped, None)) is not None:
+        columns = [column for column in columns if column[0] != name]
+        out = table(title, rows, columns)
+    return out
+
+
+DROPPED_FIRST = ("by position", "first token", "between tokens", "as plain", "predicted")
+
+
+def width_of(console: Console, out: Table) -> int:
+    """Characters that a table takes."""
+    return console.measure(out, options=console.options.update(max_width=MAX_WIDTH)).maximum
+
+
+def console_of(*, err: bool = False) -> Console:
+    """Stdout or stderr."""
+    return Console(file=sys.stderr if err else sys.stdout, markup=False, highlight=False)
+
+
+def print_table(console: Console, out: Table) -> None:
+    """As wide as it needs."""
+    console.width = max(console.width, width_of(console, out))
     console.print(out)
     console.print()
 
@@ -203,7 +225,7 @@ def show_changes(rows: Sequence[Change], allowed: Sequence[Unlike]) -> None:
         name = f"{words(row.row)} (control)" if row.is_control else words(row.row)
         interval = "-" if found is None else f"[{found.low:.3f}, {found.high:.3f}]"
         out.add_row(harmless(name), row.figure, f"{row.ratio:.3f}", interval, row.verdict)
-    print_table(out)
+    print_table(console_of(), out)
     moved = [row for row in rows if row.is_control and row.verdict not in (NOISE, UNKNOWN)]
     if moved and not any(one.name == "engines" for one in allowed):
         say(
