@@ -337,6 +337,16 @@ def test_engine_directory_is_asked_for(cli: Cli, tmp_path: Path) -> None:
     assert shown.code == 3, shown.err
     assert cli("bench").code == 2
     assert "compare" in cli("bench", "--help").out
+    shown = cli("bench", "comprae", "a.json", "b.json")
+    assert (shown.code, "Did you mean compare?" in shown.err) == (2, True), shown.err
+
+
+def test_nothing_is_written_into_the_engine_directory(cli: Cli, engines: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    for flag in ("--json", "--picture", "--pictures"):
+        shown = cli("bench", engines, flag, engines / "a.png")
+        assert (shown.code, "lies in" in shown.err) == (3, True), shown.err
+    assert not (engines / "a.png").exists()
 
 
 def test_engine_dir_may_be_a_flag_or_a_variable(

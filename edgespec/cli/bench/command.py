@@ -5,6 +5,9 @@ Knows their names. What they do stands in the modules beside this one.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from pathlib import Path
+
 import click
 
 from edgespec.cli.bench import reports, run
@@ -18,10 +21,16 @@ class BenchGroup(EdgeGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Puts `run` before the arguments of a measurement."""
-        own = ("--help", "-h")
-        if args and args[0] not in (*self.commands, *own):
+        if args and args[0] not in (*self.commands, *HELP) and not self.is_mistyped(args[0]):
             args = [RUN, *args]
         return super().parse_args(ctx, args)
+
+    def is_mistyped(self, word: str) -> bool:
+        """Whether a word is nearly the name of a command, and of no directory."""
+        return not Path(word).exists() and bool(get_close_matches(word, self.commands))
+
+
+HELP = ("--help", "-h")
 
 
 @click.group("bench", cls=BenchGroup)

@@ -5,6 +5,7 @@ Knows files. A report that cannot be written where it should is kept elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,23 @@ from edgespec.cli.terminal import json_text
 from edgespec.errors import OutputError
 
 
-def check_pictures(picture: Path | None, pictures: Path | None) -> None:
-    """Raises OptionError for a picture of another format, MissingDependency, OutputError."""
+def check_pictures(
+    inputs: Sequence[Path | None], picture: Path | None, pictures: Path | None
+) -> None:
+    """Raises OptionError for a picture of another format, MissingDependency, OutputError, and
+    OverwriteError for a directory in one of the inputs."""
     if picture is None and pictures is None:
         return
     from edgespec.benchmark.pictures import check_installed, format_of
+    from edgespec.outputs import refuse_overwriting
 
     if picture is not None:
         format_of(picture)
     check_installed()
-    if pictures is not None and pictures.exists() and not pictures.is_dir():
-        raise OutputError(f"{pictures} is a file", "Name a directory for the pictures.")
+    if pictures is not None:
+        refuse_overwriting(pictures, inputs)
+        if pictures.exists() and not pictures.is_dir():
+            raise OutputError(f"{pictures} is a file", "Name a directory for the pictures.")
 
 
 def keep(

@@ -78,6 +78,6 @@ def draw(ctx: click.Context, /, report: Path, picture: Path | None, pictures: Pa
     from edgespec.benchmark.report import read_report
 
     check_outputs((report,), picture)
-    check_pictures(picture, pictures)
+    check_pictures((report,), picture, pictures)
     for path in draw_pictures(read_report(report), picture, pictures):
         say(str(path))

@@ -278,7 +278,7 @@ def command(
         },
     )
     check_outputs((path, file), json_file, picture)
-    check_pictures(picture, pictures)
+    check_pictures((path, file), picture, pictures)
     from edgespec.benchmark.prompts import PromptSource
     from edgespec.benchmark.slices import Runner
     from edgespec.benchmark.synthetic import Dial
