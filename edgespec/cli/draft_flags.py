@@ -239,11 +239,19 @@ def drafter_arguments(
 def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--drafter, its options and its time budget, --spec-draft-top-k, --spec-draft-step and
     --spec-verify-size, --spec-policy, and the flags of trees."""
+    return draft_options_of(SIZE, click.Choice(POLICIES), command)
+
+
+def draft_options_of(
+    size: Any, policy: Any, command: Callable[..., Any], metavar: str | None = None
+) -> Callable[..., Any]:
+    """The same with sizes and policies of other types."""
     for flag, key, kind, text in reversed(TREE_FLAGS):
         command = tree_option(flag, key, kind, text)(command)
     command = click.option(
         "--spec-policy",
-        type=click.Choice(POLICIES),
+        type=policy,
+        metavar=metavar,
         envvar=environment.SPEC_POLICY,
         show_envvar=True,
         help=POLICY,
@@ -253,7 +261,7 @@ def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ("--spec-draft-step", STEP),
         ("--spec-draft-top-k", TOP_K),
     ):
-        command = click.option(flag, type=SIZE, help=text)(command)
+        command = click.option(flag, type=size, metavar=metavar, help=text)(command)
     positive = click.FloatRange(0.1)
     command = click.option("--drafter-time-budget-ms", type=positive, help=BUDGET)(command)
     command = click.option(
@@ -271,8 +279,10 @@ def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=keep_key,
         help=NGRAM_SIZE,
     )(command)
-    metavar = "NAME|MODULE:CLASS"
-    return click.option("--drafter", type=DrafterName(), metavar=metavar, help=DRAFTER)(command)
+    drafter = click.option(
+        "--drafter", type=DrafterName(), metavar="NAME|MODULE:CLASS", help=DRAFTER
+    )
+    return drafter(command)
 
 
 def tree_option(flag: str, key: str, kind: Any, text: str) -> Callable[..., Any]:
@@ -294,7 +304,7 @@ def tree_option(flag: str, key: str, kind: Any, text: str) -> Callable[..., Any]
     )
 
 
-def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> TreeSpec | None:
+def tree_of(ctx: click.Context, sizes: Iterable[object]) -> TreeSpec | None:
     """What the flags of trees ask for; None where none was given. Raises OptionError where they
     exclude each other, click.UsageError beside one of `sizes`."""
     given = ctx.meta.get(GIVEN)

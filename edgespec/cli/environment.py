@@ -25,9 +25,9 @@ COMPLETING = "_EDGESPEC_COMPLETE"  # set by the completion scripts of `edgespec 
 # Variable -> what it is the default of; those of NO_FLAGS are no flag's
 VARIABLES = {
     CACHE: "the directory of kept engines (`run`) and of hashes of weights",
-    ENGINE_DIR: "`--engine-dir` of `build`, `infer` and `chat`",
+    ENGINE_DIR: "`--engine-dir` of `build`, `infer`, `chat` and `bench`",
     PREFIX_CACHE_MB: "`--prefix-cache-mb` of `infer` and `chat`",
-    SPEC_POLICY: "`--spec-policy` of `infer`, `chat`, `run` and `eval`",
+    SPEC_POLICY: "`--spec-policy` of `infer`, `chat`, `run`, `eval` and `bench`",
     CALIB_DATA: "`--calib-data` of `quantize`",
     DEVICE: "`--device` of `quantize`",
     TARGET: "`--target` of `quantize`",

@@ -1,0 +1,92 @@
+"""What the cost model says of a plan, against cases that were computed by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.benchmark.cases import Cell, Variant
+from edgespec.benchmark.explanation import explained, of_rows
+from edgespec.benchmark.prediction import Step, predicted_speed
+from edgespec.benchmark.synthetic import Dial
+from edgespec.contract import Role
+from edgespec.runtime.cost_model import CostModel
+from edgespec.runtime.cost_profile import CostProfile, ObserveTime, PassTime, ProposeTime
+from edgespec.runtime.tree import DraftPlan
+from tests.unit.benchmark.reports import drafted
+
+CELL = Cell(100, 56, 1)
+# A plain step takes 10 ms, each further row 1 ms, a level 1 ms, an observed token nothing
+PROFILE = CostProfile(
+    role=Role.BASE,
+    base=tuple(
+        PassTime(rows=rows, context=128, batch=1, seconds=0.009 + 0.001 * rows)
+        for rows in (1, 2, 4, 8, 60)
+    ),
+    method="eagle3",
+    propose=tuple(
+        ProposeTime(levels=levels, top_k=1, context=128, batch=1, seconds=0.001 * levels)
+        for levels in (1, 2, 4, 8)
+    ),
+    observe=(ObserveTime(rows=1, context=128, batch=1, seconds=0.0),),
+)
+COSTS = CostModel(PROFILE)
+
+
+def predicted(variant: Variant, steps: list[Step], rates: list[float]) -> float | None:
+    return predicted_speed(COSTS, variant, CELL, prompt_tokens=100.0, steps=steps, acceptance=rates)
+
+
+def test_fixed_plan_costs_what_its_steps_do() -> None:
+    """Three drafts take 10 + 3 + 3 ms, one draft 12 ms: 6 tokens in 28 ms, plain in 60."""
+    chain = Variant(DraftPlan(1, 3, 4))
+    assert predicted(chain, [Step(3, 3, 4), Step(1, 1, 2)], []) == pytest.approx(60 / 28)
+    assert predicted(chain, [Step(0, 0, 1)], []) == pytest.approx(1)
+    assert predicted(chain, [Step(3, 3, 1)], []) == pytest.approx(10 / 16)
+
+
+def test_adaptive_plan_is_worth_the_best_chain() -> None:
+    """At 0.9 eight drafts: 1 + 0.9 + ... + 0.9^8 tokens in 26 ms; at 0 none."""
+    plan, steps = DraftPlan(1, 8, 9, adaptive=True), [Step(1, 1, 1)]
+    tokens = sum(0.9**depth for depth in range(9))
+    best = max(sum(0.9**d for d in range(n + 1)) * 10 / (10 + 2 * n) for n in range(9))
+    assert best >= tokens * 10 / 26
+    assert predicted(Variant(plan, Dial((0.9,))), steps, []) == pytest.approx(best)
+    assert predicted(Variant(plan, Dial((0.0,))), steps, [1.0]) == pytest.approx(1)
+    # measured: 0.5, then 0.9 for sure not enough to go on
+    assert predicted(Variant(plan), steps, [0.5]) == pytest.approx(1.5 * 10 / 12)
+
+
+def test_nothing_is_predicted_without_costs_plan_or_steps() -> None:
+    chain = Variant(DraftPlan(1, 3, 4))
+    assert predicted(Variant(), [Step(0, 0, 1)], []) is None
+    assert predicted(chain, [], []) is None
+    assert (
+        predicted_speed(None, chain, CELL, prompt_tokens=1, steps=[Step(1, 1, 1)], acceptance=[])
+        is None
+    )
+
+
+def test_sentences_say_what_costs_mean() -> None:
+    first, one, three, best = explained(COSTS, [128], [1])
+    assert first.startswith(
+        "Behind 128 tokens, a plain step takes 10.00 ms; as a multiple of that,"
+    )
+    assert "2 rows 1.10, 4 rows 1.30, 8 rows 1.70" in first
+    # 1 + p = 1.2
+    assert one == (
+        "A step with 1 draft takes 1.20 plain steps (1.00 ms to draft, 1.00 ms more to verify),"
+        " which pays from an acceptance of 0.20 on."
+    )
+    # 0.39 + 0.152 + 0.059 = 0.601
+    assert "which pays from an acceptance of 0.39 on" in three
+    assert best.endswith("at 0.9 7 drafts, 2.37 x plain.")  # 5.695 tokens in 24 ms
+
+
+def test_sentences_of_rows_compare_with_the_prediction() -> None:
+    close = drafted(3, 0.7, 1.5) | {"predicted_speed_over_plain": 1.45}
+    far = drafted(2, 0.7, 0.9) | {"predicted_speed_over_plain": 1.2}
+    none = drafted(1, 0.7, 0.9)
+    assert [*of_rows([close, far, none])] == [
+        "chain 1/3/4 at 0.7 128+64 b1: 1.50 x plain, predicted 1.45 (as predicted).",
+        "chain 1/2/3 at 0.7 128+64 b1: 0.90 x plain, predicted 1.20 (25 % less).",
+    ]

@@ -1,0 +1,65 @@
+"""What `bench` shows of a report: a table a mode, and what is to be known of the figures."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from edgespec.benchmark.compare import changes, unlike
+from edgespec.cli.bench.tables import DECODE, fitting, show, show_changes
+from tests.unit.benchmark.reports import PLAIN, drafted, figure, passes, report, row
+
+ALL = (PLAIN, drafted(3, 0.7, 1.5, 1.6), passes(1, 0.01), passes(4, 0.012))
+
+
+def shown_width(width: int, *, terminal: bool) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal)
+    out = fitting(console, "decoding", list(ALL[:2]), DECODE)
+    return " ".join(str(column.header) for column in out.columns)
+
+
+def test_tables_of_all_modes(capsys: pytest.CaptureFixture[str]) -> None:
+    show(report(*ALL, power_mode="MAXN"))
+    out = capsys.readouterr().out
+    assert "reading prompts" not in out
+    lines = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert "20.2" in lines["plain"]
+    assert "1.60" in lines["chain 1/3/4 at 0.7"]
+    assert "12.00" in lines["pass over 4"]
+    assert "1.20" in lines["pass over 4"]
+    assert "a board, 2 of 2 cores, power mode MAXN" in out
+    assert "an exact 95 % interval needs 6 runs" in out
+    assert "predicted" not in out  # a column without a value
+
+
+def test_answers_that_differ_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = drafted(3, None, 1.5) | {"answers": 4, "answers_equal_to_plain": 1}
+    value = report(odd)
+    value["settings"]["acceptance"] = "exact"
+    show(value)
+    assert "3 answers with drafts differ from the plain ones" in capsys.readouterr().out
+    value["settings"]["acceptance"] = "typical"
+    show(value)
+    assert "differ" not in capsys.readouterr().out
+
+
+def test_narrow_terminal_loses_columns_that_say_least() -> None:
+    whole = shown_width(400, terminal=True)
+    assert "by position" in whole
+    assert shown_width(40, terminal=False) == whole
+    narrow = shown_width(60, terminal=True)
+    assert "by position" not in narrow
+    assert "over plain" in narrow
+
+
+def test_control_that_moved_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    slower = row("decode", figures={"tokens_per_s": figure(10.0, 10.5, 9.5, 10.2)})
+    before, after = report(*ALL), report(slower, *ALL[1:], threads=1)
+    show_changes(changes(before, after), [*unlike(before, after)])
+    out = capsys.readouterr().out
+    assert "allowed: threads: 2 and 1" in out
+    assert "(control)" in out
+    assert "plain decoding itself is slower: the machine was not the same" in out
+    assert "too few samples" in out
