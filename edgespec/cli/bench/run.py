@@ -285,9 +285,11 @@ def command(
     from edgespec.cli.progress import Bars
     from edgespec.runtime.engine import Engine
 
+    # Without a mode and a report that is asked for, costs are measured or explained, and no more
+    measures = modes is not None or bool(json_file or picture or pictures)
     if measure_costs:
         measure_again(path)
-        if modes is None and not explain:
+        if not measures and not explain:
             return 0
     dials = [Dial.read(text) for text in synthetic_acceptance or ()]
     source = PromptSource(
@@ -327,7 +329,7 @@ def command(
             repeats=repeats,
             warmup=warmup,
         )
-        if modes is None and explain:
+        if explain and not measures:
             say_costs(engine, plan)
             return 0
         with Stopper() as stopper, Bars() as bars:
