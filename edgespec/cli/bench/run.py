@@ -195,7 +195,7 @@ def list_sizes(function: Any) -> Any:
     is_flag=True,
     help=(
         "Measure again what steps cost here, and keep it beside the engines: by that drafts are"
-        " chosen. Nothing else is measured without --mode."
+        " chosen. Nothing else is measured without --mode, --json or a picture."
     ),
 )
 @click.option(
@@ -203,7 +203,7 @@ def list_sizes(function: Any) -> Any:
     is_flag=True,
     help=(
         "Say in sentences what the kept costs mean: from which acceptance on drafts pay, and the"
-        " best chain. Nothing is measured without --mode."
+        " best chain. Nothing is measured without --mode, --json or a picture."
     ),
 )
 @click.pass_context
@@ -285,9 +285,11 @@ def command(
     from edgespec.cli.progress import Bars
     from edgespec.runtime.engine import Engine
 
+    # Without a mode and a report that is asked for, costs are measured or explained, and no more
+    measures = modes is not None or bool(json_file or picture or pictures)
     if measure_costs:
         measure_again(path)
-        if modes is None and not explain:
+        if not measures and not explain:
             return 0
     dials = [Dial.read(text) for text in synthetic_acceptance or ()]
     source = PromptSource(
@@ -327,7 +329,7 @@ def command(
             repeats=repeats,
             warmup=warmup,
         )
-        if modes is None and explain:
+        if explain and not measures:
             say_costs(engine)
             return 0
         with Stopper() as stopper, Bars() as bars:
