@@ -1,6 +1,6 @@
 """`bench --measure-costs` and `--explain`: what steps cost here, measured again and in sentences.
 
-Knows an engine's kept costs. What they mean stands in `benchmark.explanation`.
+Knows an engine's kept costs. What they mean stands in `runtime.cost_words`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from edgespec.cli.terminal import say
 from edgespec.errors import LimitError
 
 if TYPE_CHECKING:
-    from edgespec.benchmark.measure import Plan
     from edgespec.runtime.engine import Engine
 
 
@@ -34,22 +33,23 @@ def measure_again(engine_dir: Path) -> None:
     say(built_line(found, monotonic() - began))
 
 
-def say_costs(engine: Engine, plan: Plan) -> None:
+def say_costs(engine: Engine) -> None:
     """Print what the kept costs mean. Raises LimitError where there are none."""
     if engine.costs is None:
         why = engine.why_no_costs or "nothing drafts"
         raise LimitError(f"--explain: {why}", "Measure it: --measure-costs.")
-    for line in sentences(engine, plan, None):
+    for line in sentences(engine, None):
         say(line)
 
 
-def sentences(engine: Engine, plan: Plan, report: dict[str, Any] | None) -> Iterator[str]:
+def sentences(engine: Engine, report: dict[str, Any] | None) -> Iterator[str]:
     """What the kept costs mean, and of a report how its figures compare with them."""
-    from edgespec.benchmark.explanation import explained, of_rows
+    from edgespec.benchmark.explanation import of_rows
+    from edgespec.runtime.cost_words import explained
 
     if engine.costs is None:
         yield f"no prediction: {engine.why_no_costs or 'nothing drafts'}"
         return
-    yield from explained(engine.costs, plan.contexts, plan.batch_sizes)
+    yield from explained(engine.costs.profile)
     if report is not None:
         yield from of_rows(report["rows"])

@@ -330,13 +330,13 @@ def command(
             warmup=warmup,
         )
         if explain and not measures:
-            say_costs(engine, plan)
+            say_costs(engine)
             return 0
         with Stopper() as stopper, Bars() as bars:
             bench, recorder = started(Runner(engine, stopper), plan, bars, path, left_out)
             failed = finished(bench)
         report = recorder.report(bench, None if failed is None else failed.what)
-        lines = [*sentences(engine, plan, report)] if explain else []
+        lines = [*sentences(engine, report)] if explain else []
     problems = [] if failed is None else [failed]
     with noted(problems):
         keep(report, json_file, picture, pictures)

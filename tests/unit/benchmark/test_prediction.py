@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.benchmark.cases import Cell, Variant
-from edgespec.benchmark.explanation import explained, of_rows
+from edgespec.benchmark.explanation import of_rows
 from edgespec.benchmark.prediction import Step, predicted_speed
 from edgespec.benchmark.synthetic import Dial
 from edgespec.contract import Role
@@ -64,22 +64,6 @@ def test_nothing_is_predicted_without_costs_plan_or_steps() -> None:
         predicted_speed(None, chain, CELL, prompt_tokens=1, steps=[Step(1, 1, 1)], acceptance=[])
         is None
     )
-
-
-def test_sentences_say_what_costs_mean() -> None:
-    first, one, three, best = explained(COSTS, [128], [1])
-    assert first.startswith(
-        "Behind 128 tokens, a plain step takes 10.00 ms; as a multiple of that,"
-    )
-    assert "2 rows 1.10, 4 rows 1.30, 8 rows 1.70" in first
-    # 1 + p = 1.2
-    assert one == (
-        "A step with 1 draft takes 1.20 plain steps (1.00 ms to draft, 1.00 ms more to verify),"
-        " which pays from an acceptance of 0.20 on."
-    )
-    # 0.39 + 0.152 + 0.059 = 0.601
-    assert "which pays from an acceptance of 0.39 on" in three
-    assert best.endswith("at 0.9 7 drafts, 2.37 x plain.")  # 5.695 tokens in 24 ms
 
 
 def test_sentences_of_rows_compare_with_the_prediction() -> None:
