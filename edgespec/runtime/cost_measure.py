@@ -53,10 +53,13 @@ LEVELS = (1, 2, 4, 8)
 TOP_KS = (1, 4, 10)
 BATCH_ROWS = 64  # of all sequences of a batch together; what is beyond follows from these
 BATCH_CONTEXT = 2048  # up to which batches are measured
+FAR_ROWS = 16  # behind more tokens than these
 BATCH_LEVELS = (1, 4)  # of trees, in batches
 MIN_ROUNDS, MAX_ROUNDS = 2, 9
+MAIN_SHARE = 2  # of the time that there is, within which main places are begun
 OFTEN = 8  # rows up to which a step is measured in all rounds; a longer one is less noisy
 WARM_BELOW_S = 0.005  # a step this short is run twice: another size binds buffers anew
+LONG_S = 0.2  # a plain step this long is timed once a round
 REPEAT_S, MAX_REPEATS = 0.002, 4  # a shorter one is timed several times
 FREE_SHARE = 0.5  # of the memory that is free, which caches may take
 
@@ -92,8 +95,15 @@ class Points:
 
     @property
     def places(self) -> list[Place]:
-        """The places, those with the fewest tokens first."""
-        return sorted(self.rows, key=lambda place: (place.batch * place.context, place.batch))
+        """The places, the main ones first, and of each kind those with the fewest tokens."""
+        return sorted(self.rows, key=lambda p: (not self.is_main(p), p.batch * p.context, p.batch))
+
+    def is_main(self, place: Place) -> bool:
+        """Whether others follow from a place, more or less: of the shorter contexts that of one
+        sequence, and of as many as there are."""
+        if place.context > BATCH_CONTEXT:
+            return False
+        return place.batch in (1, max(place.batch for place in self.rows))
 
     def drop(self, place: Place) -> None:
         """Leave a place out."""
@@ -212,7 +222,9 @@ class Measuring:
                     continue
                 most = max(1, self.base.room(context))
                 sizes = sorted({min(size, most) for size in ROWS})
-                sizes = [size for size in sizes if batch == 1 or size * batch <= BATCH_ROWS]
+                far = context > BATCH_CONTEXT
+                most = FAR_ROWS if far else most if batch == 1 else BATCH_ROWS // batch
+                sizes = [size for size in sizes if size <= most]
                 yield Place(context, batch), [Rows(size) for size in sizes]
 
     def contexts(self) -> list[int]:
@@ -273,7 +285,8 @@ class Measuring:
         self.left = MAX_ROUNDS * len(self.points)
         self.progress.start(self.left)
         for place in self.points.places:
-            if place != first and self.clock() - began > self.budget_s / MIN_ROUNDS:
+            share = MAIN_SHARE if self.points.is_main(place) else 1 / MIN_ROUNDS
+            if place != first and self.clock() - began > self.budget_s * share:
                 self.points.drop(place)
                 continue
             try:
@@ -317,7 +330,9 @@ class Measuring:
         self.filled.add(place)
         self.base.begin(place, fill=fill)
         for rows in self.points.rows[place]:
-            for size in (rows,) if rows == PLAIN else (PLAIN, rows):
+            plain = self.points.base.setdefault((place, PLAIN), [])
+            again = 1 < rows.count <= OFTEN and plain[-1] < LONG_S
+            for size in (PLAIN, rows) if again else (rows,):
                 if rows.count <= most:
                     known = self.points.base.setdefault((place, size), [])
                     known.append(repeated(partial(self.base.step, size.count)))
@@ -326,12 +341,13 @@ class Measuring:
         if self.draft is None or not wanted:
             return
         self.draft.begin(place, max((levels.plan for levels in wanted), key=room_of), fill=fill)
+        usual = self.draft.seconds(wanted[0].plan)
         for levels in wanted:
             proposed = self.points.propose.setdefault((place, levels), [])
             if levels.top_k > 1:
                 proposed.append(repeated(partial(self.draft.seconds, levels.plan)))
             else:
-                times = self.draft.time(levels.plan, wanted[0].plan)
+                times = self.draft.time(levels.plan, wanted[0].plan, usual)
                 proposed.append(times.propose)
                 self.points.observe.setdefault((place, levels), []).append(times.observe)
             self.advance(1)

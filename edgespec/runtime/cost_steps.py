@@ -179,11 +179,12 @@ class BaseSteps:
         if fill:
             self.held.fill(place)
 
-    def step(self, rows: int) -> float:
-        """Seconds of a step over so many rows of each sequence, the drafts of which are wrong."""
+    def step(self, rows: int, batch: int | None = None) -> float:
+        """Seconds of a step over so many rows of each sequence, the drafts of which are wrong; of
+        the first `batch` sequences alone, where that is given."""
         self.held.hold(self.place)
         self.session.restart()
-        self.session.running = list(self.sequences(rows))
+        self.session.running = list(self.sequences(rows))[:batch]
         if rows > 1:
             self.made.trees = [self.tree(seq.pending, rows) for seq in self.session.running]
             self.session.drafters = [self.made]
@@ -243,8 +244,8 @@ class DraftSteps:
     """What an open engine's drafter takes: it proposes, observes what it proposed, and proposes
     again, as in a run whose drafts are right. `states` are hidden states of the base for it.
 
-    A plain step of `base` comes before all that is observed, as a pass does in a run: it leaves
-    nothing of the draft's weights in the processor's cache.
+    A plain step of one sequence of `base` comes before all that is observed, as a pass does in a
+    run: it leaves nothing of the draft's weights in the processor's cache.
     """
 
     def __init__(
@@ -288,18 +289,17 @@ class DraftSteps:
         drafted here."""
         self.hold()
         first = self.tokens.take(1)
-        self.base.step(1)
+        self.base.step(1, batch=1)
         self.observe([first] * self.place.batch)
         return self.drafted(plan, int(first[0]))
 
-    def time(self, plan: DraftPlan, shortest: DraftPlan) -> DraftTimes:
+    def time(self, plan: DraftPlan, shortest: DraftPlan, usual: float) -> DraftTimes:
         """The times of a plan, of which as many tokens are observed as it has levels. `shortest`
-        drafts one level: what it takes more behind them than behind one token is paid for them.
-        LimitError as in `propose`."""
-        usual = self.propose(shortest).seconds
+        drafts one level, in `usual` seconds behind one token: what it takes more behind them is
+        paid for them. LimitError as in `propose`."""
         drafted = self.propose(plan)
         paths = [path_of(tree, plan.steps, self.tokens) for tree in drafted.trees]
-        self.base.step(1)
+        self.base.step(1, batch=1)
         began = time.perf_counter()
         self.observe(paths)
         observed = time.perf_counter() - began

@@ -14,8 +14,6 @@ from typing import Protocol
 
 from edgespec.prompts import Journal, NoJournal, RequestFile
 from edgespec.runtime.answers import Answer, Answers, Stopping, seeded, to_dict, unasked
-from edgespec.runtime.cost_model import CostModel
-from edgespec.runtime.cost_profile import find_profile
 from edgespec.runtime.cost_words import Prediction
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk
@@ -194,20 +192,12 @@ class FileRun:
     def prediction(self, answers: Sequence[Answer]) -> Prediction | None:
         """What the stored costs say of the run's speed; None where none are stored for what
         drafted, or where requests drafted by plans of their own."""
-        engine, plan = self.engine, self.plan
-        if plan is None or engine.method is None or self.configs:
-            return None
-        found = find_profile(
-            engine.drafting.engine_dir,
-            engine.config.role,
-            engine.method,
-            has_engine=engine.draft_config is not None,
-        )
-        if found.profile is None:
+        costs, plan = self.engine.costs, self.plan
+        if costs is None or plan is None or self.configs:
             return None
         drafted = [a.response.metrics for a in answers if a.response and a.speculative]
         at_a_time = min(self.requests.batch_size, max(1, len(drafted)))
-        return Prediction.of(CostModel(found.profile), drafted, at_a_time, plan.top_k)
+        return Prediction.of(costs, drafted, at_a_time, plan.top_k)
 
     def stats(self) -> RunStats:
         """What the run took, for the summary and the profile."""
