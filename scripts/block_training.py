@@ -11,20 +11,21 @@ A draft reads hidden states of the base for all tokens before an anchor, and fil
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
+from demo_base import DEMO_BASE, note_base
 from draft_cycle import measure
-from draft_training import first_and_last, flags, library, open_base
+from draft_training import first_and_last, flags, library, mixed_prompts, open_base
 from safetensors.torch import load_file, save_file
 from torch import nn
 from train_demo_model import (
-    DEMO_BASE,
     MLP,
     Pair,
     RMSNorm,
@@ -38,6 +39,7 @@ from transformers import Qwen3ForCausalLM
 
 MASK_TOKEN = "ÿ"  # byte 0xFF as byte-level BPE writes it: no UTF-8 text has it
 GAMMA = 4.0  # draft k weighs exp(-k / GAMMA) where near ones weigh more: published for blocks of 8
+FURTHER = 2e-3  # learning rate of a draft that was trained before
 SHARED = ("embed_tokens.weight", "lm_head.weight")  # of the base
 
 
@@ -50,7 +52,7 @@ class Size:
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
-    aux_layers: tuple[int, ...] = (1, 3, 5, 6)  # target_layer_ids: outputs of these base layers
+    aux_layers: tuple[int, ...] = (3, 7, 11, 13)  # target_layer_ids: outputs of these base layers
     block: int = 8
     hidden: int = 256
     batch: int = 8
@@ -277,15 +279,26 @@ def batches(pairs: list[Pair], size: Size, seed: int) -> Iterator[tuple[torch.Te
             )
 
 
-def train(
-    kind: type[Draft], base: Qwen3ForCausalLM, pairs: list[Pair], mask_id: int, size: Size
-) -> tuple[Draft, list[float]]:
-    """Trains a draft of this kind; returns it with the loss of each step."""
-    draft, losses = kind(size, base), list[float]()
+def new_draft(kind: type[Draft], base: Qwen3ForCausalLM, size: Size) -> Draft:
+    """Returns an untrained draft of this kind."""
+    draft = kind(size, base)
     draft.norm.weight.data.copy_(base.model.norm.weight)  # the head that reads it is the base's
+    return draft
+
+
+def train(
+    draft: BlockDraft,
+    base: Qwen3ForCausalLM,
+    pairs: list[Pair],
+    mask_id: int,
+    lr: float = 3e-3,
+    minutes: float = math.inf,
+) -> list[float]:
+    """Trains a draft; returns the loss of each step."""
+    size, losses = draft.size, list[float]()
     table = base.get_input_embeddings().weight.detach().bfloat16()  # as it is stored
     feed, slots = batches(pairs, size, 1), torch.arange(size.block)
-    first = kind.first_slot
+    first = draft.first_slot
 
     def loss_of_step(step: int) -> torch.Tensor:
         ids, lengths, anchors = next(feed)
@@ -320,8 +333,9 @@ def train(
         losses.append(total.item())
         return total
 
-    fit("draft", draft, size.steps, 3e-3, loss_of_step)
-    return draft.eval(), losses
+    fit("draft", draft, size.steps, lr, loss_of_step, minutes)
+    draft.eval()
+    return losses
 
 
 # ---- measuring
@@ -411,15 +425,23 @@ def load_draft(kind: type[Draft], path: Path, base: Qwen3ForCausalLM) -> tuple[D
         block=raw["block_size"],
         hidden=raw["hidden_size"],
     )
-    draft, tensors = kind(size, base), load_file(path / "model.safetensors")
+    return load_weights(kind(size, base), path).eval(), inner["mask_token_id"]
+
+
+def load_weights(draft: Draft, path: Path) -> Draft:
+    """Gives a draft the weights of a directory, and returns it."""
+    tensors = load_file(path / "model.safetensors")
     draft.load_state_dict({n: tensor for n, tensor in tensors.items() if n not in SHARED})
-    return draft.eval(), inner["mask_token_id"]
+    return draft
 
 
 def run(kind: type[BlockDraft], description: str | None, size: Size, smoke: Size) -> None:
     """What a script does: trains a draft of this kind, or only measures the one that is there."""
     parser = flags(description, "draft", prompts=64, tokens=128)
     parser.add_argument("--base", type=Path, default=DEMO_BASE)
+    parser.add_argument("--steps", type=int, help=f"(default: {size.steps})")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="the longest it may train")
+    parser.add_argument("--init", type=Path, help="a draft of the same shape to go on from")
     parser.add_argument(
         "--answers",
         type=Path,
@@ -427,6 +449,7 @@ def run(kind: type[BlockDraft], description: str | None, size: Size, smoke: Size
     )
     args = parser.parse_args()
     size = smoke if args.smoke else size
+    size = size if args.steps is None else replace(size, steps=args.steps)
     torch.manual_seed(args.seed)
 
     base, tokenizer = open_base(args.base)
@@ -434,12 +457,16 @@ def run(kind: type[BlockDraft], description: str | None, size: Size, smoke: Size
     report: dict[str, object] = {}
     if not args.measure:
         pairs = answers_of(
-            base, prompts_of(training, tokenizer, args.seed, size.answers), args.answers, size
+            base, mixed_prompts(training, tokenizer, args.seed, size.answers), args.answers, size
         )
         mask_id = tokenizer.convert_tokens_to_ids(MASK_TOKEN)
-        draft, losses = train(kind, base, pairs, mask_id, size)
+        draft, lr = new_draft(kind, base, size), 3e-3
+        if args.init is not None:
+            draft, lr = load_weights(draft, args.init), FURTHER
+        losses = train(draft, base, pairs, mask_id, lr, args.minutes)
         save_draft(draft, base, mask_id, args.out)
-        console.print(f"wrote {args.out}")
+        note_base(args.out, args.base)
+        console.print(f"wrote {args.out}: {len(losses)} steps")
         report["loss"] = first_and_last(losses)
     if args.prompts:
         draft, mask_id = load_draft(kind, args.out, base)

@@ -6,7 +6,8 @@
     python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
     python scripts/demo.py --method eagle1    # a draft that is trained likewise; medusa, jetspec, dspark, draft_model
 
-Each step is a command of the command line and is printed before it runs. Then the Python API
+The base is float32 and its draft int8: a draft's rounding changes how much is accepted, not the
+answer. Each step is a command of the command line and is printed before it runs. Then the Python API
 streams the responses, and `infer --check-lossless` compares each of them with plain decoding.
 """
 
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from demo_base import is_for
 from rich.console import Console
 from rich.text import Text
 
@@ -143,7 +145,8 @@ METHODS = {
 
 def the_hybrid() -> Path:
     """Returns the checkpoint with the MTP head, and trains it first if it is missing."""
-    return trained(HYBRID, "train_demo_mtp.py", "mtp", "mtp.fc.weight", "ten minutes")
+    name = "train_demo_mtp.py"
+    return trained(HYBRID, name, "mtp", "mtp.fc.weight", "ten minutes", for_base=False)
 
 
 def the_eagle1_draft() -> Path:
@@ -174,11 +177,17 @@ def the_draft_model() -> Path:
     return trained(DRAFT_MODEL, name, "draft_model", tensor, "ten minutes")
 
 
-def trained(path: Path, script: str, method: str, tensor: str, time: str) -> Path:
-    """Returns the checkpoint `path`, and lets a script train it first if it is missing. `time` is
-    what that takes on two cores, and is said before."""
+def trained(
+    path: Path, script: str, method: str, tensor: str, time: str, *, for_base: bool = True
+) -> Path:
+    """Returns the checkpoint `path`, and lets a script train it first if it is missing, or if it
+    was trained `for_base` and that was another one. `time` is what that takes on two cores, and is
+    said before."""
+    why = f"{shown(path)} is not there and"
     if is_whole(path, tensor):
-        return path
+        if not for_base or is_for(path):
+            return path
+        why = f"{shown(path)} was trained for another base than {shown(RECIPE / 'base')}: it"
     if importlib.util.find_spec("transformers") is None:
         sys.exit(
             "The model of this demo is trained first, with torch and transformers. Run: make demo"
@@ -186,8 +195,7 @@ def trained(path: Path, script: str, method: str, tensor: str, time: str) -> Pat
         )
     out = path.relative_to(ROOT)
     console.print(
-        f"\n{out} is not there and is trained first: about {time} on two idle cores, once. Ctrl-C"
-        " ends it.",
+        f"\n{why} is trained first: about {time} on two idle cores, once. Ctrl-C ends it.",
         markup=False,
     )
     line = f"$ python scripts/{script} --out {out} --prompts 0"
@@ -285,6 +293,7 @@ def main() -> None:
     exported = method.export(out / "onnx")
     for role, onnx_dir in zip(("base", "draft"), exported, strict=False):
         spec = [f"--spec-{role}"] if len(exported) > 1 else []
+        spec += ["--weights", "int8"] if role == "draft" else []
         step("build", "--onnx-dir", onnx_dir, "--engine-dir", out / "engines", *spec)
     stream(out / "engines", RECIPE / "input.json", method)
     files = ("--input-file", RECIPE / "input.json", "--output-file", out / "output.json")

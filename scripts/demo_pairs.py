@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgespec.backends.base import BuildOptions
 from edgespec.backends.build import build
+from edgespec.backends.ort.options import NATIVE, WeightFormat
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPE, TRAINED = ROOT / "recipes" / "demo", ROOT / "build"
 BASE = RECIPE / "base"
 Sizes = tuple[int, int, int]  # top-k, step, verify size
+DRAFT = WeightFormat(scheme="int8", kernels=NATIVE)  # what `make demo` builds drafts with
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,14 @@ class Pair:
         name: str = "engines",
         options: BuildOptions | None = None,
     ) -> Path:
-        """The engines, for `batch_size` sequences, in work/name; exports are made once."""
+        """The engines, for `batch_size` sequences, in work/name; exports are made once. Without
+        `options` the base is float32 and the draft int8."""
         for number, (model, how) in enumerate(self.exports):
             if not (work / f"onnx{number}").exists():
                 export(str(model), work / f"onnx{number}", how)
         limits = Limits(max_batch_size=batch_size, max_kv_cache_capacity=1024)
-        for part in self.parts:
-            build(work / f"onnx{part}", work / name, limits, options=options)
+        for part, of in zip(self.parts, (options, options or DRAFT), strict=False):
+            build(work / f"onnx{part}", work / name, limits, options=of)
         return work / name
 
 

@@ -10,11 +10,14 @@ import argparse
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from train_demo_model import DEMO_BASE, own_answers, prompts_of, stdlib_files
+from demo_base import DEMO_BASE
+from demo_text import messages
+from train_demo_model import MAX_PROMPT, as_chat, own_answers, stdlib_files
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 
@@ -28,6 +31,8 @@ class Answers(Protocol):
     def new_tokens(self) -> int: ...
 
 
+# What the prompts are that a draft learns the base's answers to.
+SHARES = {"functions": 0.55, "prose": 0.12, "random": 0.09, "repetitive": 0.12, "chat": 0.12}
 SMOKE_PROMPTS, SMOKE_TOKENS = 2, 8  # of a measurement that only shows that it runs
 
 
@@ -84,6 +89,18 @@ def open_base(path: Path = DEMO_BASE) -> tuple[Qwen3ForCausalLM, PreTrainedToken
     return base, PreTrainedTokenizerFast.from_pretrained(path)
 
 
+def mixed_prompts(
+    files: Sequence[Path], tokenizer: PreTrainedTokenizerFast, seed: int, count: int
+) -> list[list[int]]:
+    """About `count` prompts of all kinds of text, as token ids; overlong ones are skipped."""
+    found = []
+    for kind, share in SHARES.items():
+        some = (tokenizer(as_chat(text)).input_ids for text in messages(kind, [*files], seed=seed))
+        short = (ids for ids in some if len(ids) <= MAX_PROMPT)
+        found += list(islice(short, max(1, round(share * count))))
+    return found
+
+
 def own_chats(
     base: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
@@ -91,8 +108,8 @@ def own_chats(
     size: Answers,
     seed: int,
 ) -> list[list[int]]:
-    """Prompts about functions of the modules, each with the base's own answer, as token ids."""
-    prompts = prompts_of(training, tokenizer, seed, size.answers)
+    """Prompts made of the modules, each with the base's own answer, as token ids."""
+    prompts = mixed_prompts(training, tokenizer, seed, size.answers)
     return [prompt + answer for prompt, answer in own_answers(base, prompts, size.new_tokens)]
 
 

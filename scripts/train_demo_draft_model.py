@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from demo_base import DEMO_BASE, note_base
 from draft_cycle import measure
 from draft_training import flags, library, own_chats, replaced
 from torch.nn.functional import log_softmax
 from train_demo_model import (
-    DEMO_BASE,
     ChatBatches,
     console,
     conversations,
@@ -150,6 +150,7 @@ def save(draft: Qwen3ForCausalLM, base: Qwen3ForCausalLM, path: Path) -> None:
         draft.to(torch.bfloat16).save_pretrained(part)
         for name in TOKENIZER_FILES:
             shutil.copyfile(DEMO_BASE / name, part / name)
+        note_base(part)
 
 
 def load(path: Path) -> Qwen3ForCausalLM:

@@ -22,12 +22,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from demo_base import DEMO_BASE, note_base
 from draft_cycle import measure
 from draft_training import first_and_last, flags, library, open_base, own_chats
 from safetensors.torch import load_file, save_file
 from torch import nn
 from train_demo_model import (
-    DEMO_BASE,
     ChatBatches,
     console,
     fit,
@@ -168,6 +168,7 @@ def main() -> None:
         chats = own_chats(base, tokenizer, training, size, args.seed)
         heads, losses = train(base, ChatBatches(chats, size, args.seed), size)
         save_heads(heads, args.out)
+        note_base(args.out, args.base)
         console.print(f"wrote {args.out}")
         report["loss"] = first_and_last(losses)
     if args.prompts:

@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from demo_base import note_base
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import save_file
@@ -44,7 +45,6 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
-DEMO_BASE = Path(__file__).resolve().parent.parent / "recipes" / "demo" / "base"
 MAX_PROMPT = 192  # tokens; longer ones are left out where answers are drafted
 STEP_DECAY = 0.8  # weight of unrolled step k is STEP_DECAY ** k, as the paper's trainer has it
 console = Console(stderr=True)
@@ -276,14 +276,21 @@ def optimizers(module: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     ]
 
 
-def schedule(step: int, steps: int) -> float:
+def schedule(step: float, steps: int) -> float:
     """Returns the learning-rate factor: 3 % warm-up, constant, linear decay over the last 40 %."""
     return min(1.0, (step + 1) / max(1, 0.03 * steps), (steps - step) / max(1, 0.4 * steps))
 
 
-def fit(what: str, module: nn.Module, steps: int, lr: float, loss_of_step) -> None:
-    """Runs `steps` optimizer steps of `loss_of_step(step)` with a progress bar."""
-    opts, shown, last = optimizers(module, lr), None, time.monotonic()
+def fit(
+    what: str, module: nn.Module, steps: int, lr: float, loss_of_step, minutes: float = math.inf
+) -> int:
+    """Runs `steps` optimizer steps of `loss_of_step(step)` with a progress bar.
+
+    Where `minutes` would run out first, the learning rate goes down with the time instead.
+    Returns the number of steps.
+    """
+    opts, shown, step = optimizers(module, lr), None, 0
+    began = last = time.monotonic()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -292,10 +299,10 @@ def fit(what: str, module: nn.Module, steps: int, lr: float, loss_of_step) -> No
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=steps)
-        for step in range(steps):
+        while (at := max(step, steps * (time.monotonic() - began) / 60 / minutes)) < steps:
             for opt in opts:
                 for group in opt.param_groups:
-                    group["lr"] = lr * schedule(step, steps)
+                    group["lr"] = lr * schedule(at, steps)
             loss = loss_of_step(step)
             loss.backward()
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -303,13 +310,13 @@ def fit(what: str, module: nn.Module, steps: int, lr: float, loss_of_step) -> No
                 opt.step()
                 opt.zero_grad(set_to_none=True)
             shown = loss.item() if shown is None else 0.97 * shown + 0.03 * loss.item()
-            bar.update(task, advance=1, description=f"{what} loss {shown:.3f}")
-            if not console.is_terminal and (step + 1) % 50 == 0:
+            step += 1
+            bar.update(task, completed=max(step, at), description=f"{what} loss {shown:.3f}")
+            if not console.is_terminal and step % 50 == 0:
                 rate = 50 / (time.monotonic() - last)
                 last = time.monotonic()
-                console.print(
-                    f"{what}: step {step + 1}/{steps}, loss {shown:.3f}, {rate:.2f} steps/s"
-                )
+                console.print(f"{what}: step {step}/{steps}, loss {shown:.3f}, {rate:.2f} steps/s")
+    return step
 
 
 def train_base(
@@ -509,14 +516,25 @@ def aux_layer_ids(layers: int) -> tuple[int, int, int]:
     return 2, layers // 2, layers - 3
 
 
-def train_draft(
-    base: Qwen3ForCausalLM, batches: ChatBatches, draft_ids: torch.Tensor, size: Size
-) -> Eagle3:
-    """Trains and returns the draft."""
+def new_draft(base: Qwen3ForCausalLM, draft_ids: torch.Tensor, size: Size) -> Eagle3:
+    """Returns an untrained draft, with the base's lm_head."""
     draft = Eagle3(size)
-    table = base.get_input_embeddings().weight.detach()
     with torch.no_grad():
         draft.lm_head.weight.copy_(base.lm_head.weight[draft_ids])
+    return draft
+
+
+def train_draft(
+    draft: Eagle3,
+    base: Qwen3ForCausalLM,
+    batches: ChatBatches,
+    draft_ids: torch.Tensor,
+    lr: float = 3e-3,
+    minutes: float = math.inf,
+) -> int:
+    """Trains the draft. Returns the number of steps."""
+    size, table = draft.size, base.get_input_embeddings().weight.detach()
+    aux_layers = aux_layer_ids(base.config.num_hidden_layers)
     in_draft = torch.zeros(size.vocab, dtype=torch.bool)
     in_draft[draft_ids] = True
 
@@ -525,9 +543,7 @@ def train_draft(
         width = size.seq_len
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             out = base(ids, output_hidden_states=True)
-        features = torch.cat([out.hidden_states[i] for i in aux_layer_ids(size.layers)], -1)[
-            :, : width - 1
-        ]
+        features = torch.cat([out.hidden_states[i] for i in aux_layers], -1)[:, : width - 1]
         embeds = [table[ids[:, 1 + k : width + k]] for k in range(size.unroll)]
         with torch.autocast("cpu", torch.bfloat16):
             logits = draft.unroll(features, embeds)
@@ -540,8 +556,9 @@ def train_draft(
             total = total + STEP_DECAY**k * (nll * keep).sum() / keep.sum()
         return total
 
-    fit("draft", draft, size.draft_steps, 3e-3, loss_of_step)
-    return draft.eval()
+    steps = fit("draft", draft, size.draft_steps, lr, loss_of_step, minutes)
+    draft.eval()
+    return steps
 
 
 # ---- files
@@ -664,8 +681,10 @@ def main() -> None:
     draft_ids = draft_vocabulary(np.concatenate([stream, own, own]), size, [end, eos])
     # Half of what the draft sees are the base's own answers, half the library's.
     some = [chat_ids[i] for i in rng.permutation(len(chat_ids))[: len(answers)]]
-    draft = train_draft(base, ChatBatches(answers + some, size, args.seed + 1), draft_ids, size)
+    draft = new_draft(base, draft_ids, size)
+    train_draft(draft, base, ChatBatches(answers + some, size, args.seed + 1), draft_ids)
     save_draft(draft, draft_ids, size, args.out / "draft")
+    note_base(args.out / "draft", base_dir)
     console.print(f"wrote {base_dir} and {args.out / 'draft'}")
 
 

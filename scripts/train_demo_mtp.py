@@ -25,12 +25,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from demo_base import DEMO_BASE
 from draft_cycle import measure
 from draft_training import flags, library, own_chats, replaced
 from safetensors.torch import load_file, save_file
 from torch import nn
 from train_demo_model import (
-    DEMO_BASE,
     MLP,
     STEP_DECAY,
     ChatBatches,
@@ -55,7 +55,7 @@ class Size:
 
     hidden: int = 256
     intermediate: int = 640
-    layers: int = 4  # three gated delta nets, then one full attention
+    layers: int = 8  # three gated delta nets, then one full attention, twice
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
@@ -76,6 +76,7 @@ class Size:
 SMOKE = Size(
     hidden=64,
     intermediate=128,
+    layers=4,
     heads=2,
     kv_heads=1,
     head_dim=32,

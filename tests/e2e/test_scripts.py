@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
@@ -92,6 +93,7 @@ def test_demo_without_a_draft_drafts_from_the_text_and_loses_nothing(
 def test_demo_says_how_long_the_training_of_a_missing_draft_takes_before_it_begins(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
     demo = runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="demo")
     lines: list[list[str]] = []
 
@@ -108,6 +110,37 @@ def test_demo_says_how_long_the_training_of_a_missing_draft_takes_before_it_begi
     monkeypatch.setitem(the_draft.__globals__, "EAGLE1", path)
     assert the_draft() == path
     assert [line[-3:] for line in lines] == [[str(path), "--prompts", "0"]]
+
+
+def test_demo_trains_a_draft_again_that_is_for_another_base(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    demo = runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="demo")
+    hash_of = importlib.import_module("demo_base").hash_of
+    lines: list[list[Path | str]] = []
+
+    def train(line: list[Path | str], check: bool) -> Any:
+        lines.append(line)
+        return subprocess.CompletedProcess([], returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", train)
+    path, the_draft = tmp_path / "draft", demo["the_eagle1_draft"]
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    save_file({"embed_tokens.weight": np.zeros((2, 2), np.float32)}, path / "model.safetensors")
+    monkeypatch.setitem(the_draft.__globals__, "EAGLE1", path)
+    monkeypatch.setitem(the_draft.__globals__, "ROOT", tmp_path)
+    noted = {"of another base": "0" * 64, "of this base": hash_of(RECIPE / "base")}
+    said = {}
+    for name, found in noted.items():
+        (path / "trained_for.json").write_text(json.dumps({"base_sha256": found}))
+        assert the_draft() == path
+        words = " ".join(capsys.readouterr().out.split())
+        said[name] = (len(lines), "was trained for another base" in words)
+    assert said == {"of another base": (1, True), "of this base": (1, False)}
+    (path / "trained_for.json").unlink()  # as scripts left it that wrote no note
+    assert (the_draft(), len(lines)) == (path, 2)
 
 
 def test_demo_and_measurements_know_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +186,108 @@ def test_training_script_writes_a_pair_that_exports(tmp_path: Path) -> None:
         ("draft", ExportOptions(base_model_dir=str(tmp_path / "base"))),
     ):
         assert export(str(tmp_path / name), tmp_path / f"onnx_{name}", options).role == name
+
+
+def test_growing_a_base_changes_no_output_before_it_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    growth = importlib.import_module("grow_demo_base")
+    base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32).eval()
+    ids, before = torch.arange(3, 40)[None], len(base.model.layers)
+    with torch.no_grad():
+        expected = base(ids).logits
+        growth.grow(base, before + 3)
+        assert len(base.model.layers) == before + 3
+        torch.testing.assert_close(base(ids, use_cache=False).logits, expected)
+        cached = base.generate(ids, max_new_tokens=4, do_sample=False, output_logits=True)
+    twins = [layer for layer in base.model.layers if not layer.mlp.down_proj.weight.any()]
+    assert len(twins) == 3
+    assert not any(layer.self_attn.o_proj.weight.any() for layer in twins)
+    assert cached[0, len(ids[0])] == expected[0, -1].argmax()  # each layer has its own cache
+
+
+def test_growing_script_trains_a_base_that_exports(tmp_path: Path) -> None:
+    words = ("--base", RECIPE / "base", "--out", tmp_path / "base", "--smoke")
+    said = json.loads(script("grow_demo_base.py", *words))
+    assert said["steps"] == 3
+    assert said["loss_before"].keys() == said["loss_after"].keys() >= {"functions", "prose"}
+    assert said["loss_before"] != said["loss_after"]
+    layers = open_checkpoint(tmp_path / "base").config["num_hidden_layers"]
+    assert layers > 8
+    options = ExportOptions(base_for="eagle3")
+    assert export(str(tmp_path / "base"), tmp_path / "onnx", options).role == "base"
+
+
+def test_texts_of_held_out_modules_are_prompts_of_five_kinds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    text, model, growth = map(
+        importlib.import_module, ("demo_text", "train_demo_model", "grow_demo_base")
+    )
+    training, held = model.stdlib_files()
+    for kind in ("functions", "prose", "random", "repetitive", "chat"):
+        asked = text.messages(kind, held, 8)
+        assert len({*asked}) == 8
+        assert asked == text.messages(kind, held, 8)
+        assert not {*asked} & {*text.messages(kind, training)} or kind == "functions"
+    table = text.constants(["alpha"], np.random.default_rng(0))
+    first, *_, last = "\n".join(table).splitlines()[1:]
+    number = int(first.split(" = ")[1])
+    rows = len("\n".join(table).splitlines()) - 1
+    assert first == f"ALPHA_{number} = {number}"
+    assert last == f"ALPHA_{number + rows - 1} = {number + rows - 1}"
+    tests = {path.stem for path in growth.test_files(held)}
+    assert not tests & {f"test_{path.stem}" for path in held}
+
+
+def test_training_ends_when_its_time_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learning rate goes down to the end, however few steps there were."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    model = importlib.import_module("train_demo_model")
+    clock = iter(range(0, 10**6, 6))  # seconds, each time it is asked
+    monkeypatch.setattr(model.time, "monotonic", lambda: next(clock))
+    weight, rates = torch.nn.Linear(2, 2), list[float]()
+    real = model.schedule
+
+    def schedule(step: float, steps: int) -> float:
+        rates.append(real(step, steps))
+        return rates[-1]
+
+    monkeypatch.setattr(model, "schedule", schedule)
+    steps = model.fit("toy", weight, 1000, 1e-3, lambda _: weight(torch.ones(2)).sum(), 1.0)
+    assert steps == 9
+    assert rates[-1] < 0.35 < max(rates)
+    assert rates[-4:] == sorted(rates[-4:], reverse=True)
+    assert model.fit("toy", weight, 5, 1e-3, lambda _: weight(torch.ones(2)).sum()) == 5
+
+
+def test_eagle3_training_script_goes_on_from_a_draft_and_writes_it_as_published(
+    tmp_path: Path,
+) -> None:
+    sizes, kept = ("--smoke",), tmp_path / "answers.json"
+    words = ("--out", tmp_path / "draft", *sizes)
+    init = ("--init", RECIPE / "draft", "--answers", kept)
+    said = json.loads(script("train_demo_eagle3.py", *words, *init))
+    assert said.pop("training_steps") == 3
+    assert said["answers_that_differ"] == 0
+    assert len(json.loads(kept.read_text())) > 0
+    found = detect(open_checkpoint(tmp_path / "draft"))
+    assert isinstance(found, Eagle3Config)
+    assert found.draft_vocab_size == 256
+    options = ExportOptions(base_model_dir=str(RECIPE / "base"))
+    assert export(str(tmp_path / "draft"), tmp_path / "onnx", options).role == "draft"
+    assert json.loads(script("train_demo_eagle3.py", *words, "--measure")) == said
+
+
+def test_demo_pair_is_measured_on_five_sets_of_prompts() -> None:
+    words = ("--sets", "--prompts", "1", "--tokens", "8", "--temperature", "0", "--repeats", "2")
+    lines = script("measure_demo.py", "--method", "eagle3", "--policy", "own", *words).splitlines()
+    rows = [json.loads(line) for line in lines[-6:-1]]
+    kinds = ["functions", "prose", "random", "repetitive", "chat"]
+    assert [(row["set"], row["plan"]) for row in rows] == [(kind, "own") for kind in kinds]
+    assert all(row["differences"] == 0 < row["speed_over_plain"] for row in rows)
 
 
 DFLASH_LAYER = {"input_layernorm", "post_attention_layernorm"}
@@ -330,7 +465,8 @@ def test_block_drafts_learn_what_the_base_says_at_the_token_that_they_draft(
         return found
 
     watched = type("Watched", (kind,), {"loss": loss})
-    script_.train(watched, base, pairs, 190, replace(script_.SMOKE, steps=1, anchors=16))
+    draft = script_.new_draft(watched, base, replace(script_.SMOKE, steps=1, anchors=16))
+    script_.train(draft, base, pairs, 190)
     (blocks,) = seen
     assert blocks.logits.shape[:3] == (2, 16, script_.SMOKE.block - kind.first_slot)
     best, inside = blocks.probabilities().argmax(-1), blocks.inside
