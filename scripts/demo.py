@@ -8,13 +8,17 @@
 
 The base is float32 and its draft int8: a draft's rounding changes how much is accepted, not the
 answer. Each step is a command of the command line and is printed before it runs. Then the Python API
-streams the responses, and `infer --check-lossless` compares each of them with plain decoding.
+streams the responses, and `infer --check-lossless` compares each of them with plain decoding. At last
+each method whose checkpoint is here is measured beside plain decoding; all draft as far as that pays.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import io
+import json
 import shlex
 import shutil
 import subprocess
@@ -25,6 +29,7 @@ from pathlib import Path
 
 from demo_base import is_for
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from edgespec.checkpoint.files import open_checkpoint
@@ -39,28 +44,25 @@ EAGLE1 = ROOT / "build" / "demo-eagle1"
 MEDUSA = ROOT / "build" / "demo-medusa"
 JETSPEC = ROOT / "build" / "demo-jetspec"
 DSPARK = ROOT / "build" / "demo-dspark"
+# How methods are compared: each prompt of the demo three times, plain and drafted in turn
+MEASURED = ("--input-file", str(RECIPE / "input.json"), "--repeats", "3", "--output-tokens", "96")
 DEFAULT_OUT, MARK = "demo-out", ".edgespec-demo"
 INTERRUPTED = 130
-SIZES = ("--spec-draft-top-k", "--spec-draft-step", "--spec-verify-size")
+COMPARED = ("eagle3", "dflash", "mtp")  # the last one where it was trained before
 console = Console(highlight=False)
 
 
 @dataclass(frozen=True)
 class Method:
-    """The export of a method's pair, or of the base alone where `drafter` needs no draft. `sizes`
-    are top-k, step and verify size of its draft plan; None leaves them to the engine."""
+    """The export of a method's pair, or of the base alone where `drafter` needs no draft."""
 
     export: Callable[[Path], tuple[Path, ...]]  # directory for exports -> those of base and draft
-    sizes: tuple[int, int, int] | None = None
     drafter: str | None = None
 
     @property
     def flags(self) -> list[str]:
         """What says how to draft, for `infer`."""
-        named = ["--spec-decode"] if self.drafter is None else ["--drafter", self.drafter]
-        return named + [
-            str(word) for pair in zip(SIZES, self.sizes or (), strict=False) for word in pair
-        ]
+        return ["--spec-decode"] if self.drafter is None else ["--drafter", self.drafter]
 
 
 def export_base(out: Path) -> tuple[Path, ...]:
@@ -130,14 +132,14 @@ def export_draft_model(out: Path) -> tuple[Path, ...]:
 
 
 METHODS = {
-    "eagle3": Method(export_eagle3, (1, 4, 5)),
-    "eagle1": Method(export_eagle1, (1, 4, 5)),
+    "eagle3": Method(export_eagle3),
+    "eagle1": Method(export_eagle1),
     "medusa": Method(export_medusa),
-    "mtp": Method(export_mtp, (1, 3, 4)),
-    "dflash": Method(export_dflash, (1, 1, 8)),
-    "jetspec": Method(export_jetspec, (1, 1, 8)),
-    "dspark": Method(export_dspark, (1, 1, 8)),
-    "draft_model": Method(export_draft_model, (1, 3, 4)),
+    "mtp": Method(export_mtp),
+    "dflash": Method(export_dflash),
+    "jetspec": Method(export_jetspec),
+    "dspark": Method(export_dspark),
+    "draft_model": Method(export_draft_model),
     "suffix": Method(export_base, drafter="suffix"),
     "ngram": Method(export_base, drafter="ngram"),
 }
@@ -267,12 +269,48 @@ def stream(engine_dir: Path, requests_file: Path, method: Method) -> None:
     from edgespec.prompts import read_requests
 
     with edgespec.load(engine_dir, drafter=method.drafter) as engine:
-        plan = engine.plan(*(method.sizes or ()))
         for request in read_requests(requests_file).requests:
             console.print(f"\n{request.messages[-1].content}", style="dim", markup=False)
-            for chunk in engine.stream(request.messages, request.sampling, plan):
+            for chunk in engine.stream(request.messages, request.sampling):
                 console.print(Text(chunk.text, "green" if chunk.accepted else ""), end="")
             console.print()
+
+
+def make_engines(method: Method, out: Path) -> Path:
+    """Exports and builds a method's pair below `out`. Returns the directory of the engines."""
+    exported = method.export(out / "onnx")
+    for role, onnx_dir in zip(("base", "draft"), exported, strict=False):
+        spec = [f"--spec-{role}"] if len(exported) > 1 else []
+        spec += ["--weights", "int8"] if role == "draft" else []
+        step("build", "--onnx-dir", onnx_dir, "--engine-dir", out / "engines", *spec)
+    return out / "engines"
+
+
+def compare(chosen: str, out: Path) -> None:
+    """Prints plain decoding beside adaptive drafting on the demo's prompts, for the methods that are
+    compared and whose checkpoints are here. MTP drafts for a base of its own."""
+    table = Table("method", "plain, tokens/s", "adaptive, tokens/s", "adaptive over plain")
+    for name in COMPARED:
+        if name == "mtp" and not is_whole(HYBRID):
+            table.add_row(name, "-", "-", "make demo METHOD=mtp trains it")
+            continue
+        engines, report = out / "engines", out / name / "bench.json"
+        if name != chosen:
+            with contextlib.redirect_stdout(io.StringIO()), console.capture():
+                engines = make_engines(METHODS[name], out / name)
+        report.parent.mkdir(exist_ok=True)
+        words = ["bench", "run", engines, "--mode", "speculative", "--json", report, *MEASURED]
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            code = run([str(word) for word in words])
+        if code:
+            sys.exit(f"bench of {name} failed with exit code {code}")
+        plain, drafted = json.loads(report.read_text())["rows"]
+        speeds = [row["figures"]["tokens_per_s"]["median"] for row in (plain, drafted)]
+        ratio = drafted["speed_over_plain"]
+        spread = f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+        table.add_row(name, *(f"{speed:.0f}" for speed in speeds), spread)
+    console.print("\nEach method beside plain decoding, in turn, by edgespec bench:", markup=False)
+    console.print(table)
 
 
 def main() -> None:
@@ -290,15 +328,13 @@ def main() -> None:
     args = parser.parse_args()
     method, out = METHODS[args.method], args.out.resolve()
     make_anew(out)
-    exported = method.export(out / "onnx")
-    for role, onnx_dir in zip(("base", "draft"), exported, strict=False):
-        spec = [f"--spec-{role}"] if len(exported) > 1 else []
-        spec += ["--weights", "int8"] if role == "draft" else []
-        step("build", "--onnx-dir", onnx_dir, "--engine-dir", out / "engines", *spec)
+    make_engines(method, out)
     stream(out / "engines", RECIPE / "input.json", method)
     files = ("--input-file", RECIPE / "input.json", "--output-file", out / "output.json")
     checked = (*method.flags, "--check-lossless")
     step("infer", "--engine-dir", out / "engines", *files, *checked)
+    if method.drafter is None:
+        compare(args.method, out)
     named = [] if method.drafter is None else ["--drafter", method.drafter]
     chat = shlex.join(["edgespec", "chat", "--engine-dir", shown(out / "engines"), *named])
     activate = "" if shutil.which("edgespec") else "source .venv/bin/activate && "
