@@ -279,6 +279,7 @@ def load(
     exact: bool = False,
     prefix_cache_bytes: int = 256 * 2**20,
     acceptance: Acceptance = None,
+    spec_policy: Literal["fixed", "adaptive"] | None = None,
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
@@ -290,7 +291,9 @@ def load(
     `speculative_model` in it must be what the draft engine was made from. `exact` is
     that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts
     that begin alike; 0 keeps none. `acceptance` is the accept rule, by its name or with its
-    options: see "Which drafts are accepted". Raises BundleError, PairingError, EngineMismatch,
+    options: see "Which drafts are accepted". `spec_policy` "adaptive" drafts each step as much as
+    pays, "fixed" always the plan; None is adaptive where no sizes are given and the costs of steps
+    were measured. Raises BundleError, PairingError, EngineMismatch,
     LimitError or EnvironmentProblem; OptionError or RequestError for options, an accept rule or a
     drafter that cannot be.
     """
@@ -305,6 +308,7 @@ def load(
         exact=exact,
         prefix_cache_bytes=prefix_cache_bytes,
         acceptance=acceptance,
+        spec_policy=spec_policy,
     )
     config, draft = engine.speculative_config, engine.draft_config
     if config is not None and draft is not None:

@@ -18,6 +18,7 @@ from edgespec.runtime.cost_profile import CostProfile
 
 MAX_ROWS = 129  # rows of a sequence that are looked up: the largest tree and its root
 CONTEXT_STEP = 64  # tokens within which costs are taken to be the same
+FEW_ROWS = 8
 MAX_KEPT = 512  # contexts and batches whose costs are kept
 Curve = NDArray[np.float64]
 
@@ -59,6 +60,13 @@ class CostModel:
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile
         self.kept: dict[tuple[int, int, int], StepCosts] = {}
+
+    @property
+    def row_cost(self) -> float:
+        """What each of the first few rows of a pass takes beside the first one, in passes of one
+        row, behind a short context."""
+        passes = self.at(0).passes
+        return (passes[FEW_ROWS] - passes[1]) / (FEW_ROWS - 1) / passes[1]
 
     def at(self, context: int, batch: int = 1, top_k: int = 1) -> StepCosts:
         """The costs of `batch` sequences behind `context` tokens each, on average, whose drafts

@@ -203,10 +203,12 @@ def damaged(path: Path, why: str) -> BundleError:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The profile that fits; else None, and in `why` the reason, for the user."""
+    """The profile that fits; else None, and in `why` the reason, for the user. `stale`: there is
+    one, and it does not fit."""
 
     profile: CostProfile | None
     why: str | None = None
+    stale: bool = True
 
 
 def find_profile(engine_dir: Path, role: Role, method: str | None, *, has_engine: bool) -> Found:
@@ -217,7 +219,7 @@ def find_profile(engine_dir: Path, role: Role, method: str | None, *, has_engine
         own = [profile for profile in profiles if profile.method == method]
         found = own or ([] if has_engine else profiles)
         if not found:
-            return Found(None, "what a step costs here was not measured")
+            return Found(None, "what a step costs here was not measured", stale=False)
         hashes = hashes_of(engine_dir, roles_of(role, with_draft=has_engine))
         if any(found[0].engines.get(name) != value for name, value in hashes.items()):
             return Found(None, "the engines were built again after their costs were measured")

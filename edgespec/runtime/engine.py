@@ -26,6 +26,7 @@ from edgespec.errors import (
     EdgeSpecError,
     InternalError,
     LimitError,
+    OptionError,
     RequestError,
     counted,
     in_words,
@@ -49,8 +50,22 @@ from edgespec.runtime.generation import (
     Response,
 )
 from edgespec.runtime.limits import EngineLimits
-from edgespec.runtime.opening import choose_draft, directory_of, open_base, with_options
+from edgespec.runtime.opening import (
+    choose_draft,
+    directory_of,
+    open_base,
+    open_costs,
+    with_options,
+)
 from edgespec.runtime.planner import Planner
+from edgespec.runtime.policy import (
+    ADAPTIVE,
+    FIXED,
+    POLICIES,
+    AdaptivePolicy,
+    AdaptiveState,
+    SpecPolicy,
+)
 from edgespec.runtime.prefix import PREFIX_CACHE_BYTES, PrefixCache, check_bytes
 from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_prompt
 from edgespec.runtime.sampling import NEAR_TIE
@@ -126,7 +141,9 @@ class Engine:
     sequence, chains only. `prefix_cache_bytes` bounds the KV rows
     that are kept for later prompts with the same prefix; 0 keeps none. `acceptance` is the accept
     rule of requests that name none: `exact`, `rejection`, `typical` or `relaxed`, or such a rule
-    with its options.
+    with its options. `spec_policy` says how much is drafted: "adaptive" each step as it pays, up to
+    the plan; "fixed" the plan; None is adaptive where no sizes are given and what a step costs here
+    was measured (docs/adaptive.md).
 
     Raises BundleError, PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be
     exact or cannot draft, LimitError, with the remedy; OptionError or RequestError for options, an
@@ -144,7 +161,9 @@ class Engine:
         exact: bool = False,
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         acceptance: Acceptance = None,
+        spec_policy: SpecPolicy | None = None,
     ) -> None:
+        check_policy(spec_policy)
         path = directory_of(engine_dir)
         check_bytes(prefix_cache_bytes)
         config, notes = read_config(speculative_config)
@@ -163,6 +182,10 @@ class Engine:
         self.tolerance = opened.tolerance
         self.tokenizer = Tokenizer.open(path)
         self.acceptance = self.acceptance_for(acceptance)
+        costs = open_costs(path, opened, choice)
+        self.costs, self.why_no_costs = costs.model, costs.why
+        if costs.model is not None:
+            opened = replace(opened, row_cost=costs.model.row_cost)
         self.drafting = Drafting(path, opened, choice)
         draft = self.drafting.default
         self.drafter = None if draft is None else draft.drafter
@@ -172,17 +195,30 @@ class Engine:
         self.speculative_config = config
         self.gates = gates_of(config)
         self.limits = EngineLimits(self.configs, self.max_batch_size)
+        self.spec_policy = spec_policy
+        if spec_policy == ADAPTIVE and self.spec_decode and not (self.can_adapt or self.is_paced):
+            self.refuse_adaptive(path)
         self.planner = Planner(
-            self.config, opened.hints, self.drafting, exact, self.acceptance, config
+            self.config,
+            opened.hints,
+            self.drafting,
+            exact,
+            self.acceptance,
+            config,
+            spec_policy,
+            self.can_adapt,
         )
-        self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes))
+        policy = None if self.costs is None else AdaptivePolicy(self.costs)
+        self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes), policy)
         self.session.log.recording = False
         self.scheduler = Scheduler(self.session, self.prepare, self.max_batch_size)
         self.driver = Driver(self.scheduler)
         # An engine that is dropped without `close` leaves no thread behind
         finalize(self, self.driver.work.close).atexit = False
         self.stop_ids = frozenset(self.config.component.eos_token_ids)
-        self.notes = (*([choice.note] if choice.note else []), *notes, *self.warnings())
+        chosen = [choice.note] if choice.note else []
+        fixed = [costs.note] if costs.note and spec_policy is None else []
+        self.notes = (*chosen, *notes, *self.warnings(), *fixed)
         self.log_opening(path)
 
     @property
@@ -327,6 +363,27 @@ class Engine:
         draft_lanes = None if self.drafter is None else self.drafter.num_lanes
         lanes = len(self.base.lanes)
         return lanes if draft_lanes is None else min(lanes, draft_lanes)
+
+    @property
+    def can_adapt(self) -> bool:
+        """Whether how much is drafted can be decided step by step: the costs of its steps are
+        known, and the method leaves the decision to others."""
+        return self.method is not None and self.costs is not None and not self.is_paced
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether the method decides by itself how much to draft."""
+        return self.method is not None and DRAFTERS[self.method].paces_itself
+
+    def refuse_adaptive(self, path: Path) -> NoReturn:
+        """Raises LimitError: nothing says what a step costs here."""
+        self.drafting.close()
+        self.base.runner.close()
+        if self.method is None:
+            what = "spec_policy adaptive: nothing is known of the cost of a drafter of your own"
+            raise LimitError(what, "Leave it out, or set it to fixed.")
+        what = f"spec_policy adaptive: {self.why_no_costs}"
+        raise LimitError(what, f"Measure it: edgespec bench {path} --measure-costs.")
 
     # ---- which drafts are accepted
 
@@ -493,6 +550,8 @@ class Engine:
         handle = Generation(request, self.tokenizer, self.stop_ids, acceptance, drafter, gates)
         if gates is not None and gates.stopped and ACCEPT_RULES[acceptance.rule].lossless != "no":
             handle.plan = None  # lossy rules decide without drafts too
+        if handle.plan is not None and handle.plan.adaptive and drafter is None:
+            handle.adaptive = AdaptiveState()
         return handle
 
     def gates_for(self, request: GenerationRequest) -> Gates | None:
@@ -807,6 +866,13 @@ class Engine:
             logits: NDArray[np.float32] = result.logits.row(0).copy()
             self.base.reset(lane)
         return logits
+
+
+def check_policy(spec_policy: object) -> None:
+    """Raises OptionError for a policy that there is none of."""
+    if spec_policy not in (None, *POLICIES):
+        what = f"spec_policy is {spec_policy!r:.60}"
+        raise OptionError(what, f"Give {ADAPTIVE!r} or {FIXED!r}, or leave it out.")
 
 
 def one_each(name: str, given: T | Sequence[T], count: int) -> Sequence[T]:

@@ -21,6 +21,8 @@ from edgespec.backends.registry import Devices, backend_of, open_runner
 from edgespec.contract import Role
 from edgespec.errors import BundleError, LimitError, OptionError
 from edgespec.methods import METHODS, find_method
+from edgespec.runtime.cost_model import CostModel
+from edgespec.runtime.cost_profile import MEASURE_AGAIN, find_profile
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.guard import Guard
@@ -205,6 +207,30 @@ def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase
         backend.float32_tolerance,
         devices,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCosts:
+    """What steps cost here; else None, and `why` they are not known. `note` is for the user, where
+    costs were measured and do not fit any more."""
+
+    model: CostModel | None = None
+    why: str | None = None
+    note: str | None = None
+
+
+def open_costs(engine_dir: Path, base: OpenBase, choice: DraftChoice) -> OpenCosts:
+    """The costs of an open base beside what is to draft, as they were measured."""
+    if choice.method is None:
+        return OpenCosts(why="no method drafts")
+    has_engine = METHODS[choice.method].needs_engine
+    found = find_profile(engine_dir, base.config.role, choice.method, has_engine=has_engine)
+    if found.profile is not None:
+        return OpenCosts(CostModel(found.profile))
+    note = None
+    if found.stale:
+        note = f"drafting by a fixed plan: {found.why}. {MEASURE_AGAIN}"
+    return OpenCosts(why=found.why, note=note)
 
 
 def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDraft | None:

@@ -7,7 +7,7 @@ sizes is in `plans`, that of each method in its row of DRAFTERS.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from edgespec.backends.base import PlanHints
@@ -17,6 +17,7 @@ from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.drafting import Drafting, Options
 from edgespec.runtime.plans import SMALLEST_TREE, PlanLimits, TreeSpec
+from edgespec.runtime.policy import ADAPTIVE, MOST, SpecPolicy
 from edgespec.runtime.static_tree import StaticPlan
 from edgespec.runtime.tree import DraftPlan
 from edgespec.runtime.verify import ACCEPT_RULES, EXACT, AcceptOptions, acceptance_of
@@ -25,7 +26,9 @@ from edgespec.runtime.verify import ACCEPT_RULES, EXACT, AcceptOptions, acceptan
 @dataclass(frozen=True, slots=True)
 class Planner:
     """Makes and checks plans. `hints` say how much to draft where the engine runs; `acceptance` is
-    its accept rule, and `speculative_config` the block that it was opened with.
+    its accept rule, and `speculative_config` the block that it was opened with. `policy` says
+    whether plans are adaptive: None is where no sizes are given and `can_adapt`, as costs are
+    known.
 
     Errors name the flags of the command line, and those of a config its keys.
     """
@@ -36,6 +39,8 @@ class Planner:
     exact: bool
     acceptance: AcceptOptions
     speculative_config: DecodingConfig | None = None
+    policy: SpecPolicy | None = None
+    can_adapt: bool = False
 
     def by_sizes(
         self,
@@ -52,10 +57,18 @@ class Planner:
             return self.by_config(config, self.acceptance)
         if top_k is None and self.wants_chains(self.acceptance):
             top_k = 1
-        plan = self.limits(drafter).plan(top_k, steps, verify_size, self.hints)
+        adaptive = drafter is None and self.adapts(sized=any((top_k, steps, verify_size)))
+        hints = MOST if adaptive else self.hints
+        plan = self.limits(drafter).plan(top_k, steps, verify_size, hints)
         self.check_chain(plan)
         self.check_acceptance(self.acceptance, plan)
-        return plan
+        return replace(plan, adaptive=adaptive)
+
+    def adapts(self, *, sized: bool) -> bool:
+        """Whether a plan of the engine's own drafter is adaptive, where sizes were given or not."""
+        if self.policy is None:
+            return self.can_adapt and not sized
+        return self.can_adapt and self.policy == ADAPTIVE
 
     def by_config(
         self, config: DecodingConfig, acceptance: AcceptOptions | None = None
@@ -81,11 +94,13 @@ class Planner:
         if config.tree is not None:
             return self.of_tree(config.tree, limits)
         top_k, steps, verify_size = config.sizes
+        sized = any((top_k, steps, verify_size))
+        adaptive = config.drafts_by is None and self.adapts(sized=sized)
         if top_k is None and self.wants_chains(acceptance):
             top_k = 1
-        plan = limits.plan(top_k, steps, verify_size, self.hints)
+        plan = limits.plan(top_k, steps, verify_size, MOST if adaptive else self.hints)
         self.check_chain(plan)
-        return plan
+        return replace(plan, adaptive=adaptive)
 
     def by_tree(self, tree: TreeSpec) -> DraftPlan:
         """The plan of a tree that is asked for otherwise than by its three sizes, such as a static
@@ -101,7 +116,7 @@ class Planner:
             raise
         limits.check(plan)
         self.check_chain(plan)
-        return plan
+        return replace(plan, adaptive=self.adapts(sized=True))
 
     def limits(self, drafter: str | Drafter | None = None, options: Options = None) -> PlanLimits:
         """What base and drafter can take; LimitError where nothing drafts."""

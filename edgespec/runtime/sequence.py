@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from edgespec.backends.call import HiddenStates
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
-from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.base import Drafter, Observation
 from edgespec.runtime.gates import Gates
+from edgespec.runtime.policy import AdaptiveState
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.stages import StageTimes
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -66,6 +67,7 @@ class SequenceState:
     acceptance: AcceptOptions = EXACT_ACCEPTANCE
     drafter: Drafter | None = None
     gates: Gates | None = None  # what limits its drafts
+    adaptive: AdaptiveState | None = None  # of a plan that the session's policy adapts
 
     tokens: list[int] = field(init=False)  # the prompt's and all emitted ones
     lane: int = field(init=False, default=0)
@@ -74,6 +76,8 @@ class SequenceState:
     num_read: int = field(init=False, default=0)  # of the prompt, committed so far
     # of one row, the aux hidden state of the last committed position, for a drafter that needs it
     hidden_state: HiddenStates | None = field(init=False, default=None)
+    # Committed, and not yet shown to its drafter: it drafts nothing meanwhile
+    unobserved: list[Observation] = field(init=False, default_factory=list)
     times: StageTimes = field(init=False)  # of the passes that it took part in
 
     def __post_init__(self) -> None:
@@ -88,6 +92,17 @@ class SequenceState:
     def accept_options(self) -> AcceptOptions:
         """The accept rule of its steps: the exact one where nothing drafts for it."""
         return EXACT_ACCEPTANCE if self.plan is None else self.acceptance
+
+    @property
+    def waits(self) -> bool:
+        """Whether its drafter is shown what was committed only when it is to draft."""
+        drafter = self.drafter
+        return self.adaptive is not None and drafter is not None and drafter.needs_hidden_states
+
+    @property
+    def num_unobserved(self) -> int:
+        """Committed tokens that its drafter was not shown."""
+        return sum(len(item.tokens) for item in self.unobserved)
 
     @property
     def pending(self) -> int:

@@ -9,8 +9,8 @@ or what kinds of drafters there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from edgespec.errors import EdgeSpecError, LimitError
 from edgespec.prompts import ERROR
 from edgespec.runtime import stages
 from edgespec.runtime.decoder import CachedDecoder, Rows
+from edgespec.runtime.draft_budget import Budgeted
 from edgespec.runtime.draft_sampling import DraftSampler
 from edgespec.runtime.drafters.base import (
     Drafter,
@@ -30,6 +31,7 @@ from edgespec.runtime.drafters.base import (
 )
 from edgespec.runtime.faults import as_error
 from edgespec.runtime.gates import NO_LIMIT
+from edgespec.runtime.policy import AdaptivePolicy, Asking, Decision
 from edgespec.runtime.prefix import Prefix, PrefixCache
 from edgespec.runtime.sampling import top_log_probs
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
@@ -37,15 +39,19 @@ from edgespec.runtime.stages import StageLog, StageTimes
 from edgespec.runtime.tree import DraftTree
 from edgespec.runtime.verify import ACCEPT_RULES, AcceptResult
 
+MAX_UNOBSERVED = 256  # tokens that wait for a drafter: what it reads of the base takes memory
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A sequence's tree of a step; the root alone where nothing is drafted. `held_back`: its
-    schedule lets it draft nothing while so many run."""
+    schedule lets it draft nothing while so many run. `decision` is the policy's, where one
+    adapts its plan."""
 
     seq: SequenceState
     tree: DraftTree
     held_back: bool = False
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,8 @@ class Session:
     """The sequences of one base, each with a drafter or without.
 
     Those running fill the first lanes without a gap; the one whose prompt is being read has the
-    lane behind them. `drafter` is that of sequences that have a plan and name none.
+    lane behind them. `drafter` is that of sequences that have a plan and name none; `policy` adapts
+    the plans of those that have an AdaptiveState.
     """
 
     def __init__(
@@ -78,8 +85,9 @@ class Session:
         base: CachedDecoder,
         drafter: Drafter | None = None,
         prefixes: PrefixCache | None = None,
+        policy: AdaptivePolicy | None = None,
     ) -> None:
-        self.base, self.drafter = base, drafter
+        self.base, self.drafter, self.policy = base, drafter, policy
         self.prefixes = prefixes or PrefixCache(0)
         self.running: list[SequenceState] = []
         self.reading: SequenceState | None = None
@@ -252,15 +260,43 @@ class Session:
     def draft(self, spent: StageTimes) -> list[Draft]:
         """A tree for each sequence, that can neither overrun the length nor the cache."""
         trees = {seq.lane: DraftTree.root_only(seq.pending) for seq in self.running}
+        decisions = self.decide()
         if self.groups:
-            with self.log.timed(stages.DRAFT_PROPOSAL, spent):
-                for drafter, seqs in self.groups:
-                    asking = [seq for seq in seqs if self.levels(seq)]
-                    if not asking:
-                        continue
-                    proposed = drafter.propose([self.draft_request(seq) for seq in asking])
-                    trees |= {seq.lane: tree for seq, tree in zip(asking, proposed, strict=True)}
-        return [Draft(seq, trees[seq.lane], self.is_held_back(seq)) for seq in self.running]
+            for drafter, seqs in self.groups:
+                asking = [seq for seq in seqs if self.drafts(seq, decisions)]
+                if not asking:
+                    continue
+                self.show(drafter, asking, spent)
+                with self.log.timed(stages.DRAFT_PROPOSAL, spent):
+                    asked = [self.draft_request(seq, decisions.get(seq.lane)) for seq in asking]
+                    proposed = drafter.propose(asked)
+                trees |= {seq.lane: tree for seq, tree in zip(asking, proposed, strict=True)}
+        return [
+            Draft(seq, trees[seq.lane], self.is_held_back(seq), decisions.get(seq.lane))
+            for seq in self.running
+        ]
+
+    def decide(self) -> dict[int, Decision]:
+        """The policy's decision for each lane whose sequence has a plan that it adapts."""
+        if self.policy is None:
+            return {}
+        seqs, asking = list[SequenceState](), list[Asking]()
+        for seq in self.running:
+            if seq.adaptive is None or seq.plan is None or seq.drafter is None:
+                continue
+            levels = min(seq.max_new_tokens - seq.num_emitted - 1, self.levels(seq))
+            levels = max(0, min(levels, seq.plan.steps))
+            budgeted = isinstance(seq.drafter, Budgeted)
+            context = self.base.lanes[seq.lane].length
+            seqs.append(seq)
+            asking.append(Asking(seq.adaptive, seq.plan, context, levels, budgeted))
+        decisions = self.policy.decide(asking, len(self.running))
+        return {seq.lane: found for seq, found in zip(seqs, decisions, strict=True)}
+
+    def drafts(self, seq: SequenceState, decisions: Mapping[int, Decision]) -> bool:
+        """Whether a sequence's drafter is asked in this step."""
+        decision = decisions.get(seq.lane)
+        return bool(self.levels(seq) if decision is None else decision.levels)
 
     def levels(self, seq: SequenceState) -> int:
         """Levels that its gates let a sequence draft while so many run; 0 is no draft."""
@@ -272,13 +308,14 @@ class Session:
             return False
         return not self.levels(seq)
 
-    def draft_request(self, seq: SequenceState) -> DraftRequest:
+    def draft_request(self, seq: SequenceState, decision: Decision | None) -> DraftRequest:
         """What a drafter is asked for: a plan that fits the answer's length and the KV cache."""
         assert seq.plan is not None
         remaining = seq.max_new_tokens - seq.num_emitted
-        levels = min(remaining - 1, self.levels(seq))
+        levels = min(remaining - 1, self.levels(seq) if decision is None else decision.levels)
         plan = seq.plan.within(levels=levels, nodes=self.base.room(seq.lane))
-        return DraftRequest(seq.lane, seq.pending, plan, self.draft_sampler(seq))
+        budget = None if decision is None else decision.budget
+        return DraftRequest(seq.lane, seq.pending, plan, self.draft_sampler(seq), budget)
 
     def draft_sampler(self, seq: SequenceState) -> DraftSampler | None:
         """What draws a sequence's drafts, where its accept rule compares them with what they were
@@ -337,6 +374,10 @@ class Session:
             path=accepted.path,
             held_back=item.draft.held_back,
         )
+        if item.draft.decision is not None:
+            assert self.policy is not None
+            assert seq.adaptive is not None
+            self.policy.learn(seq.adaptive, item.draft.decision, item.draft.tree, accepted.path)
         output = seq.take(output, self.base.room(seq.lane))
         return Committed(seq, output, self.observation(seq, output, path, item.result))
 
@@ -360,8 +401,17 @@ class Session:
         return Observation(seq.lane, hidden_states, np.array(output.tokens, np.int64))
 
     def observe(self, committed: Sequence[Committed], spent: StageTimes) -> None:
-        """Show each drafter what was committed, with the tokens that came after."""
+        """Show each drafter what was committed, with the tokens that came after. What the drafter
+        of an adaptive sequence reads of the base waits until it is to draft."""
         observed = [item for item in committed if item.observation is not None]
+        waiting = [item for item in observed if item.seq.waits]
+        for item in waiting:
+            assert item.observation is not None
+            item.seq.unobserved.append(item.observation)
+        if full := [item.seq for item in waiting if item.seq.num_unobserved >= MAX_UNOBSERVED]:
+            for drafter, seqs in by_drafter(full):
+                self.show(drafter, seqs, spent)
+        observed = [item for item in observed if not item.seq.waits]
         if not observed:
             return
         with self.log.timed(stages.DRAFT_REPLAY, spent):
@@ -369,6 +419,15 @@ class Session:
                 own = [item.observation for item in observed if item.seq.drafter is drafter]
                 if own:
                     drafter.observe([item for item in own if item is not None])
+
+    def show(self, drafter: Drafter, seqs: Sequence[SequenceState], spent: StageTimes) -> None:
+        """Show a drafter what these sequences have committed since it last drafted for them."""
+        found = [joined(seq.unobserved) for seq in seqs if seq.unobserved]
+        for seq in seqs:
+            seq.unobserved = []
+        if found:
+            with self.log.timed(stages.DRAFT_REPLAY, spent):
+                drafter.observe(found)
 
     # ---- lanes
 
@@ -378,6 +437,8 @@ class Session:
         if seq is self.reading:
             return self.free_reading()
         if seq.keep_all:
+            if seq.drafter is not None:
+                self.show(seq.drafter, [seq], seq.times)
             prefix = self.prefixes.take(seq, len(seq.tokens), self.base)
             if prefix is not None:
                 self.prefixes.keep(prefix)
@@ -439,6 +500,18 @@ class Session:
             else:
                 drafter.reset(lane)  # of the sequence that had it
         seq.lane = lane
+        seq.unobserved = [replace(item, lane=lane) for item in seq.unobserved]
+
+
+def joined(observations: Sequence[Observation]) -> Observation:
+    """Observations of one lane that follow each other, as one."""
+    first, *others = observations
+    if not others:
+        return first
+    assert first.hidden_states is not None
+    states = [item.hidden_states for item in others if item.hidden_states is not None]
+    tokens = np.concatenate([item.tokens for item in observations])
+    return Observation(first.lane, first.hidden_states.joined(states), tokens)
 
 
 def by_drafter(seqs: Iterable[SequenceState]) -> list[tuple[Drafter, list[SequenceState]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -253,7 +253,9 @@ class StaticPlan(DraftPlan):
         """The plan without what is deeper than `levels`, and of the rest the first `nodes` nodes,
         the root included: with a node its ancestors stay."""
         kept = tuple(node for node in self.choices if len(node) <= levels)[: max(0, nodes - 1)]
-        return self if len(kept) == len(self.choices) else StaticPlan._of(kept)
+        if len(kept) == len(self.choices):
+            return self
+        return replace(StaticPlan._of(kept), adaptive=self.adaptive)
 
     def tree(self, pending: int, tokens: Sequence[int]) -> DraftTree:
         """The tree with `tokens[i]` at the node `choices[i]`."""

@@ -6,8 +6,9 @@ a tree of width 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Final
@@ -94,11 +95,12 @@ PLAIN: Final = Plain.PLAIN
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
     """How much to draft: beam width K, levels S, and nodes to verify with the root (arXiv
-    2406.16858)."""
+    2406.16858). `adaptive`: up to so much, each step as it pays."""
 
     top_k: int
     steps: int
     verify_size: int
+    adaptive: bool = field(default=False, kw_only=True)
 
     @property
     def depth_words(self) -> str:
@@ -115,7 +117,8 @@ class DraftPlan:
         no draft."""
         steps = max(0, min(self.steps, levels))
         pool = tree_pool_size(self.top_k, steps) if steps else 1
-        return DraftPlan(self.top_k, steps, max(1, min(self.verify_size, nodes, pool)))
+        size = max(1, min(self.verify_size, nodes, pool))
+        return DraftPlan(self.top_k, steps, size, adaptive=self.adaptive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class BlockPlan(DraftPlan):
         steps = max(0, min(self.steps, levels))
         size = max(1, min(self.verify_size, nodes))
         nodes = min(size, full_tree_size(self.top_k, steps, size))
-        return BlockPlan(self.top_k, steps, nodes, self.first_slot)
+        return BlockPlan(self.top_k, steps, nodes, self.first_slot, adaptive=self.adaptive)
 
 
 def full_tree_size(top_k: int, levels: int, most: int) -> int:
@@ -169,9 +172,19 @@ class TreePool:
         self.depths += [depth] * len(tokens)
         return list(range(first, len(self.tokens)))
 
-    def best(self, among: list[int], count: int) -> list[int]:
-        """The `count` best of some entries: by score, then the shallower, then the earlier."""
-        return sorted(among, key=lambda i: (-self.scores[i], self.depths[i], i))[:count]
+    def best(
+        self, among: list[int], count: int, scores: Sequence[float] | None = None
+    ) -> list[int]:
+        """The `count` best of some entries: by score, or by the `scores` given for all, then the
+        shallower, then the earlier."""
+        by = self.scores if scores is None else scores
+        return sorted(among, key=lambda i: (-by[i], self.depths[i], i))[:count]
+
+    def prob(self, entry: int) -> float:
+        """The probability of an entry after its parent."""
+        parent = self.parents[entry]
+        above = self.scores[parent] if parent >= 0 else 0.0
+        return math.exp(self.scores[entry] - above)
 
     def select(self, pending: int, size: int) -> DraftTree:
         """The tree of the root and the `size` - 1 best entries.
@@ -179,7 +192,11 @@ class TreePool:
         No child scores above its parent and ties go to the shallower one, so that with a node its
         ancestors are in.
         """
-        kept = sorted(self.best(list(range(len(self.tokens))), size - 1))
+        return self.tree(pending, self.best(list(range(len(self.tokens))), size - 1))
+
+    def tree(self, pending: int, entries: Sequence[int]) -> DraftTree:
+        """The tree of the root and of entries with all their ancestors."""
+        kept = sorted(entries)
         place = {entry: node for node, entry in enumerate(kept, start=1)} | {-1: 0}
         tokens = [pending, *(self.tokens[i] for i in kept)]
         parents = [-1, *(place[self.parents[i]] for i in kept)]

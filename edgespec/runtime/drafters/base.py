@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.call import HiddenStates
+from edgespec.runtime.draft_budget import DraftBudget
 from edgespec.runtime.draft_sampling import DraftSampler
 from edgespec.runtime.tree import DraftPlan, DraftTree
 
@@ -25,13 +26,15 @@ class DraftRequest:
 
     With a `sampler` the accept rule compares a draft with what it was drawn from: a drafter that
     has probabilities draws its chain with it, and gives `DraftTree.drawn_from`. One that does not
-    drafts as it always does.
+    drafts as it always does. With a `budget` a drafter that is `Budgeted` leaves out what does not
+    pay.
     """
 
     lane: int
     pending: int
     plan: DraftPlan
     sampler: DraftSampler | None = None
+    budget: DraftBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)

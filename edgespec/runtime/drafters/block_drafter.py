@@ -23,6 +23,7 @@ from edgespec.methods import METHODS
 from edgespec.methods.block_draft import BlockSpec
 from edgespec.rope import RopeTable
 from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockOutput, BlockRows, MaskSpec
+from edgespec.runtime.draft_budget import Budgeted
 from edgespec.runtime.draft_sampling import Distribution, DraftSampler
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.candidates import best_first, top_log_probs
@@ -136,7 +137,7 @@ class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
         return self.decoder.snapshot(lane, count)
 
 
-class BlockTreeDrafter(BlockDrafter):
+class BlockTreeDrafter(BlockDrafter, Budgeted):
     """Of each slot the best tokens, whatever the other slots have: a chain, or a tree whose nodes
     of a depth share their candidates.
 
@@ -162,9 +163,11 @@ class BlockTreeDrafter(BlockDrafter):
         ids, log_probs = top_log_probs(logits, request.plan.top_k)
         tokens = ids if self.d2t is None else ids + self.d2t[ids]
         parents, chosen = self.nodes(log_probs, request.plan.verify_size)
-        return DraftTree(
-            np.concatenate([[request.pending], tokens[chosen[:, 0], chosen[:, 1]]]), parents
-        )
+        places = chosen[:, 0], chosen[:, 1]
+        tree = DraftTree(np.concatenate([[request.pending], tokens[places]]), parents)
+        if request.budget is None:
+            return tree
+        return request.budget.cut(tree, np.exp(log_probs[places]).tolist())
 
     def drawn_chain(
         self, request: DraftRequest, sampler: DraftSampler, logits: Logits

@@ -20,6 +20,7 @@ from edgespec.backends.call import Call, HiddenStates, Logits
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, OptionError, counted, in_words, replaced
 from edgespec.methods.medusa import MAX_HEADS, NAME, MedusaSpec
+from edgespec.runtime.draft_budget import Budgeted
 from edgespec.runtime.draft_sampling import Distribution, DraftSampler
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import best_first, top_log_probs
@@ -71,7 +72,7 @@ class Seen:
         return Seen(min(count, self.count))
 
 
-class MedusaDrafter:
+class MedusaDrafter(Budgeted):
     """`num_heads` heads of one engine. A sequence may be of any length."""
 
     needs_hidden_states = True
@@ -156,7 +157,11 @@ def cartesian_tree(request: DraftRequest, logits: Logits) -> DraftTree:
         tokens = [int(ids[len(node) - 1, node[-1]]) for node in plan.choices]
         return plan.tree(request.pending, tokens)
     parents, chosen = best_first(log_probs, plan.verify_size)
-    return DraftTree(np.concatenate([[request.pending], ids[chosen[:, 0], chosen[:, 1]]]), parents)
+    places = chosen[:, 0], chosen[:, 1]
+    tree = DraftTree(np.concatenate([[request.pending], ids[places]]), parents)
+    if request.budget is None:
+        return tree
+    return request.budget.cut(tree, np.exp(log_probs[places]).tolist())
 
 
 def drawn_chain(request: DraftRequest, sampler: DraftSampler, logits: Logits) -> DraftTree:

@@ -59,7 +59,8 @@ class DrafterRow:
     "tree" where a plan is shown. `options` is the class of its options, if it has any; `open`
     gets one of them in its sources. `decoding` is how a speculative_config names the method, if one
     may. `forget` lets a drafter of the method drop what sequences that ended have left behind,
-    where they do. `trained_with_thinking` is the mode that its drafts know, None where they know
+    where they do. `paces_itself`: its drafter decides by itself how much pays, by `row_cost`.
+    `trained_with_thinking` is the mode that its drafts know, None where they know
     both.
     """
 
@@ -70,6 +71,7 @@ class DrafterRow:
     limits_by_options: Callable[[EngineConfig, Any], PlanLimits] | None = None
     decoding: DecodingType | None = None
     forget: Callable[[Any], None] | None = None
+    paces_itself: bool = False
     trained_with_thinking: Callable[[EngineConfig, EngineConfig | None], bool | None] = (
         not_trained_with_a_mode
     )

@@ -353,5 +353,6 @@ ROW = DrafterRow(
     options=SuffixOptions,
     decoding=DecodingType(name="Suffix", keys=SuffixDecoding),
     forget=SuffixDrafter.forget,
+    paces_itself=True,
 )
 __all__ = ["NAME", "ROW"]

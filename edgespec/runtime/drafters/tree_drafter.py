@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgespec.backends.call import Floats, HiddenStates, Ids, Logits, Result
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.runtime.decoder import CachedDecoder, Rows
+from edgespec.runtime.draft_budget import Budgeted
 from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import top_log_probs
@@ -63,6 +64,19 @@ class Growth:
         self.beam = self.pool.best([*row_of], self.request.plan.top_k)
         return [row_of[entry] for entry in self.beam]
 
+    def goes_on(self, level: int) -> bool:
+        """Whether a level behind `level` is drafted: the plan has one, and it pays."""
+        budget, pool = self.request.budget, self.pool
+        if budget is None or self.steps <= level:
+            return self.steps > level
+        probs = [pool.prob(entry) for entry in range(len(pool.tokens))]
+        survival = budget.survival(pool.parents, probs)
+        reached, nodes = sum(survival[entry] for entry in self.beam), 1 + len(pool.tokens)
+        size = min(nodes, self.request.plan.verify_size)
+        if not budget.goes_on(reached, level, size, len(self.beam)):
+            self.steps = level
+        return self.steps > level
+
 
 @dataclass
 class StaticGrowth(Growth):
@@ -89,7 +103,7 @@ class StaticGrowth(Growth):
         return rows
 
 
-class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
+class TreeDrafter(EngineDrafter[CachedDecoder, LaneState], Budgeted):
     """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id]."""
 
     def __init__(
@@ -137,7 +151,7 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         growing = [self.first_level(request) for request in requests]
         most = max((growth.steps for growth in growing if growth), default=0)
         for level in range(1, most):
-            if deeper := [growth for growth in growing if growth and growth.steps > level]:
+            if deeper := [growth for growth in growing if growth and growth.goes_on(level)]:
                 self.grow(deeper, level)
         return [
             self.finish(growth) if growth else DraftTree.root_only(request.pending)
@@ -223,7 +237,11 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState]):
         if self.lanes[lane].full:
             self.stop_drafting(lane)
         size = min(growth.request.plan.verify_size, 1 + len(growth.pool.tokens))
-        tree = growth.pool.select(growth.request.pending, size)
+        pending, budget = growth.request.pending, growth.request.budget
+        # A chain that was drawn is not cut by its own tokens: they would be drawn otherwise
+        if budget is not None and not growth.drawn:
+            return budget.select(growth.pool, pending, size)
+        tree = growth.pool.select(pending, size)
         if not growth.drawn:
             return tree
         return replace(tree, drawn_from=[None, *growth.drawn[: len(tree) - 1]])

@@ -1,0 +1,90 @@
+"""Which drafts of a step pay: each by how likely it is to be accepted, beside what it costs.
+
+Knows probabilities, the costs of a step and the rate at which the sequence gets tokens. A drafter
+asks it level by level (see `Budgeted`); it knows no drafter. A draft pays where it brings more
+tokens than its time brings otherwise (renewal-reward: the ratio of tokens to time is largest where
+no part of a step brings less than the ratio).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
+from edgespec.runtime.cost_model import StepCosts
+from edgespec.runtime.tree import DraftTree, TreePool
+
+LOOK_AHEAD = 4  # levels that are looked at together: one alone may not pay where two do
+
+
+class Budgeted:
+    """A Drafter that asks a request's budget which drafts pay, and says how probable it holds each
+    (`DraftTree.probs`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBudget:
+    """For one request of one step. `rate` is in tokens a second; at most `levels` are drafted."""
+
+    estimate: AcceptanceEstimate
+    costs: StepCosts
+    rate: float
+    levels: int
+
+    def survival(self, parents: Sequence[int], probs: Sequence[float]) -> list[float]:
+        """How likely each node is to be accepted, from the probability that the draft gave it after
+        its parent; parents come first, -1 is the root."""
+        found: list[float] = []
+        for parent, prob in zip(parents, probs, strict=True):
+            above = 1.0 if parent < 0 else found[parent]
+            found.append(above * self.estimate.of_prob(prob))
+        return found
+
+    def goes_on(self, reached: float, level: int, nodes: int, width: int) -> bool:
+        """Whether drafting further levels behind `level` pays: the drafts there are accepted with
+        the probability `reached`, all in all; so many nodes are verified up to them, the root
+        included, and a level adds `width`."""
+        costs, tokens = self.costs, 0.0
+        last = min(self.levels, level + LOOK_AHEAD)
+        rates = self.estimate.rates(last)
+        for depth in range(level + 1, last + 1):
+            reached *= rates[depth - 1]
+            tokens += reached
+            more = costs.propose[depth] - costs.propose[level]
+            rows = min(nodes + width * (depth - level), len(costs.passes) - 1)
+            more += costs.passes[rows] - costs.passes[min(nodes, rows)]
+            if tokens > self.rate * more:
+                return True
+        return False
+
+    def num_nodes(self, survival: Sequence[float]) -> int:
+        """How many nodes to verify, the root included, of those that survive with these
+        probabilities, in the order in which they are taken."""
+        passes, value, best, kept = self.costs.passes, 0.0, 0.0, 1
+        for nodes, chance in enumerate(survival[: len(passes) - 2], start=2):
+            value += chance
+            gain = value - self.rate * (passes[nodes] - passes[1])
+            if gain > best:
+                best, kept = gain, nodes
+        return kept
+
+    def select(self, pool: TreePool, pending: int, size: int) -> DraftTree:
+        """The tree of the root and of those of a pool's `size` - 1 best entries that pay, with
+        their probabilities."""
+        probs = [pool.prob(entry) for entry in range(len(pool.tokens))]
+        survival = self.survival(pool.parents, probs)
+        best = pool.best([*range(len(probs))], size - 1, survival)
+        kept = best[: self.num_nodes([survival[entry] for entry in best]) - 1]
+        own = np.array([1.0, *(probs[entry] for entry in sorted(kept))], np.float32)
+        return replace(pool.tree(pending, kept), probs=own)
+
+    def cut(self, tree: DraftTree, probs: Sequence[float]) -> DraftTree:
+        """The first nodes of a tree, as many as pay, with their probabilities: those of its nodes
+        but the root, each after its parent."""
+        parents = [parent - 1 for parent in tree.parents[1:].tolist()]
+        size = self.num_nodes(self.survival(parents, probs))
+        own = np.array([1.0, *probs[: size - 1]], np.float32)
+        return DraftTree(tree.tokens[:size], tree.parents[:size], own)
