@@ -1,4 +1,5 @@
-"""Prompt sets: one JSON object per line, the format of MT-Bench, Spec-Bench and HumanEval.
+"""Prompt sets: one JSON object per line, the format of MT-Bench, Spec-Bench and HumanEval, or of
+SPEED-Bench, which is published as Parquet too.
 
 Knows their keys. The first turn opens the conversation; each later turn is sent after the response
 to the one before. Knows nothing of tokens.
@@ -8,12 +9,14 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
+from edgespec.errors import RequestError
 from edgespec.prompts.checks import text_size
+from edgespec.prompts.parquet import is_parquet, parquet_rows
 from edgespec.prompts.parse import (
     BATCH_OF_ONE,
     MAX_MESSAGES,
@@ -33,33 +36,73 @@ from edgespec.prompts.types import Message, Overrides, Request, RequestFile
 MAX_TURNS = MAX_MESSAGES // 2  # each turn has a response
 
 NAMES = ("question_id", "task_id", "id")  # the first one present is the request's name
-IGNORED = ("category", "reference", "entry_point", "canonical_solution", "test")  # for graders
-KNOWN = ("turns", "prompt", *NAMES, *IGNORED)
+CATEGORIES = ("category", "sub_category")
+IGNORED = ("reference", "entry_point", "canonical_solution", "test")  # for graders
+OF_SPEED_BENCH = ("source", "src_id", "difficulty", "multiturn")
+KNOWN = ("turns", "prompt", *NAMES, *CATEGORIES, *IGNORED, *OF_SPEED_BENCH)
+# What SPEED-Bench has in the place of texts whose licence forbids that they are passed on
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
 
-def read_prompt_set(path: str | os.PathLike[str], **overrides: Unpack[Overrides]) -> RequestFile:
-    """Reads a JSONL prompt set: `turns` or one `prompt` per line.
+def read_prompt_set(
+    path: str | os.PathLike[str],
+    *,
+    categories: Collection[str] = (),
+    **overrides: Unpack[Overrides],
+) -> RequestFile:
+    """Reads a prompt set, JSONL or Parquet: `turns` or one `prompt` per line or row.
 
-    Sampling defaults are those of `input.json`. Raises RequestError that names the line.
+    `categories` keeps those of these categories or sub-categories alone. Sampling defaults are
+    those of `input.json`. Raises RequestError that names the line, MissingDependency where Parquet
+    cannot be read here.
     """
-    return parse_prompt_set(read_bytes(path), str(path), **overrides)
+    data, source = read_bytes(path), str(path)
+    if is_parquet(data):
+        places = ((Place(f"{source}, row {n}"), row) for n, row in parquet_rows(data, source))
+        return _request_file(places, source, categories, overrides)
+    return parse_prompt_set(data, source, categories=categories, **overrides)
 
 
-def parse_prompt_set(data: bytes, source: str, **overrides: Unpack[Overrides]) -> RequestFile:
-    """Returns the requests of a prompt set; `source` is its name in messages.
+def parse_prompt_set(
+    data: bytes, source: str, *, categories: Collection[str] = (), **overrides: Unpack[Overrides]
+) -> RequestFile:
+    """Returns the requests of a prompt set as JSONL; `source` is its name in messages.
 
     Raises RequestError that names the line.
     """
+    places = (
+        (Place(f"{source}, line {number}"), parse_json(line, source, line=number))
+        for number, line in _lines(data)
+    )
+    return _request_file(places, source, categories, overrides)
+
+
+def _request_file(
+    parsed: Iterable[tuple[Place, object]],
+    source: str,
+    categories: Collection[str],
+    overrides: Overrides,
+) -> RequestFile:
     given = checked_overrides(overrides)
     base = with_values(PLAIN_REQUEST, given)
-    requests = []
-    for index, (number, line) in enumerate(_lines(data)):
-        parsed = parse_json(line, source, line=number)
-        requests.append(_request(index, parsed, base, Place(f"{source}, line {number}")))
+    requests, known = list[Request](), set[str]()
+    for place, raw in parsed:
+        own = _categories(raw, place) if categories else set[str]()
+        known |= own
+        if not categories or own.intersection(categories):
+            requests.append(_request(len(requests), raw, base, place))
+    if not requests and known:
+        what = f"{source} has no prompts of the category {' or '.join(categories)}"
+        raise RequestError(what, f"Its categories: {', '.join(sorted(known))}.")
     if not requests:
         Place(source).refuse("has no prompts", 'Write one per line, such as {"turns": ["Hello"]}.')
     batch_size = (BATCH_OF_ONE | given)["batch_size"]
     return RequestFile(Path(source), tuple(requests), batch_size)
+
+
+def _categories(raw: object, here: Place) -> set[str]:
+    parts = as_object(raw, here)
+    return {str(parts[key]) for key in CATEGORIES if parts.get(key) is not None}
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -104,6 +147,9 @@ def _turns(parts: dict[str, object], here: Place) -> list[str]:
 def _text(value: object, here: Place) -> str:
     if not isinstance(value, str):
         here.refuse(f"is {show(value)}, not a string", "Write a string.")
+    if value.startswith(PLACEHOLDER):
+        remedy = "Prepare the set as its publisher says (specdec_bench), or choose a --category."
+        here.refuse("is a placeholder of SPEED-Bench, not a prompt", remedy)
     return message_text(value, here)
 
 

@@ -49,7 +49,7 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
     "backends": GROUND,
     "runtime": ("backends", *GROUND),
     "evaluation": ("runtime", "backends", *GROUND),
-    "bench": ("runtime", "backends", *GROUND),
+    "benchmark": ("runtime", "backends", *GROUND),
     "serve": ("runtime", "backends", *GROUND),
     "deploy": GROUND,
 }

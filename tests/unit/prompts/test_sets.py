@@ -135,6 +135,10 @@ def test_byte_order_mark_is_read_over(tmp_path: Path) -> None:
         (lines({"turns": ["a"], "question_id": True}), "question_id is true"),
         (lines({"turns": ["a"], "question_id": [1]}), "question_id is a list"),
         (lines({"turns": ["a"], "task_id": "\ud800"}), "task_id has an unpaired surrogate"),
+        (
+            lines({"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING X"]}),
+            "turns[0] is a placeholder of SPEED-Bench",
+        ),
     ],
 )
 def test_bad_line_is_refused_at_its_place(data: bytes, said: str) -> None:
@@ -149,6 +153,39 @@ def test_unknown_key_is_refused_with_the_nearest_known_one() -> None:
     error = refusal(lines({"turns": ["a"]}, {"turn": ["a"]}))
     assert "line 2: turn is not a known key" in error.what
     assert 'Did you mean "turns"?' in error.remedy
+
+
+SPEED_BENCH: list[dict[str, object]] = [
+    {
+        "question_id": "a1",
+        "category": "coding",
+        "sub_category": "python",
+        "turns": ["One", "Two"],
+        "source": "s",
+        "src_id": "7",
+        "difficulty": None,
+        "multiturn": True,
+    },
+    {"question_id": "b2", "category": "writing", "turns": ["Three"], "multiturn": False},
+    {"question_id": "c3", "category": "coding", "sub_category": "sql", "turns": ["Four"]},
+]
+
+
+def names_of(categories: tuple[str, ...]) -> list[str | None]:
+    found = parse_prompt_set(lines(*SPEED_BENCH), "set.jsonl", categories=categories)
+    assert [request.index for request in found.requests] == list(range(len(found.requests)))
+    return [request.name for request in found.requests]
+
+
+def test_categories_and_sub_categories_choose_prompts() -> None:
+    assert names_of(()) == ["a1", "b2", "c3"]
+    assert names_of(("coding",)) == ["a1", "c3"]
+    assert names_of(("sql", "writing")) == ["b2", "c3"]
+    with pytest.raises(RequestError, match="no prompts of the category maths") as caught:
+        names_of(("maths",))
+    assert caught.value.remedy == "Its categories: coding, python, sql, writing."
+    with pytest.raises(RequestError, match="has no prompts of the category maths"):
+        parse_prompt_set(lines({"turns": ["a"], "category": "x"}), "s", categories=("maths",))
 
 
 @pytest.mark.skipif(

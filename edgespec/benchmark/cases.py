@@ -1,0 +1,118 @@
+"""What is to be measured: sizes crossed with each other, and the ways of decoding that are compared
+at each.
+
+Knows sizes, plans and names. Knows no engine that is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from edgespec.benchmark.synthetic import Dial
+from edgespec.runtime.static_tree import StaticPlan
+from edgespec.runtime.tree import BlockPlan, DraftPlan
+
+PREFILL, DECODE, VERIFY, SPECULATIVE = "prefill", "decode", "verify", "speculative"
+MODES = (PREFILL, DECODE, VERIFY, SPECULATIVE)
+FIXED, ADAPTIVE = "fixed", "adaptive"
+POLICIES = (FIXED, ADAPTIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Prompts of `input_tokens` tokens, None where they are as long as their file has them, answers
+    of `output_tokens`, `batch_size` at a time."""
+
+    input_tokens: int | None
+    output_tokens: int
+    batch_size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a report has it."""
+        return {
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "batch_size": self.batch_size,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way of decoding: plain where `plan` is None; with drafts as the drafter makes them, or
+    right as often as `dial` says."""
+
+    plan: DraftPlan | None = None
+    dial: Dial | None = None
+    policy: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a report has it; all null for plain decoding."""
+        return {
+            "plan": None if self.plan is None else plan_dict(self.plan),
+            "spec_policy": self.policy,
+            "synthetic_acceptance": None if self.dial is None else [*self.dial.by_position],
+        }
+
+    @property
+    def words(self) -> str:
+        """As a table has it."""
+        if self.plan is None:
+            return "plain"
+        policy = "" if self.policy in (None, FIXED) else f", {self.policy}"
+        dial = "" if self.dial is None else f", {self.dial}"
+        return f"{plan_words(self.plan)}{policy}{dial}"
+
+
+PLAIN_VARIANT = Variant()
+
+
+def cells(
+    input_tokens: Sequence[int | None], output_tokens: Sequence[int], batch_sizes: Sequence[int]
+) -> Iterator[Cell]:
+    """All combinations, each once."""
+    for i, o, b in product(*map(dict.fromkeys, (input_tokens, output_tokens, batch_sizes))):
+        yield Cell(i, o, b)
+
+
+def variants(
+    plans: Sequence[DraftPlan], dials: Sequence[Dial | None], policies: Sequence[str | None]
+) -> list[Variant]:
+    """All combinations, each once."""
+    crossed = product(dict.fromkeys(plans), dict.fromkeys(dials), dict.fromkeys(policies))
+    return [Variant(plan, dial, policy) for plan, dial, policy in crossed]
+
+
+def plan_dict(plan: DraftPlan) -> dict[str, Any]:
+    """The sizes of a plan, and its paths of ranks where it is a static tree."""
+    choices = (
+        {"choices": [[*path] for path in plan.choices]} if isinstance(plan, StaticPlan) else {}
+    )
+    return {
+        "kind": plan_kind(plan),
+        "top_k": plan.top_k,
+        "steps": plan.steps,
+        "verify_size": plan.verify_size,
+        **choices,
+    }
+
+
+def plan_kind(plan: DraftPlan) -> str:
+    """`static tree`, `block`, `tree` or `chain`."""
+    if isinstance(plan, StaticPlan):
+        return "static tree"
+    if isinstance(plan, BlockPlan):
+        return "block"
+    return "chain" if plan.top_k == 1 else "tree"
+
+
+def plan_words(plan: DraftPlan) -> str:
+    """A plan as a table has it: `chain of 3`, `tree 4/4/16`."""
+    kind = plan_kind(plan)
+    if kind == "chain":
+        return f"chain of {min(plan.steps, plan.verify_size - 1)}"
+    if kind == "static tree":
+        return f"static tree of {plan.verify_size}"
+    return f"{kind} {plan.top_k}/{plan.steps}/{plan.verify_size}"

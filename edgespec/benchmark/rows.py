@@ -1,0 +1,213 @@
+"""The rows of a report: what was measured of one way of decoding at one size.
+
+Knows slices, passes and figures. The names are those of `runtime.metrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from edgespec.benchmark.cases import DECODE, PREFILL, SPECULATIVE, VERIFY, Cell, Variant
+from edgespec.benchmark.passes import PassSize
+from edgespec.benchmark.schedule import Turn
+from edgespec.benchmark.slices import Slice
+from edgespec.benchmark.statistics import Figure, figure
+from edgespec.runtime.metrics import Pooled, RequestMetrics, ratio
+
+Figures = Mapping[str, Figure | None]
+MEASURED: Mapping[str, Callable[[Slice], float | None]] = {
+    "tokens_per_s": lambda s: s.tokens_per_s,
+    "output_tokens_per_s": lambda s: s.output_tokens_per_s,
+    "time_to_first_token_s": lambda s: s.time_to_first_token_s,
+    "inter_token_latency_s": lambda s: s.inter_token_latency_s,
+    "step_s": lambda s: s.step_s,
+    "draft_s": lambda s: s.stage_s("draft"),
+    "verify_s": lambda s: s.stage_s("verify"),
+    "commit_s": lambda s: s.stage_s("commit"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row. `rows` counts those of a base pass, in the mode verify alone. `over_plain` is the
+    speed over plain decoding pair by pair; in the mode verify a pass over the shortest one.
+    `predicted` is what the cost model says of it."""
+
+    mode: str
+    cell: Cell
+    variant: Variant
+    figures: Figures
+    rows: int | None = None
+    over_plain: Figure | None = None
+    predicted: float | None = None
+    speculation: Mapping[str, Any] | None = None
+    answers: int = 0
+    answers_equal_to_plain: int = 0
+    prompt_tokens: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a report has it."""
+        over = None if self.over_plain is None else self.over_plain.to_dict()
+        is_pass = self.mode == VERIFY
+        return {
+            "mode": self.mode,
+            **self.cell.to_dict(),
+            "rows": self.rows,
+            **self.variant.to_dict(),
+            "prompt_tokens": self.prompt_tokens,
+            "figures": {
+                name: None if found is None else found.to_dict()
+                for name, found in self.figures.items()
+            },
+            "speed_over_plain": None if is_pass else over,
+            "cost_over_one_row": over if is_pass else None,
+            "predicted_speed_over_plain": self.predicted,
+            "speculation": None if self.speculation is None else dict(self.speculation),
+            "answers": self.answers,
+            "answers_equal_to_plain": self.answers_equal_to_plain,
+        }
+
+
+# ---- answers
+
+
+@dataclass
+class Collected:
+    """The slices of one cell, by variant, as far as they were run."""
+
+    cell: Cell
+    mode: str = SPECULATIVE
+    slices: dict[Variant, list[tuple[Turn, Slice]]] = field(default_factory=dict)
+
+    def add(self, turn: Turn, found: Slice) -> None:
+        """Take in one run."""
+        self.slices.setdefault(turn.variant, []).append((turn, found))
+
+    def plain(self) -> dict[tuple[int, int, int], Slice]:
+        """The plain runs by their pair."""
+        return {
+            turn.pair: found
+            for variant, runs in self.slices.items()
+            if variant.plan is None
+            for turn, found in runs
+        }
+
+    def rows(self, predict: Callable[[Variant, Cell, Slice], float | None]) -> list[Row]:
+        """A row for each variant, plain first; `predict` gets all runs of one pooled."""
+        order = sorted(self.slices, key=lambda variant: variant.plan is not None)
+        return [self.row(variant, predict) for variant in order]
+
+    def row(self, variant: Variant, predict: Callable[[Variant, Cell, Slice], float | None]) -> Row:
+        """The row of a variant."""
+        runs = self.slices[variant]
+        plain = self.plain()
+        both = [(found, plain[turn.pair]) for turn, found in runs if turn.pair in plain]
+        whole = pooled([found for _, found in runs])
+        speculative = variant.plan is not None
+        mode = self.mode if self.mode == PREFILL else SPECULATIVE if speculative else DECODE
+        measured = PREFILL_FIGURES if mode == PREFILL else MEASURED
+        return Row(
+            mode=mode,
+            cell=self.cell,
+            variant=variant,
+            figures={name: figure([of(s) for _, s in runs]) for name, of in measured.items()},
+            over_plain=figure([over(a, b, mode) for a, b in both]) if speculative else None,
+            predicted=predict(variant, self.cell, whole) if mode == SPECULATIVE else None,
+            speculation=speculation(whole) if mode == SPECULATIVE else None,
+            answers=sum(len(found.responses) for _, found in runs),
+            answers_equal_to_plain=sum(equal(a, b) for a, b in both),
+            prompt_tokens=fmean(m.prompt_tokens for m in whole.metrics),
+        )
+
+
+PREFILL_FIGURES: Mapping[str, Callable[[Slice], float | None]] = {
+    "prefill_tokens_per_s": lambda s: s.prefill_tokens_per_s,
+    "time_to_first_token_s": lambda s: s.time_to_first_token_s,
+}
+
+
+def pooled(slices: Sequence[Slice]) -> Slice:
+    """All answers as those of one slice, for what is summed over them."""
+    return Slice(
+        [response for found in slices for response in found.responses],
+        [depths for found in slices for depths in found.depths],
+        sum(found.wall_s for found in slices),
+    )
+
+
+def over(found: Slice, plain: Slice, mode: str) -> float | None:
+    """The speed of a run over that of the plain one beside it."""
+    if mode == PREFILL:
+        mine, its = found.prefill_tokens_per_s, plain.prefill_tokens_per_s
+    else:
+        mine, its = found.tokens_per_s, plain.tokens_per_s
+    return None if mine is None or its is None else mine / its
+
+
+def equal(found: Slice, plain: Slice) -> int:
+    """How many answers are those of the plain run."""
+    pairs = zip(found.responses, plain.responses, strict=True)
+    return sum(mine.token_ids == its.token_ids for mine, its in pairs)
+
+
+def speculation(whole: Slice) -> dict[str, Any]:
+    """What was drafted and accepted, over all steps."""
+    pool = Pooled(whole.metrics)
+    levels = [level for depths in whole.depths for level in depths]
+    return {
+        "steps": pool.steps,
+        "acceptance_length": pool.acceptance_length,
+        "acceptance_rate": pool.acceptance_rate,
+        "per_position_acceptance": pool.per_position_acceptance,
+        "conditional_acceptance": conditional_acceptance(whole.metrics, whole.depths),
+        "drafted_per_step": ratio(sum(sum(m.per_step_drafted) for m in pool.requests), pool.steps),
+        "levels_per_step": ratio(sum(levels), pool.steps),
+        "steps_without_drafts": levels.count(0),
+    }
+
+
+def conditional_acceptance(
+    metrics: Sequence[RequestMetrics], depths: Sequence[Sequence[int]]
+) -> list[float]:
+    """For each position the share of accepted drafts among the steps that drafted so deep and
+    accepted all before it; as far as that was ever so."""
+    reached, accepted = dict[int, int](), dict[int, int]()
+    for request, levels in zip(metrics, depths, strict=True):
+        for kept, deepest in zip(request.per_step_accepted, levels, strict=True):
+            for position in range(1, min(kept + 1, deepest) + 1):
+                reached[position] = reached.get(position, 0) + 1
+                accepted[position] = accepted.get(position, 0) + (kept >= position)
+    return [accepted[position] / reached[position] for position in sorted(reached)]
+
+
+# ---- passes
+
+
+def pass_rows(times: Sequence[tuple[PassSize, float]]) -> list[Row]:
+    """A row for each number of rows, behind each context, with its cost over the fewest rows of the
+    same repeat."""
+    found: dict[tuple[int, int], dict[int, list[float]]] = {}
+    for size, seconds in times:
+        place = found.setdefault((size.context, size.batch_size), {})
+        place.setdefault(size.rows, []).append(seconds)
+    rows = []
+    for (context, batch_size), by_rows in found.items():
+        least = by_rows[min(by_rows)]
+        for count in sorted(by_rows):
+            own = by_rows[count]
+            over_least = figure([b / a for a, b in zip(least, own, strict=False)])
+            cell = Cell(context, 0, batch_size)
+            rows.append(
+                Row(
+                    mode=VERIFY,
+                    cell=cell,
+                    variant=Variant(),
+                    figures={"pass_s": figure(own)},
+                    rows=count,
+                    over_plain=over_least if min(by_rows) == 1 else None,
+                )
+            )
+    return rows
