@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from edgespec.backends.base import PlanHints
 from edgespec.contract import MAX_BLOCK_NODES
-from edgespec.runtime.acceptance_estimate import PRIOR, AcceptanceEstimate
+from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
 from edgespec.runtime.cost_model import CostModel, StepCosts, best_chain, chain_tokens
 from edgespec.runtime.draft_budget import DraftBudget
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -140,8 +140,8 @@ class AdaptivePolicy:
 
 
 def begin(state: AdaptiveState, costs: StepCosts, levels: int) -> None:
-    """Where nothing is known of a sequence: as the model expects of a usual draft."""
-    choice = best_chain(costs, [PRIOR] * levels)
+    """Where nothing is known of a sequence: as the model expects by the estimate's prior."""
+    choice = best_chain(costs, state.estimate.rates(levels))
     state.tokens, state.seconds = START_WEIGHT * choice.tokens, START_WEIGHT * choice.seconds
     state.drafting = choice.levels > 0
 
