@@ -34,8 +34,8 @@ MOST = PlanHints(steps=8, block_nodes=MAX_BLOCK_NODES)
 FIRST_WAIT, LONGEST_WAIT = 8, 128  # plain steps before drafts are tried again
 TRIAL_STEPS = 3  # steps that draft after a try that succeeded, whatever was before
 TRIAL_LEVELS = 2
-START_WEIGHT = 2.0  # steps that the model's own expectation counts for at the start
-DECAY = 0.93  # of tokens and seconds, a step
+START_WEIGHT = 3.0  # steps that the model's own expectation counts for at the start
+DECAY = 0.97  # of tokens and seconds, a step
 MARGIN = 0.01  # by which drafting must be faster before it begins again
 
 
@@ -57,11 +57,12 @@ class AdaptiveState:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What a sequence may draft in a step: no levels are no draft. `costs` are those of the step,
-    and a `budget` says of each draft whether it pays."""
+    and a `budget` says of each draft whether it pays. `alone`: no other sequence runs."""
 
     levels: int
     costs: StepCosts
     budget: DraftBudget | None = None
+    alone: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +117,15 @@ class AdaptivePolicy:
             return
         accepted = len(path) - 1
         if decision.budget is None:
-            settle(state, accepted, drafted=len(tree) > 1)
+            # One success says little: a few steps more do
+            if decision.alone and state.probing and accepted:
+                state.trial, state.patience = TRIAL_STEPS, max(FIRST_WAIT, state.patience // 4)
             return
         costs = decision.costs
         if state.probing:
             state.waited = 0
             if not accepted:
-                state.patience = min(2 * state.patience, LONGEST_WAIT)
+                state.patience = longer(state.patience)
                 return
             state.patience = max(FIRST_WAIT, state.patience // 2)
             state.drafting = True
@@ -157,30 +160,28 @@ def together(asking: Sequence[Asking], costs: StepCosts, batch: int) -> list[Dec
         nodes = max(one.plan.within(levels, len(costs.passes) - 1).verify_size for one in asking)
         values.append(tokens[levels] / costs.step(nodes, levels, tokens[levels] / batch))
     best = max(range(most + 1), key=values.__getitem__)
-    drafting = any(one.state.drafting for one in asking)
-    if best and not drafting and values[best] < (1 + MARGIN) * values[0]:
+    if not any(one.state.drafting for one in asking) and values[best] < (1 + MARGIN) * values[0]:
         best = 0
-    if not best:
-        for one in asking:
-            one.state.drafting = False
-            one.state.waited += 1
-        if any(one.state.trial or one.state.waited > one.state.patience for one in asking):
-            best = min(most, TRIAL_LEVELS)
-            for one in asking:
-                one.state.probing = not one.state.trial
-                one.state.trial = max(0, one.state.trial - 1)
-    else:
-        for one in asking:
-            one.state.drafting, one.state.probing, one.state.waited = True, False, 0
-    return [Decision(min(best, one.levels), costs) for one in asking]
+    states = [one.state for one in asking]
+    for state in states:
+        tell(state, pays=best > 0)
+    if not best and any(state.trial or state.waited > state.patience for state in states):
+        best = min(most, TRIAL_LEVELS)
+        for state in states:
+            state.probing, state.trial = not state.trial, max(0, state.trial - 1)
+    return [Decision(min(best, one.levels), costs, alone=batch == 1) for one in asking]
 
 
-def settle(state: AdaptiveState, accepted: int, *, drafted: bool) -> None:
-    """What a try came to: another one soon, or after twice as long."""
-    if not state.probing or not drafted:
-        return
-    state.probing, state.waited = False, 0
-    if accepted:
-        state.patience, state.trial = max(FIRST_WAIT, state.patience // 2), TRIAL_STEPS
-    else:
-        state.patience = min(2 * state.patience, LONGEST_WAIT)
+def tell(state: AdaptiveState, *, pays: bool) -> None:
+    """Whether drafts pay for all that run: where they do not, and a try did not change that, the
+    next one comes after twice as long."""
+    if state.probing:
+        state.patience = max(FIRST_WAIT, state.patience // 2) if pays else longer(state.patience)
+        state.waited = 0
+    state.probing, state.drafting = False, pays
+    state.waited = 0 if pays else state.waited + 1
+
+
+def longer(patience: int) -> int:
+    """The wait after a try that failed."""
+    return min(2 * patience, LONGEST_WAIT)
