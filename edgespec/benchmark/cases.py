@@ -6,19 +6,18 @@ Knows sizes, plans and names. Knows no engine that is open.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from edgespec.benchmark.synthetic import Dial
+from edgespec.runtime.policy import ADAPTIVE, FIXED, SpecPolicy
 from edgespec.runtime.static_tree import StaticPlan
 from edgespec.runtime.tree import BlockPlan, DraftPlan
 
 PREFILL, DECODE, VERIFY, SPECULATIVE = "prefill", "decode", "verify", "speculative"
 MODES = (PREFILL, DECODE, VERIFY, SPECULATIVE)
-FIXED, ADAPTIVE = "fixed", "adaptive"
-POLICIES = (FIXED, ADAPTIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,13 @@ class Variant:
 
     plan: DraftPlan | None = None
     dial: Dial | None = None
-    policy: str | None = None
+
+    @property
+    def policy(self) -> SpecPolicy | None:
+        """Whether the plan is drafted as it is or as far as it pays; None for plain decoding."""
+        if self.plan is None:
+            return None
+        return ADAPTIVE if self.plan.adaptive else FIXED
 
     def to_dict(self) -> dict[str, Any]:
         """As a report has it; all null for plain decoding."""
@@ -61,9 +66,9 @@ class Variant:
         """As a table has it."""
         if self.plan is None:
             return "plain"
-        policy = "" if self.policy in (None, FIXED) else f", {self.policy}"
-        dial = "" if self.dial is None else f", {self.dial}"
-        return f"{plan_words(self.plan)}{policy}{dial}"
+        up_to = "up to " if self.plan.adaptive else ""
+        dial = "" if self.dial is None else f" at {self.dial}"
+        return f"{up_to}{plan_words(self.plan)}{dial}"
 
 
 PLAIN_VARIANT = Variant()
@@ -71,18 +76,20 @@ PLAIN_VARIANT = Variant()
 
 def cells(
     input_tokens: Sequence[int | None], output_tokens: Sequence[int], batch_sizes: Sequence[int]
-) -> Iterator[Cell]:
+) -> list[Cell]:
     """All combinations, each once."""
-    for i, o, b in product(*map(dict.fromkeys, (input_tokens, output_tokens, batch_sizes))):
-        yield Cell(i, o, b)
+    return [
+        Cell(given, made, batch)
+        for given in dict.fromkeys(input_tokens)
+        for made in dict.fromkeys(output_tokens)
+        for batch in dict.fromkeys(batch_sizes)
+    ]
 
 
-def variants(
-    plans: Sequence[DraftPlan], dials: Sequence[Dial | None], policies: Sequence[str | None]
-) -> list[Variant]:
+def variants(plans: Sequence[DraftPlan], dials: Sequence[Dial | None]) -> list[Variant]:
     """All combinations, each once."""
-    crossed = product(dict.fromkeys(plans), dict.fromkeys(dials), dict.fromkeys(policies))
-    return [Variant(plan, dial, policy) for plan, dial, policy in crossed]
+    crossed = product(dict.fromkeys(plans), dict.fromkeys(dials))
+    return [Variant(plan, dial) for plan, dial in crossed]
 
 
 def plan_dict(plan: DraftPlan) -> dict[str, Any]:

@@ -126,12 +126,13 @@ class Runner:
     def run(self, prompts: Sequence[Prompt], variant: Variant) -> Slice:
         """One batch. Raises Interrupted, and the first error of a request."""
         session, real = self.engine.session, self.engine.session.drafter
-        if variant.dial is not None and real is not None:
+        plan = variant.plan
+        if variant.dial is not None and plan is not None and real is not None:
             truths = {prompt.ids: prompt.truth for prompt in prompts if prompt.truth is not None}
-            vocab_size = self.engine.config.component.vocab_size
-            session.drafter = synthetic(real, variant.dial, truths, vocab_size)
+            vocab_size, chains = self.engine.config.component.vocab_size, plan.top_k == 1
+            session.drafter = synthetic(real, variant.dial, truths, vocab_size, chains=chains)
         try:
-            return self.answered(prompts, variant.plan)
+            return self.answered(prompts, plan)
         finally:
             session.drafter = real
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import OptionError
+from edgespec.runtime.draft_budget import Budgeted, DraftBudget
 from edgespec.runtime.drafters.base import (
     Drafter,
     DraftRequest,
@@ -24,7 +25,7 @@ from edgespec.runtime.drafters.base import (
     Reserving,
     Snapshot,
 )
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree
 
 SEPARATOR = ":"
 FORM = "Write a probability, 0.7, or one for each position, 0.8:0.6:0.5; the last one goes on."
@@ -192,7 +193,7 @@ class SyntheticDrafter(Reserving, PromptReader):
             node = children[0]
             tokens[node] = right
             position, depth = position + 1, depth + 1
-        return replace(tree, tokens=tokens, drawn_from=None)
+        return replace(tree, tokens=tokens, probs=None, drawn_from=None)
 
     def make_wrong(self, tokens: NDArray[np.int64], children: list[int], right: int) -> None:
         """Let no child of a node have the right token; siblings stay different."""
@@ -208,7 +209,53 @@ class SyntheticEndObserver(SyntheticDrafter, EndObserver):
     """The same of a drafter that observes the last step of a sequence as well."""
 
 
-def synthetic(real: Drafter, dial: Dial, truths: Truths, vocab_size: int) -> SyntheticDrafter:
-    """A drafter whose drafts are right as often as `dial` says."""
-    kind = SyntheticEndObserver if isinstance(real, EndObserver) else SyntheticDrafter
+class SyntheticBudgeted(SyntheticDrafter, Budgeted):
+    """The same of a drafter of chains that asks a budget which drafts pay. How sure it is of a
+    draft is the dial itself: what the real one says of its own tokens means nothing for others."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """Chains as long as their budgets let them become."""
+        trees = super().propose([self.paced(request) for request in requests])
+        return [self.cut(request, tree) for request, tree in zip(requests, trees, strict=True)]
+
+    def probs(self, levels: int) -> list[float]:
+        """How likely each draft of a chain is to be right."""
+        return [self.dial.at(depth) for depth in range(1, levels + 1)]
+
+    def paced(self, request: DraftRequest) -> DraftRequest:
+        """A request for as many levels as pay, each asked for when the one before it is there. A
+        block is drafted at once, and then cut."""
+        plan, budget = request.plan, request.budget
+        if budget is not None and not isinstance(plan, BlockPlan):
+            levels = self.levels(plan, budget)
+            plan = plan.within(levels=levels, nodes=levels + 1)
+        return replace(request, plan=plan, budget=None)
+
+    def levels(self, plan: DraftPlan, budget: DraftBudget) -> int:
+        """How many levels pay, as a chain grows."""
+        level = min(1, plan.steps)
+        while level < plan.steps:
+            (*_, reached) = budget.survival(range(-1, level - 1), self.probs(level))
+            if not budget.goes_on(reached, level, min(1 + level, plan.verify_size), 1):
+                break
+            level += 1
+        return level
+
+    def cut(self, request: DraftRequest, tree: DraftTree) -> DraftTree:
+        """The drafts of a chain that pay."""
+        if request.budget is None:
+            return tree
+        return request.budget.cut(tree, self.probs(len(tree) - 1))
+
+
+def synthetic(
+    real: Drafter, dial: Dial, truths: Truths, vocab_size: int, *, chains: bool = True
+) -> SyntheticDrafter:
+    """A drafter whose drafts are right as often as `dial` says. Of trees, where not `chains`, it
+    does not say how probable a draft is."""
+    kind = SyntheticDrafter
+    if isinstance(real, EndObserver):
+        kind = SyntheticEndObserver
+    elif isinstance(real, Budgeted) and chains:
+        kind = SyntheticBudgeted
     return kind(real, dial, truths, vocab_size)

@@ -225,6 +225,13 @@ def drafter_arguments(
 def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--drafter, its options and its time budget, --spec-draft-top-k, --spec-draft-step and
     --spec-verify-size, and the flags of trees."""
+    return draft_options_of(SIZE, None, command)
+
+
+def draft_options_of(
+    size: Any, metavar: str | None, command: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The same with sizes of another type."""
     for flag, key, kind, text in reversed(TREE_FLAGS):
         command = tree_option(flag, key, kind, text)(command)
     for flag, text in (
@@ -232,7 +239,7 @@ def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ("--spec-draft-step", STEP),
         ("--spec-draft-top-k", TOP_K),
     ):
-        command = click.option(flag, type=SIZE, help=text)(command)
+        command = click.option(flag, type=size, metavar=metavar, help=text)(command)
     positive = click.FloatRange(0.1)
     command = click.option("--drafter-time-budget-ms", type=positive, help=BUDGET)(command)
     command = click.option(
@@ -250,8 +257,10 @@ def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=keep_key,
         help=NGRAM_SIZE,
     )(command)
-    metavar = "NAME|MODULE:CLASS"
-    return click.option("--drafter", type=DrafterName(), metavar=metavar, help=DRAFTER)(command)
+    drafter = click.option(
+        "--drafter", type=DrafterName(), metavar="NAME|MODULE:CLASS", help=DRAFTER
+    )
+    return drafter(command)
 
 
 def tree_option(flag: str, key: str, kind: Any, text: str) -> Callable[..., Any]:

@@ -140,8 +140,8 @@ FLAGS: dict[str, dict[str, Missing]] = {
 PROGRAMS: Mapping[str, str] = {
     "llm_build": "Run edgespec build.",
     "llm_inference": "Run edgespec infer.",
-    "llm_bench": "Run edgespec infer --dump-profile on your own requests.",
-    "bench": "Run edgespec infer --dump-profile on your own requests.",
+    "llm_bench": "Run edgespec bench.",
+    "benchmark": "Run edgespec bench.",
     "visual_build": "This version takes text only, so there is no engine to build.",
     "qwen3-omni": "This version takes text models: edgespec quantize llm.",
     "reduce-vocab": "This version exports the whole vocabulary.",

@@ -65,6 +65,10 @@ COMMANDS = {
     ),
     "chat": ("edgespec.cli.chat.command", "Chat with a model in the terminal."),
     "eval": ("edgespec.cli.eval", "Measure how good answers are: summaries of articles by ROUGE."),
+    "bench": (
+        "edgespec.cli.bench",
+        "Measure how fast engines are here, plain and with drafts, and compare two runs.",
+    ),
     "cache": ("edgespec.cli.cache", "List or remove the engines that run keeps."),
     "completion": ("edgespec.cli.completion", "Print the completion script of a shell."),
     "help": ("edgespec.cli.help", "Show the help of a command."),

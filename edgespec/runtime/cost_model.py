@@ -140,7 +140,7 @@ def curve_of(points: Mapping[int, float]) -> Curve:
     """Seconds for counts of 0 to MAX_ROWS from measured ones: never falling, 0 at 0, and beyond the
     largest count as the last two go on."""
     counts = np.array(sorted(points), np.float64)
-    seconds = np.maximum.accumulate([points[int(count)] for count in counts])
+    seconds = never_falling([points[int(count)] for count in counts])
     whole = np.arange(MAX_ROWS + 1, dtype=np.float64)
     curve = np.interp(whole, counts, seconds)
     if len(counts) > 1:
@@ -150,6 +150,20 @@ def curve_of(points: Mapping[int, float]) -> Curve:
         curve = seconds[0] * np.maximum(1.0, whole / counts[0])
     curve[0] = 0.0
     return curve
+
+
+def never_falling(values: Sequence[float]) -> Curve:
+    """The nearest values, by least squares, of which none is less than the one before: those that
+    fall are noise, and become their mean (isotonic regression)."""
+    blocks: list[tuple[float, int]] = []  # mean, length
+    for value in values:
+        mean, length = value, 1
+        while blocks and blocks[-1][0] > mean:
+            before, count = blocks.pop()
+            mean = (before * count + mean * length) / (count + length)
+            length += count
+        blocks.append((mean, length))
+    return np.array([mean for mean, length in blocks for _ in range(length)])
 
 
 def between(places: Sequence[int], curves: Sequence[Curve], place: float) -> Curve:

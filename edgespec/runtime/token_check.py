@@ -17,6 +17,7 @@ from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.file_runner import FileRun
 from edgespec.runtime.generation import Chunk
+from edgespec.runtime.policy import FIXED
 
 TOKENS = "tokens"
 MAX_TOKENS = 48  # of an answer
@@ -42,11 +43,12 @@ class Quiet:
 
 def check_tokens(engine_dir: Path, requests: RequestFile | None) -> list[Finding]:
     """Plain and speculative decoding of these requests compared, token by token, with the engines'
-    default plan; without requests those of PROMPTS, greedy and sampled.
+    default fixed plan; without requests those of PROMPTS, greedy and sampled.
 
     Raises BundleError, PairingError or EnvironmentProblem where the directory cannot be opened.
     """
-    with Engine(engine_dir, spec_decode="auto") as engine:
+    # A fixed plan: an adaptive one would draft little where drafts are seldom right
+    with Engine(engine_dir, spec_decode="auto", spec_policy=FIXED) as engine:
         if not engine.spec_decode:
             return [not_run(TOKENS, "nothing drafts here: there is no draft to compare with")]
         if requests is not None:

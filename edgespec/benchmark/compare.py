@@ -1,0 +1,227 @@
+"""Two reports beside each other: what is unlike in how they were made, and for each row whether the
+difference is more than noise.
+
+Knows reports. A difference is judged by ranks alone (see `statistics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.benchmark.cases import DECODE, PREFILL, SPECULATIVE, VERIFY
+from edgespec.benchmark.statistics import Interval, ratio_estimate, ratio_interval, verdict
+from edgespec.errors import RequestError
+
+Report = Mapping[str, Any]
+ENVIRONMENT = (
+    "device",
+    "architecture",
+    "cores",
+    "threads",
+    "thread_variables",
+    "memory_bytes",
+    "system",
+    "python",
+    "power_mode",
+    "governors",
+    "max_frequency_khz",
+    "versions",
+)
+SETTINGS = ("prompts", "sampling", "warmup")
+KEYS = (
+    "mode",
+    "input_tokens",
+    "output_tokens",
+    "batch_size",
+    "rows",
+    "plan",
+    "spec_policy",
+    "synthetic_acceptance",
+)
+ROWS = "rows"
+# Of each mode what is compared, and whether more of it is faster
+COMPARED: Mapping[str, tuple[tuple[str, bool], ...]] = {
+    PREFILL: (("prefill_tokens_per_s", True),),
+    DECODE: (("tokens_per_s", True),),
+    VERIFY: (("pass_s", False), ("cost_over_one_row", False)),
+    SPECULATIVE: (("tokens_per_s", True), ("speed_over_plain", True)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unlike:
+    """Something in which two runs differ, by the name that lets it pass."""
+
+    name: str
+    before: object
+    after: object
+
+    @property
+    def words(self) -> str:
+        """For a sentence; long values are cut."""
+        return f"{self.name}: {shown(self.before)} and {shown(self.after)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A figure of a row in both runs. `ratio` is that of the second over the first, and `interval`
+    its exact one; `is_control` where it is plain decoding."""
+
+    row: Mapping[str, Any]
+    figure: str
+    ratio: float
+    interval: Interval | None
+    verdict: str
+    is_control: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        found = self.interval
+        return {
+            **{name: self.row.get(name) for name in KEYS},
+            "figure": self.figure,
+            "ratio": self.ratio,
+            "low": None if found is None else found.low,
+            "high": None if found is None else found.high,
+            "confidence": None if found is None else found.confidence,
+            "verdict": self.verdict,
+            "control": self.is_control,
+        }
+
+
+# ---- what is unlike
+
+
+def unlike(before: Report, after: Report) -> Iterator[Unlike]:
+    """All in which two runs differ that should be alike, by the names of their leaves."""
+    for name, value in shared(before).items():
+        yield from leaves(name, value, shared(after)[name])
+    keys = [{key_of(row): row for row in found[ROWS]} for found in (before, after)]
+    if keys[0].keys() != keys[1].keys():
+        only = [
+            [words(rows[key]) for key in rows if key not in other]
+            for rows, other in (keys, keys[::-1])
+        ]
+        yield Unlike(ROWS, *(", ".join(lines) or "no others" for lines in only))
+
+
+def shared(report: Report) -> dict[str, object]:
+    """What two runs should have in common."""
+    here, engine, settings = report["environment"], report["engine"], report["settings"]
+    engines = engine.get("engines")
+    return {
+        **{name: here.get(name) for name in ENVIRONMENT},
+        "method": engine.get("method"),
+        "engines": {
+            role: {name: one.get(name) for name in ("sha256", "backend", "device")}
+            for role, one in (engines if isinstance(engines, dict) else {}).items()
+            if isinstance(one, dict)
+        },
+        **{name: settings.get(name) for name in SETTINGS},
+    }
+
+
+def leaves(name: str, mine: object, its: object) -> Iterator[Unlike]:
+    """The differences of two values; of objects by key."""
+    if isinstance(mine, dict) and isinstance(its, dict):
+        for key in dict.fromkeys((*mine, *its)):
+            yield from leaves(f"{name}.{key}", mine.get(key), its.get(key))
+    elif mine != its:
+        yield Unlike(name, mine, its)
+
+
+def refuse_unlike(found: Sequence[Unlike], allowed: Collection[str]) -> None:
+    """Raises RequestError for differences that were not allowed; `versions` allows all whose name
+    begins with it, as `versions.numpy`."""
+    refused = [
+        one
+        for one in found
+        if not any(one.name == name or one.name.startswith(f"{name}.") for name in allowed)
+    ]
+    if refused:
+        names = dict.fromkeys(one.name.partition(".")[0] for one in refused)
+        flags = " ".join(f"--allow {name}" for name in names)
+        what = "these runs are unlike: " + "; ".join(one.words for one in refused)
+        raise RequestError(what, f"Measure both alike, or let it pass: {flags}.")
+
+
+def shown(value: object) -> str:
+    """A value in a sentence."""
+    text = str(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+MAX_SHOWN = 80
+
+
+# ---- the rows
+
+
+def changes(before: Report, after: Report) -> list[Change]:
+    """The rows that both have, plain decoding first."""
+    others = {key_of(row): row for row in after[ROWS]}
+    found = [
+        change
+        for row in before[ROWS]
+        if key_of(row) in others
+        for change in row_changes(row, others[key_of(row)])
+    ]
+    return sorted(found, key=lambda change: not change.is_control)
+
+
+def row_changes(mine: Mapping[str, Any], its: Mapping[str, Any]) -> Iterator[Change]:
+    """What is compared of one row."""
+    for name, larger_is_faster in COMPARED[mine["mode"]]:
+        if name == "cost_over_one_row" and mine["rows"] == 1:
+            continue
+        first, second = samples_of(mine, name), samples_of(its, name)
+        if not first or not second or min(*first, *second) <= 0:
+            continue
+        interval = ratio_interval(first, second)
+        yield Change(
+            mine,
+            name,
+            ratio_estimate(first, second),
+            interval,
+            verdict(interval, larger_is_faster=larger_is_faster),
+            is_control=mine["mode"] == DECODE,
+        )
+
+
+def samples_of(row: Mapping[str, Any], name: str) -> list[float]:
+    """The samples of a figure; none where there is no such figure."""
+    found = row["figures"].get(name) or row.get(name)
+    return [] if found is None else [float(value) for value in found["samples"]]
+
+
+def key_of(row: Mapping[str, Any]) -> str:
+    """What a row measures, as a text to look it up by."""
+    return repr([row.get(name) for name in KEYS])
+
+
+def words(row: Mapping[str, Any]) -> str:
+    """A row as tables and messages name it."""
+    plan, dial = row.get("plan"), row.get("synthetic_acceptance")
+    size = " ".join(sizes(row))
+    if row["mode"] == VERIFY:
+        return f"pass over {row.get('rows')} {size}"
+    if row["mode"] == PREFILL:
+        return f"{'prefill' if plan is None else 'prefill with the draft'} {size}"
+    if plan is None:
+        return f"plain {size}"
+    how = "up to " if row.get("spec_policy") == "adaptive" else ""
+    tree = f"{plan.get('top_k')}/{plan.get('steps')}/{plan.get('verify_size')}"
+    at = "" if not dial else f" at {':'.join(f'{value:g}' for value in dial)}"
+    return f"{how}{plan.get('kind')} {tree}{at} {size}"
+
+
+def sizes(row: Mapping[str, Any]) -> Iterator[str]:
+    """The sizes of a row, shortly: `128+64 b4`."""
+    given, made = row.get("input_tokens"), row["output_tokens"]
+    if row["mode"] in (VERIFY, PREFILL):
+        yield "of a file" if given is None else f"{given}"
+    else:
+        yield f"{'file' if given is None else given}+{made}"
+    yield f"b{row['batch_size']}"
