@@ -228,6 +228,7 @@ def summarize(
         spec_decode=drafts,
         prefix_cache_bytes=0,
         acceptance=acceptance,
+        tuned=not any(sizes) and tree is None,
         **drafting,
     ) as engine:
         check_draft(engine, config.config)

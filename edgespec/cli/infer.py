@@ -456,6 +456,7 @@ def respond(
         exact=exact,
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
+        tuned=not any(sizes) and tree is None,
         **drafting,
     ) as engine:
         if chat_template:
@@ -546,7 +547,7 @@ def notes_of(
         if request.apply_chat_template and not request.disable_spec_decode
     ]
     thinking = engine.thinking_note(asked) or relaxed_note(engine, asked)
-    line = report.plan_line(
+    line = engine.tuned_line(plan) or report.plan_line(
         plan,
         chosen=chosen,
         words=engine.drafter_words,

@@ -186,6 +186,8 @@ class Engine:
         if tuned and drafter is None and config is None and not drafter_options:
             chosen = choose_tuned(path, choice, spec_decode)
         choice, self.tuned = chosen.choice, chosen.tuned
+        # The acceptance by depth that adaptive drafting begins with; empty: of a usual draft
+        self.prior: Sequence[float] = () if self.tuned is None else self.tuned.prior
         opened = open_base(path, choice, exact=exact)
         self.base, self.config, self.exact = opened.decoder, opened.config, exact
         self.tolerance = opened.tolerance
@@ -361,6 +363,12 @@ class Engine:
         self.driver.check_open()
         with in_words(API_WORDS):
             return self.planner.by_sizes(top_k, steps, verify_size, drafter=drafter)
+
+    def tuned_line(self, plan: DraftPlan) -> str | None:
+        """What is said of the plan that `tune` found; None of any other."""
+        if self.tuned is None or plan != self.planner.by_tuning():
+            return None
+        return self.tuned.line
 
     @property
     def drafter_words(self) -> str:
@@ -561,8 +569,7 @@ class Engine:
         if gates is not None and gates.stopped and ACCEPT_RULES[acceptance.rule].lossless != "no":
             handle.plan = None  # lossy rules decide without drafts too
         if handle.plan is not None and handle.plan.adaptive and drafter is None:
-            prior = () if self.tuned is None else self.tuned.prior
-            handle.adaptive = AdaptiveState(AcceptanceEstimate(prior))
+            handle.adaptive = AdaptiveState(AcceptanceEstimate(self.prior))
         return handle
 
     def gates_for(self, request: GenerationRequest) -> Gates | None:

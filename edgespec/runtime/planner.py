@@ -75,9 +75,11 @@ class Planner:
         if tuned is None or (tuned.top_k != 1 and self.wants_chains(self.acceptance)):
             return None
         asked = tuned.adaptive if self.policy is None else self.policy == ADAPTIVE
-        plan = replace(tuned, adaptive=self.can_adapt and asked)
-        self.limits().check(plan)
-        return plan
+        limits, plan = self.limits(), tuned
+        if type(tuned) is DraftPlan:  # the method may have plans of its own kind
+            plan = limits.plan(tuned.top_k, tuned.steps, tuned.verify_size, self.hints)
+        limits.check(plan)
+        return replace(plan, adaptive=self.can_adapt and asked)
 
     def adapts(self, *, sized: bool) -> bool:
         """Whether a plan of the engine's own drafter is adaptive, where sizes were given or not."""

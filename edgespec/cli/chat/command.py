@@ -240,6 +240,7 @@ def command(
         spec_decode=wanted(spec_decode, sized=sized or acceptance is not None),
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
+        tuned=not sized,
         **drafting,
     ) as engine:
         check_draft(engine, config.config)
@@ -257,7 +258,8 @@ def command(
         )
         plan, screen = settings.plan(engine), Screen(sys.stdout)
         screen.note(
-            plan_line(
+            engine.tuned_line(plan)
+            or plan_line(
                 plan,
                 chosen=not sized and not config.has_sizes,
                 words=engine.drafter_words,
