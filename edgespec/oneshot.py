@@ -67,7 +67,8 @@ class RunRequest:
     """A target and its draft, each a directory or a hub name, and how engines are made of them.
 
     `aux_layers` and `golden` are those of an export, `limits`, `backend` and `options` those of a
-    build. `update` asks the hub again for names that were prepared before. `check_method` raises an
+    build; with `measure_costs` what their steps cost is measured then. `update` asks the hub again
+    for names that were prepared before. `check_method` raises an
     error for a method of the pair, None for none, that is another than was asked for. With
     `has_drafter` something else than a draft was asked to draft.
     """
@@ -81,6 +82,7 @@ class RunRequest:
     allow_pickle: bool = False
     golden: bool = True
     update: bool = False
+    measure_costs: bool = True
     check_method: Callable[[str | None], object] = lambda method: None
     has_drafter: bool = False
 
@@ -260,6 +262,8 @@ def made(request: RunRequest, start: str, cache: Cache, report: Reporter) -> str
         with cache.fill(plan.key, plan.about) as staging:
             make_engines(plan, request, staging, report)
             check_unchanged(plan, seen)
+            if request.measure_costs:
+                measure(staging / "engine", report)
 
     with made_once(plan.key, cache, make, report):
         if settled:
@@ -460,6 +464,20 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
             for note in built.notes:
                 report.note(f"{title}: {note}")
     shutil.rmtree(staging / EXPORT)
+
+
+def measure(engine_dir: Path, report: Reporter) -> None:
+    """Measure what the engines' steps cost; that it failed is said, and no more."""
+    from edgespec.backends import base as backends
+    from edgespec.runtime.cost_measure import after_build
+
+    report.step("measure what steps cost")
+    progress = backends.Progress(
+        start=lambda total: report.start("steps", total), advance=report.advance
+    )
+    line = after_build(engine_dir, measure=True, progress=progress)
+    if line is not None:
+        report.note(line)
 
 
 def exports_of(plan: Plan, request: RunRequest) -> list[tuple[str, Path, ExportOptions]]:

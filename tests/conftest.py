@@ -2,7 +2,8 @@
 --update-golden` writes the files anew); `modelopt_exports` are checkpoints that ModelOpt itself
 quantized, `modelopt_drafts` DFlash drafts of its own and their base, both made once per run.
 
-Sessions of ONNX Runtime have one thread here: the other core belongs to another worker. Long files
+Engines are built without their costs being measured, but where a test is about that. Sessions of
+ONNX Runtime have one thread here: the other core belongs to another worker. Long files
 come first, so that no worker is left with one at the end.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.cli import environment
 from tests import shared, threads
 
 TESTS = Path(__file__).parent
@@ -67,6 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ[environment.MEASURE_COSTS] = "0"  # also in the processes that tests start
     shared.begin()
 
 

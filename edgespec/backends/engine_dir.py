@@ -38,6 +38,7 @@ SIDECARS: Mapping[Role, Mapping[str, str]] = {
         DRAFT_EMBEDDING: bundle.EMBEDDING,
     },
 }
+COST_PROFILE = "cost_profile.json"  # of the runtime, beside the engines: not in the manifest
 MOVING, MOVING_KEYS = "moving.json", ("bytes", "mtime_ns")
 SAME_MODEL = {Role.BASE: Role.LLM, Role.LLM: Role.BASE}
 
@@ -208,7 +209,8 @@ def remove_killed(engine_dir: Path) -> None:
                     if path.name not in finished:
                         path.unlink(missing_ok=True)
                 bundle.remove_whole(staging)
-        bundle.remove_dead(engine_dir, bundle.MANIFEST)
+        for name in (bundle.MANIFEST, COST_PROFILE):
+            bundle.remove_dead(engine_dir, name)
 
 
 def moved_files(staging: Path, engine_dir: Path) -> Iterator[Path]:

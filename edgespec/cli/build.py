@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.cli import environment, trtllm
+from edgespec.cli.costs_flag import MEASURING, costs_line
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand, either, until_separator
 from edgespec.cli.paths import DIRECTORY
@@ -216,6 +217,7 @@ def click_option(option: BuildOption) -> click.Option:
     is_flag=True,
     help="Check everything that can be checked without building, say what would be built, and stop.",
 )
+@MEASURING
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     onnx_dir: Path,
@@ -224,6 +226,7 @@ def command(
     spec_draft: bool,
     backend: str,
     dry_run: bool,
+    measure_costs: bool,
     as_json: bool,
     **values: OptionValue | int,
 ) -> None:
@@ -287,7 +290,7 @@ def command(
                 warn=lambda text: say(f"warning: {text}", err=True),
             ),
         )
-    show(built, as_json=as_json)
+    show(built, costs_of(built, engine_dir, measure=measure_costs), as_json=as_json)
 
 
 def limits_of(names: Iterable[str], values: dict[str, Any]) -> Limits:
@@ -308,16 +311,21 @@ def show_planned(planned: Planned, *, as_json: bool) -> None:
         say(f"  {line}" if "\n" not in line else line)
 
 
-def show(built: Built, *, as_json: bool) -> None:
+def costs_of(built: Built, engine_dir: Path, *, measure: bool) -> str | None:
+    """What was measured of the directory, or why nothing was; None where that was not asked for."""
+    return costs_line(engine_dir, measure=measure, unproven=built.unproven)
+
+
+def show(built: Built, costs: str | None, *, as_json: bool) -> None:
     """Print the engine, how it was checked, and what a user should know of it."""
     if as_json:
-        click.echo(json_text(to_dict(built)))
+        click.echo(json_text(to_dict(built, costs)))
         return
-    for line in lines_of(built):
+    for line in lines_of(built, costs):
         say(line)
 
 
-def to_dict(built: Built) -> dict[str, Any]:
+def to_dict(built: Built, costs: str | None) -> dict[str, Any]:
     """What --json prints of an engine."""
     return {
         "role": built.role.value,
@@ -329,14 +337,15 @@ def to_dict(built: Built) -> dict[str, Any]:
         "weights": built.weights.to_dict(),
         "seconds": built.seconds,
         "notes": [*built.notes, *unused(built.role)],
+        "costs": costs,
     }
 
 
-def lines_of(built: Built) -> Iterator[str]:
+def lines_of(built: Built, costs: str | None) -> Iterator[str]:
     """An engine, and below it what is to be said of it."""
     size = f"{built.size_bytes / 1e6:.1f} MB, {built.seconds:.1f} s"
     yield f"{built.role.value}: {built.engine} ({size})"
-    for note in (checked(built), *built.notes, *unused(built.role)):
+    for note in (checked(built), *built.notes, *unused(built.role), *([costs] if costs else [])):
         yield f"  {note}"
 
 

@@ -18,6 +18,7 @@ DEVICE = f"{PREFIX}DEVICE"
 TARGET = f"{PREFIX}TARGET"
 CACHE = f"{PREFIX}CACHE"
 KERNEL_LEVEL = f"{PREFIX}KERNEL_LEVEL"
+MEASURE_COSTS = f"{PREFIX}MEASURE_COSTS"
 COMPLETING = "_EDGESPEC_COMPLETE"  # set by the completion scripts of `edgespec completion`
 
 # Variable -> what it is the default of; those of NO_FLAGS are no flag's
@@ -28,6 +29,7 @@ VARIABLES = {
     CALIB_DATA: "`--calib-data` of `quantize`",
     DEVICE: "`--device` of `quantize`",
     TARGET: "`--target` of `quantize`",
+    MEASURE_COSTS: "`--measure-costs` of `build`, `import` and `run`, off with the value 0",
     KERNEL_LEVEL: "the instructions that edgespec's own kernels use, such as `portable`",
     VERBOSE: "`--verbose`, with the value 1",
     DEBUG: "`--debug`, with the value 1",

@@ -9,6 +9,7 @@ import click
 from edgespec.backends.base import Progress
 from edgespec.cli import environment
 from edgespec.cli.build import lines_of, to_dict
+from edgespec.cli.costs_flag import MEASURING, costs_line
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY
 from edgespec.cli.terminal import json_text, say
@@ -24,8 +25,11 @@ from edgespec.cli.terminal import json_text, say
     show_envvar=True,
     help="Where the engines go; base and draft share one.",
 )
+@MEASURING
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-def command(directories: tuple[Path, ...], engine_dir: Path, as_json: bool) -> None:
+def command(
+    directories: tuple[Path, ...], engine_dir: Path, measure_costs: bool, as_json: bool
+) -> None:
     """Take over engines that NVIDIA's own tool built from what build --emit-onnx wrote.
 
     DIR is such a directory, in which build.sh has left an engine. The engine is opened on this
@@ -40,15 +44,18 @@ def command(directories: tuple[Path, ...], engine_dir: Path, as_json: bool) -> N
     from edgespec.cli.progress import Bars
 
     done = []
-    for directory in directories:
+    for number, directory in enumerate(directories, start=1):
         with Bars() as bars:
             progress = Progress(
                 advance=bars.advance, prove=lambda passes: bars.start("golden outputs", passes)
             )
             built = import_engine(directory, engine_dir, progress)
-        done.append(to_dict(built))
+        costs = None
+        if number == len(directories):  # of all of them together
+            costs = costs_line(engine_dir, measure=measure_costs)
+        done.append(to_dict(built, costs))
         if not as_json:
-            for line in lines_of(built):
+            for line in lines_of(built, costs):
                 say(line)
     if as_json:
         click.echo(json_text(done))

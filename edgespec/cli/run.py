@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LIMITS = ("max_input_len", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
+COSTS = ("measure_costs",)
 EXPORTS = ("aux_layers", "allow_pickle", "no_golden")
 SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
 CHATS = (
@@ -77,6 +78,7 @@ MAKING = (
     "draft",
     "update",
     *LIMITS,
+    *COSTS,
     *EXPORTS,
 )
 
@@ -116,7 +118,7 @@ PARAMS = [
         is_flag=True,
         help="Ask the hub for a newer version of names that were prepared before.",
     ),
-    *taken(build.command, LIMITS),
+    *taken(build.command, (*LIMITS, *COSTS)),
     *taken(export.command, EXPORTS),
     *taken(chat.command, CHATS),
 ]
@@ -138,6 +140,7 @@ def command(
     prompts: tuple[str, ...],
     update: bool,
     backend: str,
+    measure_costs: bool,
     aux_layers: tuple[int, ...] | None,
     allow_pickle: bool,
     no_golden: bool,
@@ -191,6 +194,7 @@ def command(
         allow_pickle=allow_pickle,
         golden=not no_golden,
         update=update,
+        measure_costs=measure_costs,
         check_method=partial(check_method, config),
         has_drafter=settings["drafter"] is not None or not needs_draft(config),
     )

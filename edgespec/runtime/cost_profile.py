@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec import bundle
+from edgespec.backends import engine_dir as engines
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import backend_of
 from edgespec.contract import Role
 from edgespec.errors import BundleError
 
-FILE = "cost_profile.json"
+FILE = engines.COST_PROFILE
 FORMAT = 1
 MAX_BYTES = 4 * 2**20
 MEASURE_AGAIN = "Measure again: edgespec bench ENGINES --measure-costs, or build again."
@@ -126,13 +127,34 @@ def roles_of(profile_role: Role, *, with_draft: bool) -> tuple[Role, ...]:
 
 
 def write_profile(engine_dir: Path, profile: CostProfile) -> None:
-    """Keep a profile in its directory, in the place of one of the same base and method. Raises
-    OutputError; the file is whole or as it was."""
-    same = (profile.role, profile.method)
-    others = [p for p in kept(engine_dir) if (p.role, p.method) != same]
-    profiles = [one.to_dict() for one in (*others, profile)]
-    with bundle.writing(engine_dir / FILE):
-        bundle.write_json(engine_dir / FILE, {"format": FORMAT, "profiles": profiles})
+    """Keep a profile in its directory, in the place of those of the same base; profiles of engines
+    that are no more go. Raises OutputError; the file is whole or as it was."""
+    with bundle.writing(engine_dir / FILE), bundle.locked(engine_dir):
+        others = [p for p in current(engine_dir) if p.role is not profile.role]
+        write_profiles(engine_dir, [*others, profile])
+
+
+def drop_stale(engine_dir: Path) -> None:
+    """Drop the profiles of engines that are no more, and a damaged file. Raises OutputError."""
+    if not (engine_dir / FILE).exists():
+        return
+    with bundle.writing(engine_dir / FILE), bundle.locked(engine_dir):
+        write_profiles(engine_dir, current(engine_dir))
+
+
+def write_profiles(engine_dir: Path, profiles: Sequence[CostProfile]) -> None:
+    """Keep these profiles and no others; no file where there are none. Raises OSError."""
+    if not profiles:
+        (engine_dir / FILE).unlink(missing_ok=True)
+        return
+    found = {"format": FORMAT, "profiles": [one.to_dict() for one in profiles]}
+    bundle.write_json(engine_dir / FILE, found)
+
+
+def current(engine_dir: Path) -> list[CostProfile]:
+    """The profiles of a directory whose engines are still there."""
+    hashes = hashes_of(engine_dir, tuple(Role))
+    return [p for p in kept(engine_dir) if p.engines and p.engines.items() <= hashes.items()]
 
 
 def kept(engine_dir: Path) -> list[CostProfile]:
