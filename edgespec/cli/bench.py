@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,8 @@ from edgespec.cli.lists import Counts, Names, Texts
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import json_text, say
-from edgespec.errors import EdgeSpecError, LimitError, OutputError
+from edgespec.cli.terminal import report as tell
+from edgespec.errors import EdgeSpecError, LimitError, OutputError, noted
 
 if TYPE_CHECKING:
     from edgespec.benchmark.cases import Variant
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from edgespec.runtime.tree import DraftPlan
 
 MODES = ("prefill", "decode", "verify", "speculative")  # those of benchmark.cases; a test compares
+PREFILL, _, VERIFY, SPECULATIVE = MODES
 POLICIES = ("adaptive", "fixed")
 ROWS = (1, 2, 4, 8, 16, 32, 60)
 TOKENS = 128  # of prompts and of answers, where nothing else is said and as many fit
@@ -254,6 +255,22 @@ def list_sizes(function: Any) -> Any:
 @click.option(
     "--pictures", type=FILE, metavar="DIR", help="Draw each panel as PNG and SVG into a directory."
 )
+@click.option(
+    "--measure-costs",
+    is_flag=True,
+    help=(
+        "Measure again what steps cost here, and keep it beside the engines: by that drafts are"
+        " chosen. Nothing else is measured without --mode."
+    ),
+)
+@click.option(
+    "--explain",
+    is_flag=True,
+    help=(
+        "Say in sentences what the kept costs mean: from which acceptance on drafts pay, and the"
+        " best chain. Nothing is measured without --mode."
+    ),
+)
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -284,6 +301,8 @@ def run(
     json_file: Path | None,
     picture: Path | None,
     pictures: Path | None,
+    measure_costs: bool,
+    explain: bool,
 ) -> int:
     """Measure the engines of ENGINE_DIR on this machine.
 
@@ -305,6 +324,7 @@ def run(
     edgespec bench engines --mode verify --rows 1,2,4,8,16 --input-tokens 128,2048
     edgespec bench engines --prompts mt_bench.jsonl --spec-draft-step 2,3,4 --json report.json
     edgespec bench engines --synthetic-acceptance 0,0.5,0.7,0.9 --batch-size 1,4 --picture speed.png
+    edgespec bench engines --measure-costs --explain
     """
     path = engine_of(ctx, engine_dir, engine_flag)
     sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
@@ -315,14 +335,14 @@ def run(
     if categories and prompts is None:
         raise click.UsageError("--category chooses among --prompts: give a file", ctx)
     file = prompts or input_file
-    if file is not None and input_tokens and (modes is None or "verify" not in modes):
+    if file is not None and input_tokens and (modes is None or VERIFY not in modes):
         what = "--input-tokens is the length of random prompts, and those of a file have their own"
         raise click.UsageError(what, ctx)
     wants_drafts = (
         drafter is not None or config.config is not None or any(sizes) or tree is not None
     )
     wants_drafts = wants_drafts or bool(synthetic_acceptance) or bool(policies)
-    if modes is not None and "speculative" not in modes and wants_drafts:
+    if modes is not None and SPECULATIVE not in modes and wants_drafts:
         raise click.UsageError(
             "what drafts, and how much, means nothing without the mode speculative", ctx
         )
@@ -334,6 +354,10 @@ def run(
     from edgespec.cli.progress import Bars
     from edgespec.runtime.engine import Engine
 
+    if measure_costs:
+        measure_again(path)
+        if modes is None and not explain:
+            return 0
     dials = [Dial.read(text) for text in synthetic_acceptance or ()]
     source = PromptSource(
         requests_of(prompts, input_file, categories, temperature, seed),
@@ -373,16 +397,26 @@ def run(
             repeats=repeats,
             warmup=warmup,
         )
+        if modes is None and explain:
+            say_costs(engine, plan)
+            return 0
         with Stopper() as stopper, Bars() as bars:
             bench, recorder = started(Runner(engine, stopper), plan, bars, path, left_out)
             failed = finished(bench)
         report = recorder.report(bench, None if failed is None else failed.what)
-    keep(report, json_file, picture, pictures)
+        lines = [*sentences(engine, plan, report)] if explain else []
+    problems = [] if failed is None else [failed]
+    with noted(problems):
+        keep(report, json_file, picture, pictures)
     from edgespec.cli import bench_report
 
     bench_report.show(report)
-    if failed is not None:
-        raise failed
+    for line in lines:
+        say(line)
+    for problem in problems[1:]:
+        tell(problem)
+    if problems:
+        raise problems[0]
     return 0 if stopper.number is None else exit_code(stopper.number)
 
 
@@ -409,9 +443,9 @@ def engine_of(ctx: click.Context, engine_dir: Path | None, flag: Path | None) ->
 
 def drafts_by(modes: Sequence[str] | None, *, wanted: bool) -> Any:
     """Whether the engine is opened with its draft, as Engine takes it."""
-    if wanted or (modes is not None and "speculative" in modes):
+    if wanted or (modes is not None and SPECULATIVE in modes):
         return True
-    return "auto" if modes is None or "prefill" in modes else False
+    return "auto" if modes is None or PREFILL in modes else False
 
 
 def requests_of(
@@ -510,17 +544,17 @@ def measured(
 
     capacity = engine.base.capacity
     usual = min(TOKENS, capacity // 2, *(c.limits.max_input_len for c in engine.configs.values()))
-    contexts: tuple[int | None, ...] = tuple(input_tokens or (usual,))
+    contexts = tuple(input_tokens or (usual,))
     asked = tuple(modes or (MODES if variants else MODES[:-1]))
     if rows is None:
-        known = [count for count in contexts if count is not None]
-        rows = fitting_rows(engine, ROWS, known)
-    elif "verify" in asked:
-        check_rows(engine, rows, [count for count in contexts if count is not None])
+        rows = fitting_rows(engine, ROWS, contexts)
+    elif VERIFY in asked:
+        check_rows(engine, rows, contexts)
     plan = Plan(
         modes=asked,
         source=source,
-        input_tokens=contexts,
+        input_tokens=contexts if source.requests is None else (None,),
+        contexts=contexts,
         output_tokens=tuple(output_tokens or (min(TOKENS, capacity - usual),)),
         batch_sizes=batch_sizes,
         rows=rows,
@@ -554,6 +588,47 @@ def finished(bench: Benchmark) -> EdgeSpecError | None:
     return None
 
 
+# ---- what steps cost
+
+
+def measure_again(engine_dir: Path) -> None:
+    """Measure what steps of these engines cost here, keep it, and say it in a line. Raises what
+    opening and measuring raise."""
+    from time import monotonic
+
+    from edgespec.backends.base import Progress
+    from edgespec.cli.progress import Bars
+    from edgespec.runtime.cost_measure import measure_costs
+    from edgespec.runtime.cost_words import built_line
+
+    began = monotonic()
+    with Bars() as bars:
+        progress = Progress(start=lambda n: bars.start("costs", n), advance=bars.advance)
+        found = measure_costs(engine_dir, progress=progress)
+    say(built_line(found, monotonic() - began))
+
+
+def say_costs(engine: Engine, plan: Plan) -> None:
+    """Print what the kept costs mean. Raises LimitError where there are none."""
+    if engine.costs is None:
+        why = engine.why_no_costs or "nothing drafts"
+        raise LimitError(f"--explain: {why}", "Measure it: --measure-costs.")
+    for line in sentences(engine, plan, None):
+        say(line)
+
+
+def sentences(engine: Engine, plan: Plan, report: dict[str, Any] | None) -> Iterator[str]:
+    """What the kept costs mean, and of a report how its figures compare with them."""
+    from edgespec.benchmark.explanation import explained, of_rows
+
+    if engine.costs is None:
+        yield f"no prediction: {engine.why_no_costs or 'nothing drafts'}"
+        return
+    yield from explained(engine.costs, plan.contexts, plan.batch_sizes)
+    if report is not None:
+        yield from of_rows(report["rows"])
+
+
 # ---- what comes of it
 
 
@@ -584,8 +659,6 @@ def keep(
 def write(report: dict[str, Any], path: Path) -> None:
     """Write the report; where that fails, into the directory for temporary files. Raises
     OutputError that says where it is."""
-    import tempfile
-
     from edgespec.benchmark.report import write_report
     from edgespec.prompts import stream_of
 
@@ -595,16 +668,26 @@ def write(report: dict[str, Any], path: Path) -> None:
         else:
             write_report(path, report)
     except (OutputError, OSError) as error:
-        with suppress(OutputError, OSError):
-            elsewhere = Path(tempfile.mkdtemp(prefix="edgespec-bench-")) / "report.json"
-            write_report(elsewhere, report)
-            what = error.what if isinstance(error, OutputError) else f"{path}: {error.strerror}"
-            raise KeptElsewhere(what, f"The report is in {elsewhere}.") from error
-        raise
+        elsewhere = kept_elsewhere(report)
+        if elsewhere is None:
+            raise
+        what = error.what if isinstance(error, OutputError) else f"{path}: {error.strerror}"
+        raise OutputError(what, f"The report is in {elsewhere}.") from error
 
 
-class KeptElsewhere(OutputError):
-    """A report could not be written where it should, and is somewhere else."""
+def kept_elsewhere(report: dict[str, Any]) -> Path | None:
+    """Where the report is among the temporary files; None where it cannot be written there
+    either."""
+    import tempfile
+
+    from edgespec.benchmark.report import write_report
+
+    try:
+        path = Path(tempfile.mkdtemp(prefix="edgespec-bench-")) / "report.json"
+        write_report(path, report)
+    except (OutputError, OSError):
+        return None
+    return path
 
 
 def draw_pictures(
