@@ -282,7 +282,7 @@ def tree_option(flag: str, key: str, kind: Any, text: str) -> Callable[..., Any]
     )
 
 
-def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> TreeSpec | None:
+def tree_of(ctx: click.Context, sizes: Iterable[object]) -> TreeSpec | None:
     """What the flags of trees ask for; None where none was given. Raises OptionError where they
     exclude each other, click.UsageError beside one of `sizes`."""
     given = ctx.meta.get(GIVEN)
