@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,47 @@ def test_pictures_are_drawn_beside_the_run_and_later(
     assert names == {f"{n}.{kind}" for n in ("cost_curve", "acceptance") for kind in ("png", "svg")}
 
 
+def test_report_on_stdout_stands_alone(cli: Cli, engines: Path) -> None:
+    shown = cli("bench", engines, "--mode", "decode", *QUICK, "--json", "-")
+    assert shown.code == 0, shown.err
+    assert json.loads(shown.out)["rows"][0]["mode"] == "decode"
+    assert "plain" in shown.err
+
+
+# ---- what steps cost
+
+
+def test_costs_are_measured_and_explained_and_predict(
+    cli: Cli, engines: Path, tmp_path: Path
+) -> None:
+    """The engines are copied: costs are kept beside them."""
+    mine, out = Path(shutil.copytree(engines, tmp_path / "mine")), tmp_path / "report.json"
+    shown = cli("bench", mine, "--explain")
+    assert (shown.code, "--measure-costs" in shown.err) == (3, True), shown.err
+    shown = cli("bench", mine, "--spec-policy", "adaptive")
+    assert (shown.code, "--measure-costs" in shown.err) == (3, True), shown.err
+    shown = cli("bench", mine, "--measure-costs")
+    assert shown.code == 0, shown.err
+    assert shown.out.startswith("costs, behind ")
+    assert (mine / "cost_profile.json").is_file()
+    shown = cli("bench", mine, "--explain", "--input-tokens", "16,64", "--batch-size", "1,2")
+    assert shown.code == 0, shown.err
+    lines = shown.out.splitlines()
+    assert [line for line in lines if line.startswith("Behind 16 tokens, 2 sequences at a time")]
+    assert len([line for line in lines if "A step with 3 drafts takes" in line]) == 4
+    assert len([line for line in lines if line.startswith("By acceptance of a draft")]) == 4
+    flags = (*QUICK, "--spec-draft-step", 2, "--spec-policy", "fixed,adaptive", "--explain")
+    shown = cli("bench", mine, "--mode", "speculative", *flags, "--json", out)
+    assert shown.code == 0, shown.err
+    rows = of_mode(read_report(out), "speculative")
+    assert [row["spec_policy"] for row in rows] == ["fixed", "adaptive"]
+    for row in rows:
+        assert row["predicted_speed_over_plain"] > 0
+        assert row["answers_equal_to_plain"] == row["answers"]
+    assert "up to chain 1/2/3 16+12 b1: " in shown.out
+    assert ", predicted " in shown.out
+
+
 # ---- two reports
 
 
@@ -224,6 +266,7 @@ def test_run_is_compared_with_itself_and_unlike_ones_are_refused(
         (("--category", "coding"), 2, "chooses among --prompts"),
         (("--prompts", "a", "--input-file", "b"), 2, "exclude each other"),
         (("--mode", "decode", "--spec-draft-step", 2), 2, "without the mode speculative"),
+        (("--mode", "decode", "--picture", "a.png"), 2, "the modes verify and speculative"),
         (("--accept-rate", 5), 2, "--synthetic-acceptance"),
         (("--inputs-tokens", 5), 2, "--input-tokens"),
         (("--picture", "a.jpg"), 2, "neither .png nor .svg"),

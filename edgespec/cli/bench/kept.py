@@ -36,6 +36,14 @@ def keep(
         draw_pictures(report, picture, pictures)
 
 
+def to_stdout(path: Path | None) -> bool:
+    """Whether the report goes to stdout."""
+    from edgespec.prompts import stream_of
+
+    stream = stream_of(path)
+    return stream is not None and stream.number == 1
+
+
 def write(report: dict[str, Any], path: Path) -> None:
     """Write the report; where that fails, into the directory for temporary files. Raises
     OutputError that says where it is."""

@@ -25,7 +25,7 @@ from edgespec.cli.bench.asked import (
     variants_of,
 )
 from edgespec.cli.bench.costs import measure_again, say_costs, sentences
-from edgespec.cli.bench.kept import check_pictures, keep
+from edgespec.cli.bench.kept import check_pictures, keep, to_stdout
 from edgespec.cli.bench.their_names import THEIR_NAMES, THEIRS
 from edgespec.cli.config_file import (
     ConfigCommand,
@@ -189,7 +189,11 @@ def list_sizes(function: Any) -> Any:
     help="Measured runs of each batch of prompts, plain and with drafts in turn.",
 )
 @click.option(
-    "--json", "json_file", type=FILE, metavar="FILE", help="Write the report (docs/benchmark.md)."
+    "--json",
+    "json_file",
+    type=FILE,
+    metavar="FILE",
+    help="Write the report (docs/benchmark.md); - is stdout, and the tables go to stderr.",
 )
 @click.option("--picture", type=FILE, metavar="FILE", help="Draw all panels into a .png or .svg.")
 @click.option(
@@ -345,9 +349,10 @@ def command(
         keep(report, json_file, picture, pictures)
     from edgespec.cli.bench import tables
 
-    tables.show(report)
+    err = to_stdout(json_file)  # stdout has the report alone
+    tables.show(report, err=err)
     for line in lines:
-        say(line)
+        say(line, err=err)
     for problem in problems[1:]:
         tell(problem)
     if problems:
