@@ -6,7 +6,7 @@ Knows flags, and checks them against what open engines take.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 MODES = ("prefill", "decode", "verify", "speculative")  # those of benchmark.cases; a test compares
 PREFILL, _, VERIFY, SPECULATIVE = MODES
-POLICIES = ("adaptive", "fixed")
 ROWS = (1, 2, 4, 8, 16, 32, 60)
 TOKENS = 128  # of prompts and of answers, where nothing else is said and as many fit
 
@@ -94,30 +93,17 @@ def plans_of(
     cannot be. Raises LimitError where none can, and for a policy that this engine does not have."""
     if not engine.spec_decode:
         return [], []
-    check_policies(engine, policies)
     found, errors = list[Any](), list[EdgeSpecError]()
-    for policy in policies or (engine.spec_policy,):
-        planner = replace(engine.planner, policy=policy)
-        if tree is not None:
-            found.append(replace(plan_of(engine, (), tree), adaptive=planner.adapts(sized=True)))
-            continue
-        for top_k in sizes[0] or (None,):
-            for steps in sizes[1] or (None,):
-                for verify_size in sizes[2] or (None,):
-                    try:
-                        found.append(planner.by_sizes(top_k, steps, verify_size))
-                    except LimitError as error:
-                        errors.append(error)
+    for policy in policies or (None,):
+        engine.check_adaptive(policy)
+        for one in product(*(size or (None,) for size in sizes)):
+            try:
+                found.append(plan_of(engine, one, tree, spec_policy=policy))
+            except LimitError as error:
+                errors.append(error)
     if not found:
         raise errors[0]
     return list(dict.fromkeys(found)), [f"left out: {error.what}" for error in errors]
-
-
-def check_policies(engine: Engine, policies: Sequence[str] | None) -> None:
-    """Raises LimitError for adaptive drafting where nothing says what a step costs."""
-    if "adaptive" in (policies or ()) and not (engine.can_adapt or engine.is_paced):
-        why = engine.why_no_costs or "nothing is known of the cost of a drafter of your own"
-        raise LimitError(f"--spec-policy adaptive: {why}", "Measure it: --measure-costs.")
 
 
 def variants_of(engine: Engine, plans: Sequence[DraftPlan], dials: Sequence[Dial]) -> list[Variant]:

@@ -12,7 +12,6 @@ import click
 from edgespec.cli import environment, trtllm
 from edgespec.cli.bench.asked import (
     MODES,
-    POLICIES,
     ROWS,
     SPECULATIVE,
     VERIFY,
@@ -36,8 +35,10 @@ from edgespec.cli.config_file import (
 )
 from edgespec.cli.draft_flags import (
     ALIASES,
+    POLICIES,
     check_time_budget,
     draft_options_of,
+    is_given,
     keys_of,
     tree_of,
 )
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 def list_sizes(function: Any) -> Any:
     """The flags that say what drafts and how much, with lists of sizes."""
-    return draft_options_of(Counts(), "LIST", function)
+    return draft_options_of(Counts(), Names(POLICIES), function, "LIST")
 
 
 @click.command(
@@ -148,16 +149,6 @@ def list_sizes(function: Any) -> Any:
     ),
 )
 @click.option(
-    "--spec-policy",
-    "policies",
-    type=Names(POLICIES),
-    metavar="LIST",
-    help=(
-        "adaptive: each step drafts as far as it pays, up to the sizes; fixed: the sizes.  [default:"
-        " what infer does]"
-    ),
-)
-@click.option(
     "--temperature",
     type=click.FloatRange(0),
     help="0 is greedy.  [default: 0, or that of --input-file]",
@@ -236,7 +227,7 @@ def command(
     spec_draft_step: tuple[int, ...] | None,
     spec_verify_size: tuple[int, ...] | None,
     synthetic_acceptance: tuple[str, ...] | None,
-    policies: tuple[SpecPolicy, ...] | None,
+    spec_policy: tuple[SpecPolicy, ...] | None,
     temperature: float | None,
     seed: int,
     ignore_eos: bool | None,
@@ -275,7 +266,7 @@ def command(
     tree, keys, config = tree_of(ctx, sizes), keys_of(ctx), configured(ctx)
     check_time_budget(ctx, drafter, drafter_time_budget_ms)
     given = drafter is not None or config.config is not None
-    wants_drafts = given or any((*sizes, tree, synthetic_acceptance, policies))
+    wants_drafts = given or any((*sizes, tree, synthetic_acceptance, is_given(ctx, "spec_policy")))
     refuse_misuse(
         ctx,
         {
@@ -321,7 +312,7 @@ def command(
             say(note, err=True)
         if ignore_eos if ignore_eos is not None else file is None:
             engine.stop_ids = frozenset()
-        plans, left_out = plans_of(engine, sizes, tree, policies)
+        plans, left_out = plans_of(engine, sizes, tree, spec_policy)
         for note in left_out:
             say(note, err=True)
         plan = measured(

@@ -209,7 +209,7 @@ COSTS = StepCosts([0, 10, 11, 12, 13, 14, 15], [0, 2, 4, 6, 8], [0, 0, 0, 0, 0])
 @pytest.mark.parametrize(("rate", "drafts"), [(0.0, 0), (0.2, 1), (0.6, 2), (0.95, 3)])
 def test_chain_is_as_long_as_its_budget_lets_it_become(rate: float, drafts: int) -> None:
     """At 0.1 tokens a second a level, of 3 seconds, has to bring 0.3 tokens, of what was reached
-    0.6 each by the estimate before any was judged; a row that is drafted already has to bring 0.1."""
+    0.6 each by the estimate before any was judged; a row that is there already, 0.1."""
     drafter = synthetic(Budgeting(CHAIN), Dial((rate,)), {}, VOCAB)
     assert isinstance(drafter, Budgeted)
     drafter.begin(0, [1, 2], 0)

@@ -6,16 +6,14 @@ import click
 import pytest
 
 from edgespec.benchmark import cases
-from edgespec.cli.bench.asked import MODES, POLICIES
+from edgespec.cli.bench.asked import MODES
 from edgespec.cli.bench.run import command
 from edgespec.cli.bench.their_names import THEIR_NAMES
 from edgespec.cli.lists import Counts, Names, Texts
-from edgespec.runtime import policy
 
 
-def test_names_are_those_of_the_benchmark_and_of_the_policy() -> None:
+def test_modes_are_those_of_the_benchmark() -> None:
     assert cases.MODES == MODES
-    assert set(POLICIES) == set(policy.POLICIES)
 
 
 def test_every_other_name_means_a_flag_that_is_there() -> None:
