@@ -105,7 +105,7 @@ class RopeTable:
 
     def rows(self, positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
         """Returns cos and sin, each [B, S, rotary/2], of positions [B, S]."""
-        return self.cos[positions], self.sin[positions]
+        return self.cos.take(positions, 0), self.sin.take(positions, 0)
 
 
 def frequencies(config: RopeConfig, positions: NDArray[np.int64], *, long: bool = False) -> Rows:

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,10 @@ import ml_dtypes
 import numpy as np
 
 from edgespec import PLAIN, SamplingParams
-from edgespec.runtime.drafters.base import DraftRequest
+from edgespec.benchmark.synthetic import Dial, SyntheticDrafter, Truth, synthetic
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import GenerationRequest, Response
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.tree import DraftPlan
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB, DRAFT_VOCAB = (
     1024,
@@ -281,33 +280,17 @@ def bench_steps(work: Path, tokens: int) -> dict[str, object]:
     return out
 
 
-class Oracle:
-    """The engine's drafter with a given acceptance rate: chain tokens are right at `rate`."""
-
-    def __init__(
-        self, engine: Engine, truth: dict[tuple[int, ...], list[int]], rate: float
-    ) -> None:
-        self.real, self.session, self.truth, self.rate = engine.drafter, engine.session, truth, rate
-        self.rng = np.random.default_rng(0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Returns the drafter's trees with corrected tokens."""
-        trees = self.real.propose(requests)
-        return [
-            self.corrected(request, tree) for request, tree in zip(requests, trees, strict=True)
-        ]
-
-    def corrected(self, request: DraftRequest, tree: DraftTree) -> DraftTree:
-        """Returns the chain with each token right with probability `rate`."""
-        seq = self.session.running[request.lane]
-        coming = self.truth[tuple(seq.prompt)][seq.num_emitted :]
-        tokens = tree.tokens.copy()
-        for node, true in enumerate(coming[: len(tokens) - 1], start=1):
-            tokens[node] = true if self.rng.random() < self.rate else (true + 1) % VOCAB
-        return DraftTree(tokens, tree.parents)
+def dialled(
+    engine: Engine, right: dict[tuple[int, ...], list[int]], rate: float
+) -> SyntheticDrafter:
+    """Returns the engine's drafter with a given acceptance: a draft is right at `rate` where its parent is;
+    `right` are the plain answers by prompt."""
+    truths = {
+        prompt: Truth.of(tokens, 0, number) for number, (prompt, tokens) in enumerate(right.items())
+    }
+    assert engine.drafter is not None
+    vocab_size = engine.config.component.vocab_size
+    return synthetic(engine.drafter, Dial((rate,)), truths, vocab_size)
 
 
 def bench_batches(work: Path, tokens: int, runs: int) -> dict[str, object]:
@@ -315,8 +298,7 @@ def bench_batches(work: Path, tokens: int, runs: int) -> dict[str, object]:
 
     The runs alternate, and drafts are the default chain. Prompts have 64 to 120 tokens, and prefill
     counts. `for 1` is the engine built for one sequence, `for 8` the one built for eight. The
-    random draft is never right: an oracle with the draft's full cost sets the acceptance rate to
-    0.7 per token.
+    random draft is never right: its acceptance is dialled to 0.7 per token, at its full cost.
     """
     found: dict[str, list[float]] = {}
     for _ in range(runs):
@@ -327,7 +309,7 @@ def bench_batches(work: Path, tokens: int, runs: int) -> dict[str, object]:
             with Engine(work / engines, spec_decode=True) as engine:
                 for batch in batches:
                     plain, truth = throughput(engine, batch, None, tokens)
-                    engine.session.drafter = Oracle(engine, truth, rate=0.7)
+                    engine.session.drafter = dialled(engine, truth, rate=0.7)
                     drafted, _ = throughput(engine, batch, engine.plan(1, 3, 4), tokens)
                     engine.session.drafter = engine.drafter
                     found.setdefault(f"{label}, batch {batch}, plain", []).append(plain)

@@ -35,6 +35,7 @@ both, and so does an environment variable for what the file says. The sizes of d
   engine's is refused, and so is a `speculative_model` that the draft engine was not made from, by the identity of its
   weights.
 - `run` downloads, exports and builds `speculative_model`, as `--draft` does.
+- `bench` takes the same files, with flags of its own; several values are one text, `batch_size: 1,4`.
 - Requests of `input.json` may have a block of their own, `"speculative"`: see [requests.md](requests.md).
 - In Python a block is `edgespec.load(engine_dir, speculative_config={"decoding_type": "NGram", ...})`, or an object of
   the class of its decoding type, such as `edgespec.NGramDecodingConfig(max_draft_len=4)`. Such an object is also the

@@ -96,7 +96,7 @@ class SimulatedDraft:
         while right < kept and self.rng.random() < probs[right]:
             right += 1
         found = np.array([1.0, *probs[:kept]], np.float32) if budget is not None else None
-        tree = DraftTree(np.arange(kept + 1), np.arange(-1, kept), found)
+        tree = DraftTree(np.arange(kept + 1), np.arange(-1, kept), found, levels=drafted)
         return tree, drafted, right
 
 
@@ -106,7 +106,7 @@ def simulated(
     """Returns tokens a second of a batch of answers over those of plain decoding."""
     policy, plan = AdaptivePolicy(model), DraftPlan(1, MOST.steps, MOST.steps + 1, adaptive=True)
     drafts = [SimulatedDraft(rate, 0.5 if sure else 0.0, seed * batch + i) for i in range(batch)]
-    states, done = [AdaptiveState() for _ in drafts], [0] * batch
+    states, done, waiting = [AdaptiveState() for _ in drafts], [0] * batch, [0] * batch
     spent, plain = 0.0, 0.0
     while min(done) < tokens:
         running = [i for i in range(batch) if done[i] < tokens]
@@ -114,19 +114,19 @@ def simulated(
         asking = [Asking(states[i], plan, place, plan.steps, sure) for i in running]
         decisions = policy.decide(asking, len(running))
         costs = model.at(place, len(running))
-        nodes, levels, committed = 1, 0, []
+        nodes, levels, observed = 1, 0, []
         for i, decision in zip(running, decisions, strict=True):
             tree, drafted, right = DraftTree.root_only(0), 0, 0
             if decision.levels:
+                observed.append(waiting[i])  # all that was committed since the last draft
+                waiting[i] = 0
                 tree, drafted, right = drafts[i].chain(decision)
             nodes, levels = max(nodes, len(tree)), max(levels, drafted)
             policy.learn(states[i], decision, tree, list(range(right + 1)))
             done[i] += right + 1
-            committed.append(right + 1)
-        mean = sum(committed) / len(committed)
-        spent += costs.passes[nodes] + (
-            costs.propose[levels] + costs.observed(mean) if levels else 0
-        )
+            waiting[i] += right + 1
+        spent += costs.passes[nodes] + costs.propose[levels]
+        spent += costs.observed(max(observed)) if observed else 0
     for i in range(tokens):
         plain += model.at(context + i, batch).plain
     return plain / spent * sum(done) / (batch * tokens)

@@ -29,7 +29,7 @@ ENVIRONMENT = (
     "max_frequency_khz",
     "versions",
 )
-SETTINGS = ("prompts", "sampling", "warmup")
+SETTINGS = ("prompts", "sampling", "acceptance", "warmup")
 KEYS = (
     "mode",
     "input_tokens",

@@ -44,14 +44,16 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. `variants` are those with drafts; `prefill_plan` drafts in the mode prefill,
-    None: nothing does."""
+    """What to measure. `input_tokens` are lengths of random prompts, None for those of a file, and
+    `contexts` those behind which passes are timed. `variants` are those with drafts; `prefill_plan`
+    drafts in the mode prefill, None: nothing does."""
 
     modes: Sequence[str]
     source: PromptSource
     input_tokens: Sequence[int | None]
     output_tokens: Sequence[int]
     batch_sizes: Sequence[int]
+    contexts: Sequence[int] = ()
     rows: Sequence[int] = ()
     variants: Sequence[Variant] = ()
     prefill_plan: DraftPlan | None = None
@@ -75,11 +77,7 @@ class Plan:
         """Contexts and batch sizes at which passes are timed."""
         if VERIFY not in self.modes:
             return []
-        contexts = [count for count in self.input_tokens if count is not None]
-        return [
-            (cell.input_tokens or 0, cell.batch_size)
-            for cell in cells(contexts, [0], self.batch_sizes)
-        ]
+        return [(context, batch) for context in self.contexts for batch in self.batch_sizes]
 
 
 @dataclass

@@ -163,35 +163,37 @@ def caption(report: Report) -> str:
 Lines = dict[str, list[tuple[float, Mapping[str, Any]]]]
 
 
-def cost_lines(report: Report) -> Lines:
-    """Passes by context and batch: rows, and the figure of their seconds."""
-    lines: Lines = {}
+def cost_lines(report: Report) -> dict[str, list[Mapping[str, Any]]]:
+    """Passes by context and batch, from few rows to many."""
+    lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in report["rows"]:
-        found = row["figures"].get("pass_s")
-        if row["mode"] == VERIFY and found is not None:
+        if row["mode"] == VERIFY and row["figures"].get("pass_s") is not None:
             label = f"behind {row['input_tokens']} tokens, batch {row['batch_size']}"
-            lines.setdefault(label, []).append((row["rows"], found))
-    return {label: sorted(points, key=lambda p: p[0]) for label, points in lines.items()}
+            lines.setdefault(label, []).append(row)
+    return {label: sorted(rows, key=lambda row: row["rows"]) for label, rows in lines.items()}
 
 
 def cost_curve(axis: Any, report: Report) -> None:
     """Milliseconds of a pass over N rows; at each point its multiple of one row."""
     lines = cost_lines(report)
-    for color, (label, points) in zip(COLORS, lines.items(), strict=False):
-        rows = [rows for rows, _ in points]
-        ms = [1000 * found["median"] for _, found in points]
-        line(axis, rows, [scaled(found, 1000) for _, found in points], color, label)
-        if rows[0] == 1:
-            for x, y in zip(rows, ms, strict=True):
+    for color, (label, rows) in zip(COLORS, lines.items(), strict=False):
+        figures = [scaled(row["figures"]["pass_s"], 1000) for row in rows]
+        line(axis, [row["rows"] for row in rows], figures, color, label)
+        for row, found in zip(rows, figures, strict=True):
+            if (over := row.get("cost_over_one_row")) is not None:
                 axis.annotate(
-                    f"{y / ms[0]:.2f}",
-                    (x, y),
+                    f"{over['median']:.2f}",
+                    (row["rows"], found["median"]),
                     textcoords="offset points",
                     xytext=(0, 6),
                     ha="center",
                     fontsize=7.5,
                     color=color,
                 )
+    ticks = sorted({row["rows"] for rows in lines.values() for row in rows})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [str(count) for count in ticks])
+    axis.set_ylim(bottom=0)
     axis.set_xlabel("rows of a pass, the root included")
     axis.set_ylabel("ms")
     axis.set_title("A base pass over N rows (numbers: over one row)")
@@ -240,6 +242,7 @@ def speed_by_size(axis: Any, report: Report) -> None:
     """How fast trees of each size decode."""
     lines = size_lines(report)
     speeds(axis, lines)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("nodes that are verified, the root included")
     axis.set_title("Speed over plain decoding, by the size of the draft")
     finish(axis, len(lines))

@@ -53,7 +53,7 @@ class Recorder:
             "environment": environment(),
             "state": {"before": self.before, "after": state()},
             "engine": engines_of(self.engine, self.engine_dir),
-            "settings": settings(self.plan),
+            "settings": {**settings(self.plan), "acceptance": self.engine.acceptance.rule},
             "costs_known": self.engine.costs is not None,
             "notes": [*self.notes],
             "peak_memory_bytes": peak_bytes(),

@@ -13,7 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
 
+from edgespec.cli import environment
 from edgespec.cli.paths import Text
 from edgespec.contract import MAX_BLOCK_NODES
 from edgespec.errors import OptionError, in_words, rephrased
@@ -22,6 +24,7 @@ from edgespec.methods import METHODS, find_method
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.plans import TreeSpec
+    from edgespec.runtime.policy import SpecPolicy
     from edgespec.runtime.tree import DraftPlan
     from edgespec.runtime.verify import AcceptOptions
 
@@ -62,6 +65,12 @@ BLOCKS = titles("block", "block chain")
 STEP = f"Levels of the tree; {BLOCKS}: 1."
 VERIFY_SIZE = f"Nodes per base pass, the root included; {BLOCKS}: at most {MAX_BLOCK_NODES}."
 SIZE = click.IntRange(1)
+POLICIES = ("fixed", "adaptive")  # as in runtime.policy
+POLICY = (
+    "adaptive: each step drafts as far as that pays, by what a step costs here and by how well the"
+    " drafts of this answer were accepted; sizes are the most. fixed: each step drafts the plan."
+    "  [default: adaptive where no sizes are given and build measured the costs]"
+)
 # Flag -> key of EagleOptions or MedusaOptions, type (None: a switch), help
 TREE_FLAGS: tuple[tuple[str, str, Any, str], ...] = (
     (
@@ -197,6 +206,11 @@ def options_by_sizes(drafter: str | None, steps: int | None) -> dict[str, object
     return {LENGTH: steps}
 
 
+def is_given(ctx: click.Context, name: str) -> bool:
+    """Whether a flag was given on the command line: an environment variable is for all commands."""
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
 def wanted(spec_decode: bool | None, *, sized: bool) -> bool | Literal["auto"]:
     """Whether a chat or a run is to draft, by --spec-decode and whether sizes were given: without
     either, with whatever there is."""
@@ -224,16 +238,24 @@ def drafter_arguments(
 
 def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--drafter, its options and its time budget, --spec-draft-top-k, --spec-draft-step and
-    --spec-verify-size, and the flags of trees."""
-    return draft_options_of(SIZE, None, command)
+    --spec-verify-size, --spec-policy, and the flags of trees."""
+    return draft_options_of(SIZE, click.Choice(POLICIES), command)
 
 
 def draft_options_of(
-    size: Any, metavar: str | None, command: Callable[..., Any]
+    size: Any, policy: Any, command: Callable[..., Any], metavar: str | None = None
 ) -> Callable[..., Any]:
-    """The same with sizes of another type."""
+    """The same with sizes and policies of other types."""
     for flag, key, kind, text in reversed(TREE_FLAGS):
         command = tree_option(flag, key, kind, text)(command)
+    command = click.option(
+        "--spec-policy",
+        type=policy,
+        metavar=metavar,
+        envvar=environment.SPEC_POLICY,
+        show_envvar=True,
+        help=POLICY,
+    )(command)
     for flag, text in (
         ("--spec-verify-size", VERIFY_SIZE),
         ("--spec-draft-step", STEP),
@@ -282,7 +304,7 @@ def tree_option(flag: str, key: str, kind: Any, text: str) -> Callable[..., Any]
     )
 
 
-def tree_of(ctx: click.Context, sizes: Iterable[int | None]) -> TreeSpec | None:
+def tree_of(ctx: click.Context, sizes: Iterable[object]) -> TreeSpec | None:
     """What the flags of trees ask for; None where none was given. Raises OptionError where they
     exclude each other, click.UsageError beside one of `sizes`."""
     given = ctx.meta.get(GIVEN)
@@ -323,12 +345,16 @@ def plan_of(
     sizes: Iterable[int | None],
     tree: TreeSpec | None,
     acceptance: AcceptOptions | None = None,
+    spec_policy: SpecPolicy | None = None,
 ) -> DraftPlan:
-    """The drafting plan by a tree, or by the three sizes, for an accept rule or the engine's. Raises
-    OptionError, and LimitError where it cannot be."""
+    """The drafting plan by a tree, or by the three sizes, for an accept rule and a policy, or those
+    of the engine. Raises OptionError, and LimitError where it cannot be."""
     if tree is not None:
         check_tree(engine.method, tree)
     planner = engine.planner
+    if spec_policy is not None:
+        engine.check_adaptive(spec_policy)
+        planner = replace(planner, policy=spec_policy)
     if acceptance is not None:
         planner = replace(planner, acceptance=acceptance)
     if tree is None:

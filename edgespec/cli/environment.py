@@ -19,6 +19,7 @@ TARGET = f"{PREFIX}TARGET"
 CACHE = f"{PREFIX}CACHE"
 KERNEL_LEVEL = f"{PREFIX}KERNEL_LEVEL"
 MEASURE_COSTS = f"{PREFIX}MEASURE_COSTS"
+SPEC_POLICY = f"{PREFIX}SPEC_POLICY"
 COMPLETING = "_EDGESPEC_COMPLETE"  # set by the completion scripts of `edgespec completion`
 
 # Variable -> what it is the default of; those of NO_FLAGS are no flag's
@@ -26,6 +27,7 @@ VARIABLES = {
     CACHE: "the directory of kept engines (`run`) and of hashes of weights",
     ENGINE_DIR: "`--engine-dir` of `build`, `infer` and `chat`",
     PREFIX_CACHE_MB: "`--prefix-cache-mb` of `infer` and `chat`",
+    SPEC_POLICY: "`--spec-policy` of `infer`, `chat`, `run` and `eval`",
     CALIB_DATA: "`--calib-data` of `quantize`",
     DEVICE: "`--device` of `quantize`",
     TARGET: "`--target` of `quantize`",

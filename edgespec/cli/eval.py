@@ -28,6 +28,7 @@ from edgespec.cli.draft_flags import (
     ALIASES,
     check_time_budget,
     draft_options,
+    is_given,
     keys_of,
     plan_of,
     tree_of,
@@ -44,6 +45,7 @@ from edgespec.errors import LimitError
 if TYPE_CHECKING:
     from edgespec.evaluation.summarize import Evaluation
     from edgespec.runtime.engine import Engine
+    from edgespec.runtime.policy import SpecPolicy
 
 FAILED, SOME_FAILED = 1, 5
 NAME = "eval summarize"
@@ -155,6 +157,7 @@ def summarize(
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
     spec_verify_size: int | None,
+    spec_policy: SpecPolicy | None,
     temperature: float,
     seed: int,
     check_lossless: bool,
@@ -195,6 +198,7 @@ def summarize(
                 "--compare-quality means": compare_quality,
                 "the sizes of drafts mean": any(sizes) or tree is not None or bool(keys),
                 "an accept rule means": acceptance is not None,
+                "--spec-policy means": is_given(ctx, "spec_policy"),
             },
         )
     if acceptance is None and config.config is not None:
@@ -229,6 +233,7 @@ def summarize(
         prefix_cache_bytes=0,
         acceptance=acceptance,
         tuned=not any(sizes) and tree is None,
+        spec_policy=spec_policy,
         **drafting,
     ) as engine:
         check_draft(engine, config.config)

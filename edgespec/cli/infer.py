@@ -35,6 +35,7 @@ from edgespec.cli.draft_flags import (
     LENGTH,
     check_time_budget,
     draft_options,
+    is_given,
     keys_of,
     plan_of,
     tree_of,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.file_runner import FileRun
     from edgespec.runtime.plans import TreeSpec
+    from edgespec.runtime.policy import SpecPolicy
     from edgespec.runtime.profile import RunStats
     from edgespec.runtime.tree import DraftPlan
     from edgespec.runtime.verify import AcceptOptions
@@ -225,6 +227,7 @@ def command(
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
     spec_verify_size: int | None,
+    spec_policy: SpecPolicy | None,
     check_lossless: bool,
     compare_quality: bool,
     exact: bool,
@@ -282,6 +285,7 @@ def command(
                 "the sizes of drafts mean": any(sizes) or tree is not None or LENGTH in keys,
                 "options of the drafter mean": bool(keys),
                 "an accept rule means": acceptance is not None,
+                "--spec-policy means": is_given(ctx, "spec_policy"),
             },
         )
     if check_lossless and compare_quality:
@@ -327,6 +331,7 @@ def command(
         spec_decode=drafts,
         drafter=drafter,
         sizes=sizes,
+        spec_policy=spec_policy,
         tree=tree,
         keys=keys,
         config=config,
@@ -352,8 +357,8 @@ def command(
 
 def refuse_without_drafts(ctx: click.Context, given: dict[str, bool]) -> None:
     """Raises click.UsageError for the first that is given of what needs drafts."""
-    for what, is_given in given.items():
-        if is_given:
+    for what, asked in given.items():
+        if asked:
             raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
 
 
@@ -415,6 +420,7 @@ def respond(
     sizes: tuple[int | None, int | None, int | None],
     finish: Callable[[RunStats], None],
     drafter: str | None = None,
+    spec_policy: SpecPolicy | None = None,
     tree: TreeSpec | None = None,
     keys: Mapping[str, object] = NO_KEYS,
     config: Configured = NOT_CONFIGURED,
@@ -429,8 +435,8 @@ def respond(
     profile_output_file: Path | None = None,
     chat_template: str | None = None,
 ) -> int:
-    """Answer requests and return the exit code. `spec_decode`, `drafter` and `acceptance` are those
-    of Engine, `time_budget_ms` is for a drafter of the user's. `tree` says what to draft instead of
+    """Answer requests and return the exit code. `spec_decode`, `drafter`, `spec_policy` and
+    `acceptance` are those of Engine, `time_budget_ms` is for a drafter of the user's. `tree` says what to draft instead of
     `sizes`, and so does `config`, together with the `keys` of flags. `chat_template` is a name or a file instead of the
     model's own.
 
@@ -457,6 +463,7 @@ def respond(
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
         tuned=not any(sizes) and tree is None,
+        spec_policy=spec_policy,
         **drafting,
     ) as engine:
         if chat_template:
@@ -552,6 +559,7 @@ def notes_of(
         chosen=chosen,
         words=engine.drafter_words,
         could_be_tree=report.could_be_tree(sizes, engine.method),
+        can_adapt=engine.can_adapt,
     )
     return [line, *engine.notes, *smaller, *([thinking] if thinking else [])]
 

@@ -66,7 +66,7 @@ COMMANDS = {
     "chat": ("edgespec.cli.chat.command", "Chat with a model in the terminal."),
     "eval": ("edgespec.cli.eval", "Measure how good answers are: summaries of articles by ROUGE."),
     "bench": (
-        "edgespec.cli.bench",
+        "edgespec.cli.bench.command",
         "Measure how fast engines are here, plain and with drafts, and compare two runs.",
     ),
     "cache": ("edgespec.cli.cache", "List or remove the engines that run keeps."),

@@ -35,11 +35,17 @@ FOR_A_TREE = (
 
 
 def plan_line(
-    plan: DraftPlan, *, chosen: bool, words: str = "", could_be_tree: bool = False
+    plan: DraftPlan,
+    *,
+    chosen: bool,
+    words: str = "",
+    could_be_tree: bool = False,
+    can_adapt: bool = False,
 ) -> str:
     """How much is drafted, in the words of the flags; `words` are the method's own.
 
     `could_be_tree`: of the sizes only that of the verification was given, to a method with trees.
+    `can_adapt`: the plan may be adaptive here, so that it is said where it is not.
     """
     kind = ("chain" if plan.top_k == 1 else "tree") + words
     sizes = f"top-k {plan.top_k}, {plan.depth_words}, verify size {plan.verify_size}"
@@ -48,6 +54,8 @@ def plan_line(
             f"nothing is drafted: {sizes}, which is the pending token alone. Raise"
             " --spec-verify-size, or build the base with a larger --max-verify-tree-size"
         )
+    if plan.adaptive:
+        return f"drafting adaptively: {most_of(plan)}{words}, each step as far as that pays"
     hint = (
         "the default on a CPU"
         if chosen
@@ -55,7 +63,16 @@ def plan_line(
         if could_be_tree and plan.top_k == 1
         else ""
     )
-    return f"drafting a {kind}: {sizes}" + (f" ({hint})" if hint else "")
+    hints = ", ".join(["fixed"] * can_adapt + [hint] * bool(hint))
+    return f"drafting a {kind}: {sizes}" + (f" ({hints})" if hints else "")
+
+
+def most_of(plan: DraftPlan) -> str:
+    """The most that an adaptive plan drafts."""
+    drafts = counted(plan.verify_size - 1, "draft")
+    if plan.top_k == 1:
+        return f"up to {drafts} in a chain"
+    return f"up to {drafts} in a tree of top-k {plan.top_k}, {plan.depth_words}"
 
 
 def could_be_tree(sizes: Sequence[int | None], method: str | None) -> bool:
@@ -153,6 +170,13 @@ def explained(run: RunStats) -> Iterator[str]:
             f" {counted(pool.steps, 'step')}: more requests ran at a time than max_concurrency or"
             " draft_len_schedule lets draft"
         )
+    if pool.steps_paused:
+        yield (
+            f"adaptive drafting decoded plainly in {pool.steps_paused} of"
+            f" {counted(pool.steps, 'step')}: drafts did not pay there"
+        )
+    if run.chance is not None:
+        yield from run.chance.lines
     cost = speedup(run)
     if cost is not None and cost.line is not None:
         yield cost.line

@@ -27,6 +27,7 @@ from edgespec.cli.draft_flags import (
     KEY_NAMES,
     TREE_NAMES,
     check_time_budget,
+    is_given,
     keys_of,
     tree_of,
     wanted,
@@ -49,6 +50,7 @@ CHATS = (
     "drafter",
     "drafter_time_budget_ms",
     *SIZES,
+    "spec_policy",
     *TREE_NAMES,
     *KEY_NAMES,
     *ACCEPTING,
@@ -264,6 +266,7 @@ def answer(
     settings = {name: value for name, value in settings.items() if name not in OF_TERMINALS}
     template, raw = settings.pop("chat_template"), settings.pop("no_chat_template")
     top_k, step, verify_size = (settings.pop(name) for name in SIZES)
+    spec_policy = settings.pop("spec_policy")
     sizes = (top_k, step, verify_size)
     spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
     show_speculation = settings.pop("show_speculation")
@@ -279,6 +282,7 @@ def answer(
         drafter=drafter,
         time_budget_ms=time_budget_ms,
         sizes=sizes,
+        spec_policy=spec_policy,
         tree=tree,
         keys=keys_of(ctx),
         config=config,
@@ -298,6 +302,8 @@ def check_sizes(ctx: click.Context, settings: dict[str, Any], tree: TreeSpec | N
         raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
     if any(settings[name] is not None for name in ACCEPTING):
         raise click.UsageError("an accept rule means nothing with --no-spec-decode", ctx)
+    if is_given(ctx, "spec_policy"):
+        raise click.UsageError("--spec-policy means nothing with --no-spec-decode", ctx)
     if settings["drafter"]:
         raise click.UsageError("--drafter means nothing with --no-spec-decode", ctx)
 

@@ -8,8 +8,8 @@ answer. Speed over plain = tokens of a step * plain step time / step time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ CONTEXT_STEP = 64  # tokens within which costs are taken to be the same
 FEW_ROWS = 8
 MAX_KEPT = 512  # contexts and batches whose costs are kept
 Curve = NDArray[np.float64]
+NOTHING: Curve = np.zeros(MAX_ROWS + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,17 @@ class CostModel:
 
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile
+        self.passes = Grid.of([(t.context, t.batch, t.rows, t.seconds) for t in profile.base])
+        self.observe = Grid.of([(t.context, t.batch, t.rows, t.seconds) for t in profile.observe])
+        self.widths = sorted({t.top_k for t in profile.propose})
+        self.propose = [
+            Grid.of(
+                (t.context, t.batch, t.levels, t.seconds)
+                for t in profile.propose
+                if t.top_k == width
+            )
+            for width in self.widths
+        ]
         self.kept: dict[tuple[int, int, int], StepCosts] = {}
 
     @property
@@ -82,19 +94,12 @@ class CostModel:
 
     def costs(self, context: float, batch: int, top_k: int) -> StepCosts:
         """`at`, of exactly this context."""
-        profile = self.profile
-        passes = Grid.of([(t.context, t.batch, t.rows, t.seconds) for t in profile.base])
-        observe = Grid.of([(t.context, t.batch, t.rows, t.seconds) for t in profile.observe])
-        widths = sorted({t.top_k for t in profile.propose})
-        by_width = [[t for t in profile.propose if t.top_k == width] for width in widths]
-        curves = [
-            Grid.of([(t.context, t.batch, t.levels, t.seconds) for t in own]).at(context, batch)
-            for own in by_width
-        ]
+        proposals = [grid.at(context, batch) for grid in self.propose]
+        propose = between(self.widths, proposals, top_k) if proposals else NOTHING
         return StepCosts(
-            passes.at(context, batch).tolist(),
-            between(widths, curves, top_k).tolist() if curves else [0.0] * (MAX_ROWS + 1),
-            observe.at(context, batch).tolist() if profile.observe else [0.0] * (MAX_ROWS + 1),
+            self.passes.at(context, batch).tolist(),
+            propose.tolist(),
+            self.observe.at(context, batch).tolist(),
         )
 
 
@@ -105,7 +110,7 @@ class Grid:
     curves: Mapping[int, Mapping[int, Curve]] = field(default_factory=dict)  # batch -> context
 
     @classmethod
-    def of(cls, points: Sequence[tuple[int, int, int, float]]) -> Grid:
+    def of(cls, points: Iterable[tuple[int, int, int, float]]) -> Grid:
         """The curves of (context, batch, count, seconds)."""
         found: dict[int, dict[int, dict[int, float]]] = {}
         for context, batch, count, seconds in points:
@@ -120,7 +125,7 @@ class Grid:
     def at(self, context: float, batch: int) -> Curve:
         """The curve at any context and batch size, both at least 1."""
         if not self.curves:
-            return np.zeros(MAX_ROWS + 1)
+            return NOTHING
         sizes = [*self.curves]
         return between(sizes, [self.of_batch(size, context) for size in sizes], batch)
 
@@ -266,14 +271,15 @@ def best_paths(acceptance: Acceptance, most: int) -> list[tuple[float, tuple[int
 
 def best_static_tree(costs: StepCosts, acceptance: Acceptance, max_nodes: int) -> Choice:
     """The static tree of up to `max_nodes` nodes with the root that decodes fastest, by the
-    acceptance of each rank at each depth."""
-    tokens, levels = 1.0, 0
-    best, kept = chosen(costs, 0, 1, 1.0), 0
-    paths = best_paths(acceptance, max_nodes - 1)
-    for count, (reached, path) in enumerate(paths, start=1):
-        tokens, levels = tokens + reached, max(levels, len(path))
-        found = chosen(costs, levels, count + 1, tokens)
-        if found.over_plain > best.over_plain:
-            best, kept = found, count
-    choices = tuple(sorted((path for _, path in paths[:kept]), key=lambda p: (len(p), p)))
-    return Choice(best.levels, best.nodes, best.tokens, best.seconds, best.over_plain, choices)
+    acceptance of each rank at each depth. A level costs a pass of the draft, so that trees of each
+    depth are compared."""
+    best, kept = chosen(costs, 0, 1, 1.0), list[tuple[int, ...]]()
+    for depth in range(1, len(acceptance) + 1):
+        tokens, levels = 1.0, 0
+        paths = best_paths(acceptance[:depth], max_nodes - 1)
+        for count, (reached, path) in enumerate(paths, start=1):
+            tokens, levels = tokens + reached, max(levels, len(path))
+            found = chosen(costs, levels, count + 1, tokens)
+            if found.over_plain > best.over_plain:
+                best, kept = found, [path for _, path in paths[:count]]
+    return replace(best, choices=tuple(sorted(kept, key=lambda path: (len(path), path))))

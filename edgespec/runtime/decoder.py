@@ -181,7 +181,9 @@ class CachedDecoder:
         layers continue what is committed."""
         state = self.lanes[part.lane]
         assert not (self.recurrent and len(state.scratch))
-        positions = np.concatenate([state.scratch, part.positions])
+        positions = part.positions
+        if len(state.scratch):
+            positions = np.concatenate([state.scratch, positions])
         return LaneAttention(state.length, part.visible, positions)
 
     def idle(self, lane: int, like: Rows) -> Rows:

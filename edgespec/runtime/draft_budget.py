@@ -9,7 +9,7 @@ no part of a step brings less than the ratio).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -33,15 +33,24 @@ class DraftBudget:
     costs: StepCosts
     rate: float
     levels: int
+    rates: list[float] = field(init=False)  # the acceptance by depth
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rates", self.estimate.rates(self.levels))
 
     def survival(self, parents: Sequence[int], probs: Sequence[float]) -> list[float]:
         """How likely each node is to be accepted, from the probability that the draft gave it after
         its parent; parents come first, -1 is the root."""
         found: list[float] = []
-        for parent, prob in zip(parents, probs, strict=True):
-            above = 1.0 if parent < 0 else found[parent]
-            found.append(above * self.estimate.of_prob(prob))
+        self.extend(found, parents, probs)
         return found
+
+    def extend(self, survival: list[float], parents: Sequence[int], probs: Sequence[float]) -> None:
+        """Append the `survival` of further nodes, whose probabilities `probs` are."""
+        of_prob = self.estimate.of_prob
+        for parent, prob in zip(parents[len(survival) :], probs, strict=True):
+            above = 1.0 if parent < 0 else survival[parent]
+            survival.append(above * of_prob(prob))
 
     def goes_on(self, reached: float, level: int, nodes: int, width: int) -> bool:
         """Whether drafting further levels behind `level` pays: the drafts there are accepted with
@@ -49,9 +58,8 @@ class DraftBudget:
         included, and a level adds `width`."""
         costs, tokens = self.costs, 0.0
         last = min(self.levels, level + LOOK_AHEAD)
-        rates = self.estimate.rates(last)
         for depth in range(level + 1, last + 1):
-            reached *= rates[depth - 1]
+            reached *= self.rates[depth - 1]
             tokens += reached
             more = costs.propose[depth] - costs.propose[level]
             rows = min(nodes + width * (depth - level), len(costs.passes) - 1)
@@ -71,15 +79,17 @@ class DraftBudget:
                 best, kept = gain, nodes
         return kept
 
-    def select(self, pool: TreePool, pending: int, size: int) -> DraftTree:
+    def select(
+        self, pool: TreePool, pending: int, size: int, survival: list[float] | None = None
+    ) -> DraftTree:
         """The tree of the root and of those of a pool's `size` - 1 best entries that pay, with
-        their probabilities."""
-        probs = [pool.prob(entry) for entry in range(len(pool.tokens))]
-        survival = self.survival(pool.parents, probs)
-        best = pool.best([*range(len(probs))], size - 1, survival)
+        their probabilities. `survival` is that of the first entries, where it is known."""
+        survival = [] if survival is None else survival
+        self.extend(survival, pool.parents, pool.probs(len(survival)))
+        best = pool.best([*range(len(survival))], size - 1, survival)
         kept = best[: self.num_nodes([survival[entry] for entry in best]) - 1]
-        own = np.array([1.0, *(probs[entry] for entry in sorted(kept))], np.float32)
-        return replace(pool.tree(pending, kept), probs=own)
+        own = np.array([1.0, *(pool.prob(entry) for entry in sorted(kept))], np.float32)
+        return replace(pool.tree(pending, kept), probs=own, levels=max(pool.depths))
 
     def cut(self, tree: DraftTree, probs: Sequence[float]) -> DraftTree:
         """The first nodes of a tree, as many as pay, with their probabilities: those of its nodes
@@ -87,4 +97,5 @@ class DraftBudget:
         parents = [parent - 1 for parent in tree.parents[1:].tolist()]
         size = self.num_nodes(self.survival(parents, probs))
         own = np.array([1.0, *probs[: size - 1]], np.float32)
-        return DraftTree(tree.tokens[:size], tree.parents[:size], own)
+        levels = tree.drafted_levels
+        return DraftTree(tree.tokens[:size], tree.parents[:size], own, levels=levels)

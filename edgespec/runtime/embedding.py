@@ -21,7 +21,10 @@ class EmbeddingTable:
 
     def __init__(self, path: Path, config: ComponentConfig) -> None:
         stored = embedding_tensor(path, config, BUILD_AGAIN)
-        self.table = np.memmap(path, numpy_dtype(stored.dtype), "r", stored.offset, stored.shape)
+        # As a plain array: each row of a memmap would be one again, which costs microseconds
+        self.table = np.asarray(
+            np.memmap(path, numpy_dtype(stored.dtype), "r", stored.offset, stored.shape)
+        )
 
     def rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns the embeddings [S, hidden] of ids [S] in float32."""

@@ -31,6 +31,7 @@ from edgespec.errors import (
     counted,
     in_words,
 )
+from edgespec.methods import METHODS
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
 from edgespec.runtime.drafters.base import Drafter
@@ -206,9 +207,9 @@ class Engine:
         self.speculative_config = config
         self.gates = gates_of(config)
         self.limits = EngineLimits(self.configs, self.max_batch_size)
-        self.spec_policy = spec_policy
-        if spec_policy == ADAPTIVE and self.spec_decode and not (self.can_adapt or self.is_paced):
-            self.refuse_adaptive(path)
+        self.path, self.spec_policy = path, spec_policy
+        if self.spec_decode:
+            self.close_unless_adaptive()
         self.planner = Planner(
             self.config,
             opened.hints,
@@ -354,7 +355,8 @@ class Engine:
         it cannot be, EngineClosed after `close`. `drafter` None is the engine's own; else it is the
         name of a method that needs no engine, or a Drafter.
 
-        With no value a short chain, as the backend hints. A value left open follows from the
+        With no value an adaptive chain of up to 8 drafts, or a short one, as the backend hints,
+        where the costs of steps were not measured. A value left open follows from the
         others: top_k 1, steps 3 on a CPU (verify_size - 1 for a chain), and verify_size the
         smallest of 60, the nodes that can exist and what the base was built for. Only values that
         were not given shrink to what the engines were built for. With a draft that makes blocks
@@ -389,19 +391,33 @@ class Engine:
         return self.method is not None and self.costs is not None and not self.is_paced
 
     @property
+    def has_trained_draft(self) -> bool:
+        """Whether an engine drafts, that was made for the base."""
+        return self.method is not None and METHODS[self.method].needs_engine
+
+    @property
     def is_paced(self) -> bool:
         """Whether the method decides by itself how much to draft."""
         return self.method is not None and DRAFTERS[self.method].paces_itself
 
-    def refuse_adaptive(self, path: Path) -> NoReturn:
-        """Raises LimitError: nothing says what a step costs here."""
-        self.drafting.close()
-        self.base.runner.close()
+    def close_unless_adaptive(self) -> None:
+        """`check_adaptive` of its own policy; where it raises, nothing stays open."""
+        try:
+            self.check_adaptive(self.spec_policy)
+        except LimitError:
+            self.drafting.close()
+            self.base.runner.close()
+            raise
+
+    def check_adaptive(self, spec_policy: SpecPolicy | None) -> None:
+        """Raises LimitError for adaptive drafting where nothing says what a step costs here."""
+        if spec_policy != ADAPTIVE or self.can_adapt or self.is_paced:
+            return
         if self.method is None:
             what = "spec_policy adaptive: nothing is known of the cost of a drafter of your own"
             raise LimitError(what, "Leave it out, or set it to fixed.")
         what = f"spec_policy adaptive: {self.why_no_costs}"
-        raise LimitError(what, f"Measure it: edgespec bench {path} --measure-costs.")
+        raise LimitError(what, f"Measure it: edgespec bench {self.path} --measure-costs.")
 
     # ---- which drafts are accepted
 
@@ -568,8 +584,10 @@ class Engine:
         handle = Generation(request, self.tokenizer, self.stop_ids, acceptance, drafter, gates)
         if gates is not None and gates.stopped and ACCEPT_RULES[acceptance.rule].lossless != "no":
             handle.plan = None  # lossy rules decide without drafts too
-        if handle.plan is not None and handle.plan.adaptive and drafter is None:
+        plan = handle.plan
+        if self.can_adapt and drafter is None and plan is not None and plan.adaptive:
             handle.adaptive = AdaptiveState(AcceptanceEstimate(self.prior))
+            handle.metrics.spec_policy = ADAPTIVE
         return handle
 
     def gates_for(self, request: GenerationRequest) -> Gates | None:

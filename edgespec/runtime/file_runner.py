@@ -200,4 +200,5 @@ class FileRun:
             self.peak_bytes,
             self.stopped,
             self.plain_step,
+            self.engine.has_trained_draft,
         )

@@ -16,6 +16,7 @@ import numpy as np
 
 from edgespec.errors import counted
 from edgespec.runtime.acceptance.base import GUARANTEES, Lossless
+from edgespec.runtime.policy import ADAPTIVE, FIXED, SpecPolicy
 from edgespec.runtime.sequence import StepOutput
 from edgespec.runtime.stages import StageTimes
 
@@ -34,7 +35,8 @@ class RequestMetrics:
     `lossless` is what the accept rule guarantees: the `tokens` of plain decoding, their
     `distribution`, or `no`. `lost_drafts` counts by its reason how often a drafter failed to make
     drafts, `steps_without_drafts` the steps in which too many sequences ran for any, by
-    max_concurrency or draft_len_schedule.
+    max_concurrency or draft_len_schedule, `steps_paused` those in which adaptive drafting decided
+    to decode plainly.
     """
 
     prompt_tokens: int
@@ -54,6 +56,8 @@ class RequestMetrics:
     lossless: Lossless = "tokens"
     lost_drafts: dict[str, int] = field(default_factory=dict)
     steps_without_drafts: int = 0
+    spec_policy: SpecPolicy = FIXED
+    steps_paused: int = 0
 
     def add(self, step: StepOutput, elapsed: float) -> None:
         """Take in one step that ended `elapsed` seconds after the request came."""
@@ -64,6 +68,7 @@ class RequestMetrics:
             self.per_step_drafted.append(step.drafted)
             self.per_step_path.append(step.path)
             self.steps_without_drafts += step.held_back
+            self.steps_paused += step.paused
             self.per_step_s.append(elapsed - self.request_latency)
             if step.tree is not None and step.tree.lost is not None:
                 self.lost_drafts[step.tree.lost] = self.lost_drafts.get(step.tree.lost, 0) + 1
@@ -176,15 +181,22 @@ class RequestMetrics:
                 },
                 "acceptance_length": self.acceptance_length,
                 "acceptance_rate": self.acceptance_rate,
-                "per_position_acceptance": per_position(
-                    self.per_step_accepted, self.num_spec_tokens
-                ),
+                "per_position_acceptance": per_position(self.drafting_steps, self.num_spec_tokens),
+                "spec_policy": self.spec_policy,
                 "speculative_decoding": self.speculative_decoding(),
                 **({"lost_drafts": self.lost_drafts} if self.lost_drafts else {}),
             }
             if self.steps_without_drafts:
                 out["steps_without_drafts"] = self.steps_without_drafts
+            if self.spec_policy == ADAPTIVE:
+                out["steps_paused"] = self.steps_paused
         return out
+
+    @property
+    def drafting_steps(self) -> list[int]:
+        """How many drafts each step accepted that had some."""
+        steps = zip(self.per_step_accepted, self.per_step_drafted, strict=True)
+        return [accepted for accepted, drafted in steps if drafted]
 
     def speculative_decoding(self) -> dict[str, Any]:
         """vLLM's per-request block. acceptance_histogram[a] counts the steps that accepted a
@@ -236,6 +248,11 @@ class Pooled:
         return sum(r.steps_without_drafts for r in self.requests)
 
     @property
+    def steps_paused(self) -> int:
+        """Steps in which adaptive drafting decided to decode plainly."""
+        return sum(r.steps_paused for r in self.requests)
+
+    @property
     def completion_tokens(self) -> int:
         """Tokens of all answers."""
         return sum(r.completion_tokens for r in self.requests)
@@ -273,8 +290,9 @@ class Pooled:
 
     @property
     def per_position_acceptance(self) -> list[float]:
-        """For each draft position the share of verify steps that accepted it, as vLLM counts."""
-        counts = [a for r in self.requests for a in r.per_step_accepted]
+        """For each draft position the share of the steps with drafts that accepted it, as vLLM
+        counts."""
+        counts = [a for r in self.requests for a in r.drafting_steps]
         return per_position(counts, max((r.num_spec_tokens for r in self.requests), default=0))
 
     @property
@@ -341,7 +359,7 @@ class Pooled:
 
 def per_position(accepted: Sequence[int], levels: int) -> list[float]:
     """r_k: share of steps with at least k accepted drafts, for k = 1 to the levels drafted; empty
-    without a step."""
+    without a step. `accepted` are those of steps that had drafts: others say nothing of them."""
     deepest = max(levels, max(accepted, default=0))
     return (
         [sum(a >= k for a in accepted) / len(accepted) for k in range(1, deepest + 1)]

@@ -56,13 +56,15 @@ class AdaptiveState:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a sequence may draft in a step: no levels are no draft. `costs` are those of the step,
-    and a `budget` says of each draft whether it pays. `alone`: no other sequence runs."""
+    """What a sequence may draft in a step: no levels are no draft, and `pauses` says that more were
+    allowed. `costs` are those of the step, and a `budget` says of each draft whether it pays.
+    `alone`: no other sequence runs."""
 
     levels: int
     costs: StepCosts
     budget: DraftBudget | None = None
     alone: bool = True
+    pauses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,15 @@ class AdaptivePolicy:
         state = one.state
         if not state.seconds:
             begin(state, costs, one.plan.steps)
+        if not one.levels:
+            return Decision(0, costs)  # nothing may be drafted: it says nothing of the drafts
         rate = max(state.tokens / state.seconds, 1 / costs.plain)
         levels = one.levels
         state.probing = False
         if not state.drafting:
             state.waited += 1
             if state.waited <= state.patience:
-                return Decision(0, costs)
+                return Decision(0, costs, pauses=True)
             state.probing, levels, rate = True, min(levels, TRIAL_LEVELS), 1 / costs.plain
         return Decision(levels, costs, DraftBudget(state.estimate, costs, rate, levels))
 
@@ -131,8 +135,7 @@ class AdaptivePolicy:
             state.drafting = True
             state.seconds = START_WEIGHT * costs.plain
             state.tokens = START_WEIGHT * (1 + MARGIN)
-        levels = min(int(tree.depths[-1]) + 1, decision.levels) if len(tree) > 1 else 1
-        spent = costs.step(len(tree), levels if len(tree) > 1 else 1, len(path))
+        spent = costs.step(len(tree), tree.drafted_levels, len(path))
         state.tokens = DECAY * state.tokens + len(path)
         state.seconds = DECAY * state.seconds + spent
         if state.tokens * costs.plain < (1 - MARGIN) * state.seconds:
@@ -140,7 +143,8 @@ class AdaptivePolicy:
 
 
 def begin(state: AdaptiveState, costs: StepCosts, levels: int) -> None:
-    """Where nothing is known of a sequence: as the model expects by the estimate's prior."""
+    """Where a sequence did not draft alone before: as the model expects by its estimates, or by
+    their prior."""
     choice = best_chain(costs, state.estimate.rates(levels))
     state.tokens, state.seconds = START_WEIGHT * choice.tokens, START_WEIGHT * choice.seconds
     state.drafting = choice.levels > 0
@@ -150,6 +154,8 @@ def together(asking: Sequence[Asking], costs: StepCosts, batch: int) -> list[Dec
     """Sequences that draft the same number of levels: a pass costs by the longest. The number that
     brings most tokens for the time, or none; then from time to time one level, to try again."""
     most = max(one.levels for one in asking)
+    if not most:
+        return [Decision(0, costs, alone=batch == 1) for _ in asking]
     tokens = [float(batch)] * (most + 1)
     for one in asking:
         own = chain_tokens(one.state.estimate.rates(one.levels))
@@ -169,7 +175,10 @@ def together(asking: Sequence[Asking], costs: StepCosts, batch: int) -> list[Dec
         best = min(most, TRIAL_LEVELS)
         for state in states:
             state.probing, state.trial = not state.trial, max(0, state.trial - 1)
-    return [Decision(min(best, one.levels), costs, alone=batch == 1) for one in asking]
+    return [
+        Decision(min(best, one.levels), costs, alone=batch == 1, pauses=not best and one.levels > 0)
+        for one in asking
+    ]
 
 
 def tell(state: AdaptiveState, *, pays: bool) -> None:

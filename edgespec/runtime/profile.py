@@ -16,8 +16,10 @@ import numpy as np
 from edgespec.prompts import CANCELLED, ERROR
 from edgespec.runtime import stages
 from edgespec.runtime.answers import Answer
+from edgespec.runtime.chance import NoBetterThanChance
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.metrics import Pooled, RequestMetrics, ratio
+from edgespec.runtime.policy import ADAPTIVE
 from edgespec.runtime.quality import pooled
 from edgespec.runtime.speedup import Speedup, StepCost
 
@@ -79,6 +81,7 @@ class RunStats:
     peak_cpu_memory_bytes: int = field(default_factory=peak_bytes)
     drafting_stopped: str | None = None  # why nothing was drafted from some answer on
     plain_step: StepCost | None = None  # timed at the end, where no request was decoded plainly
+    has_trained_draft: bool = False  # an engine drafted, that belongs to the base
 
     @property
     def pool(self) -> Pooled:
@@ -89,6 +92,14 @@ class RunStats:
     def drafted(self) -> list[RequestMetrics]:
         """The metrics of the responses made with drafts."""
         return [a.response.metrics for a in self.answers if a.response and a.speculative]
+
+    @property
+    def chance(self) -> NoBetterThanChance | None:
+        """Whether a trained draft was accepted no more often than one guess without it."""
+        if not self.has_trained_draft:
+            return None
+        tokens = [a.response.token_ids for a in self.answers if a.response and a.speculative]
+        return NoBetterThanChance.of(self.drafted, tokens)
 
     @property
     def undrafted(self) -> list[RequestMetrics]:
@@ -124,7 +135,7 @@ def summary(run: RunStats) -> dict[str, Any]:
     prefill included; `tokens_per_s` is what one user sees while decoding. Speculative values are
     over the requests that drafted, plain ones over those decoded plainly; with --check-lossless
     both, and what was saved, are over the requests that ran both ways. `acceptance` has a row for
-    each accept rule of the requests that drafted.
+    each accept rule of the requests that drafted, `spec_policy` counts those by their policy.
     """
     checked = [a for a in run.answers if a.plain]
     drafted = [a.response.metrics for a in checked if a.response] or run.drafted
@@ -153,6 +164,12 @@ def summary(run: RunStats) -> dict[str, Any]:
         out["lost_drafts"] = lost
     if held_back := Pooled(run.drafted).steps_without_drafts:
         out["steps_without_drafts"] = held_back
+    if run.drafted:
+        out["spec_policy"] = dict(sorted(Counter(r.spec_policy for r in run.drafted).items()))
+    if any(r.spec_policy == ADAPTIVE for r in run.drafted):
+        out["steps_paused"] = Pooled(run.drafted).steps_paused
+    if run.chance is not None:
+        out["no_better_than_chance"] = run.chance.to_dict()
     if run.drafting_stopped is not None:
         out["drafting_stopped"] = run.drafting_stopped
     if (found := speedup(run)) is not None:

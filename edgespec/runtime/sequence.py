@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from edgespec.backends.call import HiddenStates
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
+from edgespec.runtime.draft_budget import Budgeted
 from edgespec.runtime.drafters.base import Drafter, Observation
 from edgespec.runtime.gates import Gates
 from edgespec.runtime.policy import AdaptiveState
@@ -29,7 +30,8 @@ class StepOutput:
 
     `logprobs` are the most probable tokens where each one was drawn, by the model's own logits at
     temperature 1. `tree` is what was verified, None for prefill, and `path` its accepted nodes, the
-    root first. `held_back`: nothing was drafted because too many sequences ran for it.
+    root first. `held_back`: nothing was drafted because too many sequences ran for it. `paused`:
+    nothing was drafted because the policy decided so.
     """
 
     tokens: list[int]
@@ -42,6 +44,7 @@ class StepOutput:
     tree: DraftTree | None = None
     path: list[int] = field(default_factory=list)
     held_back: bool = False
+    paused: bool = False
 
 
 @dataclass(eq=False)
@@ -78,6 +81,7 @@ class SequenceState:
     hidden_state: HiddenStates | None = field(init=False, default=None)
     # Committed, and not yet shown to its drafter: it drafts nothing meanwhile
     unobserved: list[Observation] = field(init=False, default_factory=list)
+    num_unobserved: int = field(init=False, default=0)  # tokens of them
     times: StageTimes = field(init=False)  # of the passes that it took part in
 
     def __post_init__(self) -> None:
@@ -95,14 +99,10 @@ class SequenceState:
 
     @property
     def waits(self) -> bool:
-        """Whether its drafter is shown what was committed only when it is to draft."""
-        drafter = self.drafter
-        return self.adaptive is not None and drafter is not None and drafter.needs_hidden_states
-
-    @property
-    def num_unobserved(self) -> int:
-        """Committed tokens that its drafter was not shown."""
-        return sum(len(item.tokens) for item in self.unobserved)
+        """Whether its drafter, an engine, is shown what was committed only when it is to draft."""
+        if self.adaptive is None or self.drafter is None:
+            return False
+        return self.drafter.needs_hidden_states or isinstance(self.drafter, Budgeted)
 
     @property
     def pending(self) -> int:

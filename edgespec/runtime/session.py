@@ -53,6 +53,11 @@ class Draft:
     held_back: bool = False
     decision: Decision | None = None
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the policy decided to decode plainly, where drafts might have been made."""
+        return self.decision is not None and self.decision.pauses
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
@@ -373,6 +378,7 @@ class Session:
             tree=item.draft.tree,
             path=accepted.path,
             held_back=item.draft.held_back,
+            paused=item.draft.is_paused,
         )
         if item.draft.decision is not None:
             assert self.policy is not None
@@ -408,6 +414,7 @@ class Session:
         for item in waiting:
             assert item.observation is not None
             item.seq.unobserved.append(item.observation)
+            item.seq.num_unobserved += len(item.observation.tokens)
         if full := [item.seq for item in waiting if item.seq.num_unobserved >= MAX_UNOBSERVED]:
             for drafter, seqs in by_drafter(full):
                 self.show(drafter, seqs, spent)
@@ -424,7 +431,7 @@ class Session:
         """Show a drafter what these sequences have committed since it last drafted for them."""
         found = [joined(seq.unobserved) for seq in seqs if seq.unobserved]
         for seq in seqs:
-            seq.unobserved = []
+            seq.unobserved, seq.num_unobserved = [], 0
         if found:
             with self.log.timed(stages.DRAFT_REPLAY, spent):
                 drafter.observe(found)
@@ -508,10 +515,11 @@ def joined(observations: Sequence[Observation]) -> Observation:
     first, *others = observations
     if not others:
         return first
-    assert first.hidden_states is not None
-    states = [item.hidden_states for item in others if item.hidden_states is not None]
-    tokens = np.concatenate([item.tokens for item in observations])
-    return Observation(first.lane, first.hidden_states.joined(states), tokens)
+    tokens, states = np.concatenate([item.tokens for item in observations]), first.hidden_states
+    if states is not None:
+        more = [item.hidden_states for item in others if item.hidden_states is not None]
+        states = states.joined(more)
+    return Observation(first.lane, states, tokens)
 
 
 def by_drafter(seqs: Iterable[SequenceState]) -> list[tuple[Drafter, list[SequenceState]]]:

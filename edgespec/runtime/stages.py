@@ -6,8 +6,7 @@ Knows names and seconds. A stage's time is wall time around its calls, host work
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 PREFILL = "llm_prefill"
@@ -42,8 +41,11 @@ class StageTimes:
     engine: float = 0.0
 
     def __iadd__(self, other: StageTimes) -> StageTimes:
-        for name in vars(other):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.prefill += other.prefill
+        self.draft += other.draft
+        self.verify += other.verify
+        self.commit += other.commit
+        self.engine += other.engine
         return self
 
     @property
@@ -64,18 +66,36 @@ class StageLog:
     passes: dict[str, list[float]] = field(default_factory=dict)
     recording: bool = True
 
-    @contextmanager
-    def timed(self, stage: str, spent: StageTimes) -> Iterator[None]:
+    def timed(self, stage: str, spent: StageTimes) -> Pass:
         """Time one pass of a stage; it is also added to `spent`."""
-        began, engine = time.perf_counter(), self.engine_s()
-        yield
-        seconds = time.perf_counter() - began
+        return Pass(self, stage, spent)
+
+    def add(self, stage: str, seconds: float, engine_s: float, spent: StageTimes) -> None:
+        """Take in one pass of a stage, of which `engine_s` seconds were the engines'."""
         if self.recording:
             self.passes.setdefault(stage, []).append(seconds)
         coarse = COARSE[stage]
         setattr(spent, coarse, getattr(spent, coarse) + seconds)
-        spent.engine += self.engine_s() - engine
+        spent.engine += engine_s
 
     def clear(self) -> None:
         """Forget all passes, and record those to come."""
         self.passes, self.recording = {}, True
+
+
+class Pass:
+    """One pass of a stage while it runs; one that raises is not counted. A step has four, so this
+    is no generator, which would cost several times as much."""
+
+    __slots__ = ("began", "engine_s", "log", "spent", "stage")
+
+    def __init__(self, log: StageLog, stage: str, spent: StageTimes) -> None:
+        self.log, self.stage, self.spent = log, stage, spent
+
+    def __enter__(self) -> None:
+        self.began, self.engine_s = time.perf_counter(), self.log.engine_s()
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        if kind is None:
+            seconds = time.perf_counter() - self.began
+            self.log.add(self.stage, seconds, self.log.engine_s() - self.engine_s, self.spent)

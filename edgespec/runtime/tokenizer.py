@@ -36,6 +36,8 @@ class Tokenizer:
         self._specials = frozenset(self._special_ids.values())
         self._growth = normalizer_growth(tokenizer)
         self._decoder_steps = frozenset(_decoder_steps(tokenizer))
+        self._tokens: dict[int, str] = {}  # those that were asked for
+        self._texts: dict[tuple[int, bool], str] = {}  # likewise, of one id alone
         self.template = template or NoTemplate()
 
     @classmethod
@@ -88,7 +90,15 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of ids. Invalid UTF-8 becomes U+FFFD; unknown ids are omitted."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        if len(ids) != 1:
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        key = ids[0], skip_special_tokens
+        text = self._texts.get(key)
+        if text is None:
+            text = str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+            if text:  # no id that there is not
+                self._texts[key] = text
+        return text
 
     def token_id(self, token: str) -> int | None:
         """Returns the id of a token such as `<|im_end|>`, or None."""
@@ -97,7 +107,11 @@ class Tokenizer:
 
     def token(self, token_id: int) -> str | None:
         """Returns the token of an id as written in the vocabulary, or None."""
-        found: str | None = self._tokenizer.id_to_token(token_id)
+        found = self._tokens.get(token_id)
+        if found is None:
+            found = self._tokenizer.id_to_token(token_id)
+            if found is not None:
+                self._tokens[token_id] = found
         return found
 
     def token_bytes(self, token_id: int) -> bytes:

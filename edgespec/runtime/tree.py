@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -30,7 +29,8 @@ class DraftTree:
     `probs` are the probabilities with which the draft would draw each node's token after its
     parent, 1 for the root; they are shown. `drawn_from` are those that a node's token was drawn
     from, None where it was chosen without chance; for accept rules that compare them with the
-    base's. `lost` says why there are no drafts where a drafter failed to make some.
+    base's. `lost` says why there are no drafts where a drafter failed to make some. `levels` is how
+    many were drafted, where some of them may have been left out.
     """
 
     tokens: Ids  # [N]
@@ -38,6 +38,7 @@ class DraftTree:
     probs: NDArray[np.float32] | None = None  # [N]
     drawn_from: Sequence[Distribution | None] | None = None  # [N]
     lost: str | None = None
+    levels: int | None = None
 
     @classmethod
     def root_only(cls, pending: int, lost: str | None = None) -> DraftTree:
@@ -53,26 +54,40 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @cached_property
+    @property
     def depths(self) -> Ids:
         """[N], the root at 0."""
-        depths = np.zeros(len(self), np.int64)
-        for node in range(1, len(self)):
-            depths[node] = depths[self.parents[node]] + 1
-        return depths
+        if len(self) == 1:
+            return np.zeros(1, np.int64)
+        depths = [0]
+        for parent in self.parents[1:].tolist():
+            depths.append(depths[parent] + 1)
+        return np.array(depths, np.int64)
 
-    @cached_property
+    @property
+    def drafted_levels(self) -> int:
+        """Levels that were drafted for it."""
+        return int(self.depths.max()) if self.levels is None else self.levels
+
+    @property
     def mask(self) -> NDArray[np.bool_]:
         """[N, N], True where the column is the row's node or an ancestor of it."""
-        mask = np.eye(len(self), dtype=bool)
-        for node in range(1, len(self)):
-            mask[node] |= mask[self.parents[node]]
+        parents = self.parents.tolist()
+        if parents == [*range(-1, len(parents) - 1)]:  # a chain
+            order = np.arange(len(parents))
+            return order[:, None] >= order
+        mask = np.eye(len(parents), dtype=bool)
+        for node, parent in enumerate(parents[1:], start=1):
+            mask[node] |= mask[parent]
         return mask
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`; siblings carry different tokens."""
-        found = np.flatnonzero((self.parents == node) & (self.tokens == token))
-        return int(found[0]) if len(found) else None
+        parents, tokens = self.parents.tolist(), self.tokens.tolist()
+        for place in range(node + 1, len(tokens)):
+            if tokens[place] == token and parents[place] == node:
+                return place
+        return None
 
     def distribution(self, node: int) -> Distribution:
         """What the token of `node` was drawn from; all on it where it was chosen without chance."""
@@ -179,6 +194,10 @@ class TreePool:
         shallower, then the earlier."""
         by = self.scores if scores is None else scores
         return sorted(among, key=lambda i: (-by[i], self.depths[i], i))[:count]
+
+    def probs(self, first: int) -> list[float]:
+        """The probabilities of all entries from one on, each after its parent."""
+        return [self.prob(entry) for entry in range(first, len(self.tokens))]
 
     def prob(self, entry: int) -> float:
         """The probability of an entry after its parent."""

@@ -3,7 +3,7 @@
     python edgespec_peer.py ENGINES [--spec-rate 0.7 --chain 3]
 
 Runs where edgespec is. With --spec-rate so many tokens are drafted a step: the draft model runs, and
-each of its tokens is then right with that probability (benchmark.Oracle). Threads are as many as the
+each of its tokens is then right with that probability (benchmark.dialled). Threads are as many as the
 process has cores to run on.
 """
 
@@ -103,7 +103,7 @@ def speculative(engines: Path, rate: float, chain: int) -> Iterator[Stream]:
 
     The plain answer, which says what is right, is made before the clock starts.
     """
-    from benchmark import Oracle
+    from benchmark import dialled
 
     from edgespec import PLAIN, SamplingParams
     from edgespec.runtime.engine import Engine
@@ -115,7 +115,7 @@ def speculative(engines: Path, rate: float, chain: int) -> Iterator[Stream]:
             sampling = SamplingParams(temperature=0, max_generate_length=tokens + chain)
             engine.session.drafter = drafter
             right = engine.generate(prompt, sampling, PLAIN).token_ids
-            engine.session.drafter = Oracle(engine, {tuple(prompt): list(right)}, rate)
+            engine.session.drafter = dialled(engine, {tuple(prompt): list(right)}, rate)
             return answer(engine, prompt, tokens, engine.plan(1, None, chain + 1), chain)
 
         yield stream

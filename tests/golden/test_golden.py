@@ -131,6 +131,34 @@ def test_output_of_fixed_requests(pair: Path, golden: Golden, tmp_path: Path) ->
     golden("output.json", as_text(told).replace(str(asked), "<input>"))
 
 
+def shape(value: Any, place: str = "") -> Any:
+    """The keys of JSON and the types of what they have; of a list that of its first item. What
+    depends on the machine has none."""
+    if place in ("environment", "before", "after"):
+        return dict.fromkeys(value, f"<{place}>")
+    if place in ("device", "backend_settings"):
+        return f"<{place}>"
+    if isinstance(value, dict):
+        return {name: shape(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return "null" if value is None else type(value).__name__
+
+
+def test_keys_and_types_of_a_benchmark_report(pair: Path, golden: Golden, tmp_path: Path) -> None:
+    """One row of each mode; docs/benchmark.md says what they mean."""
+    told = tmp_path / "report.json"
+    sizes = ["--input-tokens", "8", "--output-tokens", "8", "--rows", "1,2", "--repeats", "6"]
+    drafts = ["--spec-draft-step", "2", "--synthetic-acceptance", "0.5", "--spec-policy", "fixed"]
+    line = ["bench", str(pair / "engines"), *sizes, *drafts, "--warmup", "0", "--json", str(told)]
+    assert run(line) == 0
+    found = json.loads(told.read_text(encoding="utf-8"))
+    rows = {row["mode"]: shape(row) for row in reversed(found.pop("rows"))}
+    assert [*rows] == ["speculative", "decode", "verify", "prefill"]
+    value = shape(found) | {"rows": rows}
+    golden("bench.json", json.dumps(value, indent=2) + "\n")
+
+
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help(golden: Golden, command: str) -> None:
     """In a process of its own: click remembers in a command how it was first asked for help."""
@@ -181,7 +209,7 @@ def test_golden_files_are_all_in_use(request: pytest.FixtureRequest) -> None:
     named |= {
         f"engines_{file}" for file in ("manifest.json", "base_config.json", "draft_config.json")
     }
-    named |= {"output.json", "help.txt", *(f"help_{name}.txt" for name in COMMANDS)}
+    named |= {"bench.json", "output.json", "help.txt", *(f"help_{name}.txt" for name in COMMANDS)}
     named |= {f"contract_{name}.txt" for name in TABLES}
     there = {
         path.name

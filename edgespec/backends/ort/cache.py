@@ -88,11 +88,12 @@ class KvCache:
 
     def move_rows(self, lane: int, slots: Ids, start: int) -> None:
         """Copy rows to `start`, `start`+1, ...; rows that stand right already are left alone."""
+        if slots.tolist() == [*range(start, start + len(slots))]:
+            return
         targets = np.arange(start, start + len(slots))
         moving = slots != targets
-        if moving.any():
-            rows = self.slab[:, lane]
-            rows[:, :, targets[moving]] = rows[:, :, slots[moving]]
+        rows = self.slab[:, lane]
+        rows[:, :, targets[moving]] = rows[:, :, slots[moving]]
 
     def read_rows(self, lane: int, count: int) -> Rows:
         """A copy of a lane's first rows, [2*layers, Hkv, count, row]."""

@@ -6,6 +6,7 @@ Knows names and shapes. Imports no ONNX: running an engine needs none.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 from edgespec.contract import Dim, GraphContract, TensorSpec, past_names, present_names
@@ -77,6 +78,7 @@ def tree_contract(canonical: GraphContract, cache: CacheType) -> GraphContract:
     )
 
 
+@cache
 def attention_inputs(mask: str) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     """The three inputs of TreeAttention that stand for a mask."""
     name = MASKS[mask]

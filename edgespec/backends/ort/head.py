@@ -42,13 +42,8 @@ class Found:
 
     def part(self, rows: int | slice | Ids) -> Found:
         """The same of some rows; of those of several lanes, those of one."""
-        return replace(
-            self,
-            ids=self.ids[rows],
-            values=self.values[rows],
-            logsumexp=self.logsumexp[rows],
-            finite=self.finite[rows],
-        )
+        found = self.ids[rows], self.values[rows], self.logsumexp[rows], self.finite[rows]
+        return Found(self.searched, self.sums, *found)
 
 
 def search(logits: Floats, ids: int, count: int, *, sums: bool) -> Found:
@@ -126,14 +121,17 @@ class HeadLogits(Logits):
 
     def take(self, rows: Ids) -> HeadLogits:
         """A copy of some rows."""
-        array = None if self.array is None else self.array[rows]
-        return replace(self, x=self.x[rows], found=self.found.part(rows), array=array)
+        return self.part(rows)
 
     def first_rows(self, count: int) -> HeadLogits:
         """The first `count` rows, not copied."""
-        few = slice(count)
-        array = None if self.array is None else self.array[few]
-        return replace(self, x=self.x[few], found=self.found.part(few), array=array)
+        return self.part(slice(count))
+
+    def part(self, rows: slice | Ids) -> HeadLogits:
+        """The same of some rows."""
+        array = None if self.array is None else self.array[rows]
+        x, found = self.x[rows], self.found.part(rows)
+        return HeadLogits(self.head, self.lane, self.ids, x, found, array)
 
     def first_ids(self, count: int) -> HeadLogits:
         """The same rows of the first `count` ids alone, not copied."""

@@ -7,7 +7,6 @@ only its own rows. `cache` knows where rows stand. Knows nothing of tokens or tr
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from edgespec.backends.call import Attention, Call, HiddenStates, Result
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig, EngineWeights
 from edgespec.backends.host import gather_idx, host_results, stacked_states
 from edgespec.backends.masks import attention_mask, tree_mask
+from edgespec.backends.ort.bindings import Bindings
 from edgespec.backends.ort.cache import KvCache, padding_of
 from edgespec.backends.ort.contract import (
     FOUND,
@@ -103,15 +103,13 @@ class OrtRunner:
         except MemoryError:
             raise cache_too_large(contract, capacity, lanes) from None
         self.recurrent = RecurrentCache(shape.recurrent, lanes) if shape.recurrent else None
-        self.buffers: dict[str, NDArray[Any]] = {}
-        self.binding = self.session.io_binding()
+        self.bindings = Bindings(self.session)
         RUNNERS.add(self)
         self.table: Table | None = None
-        # Address and shape of what else is bound: binding it again takes microseconds
-        self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
-        # What the head reads and gives, and the sizes for which it is bound
-        self.head_arrays: dict[str, NDArray[Any]] = {}
+        # The sizes for which the head is bound, what it is asked, and what it finds
         self.head_bound: tuple[tuple[int, ...], int] | None = None
+        self.requested: list[NDArray[Any]] = []
+        self.found: list[NDArray[Any]] = []
         self.bound = (0, 0, 0)  # first lane, lanes and stride of the cache as it is bound
 
     @property
@@ -130,23 +128,19 @@ class OrtRunner:
         self.cache.reserve(call.first_lane, starts, call.written, width)
         self.bind_cache(call.first_lane, batch)
         if self.recurrent is not None:
-            self.recurrent.bind(self.binding, call.first_lane, starts, rows)
-        shape = self.contract.shape
+            self.recurrent.bind(self.bindings.binding, call.first_lane, starts, rows)
+        shape, bindings = self.contract.shape, self.bindings
         gathered = gather_idx(call)
-        logits = self.buffer("logits", (*gathered.shape, shape.logits_width))
-        hidden = (
-            self.buffer("hidden_states", (batch, rows, shape.features)) if shape.features else None
-        )
-        feeds = self.feeds(call, gathered, width)
-        for name, array in feeds.items():
-            self.bind_input(name, array)
-        self.bind_output("logits", logits)
-        if hidden is not None:
-            self.bind_output("hidden_states", hidden)
+        for name, array in self.feeds(call, gathered, width).items():
+            bindings.write(name, array)
+        logits = bindings.output("logits", (*gathered.shape, shape.logits_width))
+        hidden = None
+        if shape.features:
+            hidden = bindings.output("hidden_states", (batch, rows, shape.features))
         if self.head is not None:
             self.bind_head(self.head, call.first_lane, gathered.shape)
         try:
-            self.session.run_with_iobinding(self.binding)
+            self.session.run_with_iobinding(bindings.binding)
         except RuntimeError as error:
             remedy = (
                 "If memory ran out, close other programs or build with a smaller"
@@ -164,30 +158,30 @@ class OrtRunner:
 
     def bind_head(self, head: Head, first_lane: int, gathered: tuple[int, ...]) -> None:
         """Say what a call's logits [B, G] are searched for and which lanes' are written, and bind
-        room for what is found, where it is not bound yet: it takes tens of microseconds."""
+        room for what is found, where it is not bound yet."""
         if self.head_bound != (gathered, head.count):
-            self.head_bound = gathered, head.count
             sizes = {"B": gathered[0], "G": gathered[1], "K": head.count}
-            for spec in (WRITTEN, SEARCH):
-                self.bind_input(spec.name, self.buffer_of(spec, sizes))
-            for spec in (*FOUND, head.rows_spec):
-                self.bind_output(spec.name, self.buffer_of(spec, sizes))
-        head.write_request(first_lane, *(self.head_arrays[s.name] for s in (WRITTEN, SEARCH)))
-
-    def buffer_of(self, spec: TensorSpec, sizes: Mapping[str, int]) -> NDArray[Any]:
-        """The buffer of a tensor that the head reads or gives."""
-        shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
-        array = self.buffer(spec.name, shape, np.dtype(spec.dtype).type)
-        self.head_arrays[spec.name] = array
-        return array
+            self.requested = [
+                self.bindings.input(spec.name, shape_of(spec, sizes), spec.dtype)
+                for spec in (WRITTEN, SEARCH)
+            ]
+            self.found = [
+                self.bindings.output(spec.name, shape_of(spec, sizes), spec.dtype)
+                for spec in (*FOUND, head.rows_spec)
+            ]
+            self.head_bound = gathered, head.count
+        head.write_request(first_lane, *self.requested)
 
     def with_found(
-        self, head: Head, call: Call, logits: NDArray[np.float32], results: list[Result]
+        self,
+        head: Head,
+        call: Call,
+        logits: NDArray[np.float32],
+        results: list[Result],
     ) -> list[Result]:
         """The results of a call with what was found of their logits [B, G, V]."""
-        arrays = self.head_arrays
-        *found, x = (arrays[spec.name] for spec in (*FOUND, head.rows_spec))
-        written = arrays[WRITTEN.name].tolist()
+        *found, x = self.found
+        written = self.requested[0].tolist()
         out = []
         for place, (gathered, result) in enumerate(zip(call.gather, results, strict=True)):
             own = place, slice(len(gathered))
@@ -207,12 +201,12 @@ class OrtRunner:
         if self.bound == (first_lane, batch, self.cache.stride):
             return
         self.bound = (first_lane, batch, self.cache.stride)
-        slab = self.slab
+        slab, binding = self.slab, self.bindings.binding
         dims, address = [batch, *slab.shape[2:]], slab.ctypes.data + first_lane * slab.strides[1]
         for layer in self.contract.shape.attention_layers:
             for past, present in zip(past_names(layer), present_names(layer), strict=True):
-                self.binding.bind_input(past, "cpu", 0, slab.dtype, dims, address)
-                self.binding.bind_output(present, "cpu", 0, slab.dtype, dims, address)
+                binding.bind_input(past, "cpu", 0, slab.dtype, dims, address)
+                binding.bind_output(present, "cpu", 0, slab.dtype, dims, address)
                 address += slab.strides[0]
 
     def feeds(self, call: Call, gathered: NDArray[np.int64], width: int) -> dict[str, NDArray[Any]]:
@@ -270,31 +264,7 @@ class OrtRunner:
             return dict(zip(names, (seen.lengths, seen.visible, seen.first), strict=True))
         slots = self.cache.stride if self.batched else width
         dims = (len(attention.lanes), 1, call.rows, slots)
-        return {name: attention_mask(call, attention, self.buffer(name, dims, np.bool_))}
-
-    def buffer(
-        self, name: str, shape: Sequence[int], dtype: type[np.generic] = np.float32
-    ) -> NDArray[Any]:
-        """An array in memory that is kept from call to call."""
-        size = math.prod(shape)
-        if name not in self.buffers or self.buffers[name].size < size:
-            self.buffers[name] = np.empty(size, dtype)
-        return self.buffers[name][:size].reshape(shape)
-
-    def bind_input(self, name: str, array: NDArray[Any]) -> None:
-        """Let the next run read an input from this array."""
-        assert array.flags.c_contiguous
-        place = array.ctypes.data, array.shape
-        if self.places.get(name) != place:
-            self.places[name] = place
-            self.binding.bind_input(name, "cpu", 0, array.dtype, list(array.shape), place[0])
-
-    def bind_output(self, name: str, array: NDArray[Any]) -> None:
-        """Let the next run write an output into this array."""
-        place = array.ctypes.data, array.shape
-        if self.places.get(name) != place:
-            self.places[name] = place
-            self.binding.bind_output(name, "cpu", 0, array.dtype, list(array.shape), place[0])
+        return {name: attention_mask(call, attention, self.bindings.input(name, dims, np.bool_))}
 
     def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
         """Commit rows of the last call: move them to `start` and behind, in all layers."""
@@ -340,14 +310,14 @@ class OrtRunner:
 
     def close(self) -> None:
         """Release the engine; nothing can be run afterwards, and closing twice is harmless."""
-        self.__dict__.pop("binding", None)
+        self.__dict__.pop("bindings", None)
         self.__dict__.pop("session", None)
 
 
 def keep_sessions() -> None:
     """In a fork: never free a session, which would wait for ever for threads that are not there."""
     for runner in RUNNERS:
-        for name in {"binding", "session"} & vars(runner).keys():
+        for name in {"bindings", "session"} & vars(runner).keys():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(vars(runner)[name]))
 
 
@@ -495,6 +465,11 @@ def fits(found: Sequence[int | str | None], wanted: Sequence[Dim]) -> bool:
         for a, b in zip(found, wanted, strict=True)
         if isinstance(a, int) and isinstance(b, int)
     )
+
+
+def shape_of(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of a tensor, by the sizes of what its dimensions are called."""
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
 
 
 def unused_widths(contract: GraphContract) -> dict[str, int]:

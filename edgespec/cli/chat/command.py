@@ -32,6 +32,7 @@ from edgespec.cli.draft_flags import (
     ALIASES,
     check_time_budget,
     draft_options,
+    is_given,
     keys_of,
     tree_of,
     wanted,
@@ -49,6 +50,7 @@ from edgespec.prompts.places import Place
 
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
+    from edgespec.runtime.policy import SpecPolicy
 
 DEFAULTS = SamplingParams()
 MARKERS = re.compile(r"<\|?\w+\|?>")
@@ -167,6 +169,7 @@ def command(
     spec_draft_top_k: int | None,
     spec_draft_step: int | None,
     spec_verify_size: int | None,
+    spec_policy: SpecPolicy | None,
     show_speculation: bool,
     enable_thinking: bool,
     prefix_cache_mb: int,
@@ -222,6 +225,8 @@ def command(
     acceptance = take_acceptance(ctx, sampling)
     if spec_decode is False and acceptance is not None:
         raise click.UsageError("an accept rule is for drafts, and --no-spec-decode was given", ctx)
+    if spec_decode is False and is_given(ctx, "spec_policy"):
+        raise click.UsageError("--spec-policy is for drafts, and --no-spec-decode was given", ctx)
     params = sampling_params(sampling)
     conversation = Conversation(message_text(system, Place("--system")))
     from edgespec.cli.report import could_be_tree, plan_line
@@ -241,6 +246,7 @@ def command(
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
         tuned=not sized,
+        spec_policy=spec_policy,
         **drafting,
     ) as engine:
         check_draft(engine, config.config)
@@ -252,6 +258,7 @@ def command(
             drafts=engine.spec_decode,
             sizes=sizes,
             tree=tree,
+            spec_policy=spec_policy,
             acceptance=engine.acceptance,
             enable_thinking=enable_thinking,
             show_speculation=show_speculation,
@@ -264,6 +271,7 @@ def command(
                 chosen=not sized and not config.has_sizes,
                 words=engine.drafter_words,
                 could_be_tree=could_be_tree([*sizes.values()], engine.method),
+                can_adapt=engine.can_adapt,
             )
             if plan
             else "decoding plainly, without drafts"

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from edgespec.cli.accept_flags import OPTIONS, RULES
-from edgespec.cli.draft_flags import plan_of
+from edgespec.cli.draft_flags import POLICIES, plan_of
 from edgespec.errors import RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.checks import MAX_COUNT, SAMPLING, flag, integer
@@ -20,6 +20,7 @@ from edgespec.prompts.places import Place, did_you_mean
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.plans import TreeSpec
+    from edgespec.runtime.policy import SpecPolicy
     from edgespec.runtime.tree import DraftPlan
     from edgespec.runtime.verify import AcceptOptions
 
@@ -41,13 +42,14 @@ SAMPLING_NAMES = (
 class Settings:
     """How the next answer is generated and shown. `sizes` are those of drafts, by DRAFT_SIZES; None
     is left to the engine. `tree` says what to draft instead, until a size is set. `acceptance` is
-    the accept rule; None is the engine's."""
+    the accept rule, `spec_policy` says whether drafting is adaptive; None is the engine's."""
 
     sampling: SamplingParams
     drafts: bool = False
     sizes: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(DRAFT_SIZES))
     tree: TreeSpec | None = None
     acceptance: AcceptOptions | None = None
+    spec_policy: SpecPolicy | None = None
     enable_thinking: bool = False
     show_speculation: bool = False
 
@@ -56,7 +58,7 @@ class Settings:
         engine cannot take, or that do not go with the accept rule."""
         if not self.drafts:
             return None
-        return plan_of(engine, self.sizes.values(), self.tree, self.acceptance)
+        return plan_of(engine, self.sizes.values(), self.tree, self.acceptance, self.spec_policy)
 
 
 class Setting(NamedTuple):
@@ -87,6 +89,14 @@ def of_size(name: str) -> Setting:
         return replace(settings, drafts=True, sizes=settings.sizes | {name: size}, tree=None)
 
     return Setting(lambda settings: settings.sizes[name], change)
+
+
+def change_policy(settings: Settings, value: object, place: Place) -> Settings:
+    """The settings with another policy; none is the engine's. Setting one turns drafts on."""
+    if value is not None and value not in POLICIES:
+        place.refuse(f"is {value!s:.60}", f"Write {' or '.join(POLICIES)}, or none.")
+    policy = cast("SpecPolicy | None", value)
+    return replace(settings, drafts=True, spec_policy=policy)
 
 
 def of_switch(name: str, field_name: str) -> Setting:
@@ -156,6 +166,7 @@ SETTINGS = {
     **{name: of_sampling(name) for name in SAMPLING_NAMES},
     "spec_decode": of_switch("spec_decode", "drafts"),
     **{name: of_size(name) for name in DRAFT_SIZES},
+    "spec_policy": Setting(lambda settings: settings.spec_policy, change_policy),
     **ACCEPTANCE,
     "enable_thinking": of_switch("enable_thinking", "enable_thinking"),
     "show_speculation": of_switch("show_speculation", "show_speculation"),

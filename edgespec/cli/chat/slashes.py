@@ -84,7 +84,8 @@ def change_setting(chat: Chat, text: str) -> None:
             "this model's template has no thinking mode", "Go on without: enable_thinking is off."
         )
     is_of_rule = settings.acceptance != chat.settings.acceptance
-    changes_plan = is_of_rule and plan is not None and plan != chat.settings.plan(chat.engine)
+    is_of_plan = is_of_rule or settings.spec_policy != chat.settings.spec_policy
+    changes_plan = is_of_plan and plan is not None and plan != chat.settings.plan(chat.engine)
     chat.settings = settings
     chat.screen.note(f"[{name} is {value}]")
     for note in rule_notes(settings) if is_of_rule else ():
@@ -93,7 +94,8 @@ def change_setting(chat: Chat, text: str) -> None:
         from edgespec.cli.report import plan_line
 
         assert plan is not None
-        line = plan_line(plan, chosen=False, words=chat.engine.drafter_words)
+        words, can_adapt = chat.engine.drafter_words, chat.engine.can_adapt
+        line = plan_line(plan, chosen=False, words=words, can_adapt=can_adapt)
         chat.screen.note(f"[{line}]")
 
 

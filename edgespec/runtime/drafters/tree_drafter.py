@@ -28,6 +28,7 @@ from edgespec.runtime.static_tree import Ranks, StaticPlan, children_of
 from edgespec.runtime.tree import DraftTree, TreePool
 
 FIRST: Ids = np.zeros(1, np.int64)
+ALONE = np.ones((1, 1), bool)
 
 
 @dataclass
@@ -44,7 +45,8 @@ class LaneState:
 class Growth:
     """A tree in the making, whose next level the beam's nodes grow. The beam's states, where the
     draft goes on with them, and what it sees are those of its parents. `drawn` is what each draft
-    of a chain was drawn from, where they are drawn."""
+    of a chain was drawn from, where they are drawn. `survival` is how likely the pool's first
+    entries are to be accepted, where a budget asks."""
 
     request: DraftRequest
     steps: int
@@ -53,6 +55,7 @@ class Growth:
     beam: list[int] = field(default_factory=lambda: [-1])  # pool entries, -1: the root
     pool: TreePool = field(default_factory=TreePool)
     drawn: list[Distribution] = field(default_factory=list)
+    survival: list[float] = field(default_factory=list)
 
     def extend(self, ids: Ids, log_probs: Floats) -> list[int]:
         """The children of the beam's nodes [beam, K] join the pool, the best K of them are the next
@@ -69,8 +72,8 @@ class Growth:
         budget, pool = self.request.budget, self.pool
         if budget is None or self.steps <= level:
             return self.steps > level
-        probs = [pool.prob(entry) for entry in range(len(pool.tokens))]
-        survival = budget.survival(pool.parents, probs)
+        survival = self.survival
+        budget.extend(survival, pool.parents, pool.probs(len(survival)))
         reached, nodes = sum(survival[entry] for entry in self.beam), 1 + len(pool.tokens)
         size = min(nodes, self.request.plan.verify_size)
         if not budget.goes_on(reached, level, size, len(self.beam)):
@@ -220,7 +223,8 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState], Budgeted):
     def beam_rows(self, growth: Growth, level: int) -> Rows:
         """A lane's part of a call: the beam at one depth, each node seeing its ancestors."""
         lane, count = growth.request.lane, len(growth.beam)
-        visible = np.concatenate([growth.ancestors, np.eye(count, dtype=bool)], 1)
+        itself = ALONE if count == 1 else np.eye(count, dtype=bool)
+        visible = np.concatenate([growth.ancestors, itself], 1)
         tokens = np.array([growth.pool.tokens[i] for i in growth.beam], np.int64)
         positions = np.full(count, self.decoder.lanes[lane].length + level - 1)
         return Rows(lane, tokens, positions, visible, np.arange(count), draft_hidden=growth.hidden)
@@ -240,11 +244,14 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState], Budgeted):
         pending, budget = growth.request.pending, growth.request.budget
         # A chain that was drawn is not cut by its own tokens: they would be drawn otherwise
         if budget is not None and not growth.drawn:
-            return budget.select(growth.pool, pending, size)
+            return budget.select(growth.pool, pending, size, growth.survival)
         tree = growth.pool.select(pending, size)
         if not growth.drawn:
             return tree
-        return replace(tree, drawn_from=[None, *growth.drawn[: len(tree) - 1]])
+        tree = replace(tree, drawn_from=[None, *growth.drawn[: len(tree) - 1]])
+        if budget is None:
+            return tree
+        return replace(tree, probs=np.array([1.0, *growth.pool.probs(0)], np.float32)[: len(tree)])
 
     def leave(self, growth: Growth) -> None:
         """A tree is done: its scratch rows are dropped."""

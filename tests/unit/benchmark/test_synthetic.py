@@ -11,6 +11,9 @@ import pytest
 
 from edgespec.benchmark.synthetic import Dial, SyntheticDrafter, Truth, synthetic
 from edgespec.errors import OptionError
+from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
+from edgespec.runtime.cost_model import StepCosts
+from edgespec.runtime.draft_budget import Budgeted, DraftBudget
 from edgespec.runtime.drafters.base import DraftRequest, EndObserver, Observation
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import SequenceState, StepOutput
@@ -192,6 +195,37 @@ def test_last_step_is_observed_by_those_that_observe_it() -> None:
     for kind, whole in ((ShapedDrafter, False), (EndObserving, True)):
         drafter = synthetic(kind(CHAIN), Dial((1.0,)), truths, VOCAB)
         assert isinstance(drafter, EndObserver) == whole
+
+
+# ---- as far as it pays
+
+
+class Budgeting(ShapedDrafter, Budgeted): ...
+
+
+COSTS = StepCosts([0, 10, 11, 12, 13, 14, 15], [0, 2, 4, 6, 8], [0, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(("rate", "drafts"), [(0.0, 0), (0.2, 1), (0.6, 2), (0.95, 3)])
+def test_chain_is_as_long_as_its_budget_lets_it_become(rate: float, drafts: int) -> None:
+    """At 0.1 tokens a second a level, of 3 seconds, has to bring 0.3 tokens, of what was reached
+    0.6 each by the estimate before any was judged; a row that is there already, 0.1."""
+    drafter = synthetic(Budgeting(CHAIN), Dial((rate,)), {}, VOCAB)
+    assert isinstance(drafter, Budgeted)
+    drafter.begin(0, [1, 2], 0)
+    budget = DraftBudget(AcceptanceEstimate(), COSTS, 0.1, 3)
+    plan = DraftPlan(1, 3, 4)
+    (tree,) = drafter.propose([DraftRequest(0, 4, plan, budget=budget)])
+    assert len(tree) - 1 == drafts
+    assert tree.probs is not None
+    assert tree.probs.tolist() == pytest.approx([1.0, *[rate] * drafts])
+    (whole,) = drafter.propose([DraftRequest(0, 4, plan)])
+    assert (len(whole), whole.probs) == (4, None)
+
+
+def test_trees_do_not_say_how_probable_their_drafts_are() -> None:
+    drafter = synthetic(Budgeting(WIDE), Dial((0.5,)), {}, VOCAB, chains=False)
+    assert not isinstance(drafter, Budgeted)
 
 
 @pytest.mark.parametrize("text", ["", "1.1", "-0.1", "0.5:x", "0.5:", "nan"])

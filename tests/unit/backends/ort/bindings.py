@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.backends.ort.runner import ORT_TYPES
@@ -54,6 +55,20 @@ class Binding:
     ) -> None:
         self.names.append(name)
         self.outputs[name] = Bound(tuple(dims), address, dtype)
+
+    def bind_ortvalue_input(self, name: str, value: ort.OrtValue) -> None:
+        self.names.append(name)
+        self.inputs[name] = bound_by(value)
+
+    def bind_ortvalue_output(self, name: str, value: ort.OrtValue) -> None:
+        self.names.append(name)
+        self.outputs[name] = bound_by(value)
+
+
+def bound_by(value: ort.OrtValue) -> Bound:
+    """The memory of a value."""
+    dtype = next(np.dtype(name).type for name in ORT_TYPES if ORT_TYPES[name] == value.data_type())
+    return Bound(tuple(value.shape()), value.data_ptr(), dtype)
 
 
 def run_recurrent(binding: Binding, layers: tuple[int, ...], values: Floats) -> None:

@@ -147,7 +147,7 @@ def test_logits_are_written_while_somebody_asks_for_rows(runner: OrtRunner) -> N
 
 def test_logits_that_are_not_written_take_no_memory(runner: OrtRunner) -> None:
     unwritten(runner, call(2))
-    logits = runner.buffers["logits"]
+    logits = runner.bindings.buffers["logits"]
     logits[:] = np.float32(7)
     for own in unwritten(runner, call(2, seed=1)):
         own.best(0)

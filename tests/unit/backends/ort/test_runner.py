@@ -202,17 +202,21 @@ def test_memory_is_bound_again_only_where_it_is_another(
     runner: OrtRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound: list[str] = []
-    binding = runner.binding
+    binding = runner.bindings.binding
 
     class Watched:
         def bind_output(self, name: str, *args: object) -> None:
             bound.append(name)
             binding.bind_output(name, *args)
 
+        def bind_ortvalue_output(self, name: str, value: object) -> None:
+            bound.append(name)
+            binding.bind_ortvalue_output(name, value)
+
         def __getattr__(self, name: str) -> object:
             return getattr(binding, name)
 
-    runner.binding = Watched()
+    runner.bindings.binding = Watched()
     monkeypatch.setattr(runner.session, "run_with_iobinding", lambda watched: None)
     for rows in (3, 2, 3):
         runner.run(call(rows, rows, 1))
@@ -330,6 +334,25 @@ def test_keys_and_values_are_bound_where_the_lanes_of_a_call_stand(hybrid: OrtRu
                     assert bound.address == here.ctypes.data
                     assert bound.dims == (len(values), *slab.shape[2:])
     assert hybrid.cache.stride > 60
+
+
+def test_each_call_reads_its_own_rows_whatever_lanes_and_rows_came_before(
+    hybrid: OrtRunner,
+) -> None:
+    for first, values in (
+        (0, [[1.0]]),
+        (1, [[2.0, 3.0], [4.0, 5.0]]),
+        (0, [[6.0]]),
+        (0, [[7.0] * 60, [8.0] * 60, [9.0] * 60]),  # the cache takes another stride
+        (2, [[10.0]]),
+        (1, [[11.0, 12.0], [13.0, 14.0]]),
+    ):
+        lanes_call(hybrid, first, values)
+        feeds, lanes = hybrid.session.feeds, len(values)
+        assert feeds["inputs_embeds"][..., 0].tolist() == values
+        assert feeds["write_indices"].tolist() == [0] * lanes
+        assert feeds["attention_mask"].shape == (lanes, 1, len(values[0]), hybrid.cache.stride)
+        assert (feeds["attention_mask"].sum(3) == len(values[0])).all()
 
 
 def test_a_mask_is_as_wide_as_the_cache_and_hides_what_is_behind_the_calls_slots(

@@ -118,14 +118,14 @@ TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, Cell], ...]], ...] = 
 # ---- a report
 
 
-def show(report: Mapping[str, Any]) -> None:
-    """Print the tables of a report, and where it was measured."""
+def show(report: Mapping[str, Any], *, err: bool = False) -> None:
+    """Print the tables of a report, and where it was measured; with `err` on stderr."""
     for title, modes, columns in TABLES:
         rows = [row for row in report["rows"] if row["mode"] in modes]
         if rows:
-            print_table(table(title, rows, columns))
+            print_table(table(title, rows, columns), err=err)
     for line in below(report):
-        say(line)
+        say(line, err=err)
     if not report["complete"]:
         say("not complete: the run ended before all was measured", err=True)
 
@@ -143,9 +143,9 @@ def table(title: str, rows: Sequence[Row], columns: Sequence[tuple[str, Cell]]) 
     return out
 
 
-def print_table(out: Table) -> None:
-    """On stdout, as wide as it needs where that is no terminal."""
-    console = Console(file=sys.stdout, markup=False, highlight=False)
+def print_table(out: Table, *, err: bool = False) -> None:
+    """On stdout or stderr, as wide as it needs."""
+    console = Console(file=sys.stderr if err else sys.stdout, markup=False, highlight=False)
     console.width = max(
         console.width,
         console.measure(out, options=console.options.update(max_width=MAX_WIDTH)).maximum,

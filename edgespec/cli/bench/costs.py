@@ -1,0 +1,55 @@
+"""`bench --measure-costs` and `--explain`: what steps cost here, measured again and in sentences.
+
+Knows an engine's kept costs. What they mean stands in `benchmark.explanation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.terminal import say
+from edgespec.errors import LimitError
+
+if TYPE_CHECKING:
+    from edgespec.benchmark.measure import Plan
+    from edgespec.runtime.engine import Engine
+
+
+def measure_again(engine_dir: Path) -> None:
+    """Measure what steps of these engines cost here, keep it, and say it in a line. Raises what
+    opening and measuring raise."""
+    from time import monotonic
+
+    from edgespec.backends.base import Progress
+    from edgespec.cli.progress import Bars
+    from edgespec.runtime.cost_measure import measure_costs
+    from edgespec.runtime.cost_words import built_line
+
+    began = monotonic()
+    with Bars() as bars:
+        progress = Progress(start=lambda n: bars.start("costs", n), advance=bars.advance)
+        found = measure_costs(engine_dir, progress=progress)
+    say(built_line(found, monotonic() - began))
+
+
+def say_costs(engine: Engine, plan: Plan) -> None:
+    """Print what the kept costs mean. Raises LimitError where there are none."""
+    if engine.costs is None:
+        why = engine.why_no_costs or "nothing drafts"
+        raise LimitError(f"--explain: {why}", "Measure it: --measure-costs.")
+    for line in sentences(engine, plan, None):
+        say(line)
+
+
+def sentences(engine: Engine, plan: Plan, report: dict[str, Any] | None) -> Iterator[str]:
+    """What the kept costs mean, and of a report how its figures compare with them."""
+    from edgespec.benchmark.explanation import explained, of_rows
+
+    if engine.costs is None:
+        yield f"no prediction: {engine.why_no_costs or 'nothing drafts'}"
+        return
+    yield from explained(engine.costs, plan.contexts, plan.batch_sizes)
+    if report is not None:
+        yield from of_rows(report["rows"])

@@ -1,0 +1,95 @@
+"""What `bench` leaves: the report and its pictures.
+
+Knows files. A report that cannot be written where it should is kept elsewhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from edgespec.cli.terminal import json_text
+from edgespec.errors import OutputError
+
+
+def check_pictures(picture: Path | None, pictures: Path | None) -> None:
+    """Raises OptionError for a picture of another format, MissingDependency, OutputError."""
+    if picture is None and pictures is None:
+        return
+    from edgespec.benchmark.pictures import check_installed, format_of
+
+    if picture is not None:
+        format_of(picture)
+    check_installed()
+    if pictures is not None and pictures.exists() and not pictures.is_dir():
+        raise OutputError(f"{pictures} is a file", "Name a directory for the pictures.")
+
+
+def keep(
+    report: dict[str, Any], json_file: Path | None, picture: Path | None, pictures: Path | None
+) -> None:
+    """Write what was asked for. A report that cannot be written where it should is kept elsewhere.
+    Raises OutputError."""
+    if json_file is not None:
+        write(report, json_file)
+    if report["rows"]:
+        draw_pictures(report, picture, pictures)
+
+
+def to_stdout(path: Path | None) -> bool:
+    """Whether the report goes to stdout."""
+    from edgespec.prompts import stream_of
+
+    stream = stream_of(path)
+    return stream is not None and stream.number == 1
+
+
+def write(report: dict[str, Any], path: Path) -> None:
+    """Write the report; where that fails, into the directory for temporary files. Raises
+    OutputError that says where it is."""
+    from edgespec.benchmark.report import write_report
+    from edgespec.prompts import stream_of
+
+    try:
+        if (stream := stream_of(path)) is not None:
+            stream.write(f"{json_text(report)}\n".encode())
+        else:
+            write_report(path, report)
+    except (OutputError, OSError) as error:
+        elsewhere = kept_elsewhere(report)
+        if elsewhere is None:
+            raise
+        what = error.what if isinstance(error, OutputError) else f"{path}: {error.strerror}"
+        raise OutputError(what, f"The report is in {elsewhere}.") from error
+
+
+def kept_elsewhere(report: dict[str, Any]) -> Path | None:
+    """Where the report is among the temporary files; None where it cannot be written there
+    either."""
+    import tempfile
+
+    from edgespec.benchmark.report import write_report
+
+    try:
+        path = Path(tempfile.mkdtemp(prefix="edgespec-bench-")) / "report.json"
+        write_report(path, report)
+    except (OutputError, OSError):
+        return None
+    return path
+
+
+def draw_pictures(
+    report: dict[str, Any], picture: Path | None, pictures: Path | None
+) -> list[Path]:
+    """Draw what was asked for; the files."""
+    if picture is None and pictures is None:
+        return []
+    from edgespec.benchmark.pictures import draw_directory, draw_file
+
+    files = []
+    if picture is not None:
+        draw_file(report, picture)
+        files.append(picture)
+    if pictures is not None:
+        files += draw_directory(report, pictures)
+    return files

@@ -1,0 +1,382 @@
+"""`edgespec bench run`: strings into values; `edgespec.benchmark` measures, `cli.bench.tables` shows
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli import environment, trtllm
+from edgespec.cli.bench.asked import (
+    MODES,
+    ROWS,
+    SPECULATIVE,
+    VERIFY,
+    drafts_by,
+    engine_of,
+    measured,
+    plans_of,
+    requests_of,
+    sampling_of,
+    variants_of,
+)
+from edgespec.cli.bench.costs import measure_again, say_costs, sentences
+from edgespec.cli.bench.kept import check_pictures, keep, to_stdout
+from edgespec.cli.bench.their_names import THEIR_NAMES, THEIRS
+from edgespec.cli.config_file import (
+    ConfigCommand,
+    check_draft,
+    config_options,
+    configured,
+    engine_arguments,
+)
+from edgespec.cli.draft_flags import (
+    ALIASES,
+    POLICIES,
+    check_time_budget,
+    draft_options_of,
+    is_given,
+    keys_of,
+    tree_of,
+)
+from edgespec.cli.infer import check_outputs
+from edgespec.cli.lists import Counts, Names, Texts
+from edgespec.cli.paths import DIRECTORY, FILE
+from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.terminal import report as tell
+from edgespec.cli.terminal import say
+from edgespec.errors import EdgeSpecError, noted
+
+if TYPE_CHECKING:
+    from edgespec.benchmark.measure import Benchmark, Plan
+    from edgespec.benchmark.report import Recorder
+    from edgespec.runtime.policy import SpecPolicy
+
+
+def list_sizes(function: Any) -> Any:
+    """The flags that say what drafts and how much, with lists of sizes."""
+    return draft_options_of(Counts(), Names(POLICIES), function, "LIST")
+
+
+@click.command(
+    "run",
+    cls=ConfigCommand,
+    aliases={**ALIASES, **trtllm.OF_DRAFTS, **THEIR_NAMES},
+    missing={**trtllm.SPECULATIVE, **THEIRS},
+)
+@click.argument("engine_dir", type=DIRECTORY, required=False)
+@click.option(
+    "--engine-dir",
+    "engine_flag",
+    type=DIRECTORY,
+    envvar=environment.ENGINE_DIR,
+    show_envvar=True,
+    help="What edgespec build made, instead of the first argument.",
+)
+@config_options
+@click.option(
+    "--mode",
+    "modes",
+    type=Names(MODES),
+    metavar="LIST",
+    help=(
+        f"What to measure, of {', '.join(MODES)}: reading prompts, plain decoding, a base pass over"
+        " N rows, decoding with drafts.  [default: all that the directory can]"
+    ),
+)
+@click.option(
+    "--prompts",
+    type=FILE,
+    metavar="FILE",
+    help=(
+        "Prompts as JSONL with turns (MT-Bench, SPEED-Bench), or Parquet (SPEED-Bench).  [default:"
+        " random ids]"
+    ),
+)
+@click.option(
+    "--category",
+    "categories",
+    multiple=True,
+    metavar="NAME",
+    help="Of --prompts those of this category or sub-category; may be given repeatedly.",
+)
+@click.option(
+    "--input-file", type=FILE, metavar="FILE", help="Requests of infer's input.json instead."
+)
+@click.option(
+    "--num-prompts",
+    type=click.IntRange(1),
+    help="Take the first N of a file, or make N random ones.  [default: all; two batches]",
+)
+@click.option(
+    "--input-tokens",
+    type=Counts(),
+    metavar="LIST",
+    help="Tokens of random prompts.  [default: 128]",
+)
+@click.option(
+    "--output-tokens",
+    type=Counts(2),
+    metavar="LIST",
+    help="Tokens of an answer, at most.  [default: 128]",
+)
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    type=Counts(),
+    metavar="LIST",
+    default="1",
+    show_default=True,
+    help="Requests at a time.",
+)
+@click.option(
+    "--rows",
+    type=Counts(),
+    metavar="LIST",
+    help=f"Rows of a pass (verify), the root included.  [default: {','.join(map(str, ROWS))}]",
+)
+@list_sizes
+@click.option(
+    "--synthetic-acceptance",
+    type=Texts(),
+    metavar="LIST",
+    help=(
+        "Let drafts be right with this probability, 0.7, or by position, 0.8:0.6:0.5, all work of"
+        " the draft included.  [default: as they are]"
+    ),
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0),
+    help="0 is greedy.  [default: 0, or that of --input-file]",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="Of random prompts, of sampling and of dialled acceptance.",
+)
+@click.option(
+    "--ignore-eos/--no-ignore-eos",
+    default=None,
+    help="Go on behind the end of an answer.  [default: for random prompts]",
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Unmeasured runs of each way of decoding, beside the one that gives the plain answers.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Measured runs of each batch of prompts, plain and with drafts in turn.",
+)
+@click.option(
+    "--json",
+    "json_file",
+    type=FILE,
+    metavar="FILE",
+    help="Write the report (docs/benchmark.md); - is stdout, and the tables go to stderr.",
+)
+@click.option("--picture", type=FILE, metavar="FILE", help="Draw all panels into a .png or .svg.")
+@click.option(
+    "--pictures", type=FILE, metavar="DIR", help="Draw each panel as PNG and SVG into a directory."
+)
+@click.option(
+    "--measure-costs",
+    is_flag=True,
+    help=(
+        "Measure again what steps cost here, and keep it beside the engines: by that drafts are"
+        " chosen. Nothing else is measured without --mode."
+    ),
+)
+@click.option(
+    "--explain",
+    is_flag=True,
+    help=(
+        "Say in sentences what the kept costs mean: from which acceptance on drafts pay, and the"
+        " best chain. Nothing is measured without --mode."
+    ),
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    engine_dir: Path | None,
+    engine_flag: Path | None,
+    modes: tuple[str, ...] | None,
+    prompts: Path | None,
+    categories: tuple[str, ...],
+    input_file: Path | None,
+    num_prompts: int | None,
+    input_tokens: tuple[int, ...] | None,
+    output_tokens: tuple[int, ...] | None,
+    batch_sizes: tuple[int, ...],
+    rows: tuple[int, ...] | None,
+    drafter: str | None,
+    drafter_time_budget_ms: float | None,
+    spec_draft_top_k: tuple[int, ...] | None,
+    spec_draft_step: tuple[int, ...] | None,
+    spec_verify_size: tuple[int, ...] | None,
+    synthetic_acceptance: tuple[str, ...] | None,
+    spec_policy: tuple[SpecPolicy, ...] | None,
+    temperature: float | None,
+    seed: int,
+    ignore_eos: bool | None,
+    warmup: int,
+    repeats: int,
+    json_file: Path | None,
+    picture: Path | None,
+    pictures: Path | None,
+    measure_costs: bool,
+    explain: bool,
+) -> int:
+    """Measure the engines of ENGINE_DIR on this machine.
+
+    Lists, with commas, are crossed. Plain decoding and each way of drafting run in turn, a batch of
+    answers each, so that a machine whose speed drifts is fair to all; the speed over plain is that
+    of two runs next to each other: the median, and its exact 95 % interval by ranks, from 6 runs
+    on. Prompts are random ids unless a file is given; those of a file are asked turn by turn.
+
+    \b
+    prefill      tokens/s and time to first token, by the length of prompts
+    decode       plain decoding
+    verify       a base pass over N rows: what verifying a draft of N nodes costs
+    speculative  decoding with drafts; acceptance is real, or dialled by --synthetic-acceptance
+
+    Ctrl-C ends the run after the current step; what is done is shown and written (exit 130).
+
+    \b
+    edgespec bench engines --mode prefill --input-tokens 128,512,2048
+    edgespec bench engines --mode verify --rows 1,2,4,8,16 --input-tokens 128,2048
+    edgespec bench engines --prompts mt_bench.jsonl --spec-draft-step 2,3,4 --json report.json
+    edgespec bench engines --synthetic-acceptance 0,0.5,0.7,0.9 --batch-size 1,4 --picture speed.png
+    edgespec bench engines --measure-costs --explain
+    """
+    path, file = engine_of(ctx, engine_dir, engine_flag), prompts or input_file
+    sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
+    tree, keys, config = tree_of(ctx, sizes), keys_of(ctx), configured(ctx)
+    check_time_budget(ctx, drafter, drafter_time_budget_ms)
+    given = drafter is not None or config.config is not None
+    wants_drafts = given or any((*sizes, tree, synthetic_acceptance, is_given(ctx, "spec_policy")))
+    refuse_misuse(
+        ctx,
+        {
+            "--prompts and --input-file exclude each other": prompts and input_file,
+            "--category chooses among --prompts: give a file": categories and not prompts,
+            OF_RANDOM: file and input_tokens and VERIFY not in (modes or ()),
+            WITHOUT_DRAFTS: wants_drafts and SPECULATIVE not in (modes or MODES),
+            NO_PICTURES: (picture or pictures) and not {VERIFY, SPECULATIVE} & {*(modes or MODES)},
+        },
+    )
+    check_outputs((path, file), json_file, picture)
+    check_pictures(picture, pictures)
+    from edgespec.benchmark.prompts import PromptSource
+    from edgespec.benchmark.slices import Runner
+    from edgespec.benchmark.synthetic import Dial
+    from edgespec.cli.progress import Bars
+    from edgespec.runtime.engine import Engine
+
+    if measure_costs:
+        measure_again(path)
+        if modes is None and not explain:
+            return 0
+    dials = [Dial.read(text) for text in synthetic_acceptance or ()]
+    source = PromptSource(
+        requests_of(prompts, input_file, categories, temperature, seed),
+        sampling_of(temperature, seed),
+        seed,
+        num_prompts,
+        categories,
+    )
+    steps = spec_draft_step[0] if spec_draft_step else None
+    config, drafting = engine_arguments(
+        config, keys, path, drafter=drafter, steps=steps, time_budget_ms=drafter_time_budget_ms
+    )
+    with Engine(
+        path,
+        spec_decode=None if given else drafts_by(modes, wanted=wants_drafts),
+        prefix_cache_bytes=0,
+        **drafting,
+    ) as engine:
+        check_draft(engine, config.config)
+        for note in (*config.notes, *engine.notes):
+            say(note, err=True)
+        if ignore_eos if ignore_eos is not None else file is None:
+            engine.stop_ids = frozenset()
+        plans, left_out = plans_of(engine, sizes, tree, spec_policy)
+        for note in left_out:
+            say(note, err=True)
+        plan = measured(
+            engine,
+            modes=modes,
+            source=source,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            batch_sizes=batch_sizes,
+            rows=rows,
+            variants=variants_of(engine, plans, dials),
+            repeats=repeats,
+            warmup=warmup,
+        )
+        if modes is None and explain:
+            say_costs(engine, plan)
+            return 0
+        with Stopper() as stopper, Bars() as bars:
+            bench, recorder = started(Runner(engine, stopper), plan, bars, path, left_out)
+            failed = finished(bench)
+        report = recorder.report(bench, None if failed is None else failed.what)
+        lines = [*sentences(engine, plan, report)] if explain else []
+    problems = [] if failed is None else [failed]
+    with noted(problems):
+        keep(report, json_file, picture, pictures)
+    from edgespec.cli.bench import tables
+
+    err = to_stdout(json_file)  # stdout has the report alone
+    tables.show(report, err=err)
+    for line in lines:
+        say(line, err=err)
+    for problem in problems[1:]:
+        tell(problem)
+    if problems:
+        raise problems[0]
+    return 0 if stopper.number is None else exit_code(stopper.number)
+
+
+OF_RANDOM = "--input-tokens is the length of random prompts, and those of a file have their own"
+WITHOUT_DRAFTS = "what drafts, and how much, means nothing without the mode speculative"
+NO_PICTURES = "pictures are drawn of the modes verify and speculative"
+
+
+def refuse_misuse(ctx: click.Context, wrong: Mapping[str, object]) -> None:
+    """Raises click.UsageError for the first that is so."""
+    for what, is_so in wrong.items():
+        if is_so:
+            raise click.UsageError(what, ctx)
+
+
+def started(
+    runner: Any, plan: Plan, bars: Any, engine_dir: Path, notes: Sequence[str]
+) -> tuple[Benchmark, Recorder]:
+    """The run to be, and what makes its report."""
+    from edgespec.benchmark.measure import Benchmark
+    from edgespec.benchmark.report import Recorder
+
+    return Benchmark(runner, plan, bars), Recorder(runner.engine, engine_dir, plan, notes)
+
+
+def finished(bench: Benchmark) -> EdgeSpecError | None:
+    """Runs it; returns what ended it too early, so that what was measured before is kept."""
+    try:
+        bench.run()
+    except EdgeSpecError as error:
+        return error
+    return None

@@ -1,0 +1,77 @@
+"""A small report at hand, as `bench --json` writes it, for tests of what reads reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def figure(*samples: float) -> dict[str, Any]:
+    middle = sorted(samples)[len(samples) // 2]
+    return {
+        "median": middle,
+        "low": None,
+        "high": None,
+        "confidence": None,
+        "samples": [*samples],
+    }
+
+
+def row(mode: str, **values: Any) -> dict[str, Any]:
+    usual: dict[str, Any] = {
+        "mode": mode,
+        "input_tokens": 128,
+        "output_tokens": 64,
+        "batch_size": 1,
+        "rows": None,
+        "plan": None,
+        "spec_policy": None,
+        "synthetic_acceptance": None,
+        "prompt_tokens": 128.0,
+        "figures": {},
+        "speed_over_plain": None,
+        "cost_over_one_row": None,
+        "predicted_speed_over_plain": None,
+        "speculation": None,
+        "answers": 0,
+        "answers_equal_to_plain": 0,
+    }
+    return usual | values
+
+
+def drafted(steps: int, rate: float | None, *over: float, kind: str = "chain") -> dict[str, Any]:
+    plan = {"kind": kind, "top_k": 1, "steps": steps, "verify_size": steps + 1}
+    return row(
+        "speculative",
+        plan=plan,
+        spec_policy="fixed",
+        synthetic_acceptance=None if rate is None else [rate],
+        figures={"tokens_per_s": figure(*(20 * value for value in over))},
+        speed_over_plain=figure(*over),
+        speculation={"per_position_acceptance": [0.7**depth for depth in range(1, steps + 1)]},
+    )
+
+
+def passes(rows: int, *seconds: float) -> dict[str, Any]:
+    over = figure(*(value / 0.01 for value in seconds))
+    return row("verify", rows=rows, output_tokens=0, figures={"pass_s": figure(*seconds)}) | {
+        "cost_over_one_row": over
+    }
+
+
+def report(*rows: dict[str, Any], **environment: Any) -> dict[str, Any]:
+    usual = {"device": "a board", "threads": 2, "cores": 2, "versions": {"numpy": "2", "x": None}}
+    engine = {"sha256": "aa", "backend": "ort", "device": {"machine": "m"}, "weights": "int4"}
+    return {
+        "format": 1,
+        "kind": "benchmark",
+        "complete": True,
+        "environment": usual | environment,
+        "state": {"before": {"load_average": [0.1, 0, 0]}, "after": {}},
+        "engine": {"directory": "engines", "method": "eagle3", "engines": {"base": engine}},
+        "settings": {"prompts": {"source": "random"}, "sampling": {"seed": 0}, "warmup": 1},
+        "peak_memory_bytes": 10**8,
+        "rows": [*rows],
+    }
+
+
+PLAIN = row("decode", figures={"tokens_per_s": figure(20.0, 20.5, 19.5, 20.2)})
