@@ -32,6 +32,8 @@ from edgespec.checkpoint.summary import (
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.directories import Kind
 from edgespec.errors import BundleError, EdgeSpecError, UnsupportedModel, noted
+from edgespec.runtime import cost_words
+from edgespec.runtime.cost_profile import CostProfile, Found, find_profile, read_profiles
 
 SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
 _STAGING = re.compile(r"\.(.+)\.tmp-(\d+)")
@@ -48,10 +50,14 @@ class Inspection:
     summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary
     problems: tuple[EdgeSpecError, ...]
     notes: tuple[str, ...]
+    costs: tuple[CostProfile, ...] = ()  # of engines, measured on this device
 
     def to_dict(self) -> dict[str, Any]:
         """What --json prints of it, without problems and notes."""
-        return self.summary.to_dict()
+        found = self.summary.to_dict()
+        if isinstance(self.summary, EnginesSummary):
+            found["costs"] = [cost_words.to_dict(profile) for profile in self.costs]
+        return found
 
 
 def inspect(path: Path, *, verify: bool = False) -> Inspection:
@@ -73,7 +79,21 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
     found = look(path, problems, read_up_to)
     if found.not_in_manifest:
         notes = (*notes, f"not in the manifest: {some_of(found.not_in_manifest)}")
-    return Inspection(path, found, tuple(problems), notes)
+    costs = [] if isinstance(found, ExportSummary) else look_at_costs(path)
+    why = sorted({f"costs: {one.why}" for one in costs if one.why is not None})
+    profiles = tuple(one.profile for one in costs if one.profile is not None)
+    return Inspection(path, found, tuple(problems), (*notes, *why), profiles)
+
+
+def look_at_costs(path: Path) -> list[Found]:
+    """The cost profiles of a directory of engines: each one, or why it is not used here."""
+    try:
+        kept = list(read_profiles(path))
+    except BundleError as error:
+        return [Found(None, error.what)]
+    return [
+        find_profile(path, one.role, one.method, has_engine=one.method is not None) for one in kept
+    ]
 
 
 def kind_of(path: Path) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -115,9 +116,9 @@ def command(
     if as_json:
         counts = {"warnings": report.count("warning"), "refused": report.count("refused")}
         shown = {"base": base, "draft": draft, **asdict(report), **counts}
-        click.echo(json_text(shown))
+        click.echo(json_text(shown | {"speed": speed_of(report)}))
     else:
-        for line in text_of(report):
+        for line in (*text_of(report), *speed_lines(report), summary(report)):
             say(line)
     return REFUSED if report.count("refused") else 0
 
@@ -137,14 +138,35 @@ def text_for(path: Path | None) -> str:
 
 
 def text_of(report: Report) -> list[str]:
-    """The lines of a report: level, topic and finding of each result, its remedy below, and the
-    summary last."""
+    """The lines of a report: level, topic and finding of each result, its remedy below."""
     lines = []
     for result in report.results:
         what, remedy = result.what.rstrip("."), result.remedy
         lines.append(f"{result.level:{LEVEL_WIDTH}}{result.topic:{TOPIC_WIDTH}}{what}")
         lines += [f"{'':{LEVEL_WIDTH + TOPIC_WIDTH}}{remedy}"] if remedy else []
-    return [*lines, summary(report)]
+    return lines
+
+
+def speed_of(report: Report) -> dict[str, Any] | None:
+    """What the pair may reach here, as JSON; None for one that does not fit."""
+    from edgespec.runtime.cost_estimate import Machine, estimates, to_dict
+
+    if report.work is None:
+        return None
+    machine = Machine.here()
+    return to_dict(estimates(report.work, machine), machine)
+
+
+def speed_lines(report: Report) -> Iterator[str]:
+    """The same in lines."""
+    from edgespec.runtime.cost_estimate import Machine, estimates, lines
+
+    if report.work is None:
+        return
+    machine, label = Machine.here(), "speed"
+    for line in lines(estimates(report.work, machine), machine):
+        yield f"{'':{LEVEL_WIDTH}}{label:{TOPIC_WIDTH}}{line}"
+        label = ""
 
 
 def summary(report: Report) -> str:

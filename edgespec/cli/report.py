@@ -137,10 +137,12 @@ def show(run: RunStats, *, as_json: bool, err: bool = False) -> None:
 
 def show_end(run: RunStats, *, show_speculation: bool) -> None:
     """Prints failed requests on stderr, and with `show_speculation` why drafts made the run
-    slower."""
+    slower, and what the stored costs say of it."""
     cost = speedup(run) if show_speculation else None
     if cost is not None and cost.line is not None:
         say(cost.line, err=True)
+    if cost is not None and run.prediction is not None:
+        say(run.prediction.line(cost.over_plain), err=True)
     show_failures(run.answers)
 
 
@@ -180,6 +182,8 @@ def explained(run: RunStats) -> Iterator[str]:
     cost = speedup(run)
     if cost is not None and cost.line is not None:
         yield cost.line
+    if cost is not None and run.prediction is not None:
+        yield run.prediction.line(cost.over_plain)
 
 
 def quality_lines(run: RunStats) -> Iterator[str]:

@@ -26,6 +26,8 @@ from edgespec.errors import counted
 from edgespec.graph_quantization import GraphQuantization
 from edgespec.manifest import QuantizeManifest
 from edgespec.methods import METHODS
+from edgespec.runtime import cost_words
+from edgespec.runtime.cost_profile import CostProfile
 
 if TYPE_CHECKING:
     from edgespec.inspection import Inspection
@@ -49,6 +51,7 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
         size = summary.bytes
     else:
         title, rows = engines_text(summary, layers)
+        rows += [row for profile in found.costs for row in cost_rows(profile)]
         size = summary.bytes
     rows += [("note", note) for note in found.notes]
     if not found.problems:
@@ -357,6 +360,14 @@ def engines_text(summary: EnginesSummary, layers: bool) -> tuple[str, Rows]:
     if summary.pairing is not None:
         rows.append(("pairing", PAIRING[summary.pairing.by]))
     return "engines", rows
+
+
+def cost_rows(profile: CostProfile) -> Rows:
+    """The rows of what steps cost here: that of a plain one in milliseconds, others beside it."""
+    method = METHODS.get(profile.method or "")
+    of = "" if method is None else f" with {method.title}"
+    title = f"{profile.role.value}{of}, measured here; rows and drafts in plain steps"
+    return [("costs", title), *(("", line) for line in cost_words.table(profile))]
 
 
 PAIRING = {

@@ -22,6 +22,7 @@ from edgespec.errors import (
 )
 from edgespec.methods import METHODS, as_draft
 from edgespec.pairing.check_result import CheckResult, Report
+from edgespec.pairing.draft_work import work_of
 from edgespec.pairing.pair import Pair
 from edgespec.pairing.row import Check
 from edgespec.pairing.table import PAIRINGS
@@ -62,6 +63,8 @@ def check(
         results += _results(topic, look, pair)
         progress.advance(1)
     report = Report(method, tuple(results))
+    if not report.count("refused"):
+        report = replace(report, work=work_of(pair))
     return report if probe_text is None else _probed(pair, report, probe_text, progress)
 
 

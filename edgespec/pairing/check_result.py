@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from edgespec.pass_work import PairWork
+
 Level = Literal["ok", "warning", "refused"]
 
 
@@ -55,6 +57,7 @@ class Report:
     method: str
     results: tuple[CheckResult, ...]
     probe: Probed | None = None
+    work: PairWork | None = None  # of what fits
 
     def count(self, level: Level) -> int:
         """How many results have a level."""

@@ -67,10 +67,10 @@ class AcceptanceEstimate:
                 self.count(depth, hit=depth < len(path))
         if tree.probs is None:
             return
-        on_path, probs = set(path), tree.probs.tolist()
-        for node in range(1, len(parents)):
-            if parents[node] in on_path:
-                self.count_prob(probs[node], hit=node in on_path)
+        on_path = set(path)
+        for node, (parent, prob) in enumerate(zip(parents, tree.probs.tolist(), strict=True)):
+            if parent in on_path:
+                self.count_prob(prob, hit=node in on_path)
 
     def count(self, depth: int, *, hit: bool) -> None:
         """One step's drafts at a depth: whether one of them was accepted."""

@@ -55,9 +55,9 @@ TOP_KS = (1, 4, 10)
 BATCH_ROWS = 64  # of all sequences of a batch together; what is beyond follows from these
 BATCH_CONTEXT = 2048  # up to which batches are measured
 BATCH_LEVELS = (1, 4)  # of trees, in batches
-MIN_ROUNDS, MAX_ROUNDS = 2, 7
-OFTEN = 16  # rows up to which a step is measured in all rounds; a longer one is less noisy
-WARM_BELOW_S = 0.02  # a step this short is run twice: another size binds buffers anew
+MIN_ROUNDS, MAX_ROUNDS = 2, 9
+OFTEN = 8  # rows up to which a step is measured in all rounds; a longer one is less noisy
+WARM_BELOW_S = 0.005  # a step this short is run twice: another size binds buffers anew
 REPEAT_S, MAX_REPEATS = 0.002, 4  # a shorter one is timed several times
 FREE_SHARE = 0.5  # of the memory that is free, which caches may take
 

@@ -9,7 +9,7 @@ no part of a step brings less than the ratio).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -56,15 +56,14 @@ class DraftBudget:
         """Whether drafting further levels behind `level` pays: the drafts there are accepted with
         the probability `reached`, all in all; so many nodes are verified up to them, the root
         included, and a level adds `width`."""
-        costs, tokens = self.costs, 0.0
-        last = min(self.levels, level + LOOK_AHEAD)
-        for depth in range(level + 1, last + 1):
-            reached *= self.rates[depth - 1]
+        propose, passes, rates, tokens = self.costs.propose, self.costs.passes, self.rates, 0.0
+        most = len(passes) - 1
+        spent = propose[level] + passes[min(nodes, most)]
+        for depth in range(level + 1, min(self.levels, level + LOOK_AHEAD) + 1):
+            reached *= rates[depth - 1]
             tokens += reached
-            more = costs.propose[depth] - costs.propose[level]
-            rows = min(nodes + width * (depth - level), len(costs.passes) - 1)
-            more += costs.passes[rows] - costs.passes[min(nodes, rows)]
-            if tokens > self.rate * more:
+            nodes += width
+            if tokens > self.rate * (propose[depth] + passes[min(nodes, most)] - spent):
                 return True
         return False
 
@@ -87,9 +86,10 @@ class DraftBudget:
         survival = [] if survival is None else survival
         self.extend(survival, pool.parents, pool.probs(len(survival)))
         best = pool.best([*range(len(survival))], size - 1, survival)
-        kept = best[: self.num_nodes([survival[entry] for entry in best]) - 1]
-        own = np.array([1.0, *(pool.prob(entry) for entry in sorted(kept))], np.float32)
-        return replace(pool.tree(pending, kept), probs=own, levels=max(pool.depths))
+        kept = sorted(best[: self.num_nodes([survival[entry] for entry in best]) - 1])
+        own = np.array([1.0, *(pool.prob(entry) for entry in kept)], np.float32)
+        tree = pool.tree(pending, kept)
+        return DraftTree(tree.tokens, tree.parents, own, levels=pool.depths[-1])
 
     def cut(self, tree: DraftTree, probs: Sequence[float]) -> DraftTree:
         """The first nodes of a tree, as many as pay, with their probabilities: those of its nodes

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from edgespec.prompts import Journal, NoJournal, RequestFile
 from edgespec.runtime.answers import Answer, Answers, Stopping, seeded, to_dict, unasked
+from edgespec.runtime.cost_model import CostModel
+from edgespec.runtime.cost_profile import find_profile
+from edgespec.runtime.cost_words import Prediction
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk
 from edgespec.runtime.memory import peak_bytes
@@ -64,7 +67,7 @@ class FileRun:
             )
             for request in asked
         }
-        self.speculative = plan is not None or bool(asked)
+        self.plan, self.speculative = plan, plan is not None or bool(asked)
         self.answers = Answers(engine, plan, requests.batch_size, stopping=stopping)
         self.done: dict[tuple[int, int], Answer] = {}
         self.fault: Exception | None = None
@@ -188,10 +191,29 @@ class FileRun:
         """The answers in the order of the requests and their turns."""
         return [self.done[key] for key in sorted(self.done)]
 
+    def prediction(self, answers: Sequence[Answer]) -> Prediction | None:
+        """What the stored costs say of the run's speed; None where none are stored for what
+        drafted, or where requests drafted by plans of their own."""
+        engine, plan = self.engine, self.plan
+        if plan is None or engine.method is None or self.configs:
+            return None
+        found = find_profile(
+            engine.drafting.engine_dir,
+            engine.config.role,
+            engine.method,
+            has_engine=engine.draft_config is not None,
+        )
+        if found.profile is None:
+            return None
+        drafted = [a.response.metrics for a in answers if a.response and a.speculative]
+        at_a_time = min(self.requests.batch_size, max(1, len(drafted)))
+        return Prediction.of(CostModel(found.profile), drafted, at_a_time, plan.top_k)
+
     def stats(self) -> RunStats:
         """What the run took, for the summary and the profile."""
+        answers = self.in_order()
         return RunStats(
-            self.in_order(),
+            answers,
             self.wall_s,
             self.passes,
             self.requests.batch_size,
@@ -201,4 +223,5 @@ class FileRun:
             self.stopped,
             self.plain_step,
             self.engine.has_trained_draft,
+            self.prediction(answers),
         )

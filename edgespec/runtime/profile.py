@@ -17,6 +17,7 @@ from edgespec.prompts import CANCELLED, ERROR
 from edgespec.runtime import stages
 from edgespec.runtime.answers import Answer
 from edgespec.runtime.chance import NoBetterThanChance
+from edgespec.runtime.cost_words import Prediction
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.metrics import Pooled, RequestMetrics, ratio
 from edgespec.runtime.policy import ADAPTIVE
@@ -82,6 +83,7 @@ class RunStats:
     drafting_stopped: str | None = None  # why nothing was drafted from some answer on
     plain_step: StepCost | None = None  # timed at the end, where no request was decoded plainly
     has_trained_draft: bool = False  # an engine drafted, that belongs to the base
+    prediction: Prediction | None = None  # of its speed, by the costs that are stored
 
     @property
     def pool(self) -> Pooled:
@@ -174,6 +176,8 @@ def summary(run: RunStats) -> dict[str, Any]:
         out["drafting_stopped"] = run.drafting_stopped
     if (found := speedup(run)) is not None:
         out["speedup"] = found.to_dict()
+        if run.prediction is not None:
+            out["speedup"] |= run.prediction.to_dict()
     if checked:
         out["base_passes_saved"] = saved(Pooled(drafted), Pooled(plainly))
     if qualities := [a.quality for a in checked if a.quality]:

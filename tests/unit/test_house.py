@@ -22,6 +22,7 @@ GROUND = (
     "schemes",
     "quantized",
     "config",
+    "pass_work",
     "stored",
     "families",
     "rope",

@@ -359,3 +359,47 @@ def test_a_plan_that_verifies_no_draft_says_so() -> None:
 def test_plan_says_what_drafts_where_it_is_no_draft_model() -> None:
     said = report.plan_line(DraftPlan(1, 3, 4), chosen=False, words=DRAFTERS["mtp"].words)
     assert said == "drafting a chain with the MTP head: top-k 1, step 3, verify size 4"
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (DraftPlan(1, 8, 9, adaptive=True), "up to 8 drafts in a chain"),
+        (DraftPlan(3, 4, 16, adaptive=True), "up to 15 drafts in a tree of top-k 3, step 4"),
+    ],
+)
+def test_an_adaptive_plan_is_told_by_the_most_that_it_drafts(plan: DraftPlan, said: str) -> None:
+    line = report.plan_line(plan, chosen=True, can_adapt=True)
+    assert line == f"drafting adaptively: {said}, each step as far as that pays"
+
+
+def test_a_fixed_plan_says_so_where_it_could_be_adaptive() -> None:
+    line = report.plan_line(DraftPlan(1, 3, 4), chosen=False, can_adapt=True)
+    assert line == "drafting a chain: top-k 1, step 3, verify size 4 (fixed)"
+
+
+def test_steps_that_paused_are_said_and_are_none_that_a_schedule_held_back() -> None:
+    made = response((1, 2, 0), (1, 0, 0), (1, 0, 0))
+    made.metrics.spec_policy, made.metrics.steps_paused = "adaptive", 2
+    run = figures(Answer(request(), response=made, speculative=True), ONE)
+    (line,) = [line for line in report.explained(run) if "adaptive" in line]
+    assert line.startswith("adaptive drafting decoded plainly in 2 of 5 steps")
+    found = summary(run)
+    assert (found["spec_policy"], found["steps_paused"]) == ({"adaptive": 1, "fixed": 1}, 2)
+    assert "steps_without_drafts" not in found
+    assert "steps_paused" not in summary(figures(ONE))
+
+
+def test_a_draft_that_is_no_better_than_chance_is_said_with_causes_and_the_next_step() -> None:
+    made = Answer(request(), response=response(*[(1, 3, 0)] * 30), speculative=True)
+    run = replace(figures(made), has_trained_draft=True)
+    assert run.chance is not None
+    said = "\n".join(report.explained(run))
+    assert "0 of 30 first drafts accepted" in said
+    assert "made for another base" in said
+    assert "edgespec check BASE DRAFT --probe" in said
+    assert summary(run)["no_better_than_chance"]["steps_with_drafts"] == 30
+    # what drafts from the text itself is no pair that could be wrong
+    untrained = figures(made)
+    assert untrained.chance is None
+    assert "no_better_than_chance" not in summary(untrained)

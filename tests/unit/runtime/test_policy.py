@@ -112,10 +112,11 @@ def test_drafts_that_fit_again_are_found_again(*, budgeted: bool) -> None:
     assert max(found[-20:]) > TRIAL_LEVELS
 
 
-def test_a_step_that_may_not_draft_changes_nothing() -> None:
+@pytest.mark.parametrize("prices", [CHEAP, NEVER])
+def test_a_step_that_may_not_draft_changes_nothing(prices: tuple[float, float]) -> None:
     """Too many run, or one token is left: that says nothing of the drafts."""
-    policy, state = policy_of(*CHEAP), AdaptiveState()
-    run(policy, state, 3, 10)
+    policy, state = policy_of(*prices), AdaptiveState()
+    run(policy, state, 3, 5)
     before = (state.tokens, state.seconds, state.waited, state.patience, state.drafting)
     for budgeted in (True, False):
         for _ in range(50):
