@@ -86,7 +86,7 @@ def in_order(found: Iterable[Ranked]) -> list[Ranked]:
 def to_measure(ranked: Sequence[Ranked], count: int) -> list[Ranked]:
     """The `count` candidates that are measured: the best of each family first, then whatever is
     best. With the best fixed plan of the engine's own drafter comes its adaptive twin, where it is
-    ranked."""
+    ranked and there is room."""
     if count < 1:
         return []
     known, first, rest = set[str](), list[Ranked](), list[Ranked]()
@@ -94,10 +94,9 @@ def to_measure(ranked: Sequence[Ranked], count: int) -> list[Ranked]:
         (rest if row.candidate.family in known else first).append(row)
         known.add(row.candidate.family)
     chosen = (first + rest)[:count]
-    fixed = next((row for row in chosen if not row.candidate.plan.adaptive), None)
+    fixed = next((row for row in chosen if row.candidate.family == "fixed"), None)
     by_candidate = {row.candidate: row for row in ranked}
     twin = None if fixed is None else by_candidate.get(fixed.candidate.twin)
-    if twin is not None and twin not in chosen and count > 1:
-        last = next(row for row in reversed(chosen) if row is not fixed)
-        chosen[chosen.index(last)] = twin
+    if twin is not None and twin not in chosen and len(first) < count:
+        chosen[-1] = twin
     return sorted(chosen, key=lambda row: -row.over_plain)

@@ -135,13 +135,15 @@ def adapted_answer(
         nodes = sorted(nodes)
         renamed = {node: index for index, node in enumerate(nodes)}
         path = [renamed[node] for node in step.path[: accepted(step.path, set(nodes))]]
-        policy.learn(state, decision, tree_of(step, nodes, renamed), path)
+        policy.learn(state, decision, tree_of(step, nodes, renamed, levels), path)
         found.append(Drafted(len(nodes), levels, len(path)))
         place += len(path)
     return found
 
 
-def tree_of(step: SampledStep, nodes: Sequence[int], renamed: dict[int, int]) -> DraftTree:
+def tree_of(
+    step: SampledStep, nodes: Sequence[int], renamed: dict[int, int], levels: int
+) -> DraftTree:
     """Some nodes of a step as a tree, with their probabilities."""
     import numpy as np
 
@@ -149,7 +151,7 @@ def tree_of(step: SampledStep, nodes: Sequence[int], renamed: dict[int, int]) ->
     probs = None
     if step.probs is not None:
         probs = np.array([step.probs[node] for node in nodes], np.float32)
-    return DraftTree(np.array(nodes, np.int64), np.array(parents, np.int64), probs)
+    return DraftTree(np.array(nodes, np.int64), np.array(parents, np.int64), probs, levels=levels)
 
 
 def within_budget(

@@ -39,7 +39,9 @@ class WholeBudget(DraftBudget):
         """Always."""
         return True
 
-    def select(self, pool: TreePool, pending: int, size: int) -> DraftTree:
+    def select(
+        self, pool: TreePool, pending: int, size: int, survival: list[float] | None = None
+    ) -> DraftTree:
         """The best entries by the draft's own probabilities."""
         kept = sorted(pool.best([*range(len(pool.tokens))], size - 1))
         probs = np.array([1.0, *(pool.prob(entry) for entry in kept)], np.float32)
@@ -133,8 +135,8 @@ def sampled(
     options: tuple[tuple[str, Any], ...],
     stopping: Stopping,
 ) -> list[SampledStep]:
-    """The steps of one answer by a wide plan, with options of the drafter, without those that its end cut short. Raises
-    Interrupted, and the error of the request."""
+    """The steps of one answer by a wide plan, with options of the drafter, without those that its
+    end cut short. Raises Interrupted, and the error of the request."""
     assert engine.costs is not None
     assert engine.method is not None
     session, policy = engine.session, engine.session.policy

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from edgespec.benchmark.cases import Cell
 from edgespec.benchmark.prompts import PromptSource, in_batches
-from edgespec.benchmark.slices import Prompt, Runner
+from edgespec.benchmark.slices import Prompt, Runner, window
 from edgespec.prompts import RequestFile, SamplingParams
 from edgespec.runtime.cost_model import CostModel
 from edgespec.runtime.drafters.base import Tunable
@@ -35,6 +35,7 @@ from edgespec.tuning.text_drafts import simulated
 
 ADAPTIVE_LENGTHS = (2, 3, 4, 6, 8)  # the most that chains which adapt may draft
 ADAPTIVE_TREES = 2
+PORTIONS = 4
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class TuneOptions:
     num_prompts: int = 12
     batch_size: int = 1
     measure: int = 4
-    repeats: int = 2
+    repeats: int = 3
     seed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -248,13 +249,13 @@ class Tuner:
 
     def measure(self) -> None:
         """The best few and plain decoding in turn, from the journal where a run is there."""
-        groups = in_batches(self.prompts, self.options.batch_size)
+        groups = portions(self.prompts)
         rows = {row.candidate.key: row for row in self.measured}
         order = [*contest.turns(self.options.repeats, len(groups), [*rows])]
         self.progress.start("measured", len(order))
         for key in (PLAIN, *rows):  # warm-up
             if any(self.journal.get(RUN, name_of(t)) is None for t in order if t.key == key):
-                self.speed(groups[0], rows.get(key))
+                self.speed(groups[0][: self.options.batch_size], rows.get(key))
         for turn in order:
             kept = self.journal.get(RUN, name_of(turn))
             if kept is None:
@@ -264,15 +265,26 @@ class Tuner:
             self.progress.advance(1)
 
     def speed(self, prompts: Sequence[Prompt], row: Ranked | None) -> float | None:
-        """Tokens a second of one run. An adaptive plan begins with the acceptance of the sample, as
-        it will."""
+        """Tokens a second of one run, over all its batches. An adaptive plan begins with the
+        acceptance of the sample, as it will."""
         engine, prior = self.engine, self.engine.prior
         engine.prior = () if row is None else row.prior
         try:
             candidate = None if row is None else row.candidate
-            return run(engine, prompts, candidate, self.runner.stopping).slice.tokens_per_s
+            tokens, seconds = 0, 0.0
+            for batch in in_batches(prompts, self.options.batch_size):
+                found = run(engine, batch, candidate, self.runner.stopping)
+                own = window(found.slice.metrics)
+                tokens, seconds = tokens + own[0], seconds + own[1]
+            return tokens / seconds if seconds else None
         finally:
             engine.prior = prior
+
+
+def portions(prompts: Sequence[Prompt]) -> list[Sequence[Prompt]]:
+    """PORTIONS groups of prompts from all over the set: each is one run, so that a run says
+    something of the whole set, and there are runs enough to tell a difference from noise."""
+    return [prompts[start::PORTIONS] for start in range(min(PORTIONS, len(prompts)))]
 
 
 def at(prompt: Prompt, temperature: float) -> SamplingParams:
