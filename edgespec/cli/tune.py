@@ -381,8 +381,19 @@ def table(found: dict[str, Any]) -> Any:
     from rich.table import Table
 
     out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for heading in ("", "predicted", "measured", "interval", "nodes", "tokens a step", "tokens/s"):
-        out.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for heading in (
+        "",
+        "predicted",
+        "measured",
+        "interval    ",
+        "nodes",
+        "tokens a step",
+        "tokens/s",
+    ):
+        if heading:
+            out.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+        else:
+            out.add_column(heading)
     plain = found["plain"]
     speed = "-" if plain is None else f"{plain['median']:.1f}"
     out.add_row("plain", "1.00", "1.00", "", "1", "1.00", speed)
