@@ -218,11 +218,13 @@ def measure_costs(engine_dir: Path) -> None:
     measure_again(engine_dir, err=True)
 
 
-def has_costs(engine_dir: Path) -> bool:
-    """Whether the costs of what drafts are known."""
+def has_costs(engine_dir: Path, batch_size: int) -> bool:
+    """Whether the costs of what drafts are known. Raises LimitError for a batch that the engines
+    do not take."""
     from edgespec.runtime.engine import Engine
 
     with Engine(engine_dir, spec_decode=True, prefix_cache_bytes=0, tuned=False) as engine:
+        engine.limits.check_batch_size(batch_size)
         return engine.costs is not None
 
 
@@ -273,13 +275,12 @@ def searched(
     from edgespec.tuning.tuner import Tuner
 
     began = monotonic()
-    if not has_costs(engine_dir):
+    if not has_costs(engine_dir, options.batch_size):
         measure_costs(engine_dir)
     with Engine(engine_dir, spec_decode=True, prefix_cache_bytes=0, tuned=False) as engine:
         if engine.costs is None:
             what = f"what steps cost here is not known: {engine.why_no_costs}"
             raise LimitError(what, f"Measure it: edgespec bench {engine_dir} --measure-costs.")
-        engine.limits.check_batch_size(options.batch_size)
         with TuneJournal(place, bound_to(engine, engine_dir, requests, options)) as journal:
             if journal.other:
                 say(f"{place} is of other engines, prompts or options: begun anew", err=True)
