@@ -35,7 +35,6 @@ from edgespec.tuning.text_drafts import simulated
 
 ADAPTIVE_LENGTHS = (2, 3, 4, 6, 8)  # the most that chains which adapt may draft
 ADAPTIVE_TREES = 2
-PORTIONS = 4
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class TuneOptions:
     num_prompts: int = 12
     batch_size: int = 1
     measure: int = 4
-    repeats: int = 3
+    repeats: int = 6
     seed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -248,18 +247,18 @@ class Tuner:
     # ---- measured
 
     def measure(self) -> None:
-        """The best few and plain decoding in turn, from the journal where a run is there."""
-        groups = portions(self.prompts)
+        """The best few and plain decoding in turn, from the journal where a run is there. A run
+        is all prompts: how they differ from each other is no noise."""
         rows = {row.candidate.key: row for row in self.measured}
-        order = [*contest.turns(self.options.repeats, len(groups), [*rows])]
+        order = [*contest.turns(self.options.repeats, 1, [*rows])]
         self.progress.start("measured", len(order))
         for key in (PLAIN, *rows):  # warm-up
             if any(self.journal.get(RUN, name_of(t)) is None for t in order if t.key == key):
-                self.speed(groups[0][: self.options.batch_size], rows.get(key))
+                self.speed(self.prompts[: self.options.batch_size], rows.get(key))
         for turn in order:
             kept = self.journal.get(RUN, name_of(turn))
             if kept is None:
-                kept = [self.speed(groups[turn.group], rows.get(turn.key))]
+                kept = [self.speed(self.prompts, rows.get(turn.key))]
                 self.journal.put(RUN, name_of(turn), kept)
             self.speeds.of[turn] = kept[0]
             self.progress.advance(1)
@@ -279,12 +278,6 @@ class Tuner:
             return tokens / seconds if seconds else None
         finally:
             engine.prior = prior
-
-
-def portions(prompts: Sequence[Prompt]) -> list[Sequence[Prompt]]:
-    """PORTIONS groups of prompts from all over the set: each is one run, so that a run says
-    something of the whole set, and there are runs enough to tell a difference from noise."""
-    return [prompts[start::PORTIONS] for start in range(min(PORTIONS, len(prompts)))]
 
 
 def at(prompt: Prompt, temperature: float) -> SamplingParams:

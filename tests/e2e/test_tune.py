@@ -24,7 +24,7 @@ LIMITS = Limits(
     max_verify_tree_size=16,
     max_draft_tree_size=16,
 )
-QUICK = ("--num-prompts", 4, "--output-tokens", 12, "--repeats", 2, "--measure", 2)
+QUICK = ("--num-prompts", 4, "--output-tokens", 12, "--repeats", 6, "--measure", 2)
 JOURNAL = "tune_journal.jsonl"
 
 
@@ -64,7 +64,7 @@ def test_a_search_from_acceptance_to_the_winner(
     assert {"chain", "tree", "up"} <= kinds
     assert len(found["measured"]) == 2
     for row in found["measured"]:
-        assert len(row["over_plain"]["samples"]) == 2 * 4  # repeats and portions of the prompts
+        assert len(row["over_plain"]["samples"]) == 6
         assert row["predicted"] > 0
     assert b"<svg" in picture.read_bytes()
     assert not (engines / JOURNAL).exists()
