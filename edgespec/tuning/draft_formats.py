@@ -50,9 +50,11 @@ def with_draft(engine_dir: Path, draft_onnx: Path, weights: str, backend: str) -
         bundle.writing(engine_dir.parent),
         bundle.staging_in(engine_dir.parent, f"{engine_dir.name}.tune-{weights}") as staging,
     ):
-        link_engines(engine_dir, staging)
-        build_draft(staging, engine_dir, draft_onnx, weights, backend)
-        yield staging
+        made = staging / "engines"  # the staging directory itself is locked
+        made.mkdir()
+        link_engines(engine_dir, made)
+        build_draft(made, engine_dir, draft_onnx, weights, backend)
+        yield made
 
 
 def build_draft(target: Path, like: Path, draft_onnx: Path, weights: str, backend: str) -> None:
