@@ -38,7 +38,10 @@ SIDECARS: Mapping[Role, Mapping[str, str]] = {
         DRAFT_EMBEDDING: bundle.EMBEDDING,
     },
 }
-COST_PROFILE = "cost_profile.json"  # of the runtime, beside the engines: not in the manifest
+# Of the runtime, beside the engines and not in the manifest: what steps cost, the plan that `tune`
+# found best, and what it has measured so far
+COST_PROFILE, TUNED, TUNE_JOURNAL = "cost_profile.json", "tuned.json", "tune_journal.jsonl"
+OF_THE_RUNTIME = (COST_PROFILE, TUNED, TUNE_JOURNAL)
 MOVING, MOVING_KEYS = "moving.json", ("bytes", "mtime_ns")
 SAME_MODEL = {Role.BASE: Role.LLM, Role.LLM: Role.BASE}
 
@@ -209,7 +212,7 @@ def remove_killed(engine_dir: Path) -> None:
                     if path.name not in finished:
                         path.unlink(missing_ok=True)
                 bundle.remove_whole(staging)
-        for name in (bundle.MANIFEST, COST_PROFILE):
+        for name in (bundle.MANIFEST, *OF_THE_RUNTIME):
             bundle.remove_dead(engine_dir, name)
 
 

@@ -201,7 +201,7 @@ def engines_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float
             if not is_faulty(path / engines.CONFIGS[role], faults):
                 shown[role] = with_config(shown[role], engines.config_of(path, role, entry))
     known = file_names(raw)
-    unlisted = unlisted_files(path, known | {engines.COST_PROFILE})
+    unlisted = unlisted_files(path, known | {*engines.OF_THE_RUNTIME})
     with noted(problems):
         check_finished(path, unlisted, any_engine=bool(raw))
     return EnginesSummary(

@@ -232,6 +232,7 @@ def summarize(
         spec_decode=drafts,
         prefix_cache_bytes=0,
         acceptance=acceptance,
+        tuned=not any(sizes) and tree is None,
         spec_policy=spec_policy,
         **drafting,
     ) as engine:

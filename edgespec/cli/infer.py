@@ -462,6 +462,7 @@ def respond(
         exact=exact,
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
+        tuned=not any(sizes) and tree is None,
         spec_policy=spec_policy,
         **drafting,
     ) as engine:
@@ -553,7 +554,7 @@ def notes_of(
         if request.apply_chat_template and not request.disable_spec_decode
     ]
     thinking = engine.thinking_note(asked) or relaxed_note(engine, asked)
-    line = report.plan_line(
+    line = engine.tuned_line(plan) or report.plan_line(
         plan,
         chosen=chosen,
         words=engine.drafter_words,

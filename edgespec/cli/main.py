@@ -69,6 +69,10 @@ COMMANDS = {
         "edgespec.cli.bench.command",
         "Measure how fast engines are here, plain and with drafts, and compare two runs.",
     ),
+    "tune": (
+        "edgespec.cli.tune",
+        "Find the drafts that are fastest on your prompts here, and keep that plan.",
+    ),
     "cache": ("edgespec.cli.cache", "List or remove the engines that run keeps."),
     "completion": ("edgespec.cli.completion", "Print the completion script of a shell."),
     "help": ("edgespec.cli.help", "Show the help of a command."),

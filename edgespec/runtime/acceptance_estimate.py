@@ -26,20 +26,25 @@ class AcceptanceEstimate:
     """The acceptance of drafts by their depth, and by the probability that the draft gave them,
     each where their parent was accepted."""
 
-    def __init__(self) -> None:
+    def __init__(self, prior: Sequence[float] = ()) -> None:
+        """`prior` is the acceptance that is expected at depths 1, 2, ... before drafts were judged;
+        PRIOR where it is empty, its last rate beyond its end."""
+        known = [min(max(rate, MIN_RATE), MAX_RATE) for rate in prior[:MAX_DEPTH]] or [PRIOR]
+        self.prior = known + [known[-1]] * (MAX_DEPTH - len(known))
         self.hits, self.tries = [0.0] * (MAX_DEPTH + 1), [0.0] * (MAX_DEPTH + 1)
         self.bin_hits, self.bin_tries = [0.0] * (len(EDGES) + 1), [0.0] * (len(EDGES) + 1)
         self.accepted = self.expected = RATIO_WEIGHT  # over all probabilities
 
     def rates(self, levels: int) -> list[float]:
-        """The acceptance at depths 1 to `levels`; one with few samples is taken to be about that of
-        the depth before."""
-        found, before = [], PRIOR
+        """The acceptance at depths 1 to `levels`; one with few samples is taken to be as much above
+        or below its prior as the depth before."""
+        found, likely = list[float](), self.prior[0]
         for depth in range(1, min(levels, MAX_DEPTH) + 1):
             weight = self.tries[depth] + PRIOR_WEIGHT
-            before = min((self.hits[depth] + PRIOR_WEIGHT * before) / weight, MAX_RATE)
-            found.append(before)
-        return found + [before] * (levels - len(found))
+            rate = min((self.hits[depth] + PRIOR_WEIGHT * likely) / weight, MAX_RATE)
+            found.append(rate)
+            likely = rate * self.prior[min(depth, MAX_DEPTH - 1)] / self.prior[depth - 1]
+        return found + found[-1:] * (levels - len(found))
 
     def of_prob(self, prob: float) -> float:
         """The acceptance of a token to which the draft gave this probability after its parent."""

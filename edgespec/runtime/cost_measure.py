@@ -40,6 +40,7 @@ from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.faults import as_error
 from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.tuned_plan import drop_stale_plan
 
 logger = logging.getLogger(__name__)
 SILENT = Progress()
@@ -128,11 +129,11 @@ def measure_costs(
     if not {Role.BASE, Role.LLM} & set(there):
         what = f"{engine_dir} has no base engine, and a draft alone has no steps"
         raise BundleError(what, "Build the base first.")
-    with Engine(engine_dir, spec_decode=pair, prefix_cache_bytes=0) as engine:
+    with Engine(engine_dir, spec_decode=pair, prefix_cache_bytes=0, tuned=False) as engine:
         found = measure_engine(engine, budget_s=budget_s, progress=progress)
     write_profile(engine_dir, found)
     if pair and Role.LLM in there and found.role is not Role.LLM:
-        with Engine(engine_dir, spec_decode=False, prefix_cache_bytes=0) as engine:
+        with Engine(engine_dir, spec_decode=False, prefix_cache_bytes=0, tuned=False) as engine:
             plain = measure_engine(engine, budget_s=budget_s, progress=progress)
         write_profile(engine_dir, plain)
     return found
@@ -185,6 +186,7 @@ def after_build(
     said. `unproven`: why the engines cannot run here."""
     try:
         drop_stale(engine_dir)
+        drop_stale_plan(engine_dir)
         if not measure:
             return None
         if unproven is not None:

@@ -33,6 +33,7 @@ from edgespec.errors import (
 )
 from edgespec.methods import METHODS
 from edgespec.prompts import SamplingParams
+from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.drafters.options import DrafterOptions
@@ -52,7 +53,9 @@ from edgespec.runtime.generation import (
 )
 from edgespec.runtime.limits import EngineLimits
 from edgespec.runtime.opening import (
+    TunedChoice,
     choose_draft,
+    choose_tuned,
     directory_of,
     open_base,
     open_costs,
@@ -144,7 +147,8 @@ class Engine:
     rule of requests that name none: `exact`, `rejection`, `typical` or `relaxed`, or such a rule
     with its options. `spec_policy` says how much is drafted: "adaptive" each step as it pays, up to
     the plan; "fixed" the plan; None is adaptive where no sizes are given and what a step costs here
-    was measured (docs/adaptive.md).
+    was measured (docs/adaptive.md). What `edgespec tune` found best for these engines is taken
+    where method and sizes are left open; not with `tuned` False (docs/tuning.md).
 
     Raises BundleError, PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be
     exact or cannot draft, LimitError, with the remedy; OptionError or RequestError for options, an
@@ -163,6 +167,7 @@ class Engine:
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         acceptance: Acceptance = None,
         spec_policy: SpecPolicy | None = None,
+        tuned: bool = True,
     ) -> None:
         check_policy(spec_policy)
         path = directory_of(engine_dir)
@@ -178,6 +183,12 @@ class Engine:
             config = of_engine(config, choice.method, str(path))
             drafter_options = config.options
         choice = with_options(choice, drafter_options)
+        chosen = TunedChoice(choice)
+        if tuned and drafter is None and config is None and not drafter_options:
+            chosen = choose_tuned(path, choice, spec_decode)
+        choice, self.tuned = chosen.choice, chosen.tuned
+        # The acceptance by depth that adaptive drafting begins with; empty: of a usual draft
+        self.prior: Sequence[float] = () if self.tuned is None else self.tuned.prior
         opened = open_base(path, choice, exact=exact)
         self.base, self.config, self.exact = opened.decoder, opened.config, exact
         self.tolerance = opened.tolerance
@@ -208,6 +219,7 @@ class Engine:
             config,
             spec_policy,
             self.can_adapt,
+            None if self.tuned is None else self.tuned.plan,
         )
         policy = None if self.costs is None else AdaptivePolicy(self.costs)
         self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes), policy)
@@ -217,9 +229,9 @@ class Engine:
         # An engine that is dropped without `close` leaves no thread behind
         finalize(self, self.driver.work.close).atexit = False
         self.stop_ids = frozenset(self.config.component.eos_token_ids)
-        chosen = [choice.note] if choice.note else []
+        chosen_by = [note for note in (choice.note, chosen.note) if note]
         fixed = [costs.note] if costs.note and spec_policy is None else []
-        self.notes = (*chosen, *notes, *self.warnings(), *fixed)
+        self.notes = (*chosen_by, *notes, *self.warnings(), *fixed)
         self.log_opening(path)
 
     @property
@@ -353,6 +365,12 @@ class Engine:
         self.driver.check_open()
         with in_words(API_WORDS):
             return self.planner.by_sizes(top_k, steps, verify_size, drafter=drafter)
+
+    def tuned_line(self, plan: DraftPlan) -> str | None:
+        """What is said of the plan that `tune` found; None of any other."""
+        if self.tuned is None or plan != self.planner.by_tuning():
+            return None
+        return self.tuned.line
 
     @property
     def drafter_words(self) -> str:
@@ -568,7 +586,8 @@ class Engine:
             handle.plan = None  # lossy rules decide without drafts too
         plan = handle.plan
         if self.can_adapt and drafter is None and plan is not None and plan.adaptive:
-            handle.adaptive, handle.metrics.spec_policy = AdaptiveState(), ADAPTIVE
+            handle.adaptive = AdaptiveState(AcceptanceEstimate(self.prior))
+            handle.metrics.spec_policy = ADAPTIVE
         return handle
 
     def gates_for(self, request: GenerationRequest) -> Gates | None:

@@ -39,6 +39,7 @@ from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.drafters.row import DraftEngine, DrafterSources
 from edgespec.runtime.embedding import EmbeddingTable
 from edgespec.runtime.plans import PlanLimits
+from edgespec.runtime.tuned_plan import TunedPlan, find_tuned
 
 EXACT_ROWS = 2  # from here on kernels give a row the same bits whatever their number
 AUTO: Final = "auto"
@@ -168,12 +169,18 @@ def engineless(name: str) -> str:
     return row.name
 
 
+def role_for(engine_dir: Path, choice: DraftChoice) -> Role:
+    """The role of the engine that the drafts are for. Raises BundleError."""
+    there = engines.finished_engines(engine_dir).engines
+    plain = Role.LLM in there or not there
+    return Role.LLM if plain and not choice.needs_base else Role.BASE
+
+
 def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase:
     """The engine that the drafts are for: a plain one where there is one and it will do, else the
     base. Raises LimitError where it verifies no drafts, or cannot be exact but should."""
     there = engines.finished_engines(engine_dir).engines
-    plain = Role.LLM in there or not there
-    role = Role.LLM if plain and not choice.needs_base else Role.BASE
+    role = role_for(engine_dir, choice)
     if choice.drafter is not None and role is Role.BASE and role not in there and there:
         name = type(choice.drafter).__name__
         what = (
@@ -207,6 +214,36 @@ def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase
         backend.float32_tolerance,
         devices,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TunedChoice:
+    """What drafts where the user leaves it open, once a plan was tuned: `tuned` is that plan, where
+    it fits and drafts. `note` is for the user, where there is one and it is not taken."""
+
+    choice: DraftChoice
+    tuned: TunedPlan | None = None
+    note: str | None = None
+
+
+def choose_tuned(engine_dir: Path, choice: DraftChoice, spec_decode: SpecDecode) -> TunedChoice:
+    """The choice by what `tune` found for this directory: its method with its options; with "auto"
+    plain decoding where drafts do not pay. Where nothing was to draft, nothing does."""
+    if choice.method is None:
+        return TunedChoice(choice)
+    found = find_tuned(engine_dir)
+    tuned = found.tuned
+    if tuned is None:
+        return TunedChoice(choice, note=found.note)
+    if tuned.method is None:
+        note = "drafts did not pay here when they were tuned"
+        if spec_decode == AUTO:
+            return TunedChoice(DraftChoice(note=f"decoding plainly: {note}"))
+        return TunedChoice(choice, note=note)
+    best = replace(choice, method=tuned.method, options=options_of(tuned.method, tuned.options))
+    if role_for(engine_dir, best) is not tuned.role:
+        return TunedChoice(choice)
+    return TunedChoice(replace(best, note=None), tuned)
 
 
 @dataclass(frozen=True, slots=True)

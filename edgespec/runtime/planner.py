@@ -28,7 +28,7 @@ class Planner:
     """Makes and checks plans. `hints` say how much to draft where the engine runs; `acceptance` is
     its accept rule, and `speculative_config` the block that it was opened with. `policy` says
     whether plans are adaptive: None is where no sizes are given and `can_adapt`, as costs are
-    known.
+    known. `tuned` is the plan of the engine's own drafter where no sizes are given.
 
     Errors name the flags of the command line, and those of a config its keys.
     """
@@ -41,6 +41,7 @@ class Planner:
     speculative_config: DecodingConfig | None = None
     policy: SpecPolicy | None = None
     can_adapt: bool = False
+    tuned: DraftPlan | None = None
 
     def by_sizes(
         self,
@@ -55,6 +56,9 @@ class Planner:
         config = self.speculative_config if drafter is None else None
         if config is not None and (top_k, steps, verify_size) == (None, None, None):
             return self.by_config(config, self.acceptance)
+        open_sizes = drafter is None and (top_k, steps, verify_size) == (None, None, None)
+        if open_sizes and (tuned := self.by_tuning()) is not None:
+            return tuned
         if top_k is None and self.wants_chains(self.acceptance):
             top_k = 1
         adaptive = drafter is None and self.adapts(sized=any((top_k, steps, verify_size)))
@@ -63,6 +67,19 @@ class Planner:
         self.check_chain(plan)
         self.check_acceptance(self.acceptance, plan)
         return replace(plan, adaptive=adaptive)
+
+    def by_tuning(self) -> DraftPlan | None:
+        """The tuned plan, adaptive as it was measured unless the policy says otherwise; None where
+        there is none, or where only chains will do and it is none."""
+        tuned = self.tuned
+        if tuned is None or (tuned.top_k != 1 and self.wants_chains(self.acceptance)):
+            return None
+        asked = tuned.adaptive if self.policy is None else self.policy == ADAPTIVE
+        limits, plan = self.limits(), tuned
+        if type(tuned) is DraftPlan:  # the method may have plans of its own kind
+            plan = limits.plan(tuned.top_k, tuned.steps, tuned.verify_size, self.hints)
+        limits.check(plan)
+        return replace(plan, adaptive=self.can_adapt and asked)
 
     def adapts(self, *, sized: bool) -> bool:
         """Whether a plan of the engine's own drafter is adaptive, where sizes were given or not."""

@@ -144,8 +144,8 @@ class AdaptivePolicy:
 
 
 def begin(state: AdaptiveState, costs: StepCosts, levels: int) -> None:
-    """Where a sequence did not draft alone before: as the model expects by its estimates, or of a
-    usual draft."""
+    """Where a sequence did not draft alone before: as the model expects by its estimates, or by
+    their prior."""
     choice = best_chain(costs, state.estimate.rates(levels))
     state.tokens, state.seconds = START_WEIGHT * choice.tokens, START_WEIGHT * choice.seconds
     state.drafting = choice.levels > 0

@@ -51,6 +51,7 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
     "runtime": ("backends", *GROUND),
     "evaluation": ("runtime", "backends", *GROUND),
     "benchmark": ("runtime", "backends", *GROUND),
+    "tuning": ("benchmark", "runtime", "backends", *GROUND),
     "serve": ("runtime", "backends", *GROUND),
     "deploy": GROUND,
 }

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
 
 
-def measure_again(engine_dir: Path) -> None:
-    """Measure what steps of these engines cost here, keep it, and say it in a line. Raises what
-    opening and measuring raise."""
+def measure_again(engine_dir: Path, *, err: bool = False) -> None:
+    """Measure what steps of these engines cost here, keep it, and say it in a line, with `err` on
+    stderr. Raises what opening and measuring raise."""
     from time import monotonic
 
     from edgespec.backends.base import Progress
@@ -30,7 +30,7 @@ def measure_again(engine_dir: Path) -> None:
     with Bars() as bars:
         progress = Progress(start=lambda n: bars.start("costs", n), advance=bars.advance)
         found = measure_costs(engine_dir, progress=progress)
-    say(built_line(found, monotonic() - began))
+    say(built_line(found, monotonic() - began), err=err)
 
 
 def say_costs(engine: Engine) -> None:

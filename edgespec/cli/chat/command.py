@@ -245,6 +245,7 @@ def command(
         spec_decode=wanted(spec_decode, sized=sized or acceptance is not None),
         prefix_cache_bytes=prefix_cache_mb * MIB,
         acceptance=acceptance,
+        tuned=not sized,
         spec_policy=spec_policy,
         **drafting,
     ) as engine:
@@ -264,7 +265,8 @@ def command(
         )
         plan, screen = settings.plan(engine), Screen(sys.stdout)
         screen.note(
-            plan_line(
+            engine.tuned_line(plan)
+            or plan_line(
                 plan,
                 chosen=not sized and not config.has_sizes,
                 words=engine.drafter_words,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgespec.backends.call import HiddenStates
 from edgespec.runtime.draft_budget import DraftBudget
 from edgespec.runtime.draft_sampling import DraftSampler
+from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.tree import DraftPlan, DraftTree
 
 
@@ -134,6 +135,15 @@ class Drafter(Protocol):
 class EndObserver:
     """A Drafter that needs no hidden states and observes the last step of a sequence as well, as
     far as its tokens belong to the answer. Others would pay for what they do not need."""
+
+
+class Tunable(ABC):
+    """A Drafter with an engine whose options may change while it is open, so that `edgespec tune`
+    need not open it again for each."""
+
+    @abstractmethod
+    def tune(self, options: DrafterOptions) -> None:
+        """Draft with these options from the next step on; they are of the method's class."""
 
 
 class Reserving(ABC):

@@ -26,7 +26,7 @@ from edgespec.methods.dspark_heads import DSparkHeads
 from edgespec.runtime.block import BlockDecoder, BlockOutput
 from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.drafters import block_drafter
-from edgespec.runtime.drafters.base import DraftRequest
+from edgespec.runtime.drafters.base import DraftRequest, Tunable
 from edgespec.runtime.drafters.block_decoding import BlockDecoding
 from edgespec.runtime.drafters.block_drafter import (
     BlockDrafter,
@@ -60,7 +60,7 @@ class DSparkOptions(DrafterOptions):
     )
 
 
-class DSparkDrafter(BlockDrafter):
+class DSparkDrafter(BlockDrafter, Tunable):
     """`heads` are those of the draft. A block ends before the first slot whose confidence is below
     `threshold`; None: where a further row, which costs `row_cost` passes, does not pay."""
 
@@ -75,6 +75,11 @@ class DSparkDrafter(BlockDrafter):
     ) -> None:
         super().__init__(decoder, mask_token, max_block)
         self.heads, self.threshold, self.row_cost = heads, threshold, row_cost
+
+    def tune(self, options: DrafterOptions) -> None:
+        """Take the threshold of other options."""
+        assert isinstance(options, DSparkOptions)
+        self.threshold = options.confidence_threshold
 
     def drafted(self, request: DraftRequest, output: BlockOutput) -> DraftTree:
         """The chain of a block, as long as the confidences say: whether a slot drafts is decided
@@ -206,6 +211,7 @@ ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     options=DSparkOptions,
+    tries=tuple({"confidence_threshold": share} for share in (0.0, 0.3, 0.5, 0.7)),
     trained_with_thinking=trained_with_thinking,
     decoding=DecodingType(name="DSpark", keys=DSparkDecoding),
 )

@@ -249,5 +249,10 @@ ROW = DrafterRow(
     decoding=DecodingType(name="NGram"),
     limits_by_options=limits,
     forget=NgramDrafter.forget,
+    tries=tuple(
+        {"max_draft_len": length, "max_matching_ngram_size": size}
+        for length in (2, 3, 5, 8)
+        for size in (2, 3, 4)
+    ),
 )
 __all__ = ["NAME", "ROW"]

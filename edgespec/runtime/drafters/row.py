@@ -5,7 +5,7 @@ Knows the columns. Knows no method.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,9 @@ class DrafterRow:
     "tree" where a plan is shown. `options` is the class of its options, if it has any; `open`
     gets one of them in its sources. `decoding` is how a speculative_config names the method, if one
     may. `forget` lets a drafter of the method drop what sequences that ended have left behind,
-    where they do. `paces_itself`: its drafter decides by itself how much pays, by `row_cost`.
-    `trained_with_thinking` is the mode that its drafts know, None where they know
-    both.
+    where they do. `tries` are options that `edgespec tune` compares. `paces_itself`: its
+    drafter decides by itself how much pays, by `row_cost`. `trained_with_thinking` is the mode that
+    its drafts know, None where they know both.
     """
 
     open: Callable[[DrafterSources], Drafter]
@@ -72,6 +72,7 @@ class DrafterRow:
     decoding: DecodingType | None = None
     forget: Callable[[Any], None] | None = None
     paces_itself: bool = False
+    tries: tuple[Mapping[str, Any], ...] = ()
     trained_with_thinking: Callable[[EngineConfig, EngineConfig | None], bool | None] = (
         not_trained_with_a_mode
     )

@@ -353,6 +353,7 @@ ROW = DrafterRow(
     options=SuffixOptions,
     decoding=DecodingType(name="Suffix", keys=SuffixDecoding),
     forget=SuffixDrafter.forget,
+    tries=({}, {"max_matching_ngram_size": 8}),
     paces_itself=True,
 )
 __all__ = ["NAME", "ROW"]

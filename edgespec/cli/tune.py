@@ -1,0 +1,419 @@
+"""`edgespec tune`: strings into values; `edgespec.tuning` does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.infer import check_outputs
+from edgespec.cli.lists import Names
+from edgespec.cli.paths import DIRECTORY, FILE
+from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.terminal import json_text, say
+from edgespec.errors import LimitError
+
+if TYPE_CHECKING:
+    from edgespec.prompts import RequestFile
+    from edgespec.tuning.tuner import TuneOptions
+
+INTERRUPTED_LINE = "stopped: what was measured is in {}; the same command goes on with it"
+JSONL = (".jsonl", ".ndjson", ".parquet")
+WEIGHTS = ("int4", "int8", "fp32", "bf16", "fp16")
+SHOWN = 3  # candidates of each method that were not measured
+
+
+@click.command("tune", cls=EdgeCommand)
+@click.argument("engine_dir", type=DIRECTORY, metavar="ENGINE_DIR")
+@click.option(
+    "--prompts",
+    type=FILE,
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help=(
+        "Prompts like those that are to be fast: a set as MT-Bench and SPEED-Bench have them, JSONL"
+        " or Parquet, or infer's input.json; may be given repeatedly."
+    ),
+)
+@click.option(
+    "--num-prompts",
+    type=click.IntRange(1),
+    default=12,
+    show_default=True,
+    help="Requests that are taken, from all over the files.",
+)
+@click.option(
+    "--output-tokens",
+    type=click.IntRange(8),
+    default=64,
+    show_default=True,
+    help="Tokens of an answer, at most.",
+)
+@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of sampled answers.")
+@click.option(
+    "--measure",
+    type=click.IntRange(1, 16),
+    default=4,
+    show_default=True,
+    help="Candidates that are measured, the best by the cost model.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(6),
+    default=6,
+    show_default=True,
+    help="Measurements of each candidate on all prompts; with fewer than 6 noise is not told.",
+)
+@click.option(
+    "--draft-onnx",
+    type=DIRECTORY,
+    metavar="DIR",
+    help="The exported draft, to be built and measured in each of --draft-weights.",
+)
+@click.option(
+    "--draft-weights",
+    type=Names(WEIGHTS),
+    metavar="NAMES",
+    help="Formats of the draft's weights, with commas, such as int4,int8,fp32.",
+)
+@click.option(
+    "--install",
+    is_flag=True,
+    help="Build the draft in the fastest of --draft-weights into ENGINE_DIR.",
+)
+@click.option(
+    "--output",
+    type=FILE,
+    metavar="FILE.yaml",
+    help="Write the winner as a file for --config of infer, chat and run, and leave ENGINE_DIR as it is.",
+)
+@click.option(
+    "--journal",
+    type=FILE,
+    metavar="FILE",
+    help="Keep what was measured here until the end.  [default: in ENGINE_DIR]",
+)
+@click.option("--picture", type=FILE, metavar="FILE", help="Draw the frontier, as PNG or SVG.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    engine_dir: Path,
+    prompts: tuple[Path, ...],
+    draft_onnx: Path | None,
+    draft_weights: tuple[str, ...] | None,
+    install: bool,
+    output: Path | None,
+    journal: Path | None,
+    picture: Path | None,
+    as_json: bool,
+    seed: int,
+    **values: Any,
+) -> int:
+    """Find what drafts are fastest with the engines of ENGINE_DIR on your prompts.
+
+    First it measures how often drafts are accepted, by depth and rank. Then the cost model ranks
+    chains, dynamic trees, static trees that are fitted to that acceptance, blocks, methods that
+    need no draft, and each of them as far as it pays. The best few are measured in turn with plain
+    decoding. The fastest beyond noise, or the simplest of those that are as fast, is kept beside
+    the engines: infer, chat and run take it where no sizes are given, until an engine is built
+    again. Where nothing is faster than plain decoding, that is the result.
+
+    Ctrl-C keeps what was measured (exit 130); the same command goes on with it.
+
+    \b
+    edgespec tune engines --prompts mt_bench.jsonl
+    edgespec tune engines --prompts chat.jsonl --prompts code.jsonl --picture frontier.svg
+    edgespec tune engines --prompts mt_bench.jsonl --temperature 0.7 --output tuned.yaml
+    edgespec tune engines --prompts mt_bench.jsonl --draft-onnx onnx-draft/llm --draft-weights int4,int8,fp32
+    """
+    if (draft_onnx is None) != (draft_weights is None):
+        raise click.UsageError("--draft-onnx and --draft-weights go together", ctx)
+    if install and draft_onnx is None:
+        raise click.UsageError("--install is for --draft-onnx and --draft-weights", ctx)
+    if draft_onnx is not None and (output is not None or journal is not None):
+        raise click.UsageError("--output and --journal are for one format of the draft", ctx)
+    check_outputs((*prompts, engine_dir, draft_onnx), output, journal, picture)
+    if picture is not None:
+        from edgespec.benchmark.pictures import check_installed, format_of
+
+        format_of(picture)
+        check_installed()
+    from edgespec.backends.engine_dir import finished_engines
+    from edgespec.tuning.tuner import TuneOptions
+
+    finished_engines(engine_dir)
+    options = TuneOptions(seed=seed, **values)
+    requests = requests_of(prompts, options)
+    with Stopper() as stopper:
+        if draft_onnx is not None and draft_weights is not None:
+            found = formats(
+                engine_dir, draft_onnx, [*draft_weights], requests, options, stopper, install
+            )
+        else:
+            place = journal or engine_dir / journal_name()
+            found = tuned(engine_dir, place, requests, options, stopper, output)
+    if found is None:
+        assert stopper.number is not None
+        return exit_code(stopper.number)
+    if as_json:
+        click.echo(json_text(found))
+    else:
+        show(found)
+    if picture is not None:
+        from edgespec.tuning.frontier import draw_frontier
+
+        draw_frontier(found["formats"][0] if "formats" in found else found, picture)
+    return 0
+
+
+def journal_name() -> str:
+    """The journal beside the engines."""
+    from edgespec.backends.engine_dir import TUNE_JOURNAL
+
+    return TUNE_JOURNAL
+
+
+def requests_of(files: Sequence[Path], options: TuneOptions) -> RequestFile:
+    """The requests of all files that are taken, as many of each part. Raises RequestError."""
+    from edgespec.benchmark.prompts import refuse_own_drafts
+    from edgespec.prompts import RequestFile, read_prompt_set, read_requests
+
+    given: dict[str, Any] = {"temperature": options.temperature, "seed": options.seed}
+    found, first = list[Any](), list[RequestFile]()
+    for path in files:
+        read: Any = read_prompt_set if path.suffix in JSONL else read_requests
+        requests = read(path, **given)
+        refuse_own_drafts(requests)
+        first.append(requests)
+        found.append(requests.requests)
+    each = -(-options.num_prompts // len(found))
+    chosen = [request for own in found for request in spread(own, each)][: options.num_prompts]
+    numbered = tuple(replace(request, index=i) for i, request in enumerate(chosen))
+    return replace(first[0], requests=numbered)
+
+
+def spread(requests: Sequence[Any], count: int) -> list[Any]:
+    """`count` of them, from all over."""
+    count = min(count, len(requests))
+    return [requests[i * len(requests) // count] for i in range(count)]
+
+
+def measure_costs(engine_dir: Path) -> None:
+    """Measure what steps cost here, where that is not known, and say so. Raises what measuring
+    raises."""
+    from edgespec.cli.bench.costs import measure_again
+
+    say("what a step costs here was not measured: measuring it", err=True)
+    measure_again(engine_dir, err=True)
+
+
+def has_costs(engine_dir: Path, batch_size: int) -> bool:
+    """Whether the costs of what drafts are known. Raises LimitError for a batch that the engines
+    do not take."""
+    from edgespec.runtime.engine import Engine
+
+    with Engine(engine_dir, spec_decode=True, prefix_cache_bytes=0, tuned=False) as engine:
+        engine.limits.check_batch_size(batch_size)
+        return engine.costs is not None
+
+
+def tuned(
+    engine_dir: Path,
+    place: Path,
+    requests: RequestFile,
+    options: TuneOptions,
+    stopper: Stopper,
+    output: Path | None,
+) -> dict[str, Any] | None:
+    """Tune one directory and keep the plan, in `output` where that is given; None where it was
+    stopped."""
+    from edgespec.tuning.report import config_of, tuned_plan
+
+    found = searched(engine_dir, place, requests, options, stopper)
+    if found is None:
+        say(INTERRUPTED_LINE.format(place), err=True)
+        return None
+    tuner, summary = found
+    if output is None:
+        from edgespec.runtime.tuned_plan import write_tuned
+
+        write_tuned(engine_dir, tuned_plan(tuner, engine_dir))
+        summary["kept"] = str(engine_dir)
+    elif tuner.winner is not None:
+        write_yaml(output, config_of(tuner.winner))
+        summary["kept"] = str(output)
+    tuner.journal.remove()
+    return summary
+
+
+def searched(
+    engine_dir: Path,
+    place: Path,
+    requests: RequestFile,
+    options: TuneOptions,
+    stopper: Stopper,
+) -> tuple[Any, dict[str, Any]] | None:
+    """The search in one directory, and its report; None where it was stopped."""
+    from time import monotonic
+
+    from edgespec.benchmark.slices import Interrupted, Runner
+    from edgespec.cli.progress import Bars
+    from edgespec.runtime.engine import Engine
+    from edgespec.tuning.journal import TuneJournal
+    from edgespec.tuning.report import bound_to, report
+    from edgespec.tuning.tuner import Tuner
+
+    began = monotonic()
+    if not has_costs(engine_dir, options.batch_size):
+        measure_costs(engine_dir)
+    with Engine(engine_dir, spec_decode=True, prefix_cache_bytes=0, tuned=False) as engine:
+        if engine.costs is None:
+            what = f"what steps cost here is not known: {engine.why_no_costs}"
+            raise LimitError(what, f"Measure it: edgespec bench {engine_dir} --measure-costs.")
+        with TuneJournal(place, bound_to(engine, engine_dir, requests, options)) as journal:
+            if journal.other:
+                say(f"{place} is of other engines, prompts or options: begun anew", err=True)
+            if journal.found:
+                say(f"going on with {journal.found} measurements of {place}", err=True)
+            with Bars() as bars:
+                tuner = Tuner(Runner(engine, stopper), requests, options, journal, bars)
+                try:
+                    tuner.run()
+                except Interrupted:
+                    return None
+            summary = report(tuner, engine_dir)
+    summary["seconds"] = round(monotonic() - began, 1)
+    return tuner, summary
+
+
+def formats(
+    engine_dir: Path,
+    draft_onnx: Path,
+    weights: list[str],
+    requests: RequestFile,
+    options: TuneOptions,
+    stopper: Stopper,
+    install: bool,
+) -> dict[str, Any] | None:
+    """Tune the draft in each format of weights, and with `install` build the fastest; None where it
+    was stopped."""
+    from edgespec.runtime.tuned_plan import write_tuned
+    from edgespec.tuning import draft_formats
+    from edgespec.tuning.report import speed_of, tuned_plan
+
+    backend = draft_formats.check(engine_dir, weights)
+    results, best = list[dict[str, Any]](), None
+    for name in weights:
+        say(f"the draft in {name}", err=True)
+        with draft_formats.with_draft(engine_dir, draft_onnx, name, backend) as directory:
+            found = searched(directory, directory / journal_name(), requests, options, stopper)
+            if found is None:
+                say("stopped: of several formats nothing is kept", err=True)
+                return None
+            tuner, summary = found
+            tuner.journal.remove()
+            speed = 1.0 if tuner.winner is None else speed_of(tuner, tuner.winner) or 1.0
+            results.append({"weights": name, "over_plain": speed, **summary})
+            if best is None or speed > best[0]:
+                best = speed, name, tuned_plan(tuner, directory)
+    assert best is not None
+    results.sort(key=lambda row: -row["over_plain"])
+    speed, name, plan = best
+    line = f"fastest draft: {name}, {speed:.2f} x plain"
+    if install:
+        draft_formats.build_draft(engine_dir, engine_dir, draft_onnx, name, backend)
+        measure_costs(engine_dir)
+        write_tuned(engine_dir, draft_formats.bound_again(engine_dir, plan))
+    return {"kind": "tune formats", "formats": results, "line": line, "installed": install}
+
+
+def write_yaml(path: Path, value: dict[str, Any]) -> None:
+    """Write a file for --config, whole or not at all. Raises OutputError."""
+    import yaml
+
+    from edgespec.bundle import replace_file, writing
+
+    with writing(path):
+        replace_file(path, yaml.safe_dump(value, sort_keys=False).encode())
+
+
+# ---- what is shown
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the result."""
+    if "formats" in found:
+        for one in found["formats"]:
+            say(f"{one['weights']}: {one['line']}")
+        say(found["line"])
+        return
+    from edgespec.cli.report import print_table
+
+    for line in acceptance_lines(found):
+        say(line)
+    print_table(table(found))
+    say(f"{found['line']}  ({found['candidates']} candidates, {found['seconds']:.0f} s)")
+    if "kept" in found:
+        say(f"kept in {found['kept']}")
+
+
+def acceptance_lines(found: dict[str, Any]) -> Iterator[str]:
+    """Acceptance by depth: of the best rank, and of all."""
+    for temperature, rates in found["acceptance"].items():
+        if rates:
+            best = " ".join(f"{depth[0]:.2f}" for depth in rates)
+            whole = " ".join(f"{sum(depth):.2f}" for depth in rates)
+            yield f"acceptance by depth, temperature {temperature}: best rank {best}; any {whole}"
+
+
+def table(found: dict[str, Any]) -> Any:
+    """Measured candidates first, then the best of the others."""
+    from rich.table import Table
+
+    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
+    for heading in (
+        "",
+        "predicted",
+        "measured",
+        "interval    ",
+        "nodes",
+        "tokens a step",
+        "tokens/s",
+    ):
+        if heading:
+            out.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+        else:
+            out.add_column(heading)
+    plain = found["plain"]
+    speed = "-" if plain is None else f"{plain['median']:.1f}"
+    out.add_row("plain", "1.00", "1.00", "", "1", "1.00", speed)
+    measured = {row["words"] for row in found["measured"]}
+    others = list[Any]()
+    for row in found["ranked"]:
+        alike = [other for other in others if other["method"] == row["method"]]
+        if row["words"] not in measured and len(alike) < SHOWN:
+            others.append(row)
+    for row in [*found["measured"], *others]:
+        over, tokens = row.get("over_plain"), row.get("tokens_per_s")
+        known = over is not None and over["low"] is not None
+        out.add_row(
+            row["words"],
+            f"{row['predicted']:.2f}",
+            "-" if over is None else f"{over['median']:.2f}",
+            f"{over['low']:.2f} to {over['high']:.2f}" if known else "",
+            f"{row['nodes']:.1f}",
+            f"{row['tokens']:.2f}",
+            "-" if tokens is None else f"{tokens['median']:.1f}",
+        )
+    return out

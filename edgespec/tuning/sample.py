@@ -1,0 +1,165 @@
+"""The sample: how often drafts are accepted on the user's prompts, drafted as widely as the engines
+allow, every node with the probability that the draft gives it.
+
+Knows an open engine and its session. What follows from the sample stands in `ranking`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from edgespec.benchmark.slices import Interrupted, Prompt, Slice
+from edgespec.errors import EdgeSpecError
+from edgespec.prompts import CANCELLED
+from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
+from edgespec.runtime.draft_budget import DraftBudget
+from edgespec.runtime.drafters.base import Tunable
+from edgespec.runtime.drafters.registry import DRAFTERS
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.policy import AdaptivePolicy, AdaptiveState, Asking, Decision
+from edgespec.runtime.tree import DraftPlan, DraftTree, TreePool
+from edgespec.tuning.candidates import Candidate
+from edgespec.tuning.steps import SampledStep
+
+Stopping = Callable[[], bool]
+
+
+class WholeBudget(DraftBudget):
+    """All drafts pay: the tree of a fixed plan, with the probabilities of its nodes."""
+
+    def goes_on(self, reached: float, level: int, nodes: int, width: int) -> bool:
+        """Always."""
+        return True
+
+    def select(
+        self, pool: TreePool, pending: int, size: int, survival: list[float] | None = None
+    ) -> DraftTree:
+        """The best entries by the draft's own probabilities."""
+        kept = sorted(pool.best([*range(len(pool.tokens))], size - 1))
+        probs = np.array([1.0, *(pool.prob(entry) for entry in kept)], np.float32)
+        return replace(pool.tree(pending, kept), probs=probs)
+
+    def cut(self, tree: DraftTree, probs: Sequence[float]) -> DraftTree:
+        """The whole tree."""
+        return replace(tree, probs=np.array([1.0, *probs], np.float32))
+
+
+class WholePolicy(AdaptivePolicy):
+    """Drafts all of a plan in every step."""
+
+    def decide(self, asking: Sequence[Asking], batch: int) -> list[Decision]:
+        """All levels."""
+        costs = self.model.at(0, batch)
+        return [
+            Decision(one.levels, costs, WholeBudget(AcceptanceEstimate(), costs, 0.0, one.levels))
+            for one in asking
+        ]
+
+    def learn(
+        self, state: AdaptiveState, decision: Decision, tree: DraftTree, path: Sequence[int]
+    ) -> None:
+        """Nothing: it decides by nothing."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The answers of a batch, and the chunks of each."""
+
+    slice: Slice
+    chunks: Sequence[Sequence[Chunk]]
+
+
+def run(
+    engine: Engine, prompts: Sequence[Prompt], candidate: Candidate | None, stopping: Stopping
+) -> Run:
+    """One batch of prompts, plainly where `candidate` is None. Raises Interrupted, and the first
+    error of a request."""
+    drafts: dict[str, Any] = {}
+    if candidate is not None:
+        drafts["plan"] = candidate.plan
+        if not candidate.own:
+            drafts |= {"drafter": candidate.method, "drafter_options": dict(candidate.options)}
+    with with_options(engine, candidate):
+        began = perf_counter()
+        asked = [GenerationRequest(p.ids, p.sampling, arrived_s=began, **drafts) for p in prompts]
+        chunks: dict[GenerationRequest, list[Chunk]] = {request: [] for request in asked}
+        responses: dict[GenerationRequest, Response] = {}
+        for request, event in engine.serve(deque(asked), len(asked), stopping):
+            if isinstance(event, EdgeSpecError):
+                raise event
+            if isinstance(event, Chunk):
+                chunks[request].append(event)
+            else:
+                responses[request] = event
+        wall_s = perf_counter() - began
+    if any(response.finish_reason == CANCELLED for response in responses.values()):
+        raise Interrupted
+    if candidate is not None and not candidate.own:
+        engine.drafting.forget()  # no answer is known when it is asked for again
+    return Run(
+        Slice([responses[request] for request in asked], [[] for _ in asked], wall_s),
+        [chunks[request] for request in asked],
+    )
+
+
+@contextmanager
+def with_options(engine: Engine, candidate: Candidate | None) -> Iterator[None]:
+    """The engine's own drafter with a candidate's options, meanwhile."""
+    default = engine.drafting.default
+    if candidate is None or not candidate.own or not candidate.options or default is None:
+        yield
+        return
+    kind = DRAFTERS[candidate.method].options
+    assert isinstance(default.drafter, Tunable)
+    assert kind is not None
+    assert default.options is not None
+    default.drafter.tune(kind(**dict(candidate.options)))
+    try:
+        yield
+    finally:
+        default.drafter.tune(default.options)
+
+
+def sampled(
+    engine: Engine,
+    prompt: Prompt,
+    plan: DraftPlan,
+    options: tuple[tuple[str, Any], ...],
+    stopping: Stopping,
+) -> list[SampledStep]:
+    """The steps of one answer by a wide plan, with options of the drafter, without those that its
+    end cut short. Raises Interrupted, and the error of the request."""
+    assert engine.costs is not None
+    assert engine.method is not None
+    session, policy = engine.session, engine.session.policy
+    session.policy = WholePolicy(engine.costs)
+    candidate = Candidate(engine.method, replace(plan, adaptive=True), options=options)
+    try:
+        found = run(engine, [prompt], candidate, stopping)
+    finally:
+        session.policy = policy
+    return list(steps_of(found.chunks[0], len(prompt.ids), most_of(prompt) - plan.steps))
+
+
+def most_of(prompt: Prompt) -> int:
+    """Tokens of its answer, at most."""
+    return prompt.sampling.max_generate_length
+
+
+def steps_of(chunks: Sequence[Chunk], prompt_tokens: int, most: int) -> Iterator[SampledStep]:
+    """The steps that began with fewer than `most` tokens emitted, but for one that ended the
+    answer."""
+    emitted = 0
+    for chunk in chunks:
+        whole = chunk.tree is not None and chunk.finish_reason is None and emitted < most
+        if whole and chunk.tree is not None:
+            yield SampledStep.of(chunk.tree, [*chunk.path], prompt_tokens + emitted)
+        emitted += len(chunk.token_ids)

@@ -1,0 +1,197 @@
+"""`edgespec tune` on a toy pair: its winner is taken and dropped, a stopped run goes on, and what
+is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from edgespec.contract import Limits
+from edgespec.runtime.tuned_plan import FILE, read_tuned
+from tests.e2e.workshop import INTERRUPTED, Cli, cli, happening
+from tests.lossless.engines import make_engines
+
+__all__ = ["cli"]  # a fixture
+
+LIMITS = Limits(
+    max_input_len=96,
+    max_kv_cache_capacity=128,
+    max_verify_tree_size=16,
+    max_draft_tree_size=16,
+)
+QUICK = ("--num-prompts", 4, "--output-tokens", 12, "--repeats", 6, "--measure", 2)
+JOURNAL = "tune_journal.jsonl"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_engines(tmp_path_factory.mktemp("tune"), limits=LIMITS) / "four"
+
+
+@pytest.fixture
+def engines(pair: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pair, tmp_path / "engines"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    turns = [[f"one two one two {i}", "again"][: 1 + i % 2] for i in range(6)]
+    path.write_text("\n".join(json.dumps({"turns": own}) for own in turns))
+    return path
+
+
+def tune(cli: Cli, engines: Path, prompts: Path, *flags: object) -> dict[str, Any]:
+    shown = cli("tune", engines, "--prompts", prompts, *QUICK, "--json", *flags)
+    assert shown.code == 0, shown.err
+    found: dict[str, Any] = json.loads(shown.out)
+    return found
+
+
+def test_a_search_from_acceptance_to_the_winner(
+    cli: Cli, engines: Path, prompts: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "frontier.svg"
+    found = tune(cli, engines, prompts, "--picture", picture)
+    assert {*found["acceptance"]} == {"0"}
+    assert found["candidates"] > 20
+    kinds = {row["words"].split()[0] for row in found["ranked"]}
+    assert {"chain", "tree", "up"} <= kinds
+    assert len(found["measured"]) == 2
+    for row in found["measured"]:
+        assert len(row["over_plain"]["samples"]) == 6
+        assert row["predicted"] > 0
+    assert b"<svg" in picture.read_bytes()
+    assert not (engines / JOURNAL).exists()
+    kept = read_tuned(engines)
+    assert kept is not None
+    assert (kept.method is None) == (found["winner"] is None)
+
+
+def winning(engines: Path, **changes: object) -> None:
+    """What a search leaves that a chain of 2 won: by chance toys have another winner."""
+    raw = json.loads((engines / FILE).read_text())
+    plan = {"top_k": 1, "steps": 2, "verify_size": 3, "adaptive": False}
+    raw |= {"method": "eagle3", "plan": plan, "options": {}, "words": "chain of 2"}
+    raw |= {"prior": [0.5, 0.5], "over_plain": 1.5} | changes
+    (engines / FILE).write_text(json.dumps(raw))
+
+
+@pytest.fixture
+def tuned(cli: Cli, engines: Path, prompts: Path) -> Path:
+    tune(cli, engines, prompts)
+    raw = json.loads((engines / FILE).read_text())
+    if "draft" not in raw["engines"]:
+        from edgespec.contract import Role
+        from edgespec.runtime.tuned_plan import belonging
+
+        raw |= belonging(engines, Role.BASE, with_draft=True)
+        (engines / FILE).write_text(json.dumps(raw))
+    winning(engines)
+    return engines
+
+
+def infer(cli: Cli, engines: Path, *flags: object) -> str:
+    answer = ("--spec-decode", "--prompt", "one two", "--max-generate-length", 6)
+    shown = cli("infer", "--engine-dir", engines, *answer, *flags)
+    assert shown.code == 0, shown.err
+    return shown.err
+
+
+def test_the_winner_is_taken_where_no_sizes_are_given(cli: Cli, tuned: Path) -> None:
+    assert "tuned plan: chain of 2, 1.50 x plain when measured" in infer(cli, tuned)
+    given = infer(cli, tuned, "--spec-draft-step", 1)
+    assert "tuned plan" not in given
+    assert "verify size 2" in given
+
+
+def test_another_method_wins_over_the_draft_that_is_there(cli: Cli, tuned: Path) -> None:
+    plan = {"top_k": 1, "steps": 5, "verify_size": 6, "adaptive": False}
+    options = {"max_draft_len": 5}
+    winning(tuned, method="ngram", plan=plan, options=options, words="ngram, max_draft_len=5")
+    assert "tuned plan: ngram, max_draft_len=5" in infer(cli, tuned)
+
+
+def test_where_drafts_do_not_pay_that_is_said(cli: Cli, tuned: Path) -> None:
+    winning(tuned, method=None, plan=None, words="none")
+    assert "drafts did not pay here when they were tuned" in infer(cli, tuned)
+
+
+def test_a_rebuild_drops_it(cli: Cli, tuned: Path, pair: Path) -> None:
+    manifest = json.loads((tuned / "manifest.json").read_text())
+    entry = manifest["engines"]["draft"]["files"]["draft_config.json"]
+    entry["sha256"] = "0" * 64  # as another build has it
+    (tuned / "manifest.json").write_text(json.dumps(manifest))
+    from edgespec.runtime.cost_measure import after_build
+
+    after_build(tuned, measure=False)
+    assert not (tuned / FILE).exists()
+
+
+def test_a_damaged_plan_is_said_and_not_taken(cli: Cli, tuned: Path) -> None:
+    (tuned / FILE).write_text((tuned / FILE).read_text()[:100])
+    said = infer(cli, tuned)
+    assert "is no tuned plan" in said
+    assert "chain of 2" not in said
+
+
+def test_the_winner_as_yaml(cli: Cli, engines: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tuned.yaml"
+    found = tune(cli, engines, prompts, "--output", out)
+    assert not (engines / FILE).exists()
+    if found["winner"] is None:
+        assert not out.exists()
+        return
+    assert "decoding_type" in yaml.safe_load(out.read_text())["speculative_config"]
+    infer(cli, engines, "--config", out)
+
+
+def test_an_interrupted_search_goes_on(engines: Path, prompts: Path, cli: Cli) -> None:
+    args = ["tune", engines, "--prompts", prompts, *QUICK]
+    code = "signal.raise_signal(signal.SIGINT)"
+    first = happening("edgespec.tuning.journal:TuneJournal.put", 9, code, *args)
+    assert first.code == INTERRUPTED, first.err
+    assert "the same command goes on with it" in first.err
+    lines = (engines / JOURNAL).read_text().splitlines()
+    assert len(lines) == 1 + 9  # four prompts of six turns, and the first runs
+    second = cli(*args)
+    assert second.code == 0, second.err
+    assert f"going on with {len(lines) - 1} measurements" in second.err
+    assert not (engines / JOURNAL).exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--draft-onnx", "x"], "--draft-onnx and --draft-weights go together"),
+        (["--install"], "--install is for --draft-onnx"),
+        (["--repeats", "1"], "not in the range"),
+        (["--batch-size", "64"], "batch_size 64"),
+        (["--picture", "x.gif"], "neither .png nor .svg"),
+        (["--draft-onnx", "x", "--draft-weights", "int3"], "int3"),
+    ],
+)
+def test_wrong_flags_are_named(
+    cli: Cli, engines: Path, prompts: Path, flags: list[str], said: str
+) -> None:
+    shown = cli("tune", engines, "--prompts", prompts, *flags)
+    assert shown.code in (2, 3)
+    assert said in shown.err
+
+
+@pytest.mark.parametrize("content", [None, "", '{"turns": ["Hi"]}\n{"turns": ["trunc'])
+def test_missing_and_truncated_prompts_are_named(
+    cli: Cli, engines: Path, tmp_path: Path, content: str | None
+) -> None:
+    path = tmp_path / "other.jsonl"
+    if content is not None:
+        path.write_text(content)
+    shown = cli("tune", engines, "--prompts", path)
+    assert shown.code == 3
+    assert "other.jsonl" in shown.err
+    assert not (engines / FILE).exists()

@@ -1,0 +1,65 @@
+"""Who wins: beyond noise, and the simplest of those that are as fast."""
+
+from __future__ import annotations
+
+from edgespec.runtime.tree import DraftPlan
+from edgespec.tuning.candidates import Candidate
+from edgespec.tuning.contest import PLAIN, Speeds, Turn, turns, winner
+from edgespec.tuning.ranking import Ranked
+
+
+def row(nodes: int, *, adaptive: bool = False) -> Ranked:
+    plan = DraftPlan(1, nodes - 1, nodes, adaptive=adaptive)
+    return Ranked(Candidate("eagle3", plan), 1.5, nodes, nodes - 1, 2)
+
+
+def speeds(found: dict[str, float], count: int = 8, noise: float = 0.0) -> Speeds:
+    """So many pairs of runs; each other one of a candidate is faster by `noise`."""
+    of: dict[Turn, float | None] = {}
+    for group in range(count):
+        for key, speed in found.items():
+            factor = 1 + noise * (-1) ** (group + len(key)) if key != PLAIN else 1
+            of[Turn(0, group, key)] = speed * factor
+    return Speeds(of)
+
+
+def test_plain_and_all_are_measured_forward_and_backward() -> None:
+    order = [turn.key for turn in turns(2, 1, ["a", "b"])]
+    assert order == [PLAIN, "a", "b", "b", "a", PLAIN]
+    assert len({*turns(3, 4, ["a", "b"])}) == 3 * 4 * 3
+
+
+def test_the_fastest_wins() -> None:
+    slow, fast = row(3), row(9)
+    measured = speeds({PLAIN: 100, slow.candidate.key: 110, fast.candidate.key: 150})
+    assert winner(measured, [slow, fast]) is fast
+
+
+def test_the_simplest_wins_where_the_difference_is_noise() -> None:
+    small, large = row(3), row(9)
+    found = {PLAIN: 100.0, small.candidate.key: 149.0, large.candidate.key: 150.0}
+    of = speeds(found).of
+    for group in range(8):  # by turns one and the other is faster
+        of[Turn(0, group, large.candidate.key)] = 150.0 + 20 * (-1) ** group
+    assert winner(Speeds(of), [small, large]) is small
+
+
+def test_adaptive_stays_on_unless_fixed_was_faster() -> None:
+    fixed, adaptive = row(4), row(4, adaptive=True)
+    alike = speeds({PLAIN: 100, fixed.candidate.key: 150, adaptive.candidate.key: 150})
+    assert winner(alike, [fixed, adaptive]) is adaptive
+    slower = speeds({PLAIN: 100, fixed.candidate.key: 150, adaptive.candidate.key: 120})
+    assert winner(slower, [fixed, adaptive]) is fixed
+
+
+def test_none_wins_that_is_not_faster_than_plain_beyond_noise() -> None:
+    one = row(4)
+    assert winner(speeds({PLAIN: 100, one.candidate.key: 90}), [one]) is None
+    assert winner(speeds({PLAIN: 100, one.candidate.key: 101}, noise=0.1), [one]) is None
+    # too few runs to tell
+    assert winner(speeds({PLAIN: 100, one.candidate.key: 150}, count=3), [one]) is None
+
+
+def test_a_run_without_steps_is_left_out() -> None:
+    found = Speeds({Turn(0, 0, PLAIN): 100.0, Turn(0, 0, "a"): None, Turn(0, 1, "a"): 90.0})
+    assert found.over("a") is None
