@@ -7,8 +7,7 @@ Knows how the draft committed under `recipes/demo/draft` was made out of the one
     python scripts/train_demo_eagle3.py --out recipes/demo/draft --measure  # only measure what is there
     python scripts/train_demo_eagle3.py --out /tmp/tiny --smoke             # a minute, to see that it runs
 
-The answers are greedy; as many again are the library's own, and a fifth are sampled at temperature
-0.8. FILE has the pairs that `train_demo_dflash.py --answers FILE` writes. Without --init the draft
+Half of the rows are the base's greedy answers, half the library's own. FILE has the pairs that `train_demo_dflash.py --answers FILE` writes. Without --init the draft
 is a new one.
 """
 
@@ -35,7 +34,6 @@ from train_demo_model import (
     Size,
     aux_layer_ids,
     console,
-    continue_prompts,
     conversations,
     draft_vocabulary,
     new_draft,
@@ -45,19 +43,16 @@ from train_demo_model import (
 )
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-SAMPLED = 0.2  # sampled answers, as a share of the greedy ones
-TEMPERATURE = 0.8
-
 
 @dataclass(frozen=True)
 class Counts:
     """How many answers of the base a run trains on, and how long they are."""
 
-    answers: int = 3072
+    answers: int = 1400
     new_tokens: int = 160
 
 
-SIZE = Size(seq_len=320, batch=8, draft_steps=600, draft_vocab=2048)
+SIZE = Size(seq_len=320, batch=4, draft_steps=600, draft_vocab=3072, unroll=4)
 SMOKE = Size(seq_len=96, batch=2, draft_steps=3, draft_vocab=256, unroll=3)
 
 
@@ -72,10 +67,6 @@ def rows_of(
     """Returns the conversations to train on, and the tokens of the base's own answers."""
     prompts = mixed_prompts(training, tokenizer, seed, counts.answers)
     own = [p + a for p, a in answers_of(base, prompts, kept, counts)]
-    count = max(2, round(SAMPLED * len(own)))
-    others = sorted(mixed_prompts(training, tokenizer, seed + 1, count), key=len)
-    eos = base.config.eos_token_id
-    own += continue_prompts(base, others, counts.new_tokens, eos, TEMPERATURE)
     texts, rng = [], np.random.default_rng(seed)
     for kind in SHARES.keys() - {"random"}:
         pairs = [pair for path in training for pair in KINDS[kind](path)]
