@@ -60,7 +60,7 @@ class Size:
     held_rows: int = 24  # of each kind, for the losses before and after
 
 
-SMOKE = Size(layers=12, seq_len=64, batch=2, steps=3, held_rows=2)
+SMOKE = Size(layers=18, seq_len=64, batch=2, steps=3, held_rows=2)
 
 
 def grow(model: Qwen3ForCausalLM, layers: int) -> None:
@@ -188,6 +188,10 @@ def main() -> None:
     size = SMOKE if args.smoke else Size(steps=args.steps or Size.steps)
     torch.manual_seed(args.seed)
     model, tokenizer = open_base(args.base)
+    if not model.config.num_hidden_layers <= size.layers <= 2 * model.config.num_hidden_layers:
+        parser.error(
+            f"{args.base} has {model.config.num_hidden_layers} layers: it cannot grow to {size.layers}"
+        )
     end, eos = tokenizer.convert_tokens_to_ids([END, "<|im_end|>"])
     training, held = library(smoke=args.smoke)
     texts, unseen = (texts_of(files, tokenizer) for files in (training, held))

@@ -31,7 +31,7 @@ from edgespec.tuning.tuner import TuneOptions, Tuner
 FORMAT = 1
 SHOWN = 60  # ranked candidates of each method that a report has
 NOT_PAYING = "drafts do not pay here: none was faster than plain decoding beyond noise"
-CHOICES = ("eagle_choices", "medusa_choices")
+CHOICES = "_choices"  # what the key of a static tree ends in, with the method before it
 
 
 def report(tuner: Tuner, engine_dir: Path) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def sizes_of(row: Ranked, known: set[str]) -> Iterator[tuple[str, Any]]:
     """The keys that say how much is drafted."""
     plan, method = row.candidate.plan, row.candidate.method
     if isinstance(plan, StaticPlan):
-        key = next((name for name in CHOICES if name in known), CHOICES[0])
+        key = next(name for name in known if name.endswith(CHOICES))
         yield key, [[*path] for path in plan.choices]
     elif not METHODS[method].needs_engine:
         if "max_draft_len" in known and plan.top_k == 1:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -291,10 +292,11 @@ def test_what_differs_is_explained_by_the_rounding_that_is_measured_there(
         engine.stop_ids = frozenset()
         assert NEAR_TIE < engine.rounding < (5 if name in STORED else 2)
         assert any("lossless up to kernel rounding" in note for note in engine.notes)
-        for sampling in SAMPLINGS[::-1]:
-            plain = engine.plainly(prompt_of(40), sampling)
+        for length, sampling in product(range(40, 48), SAMPLINGS[::-1]):
+            prompt = prompt_of(length)
+            plain = engine.plainly(prompt, sampling)
             for plan in plans:
-                drafted = engine.generate(prompt_of(40), sampling, plan)
+                drafted = engine.generate(prompt, sampling, plan)
                 found = first_difference(engine, plain, drafted, sampling)
                 if found is not None:
                     assert found.explained, found
