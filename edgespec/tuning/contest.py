@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.benchmark.statistics import Figure, figure
-from edgespec.tuning.candidates import Candidate
 from edgespec.tuning.ranking import Ranked
 
 PLAIN = "plain"
@@ -101,8 +100,3 @@ def row_dict(row: Ranked, speeds: Speeds) -> dict[str, Any]:
         "over_plain": None if over is None else over.to_dict(),
         "tokens_per_s": None if speed is None else speed.to_dict(),
     }
-
-
-def candidates_of(rows: Sequence[Ranked]) -> list[Candidate]:
-    """Those that are measured."""
-    return [row.candidate for row in rows]
