@@ -24,10 +24,13 @@ Rows = NDArray[np.float32]
 
 
 def rope_dict(config: RopeConfig) -> dict[str, Any]:
-    """The keys of config.json; longrope's factors are there for longrope alone."""
+    """The keys of config.json; longrope's factors are there for longrope alone, those of M-RoPE
+    for positions with several axes."""
     out = asdict(config)
     if config.kind != "longrope":
         del out["short_factor"], out["long_factor"]
+    if not config.mrope_section:
+        del out["mrope_section"], out["mrope_interleaved"]
     return out
 
 
@@ -61,6 +64,8 @@ def read_rope(rope: BundleFields, head_dim: int) -> RopeConfig:
         attention_factor=rope.number("attention_factor", default.attention_factor),
         short_factor=_factors(rope, "short_factor", pairs),
         long_factor=_factors(rope, "long_factor", pairs),
+        mrope_section=_sections(rope, rotary_dim // 2),
+        mrope_interleaved=rope.flag("mrope_interleaved", False),
     )
     if kind in ("dynamic", "llama3", "yarn") and not config.original_max_position:
         raise rope.wrong("original_max_position", "the length before scaling")
@@ -77,6 +82,17 @@ def _factors(rope: BundleFields, key: str, count: int) -> tuple[float, ...]:
     if not isinstance(raw, list | tuple) or len(raw) != count:
         raise rope.wrong(key, f"a list of {count} numbers")
     return tuple(type(rope)({key: value}, rope.source).number(key) for value in raw)
+
+
+def _sections(rope: BundleFields, pairs: int) -> tuple[int, ...]:
+    """The pairs of each axis of M-RoPE; none where positions have one axis."""
+    raw = rope.get("mrope_section") or ()
+    if not raw:
+        return ()
+    whole = isinstance(raw, list | tuple) and all(type(part) is int and part > 0 for part in raw)
+    if not whole or len(raw) != 3 or sum(raw) != pairs:
+        raise rope.wrong("mrope_section", f"three numbers of pairs, {pairs} in all")
+    return tuple(raw)
 
 
 @dataclass(frozen=True)

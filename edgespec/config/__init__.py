@@ -15,6 +15,7 @@ from edgespec.config.values import (
     DecoderConfig,
     DraftConfig,
     ExpertsSpec,
+    ImageTokens,
     LayerKind,
     LayerSpec,
     LinearAttentionConfig,
@@ -25,6 +26,7 @@ from edgespec.config.values import (
     RopeConfig,
     RopeKind,
     Shapes,
+    VisionConfig,
 )
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "DecoderConfig",
     "DraftConfig",
     "ExpertsSpec",
+    "ImageTokens",
     "LayerKind",
     "LayerSpec",
     "LinearAttentionConfig",
@@ -43,5 +46,6 @@ __all__ = [
     "RopeConfig",
     "RopeKind",
     "Shapes",
+    "VisionConfig",
     "layer_tensors",
 ]

@@ -8,6 +8,7 @@ from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu_tanh"]
+VisionActivation = Literal["silu", "gelu", "gelu_tanh"]
 LayerKind = Literal["full_attention", "linear_attention"]
 AuxLayerConvention = Literal["hs", "output", "unknown"]
 Shapes = Mapping[str, tuple[int, ...]]  # tensor name -> shape, as on disk
@@ -36,6 +37,9 @@ class RopeConfig:
     # longrope: divide the inverse frequencies, one per pair; which, the engine's capacity says
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    # M-RoPE: the pairs that turn by each axis of a position (time, height, width); () is one axis
+    mrope_section: tuple[int, ...] = ()
+    mrope_interleaved: bool = False  # the axes take turns pair by pair, not section by section
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,58 @@ class DecoderConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """An image encoder of the Qwen-VL line: a transformer over patches, whose last states are
+    merged, `merge_size` by `merge_size` patches to one row of the language model.
+
+    Sizes are in elements, `patch_size` and `window_size` in pixels. Layers that are not in
+    `full_attention_layers` see their own window alone. `position_grid` is the side of the learned
+    position embeddings, which are interpolated to an image's own grid; 0: there are none.
+    `deepstack_layers` are those behind which the states are merged as well, for the first layers
+    of the language model.
+    """
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    out_hidden_size: int  # of the language model
+    patch_size: int
+    activation: VisionActivation
+    norm: Literal["rms", "layer"]
+    norm_eps: float
+    gated_mlp: bool  # down(activation(gate(x)) * up(x)); else fc2(activation(fc1(x)))
+    full_attention_layers: tuple[int, ...]
+    temporal_patch_size: int = 2
+    in_channels: int = 3
+    merge_size: int = 2
+    rope_theta: float = 10000.0
+    window_size: int | None = None
+    position_grid: int = 0
+    deepstack_layers: tuple[int, ...] = ()
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def patch_width(self) -> int:
+        """Values of a patch: all channels of its pixels, `temporal_patch_size` times over."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """The token ids around and inside an image in a prompt."""
+
+    image: int  # stands once for each row of an image
+    video: int
+    vision_start: int
+    vision_end: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A base model: its decoder and its vocabulary."""
 
@@ -218,6 +274,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     mtp_layers: int = 0  # of the multi-token prediction head that the config declares; 0: none
+    vision: VisionConfig | None = None  # its image encoder; None: it reads text alone
+    image_tokens: ImageTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
