@@ -125,7 +125,7 @@ def command(
     First it measures how often drafts are accepted, by depth and rank. Then the cost model ranks
     chains, dynamic trees, static trees that are fitted to that acceptance, blocks, methods that
     need no draft, and each of them as far as it pays. The best few are measured in turn with plain
-    decoding. The fastest beyond noise, or the simplest of those that are as fast, is kept beside
+    decoding. The fastest, or a simpler one that is as fast up to 3 %, is kept beside
     the engines: infer, chat and run take it where no sizes are given, until an engine is built
     again. Where nothing is faster than plain decoding, that is the result.
 
