@@ -204,6 +204,7 @@ def test_the_fastest_format_of_the_draft_is_installed(
     assert after["base"] == before
     assert after["draft"]["weights"]["scheme"] == best
     assert [p.name for p in engines.parent.iterdir() if "tune-" in p.name] == []
+    assert f"fastest draft: {best}, " in found["line"]
     infer(cli, engines)
 
 
