@@ -280,6 +280,7 @@ def load(
     prefix_cache_bytes: int = 256 * 2**20,
     acceptance: Acceptance = None,
     spec_policy: Literal["fixed", "adaptive"] | None = None,
+    tuned: bool = True,
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
@@ -293,9 +294,9 @@ def load(
     that begin alike; 0 keeps none. `acceptance` is the accept rule, by its name or with its
     options: see "Which drafts are accepted". `spec_policy` "adaptive" drafts each step as much as
     pays, "fixed" always the plan; None is adaptive where no sizes are given and the costs of steps
-    were measured. Raises BundleError, PairingError, EngineMismatch,
-    LimitError or EnvironmentProblem; OptionError or RequestError for options, an accept rule or a
-    drafter that cannot be.
+    were measured. `tuned` False leaves the plan of `edgespec tune` out. Raises BundleError,
+    PairingError, EngineMismatch, LimitError or EnvironmentProblem; OptionError or RequestError for
+    options, an accept rule or a drafter that cannot be.
     """
     from edgespec.runtime.engine import Engine
 
@@ -309,6 +310,7 @@ def load(
         prefix_cache_bytes=prefix_cache_bytes,
         acceptance=acceptance,
         spec_policy=spec_policy,
+        tuned=tuned,
     )
     config, draft = engine.speculative_config, engine.draft_config
     if config is not None and draft is not None:

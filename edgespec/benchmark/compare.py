@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.benchmark.cases import DECODE, PREFILL, SPECULATIVE, VERIFY
-from edgespec.benchmark.statistics import Interval, ratio_estimate, ratio_interval, verdict
+from edgespec.benchmark.statistics import Interval, ratio_estimate, ratio_interval, result_of
 from edgespec.errors import RequestError
 
 Report = Mapping[str, Any]
@@ -73,7 +73,7 @@ class Change:
     figure: str
     ratio: float
     interval: Interval | None
-    verdict: str
+    result: str
     is_control: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Change:
             "low": None if found is None else found.low,
             "high": None if found is None else found.high,
             "confidence": None if found is None else found.confidence,
-            "verdict": self.verdict,
+            "result": self.result,
             "control": self.is_control,
         }
 
@@ -185,7 +185,7 @@ def row_changes(mine: Mapping[str, Any], its: Mapping[str, Any]) -> Iterator[Cha
             name,
             ratio_estimate(first, second),
             interval,
-            verdict(interval, larger_is_faster=larger_is_faster),
+            result_of(interval, larger_is_faster=larger_is_faster),
             is_control=mine["mode"] == DECODE,
         )
 

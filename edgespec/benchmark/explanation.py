@@ -21,5 +21,5 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             continue
         apart = over["median"] / predicted - 1
         more = "more" if apart > 0 else "less"
-        verdict = "as predicted" if abs(apart) <= CLOSE else f"{100 * abs(apart):.0f} % {more}"
-        yield f"{words(row)}: {over['median']:.2f} x plain, predicted {predicted:.2f} ({verdict})."
+        told = "as predicted" if abs(apart) <= CLOSE else f"{100 * abs(apart):.0f} % {more}"
+        yield f"{words(row)}: {over['median']:.2f} x plain, predicted {predicted:.2f} ({told})."

@@ -20,8 +20,8 @@ from edgespec.runtime.decoder import Lane
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import SequenceState
-from edgespec.runtime.session import Draft
 from edgespec.runtime.stages import StageTimes
+from edgespec.runtime.step_values import Draft
 from edgespec.runtime.tree import DraftTree
 
 Stopping = Callable[[], bool]

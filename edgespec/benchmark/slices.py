@@ -143,20 +143,30 @@ class Runner:
             GenerationRequest(prompt.ids, prompt.sampling, plan, arrived_s=began)
             for prompt in prompts
         ]
-        chunks: dict[GenerationRequest, list[Chunk]] = {request: [] for request in asked}
-        responses: dict[GenerationRequest, Response] = {}
-        for request, event in self.engine.serve(deque(asked), len(asked), self.stopping):
-            if isinstance(event, EdgeSpecError):
-                raise event
-            if isinstance(event, Chunk):
-                chunks[request].append(event)
-            else:
-                responses[request] = event
-        wall_s = perf_counter() - began
-        if any(response.finish_reason == CANCELLED for response in responses.values()):
-            raise Interrupted
-        depths = [
-            [int(c.tree.depths.max()) for c in chunks[request] if c.tree is not None]
-            for request in asked
-        ]
-        return Slice([responses[request] for request in asked], depths, wall_s)
+        return served(self.engine, asked, self.stopping)[0]
+
+
+def served(
+    engine: Engine, asked: Sequence[GenerationRequest], stopping: Stopping
+) -> tuple[Slice, list[list[Chunk]]]:
+    """One batch of requests, which arrive now, and the chunks of each. Raises Interrupted, and the
+    first error of a request."""
+    began = perf_counter()
+    chunks: dict[GenerationRequest, list[Chunk]] = {request: [] for request in asked}
+    responses: dict[GenerationRequest, Response] = {}
+    for request, event in engine.serve(deque(asked), len(asked), stopping):
+        if isinstance(event, EdgeSpecError):
+            raise event
+        if isinstance(event, Chunk):
+            chunks[request].append(event)
+        else:
+            responses[request] = event
+    wall_s = perf_counter() - began
+    if any(response.finish_reason == CANCELLED for response in responses.values()):
+        raise Interrupted
+    depths = [
+        [int(chunk.tree.depths.max()) for chunk in own if chunk.tree is not None]
+        for own in chunks.values()
+    ]
+    found = Slice([responses[request] for request in asked], depths, wall_s)
+    return found, [*chunks.values()]

@@ -117,7 +117,7 @@ def ratio_estimate(before: Sequence[float], after: Sequence[float]) -> float:
     return median(b / a for a in before for b in after)
 
 
-def verdict(interval: Interval | None, *, larger_is_faster: bool = True) -> str:
+def result_of(interval: Interval | None, *, larger_is_faster: bool = True) -> str:
     """What an interval of a ratio says: `faster`, `slower`, or `noise` where 1 is in it."""
     if interval is None:
         return UNKNOWN

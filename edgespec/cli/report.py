@@ -136,8 +136,10 @@ def show(run: RunStats, *, as_json: bool, err: bool = False) -> None:
 
 
 def show_end(run: RunStats, *, show_speculation: bool) -> None:
-    """Prints failed requests on stderr, and with `show_speculation` why drafts made the run
-    slower, and what the stored costs say of it."""
+    """Prints failed requests on stderr, and that drafts are no better than chance; with
+    `show_speculation` why drafts made the run slower, and what the stored costs say of it."""
+    for line in [] if run.chance is None else run.chance.lines:
+        say(line, err=True)
     cost = speedup(run) if show_speculation else None
     if cost is not None and cost.line is not None:
         say(cost.line, err=True)

@@ -125,7 +125,7 @@ def command(
     First it measures how often drafts are accepted, by depth and rank. Then the cost model ranks
     chains, dynamic trees, static trees that are fitted to that acceptance, blocks, methods that
     need no draft, and each of them as far as it pays. The best few are measured in turn with plain
-    decoding. The fastest beyond noise, or the simplest of those that are as fast, is kept beside
+    decoding. The fastest, or a simpler one that is as fast up to 3 %, is kept beside
     the engines: infer, chat and run take it where no sizes are given, until an engine is built
     again. Where nothing is faster than plain decoding, that is the result.
 
@@ -306,11 +306,11 @@ def formats(
     stopper: Stopper,
     install: bool,
 ) -> dict[str, Any] | None:
-    """Tune the draft in each format of weights, and with `install` build the fastest; None where it
-    was stopped."""
+    """Tune the draft in each format of weights, and with `install` build the one whose own drafts
+    are fastest; None where it was stopped."""
     from edgespec.runtime.tuned_plan import write_tuned
     from edgespec.tuning import draft_formats
-    from edgespec.tuning.report import speed_of, tuned_plan
+    from edgespec.tuning.report import best_own, tuned_plan
 
     backend = draft_formats.check(engine_dir, weights)
     results, best = list[dict[str, Any]](), None
@@ -323,14 +323,14 @@ def formats(
                 return None
             tuner, summary = found
             tuner.journal.remove()
-            speed = 1.0 if tuner.winner is None else speed_of(tuner, tuner.winner) or 1.0
-            results.append({"weights": name, "over_plain": speed, **summary})
+            speed, words = best_own(tuner)
+            results.append({"weights": name, "over_plain": speed, "plan": words, **summary})
             if best is None or speed > best[0]:
-                best = speed, name, tuned_plan(tuner, directory)
+                best = speed, name, words, tuned_plan(tuner, directory)
     assert best is not None
     results.sort(key=lambda row: -row["over_plain"])
-    speed, name, plan = best
-    line = f"fastest draft: {name}, {speed:.2f} x plain"
+    speed, name, words, plan = best
+    line = f"fastest draft: {name}, {words}, {speed:.2f} x plain"
     if install:
         draft_formats.build_draft(engine_dir, engine_dir, draft_onnx, name, backend)
         measure_costs(engine_dir)

@@ -46,6 +46,11 @@ class AcceptanceEstimate:
             likely = rate * self.prior[min(depth, MAX_DEPTH - 1)] / self.prior[depth - 1]
         return found + found[-1:] * (levels - len(found))
 
+    @property
+    def has_seen(self) -> bool:
+        """Whether any draft was judged."""
+        return self.tries[1] > 0
+
     def of_prob(self, prob: float) -> float:
         """The acceptance of a token to which the draft gave this probability after its parent."""
         place = bisect_right(EDGES, prob)

@@ -35,7 +35,8 @@ FIRST_WAIT, LONGEST_WAIT = 8, 128  # plain steps before drafts are tried again
 TRIAL_STEPS = 3  # steps that draft after a try that succeeded, whatever was before
 TRIAL_LEVELS = 2
 TRIAL_LEVELS_OF_BATCH = 1  # what a batch verifies costs more, and its sequences learn together
-START_WEIGHT = 3.0  # steps that the model's own expectation counts for at the start
+TRY_SHARE = 1 / 32  # of the time of the plain steps before it that a try of a batch may take
+START_WEIGHT = 2.0  # steps that the model's own expectation counts for at the start
 DECAY = 0.97  # of tokens and seconds, a step
 MARGIN = 0.01  # by which drafting must be faster before it begins again
 
@@ -172,7 +173,7 @@ def together(asking: Sequence[Asking], costs: StepCosts, batch: int) -> list[Dec
     states = [one.state for one in asking]
     for state in states:
         tell(state, pays=best > 0)
-    if not best and any(state.trial or state.waited > state.patience for state in states):
+    if not best and is_due(states, costs, batch):
         best = min(most, TRIAL_LEVELS if batch == 1 else TRIAL_LEVELS_OF_BATCH)
         for state in states:
             state.probing, state.trial = not state.trial, max(0, state.trial - 1)
@@ -180,6 +181,19 @@ def together(asking: Sequence[Asking], costs: StepCosts, batch: int) -> list[Dec
         Decision(min(best, one.levels), costs, alone=batch == 1, pauses=not best and one.levels > 0)
         for one in asking
     ]
+
+
+def is_due(states: Sequence[AdaptiveState], costs: StepCosts, batch: int) -> bool:
+    """Whether drafts are to be tried, which do not pay by the estimates: in a batch also where none
+    of its sequences has drafted yet, and not before TRY_SHARE of the time has paid for it."""
+    if batch == 1:
+        shortest = 0.0
+    elif not any(state.estimate.has_seen for state in states):
+        return True
+    else:
+        levels = TRIAL_LEVELS_OF_BATCH
+        shortest = (costs.step(levels + 1, levels, 1) / costs.plain - 1) / TRY_SHARE
+    return any(state.trial or state.waited > max(state.patience, shortest) for state in states)
 
 
 def tell(state: AdaptiveState, *, pays: bool) -> None:

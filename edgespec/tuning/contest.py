@@ -14,6 +14,7 @@ from edgespec.benchmark.statistics import Figure, figure
 from edgespec.tuning.ranking import Ranked
 
 PLAIN = "plain"
+CLOSE = 0.03  # a simpler candidate is taken where it costs no more speed than this, and it is noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ def is_noise(found: Figure | None) -> bool:
 
 
 def winner(speeds: Speeds, measured: Sequence[Ranked]) -> Ranked | None:
-    """The simplest of those that nothing was measured to be faster than beyond noise; None where
-    none is faster than plain decoding beyond noise: drafts do not pay."""
+    """The fastest, or the simplest of those that are CLOSE to it and not slower beyond noise; None
+    where none is faster than plain decoding beyond noise: drafts do not pay."""
     found = {row.candidate.key: speeds.over(row.candidate.key) for row in measured}
     faster = [row for row in measured if is_above(found[row.candidate.key])]
     if not faster:
@@ -87,7 +88,8 @@ def winner(speeds: Speeds, measured: Sequence[Ranked]) -> Ranked | None:
     near = [
         row
         for row in faster
-        if row is best or is_noise(speeds.over(best.candidate.key, row.candidate.key))
+        if median_of(row) >= (1 - CLOSE) * median_of(best)
+        and (row is best or is_noise(speeds.over(best.candidate.key, row.candidate.key)))
     ]
     return min(near, key=lambda row: row.candidate.complexity)
 

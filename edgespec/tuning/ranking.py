@@ -85,8 +85,8 @@ def in_order(found: Iterable[Ranked]) -> list[Ranked]:
 
 def to_measure(ranked: Sequence[Ranked], count: int) -> list[Ranked]:
     """The `count` candidates that are measured: the best of each family first, then whatever is
-    best. With the best fixed plan of the engine's own drafter comes its adaptive twin, where it is
-    ranked and there is room."""
+    best; of several one at least is of the engine's own drafter. With the best fixed plan of that
+    comes its adaptive twin, where it is ranked and there is room."""
     if count < 1:
         return []
     known, first, rest = set[str](), list[Ranked](), list[Ranked]()
@@ -94,6 +94,9 @@ def to_measure(ranked: Sequence[Ranked], count: int) -> list[Ranked]:
         (rest if row.candidate.family in known else first).append(row)
         known.add(row.candidate.family)
     chosen = (first + rest)[:count]
+    own = next((row for row in first if row.candidate.own), None)
+    if own is not None and count > 1 and not any(row.candidate.own for row in chosen):
+        chosen[-1] = own
     fixed = next((row for row in chosen if row.candidate.family == "fixed"), None)
     by_candidate = {row.candidate: row for row in ranked}
     twin = None if fixed is None else by_candidate.get(fixed.candidate.twin)

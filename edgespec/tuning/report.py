@@ -90,6 +90,17 @@ def speed_of(tuner: Tuner, row: Ranked) -> float | None:
     return None if over is None else over.median
 
 
+def best_own(tuner: Tuner) -> tuple[float, str]:
+    """The measured speed over plain decoding of the best plan of the engine's own drafter, and the
+    plan in words; 1 where none was measured."""
+    found = [
+        (speed_of(tuner, row) or 1.0, row.candidate.words)
+        for row in tuner.measured
+        if row.candidate.own
+    ]
+    return max(found, default=(1.0, "none"))
+
+
 def line(tuner: Tuner) -> str:
     """What the search came to, in a sentence."""
     if tuner.winner is None:

@@ -6,30 +6,25 @@ Knows an open engine and its session. What follows from the sample stands in `ra
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from edgespec.benchmark.slices import Interrupted, Prompt, Slice
-from edgespec.errors import EdgeSpecError
-from edgespec.prompts import CANCELLED
+from edgespec.benchmark.slices import Prompt, Slice, Stopping, served
 from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
 from edgespec.runtime.draft_budget import DraftBudget
 from edgespec.runtime.drafters.base import Tunable
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.generation import Chunk, GenerationRequest
 from edgespec.runtime.policy import AdaptivePolicy, AdaptiveState, Asking, Decision
 from edgespec.runtime.tree import DraftPlan, DraftTree, TreePool
 from edgespec.tuning.candidates import Candidate
 from edgespec.tuning.steps import SampledStep
-
-Stopping = Callable[[], bool]
 
 
 class WholeBudget(DraftBudget):
@@ -69,45 +64,23 @@ class WholePolicy(AdaptivePolicy):
         """Nothing: it decides by nothing."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """The answers of a batch, and the chunks of each."""
-
-    slice: Slice
-    chunks: Sequence[Sequence[Chunk]]
-
-
 def run(
     engine: Engine, prompts: Sequence[Prompt], candidate: Candidate | None, stopping: Stopping
-) -> Run:
-    """One batch of prompts, plainly where `candidate` is None. Raises Interrupted, and the first
-    error of a request."""
+) -> tuple[Slice, list[list[Chunk]]]:
+    """One batch of prompts, plainly where `candidate` is None, and the chunks of each. Raises
+    Interrupted, and the first error of a request."""
     drafts: dict[str, Any] = {}
     if candidate is not None:
         drafts["plan"] = candidate.plan
         if not candidate.own:
             drafts |= {"drafter": candidate.method, "drafter_options": dict(candidate.options)}
+    now = perf_counter()
+    asked = [GenerationRequest(p.ids, p.sampling, arrived_s=now, **drafts) for p in prompts]
     with with_options(engine, candidate):
-        began = perf_counter()
-        asked = [GenerationRequest(p.ids, p.sampling, arrived_s=began, **drafts) for p in prompts]
-        chunks: dict[GenerationRequest, list[Chunk]] = {request: [] for request in asked}
-        responses: dict[GenerationRequest, Response] = {}
-        for request, event in engine.serve(deque(asked), len(asked), stopping):
-            if isinstance(event, EdgeSpecError):
-                raise event
-            if isinstance(event, Chunk):
-                chunks[request].append(event)
-            else:
-                responses[request] = event
-        wall_s = perf_counter() - began
-    if any(response.finish_reason == CANCELLED for response in responses.values()):
-        raise Interrupted
+        found = served(engine, asked, stopping)
     if candidate is not None and not candidate.own:
         engine.drafting.forget()  # no answer is known when it is asked for again
-    return Run(
-        Slice([responses[request] for request in asked], [[] for _ in asked], wall_s),
-        [chunks[request] for request in asked],
-    )
+    return found
 
 
 @contextmanager
@@ -143,10 +116,10 @@ def sampled(
     session.policy = WholePolicy(engine.costs)
     candidate = Candidate(engine.method, replace(plan, adaptive=True), options=options)
     try:
-        found = run(engine, [prompt], candidate, stopping)
+        _, chunks = run(engine, [prompt], candidate, stopping)
     finally:
         session.policy = policy
-    return list(steps_of(found.chunks[0], len(prompt.ids), most_of(prompt) - plan.steps))
+    return list(steps_of(chunks[0], len(prompt.ids), most_of(prompt) - plan.steps))
 
 
 def most_of(prompt: Prompt) -> int:

@@ -272,8 +272,8 @@ class Tuner:
             candidate = None if row is None else row.candidate
             tokens, seconds = 0, 0.0
             for batch in in_batches(prompts, self.options.batch_size):
-                found = run(engine, batch, candidate, self.runner.stopping)
-                own = window(found.slice.metrics)
+                found, _ = run(engine, batch, candidate, self.runner.stopping)
+                own = window(found.metrics)
                 tokens, seconds = tokens + own[0], seconds + own[1]
             return tokens / seconds if seconds else None
         finally:

@@ -69,7 +69,8 @@ def test_all_modes_in_one_run(cli: Cli, engines: Path, out: Path) -> None:
     assert drafted["plan"] == {"kind": "chain", "top_k": 1, "steps": 2, "verify_size": 3}
     assert report["engine"]["method"] == "eagle3"
     assert {*report["engine"]["engines"]} == {"base", "draft"}
-    assert report["peak_memory_bytes"] <= peak_bytes()
+    # the kernel counts pages in batches of each processor
+    assert report["peak_memory_bytes"] <= peak_bytes() + 2**20
 
 
 def test_comma_lists_are_crossed(cli: Cli, engines: Path, out: Path) -> None:
@@ -260,7 +261,7 @@ def test_run_is_compared_with_itself_and_unlike_ones_are_refused(
     assert "plain 16+12 b1 (control)" in shown.out
     assert "noise" in shown.out
     told = json.loads(cli("bench", "compare", out, out, "--json").out)
-    assert {row["verdict"] for row in told["rows"]} == {"noise"}
+    assert {row["result"] for row in told["rows"]} == {"noise"}
     assert [row["control"] for row in told["rows"]] == [True, False, False]
     other = tmp_path / "other.json"
     measured(cli, engines, other, "--mode", "speculative", *QUICK, *CHAIN, "--seed", 9)

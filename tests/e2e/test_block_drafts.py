@@ -19,7 +19,7 @@ import pytest
 from edgespec import bundle
 from edgespec.cli.main import run
 from tests import toys
-from tests.e2e.workshop import Cli, asked, check_rejection, cli, infer
+from tests.e2e.workshop import Cli, asked, check_rejection, check_tuning, cli, infer
 
 __all__ = ["cli"]  # a fixture
 
@@ -80,6 +80,13 @@ def test_rejection_draws_drafts_and_keeps_the_distribution(
     shop: Shop, tmp_path: Path, cli: Cli
 ) -> None:
     check_rejection(cli, shop.engines, tmp_path)
+
+
+def test_it_is_tuned(shop: Shop, tmp_path: Path, cli: Cli) -> None:
+    found = check_tuning(cli, shop.engines, tmp_path, "--temperature", 0.7)
+    assert {*found["acceptance"]} == {"0", "0.7"}
+    tried = {row["words"] for row in found["ranked"] if "confidence_threshold" in row["words"]}
+    assert bool(tried) == (shop.method == "dspark")
 
 
 def answers(path: Path) -> list[dict[str, Any]]:

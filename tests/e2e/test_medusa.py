@@ -15,7 +15,7 @@ import edgespec
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.template import named_template
 from tests import shared, toys
-from tests.e2e.workshop import Cli, asked, check_rejection, cli, infer, responses
+from tests.e2e.workshop import Cli, asked, check_rejection, check_tuning, cli, infer, responses
 
 __all__ = ["cli"]  # a fixture
 
@@ -58,6 +58,11 @@ def engines(pair: Path) -> Path:
             assert run(line) == 0
 
     return shared.made_once("engines of Medusa heads", make) / "engines"
+
+
+def test_it_is_tuned(engines: Path, tmp_path: Path, cli: Cli) -> None:
+    found = check_tuning(cli, engines, tmp_path)
+    assert {"up to chain of 5", "up to tree 2/2/4"} <= {row["words"] for row in found["ranked"]}
 
 
 def drafting(engines: Path, tmp_path: Path, *flags: object) -> list[object]:

@@ -3,7 +3,10 @@ is refused."""
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+import edgespec
 from edgespec.contract import Limits
+from edgespec.export.components import ExportOptions
 from edgespec.runtime.tuned_plan import FILE, read_tuned
+from tests import made
 from tests.e2e.workshop import INTERRUPTED, Cli, cli, happening
 from tests.lossless.engines import make_engines
 
@@ -36,6 +42,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engines(pair: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pair, tmp_path / "engines"))
+
+
+@pytest.fixture
+def drafts(pair: Path) -> Path:
+    """The export of the pair's draft."""
+    options = ExportOptions(base_model_dir=str(pair.parent / "base"))
+    return made.exported(pair.parent / "draft", options) / "llm"
 
 
 @pytest.fixture
@@ -122,6 +135,20 @@ def test_where_drafts_do_not_pay_that_is_said(cli: Cli, tuned: Path) -> None:
     assert "drafts did not pay here when they were tuned" in infer(cli, tuned)
 
 
+def test_chat_takes_the_winner_too(cli: Cli, tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n")))
+    shown = cli("chat", "--engine-dir", tuned, "--max-generate-length", 6, "--show-speculation")
+    assert shown.code == 0, shown.err
+    assert "tuned plan: chain of 2, 1.50 x plain when measured" in shown.err
+
+
+def test_python_takes_it_unless_it_is_told_not_to(tuned: Path) -> None:
+    with edgespec.load(tuned) as engine:
+        assert engine.planner.by_sizes().steps == 2
+    with edgespec.load(tuned, tuned=False) as engine:
+        assert engine.planner.by_sizes().steps != 2
+
+
 def test_a_rebuild_drops_it(cli: Cli, tuned: Path, pair: Path) -> None:
     manifest = json.loads((tuned / "manifest.json").read_text())
     entry = manifest["engines"]["draft"]["files"]["draft_config.json"]
@@ -163,6 +190,43 @@ def test_an_interrupted_search_goes_on(engines: Path, prompts: Path, cli: Cli) -
     assert second.code == 0, second.err
     assert f"going on with {len(lines) - 1} measurements" in second.err
     assert not (engines / JOURNAL).exists()
+
+
+def test_the_fastest_format_of_the_draft_is_installed(
+    cli: Cli, engines: Path, drafts: Path, prompts: Path
+) -> None:
+    before = manifest_of(engines)["base"]
+    formats = ("--draft-onnx", drafts, "--draft-weights", "int8,fp32", "--install")
+    found = tune(cli, engines, prompts, *formats)
+    assert {row["weights"] for row in found["formats"]} == {"int8", "fp32"}
+    best = max(found["formats"], key=lambda row: row["over_plain"])["weights"]
+    after = manifest_of(engines)
+    assert after["base"] == before
+    assert after["draft"]["weights"]["scheme"] == best
+    assert [p.name for p in engines.parent.iterdir() if "tune-" in p.name] == []
+    assert f"fastest draft: {best}, " in found["line"]
+    infer(cli, engines)
+
+
+def manifest_of(engines: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((engines / "manifest.json").read_text())["engines"]
+    return found
+
+
+def test_a_full_disk_is_named_and_the_plan_that_was_there_stays(
+    cli: Cli, tuned: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (tuned / FILE).read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("edgespec.tuning.journal.os.fsync", full)
+    shown = cli("tune", tuned, "--prompts", prompts, *QUICK)
+    assert shown.code == 4
+    assert "The disk is full" in shown.err
+    assert JOURNAL in shown.err
+    assert (tuned / FILE).read_bytes() == before
 
 
 @pytest.mark.parametrize(

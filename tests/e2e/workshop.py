@@ -166,6 +166,25 @@ def responses(tmp_path: Path, name: str = "output.json") -> list[dict[str, Any]]
     return found
 
 
+def check_tuning(cli: Cli, engines: Path, tmp_path: Path, *flags: object) -> dict[str, Any]:
+    """`tune` on a copy of the engines: the report, in which own drafts were sampled and
+    measured."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"turns": [f"one two {i}"]}) for i in range(3)))
+    mine = shutil.copytree(engines, tmp_path / "engines")
+    quick = ("--num-prompts", 3, "--output-tokens", 10, "--measure", 2, "--json", *flags)
+    done = cli("tune", mine, "--prompts", prompts, *quick)
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    own = [row for row in found["measured"] if row["own"]]
+    assert own
+    assert all(row["over_plain"]["median"] > 0 for row in own)
+    assert all(
+        0 <= rate <= 1 for rates in found["acceptance"].values() for r in rates for rate in r
+    )
+    return found
+
+
 def check_rejection(cli: Cli, engines: Path, tmp_path: Path) -> None:
     """Rejection acceptance with a draft engine: its drafts are drawn from known probabilities, at
     temperature 0 the answer is the exact one, and above the report promises the distribution."""

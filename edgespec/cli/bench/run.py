@@ -195,7 +195,7 @@ def list_sizes(function: Any) -> Any:
     is_flag=True,
     help=(
         "Measure again what steps cost here, and keep it beside the engines: by that drafts are"
-        " chosen. Nothing else is measured without --mode, --json or a picture."
+        " chosen. Nothing else is measured where these flags are alone."
     ),
 )
 @click.option(
@@ -203,7 +203,7 @@ def list_sizes(function: Any) -> Any:
     is_flag=True,
     help=(
         "Say in sentences what the kept costs mean: from which acceptance on drafts pay, and the"
-        " best chain. Nothing is measured without --mode, --json or a picture."
+        " best chain. Nothing is measured where it is alone."
     ),
 )
 @click.pass_context
@@ -285,8 +285,8 @@ def command(
     from edgespec.cli.progress import Bars
     from edgespec.runtime.engine import Engine
 
-    # Without a mode and a report that is asked for, costs are measured or explained, and no more
-    measures = modes is not None or bool(json_file or picture or pictures)
+    # Where nothing else is asked for, costs are measured or explained, and no more
+    measures = any(is_given(ctx, name) for name in ctx.params if name not in OF_COSTS)
     if measure_costs:
         measure_again(path)
         if not measures and not explain:
@@ -353,6 +353,7 @@ def command(
     return 0 if stopper.number is None else exit_code(stopper.number)
 
 
+OF_COSTS = frozenset(("engine_dir", "engine_flag", "drafter", "measure_costs", "explain"))
 OF_RANDOM = "--input-tokens is the length of random prompts, and those of a file have their own"
 WITHOUT_DRAFTS = "what drafts, and how much, means nothing without the mode speculative"
 NO_PICTURES = "pictures are drawn of the modes verify and speculative"

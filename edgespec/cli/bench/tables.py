@@ -218,21 +218,21 @@ def show_changes(rows: Sequence[Change], allowed: Sequence[Unlike]) -> None:
     for one in allowed:
         say(f"allowed: {one.words}")
     out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for heading in ("", "figure", "after/before", "95 % interval", "verdict"):
+    for heading in ("", "figure", "after/before", "95 % interval", "result"):
         out.add_column(heading, no_wrap=True)
     for row in rows:
         found = row.interval
         name = f"{words(row.row)} (control)" if row.is_control else words(row.row)
         interval = "-" if found is None else f"[{found.low:.3f}, {found.high:.3f}]"
-        out.add_row(harmless(name), row.figure, f"{row.ratio:.3f}", interval, row.verdict)
+        out.add_row(harmless(name), row.figure, f"{row.ratio:.3f}", interval, row.result)
     print_table(console_of(), out)
-    moved = [row for row in rows if row.is_control and row.verdict not in (NOISE, UNKNOWN)]
+    moved = [row for row in rows if row.is_control and row.result not in (NOISE, UNKNOWN)]
     if moved and not any(one.name == "engines" for one in allowed):
         say(
             "plain decoding itself is "
-            + " and ".join(sorted({row.verdict for row in moved}))
+            + " and ".join(sorted({row.result for row in moved}))
             + ": the machine was not the same. Read speed_over_plain, which was measured side by"
             " side."
         )
-    if any(row.verdict == UNKNOWN for row in rows):
+    if any(row.result == UNKNOWN for row in rows):
         say("too few samples: 4 against 4 are needed; raise --repeats")

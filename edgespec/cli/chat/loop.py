@@ -26,6 +26,7 @@ from edgespec.prompts.places import Place
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from edgespec.runtime.chance import NoBetterThanChance
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.generation import Chunk, Response
     from edgespec.runtime.metrics import RequestMetrics
@@ -59,10 +60,11 @@ class Chat:
         self.code: int | None = None  # the exit code, once the chat is over
         self.last: Response | None = None
         self.last_step: Chunk | None = None  # of the last answer, the last that verified drafts
-        self.metrics: list[RequestMetrics] = []  # of every answer of this session
+        self.responses: list[Response] = []  # all answers of this session
         self.own_files: set[Path] = set()  # what /save and /load have named
         self.num_drafter_notes = 0  # that were shown
         self.told_stopped = False  # whether it was shown that drafting has
+        self.told_chance = False  # whether it was shown that drafts are no better than chance
 
     def run(self, read: Read) -> int:
         """Turn after turn until the input ends; returns the exit code."""
@@ -137,7 +139,7 @@ class Chat:
             finally:
                 self.heed(stopper.number)
             self.last = response
-            self.metrics.append(response.metrics)
+            self.responses.append(response)
             for line in self.notes(response):
                 self.screen.note(line)
 
@@ -192,7 +194,23 @@ class Chat:
         if (stopped := self.engine.drafting_stopped) is not None and not self.told_stopped:
             self.told_stopped = True
             found.append(stopped)
+        if not self.told_chance and (chance := self.chance) is not None:
+            self.told_chance = True
+            found += chance.lines
         return found
+
+    @property
+    def chance(self) -> NoBetterThanChance | None:
+        """Whether a trained draft was accepted no more often than by chance in this session."""
+        from edgespec.runtime.chance import NoBetterThanChance
+
+        if not self.engine.has_trained_draft:
+            return None
+        drafted = [response for response in self.responses if response.metrics.drafting_steps]
+        return NoBetterThanChance.of(
+            [response.metrics for response in drafted],
+            [response.token_ids for response in drafted],
+        )
 
 
 def stats(metrics: RequestMetrics, *, drafted: bool) -> str:

@@ -160,13 +160,14 @@ def show_stats(chat: Chat, _: str) -> None:
     first answer."""
     from edgespec.runtime.metrics import Pooled
 
-    if not chat.metrics:
+    metrics = [response.metrics for response in chat.responses]
+    if not metrics:
         raise RequestError("there is no answer yet", "Say something first.")
-    chat.screen.note(stats(chat.metrics[-1], drafted=chat.settings.drafts))
-    pooled = Pooled(chat.metrics)
+    chat.screen.note(stats(metrics[-1], drafted=chat.settings.drafts))
+    pooled = Pooled(metrics)
     rate = pooled.decode_tokens / pooled.decode_s if pooled.decode_s else 0.0
     chat.screen.note(
-        f"[session: {counted(len(chat.metrics), 'answer')},"
+        f"[session: {counted(len(metrics), 'answer')},"
         f" {counted(pooled.completion_tokens, 'token')},"
         f" {counted(pooled.steps, 'base pass', 'es')} after prefill, {rate:.1f} tokens/s]"
     )

@@ -72,7 +72,7 @@ def test_number_of_repeats_and_load_may_differ() -> None:
     assert [*unlike(report(*ROWS), other)] == []
 
 
-def test_verdicts_of_faster_slower_and_noise() -> None:
+def test_results_of_faster_slower_and_noise() -> None:
     before = report(
         PLAIN,
         drafted(1, None, 1.0, 1.01, 1.02, 1.03),
@@ -88,7 +88,7 @@ def test_verdicts_of_faster_slower_and_noise() -> None:
         passes(4, 0.010, 0.0101, 0.0102, 0.0103),
     )
     found = changes(before, after)
-    assert [(change.figure, change.verdict) for change in found] == [
+    assert [(change.figure, change.result) for change in found] == [
         ("tokens_per_s", NOISE),  # the control first
         ("tokens_per_s", FASTER),
         ("speed_over_plain", FASTER),
@@ -105,7 +105,7 @@ def test_verdicts_of_faster_slower_and_noise() -> None:
     assert faster.interval is not None
     assert faster.interval.low > 1.15
     told = faster.to_dict()
-    assert (told["plan"]["steps"], told["verdict"], told["control"]) == (1, FASTER, False)
+    assert (told["plan"]["steps"], told["result"], told["control"]) == (1, FASTER, False)
 
 
 def test_rows_are_named_by_what_they_measure() -> None:

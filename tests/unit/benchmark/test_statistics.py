@@ -17,7 +17,7 @@ from edgespec.benchmark.statistics import (
     rank_sum_counts,
     ratio_estimate,
     ratio_interval,
-    verdict,
+    result_of,
 )
 
 
@@ -84,10 +84,10 @@ def test_ratio_of_two_runs() -> None:
     assert (narrower.low, narrower.high) == (ratios[5], ratios[-6])
 
 
-def test_verdict_by_whether_one_is_inside() -> None:
-    assert verdict(Interval(0.99, 1.2, 0.95)) == NOISE
-    assert verdict(Interval(1.01, 1.2, 0.95)) == FASTER
-    assert verdict(Interval(0.8, 0.9, 0.95)) == SLOWER
-    assert verdict(Interval(0.8, 0.9, 0.95), larger_is_faster=False) == FASTER
-    assert verdict(Interval(1.1, 1.9, 0.95), larger_is_faster=False) == SLOWER
-    assert verdict(None) == UNKNOWN
+def test_result_by_whether_one_is_inside() -> None:
+    assert result_of(Interval(0.99, 1.2, 0.95)) == NOISE
+    assert result_of(Interval(1.01, 1.2, 0.95)) == FASTER
+    assert result_of(Interval(0.8, 0.9, 0.95)) == SLOWER
+    assert result_of(Interval(0.8, 0.9, 0.95), larger_is_faster=False) == FASTER
+    assert result_of(Interval(1.1, 1.9, 0.95), larger_is_faster=False) == SLOWER
+    assert result_of(None) == UNKNOWN

@@ -133,6 +133,7 @@ class Told:
     rules: list[AcceptOptions | None] = field(default_factory=list)
     drafter_notes: tuple[str, ...] = ()
     drafting_stopped: str | None = None
+    has_trained_draft: bool = False
     planner: Any = field(default_factory=Plans)
 
     def acceptance_for(self, asked: AcceptOptions) -> AcceptOptions:
@@ -882,6 +883,19 @@ def test_note_of_a_stop_begins_a_line_of_its_own(
     chat = chat_of(Late(middle), interactive=True, out=terminal)
     assert talk(chat, "First?") == 0
     assert "\n\nstopping after this step" in capfd.readouterr().err
+
+
+def test_drafts_no_better_than_chance_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = RequestMetrics(
+        7, completion_tokens=31, per_step_accepted=[0] * 30, per_step_drafted=[3] * 30
+    )
+    wrong: list[Event] = [chunk("a"), Response("a", [*range(31)], END_OF_SEQUENCE, metrics, None)]
+    chat = chat_of(wrong, wrong)
+    chat.engine.has_trained_draft = True  # type: ignore[misc]
+    assert talk(chat, "First?", "Second?") == 0
+    assert capsys.readouterr().err.count("drafts are no better than chance: 0 of 30") == 1
+    assert talk(chat_of(wrong), "First?") == 0  # nothing was trained
+    assert "chance" not in capsys.readouterr().err
 
 
 def test_one_of_a_kind_is_counted_as_one(

@@ -44,6 +44,14 @@ def test_the_simplest_wins_where_the_difference_is_noise() -> None:
     assert winner(Speeds(of), [small, large]) is small
 
 
+def test_noise_alone_does_not_let_a_much_slower_one_win() -> None:
+    small, large = row(3), row(9)
+    of = speeds({PLAIN: 100.0, small.candidate.key: 130.0}).of
+    for group in range(8):
+        of[Turn(0, group, large.candidate.key)] = 150.0 + 40 * (-1) ** group
+    assert winner(Speeds(of), [small, large]) is large
+
+
 def test_adaptive_stays_on_unless_fixed_was_faster() -> None:
     fixed, adaptive = row(4), row(4, adaptive=True)
     alike = speeds({PLAIN: 100, fixed.candidate.key: 150, adaptive.candidate.key: 150})
