@@ -9,16 +9,14 @@ Pictures and questions are those of `drawn_pictures.py`. Knows nothing of engine
     python scripts/train_demo_vlm.py --out build/demo-vlm --measure  # only measure what is there
     python scripts/train_demo_vlm.py --out /tmp/tiny --smoke         # a minute, to see that it runs
 
-Half of the conversations have a picture, half tell the same scene in words. The draft learns the
-base's own answers to new scenes, at the base's positions: behind a picture they are not the places
-of the tokens.
+Half of the conversations have a picture, half tell the same scene in words. The draft learns what
+the base says of new scenes, at the base's positions: behind a picture they are not the places of
+the tokens.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,12 +28,11 @@ import torch.nn.functional as F
 from demo_base import note_base
 from draft_cycle import decode
 from draft_training import flags, replaced
-from drawn_pictures import PLACES, SIDE, Scene, scenes
+from drawn_pictures import PLACES, Scene, scenes
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import nn
-from train_demo_model import STEP_DECAY, Eagle3, aux_layer_ids, console, fit, optimizers
+from train_demo_model import STEP_DECAY, Eagle3, aux_layer_ids, console, fit
 from train_demo_model import Size as DraftSize
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig
 from transformers import Qwen2_5_VLForConditionalGeneration as VLModel
@@ -73,21 +70,20 @@ class Size:
 
     vocab: int = 512
     draft_vocab: int = 384
-    hidden: int = 256
-    intermediate: int = 640
+    hidden: int = 192
+    intermediate: int = 448
     layers: int = 8
-    heads: int = 4
-    kv_heads: int = 2
+    heads: int = 3
+    kv_heads: int = 1
     head_dim: int = 64
-    vision_hidden: int = 128
-    vision_intermediate: int = 320
+    vision_hidden: int = 96
+    vision_intermediate: int = 256
     vision_layers: int = 4
-    vision_heads: int = 4
-    batch: int = 32
-    base_steps: int = 360
+    vision_heads: int = 3
+    batch: int = 24
+    base_steps: int = 420
     draft_batch: int = 16
-    draft_steps: int = 220
-    answers: int = 768
+    draft_steps: int = 200
     unroll: int = 4
 
     @property
@@ -110,7 +106,6 @@ SMOKE = Size(
     base_steps=2,
     draft_batch=2,
     draft_steps=2,
-    answers=4,
     unroll=2,
 )
 
@@ -138,8 +133,7 @@ class Question:
 def told(scene: Scene) -> str:
     """A scene in words, as a question has it."""
     return " ".join(
-        f"{place}: {thing or 'nothing'}."
-        for place, thing in zip(PLACES, scene.things, strict=True)
+        f"{place}: {thing or 'nothing'}." for place, thing in zip(PLACES, scene.things, strict=True)
     )
 
 
@@ -160,7 +154,10 @@ def train_tokenizer(size: Size) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=size.vocab, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=size.vocab,
+        special_tokens=SPECIAL,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     texts = [f"user\n{told(q.scene)} {q.text}\nassistant\n{q.answer}" for q in questions(2000, 9)]
     tokenizer.train_from_iterator(texts, trainer)
@@ -311,15 +308,6 @@ def train_base(base: VLModel, reader: Reader, size: Size, seed: int) -> None:
     base.eval()
 
 
-@torch.no_grad()
-def answered(base: VLModel, reader: Reader, question: Question, new: int = 64) -> Row:
-    """A question with the base's own greedy answer."""
-    row = reader.prompt(question)
-    given, _ = batch_of([row])
-    whole = base.generate(**given, max_new_tokens=new, do_sample=False, eos_token_id=END)
-    return replace(row, ids=whole[0].tolist())
-
-
 # ---- the draft
 
 
@@ -359,6 +347,13 @@ class Draft(Eagle3):
         return q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
 
 
+def vocabulary_of(feed: Feed, tokenizer: PreTrainedTokenizerFast, size: Size) -> torch.Tensor:
+    """The most frequent ids of the answers, sorted."""
+    answers = [tokenizer(f"{question.answer}<|im_end|>").input_ids for question in feed.questions]
+    counts = np.bincount(np.concatenate(answers), minlength=size.vocab)
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[: size.draft_vocab]))
+
+
 def new_draft(base: VLModel, draft_ids: torch.Tensor, size: Size) -> Draft:
     """An untrained draft, with the base's lm_head."""
     shape = DraftSize(
@@ -395,16 +390,15 @@ def states_of(
 
 
 def train_draft(
-    draft: Draft, base: VLModel, rows: Sequence[Row], draft_ids: torch.Tensor, size: Size, seed: int
+    draft: Draft, base: VLModel, feed: Feed, draft_ids: torch.Tensor, size: Size
 ) -> None:
-    """Train the draft by EAGLE-3's training-time test on the base's own answers."""
-    rng, table = np.random.default_rng(seed), base.get_input_embeddings().weight.detach()
+    """Train the draft by EAGLE-3's training-time test, on what the base says of each token."""
+    table = base.get_input_embeddings().weight.detach()
     in_draft = torch.zeros(size.vocab, dtype=torch.bool)
     in_draft[draft_ids] = True
 
     def loss_of_step(step: int) -> torch.Tensor:
-        chosen = [rows[i] for i in rng.integers(len(rows), size=size.draft_batch)]
-        given, labels = batch_of(chosen)
+        given, labels = batch_of(feed.rows(step))
         with torch.autocast("cpu", torch.bfloat16):
             features, logits, positions = states_of(base, given)
         ids, width = given["input_ids"], given["input_ids"].shape[1] - size.unroll
@@ -542,7 +536,9 @@ def halves(asked: Sequence[Question]) -> Iterator[tuple[str, list[Question]]]:
 def main() -> None:
     """Trains or measures the pair."""
     parser = flags(__doc__, "pair", prompts=60, tokens=64)
-    parser.add_argument("--draft-steps", type=int, default=3, help="drafts a chain, to measure with")
+    parser.add_argument(
+        "--draft-steps", type=int, default=3, help="drafts a chain, to measure with"
+    )
     args = parser.parse_args()
     size = SMOKE if args.smoke else Size()
     torch.manual_seed(args.seed)
@@ -555,15 +551,10 @@ def main() -> None:
             save_base(base, tokenizer, out / "base")
             # What is stored is bfloat16; the draft learns from what is stored
             base.load_state_dict({k: v.bfloat16().float() for k, v in base.state_dict().items()})
-            rows = [
-                answered(base, reader, question)
-                for question in questions(size.answers, args.seed + 1)
-            ]
-            ids = np.concatenate([row.ids[row.start :] for row in rows])
-            counts = np.bincount(ids, minlength=len(tokenizer))
-            draft_ids = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[: size.draft_vocab]))
+            feed = Feed(reader, size.draft_steps, size.draft_batch, args.seed + 1)
+            draft_ids = vocabulary_of(feed, tokenizer, size)
             draft = new_draft(base, draft_ids, size)
-            train_draft(draft, base, rows, draft_ids, size, args.seed + 2)
+            train_draft(draft, base, feed, draft_ids, size)
             save_draft(draft, draft_ids, size, out / "draft")
             note_base(out / "draft", out / "base")
         console.print(f"wrote {args.out}")
