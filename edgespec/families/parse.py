@@ -50,7 +50,9 @@ def with_eos(config: ModelConfig, ids: Iterable[int]) -> ModelConfig:
 
 def _text_fields(top: Fields, family: Family) -> Fields:
     """The text part, with the family's defaults for what it leaves out."""
-    fields = top.section(family.text_key) if family.text_key else top
+    fields, key = top, family.text_key
+    if key and (top.get(key) is not None or not family.text_at_top):
+        fields = top.section(key)
     return replace(fields, raw={**family.defaults, **fields.raw})
 
 
