@@ -26,6 +26,7 @@ from edgespec.config.values import (
     LayerSpec,
     MlpSpec,
     NormSpec,
+    VisionConfig,
 )
 
 
@@ -46,6 +47,8 @@ class Family:
     # Which layers slide; EAGLE-3 drafts whose config names this model_type read their window so too
     window_rule: WindowRule = "none"
     mtp_layers: Callable[[Fields], int] | None = None  # of an MTP head (names mtp.*); None: no head
+    # Its image encoder, from the fields of `vision_config`; None: the family has none
+    vision: Callable[[Fields], VisionConfig] | None = None
 
 
 def read_attention(

@@ -1,5 +1,5 @@
-"""Qwen2.5-VL, its text part: Qwen2's layers, with a section of the rotated pairs for each axis of a
-position.
+"""Qwen2.5-VL: Qwen2's layers behind an image encoder, with a section of the rotated pairs for each
+axis of a position.
 
 Defaults for missing keys are those of transformers 5.14. Published files have the text part at the
 top, newer ones under `text_config`.
@@ -11,6 +11,7 @@ from edgespec.config.fields import Fields
 from edgespec.config.ropes import MRope
 from edgespec.config.values import DecoderConfig
 from edgespec.errors import CheckpointError
+from edgespec.families import qwen2_5_vision
 from edgespec.families.base import Family, read_attention, read_decoder, read_layer
 from edgespec.families.qwen2 import RULE
 
@@ -50,5 +51,6 @@ FAMILIES = {
         stacks=("model.language_model", "model"),
         beside=("visual.", "model.visual."),
         window_rule=RULE,
+        vision=qwen2_5_vision.vision,
     )
 }

@@ -1,5 +1,5 @@
-"""Qwen3-VL, its text part: Qwen3's layers, whose rotated pairs take turns between the axes of a
-position.
+"""Qwen3-VL: Qwen3's layers behind an image encoder, whose rotated pairs take turns between the axes
+of a position.
 
 Defaults for missing keys are those of transformers 5.14. The text part stands under `text_config`.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 from edgespec.config.fields import Fields
 from edgespec.config.ropes import MRope
 from edgespec.config.values import DecoderConfig
+from edgespec.families import qwen3_vision
 from edgespec.families.base import Family, read_attention, read_decoder, read_layer
 from edgespec.families.qwen3 import HEAD_DIM
 
@@ -51,5 +52,6 @@ FAMILIES = {
         text_key="text_config",
         stacks=("model.language_model",),
         beside=("model.visual.",),
+        vision=qwen3_vision.vision,
     )
 }
