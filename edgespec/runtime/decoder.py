@@ -19,6 +19,7 @@ from edgespec.backends.base import LaneRows, Runner, Table
 from edgespec.backends.call import (
     Attention,
     Call,
+    Floats,
     HiddenStates,
     Ids,
     LaneAttention,
@@ -171,9 +172,7 @@ class CachedDecoder:
         sliding = self.runner.contract.shape.sliding
         attended = [self.attended(part) for part in parts]
         embeds = self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows))
-        for lane, part in zip(embeds, parts, strict=True):
-            for image in part.images:
-                lane[image.start : image.end] = image.rows.embeds
+        deepstack = self.place_images(parts, embeds)
         return Call(
             embeds,
             cos,
@@ -187,7 +186,23 @@ class CachedDecoder:
             sliding_attention=Attention(attended, self.sliding_window) if sliding else None,
             local_rope_cos=local_cos,
             local_rope_sin=local_sin,
+            deepstack_embeds=deepstack,
         )
+
+    def place_images(self, parts: Sequence[Rows], embeds: Floats) -> Floats | None:
+        """Replace embeddings [B, S, H] by rows of images. What of these joins the stream behind the
+        first layers [B, S, k*H]; None without images, or where the graph takes none."""
+        if not any(part.images for part in parts):
+            return None
+        width, deepstack = self.runner.contract.shape.deepstack_width, None
+        if width:
+            deepstack = np.zeros((*embeds.shape[:2], width), np.float32)
+        for lane, part in enumerate(parts):
+            for image in part.images:
+                embeds[lane, image.start : image.end] = image.rows.embeds
+                if deepstack is not None:
+                    deepstack[lane, image.start : image.end] = image.rows.deepstack
+        return deepstack
 
     def rope_positions(self, parts: Sequence[Rows]) -> list[Ids]:
         """The rope positions of each part: all with one axis [S], or all with three [S, 3]."""
