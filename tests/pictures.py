@@ -88,6 +88,23 @@ def prompt_of(model: Any, parts: Sequence[Part]) -> Prompt:
     return Prompt.with_images(tokens_of(parts), images, MERGE)
 
 
+def inputs_of_layers(model: Any, parts: Sequence[Part], layers: Sequence[int]) -> np.ndarray:
+    """[S, k*H], the stream before each of `layers`, in one pass over a prompt."""
+    found: dict[int, torch.Tensor] = {}
+    hooks = [
+        model.model.language_model.layers[i].register_forward_pre_hook(
+            lambda _, args, i=i: found.__setitem__(i, args[0][0])
+        )
+        for i in layers
+    ]
+    try:
+        logits_of(model, parts)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.cat([found[i] for i in layers], -1).numpy()
+
+
 def greedy(model: Any, parts: Sequence[Part], count: int) -> list[int]:
     """`count` ids by transformers' generate, which none of them ends."""
     inputs = inputs_of(parts)
