@@ -338,14 +338,24 @@ def read_graph(graph: BundleFields, role: Role) -> GraphShape:
         sliding=graph.flag("sliding", False),
         recurrent=read_recurrent(recurrent, num_layers) if recurrent.raw else None,
         local_rotary_dim=graph.count("local_rotary_dim"),
+        deepstack=read_deepstack(graph, role, num_layers),
     )
+
+
+def read_deepstack(graph: BundleFields, role: Role, num_layers: int) -> int:
+    """The layers behind which rows of images join the stream. Raises BundleError for those of a
+    draft, and for more than there are."""
+    count = graph.count("deepstack")
+    if count > (0 if role is Role.DRAFT else num_layers):
+        raise graph.wrong("deepstack", f"at most {num_layers}, of a base")
+    return count
 
 
 def read_heads(graph: BundleFields, role: Role, heads: int) -> GraphShape:
     """The sizes of heads over a hidden state, which have neither layers nor memory."""
     if role is not Role.DRAFT or heads > MAX_HEADS:
         raise graph.wrong("heads", f"1 to {MAX_HEADS}, of a draft")
-    for key in ("num_layers", "num_kv_heads", "head_dim", "rotary_dim", "features"):
+    for key in ("num_layers", "num_kv_heads", "head_dim", "rotary_dim", "features", "deepstack"):
         if graph.count(key):
             raise graph.wrong(key, "0: heads have no layers")
     if any(graph.flag(key, False) for key in ("block", "sliding")) or graph.get("recurrent"):

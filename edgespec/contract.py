@@ -113,6 +113,8 @@ class GraphShape:
     local_rotary_dim: int = 0
     # draft heads side by side over one hidden state: no layers and no memory; 0: a decoder
     heads: int = 0
+    # the first layers, behind each of which rows of images join the stream; 0: none
+    deepstack: int = 0
 
     @property
     def reads_hidden_states(self) -> bool:
@@ -121,15 +123,20 @@ class GraphShape:
         return self.role is Role.DRAFT and not self.block and self.base_features > 0
 
     def as_dict(self) -> dict[str, Any]:
-        """As config.json has it; the second rotary table and heads are there only where there are
-        some."""
+        """As config.json has it; the second rotary table, heads and deepstack are there only where
+        there are some."""
         out = asdict(self)
-        for name in ("local_rotary_dim", "heads"):
+        for name in ("local_rotary_dim", "heads", "deepstack"):
             if not out[name]:
                 del out[name]
         if self.recurrent is not None:
             out["recurrent"]["layers"] = list(self.recurrent.layers)
         return out
+
+    @property
+    def deepstack_width(self) -> int:
+        """Width of `deepstack_embeds`: the rows for all such layers, side by side."""
+        return self.deepstack * self.hidden_size
 
     @property
     def logits_width(self) -> int:
@@ -203,7 +210,9 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
 
     `attention_mask` is True where a row may attend; each row attends at least to itself. Where some
     layers have a window and others have none, those with one read `sliding_attention_mask` instead;
-    where some rotate otherwise, those read `local_rope_cos` and `local_rope_sin`.
+    where some rotate otherwise, those read `local_rope_cos` and `local_rope_sin`. Where images join
+    the stream behind each of the first layers, `deepstack_embeds` has their rows, side by side, and
+    zeros for text.
     `write_indices` is the slot of this call's first KV row. `gather_idx` picks the rows that go
     through the head. A draft reads `base_hidden` where `use_base_hidden` is true and its own
     recycled `draft_hidden` where it is false; the other one is not read and may have no rows
@@ -257,6 +266,9 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
         local: Dim = shape.local_rotary_dim // 2
         inputs.append(TensorSpec("local_rope_cos", COMPUTE, ("B", "S", local)))
         inputs.append(TensorSpec("local_rope_sin", COMPUTE, ("B", "S", local)))
+    if shape.deepstack:
+        width = shape.deepstack_width
+        inputs.append(TensorSpec("deepstack_embeds", COMPUTE, ("B", "S", width)))
     if shape.recurrent:
         inputs.append(TensorSpec("tree_mask", "bool", ("B", "S", "S")))
     outputs = [TensorSpec("logits", COMPUTE, ("B", "G", shape.vocab_size))]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.config import RopeConfig, RopeKind
-from edgespec.config.ropes import ATTENTION_FACTOR, MAX_ATTENTION_FACTOR
+from edgespec.config.ropes import ATTENTION_FACTOR, AXES, MAX_ATTENTION_FACTOR
 from edgespec.stored.fields import BundleFields
 
 Rows = NDArray[np.float32]
@@ -89,18 +89,20 @@ def _sections(rope: BundleFields, pairs: int) -> tuple[int, ...]:
     raw = rope.get("mrope_section") or ()
     if not raw:
         return ()
-    whole = isinstance(raw, list | tuple) and all(type(part) is int and part > 0 for part in raw)
-    if not whole or len(raw) != 3 or sum(raw) != pairs:
-        raise rope.wrong("mrope_section", f"three numbers of pairs, {pairs} in all")
+    whole = isinstance(raw, list | tuple) and all(type(part) is int and part >= 0 for part in raw)
+    if not whole or len(raw) != AXES or sum(raw) != pairs:
+        raise rope.wrong("mrope_section", f"{AXES} numbers of pairs, {pairs} in all")
     return tuple(raw)
 
 
 @dataclass(frozen=True)
 class RopeTable:
-    """cos and sin of positions 0 .. capacity-1, each [capacity, rotary/2]."""
+    """cos and sin of positions 0 .. capacity-1, each [capacity, rotary/2]. `axes` says by which
+    axis of a position each pair turns; None: all by the first."""
 
     cos: Rows
     sin: Rows
+    axes: NDArray[np.int64] | None = None  # [rotary/2]
 
     @classmethod
     def of(cls, config: RopeConfig, capacity: int) -> RopeTable:
@@ -117,11 +119,35 @@ class RopeTable:
         positions = np.arange(capacity, dtype=np.int64)
         angles = positions[:, None].astype(np.float32) * frequencies(config, positions, long=long)
         scale = np.float32(config.attention_factor)
-        return cls(np.cos(angles) * scale, np.sin(angles) * scale)
+        return cls(np.cos(angles) * scale, np.sin(angles) * scale, axes_of(config))
 
     def rows(self, positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
-        """Returns cos and sin, each [B, S, rotary/2], of positions [B, S]."""
+        """Returns cos and sin, each [B, S, rotary/2], of positions [B, S], or of [B, S, 3] with an
+        axis each for time, height and width. Where the three are equal the rows are those of the
+        one number."""
+        if positions.ndim == 3:
+            if self.axes is not None:
+                places = positions[..., self.axes], np.arange(len(self.axes))
+                return self.cos[places], self.sin[places]
+            positions = positions[..., 0]
         return self.cos.take(positions, 0), self.sin.take(positions, 0)
+
+
+def axes_of(config: RopeConfig) -> NDArray[np.int64] | None:
+    """Returns the axis by which each pair turns [rotary/2]: 0 time, 1 height, 2 width. None where
+    positions have one axis.
+
+    Sections stand one behind the other (Qwen2.5-VL), or the axes take turns and what is left over
+    is time's (Qwen3-VL).
+    """
+    if not config.mrope_section:
+        return None
+    axes = np.repeat(np.arange(AXES), config.mrope_section)
+    if config.mrope_interleaved:
+        axes = np.zeros(config.rotary_dim // 2, np.int64)
+        for axis in range(1, AXES):
+            axes[axis : AXES * config.mrope_section[axis] : AXES] = axis
+    return axes
 
 
 def frequencies(config: RopeConfig, positions: NDArray[np.int64], *, long: bool = False) -> Rows:

@@ -41,6 +41,7 @@ class Eagle3Reference:
         self.head_dim: int = layer.get("head_dim") or self.hidden_size // self.num_heads
         self.eps: float = layer["rms_norm_eps"]
         self.theta = _rope_theta(layer)
+        self.axes = _axes(layer, self.head_dim // 2)
         self.target_hidden_size: int = raw.get("target_hidden_size", self.hidden_size)
         self.num_aux_layers = self.weights["fc.weight"].shape[1] // self.target_hidden_size
         self.norm_before_residual = _norm_before_residual(raw)
@@ -56,7 +57,8 @@ class Eagle3Reference:
         self._aux_layer_ids = _named_aux_layer_ids(raw)
 
         base = _float_tensors(base_path)
-        embedding = base["model.embed_tokens.weight"]
+        named = (f"model.{stack}embed_tokens.weight" for stack in ("", "language_model."))
+        embedding = next(base[name] for name in named if name in base)
         self.embed_tokens = self.weights.get("embed_tokens.weight", embedding)
         self.lm_head = self.weights.get("lm_head.weight", base.get("lm_head.weight", embedding))
         self.d2t = d2t_table(draft_path)
@@ -83,7 +85,7 @@ class Eagle3Reference:
         self,
         embeds: torch.Tensor,  # [B, S, Hd]
         hidden: torch.Tensor,  # [B, S, Hd]: fused features, or hidden states of an earlier call
-        positions: torch.Tensor,  # int [B, S]
+        positions: torch.Tensor,  # int [B, S], or with an axis each for time, height, width
         mask: torch.Tensor,  # bool [B, S, T], T = cached + S, True = attend
         cache: Cache | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, Cache]:
@@ -145,10 +147,11 @@ class Eagle3Reference:
 
     def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Rotary embedding, half and half: pair i is (x[i], x[i + D/2]), turned by position *
-        theta^(-2i/D)."""
+        theta^(-2i/D). Of a position with three axes each pair has its own."""
         half = self.head_dim // 2
         frequencies = self.theta ** (-torch.arange(half, dtype=torch.float64) / half)
-        angles = positions[:, None, :, None].double() * frequencies  # [B, 1, S, D/2]
+        own = positions[..., self.axes] if positions.dim() == 3 else positions[..., None]
+        angles = own[:, None].double() * frequencies  # [B, 1, S, D/2]
         cos, sin = angles.cos().float(), angles.sin().float()
         first, second = x[..., :half], x[..., half:]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -214,6 +217,8 @@ def draft_tree(
     top_k: int,
     steps: int,
     size: int,
+    positions: torch.Tensor | None = None,  # [n, 3] of the prefix; None: 0 .. n-1
+    prefix_embeds: torch.Tensor | None = None,  # [n, Hd], where not those of next_tokens
 ) -> tuple[list[int], list[int], list[int]]:
     """An EAGLE-2 tree (arXiv 2406.16858): tokens (base ids), parents (root: -1) and depths (root:
     0), `size` nodes.
@@ -232,11 +237,15 @@ def draft_tree(
         of drafted tokens."""
         ids = torch.tensor([*next_tokens, *tokens])
         states = torch.cat([fused, *(h[None] for h in hidden)])[None]
-        positions = torch.arange(len(ids))[
-            None
-        ]  # committed 0 .. n-1, a node of depth d at n + d - 1
+        places = torch.arange(len(ids))  # committed 0 .. n-1, a node of depth d at n + d - 1
+        if positions is not None:  # behind the largest of the prefix
+            after = positions.max() + 1 + torch.arange(len(tokens))
+            places = torch.cat([positions, after[:, None].expand(-1, 3)])
         mask = torch.ones(1, len(ids), len(ids), dtype=torch.bool).tril()
-        logits, out, _ = ref.forward(embed_table[ids][None].float(), states, positions, mask)
+        embeds = embed_table[ids].float()
+        if prefix_embeds is not None:
+            embeds[: len(prefix_embeds)] = prefix_embeds
+        logits, out, _ = ref.forward(embeds[None], states, places[None], mask)
         return logits[0, -1].log_softmax(dim=-1).numpy(), out[0, -1]
 
     def children(index: int, node: _Node | None) -> list[_Node]:
@@ -320,9 +329,19 @@ def _read_config(path: str | Path) -> dict[str, Any]:
 def _rope_theta(layer: dict[str, Any]) -> float:
     rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
+    if kind not in ("default", "mrope"):
         raise NotImplementedError(f"this reference has no {kind} RoPE for drafts")
     return float(rope.get("rope_theta", layer.get("rope_theta", 10000.0)))
+
+
+def _axes(layer: dict[str, Any], pairs: int) -> list[int]:
+    """By which axis of a position each pair turns: section by section (Qwen2.5-VL), or in turn
+    (Qwen3-VL), where what is over is the first one's. Without sections all by the first."""
+    rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
+    section = rope.get("mrope_section", [pairs, 0, 0])
+    if not rope.get("mrope_interleaved"):
+        return [axis for axis, count in enumerate(section) for _ in range(count)]
+    return [i % 3 if i < 3 * section[i % 3] else 0 for i in range(pairs)]
 
 
 def _norm_before_residual(raw: dict[str, Any]) -> bool:

@@ -164,6 +164,8 @@ class Call:
     # [B, S, rotary/2], for the layers that rotate otherwise
     local_rope_cos: Floats | None = None
     local_rope_sin: Floats | None = None
+    # [B, S, k*H], rows of images that join the stream behind the first layers; None: zeros
+    deepstack_embeds: Floats | None = None
 
     @classmethod
     def of_states(cls, hidden_states: Sequence[HiddenStates]) -> Call:

@@ -268,7 +268,10 @@ def moved_by_noise(call: Call, size: float, rng: np.random.Generator) -> Call:
 
 
 # What a call has for each of its rows
-BY_ROW = ("inputs_embeds", "rope_cos", "rope_sin", "local_rope_cos", "local_rope_sin")
+BY_ROW = (
+    *("inputs_embeds", "rope_cos", "rope_sin", "local_rope_cos", "local_rope_sin"),
+    "deepstack_embeds",
+)
 STATES = ("base_hidden", "draft_hidden")
 ATTENTION = ("attention", "sliding_attention")
 
@@ -345,14 +348,16 @@ def joined(first: Call, second: Call) -> Call:
 
 
 def disturbed(call: Call) -> Call:
-    """The call of another sequence: the rows of its embeddings in reverse order; of its hidden
-    states where it has no embeddings."""
+    """The call of another sequence: the rows of its embeddings and images in reverse order; of its
+    hidden states where it has no embeddings."""
     if not call.inputs_embeds.size:
         assert call.base_hidden is not None
         return replace(call, base_hidden=backwards(call.base_hidden))
+    deepstack = call.deepstack_embeds
     return replace(
         call,
         inputs_embeds=np.ascontiguousarray(call.inputs_embeds[:, ::-1]),
+        deepstack_embeds=None if deepstack is None else np.ascontiguousarray(deepstack[:, ::-1]),
         target_hidden=None if call.target_hidden is None else backwards(call.target_hidden),
     )
 
@@ -392,6 +397,7 @@ def golden_calls(golden: Golden, ropes: Sequence[RopeConfig]) -> list[Call]:
                 sliding_attention=sliding_of(golden, label, width),
                 local_rope_cos=local[0],
                 local_rope_sin=local[1],
+                deepstack_embeds=golden.get(f"{label}_deepstack_embeds"),
             )
         )
     return calls

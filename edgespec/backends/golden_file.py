@@ -64,6 +64,8 @@ def arrays_of(shape: GraphShape) -> dict[str, tuple[str, tuple[int | str, ...]]]
     }
     if shape.sliding:
         found["sliding_attention_mask"] = found["attention_mask"]
+    if shape.deepstack:
+        found["deepstack_embeds"] = ("float32", (1, "N", shape.deepstack_width))
     if shape.features:
         found["hidden_states"] = ("float32", (1, "N", shape.features))
     if shape.block:

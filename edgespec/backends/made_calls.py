@@ -35,6 +35,7 @@ def made_call(
     attention = Attention([seen])
     cos, sin = turned(before, rows, shape.rotary_dim)
     local = turned(before, rows, shape.local_rotary_dim) if shape.local_rotary_dim else (None, None)
+    deepstack = shape.deepstack_width
     behind = turned(start, read, shape.rotary_dim) if shape.block else (None, None)
     return Call(
         numbers(1, rows, shape.hidden_size),
@@ -51,6 +52,7 @@ def made_call(
         sliding_attention=attention if shape.sliding else None,
         local_rope_cos=local[0],
         local_rope_sin=local[1],
+        deepstack_embeds=numbers(1, rows, deepstack) if deepstack else None,
     )
 
 

@@ -20,6 +20,7 @@ MAX_SIZES: Mapping[str, int] = MappingProxyType(
         "num_layers": MAX_LAYERS,
         "num_target_layers": MAX_LAYERS,
         "num_taps": MAX_LAYERS,
+        "deepstack": MAX_LAYERS,
         "vocab_size": MAX_VOCABULARY,
         "draft_vocab_size": MAX_VOCABULARY,
         "num_attention_heads": _MAX_HEADS,
@@ -49,5 +50,15 @@ MAX_SIZES: Mapping[str, int] = MappingProxyType(
         "conv_kernel": 1024,
         "linear_conv_kernel_dim": 1024,
         "block_size": 2**16,
+        # of image encoders
+        "depth": MAX_LAYERS,
+        "num_heads": _MAX_HEADS,
+        "out_hidden_size": _MAX_WIDTH,
+        "patch_size": 256,
+        "temporal_patch_size": 64,
+        "in_channels": 64,
+        "spatial_merge_size": 16,
+        "window_size": 2**14,
+        "num_position_embeddings": 2**20,
     }
 )

@@ -5,16 +5,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import cast, get_args
 
-from edgespec.config.fields import Fields
+from edgespec.config.fields import Fields, is_int
 from edgespec.config.values import RopeConfig, RopeKind
 from edgespec.errors import CheckpointError, UnsupportedModel
 
+AXES = 3  # of a position in an image: time, height, width
 MAX_ATTENTION_FACTOR = 100.0  # published ones are 0.7 to 1.6
 ATTENTION_FACTOR = f"a number from {1 / MAX_ATTENTION_FACTOR} to {MAX_ATTENTION_FACTOR:.0f}"
+
+
+@dataclass(frozen=True, slots=True)
+class MRope:
+    """How a family reads `mrope_section`: the pairs of each axis of a position. `interleaved` None:
+    `mrope_interleaved` says it, and without that key the axes have a section each. `section` is
+    that of files that do not say it; (): their positions have one axis."""
+
+    interleaved: bool | None = None
+    section: tuple[int, ...] = ()
 
 
 def one_rope(
@@ -22,23 +33,28 @@ def one_rope(
     head_dim: int,
     max_position: int | None,
     *,
-    text_mrope: bool = False,
+    mrope: MRope | None = None,
     partial: float | None = None,
     aliases: Mapping[str, RopeKind] = MappingProxyType({}),
 ) -> RopeConfig:
     """The one rotary embedding of a config: `rope_theta` with `rope_scaling`, or `rope_parameters`.
 
-    `text_mrope` accepts "mrope" as default: on text, the three axes of a position are equal.
+    With `mrope` positions may have three axes, and "mrope" is another name of the default: on text
+    the axes are equal.
     `partial` is the part of a head that is rotated where the key is missing; None: the family
     rotates whole heads. `aliases` are further names of kinds. Raises CheckpointError or, for other
     kinds and several embeddings, UnsupportedModel.
     """
     entries = _rope_entries(fields)
-    if text_mrope:
+    if mrope is not None:
         aliases = {**aliases, "mrope": "default"}
     ropes = {
-        name: parse_rope(
-            entry, fields, _rotary_dim(entry, fields, head_dim, partial), max_position, aliases
+        name: with_axes(
+            parse_rope(
+                entry, fields, _rotary_dim(entry, fields, head_dim, partial), max_position, aliases
+            ),
+            entry,
+            mrope,
         )
         for name, entry in entries.items()
     }
@@ -105,6 +121,36 @@ def parse_rope(
             return _longrope(
                 rope, entry, _original_max_position(entry, fields, max_position), max_position
             )
+
+
+def with_axes(rope: RopeConfig, entry: Fields, mrope: MRope | None) -> RopeConfig:
+    """The embedding with the pairs of each axis (arXiv 2409.12191, section 2.1), as its entry says
+    or the family does. Raises CheckpointError where sections do not cover the pairs."""
+    section = entry.get("mrope_section")
+    if section is None:
+        section = list(mrope.section) if mrope is not None else []
+    if mrope is None or not section:
+        return rope
+    whole = isinstance(section, list) and all(is_int(part) and part >= 0 for part in section)
+    if not whole or len(section) != AXES:
+        raise entry.wrong("mrope_section", f"a list of {AXES} numbers of pairs")
+    interleaved, pairs = mrope.interleaved, rope.rotary_dim // 2
+    if interleaved is None:
+        interleaved = entry.flag("mrope_interleaved", False)
+    if interleaved:
+        section = _taken_in_turn(section, pairs)
+    if sum(section) != pairs:
+        raise entry.wrong("mrope_section", f"{AXES} numbers of pairs, {pairs} in all")
+    return replace(rope, mrope_section=tuple(section), mrope_interleaved=interleaved)
+
+
+def _taken_in_turn(section: list[int], pairs: int) -> list[int]:
+    """The pairs that each axis has where they take turns: height and width theirs as far as there
+    are some, time the others."""
+    _, height, width = (
+        len(range(axis, min(AXES * count, pairs), AXES)) for axis, count in enumerate(section)
+    )
+    return [pairs - height - width, height, width]
 
 
 def _rotary_dim(entry: Fields, fields: Fields, head_dim: int, partial: float | None) -> int:

@@ -239,11 +239,29 @@ class VisionConfig:
     window_size: int | None = None
     position_grid: int = 0
     deepstack_layers: tuple[int, ...] = ()
+    patch_bias: bool = False  # of the product that embeds a patch
 
     @property
     def head_dim(self) -> int:
         """Elements of a head."""
         return self.hidden_size // self.num_heads
+
+    @property
+    def merged_size(self) -> int:
+        """Elements of the patches that are merged to one row, side by side."""
+        return self.hidden_size * self.merge_size**2
+
+    @property
+    def window_side(self) -> int:
+        """The side of a window in patches: whole rows of the language model; 0: no windows."""
+        if self.window_size is None:
+            return 0
+        return self.window_size // (self.merge_size * self.patch_size) * self.merge_size
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers see a window alone."""
+        return len(self.full_attention_layers) < self.num_layers
 
     @property
     def patch_width(self) -> int:

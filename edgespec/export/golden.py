@@ -69,9 +69,10 @@ def make_golden(
     `prompt_*` belong to a causal pass over an empty cache, `tree_*` to a tree after it. `ropes` are
     the rotary embeddings of the graph's tables, `embed` maps ids [S] to embeddings [S, H]; `done`
     is called after each piece. A draft reads random aux hidden states in the prompt and random
-    hidden states of its own in the tree. For a block draft, `prompt_*` is a block after the
-    prompt's context, and `tree_*` a block after three further context rows, which overwrite the
-    first block. Heads read random hidden states alone, as many rows in each pass.
+    hidden states of its own in the tree; rows of images are random. For a block draft, `prompt_*`
+    is a block after the prompt's context, and `tree_*` a block after three further context rows,
+    which overwrite the first block. Heads read random hidden states alone, as many rows in each
+    pass.
     """
     passes, capacity = passes_of(graph, embed, ropes, vocab_size)
     stem = open_piece(stem_piece(graph, plan), directory)
@@ -148,6 +149,8 @@ def golden_passes(
         if graph.shape.local_rotary_dim:
             local = tables[1].rows(places[None, rows])
             feeds |= dict(zip(("local_rope_cos", "local_rope_sin"), local, strict=True))
+        if width := graph.shape.deepstack_width:
+            feeds["deepstack_embeds"] = rng.standard_normal((1, len(ids), width), np.float32)
         if graph.shape.reads_hidden_states:
             feeds |= hidden_feeds(graph, rng, len(ids), own=start > 0)
         return Pass(feeds)
@@ -299,6 +302,7 @@ def run_head(
         "target_hidden",
         "context_positions",
         "sliding_attention_mask",
+        "deepstack_embeds",
     )
     for label, p, (logits, *recycled) in zip(("prompt", "tree"), passes, found, strict=True):
         if graph.aux_layers:

@@ -99,8 +99,13 @@ def opened(make: Callable[[WeightPlan], Piece], place: Path) -> OpenPiece:
 
 
 def memory(graph: DecoderGraph, layer: int, feeds: Feeds) -> Feeds:
-    """Returns the empty cache inputs of a layer for the capacity of the attention mask."""
-    return empty_memory(graph.shape, layer, feeds["attention_mask"].shape[-1])
+    """Returns the empty cache inputs of a layer for the capacity of the attention mask, and rows of
+    images that say nothing."""
+    found = empty_memory(graph.shape, layer, feeds["attention_mask"].shape[-1])
+    if layer < graph.shape.deepstack:
+        rows = feeds["inputs_embeds"].shape[:2]
+        found["deepstack_embeds"] = np.zeros((*rows, graph.shape.deepstack_width), np.float32)
+    return found
 
 
 def keep_streams(

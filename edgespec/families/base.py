@@ -19,13 +19,14 @@ from edgespec.config.layers import (
     num_layers_of,
     windows_of,
 )
-from edgespec.config.ropes import one_rope
+from edgespec.config.ropes import MRope, one_rope
 from edgespec.config.values import (
     AttentionSpec,
     DecoderConfig,
     LayerSpec,
     MlpSpec,
     NormSpec,
+    VisionConfig,
 )
 
 
@@ -39,12 +40,15 @@ class Family:
     decoder: Callable[[Fields], DecoderConfig]  # from the fields of the text part
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that files leave out
     text_key: str = ""  # the key under which the text part stands; "": at the top
+    text_at_top: bool = False  # files without `text_key` have the text part at the top
     # Where the decoder's tensors stand on disk, the first that is found; inside it is "model"
     stacks: tuple[str, ...] = ("model",)
     beside: tuple[str, ...] = ()  # beginnings of names of tensors that no decoder layer needs
     # Which layers slide; EAGLE-3 drafts whose config names this model_type read their window so too
     window_rule: WindowRule = "none"
     mtp_layers: Callable[[Fields], int] | None = None  # of an MTP head (names mtp.*); None: no head
+    # Its image encoder, from the fields of `vision_config`; None: the family has none
+    vision: Callable[[Fields], VisionConfig] | None = None
 
 
 def read_attention(
@@ -55,6 +59,7 @@ def read_attention(
     qkv_bias: bool = False,
     o_bias: bool = False,
     qk_norm: bool = False,
+    mrope: MRope | None = None,
 ) -> AttentionSpec:
     """Returns attention without a window over whole heads that are rotated, scaled by
     1/sqrt(head_dim)."""
@@ -63,7 +68,7 @@ def read_attention(
         num_heads,
         num_kv_heads,
         head_dim,
-        rope=one_rope(fields, head_dim, fields.size("max_position_embeddings")),
+        rope=one_rope(fields, head_dim, fields.size("max_position_embeddings"), mrope=mrope),
         scale=1 / math.sqrt(head_dim),
         qkv_bias=qkv_bias,
         o_bias=o_bias,

@@ -11,6 +11,7 @@ from edgespec.config.values import ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families.base import Family
 from edgespec.families.table import FAMILIES, by_model_type
+from edgespec.families.vision import image_tokens, vision_of
 
 
 def parse_model_config(raw: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
@@ -25,9 +26,11 @@ def parse_model_config(raw: Mapping[str, Any], source: str = "config.json") -> M
     family = FAMILIES[architecture]
     fields = _text_fields(top, family)
     bos = _token_ids(top, fields, "bos_token_id")
+    decoder = family.decoder(fields)
+    vision = vision_of(top, family, decoder.hidden_size)
     return ModelConfig(
         architecture=architecture,
-        decoder=family.decoder(fields),
+        decoder=decoder,
         vocab_size=fields.size("vocab_size"),
         tied_head=top.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", False)),
         max_position=fields.size("max_position_embeddings"),
@@ -35,6 +38,8 @@ def parse_model_config(raw: Mapping[str, Any], source: str = "config.json") -> M
         eos_token_ids=_token_ids(top, fields, "eos_token_id"),
         bos_token_id=bos[0] if bos else None,
         mtp_layers=family.mtp_layers(fields) if family.mtp_layers else 0,
+        vision=vision,
+        image_tokens=image_tokens(top) if vision else None,
     )
 
 
@@ -50,7 +55,9 @@ def with_eos(config: ModelConfig, ids: Iterable[int]) -> ModelConfig:
 
 def _text_fields(top: Fields, family: Family) -> Fields:
     """The text part, with the family's defaults for what it leaves out."""
-    fields = top.section(family.text_key) if family.text_key else top
+    fields, key = top, family.text_key
+    if key and (top.get(key) is not None or not family.text_at_top):
+        fields = top.section(key)
     return replace(fields, raw={**family.defaults, **fields.raw})
 
 

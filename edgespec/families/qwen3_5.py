@@ -12,7 +12,7 @@ from typing import cast
 
 from edgespec.config.fields import Fields, is_int, shortened
 from edgespec.config.layers import heads_of, num_layers_of
-from edgespec.config.ropes import one_rope
+from edgespec.config.ropes import MRope, one_rope
 from edgespec.config.values import (
     AttentionSpec,
     DecoderConfig,
@@ -24,6 +24,7 @@ from edgespec.families.base import Family, read_layer
 
 HEAD_DIM = 256
 PARTIAL_ROTARY = 0.25
+INTERLEAVED = MRope(interleaved=True)
 _FULL_ATTENTION_INTERVAL = 4
 # Older transformers wrote other names.
 _KINDS: dict[str, LayerKind] = {
@@ -57,7 +58,7 @@ def attention(fields: Fields) -> AttentionSpec:
         num_heads,
         num_kv_heads,
         head_dim,
-        rope=one_rope(fields, head_dim, max_position, text_mrope=True, partial=PARTIAL_ROTARY),
+        rope=one_rope(fields, head_dim, max_position, mrope=INTERLEAVED, partial=PARTIAL_ROTARY),
         scale=1 / math.sqrt(head_dim),
         qkv_bias=bias,
         o_bias=bias,

@@ -14,10 +14,12 @@ from edgespec.families import (
     mistral,
     phi3,
     qwen2,
+    qwen2_5_vl,
     qwen3,
     qwen3_5,
     qwen3_5_moe,
     qwen3_moe,
+    qwen3_vl,
 )
 from edgespec.families.base import Family
 
@@ -26,8 +28,11 @@ FAMILIES: dict[str, Family] = {
     **llama.FAMILIES,
     **mistral.FAMILIES,
     **qwen2.FAMILIES,
+    **qwen2_5_vl.FAMILIES,
     **qwen3.FAMILIES,
+    **qwen3_vl.FAMILIES,
     **qwen3_moe.FAMILIES,
+    **qwen3_vl.FAMILIES,
     **qwen3_5.FAMILIES,
     **qwen3_5_moe.FAMILIES,
     **phi3.FAMILIES,

@@ -132,6 +132,8 @@ def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
     b, shape = GraphBuilder(f"layer{index}", plan), graph.shape
     layers = range(shape.num_layers)
     others = {s.name for i in layers if i != index for s in memory_inputs(shape, i)}
+    if index >= shape.deepstack:
+        others.add("deepstack_embeds")
     specs = [
         s
         for s in canonical_contract(shape).inputs

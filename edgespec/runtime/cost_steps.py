@@ -21,6 +21,7 @@ from edgespec.runtime.decoder import CachedDecoder, Lane
 from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.engine import Engine
+from edgespec.runtime.prompt_value import Prompt
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import SequenceState
 from edgespec.runtime.session import Session
@@ -202,7 +203,7 @@ class BaseSteps:
         plan = DraftPlan(1, rows - 1, rows) if rows > 1 else None
         for lane in range(self.place.batch):
             made = None if plan is None else self.made
-            seq = SequenceState(self.prompt, GREEDY, NO_END, plan=plan, drafter=made)
+            seq = SequenceState(Prompt.of(self.prompt), GREEDY, NO_END, plan=plan, drafter=made)
             seq.lane = lane
             yield seq
 

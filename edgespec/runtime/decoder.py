@@ -2,8 +2,10 @@
 committed.
 
 Knows lanes, slots and positions: a lane is the KV cache of one sequence; its committed slot i holds
-position i, and behind the committed slots stand scratch rows that are kept or dropped. Knows
-nothing of how tokens are chosen.
+position i, and behind the committed slots stand scratch rows that are kept or dropped.
+Positions count tokens, and masks and windows go by them. Rope positions, by which rows are rotated,
+are the same but for prompts with images and what follows them. Knows nothing of how tokens are
+chosen.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from edgespec.backends.base import LaneRows, Runner, Table
 from edgespec.backends.call import (
     Attention,
     Call,
+    Floats,
     HiddenStates,
     Ids,
     LaneAttention,
@@ -27,17 +30,19 @@ from edgespec.backends.host import stacked
 from edgespec.backends.variants import VariantRunner
 from edgespec.component import ComponentConfig
 from edgespec.rope import RopeTable
+from edgespec.runtime.prompt_value import ImageSlots, Prompt, on_all_axes
 
 NO_ROWS: Ids = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One lane's part of a call: S tokens at absolute positions, into its next scratch rows.
+    """One lane's part of a call: S tokens at their positions, into its next scratch rows.
 
     `visible` says which uncommitted rows, earlier scratch first, each token sees; committed rows
     are all seen, and a sliding window hides what is behind it of both. `gather` are the rows that
-    go through the lm_head.
+    go through the lm_head. Without `rope_positions` the positions are moved by the lane's offset.
+    `images` replace embeddings of these tokens.
     """
 
     lane: int
@@ -47,15 +52,18 @@ class Rows:
     gather: Ids  # [G]
     base_hidden: HiddenStates | None = None  # drafts: exactly one of the two, of S rows
     draft_hidden: HiddenStates | None = None
+    rope_positions: Ids | None = None  # [S], or [S, 3]: time, height, width
+    images: Sequence[ImageSlots] = ()
 
 
 @dataclass
 class Lane:
     """`length` counts committed rows; `scratch` are the positions of the uncommitted ones behind
-    them, slot by slot."""
+    them, slot by slot. What follows has `offset` added to its position for its rope position."""
 
     length: int = 0
     scratch: Ids = field(default_factory=lambda: NO_ROWS)
+    offset: int = 0
 
     @property
     def end(self) -> int:
@@ -150,19 +158,23 @@ class CachedDecoder:
         call = self.call(whole, lanes[0])
         results = self.runner.run(call)
         for part in parts:
-            here = call.attention.lanes[part.lane - lanes[0]]
-            self.lanes[part.lane].scratch = here.positions
+            here, state = call.attention.lanes[part.lane - lanes[0]], self.lanes[part.lane]
+            state.scratch = here.positions
+            if part.rope_positions is not None:  # of a prompt: the last one is the largest
+                state.offset = int(part.rope_positions[-1].max() - part.positions[-1])
         return [results[part.lane - lanes[0]] for part in parts]
 
     def call(self, parts: Sequence[Rows], first_lane: int) -> Call:
         """The parts of adjacent lanes as one call, filled up to the longest."""
-        positions = stacked([part.positions for part in parts], self.min_rows)
+        positions = stacked(self.rope_positions(parts), self.min_rows)
         cos, sin = self.rope.rows(positions)
         local_cos, local_sin = self.local_rope.rows(positions) if self.local_rope else (None, None)
         sliding = self.runner.contract.shape.sliding
         attended = [self.attended(part) for part in parts]
+        embeds = self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows))
+        deepstack = self.place_images(parts, embeds)
         return Call(
-            self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows)),
+            embeds,
             cos,
             sin,
             Attention(attended, None if sliding else self.sliding_window),
@@ -174,7 +186,35 @@ class CachedDecoder:
             sliding_attention=Attention(attended, self.sliding_window) if sliding else None,
             local_rope_cos=local_cos,
             local_rope_sin=local_sin,
+            deepstack_embeds=deepstack,
         )
+
+    def place_images(self, parts: Sequence[Rows], embeds: Floats) -> Floats | None:
+        """Replace embeddings [B, S, H] by rows of images. What of these joins the stream behind the
+        first layers [B, S, k*H]; None without images, or where the graph takes none."""
+        if not any(part.images for part in parts):
+            return None
+        width, deepstack = self.runner.contract.shape.deepstack_width, None
+        if width:
+            deepstack = np.zeros((*embeds.shape[:2], width), np.float32)
+        for lane, part in enumerate(parts):
+            for image in part.images:
+                embeds[lane, image.start : image.end] = image.rows.embeds
+                if deepstack is not None:
+                    deepstack[lane, image.start : image.end] = image.rows.deepstack
+        return deepstack
+
+    def rope_positions(self, parts: Sequence[Rows]) -> list[Ids]:
+        """The rope positions of each part: all with one axis [S], or all with three [S, 3]."""
+        found = list[Ids]()
+        for part in parts:
+            own, offset = part.rope_positions, self.lanes[part.lane].offset
+            if own is None:
+                own = part.positions + offset if offset else part.positions
+            found.append(own)
+        if any(own.ndim > 1 for own in found):
+            return [on_all_axes(own) for own in found]
+        return found
 
     def attended(self, part: Rows) -> LaneAttention:
         """What a lane's rows see: all that is committed, and of the rest what they say. Recurrent
@@ -195,15 +235,30 @@ class CachedDecoder:
             None if states is None else states.take(NO_ROWS)
             for states in (like.base_hidden, like.draft_hidden)
         )
-        return Rows(lane, none, none, visible, none, base, own)
+        return Rows(lane, none, none, visible, none, base, own, rope_positions=none)
 
     def causal(
-        self, lane: int, tokens: Ids, gather: Ids, base_hidden: HiddenStates | None = None
+        self,
+        lane: int,
+        tokens: Ids,
+        gather: Ids,
+        base_hidden: HiddenStates | None = None,
+        rope_positions: Ids | None = None,
+        images: Sequence[ImageSlots] = (),
     ) -> Rows:
-        """Tokens [S] behind the committed ones in a row; the lane must have no scratch rows."""
+        """Tokens [S] behind the committed ones in a row; the lane must have no scratch rows.
+        `rope_positions` [S, 3] and `images` are those of a prompt that has images."""
         order = np.arange(len(tokens))
-        positions = self.lanes[lane].length + order
-        return Rows(lane, tokens, positions, order[:, None] >= order, gather, base_hidden)
+        return Rows(
+            lane,
+            tokens,
+            self.lanes[lane].length + order,
+            order[:, None] >= order,
+            gather,
+            base_hidden,
+            rope_positions=rope_positions,
+            images=images,
+        )
 
     def extend(self, parts: Sequence[Rows]) -> list[Result]:
         """Run `causal` parts and commit all their rows."""
@@ -212,12 +267,25 @@ class CachedDecoder:
             self.commit(part.lane, np.arange(len(part.tokens)))
         return results
 
-    def read(self, lane: int, tokens: Ids) -> Result:
-        """Commit tokens in calls of a bounded size; the result is that of the last token."""
-        for start in range(0, len(tokens), self.prefill_chunk):
-            chunk = tokens[start : start + self.prefill_chunk]
-            (result,) = self.extend([self.causal(lane, chunk, np.array([len(chunk) - 1]))])
+    def read(self, lane: int, tokens: Sequence[int] | Ids) -> Result:
+        """Commit tokens, or a prompt with its images, in calls of a bounded size; the result is
+        that of the last token."""
+        prompt = Prompt.of(tokens)
+        for start in range(0, len(prompt), self.prefill_chunk):
+            end = min(start + self.prefill_chunk, len(prompt))
+            (result,) = self.extend([self.part(lane, prompt, start, end)])
         return result
+
+    def part(self, lane: int, prompt: Prompt, start: int, end: int) -> Rows:
+        """Slots `start` to `end` of a prompt, of which a lane has those before; the last of them
+        goes through the lm_head."""
+        return self.causal(
+            lane,
+            np.array(prompt[start:end], np.int64),
+            np.array([end - start - 1]),
+            rope_positions=prompt.positions_of(start, end),
+            images=prompt.images_of(start, end),
+        )
 
     def commit(self, lane: int, path: Ids) -> None:
         """Keep the scratch rows `path` (ascending, counted from the first scratch row) and drop the
@@ -253,10 +321,11 @@ class CachedDecoder:
         assert count <= self.lanes[lane].length
         return self.runner.read_rows(lane, count)
 
-    def restore(self, lane: int, rows: LaneRows) -> None:
-        """Begin a lane with rows that `snapshot` took."""
+    def restore(self, lane: int, rows: LaneRows, offset: int = 0) -> None:
+        """Begin a lane with rows that `snapshot` took; what follows them has positions by
+        `offset`."""
         self.runner.write_rows(lane, rows)
-        self.lanes[lane] = Lane(len(rows))
+        self.lanes[lane] = Lane(len(rows), offset=offset)
 
     def move(self, source: int, target: int) -> None:
         """Let a lane's sequence go on in another lane."""

@@ -72,6 +72,7 @@ from edgespec.runtime.policy import (
 )
 from edgespec.runtime.prefix import PREFIX_CACHE_BYTES, PrefixCache, check_bytes
 from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_prompt
+from edgespec.runtime.prompt_value import Prompt as PromptValue
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.scheduler import Scheduler
 from edgespec.runtime.session import Session
@@ -493,7 +494,11 @@ class Engine:
         if not isinstance(sampling, SamplingParams | None):
             what = f"sampling is of type {type(sampling).__name__}"
             raise RequestError(what, "Give edgespec.SamplingParams(temperature=0), for example.")
-        ids = self.encode(prompt, enable_thinking=enable_thinking)
+        ids: Sequence[int]
+        if isinstance(prompt, PromptValue):  # with its images
+            ids = prompt
+        else:
+            ids = self.encode(prompt, enable_thinking=enable_thinking)
         rule = None if acceptance is None else self.acceptance_for(acceptance)
         drafts = self.drafts_of(plan, rule)
         if rule is not None:
@@ -898,7 +903,7 @@ class Engine:
                 raise LimitError("all lanes of the engine are taken", "Finish a stream first.")
             lane = len(self.base.lanes) - self.session.num_free_lanes
             self.base.reset(lane)
-            result = self.base.read(lane, np.array(prefix, np.int64))
+            result = self.base.read(lane, prefix)
             logits: NDArray[np.float32] = result.logits.row(0).copy()
             self.base.reset(lane)
         return logits

@@ -18,6 +18,7 @@ from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.gates import Gates, Schedule
 from edgespec.runtime.metrics import RequestMetrics
+from edgespec.runtime.prompt_value import Prompt
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import Candidates, SequenceState, StepOutput
 from edgespec.runtime.tokenizer import Tokenizer
@@ -39,7 +40,7 @@ class GenerationRequest:
     None: when it is added to the scheduler.
     """
 
-    prompt_ids: Sequence[int]
+    prompt_ids: Sequence[int]  # with images a Prompt
     sampling: SamplingParams
     plan: DraftPlan | None = None
     keep: int = 0
@@ -49,6 +50,11 @@ class GenerationRequest:
     drafter: str | Drafter | None = None
     drafter_options: DrafterOptions | Mapping[str, object] | None = None
     schedule: Schedule | None = None
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt with its images, where it has some."""
+        return Prompt.of(self.prompt_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,7 @@ class Response:
     finish_reason: str
     metrics: RequestMetrics
     seed: int | None
-    prompt_ids: list[int] = field(default_factory=list)
+    prompt_ids: Sequence[int] = field(default_factory=list)  # with images a Prompt
     logprobs: list[Candidates] = field(default_factory=list)
     slot: int = 0
 
@@ -120,7 +126,7 @@ class Generation(SequenceState):
     ) -> None:
         sampling = with_seed(request.sampling)
         super().__init__(
-            prompt=request.prompt_ids,
+            prompt=request.prompt,
             sampler=Sampler.of(sampling),
             max_new_tokens=sampling.max_generate_length,
             stop_ids=stop_ids,
@@ -198,7 +204,7 @@ class Generation(SequenceState):
             finish_reason=STOP_WORDS if self.text.stopped else reason,
             metrics=self.metrics,
             seed=self.seed if self.request.sampling.temperature else None,
-            prompt_ids=list(self.request.prompt_ids),
+            prompt_ids=self.prompt if self.prompt.images else list(self.prompt),
             logprobs=self.logprobs,
             slot=self.slot,
         )

@@ -26,6 +26,7 @@ from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Response
 from edgespec.runtime.metrics import RequestMetrics
+from edgespec.runtime.prompt_value import Prompt
 from edgespec.runtime.sampling import Sampler, largest
 from edgespec.runtime.tokenizer import Tokenizer
 
@@ -209,7 +210,7 @@ class Replay:
     """
 
     decoder: CachedDecoder
-    tokens: NDArray[np.int64]
+    tokens: Prompt
     num_prompt: int
     num_read: int  # of the answer, before the position
     metrics: RequestMetrics  # of the speculative run: its steps
@@ -222,10 +223,10 @@ class Replay:
         lanes = engine.base.lanes
         if engine.session.num_free_lanes < len(lanes):
             raise LimitError("a lane of the engine is taken", "Finish all streams first.")
-        prompt = speculative.prompt_ids
+        prompt = Prompt.of(speculative.prompt_ids)
         return cls(
             engine.base,
-            np.array([*prompt, *speculative.token_ids], np.int64),
+            prompt.then(speculative.token_ids),
             len(prompt),
             index,
             speculative.metrics,
@@ -235,8 +236,7 @@ class Replay:
     @property
     def before(self) -> list[int]:
         """All tokens before the position."""
-        before: list[int] = self.tokens[: self.num_prompt + self.num_read].tolist()
-        return before
+        return [*self.tokens[: self.num_prompt + self.num_read]]
 
     def logits(self) -> Iterator[Floats]:
         """[V] each, at the position: first with one row a call; then with as many as were
@@ -309,14 +309,27 @@ class Replay:
         rows off the path see themselves alone, and no token sees them."""
         start, path = self.decoder.lanes[lane].length, np.array(call.path, np.int64)
         path = path[: len(self.tokens) - start]
-        tokens = np.repeat(self.tokens[-1:], call.rows)
+        end = start + len(path)
+        tokens = np.full(call.rows, self.tokens[-1], np.int64)
         positions = np.full(call.rows, start, np.int64)
         visible = np.eye(call.rows, dtype=bool)
-        tokens[path] = self.tokens[start : start + len(path)]
+        tokens[path] = self.tokens[start:end]
         positions[path] += np.arange(len(path))
         visible[np.ix_(path, path)] = np.tri(len(path), dtype=bool)
         heads = np.arange(call.rows) if call.verifies and is_last else path[call.kept - 1 :][:1]
-        return Rows(lane, tokens, positions, visible, heads)
+        rope_positions, own = None, self.tokens.positions_of(start, end)
+        if own is not None:
+            rope_positions = np.zeros((call.rows, own.shape[1]), np.int64)
+            rope_positions[path] = own
+        return Rows(
+            lane,
+            tokens,
+            positions,
+            visible,
+            heads,
+            rope_positions=rope_positions,
+            images=self.tokens.images_of(start, end),  # a prompt's path is all rows
+        )
 
 
 def grouped(count: int, size: int) -> list[Call]:

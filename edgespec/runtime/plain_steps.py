@@ -17,6 +17,7 @@ from edgespec.runtime import stages
 from edgespec.runtime.decoder import CachedDecoder, Lane
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.faults import FAULTS
+from edgespec.runtime.prompt_value import Prompt
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import SequenceState
 from edgespec.runtime.speedup import StepCost
@@ -46,7 +47,7 @@ def time_plain_steps(
         try:
             for lane in lanes:
                 tokens, sampler = answered[lane]
-                sequence = SequenceState(tokens[-room:], sampler, PASSES + 1)
+                sequence = SequenceState(Prompt.of(tokens[-room:]), sampler, PASSES + 1)
                 sequence.lane = lane
                 session.running.append(sequence)
                 hold(base, lane, sequence.tokens[:-1])

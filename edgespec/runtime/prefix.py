@@ -1,8 +1,8 @@
 """Keeps what base and drafter remember of prompts' prefixes, so that the next prompt with the same
 prefix need not compute it again.
 
-Knows tokens, rows and a memory budget; what can be cut to a shorter prefix is asked of the decoder.
-Knows nothing of how rows are computed.
+Knows keys of prompts, rows and a memory budget; what can be cut to a shorter prefix is asked of the
+decoder. Knows nothing of how rows are computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgespec.backends.base import LaneRows
 from edgespec.backends.call import HiddenStates
 from edgespec.errors import OptionError
 from edgespec.runtime.decoder import CachedDecoder
-from edgespec.runtime.drafters.base import Drafter, Observation, Snapshot
+from edgespec.runtime.drafters.base import Drafter, Snapshot
 from edgespec.runtime.sequence import SequenceState
 
 PREFIX_CACHE_BYTES = 256 * 2**20
@@ -25,15 +25,15 @@ PREFIX_CACHE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """`base` rows hold as many positions as there are tokens. A drafter's snapshot pairs a position
-    with the token after it, so it has at least one fewer; `draft` is that of `drafter`, and None
-    where the request did not draft or its drafter keeps no state.
+    """`base` rows hold as many positions as the key, a `Prompt.cache_key`. A drafter's snapshot
+    pairs a position with the token after it, so it has at least one fewer; `draft` is that of
+    `drafter`, and None where the request did not draft or its drafter keeps no state.
 
     A prefix that is not `croppable` is reused whole or not at all. `hidden_state` is that of the
     last position, for the pair that the snapshot lacks.
     """
 
-    tokens: NDArray[np.int64]
+    cache_key: NDArray[np.int64]
     base: LaneRows
     draft: Snapshot | None = None
     hidden_state: HiddenStates | None = None  # of one row
@@ -50,13 +50,14 @@ class Prefix:
         return self.draft if drafter is self.drafter else None
 
     def reusable(self, prompt: NDArray[np.int64], drafter: Drafter | None) -> int:
-        """Positions that a prompt need not compute; its last token always is, for its logits.
+        """Positions that a prompt, by its key, need not compute; its last token always is, for its
+        logits.
 
         With a `drafter` its snapshot has to be there as well.
         """
-        common = common_length(self.tokens, prompt)
+        common = common_length(self.cache_key, prompt)
         if not self.croppable:
-            whole = len(self.tokens) == common < len(prompt)
+            whole = len(self.cache_key) == common < len(prompt)
             return common if whole and (drafter is None or self.completes(drafter)) else 0
         if drafter is not None:
             draft = self.draft_of(drafter)
@@ -69,7 +70,7 @@ class Prefix:
         draft = self.draft_of(drafter)
         if draft is None or self.hidden_state is None:
             return False
-        return len(draft) == len(self.tokens) - 1
+        return len(draft) == len(self.cache_key) - 1
 
 
 @dataclass
@@ -88,11 +89,11 @@ class PrefixCache:
         """Drop all entries."""
         self.entries = []
 
-    def find(self, prompt: Sequence[int], drafter: Drafter | None) -> tuple[Prefix, int] | None:
-        """The entry with the longest prefix of `prompt` that is reusable, with a `drafter` for it
-        too, and that length."""
-        tokens = np.asarray(prompt, np.int64)
-        lengths = [entry.reusable(tokens, drafter) for entry in self.entries]
+    def find(self, cache_key: Sequence[int], drafter: Drafter | None) -> tuple[Prefix, int] | None:
+        """The entry with the longest prefix of a prompt, by its key, that is reusable, with a
+        `drafter` for it too, and that length."""
+        wanted = np.asarray(cache_key, np.int64)
+        lengths = [entry.reusable(wanted, drafter) for entry in self.entries]
         if not any(lengths):
             return None
         best = int(np.argmax(lengths))
@@ -100,9 +101,9 @@ class PrefixCache:
         self.entries.append(entry)
         return entry, lengths[best]
 
-    def holds(self, tokens: Sequence[int], drafter: Drafter | None) -> bool:
-        """Whether all of `tokens` is there already, with a `drafter` for it too."""
-        wanted = np.asarray(tokens, np.int64)
+    def holds(self, cache_key: Sequence[int], drafter: Drafter | None) -> bool:
+        """Whether all that has this key is there already, with a `drafter` for it too."""
+        wanted = np.asarray(cache_key, np.int64)
         return any(
             serves(entry, wanted) and (drafter is None or entry.draft_of(drafter) is not None)
             for entry in self.entries
@@ -123,19 +124,19 @@ class PrefixCache:
         """Begin a sequence's lane, of base and drafter, with the longest prefix of its prompt that
         is there; returns the number of its tokens."""
         drafter = seq.drafter
-        found = self.find(seq.prompt, reader(drafter))
+        found = self.find(seq.prompt.cache_key, reader(drafter))
         if found is None:
             return 0
         prefix, count = found
-        base.restore(seq.lane, prefix.base.prefix(count))
+        base.restore(seq.lane, prefix.base.prefix(count), seq.prompt.offset_at(count))
         draft = prefix.draft_of(drafter)
         if drafter is not None and draft is not None:
             covered = min(count, len(draft))
             drafter.restore(seq.lane, draft.prefix(covered))
             if drafter.needs_hidden_states and covered < count:
                 assert prefix.hidden_state is not None
-                following = np.array(seq.prompt[count : count + 1], np.int64)
-                drafter.observe([Observation(seq.lane, prefix.hidden_state, following)])
+                state = prefix.hidden_state
+                drafter.observe([seq.prompt_observation(count - 1, count, state)])
         return count
 
     def take(self, seq: SequenceState, count: int, base: CachedDecoder) -> Prefix | None:
@@ -170,14 +171,14 @@ class PrefixCache:
     def copy(self, seq: SequenceState, count: int, base: CachedDecoder) -> Prefix | None:
         """A copy of a lane's first `count` positions; None where there are none, or where an entry
         serves them already. Raises MemoryError."""
-        drafter, tokens = seq.drafter, seq.tokens[:count]
-        if not tokens or self.holds(tokens, reader(drafter)):
+        drafter, cache_key = seq.drafter, seq.cache_key[:count]
+        if not cache_key or self.holds(cache_key, reader(drafter)):
             return None
         draft = None if drafter is None else drafter.snapshot(seq.lane, count - 1)
         if not base.croppable and draft is not None and len(draft) < count - 1:
             draft = None  # it never saw the last positions: of use for plain requests alone
         return Prefix(
-            np.array(tokens, np.int64),
+            np.array(cache_key, np.int64),
             base.snapshot(seq.lane, count),
             draft,
             seq.hidden_state if count == base.lanes[seq.lane].length else None,
@@ -194,17 +195,19 @@ def reader(drafter: Drafter | None) -> Drafter | None:
 
 def covers(new: Prefix, old: Prefix) -> bool:
     """Whether `new` serves every prompt that `old` serves, with and without drafts."""
-    return serves(new, old.tokens) and (old.draft is None or new.draft_of(old.drafter) is not None)
+    return serves(new, old.cache_key) and (
+        old.draft is None or new.draft_of(old.drafter) is not None
+    )
 
 
-def serves(entry: Prefix, tokens: NDArray[np.int64]) -> bool:
-    """Whether all of `tokens` can be taken from an entry."""
-    whole = entry.croppable or len(entry.tokens) == len(tokens)
-    return whole and common_length(entry.tokens, tokens) == len(tokens)
+def serves(entry: Prefix, cache_key: NDArray[np.int64]) -> bool:
+    """Whether all that has this key can be taken from an entry."""
+    whole = entry.croppable or len(entry.cache_key) == len(cache_key)
+    return whole and common_length(entry.cache_key, cache_key) == len(cache_key)
 
 
 def common_length(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
-    """Tokens with which two sequences begin alike."""
+    """Positions with which two sequences begin alike, by their keys."""
     count = min(len(first), len(second))
     differing = np.flatnonzero(first[:count] != second[:count])
     return int(differing[0]) if len(differing) else count

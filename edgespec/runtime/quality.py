@@ -102,22 +102,23 @@ def log_likelihood(engine: Engine, prompt: Sequence[int], tokens: Sequence[int])
         lane = len(engine.base.lanes) - engine.session.num_free_lanes
         engine.base.reset(lane)
         try:
-            log_probs = read(engine.base, lane, np.array([*prompt, *tokens[:-1]], np.int64), tokens)
+            log_probs = read(engine.base, lane, prompt, tokens)
         finally:
             engine.base.reset(lane)
     return fmean(log_probs)
 
 
-def read(base: CachedDecoder, lane: int, ids: Ids, tokens: Sequence[int]) -> list[float]:
-    """Commit `ids` to a free lane; log p of `tokens`, the last of which comes behind them."""
-    head = len(ids) + 1 - len(tokens)
-    first = base.read(lane, ids[:head])
+def read(
+    base: CachedDecoder, lane: int, prompt: Sequence[int], tokens: Sequence[int]
+) -> list[float]:
+    """Commit a prompt and all of `tokens` but the last to a free lane; log p of each of them."""
+    first = base.read(lane, prompt)
     log_probs = [log_prob(first.logits.row(0), tokens[0])]
-    rows = min(ROWS, base.runner.max_rows)
-    for start in range(head, len(ids), rows):
+    ids, rows = np.array(tokens[:-1], np.int64), min(ROWS, base.runner.max_rows)
+    for start in range(0, len(ids), rows):
         chunk = ids[start : start + rows]
         (result,) = base.extend([base.causal(lane, chunk, np.arange(len(chunk)))])
-        coming = tokens[start - head + 1 :]
+        coming = tokens[start + 1 :]
         log_probs += map(log_prob, result.logits.rows(), coming)
     return log_probs
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from edgespec.backends.call import HiddenStates
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
@@ -15,6 +17,7 @@ from edgespec.runtime.draft_budget import Budgeted
 from edgespec.runtime.drafters.base import Drafter, Observation
 from edgespec.runtime.gates import Gates
 from edgespec.runtime.policy import AdaptiveState
+from edgespec.runtime.prompt_value import Prompt
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.stages import StageTimes
 from edgespec.runtime.tree import DraftPlan, DraftTree
@@ -59,7 +62,7 @@ class SequenceState:
     nothing.
     """
 
-    prompt: Sequence[int]
+    prompt: Prompt
     sampler: Sampler
     max_new_tokens: int
     stop_ids: frozenset[int] = frozenset()
@@ -85,12 +88,18 @@ class SequenceState:
     times: StageTimes = field(init=False)  # of the passes that it took part in
 
     def __post_init__(self) -> None:
-        self.tokens, self.times = [*self.prompt], StageTimes()
+        self.prompt = Prompt.of(self.prompt)  # of plain ids too
+        self.tokens, self.times = [*self.prompt.tokens], StageTimes()
 
     @property
     def num_emitted(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - len(self.prompt)
+
+    @property
+    def cache_key(self) -> list[int]:
+        """What tells its KV rows from those of other sequences, for each of `tokens`."""
+        return [*self.prompt.cache_key, *self.tokens[len(self.prompt) :]]
 
     @property
     def accept_options(self) -> AcceptOptions:
@@ -108,6 +117,19 @@ class SequenceState:
     def pending(self) -> int:
         """The token that the base has drawn and not yet read."""
         return self.tokens[-1]
+
+    def prompt_observation(
+        self, start: int, end: int, hidden_states: HiddenStates, first: Sequence[int] = ()
+    ) -> Observation:
+        """The prompt's slots `start` to `end` as its drafter observes them, each with the token
+        behind it: behind the last slot of all `first`."""
+        prompt = self.prompt
+        following = np.array([*prompt[start + 1 : end + 1], *first], np.int64)
+        rope_positions, images = (
+            prompt.positions_of(start, end),
+            prompt.images_of(start + 1, end + 1),
+        )
+        return Observation(self.lane, hidden_states, following, rope_positions, images)
 
     def watch(self, token: int) -> str | None:
         """Called once per emitted token, in order; a finish reason ends the sequence there."""

@@ -108,7 +108,7 @@ class Session:
         if isinstance(seq.drafter, Reserving):
             seq.drafter.reserve(seq.lane, longest)
         if seq.drafter is not None:
-            seq.drafter.begin(seq.lane, seq.prompt, seq.num_reused)
+            seq.drafter.begin(seq.lane, seq.prompt.tokens, seq.num_reused)
 
     def give_drafter(self, seq: SequenceState) -> None:
         """Let a sequence have its drafter: its own or the session's, and none without a plan. One
@@ -126,7 +126,7 @@ class Session:
         """Raises LimitError for an empty prompt, or one longer than the KV cache."""
         assert self.reading is None
         assert self.num_free_lanes
-        if not seq.prompt:
+        if not len(seq.prompt):
             raise LimitError("the prompt is empty", "Give at least one token.")
         if len(seq.prompt) > self.base.capacity:
             what = (
@@ -164,10 +164,8 @@ class Session:
 
         Returns its step, and the hidden states, of end - start rows, of a base that has them.
         """
-        chunk = np.array(seq.prompt[start:end], np.int64)
         with self.log.timed(stages.PREFILL, seq.times):
-            rows = self.base.causal(seq.lane, chunk, np.array([len(chunk) - 1]))
-            (result,) = self.base.extend([rows])
+            (result,) = self.base.extend([self.base.part(seq.lane, seq.prompt, start, end)])
             if end < len(seq.prompt):
                 return None, result.hidden_states
             accepted = accept(Draft(seq, DraftTree.root_only(seq.pending)), result)
@@ -196,8 +194,7 @@ class Session:
                 drafter.read_prompt(seq.lane, end)
         if drafter.needs_hidden_states:
             assert hidden_states is not None
-            following = np.array([*seq.prompt[start + 1 : end + 1], *first], np.int64)
-            observation = Observation(seq.lane, hidden_states, following)
+            observation = seq.prompt_observation(start, end, hidden_states, first)
             seq.hidden_state = last_of(hidden_states)
         elif first:
             observation = Observation(seq.lane, None, np.array(first, np.int64))

@@ -68,6 +68,8 @@ class Calls:
         if shape.local_rotary_dim:
             cos, sin = self.table(count, shape.local_rotary_dim)
             call = replace(call, local_rope_cos=cos, local_rope_sin=sin)
+        if shape.deepstack:
+            call = replace(call, deepstack_embeds=self.rows(count, shape.deepstack_width))
         if shape.block:
             cos, sin = self.table(context, shape.rotary_dim)
             hidden = states_of(self.rows(context, shape.base_features))

@@ -55,6 +55,9 @@ BASES = {
     "phi3": Row(
         toys.make_phi3, {"layers": 7, "partial_rotary": 0.5, "dtype": "bfloat16"}, "eagle3"
     ),
+    "qwen3-vl": Row(
+        toys.make_qwen3_vl, {"layers": 7, "dtype": "bfloat16", "deepstack": (0, 1, 2)}, "eagle3"
+    ),
     # All of them are chosen: where two are as good as equal, halves choose the other one
     "experts": Row(
         toys.make_qwen3_moe, {"dtype": "bfloat16", "layers": 2, "experts": 3, "per_token": 3}

@@ -68,7 +68,7 @@ class Row:
     def windows(self) -> dict[str, int | None] | int | None:
         """What all layers see, or what those of each kind see."""
         window = self.options.get("sliding_window")
-        mixed = self.make is toys.make_gemma3 or "layer_types" in self.options
+        mixed = self.make in KINDS_OF_MASKS or "layer_types" in self.options
         return {"full_attention": None, "sliding_attention": window} if mixed else window
 
 
@@ -86,6 +86,8 @@ def load_ministral(path: Path) -> Any:
     return model.eval()
 
 
+# Families whose classes of transformers take a mask for each kind of layer
+KINDS_OF_MASKS = (toys.make_gemma3, toys.make_qwen2_5_vl)
 NAMES_OF_CLASS = ("model_type", "architectures")
 # Full and sliding attention, neither beginning nor end alike
 MIXED = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"] * 2
@@ -98,6 +100,11 @@ def phi3(**options: Any) -> Row:
 
 def gemma3(**options: Any) -> Row:
     return Row(toys.make_gemma3, {"sliding_window": WINDOW, **options})
+
+
+def vl(make: Callable[..., Path], **options: Any) -> Row:
+    """The text part alone: a prompt without images."""
+    return Row(make, options, toys.load_vl)
 
 
 ROWS = {
@@ -148,6 +155,11 @@ ROWS = {
         toys.make_qwen3_moe,
         {"sparse_step": 2, "dense_layers": (3,), "normalized": False, "sliding_window": WINDOW},
     ),
+    "qwen2.5-vl": vl(toys.make_qwen2_5_vl, sliding_window=WINDOW),
+    "qwen2.5-vl-mixed": vl(
+        toys.make_qwen2_5_vl, form="nested", sliding_window=WINDOW, max_window_layers=3, tied=True
+    ),
+    "qwen3-vl": vl(toys.make_qwen3_vl, deepstack=(0, 1, 2)),
     "rope-theta-old": row("llama", rope={"rope_theta": 300.0}),
     "rope-theta-new": row("llama", rope={"rope_theta": 300.0}, rope_spelling="new"),
     "rope-linear-old": row("llama", rope=LINEAR),

@@ -58,6 +58,11 @@ def qwen3_5(path: Path) -> Path:
     return toys.make_qwen3_5(path, layers=LAYERS, mtp=False)
 
 
+def qwen3_vl(path: Path) -> Path:
+    """Rows of images are added behind the first layers."""
+    return toys.make_qwen3_vl(path, layers=LAYERS, deepstack=(0, 1))
+
+
 # What becomes of norms and gates that are no part of an attention: by operator
 KINDS: dict[Callable[[Path], Path], dict[str, int]] = {
     qwen3: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS},
@@ -66,6 +71,8 @@ KINDS: dict[Callable[[Path], Path], dict[str, int]] = {
     gemma3: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS},
     phi3: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS},
     qwen3_5: {},
+    # behind two layers a sum of its own, and the rows of images join the next norm
+    qwen3_vl: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS, "Add": 3},
 }
 
 

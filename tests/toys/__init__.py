@@ -15,6 +15,7 @@ from tests.toys.families import make_gemma3, make_phi3
 from tests.toys.files import Dtype, RopeSpelling, write_pickle
 from tests.toys.medusa import MedusaLayout, make_medusa
 from tests.toys.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, make_sentencepiece
+from tests.toys.vl import VlForm, load_vl, make_qwen2_5_vl, make_qwen3_vl
 
 __all__ = [
     "CHAT_TEMPLATE",
@@ -28,7 +29,9 @@ __all__ = [
     "MarkovKind",
     "MedusaLayout",
     "RopeSpelling",
+    "VlForm",
     "load_base",
+    "load_vl",
     "make_base",
     "make_dflash",
     "make_draft",
@@ -38,8 +41,10 @@ __all__ = [
     "make_jetspec",
     "make_medusa",
     "make_phi3",
+    "make_qwen2_5_vl",
     "make_qwen3_5",
     "make_qwen3_moe",
+    "make_qwen3_vl",
     "make_sentencepiece",
     "write_pickle",
 ]

@@ -51,6 +51,7 @@ def make_draft(
     aux_layers: Iterable[int] | None = None,
     qk_norm: bool = False,
     rope_theta: float | None = None,
+    rope: Mapping[str, Any] | None = None,
     rope_spelling: RopeSpelling = "old",
     speculators_version: str = "0.3.0",
     dtype: Dtype = "float32",
@@ -61,7 +62,8 @@ def make_draft(
     Sizes default to the base's. `aux_layers` are hidden_states indices, written in the layout's own
     convention; the EAGLE repository has no key for them. `draft_vocab=None` leaves out
     `draft_vocab_size` and means the base's vocabulary, for which there is no d2t; `d2t=None` with a
-    smaller one is a broken checkpoint. None for a norm_x: no such key.
+    smaller one is a broken checkpoint. None for a norm_x: no such key. `rope` is what a draft of a
+    vision-language base says of its positions' axes.
     """
     path, base = Path(path), read_base_config(Path(base_path))
     path.mkdir(parents=True, exist_ok=True)
@@ -104,7 +106,7 @@ def make_draft(
         head_keys["draft_vocab_size"] = draft_vocab
     if target_hidden_size:
         head_keys["target_hidden_size"] = base["hidden_size"]
-    own_rope = {} if rope_theta is None else rope_keys(None, rope_spelling, rope_theta)
+    own_rope = rope_keys(rope, rope_spelling, rope_theta) if rope or rope_theta else {}
     layer_keys = {
         "attention_bias": False,
         "hidden_act": "silu",

@@ -230,6 +230,8 @@ class OrtRunner:
             assert call.local_rope_cos is not None
             assert call.local_rope_sin is not None
             feeds |= {"local_rope_cos": call.local_rope_cos, "local_rope_sin": call.local_rope_sin}
+        if self.contract.shape.deepstack:
+            feeds["deepstack_embeds"] = self.deepstack(call)
         if self.batched:
             feeds["write_indices"] = call.write_indices
         if self.recurrent is not None:
@@ -252,6 +254,15 @@ class OrtRunner:
                 )
             feeds["use_base_hidden"] = np.array(call.base_hidden is not None)
         return feeds
+
+    def deepstack(self, call: Call) -> NDArray[np.float32]:
+        """[B, S, k*H], the rows of images that join the stream; zeros for text."""
+        if call.deepstack_embeds is not None:
+            return call.deepstack_embeds
+        dims = (*call.inputs_embeds.shape[:2], self.contract.shape.deepstack_width)
+        zeros = self.bindings.input("deepstack_embeds", dims)
+        zeros.fill(0)
+        return zeros
 
     def attended(
         self, name: str, call: Call, attention: Attention, width: int

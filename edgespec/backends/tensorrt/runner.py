@@ -244,6 +244,9 @@ class TensorRTRunner:
         if shape.block:
             names += ["context_cos", "context_sin"]
         out = [(name, getattr(call, name)) for name in names]
+        if shape.deepstack:  # one zero is as good as many
+            rows = call.deepstack_embeds
+            out.append(("deepstack_embeds", 0.0 if rows is None else rows))
         out.append(("gather_idx", gather_idx(call)))
         if shape.recurrent:
             out.append(("tree_mask", tree_mask(call)))

@@ -18,6 +18,7 @@ from edgespec.backends.call import HiddenStates
 from edgespec.runtime.draft_budget import DraftBudget
 from edgespec.runtime.draft_sampling import DraftSampler
 from edgespec.runtime.drafters.options import DrafterOptions
+from edgespec.runtime.prompt_value import ImageSlots, cut
 from edgespec.runtime.tree import DraftPlan, DraftTree
 
 
@@ -45,11 +46,16 @@ class Observation:
     `hidden_states` are the base's aux hidden states at these positions, k*H wide, for a drafter
     that needs them; else None. They stay where the base's backend keeps them, and are valid until
     the base's next call: `take` copies rows, for calls of a draft engine; `numpy` gives numbers.
+
+    `rope_positions` are the base's in a prompt with images: time, height and width. `images` stand
+    for some of `tokens`, counted from the first of them.
     """
 
     lane: int
     hidden_states: HiddenStates | None  # of m rows
     tokens: NDArray[np.int64]  # [m]
+    rope_positions: NDArray[np.int64] | None = None  # [m, 3]
+    images: Sequence[ImageSlots] = ()
 
     def pieces(self, size: int) -> list[Observation]:
         """The same in pieces of at most `size` positions, one behind the other."""
@@ -59,7 +65,9 @@ class Observation:
         for start in range(0, len(self.tokens), size):
             rows = np.arange(start, min(start + size, len(self.tokens)))
             states = None if self.hidden_states is None else self.hidden_states.take(rows)
-            found.append(Observation(self.lane, states, self.tokens[rows]))
+            rope_positions = None if self.rope_positions is None else self.rope_positions[rows]
+            images = cut(self.images, start, start + len(rows))
+            found.append(Observation(self.lane, states, self.tokens[rows], rope_positions, images))
         return found
 
 

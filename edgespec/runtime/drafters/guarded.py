@@ -174,7 +174,7 @@ def copied(item: Observation) -> Observation:
     late."""
     states = item.hidden_states
     hidden = None if states is None else HostStates(states.numpy().copy())
-    return Observation(item.lane, hidden, item.tokens.copy())
+    return replace(item, hidden_states=hidden, tokens=item.tokens.copy())
 
 
 def checked_tree(tree: object, request: DraftRequest, vocab_size: int) -> DraftTree:

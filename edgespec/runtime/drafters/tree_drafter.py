@@ -24,6 +24,7 @@ from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DraftEngine
+from edgespec.runtime.prompt_value import ImageSlots
 from edgespec.runtime.static_tree import Ranks, StaticPlan, children_of
 from edgespec.runtime.tree import DraftTree, TreePool
 
@@ -107,13 +108,22 @@ class StaticGrowth(Growth):
 
 
 class TreeDrafter(EngineDrafter[CachedDecoder, LaneState], Budgeted):
-    """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id]."""
+    """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id].
+
+    With `image_rows` the slots of images are read as the images' rows, else as the image token:
+    drafts are trained in either way. Rows of another width than the draft's are never read.
+    """
 
     def __init__(
-        self, decoder: CachedDecoder, d2t: Ids, empty: Callable[[], LaneState] = LaneState
+        self,
+        decoder: CachedDecoder,
+        d2t: Ids,
+        empty: Callable[[], LaneState] = LaneState,
+        *,
+        image_rows: bool = False,
     ) -> None:
         super().__init__(decoder, empty)
-        self.d2t = d2t
+        self.d2t, self.image_rows = d2t, image_rows
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Extend the cache by the base's hidden states, each paired with its next token; of a long
@@ -128,7 +138,12 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState], Budgeted):
         """Extend the cache in one call, and keep where drafts begin."""
         parts = [
             self.decoder.causal(
-                item.lane, item.tokens, np.array([len(item.tokens) - 1]), item.hidden_states
+                item.lane,
+                item.tokens,
+                np.array([len(item.tokens) - 1]),
+                item.hidden_states,
+                item.rope_positions,
+                self.images_of(item),
             )
             for item in taken
         ]
@@ -139,6 +154,12 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState], Budgeted):
             state.last_hidden = result.hidden_states.take(np.array([len(item.tokens) - 1]))
             if not state.last_logits.finite():
                 self.stop_drafting(item.lane)
+
+    def images_of(self, item: Observation) -> Sequence[ImageSlots]:
+        """The images whose rows are read in place of the image token."""
+        width = self.decoder.runner.contract.shape.hidden_size
+        fits = all(image.rows.embeds.shape[1] == width for image in item.images)
+        return item.images if self.image_rows and fits else ()
 
     def can_take(self, item: Observation) -> bool:
         """Whether a lane goes on with an observation; one that cannot drafts no more."""

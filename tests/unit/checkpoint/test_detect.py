@@ -177,7 +177,7 @@ OTHERS: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
     ),
     (
         "vision-language",
-        {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"depth": 2}},
+        {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"depth": 2}},
         {},
     ),
     ("MixtralForCausalLM", {"architectures": ["MixtralForCausalLM"]}, {}),

@@ -591,9 +591,30 @@ def test_norms_that_the_config_promises_must_be_there() -> None:
         parse(shapes=draft_shapes(input_norm__weight=(12288,), **norms))
 
 
-def test_mrope_on_a_text_draft_is_the_default_rope() -> None:
-    mrope = {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_theta": 1e6}
-    assert parse(mrope).decoder.rope == RopeConfig(1e6, 128)
+@pytest.mark.parametrize(
+    ("scaling", "interleaved"),
+    [
+        ({"type": "mrope", "mrope_section": [16, 24, 24]}, False),
+        ({"rope_type": "default", "mrope_section": [16, 24, 24]}, False),
+        (
+            {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True},
+            True,
+        ),
+    ],
+)
+def test_drafts_of_vision_language_models_declare_the_axes_of_their_positions(
+    scaling: dict[str, Any], interleaved: bool
+) -> None:
+    """As SpecForge writes them for Qwen2.5-VL, and AngelSlim for Qwen3-VL."""
+    more = {"target_model_type": "qwen2_5_vl", "modal_type": "VLM", "rope_theta": 1e6}
+    rope = parse({"rope_scaling": scaling, **more}).decoder.rope
+    section = tuple(scaling["mrope_section"])
+    assert rope == RopeConfig(1e6, 128, mrope_section=section, mrope_interleaved=interleaved)
+
+
+def test_sections_that_leave_pairs_over_are_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"mrope_section.*64 in all"):
+        parse({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 20]}})
 
 
 @pytest.mark.parametrize(

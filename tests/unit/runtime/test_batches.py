@@ -424,7 +424,7 @@ PLANTED = {
     "reuse takes a row too many": mock.patch.object(
         Prefix,
         "reusable",
-        lambda self, prompt, drafter: min(len(self.tokens) + 1, len(prompt) - 1),
+        lambda self, prompt, drafter: min(len(self.cache_key) + 1, len(prompt) - 1),
     ),
 }
 

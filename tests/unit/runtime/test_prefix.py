@@ -70,9 +70,9 @@ def test_a_state_is_kept_only_where_it_is_that_of_its_tokens(
     seq = Stopping(PROMPT, GREEDY, 30, plan=PLAN, keep_all=True, stop=stop)
     assert run(session, seq) == TRUTH[:stop]
     entries = session.prefixes.entries
-    assert [len(entry.tokens) for entry in entries] == ([] if kept is None else [kept])
+    assert [len(entry.cache_key) for entry in entries] == ([] if kept is None else [kept])
     for entry in entries:
-        assert entry.tokens.tolist() == [*PROMPT, *TRUTH][:kept]
+        assert entry.cache_key.tolist() == [*PROMPT, *TRUTH][:kept]
         assert len(entry.base) == kept
         assert (entry.draft is not None) == drafted
 
@@ -86,9 +86,9 @@ def test_a_state_ends_before_the_stop_token_that_ended_the_text() -> None:
         run(session, SequenceState(PROMPT, GREEDY, 30, stop_ids, PLAN, keep_all=True)) == TRUTH[:3]
     )
     (entry,) = session.prefixes.entries
-    assert entry.tokens.tolist() == [*PROMPT, *TRUTH[:2]]
+    assert entry.cache_key.tolist() == [*PROMPT, *TRUTH[:2]]
     assert entry.draft is not None
-    assert len(entry.draft) >= len(entry.tokens) - 1
+    assert len(entry.draft) >= len(entry.cache_key) - 1
 
 
 @pytest.mark.parametrize(("stop", "plain", "drafting"), [(5, 9, 9), (4, 9, 0), (3, 0, 0)])
@@ -135,8 +135,8 @@ def test_a_cache_of_rows_keeps_what_the_text_has_of_a_step() -> None:
         session = session_of(recurrent=False)
         run(session, Stopping(PROMPT, GREEDY, 30, plan=PLAN, keep_all=True, stop=stop))
         (entry,) = session.prefixes.entries
-        assert entry.tokens.tolist() == [*PROMPT, *TRUTH][: min(LENGTH, len(PROMPT) + stop)]
-        assert len(entry.base) == len(entry.tokens)
+        assert entry.cache_key.tolist() == [*PROMPT, *TRUTH][: min(LENGTH, len(PROMPT) + stop)]
+        assert len(entry.base) == len(entry.cache_key)
 
 
 def test_a_prompts_state_is_kept_where_it_was_asked_for_between_two_chunks() -> None:
@@ -193,12 +193,12 @@ def test_the_longest_is_found_and_is_the_last_to_go() -> None:
     cache = PrefixCache(8 * 9)
     for tokens in ([1, 2], [1, 2, 3], [5, 5, 5, 5]):
         cache.keep(entry(tokens))
-    assert [e.tokens.tolist() for e in cache.entries] == [[1, 2, 3], [5, 5, 5, 5]]
+    assert [e.cache_key.tolist() for e in cache.entries] == [[1, 2, 3], [5, 5, 5, 5]]
     found = cache.find([1, 2, 3, 4], None)
     assert found is not None
-    assert (found[0].tokens.tolist(), found[1]) == ([1, 2, 3], 3)
+    assert (found[0].cache_key.tolist(), found[1]) == ([1, 2, 3], 3)
     cache.keep(entry([7, 7, 7]))  # 7 tokens are there, 9 fit
-    assert [e.tokens.tolist() for e in cache.entries] == [[1, 2, 3], [7, 7, 7]]
+    assert [e.cache_key.tolist() for e in cache.entries] == [[1, 2, 3], [7, 7, 7]]
 
 
 def test_what_a_new_entry_serves_goes_and_nothing_else() -> None:
@@ -207,10 +207,10 @@ def test_what_a_new_entry_serves_goes_and_nothing_else() -> None:
     cache.keep(entry([1, 2, 3, 4]))
     assert len(cache.entries) == 2  # a plain one serves no drafting request
     cache.keep(entry([1, 2, 3, 4, 5], 4))
-    assert [len(e.tokens) for e in cache.entries] == [5]
+    assert [len(e.cache_key) for e in cache.entries] == [5]
     cache.keep(entry([1, 2], 1, croppable=False))
     cache.keep(entry([1, 2, 3], 2, croppable=False))
-    assert [len(e.tokens) for e in cache.entries] == [5, 2, 3]  # a state serves itself alone
+    assert [len(e.cache_key) for e in cache.entries] == [5, 2, 3]  # a state serves itself alone
 
 
 def test_what_one_drafter_remembers_goes_on_beside_what_another_does() -> None:
@@ -230,4 +230,4 @@ def test_an_entry_larger_than_the_budget_drives_nothing_out() -> None:
     cache = PrefixCache(8 * 4)
     cache.keep(entry([1, 2, 3, 4]))
     cache.keep(entry([5, 6, 7, 8, 9]))
-    assert [e.tokens.tolist() for e in cache.entries] == [[1, 2, 3, 4]]
+    assert [e.cache_key.tolist() for e in cache.entries] == [[1, 2, 3, 4]]

@@ -1,0 +1,120 @@
+"""The tensors of an image encoder: which there are, and their names in a checkpoint.
+
+Own names are those of Qwen3-VL's files without a prefix: blocks.0.norm1, merger.linear_fc1. Knows
+no graphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgespec.checkpoint.detect import check_tensors
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.layouts import read_quantization, rule_at
+from edgespec.checkpoint.quantization import Quantization
+from edgespec.config import VisionConfig
+from edgespec.config.tensors import Tensors
+
+PREFIXES = ("model.visual.", "visual.")  # newer files, older ones
+PATCHES = "patch_embed.proj.weight"
+# Stored module -> own name, where files differ
+_RENAMED = {
+    "merger.ln_q": "merger.norm",
+    "merger.mlp.0": "merger.linear_fc1",
+    "merger.mlp.2": "merger.linear_fc2",
+}
+
+
+def vision_prefix(checkpoint: Checkpoint) -> str | None:
+    """How the names of a checkpoint's encoder begin; None where it has none."""
+    names = checkpoint.tensors
+    return next((p for p in PREFIXES if any(name.startswith(p) for name in names)), None)
+
+
+def stored_vision_names(checkpoint: Checkpoint, config: VisionConfig) -> dict[str, str]:
+    """The names on disk by own name. Raises CheckpointError where the tensors are not those of the
+    configuration."""
+    prefix = vision_prefix(checkpoint) or PREFIXES[0]
+    own = {name: own_name(name.removeprefix(prefix)) for name in checkpoint.tensors}
+    stored = {own[name]: name for name in checkpoint.tensors if name.startswith(prefix)}
+    expected = vision_tensors(config)
+    there = {stored.get(name, f"{prefix}{name}"): shape for name, shape in expected.items()}
+    others = {name for name in checkpoint.tensors if not name.startswith(prefix)}
+    check_tensors(there, checkpoint, others, vision_quantization(checkpoint, config))
+    return {name: stored[name] for name in expected}
+
+
+def vision_quantization(checkpoint: Checkpoint, config: VisionConfig) -> Quantization | None:
+    """How the encoder's Linears are quantized; None where none of them is."""
+    found, prefix = read_quantization(checkpoint), vision_prefix(checkpoint)
+    if found is None or prefix is None:
+        return None
+    modules = (
+        name.removesuffix(".weight")
+        for name, shape in vision_tensors(config).items()
+        if is_linear(name, shape)
+    )
+    quantized = any(rule_at(checkpoint, found, f"{prefix}{module}") for module in modules)
+    return replace(found, kv_cache=None) if quantized else None
+
+
+def is_linear(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is the weight of a Linear."""
+    return name.endswith(".weight") and len(shape) == 2 and name != "pos_embed.weight"
+
+
+def own_name(name: str) -> str:
+    """The own name of a tensor by its stored one without the prefix."""
+    module, _, kind = name.rpartition(".")
+    return f"{_RENAMED.get(module, module)}.{kind}"
+
+
+def vision_tensors(config: VisionConfig) -> Tensors:
+    """Name -> shape of an encoder's tensors, by own name."""
+    hidden, patch = config.hidden_size, config.patch_size
+    tensors: Tensors = {
+        PATCHES: (hidden, config.in_channels, config.temporal_patch_size, patch, patch)
+    }
+    if config.patch_bias:
+        tensors["patch_embed.proj.bias"] = (hidden,)
+    if config.position_grid:
+        tensors["pos_embed.weight"] = (config.position_grid**2, hidden)
+    for i in range(config.num_layers):
+        tensors |= {f"blocks.{i}.{name}": shape for name, shape in block_tensors(config).items()}
+    tensors |= merger_tensors(config, "merger", hidden)
+    for i in range(len(config.deepstack_layers)):
+        tensors |= merger_tensors(config, f"deepstack_merger_list.{i}", config.merged_size)
+    return tensors
+
+
+def block_tensors(config: VisionConfig) -> Tensors:
+    """The tensors of one layer."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    tensors = norm_tensors(config, "norm1", hidden) | norm_tensors(config, "norm2", hidden)
+    tensors |= linear_tensors("attn.qkv", 3 * hidden, hidden)
+    tensors |= linear_tensors("attn.proj", hidden, hidden)
+    if not config.gated_mlp:
+        tensors |= linear_tensors("mlp.linear_fc1", inner, hidden)
+        return tensors | linear_tensors("mlp.linear_fc2", hidden, inner)
+    for part in ("gate", "up"):
+        tensors |= linear_tensors(f"mlp.{part}_proj", inner, hidden)
+    return tensors | linear_tensors("mlp.down_proj", hidden, inner)
+
+
+def merger_tensors(config: VisionConfig, name: str, norm_size: int) -> Tensors:
+    """The tensors of a merger whose norm is over `norm_size` elements."""
+    merged = config.merged_size
+    tensors = norm_tensors(config, f"{name}.norm", norm_size)
+    tensors |= linear_tensors(f"{name}.linear_fc1", merged, merged)
+    return tensors | linear_tensors(f"{name}.linear_fc2", config.out_hidden_size, merged)
+
+
+def norm_tensors(config: VisionConfig, name: str, size: int) -> Tensors:
+    """The tensors of a norm; a LayerNorm has a bias."""
+    kinds = ("weight", "bias") if config.norm == "layer" else ("weight",)
+    return {f"{name}.{kind}": (size,) for kind in kinds}
+
+
+def linear_tensors(name: str, rows: int, columns: int) -> Tensors:
+    """The tensors of a Linear with a bias."""
+    return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}

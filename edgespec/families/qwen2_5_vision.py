@@ -1,0 +1,42 @@
+"""Qwen2.5-VL's image encoder: windows in most layers, RMSNorms and gated MLPs (arXiv 2502.13923).
+
+Defaults for missing keys are those of transformers 5.14.
+"""
+
+from __future__ import annotations
+
+from edgespec.config.fields import Fields
+from edgespec.config.values import VisionConfig
+from edgespec.families.vision import NORM_EPS, layer_indices, vision_activation, vision_heads
+
+_FULL_ATTENTION = (7, 15, 23, 31)
+
+
+def vision(fields: Fields) -> VisionConfig:
+    """Returns the encoder of the fields of `vision_config`. Raises CheckpointError,
+    UnsupportedModel for an activation that is not known."""
+    num_layers = fields.size("depth", 32)
+    hidden_size = fields.size("hidden_size", 3584)
+    config = VisionConfig(
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=fields.size("intermediate_size", 3420),
+        num_heads=vision_heads(fields, hidden_size),
+        out_hidden_size=fields.size("out_hidden_size", 3584),
+        patch_size=fields.size("patch_size", 14),
+        activation=vision_activation(fields, "silu"),
+        norm="rms",
+        norm_eps=NORM_EPS,
+        gated_mlp=True,
+        full_attention_layers=layer_indices(
+            fields, "fullatt_block_indexes", _FULL_ATTENTION, num_layers
+        ),
+        temporal_patch_size=fields.size("temporal_patch_size", 2),
+        in_channels=fields.size("in_channels", 3),
+        merge_size=fields.size("spatial_merge_size", 2),
+        window_size=fields.size("window_size", 112),
+    )
+    if not config.window_side:
+        pixels = config.merge_size * config.patch_size
+        raise fields.wrong("window_size", f"at least {pixels} pixels, a row of the language model")
+    return config

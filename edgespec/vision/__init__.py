@@ -1,0 +1,5 @@
+"""Image encoders where host and device meet: what their graphs read and give, what a grid of
+patches means to them, and the config.json of what is exported and built.
+
+Knows values and arrays. Knows no graph, no engine and no image.
+"""
