@@ -82,7 +82,6 @@ FLAGS: dict[str, dict[str, Missing]] = {
             " --jetspec-draft or --dspark-draft for the draft alone",
             beside=("--dflash-draft", "--jetspec-draft", "--dspark-draft"),
         ),
-        "--skip-visual": DONE_ANYWAY,
         "--skip-audio": DONE_ANYWAY,
         "--skip-code2wav": DONE_ANYWAY,
         "--skip-action": DONE_ANYWAY,
