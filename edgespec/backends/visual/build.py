@@ -17,7 +17,7 @@ from edgespec import bundle
 from edgespec.backends.base import Backend, BuildOptions, Progress, StagedEncoder
 from edgespec.backends.build import SILENT, as_bundle_error, chosen_backend, products_text
 from edgespec.backends.canonical_graph import check_canonical
-from edgespec.backends.engine_config import EngineWeights
+from edgespec.backends.engine_config import FLOAT32, EngineWeights
 from edgespec.backends.golden import Agreement
 from edgespec.backends.manifest import EngineEntry
 from edgespec.backends.registry import DEFAULT_BACKEND
@@ -160,13 +160,13 @@ def entry_of(
         source=onnx.manifest.source.to_dict(),
         weights=staged.weights,
         golden_difference=found.difference if found else None,
-        golden_cosine=found.cosine if found and staged.weights.is_quantized else None,
+        golden_cosine=found.cosine if found and staged.accuracy.min_cosine else None,
     )
 
 
 def notes_of(onnx: VisualOnnxDir, staged: StagedEncoder) -> Iterator[str]:
     """What the user should know about this engine."""
-    if staged.weights.is_quantized:
+    if staged.weights.scheme != FLOAT32:
         yield f"{products_text(staged.weights)}; images look a little different to the model"
     if not any(name in onnx.manifest.files for name in bundle.PROCESSOR_FILES):
         yield f"{bundle.PROCESSOR_FILES[0]} is not there: no image can be prepared for it"
