@@ -43,6 +43,7 @@ TOKENIZER_FILES = (
     "processed_chat_template.json",
     "generation_config.json",
 )
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")  # of images
 EXPORT_FILES = (MODEL, MODEL_DATA, CONFIG, EMBEDDING, D2T, HEADS, GOLDEN, *TOKENIZER_FILES)
 MANIFEST_FORMAT = 1
 EDITED = "The file is damaged or was edited: copy or make the directory again."

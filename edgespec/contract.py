@@ -41,6 +41,15 @@ class Role(StrEnum):
     DRAFT = "draft"
 
 
+class Tower(StrEnum):
+    """What stands beside a language model and encodes its images."""
+
+    VISUAL = "visual"
+
+
+AnyRole = Role | Tower  # of whatever is exported and built
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One input or output; dtype by numpy's name, symbolic dimensions as strings."""

@@ -21,6 +21,13 @@ from edgespec.backends.summary import (
     engines_summary,
     export_summary,
 )
+from edgespec.backends.visual.engine_dir import NAME as VISUAL
+from edgespec.backends.visual.engine_dir import is_visual_engine
+from edgespec.backends.visual.summary import (
+    VisualSummary,
+    visual_engine_summary,
+    visual_export_summary,
+)
 from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.files import PICKLED, Checkpoint, some_of
 from edgespec.checkpoint.summary import (
@@ -47,7 +54,7 @@ class Inspection:
     not."""
 
     path: Path
-    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary
+    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary | VisualSummary
     problems: tuple[EdgeSpecError, ...]
     notes: tuple[str, ...]
     costs: tuple[CostProfile, ...] = ()  # of engines, measured on this device
@@ -75,14 +82,28 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
     if kind == "checkpoint":
         summary = look_at_checkpoint(path, problems, read_up_to)
         return Inspection(path, summary, tuple(problems), (*notes_of(summary), *notes))
-    look = export_summary if kind == "export" else engines_summary
-    found = look(path, problems, read_up_to)
+    found = look_at_manifest(path, kind, problems, read_up_to)
     if found.not_in_manifest:
         notes = (*notes, f"not in the manifest: {some_of(found.not_in_manifest)}")
-    costs = [] if isinstance(found, ExportSummary) else look_at_costs(path)
+    if is_visual_engine(path / VISUAL):
+        notes = (*notes, f"{VISUAL}/ holds an image encoder: edgespec inspect {path / VISUAL}")
+    costs = look_at_costs(path) if isinstance(found, EnginesSummary) else []
     why = sorted({f"costs: {one.why}" for one in costs if one.why is not None})
     profiles = tuple(one.profile for one in costs if one.profile is not None)
     return Inspection(path, found, tuple(problems), (*notes, *why), profiles)
+
+
+def look_at_manifest(
+    path: Path, kind: str, problems: list[EdgeSpecError], read_up_to: float
+) -> ExportSummary | EnginesSummary | VisualSummary:
+    """The summary of what export wrote or build made, of a language model or an image encoder."""
+    if kind == "export":
+        if bundle.read_manifest(path).get("role") == VISUAL:
+            return visual_export_summary(path, problems, read_up_to)
+        return export_summary(path, problems, read_up_to)
+    if is_visual_engine(path):
+        return visual_engine_summary(path, problems, read_up_to)
+    return engines_summary(path, problems, read_up_to)
 
 
 def look_at_costs(path: Path) -> list[Found]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, cast
 
 from edgespec import bundle
 from edgespec.config.fields import is_int
-from edgespec.contract import Role
+from edgespec.contract import AnyRole, Role, Tower
 from edgespec.errors import BundleError
 from edgespec.graph_quantization import Schemes, read_schemes, schemes_dict
 from edgespec.stored.fields import BundleFields
@@ -22,11 +22,17 @@ KIND = "export"
 # The files of every export, by role, and those that an export may have
 GRAPH_FILES = (bundle.MODEL, bundle.MODEL_DATA, bundle.CONFIG)
 BASE_FILES = (*GRAPH_FILES, bundle.EMBEDDING, bundle.TOKENIZER)
-REQUIRED = {Role.LLM: BASE_FILES, Role.BASE: BASE_FILES, Role.DRAFT: GRAPH_FILES}
-KNOWN = {
+REQUIRED: Mapping[AnyRole, tuple[str, ...]] = {
+    Role.LLM: BASE_FILES,
+    Role.BASE: BASE_FILES,
+    Role.DRAFT: GRAPH_FILES,
+    Tower.VISUAL: GRAPH_FILES,
+}
+KNOWN: Mapping[AnyRole, tuple[str, ...]] = {
     Role.LLM: (*BASE_FILES, *bundle.TOKENIZER_FILES, bundle.GOLDEN),
     Role.BASE: (*BASE_FILES, *bundle.TOKENIZER_FILES, bundle.GOLDEN),
     Role.DRAFT: (*GRAPH_FILES, bundle.EMBEDDING, bundle.D2T, bundle.HEADS, bundle.GOLDEN),
+    Tower.VISUAL: (*GRAPH_FILES, *bundle.PROCESSOR_FILES, bundle.GOLDEN),
 }
 QUANTIZE_KIND = "quantize"
 NOT_SIMULATED = "weights only: rounding of activations and of the cache is not simulated"
@@ -83,7 +89,7 @@ class ExportManifest:
     are the uses of schemes in its graph, None where it has none.
     """
 
-    role: Role
+    role: AnyRole
     source: ExportSource
     options: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
@@ -95,7 +101,7 @@ class ExportManifest:
     @classmethod
     def make(
         cls,
-        role: Role,
+        role: AnyRole,
         source: ExportSource,
         options: Mapping[str, Any],
         files: Mapping[str, Mapping[str, Any]],
@@ -119,16 +125,16 @@ class ExportManifest:
         """From an exported directory; BundleError where its manifest.json is none of an export."""
         raw, where = bundle.read_manifest(directory), str(directory / bundle.MANIFEST)
         fields = BundleFields(raw, where)
-        role = fields.get("role")
-        if fields.get("kind") != KIND or role not in [r.value for r in Role]:
+        role, roles = fields.get("role"), {r.value: r for r in REQUIRED}
+        if fields.get("kind") != KIND or role not in roles:
             what = f"{where} is not that of an export: kind {fields.get('kind')!r}, role {role!r}"
             raise BundleError(what, "Give the directory of a component that export wrote.")
         command = fields.get("command") or []
         files = bundle.listed_files(directory, fields.get("files"))
-        bundle.refuse_unlisted(directory, files, REQUIRED[Role(role)], ())
-        bundle.refuse_unknown(directory, files, KNOWN[Role(role)], role)
+        bundle.refuse_unlisted(directory, files, REQUIRED[roles[role]], ())
+        bundle.refuse_unknown(directory, files, KNOWN[roles[role]], role)
         return cls(
-            role=Role(role),
+            role=roles[role],
             source=ExportSource.read(fields.section("source")),
             options=fields.section("options").raw,
             files=files,

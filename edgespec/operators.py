@@ -85,6 +85,7 @@ OPERATORS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
                 *("Add", "And", "Clip", "Compress", "Div", "Equal", "Exp", "Expand", "EyeLike"),
                 *("Greater", "Identity", "Less", "MatMul", "Mul", "Neg", "Pad", "Range"),
                 *("Reshape", "Sigmoid", "Slice", "Softplus", "Squeeze", "Sub", "Sum", "Unsqueeze"),
+                "Where",
             ),
             _NONE,
         ),
@@ -98,8 +99,13 @@ OPERATORS: Mapping[str, Mapping[str, Rule]] = MappingProxyType(
         },
         "Gather": {"axis": _AXIS},
         "GatherND": {"batch_dims": Int(0, 1)},
-        "Gelu": {"approximate": Text(("tanh",))},
+        "Gelu": {"approximate": Text(("none", "tanh"))},
         "If": {"then_branch": Subgraph(), "else_branch": Subgraph()},
+        "LayerNormalization": {
+            "axis": Int(-1, -1),
+            "epsilon": Float(0.0, 1.0),
+            "stash_type": _FLOAT32,
+        },
         "Loop": {"body": Subgraph(("Gather", "Identity", "MatMul", "Mul", "Sub"))},
         "QuantizeLinear": {"output_dtype": Int(3, 17)},
         "RMSNormalization": {

@@ -18,7 +18,12 @@ from edgespec.backends.engine_dir import STEMS, variant_name
 from edgespec.backends.findings import Finding, not_run
 from edgespec.backends.machine import machine_bytes
 from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.visual.onnx_dir import VisualOnnxDir
+from edgespec.config import VisionConfig
 from edgespec.contract import GraphContract, Limits, Role
+from edgespec.errors import UnsupportedModel
+from edgespec.vision.contract import ImageLimits
+from edgespec.vision.grid import Arrays
 
 # ---- what runs an engine
 
@@ -95,6 +100,17 @@ class Runner(Protocol):
     def copy_lane(self, source: int, target: int, count: int) -> None:
         """Copy the first `count` KV rows of one lane to the first of another, whose other rows are
         dropped."""
+
+    def close(self) -> None:
+        """Release the engine; closing twice is harmless."""
+
+
+class EncoderRunner(Protocol):
+    """An open image encoder."""
+
+    def run(self, feeds: Arrays) -> Arrays:
+        """The outputs of `vision_contract` by name for its inputs by name, those of one image.
+        EnvironmentProblem where the engine fails."""
 
     def close(self) -> None:
         """Release the engine; closing twice is harmless."""
@@ -223,6 +239,16 @@ class Staged:
     settings: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Mapping[str, Any] | None = None
     unproven: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedEncoder:
+    """An image encoder whose files stand in the staging directory, as `Staged` has it."""
+
+    engine: Path
+    weights: EngineWeights
+    accuracy: AccuracySpec
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,6 +414,33 @@ class Backend(ABC):
         """What the user who builds this engine should know of its memory and its kernels."""
         del config
         return ()
+
+    # ---- image encoders
+
+    def check_encoder(self) -> None:
+        """UnsupportedModel where this backend builds no image encoders."""
+        what = f"--backend {self.name}: this version builds image encoders with ONNX Runtime alone"
+        raise UnsupportedModel(
+            what, "Leave --backend out: the engines of a model may differ in it."
+        )
+
+    def stage_encoder(
+        self,
+        onnx: VisualOnnxDir,
+        path: Path,
+        limits: ImageLimits,
+        options: BuildOptions,
+        progress: Progress,
+    ) -> StagedEncoder:
+        """Write the engine of an image encoder to `path`, and what it needs beside it. BuildError
+        where it cannot be built. Asked where `check_encoder` raises nothing."""
+        raise NotImplementedError
+
+    def open_encoder(
+        self, path: Path, config: VisionConfig, settings: Mapping[str, Any]
+    ) -> EncoderRunner:
+        """A runner of such an engine. EnvironmentProblem where it cannot be opened."""
+        raise NotImplementedError
 
     # ---- what `edgespec verify` asks of a finished engine
 

@@ -59,11 +59,24 @@ COUNTS = {"Loop": 0, "Range": 1}  # operator -> the input that says how often, o
 def check_graph(path: Path, shape: GraphShape, listed: Collection[str]) -> None:
     """BundleError where model.onnx is not a canonical graph of this shape: another operator,
     attribute, input or output, data outside the `listed` files, or results without bound."""
+    contract = canonical_contract(shape)
+    check_canonical(path, contract.inputs, contract.outputs, listed, CALL_SIZES)
+
+
+def check_canonical(
+    path: Path,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    listed: Collection[str],
+    call_sizes: Mapping[str, int],
+) -> None:
+    """The same for a graph with these inputs and outputs; `call_sizes` are those of a short call by
+    symbol."""
     model = read_model(path)
     checker = Checker(path, listed)
     checker.check_model(model)
-    checker.check_signature(model.graph, shape)
-    checker.check_sizes(model)
+    checker.check_signature(model.graph, inputs, outputs)
+    checker.check_sizes(model, call_sizes)
 
 
 def read_model(path: Path) -> ModelProto:
@@ -207,12 +220,13 @@ class Checker:
 
     # ---- inputs, outputs and results
 
-    def check_signature(self, graph: GraphProto, shape: GraphShape) -> None:
+    def check_signature(
+        self, graph: GraphProto, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> None:
         """Inputs and outputs are those of the contract, in its order."""
-        contract = canonical_contract(shape)
         for kind, found, wanted in (
-            ("input", graph.input, contract.inputs),
-            ("output", graph.output, contract.outputs),
+            ("input", graph.input, inputs),
+            ("output", graph.output, outputs),
         ):
             for value, spec in zip(found, wanted, strict=False):
                 if (value.name, shown_type(value)) != (spec.name, shown_spec(spec)):
@@ -222,13 +236,13 @@ class Checker:
             if len(found) != len(wanted):
                 raise self.refused(f"{len(found)} {kind}s; by config.json {len(wanted)}")
 
-    def check_sizes(self, model: ModelProto) -> None:
+    def check_sizes(self, model: ModelProto, call_sizes: Mapping[str, int]) -> None:
         """Shapes fit together, and no result is much larger than all weights and inputs."""
         sizes = [math.prod(tensor.dims) for tensor in model.graph.initializer]
         for value in model.graph.input:
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_param:
-                    dim.dim_value = CALL_SIZES[dim.dim_param]
+                    dim.dim_value = call_sizes[dim.dim_param]
             sizes.append(math.prod(d.dim_value for d in value.type.tensor_type.shape.dim))
         for value in model.graph.output:
             value.type.tensor_type.ClearField("shape")

@@ -21,6 +21,7 @@ from edgespec.directories import Kind, kind_of, not_an_export
 from edgespec.errors import BundleError
 from edgespec.manifest import ExportManifest
 from edgespec.stored.fields import BundleFields
+from edgespec.vision.component import is_visual
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,9 @@ def open_onnx_dir(path: Path, *, spec_base: bool, spec_draft: bool) -> OnnxDir:
         raise BundleError(what, "Build base and draft one after the other.")
     check_is_component(path)
     raw, where = bundle.read_json(path / bundle.CONFIG), str(path / bundle.CONFIG)
+    if is_visual(raw):
+        what = f"{path} is the export of an image encoder, and no language model"
+        raise BundleError(what, "Give the directory of the language model, such as OUT/llm.")
     _, role = read_method(BundleFields(raw, where))
     asked = Role.BASE if spec_base else Role.DRAFT if spec_draft else role
     if asked is not role:

@@ -38,9 +38,11 @@ def stored_vision_names(checkpoint: Checkpoint, config: VisionConfig) -> dict[st
     own = {name: own_name(name.removeprefix(prefix)) for name in checkpoint.tensors}
     stored = {own[name]: name for name in checkpoint.tensors if name.startswith(prefix)}
     expected = vision_tensors(config)
-    there = {stored.get(name, f"{prefix}{name}"): shape for name, shape in expected.items()}
+    older = any(f"{prefix}{name}" != there for name, there in stored.items())
+    usual = {name: f"{prefix}{older_name(name) if older else name}" for name in expected}
+    wanted = {stored.get(name, usual[name]): shape for name, shape in expected.items()}
     others = {name for name in checkpoint.tensors if not name.startswith(prefix)}
-    check_tensors(there, checkpoint, others, vision_quantization(checkpoint, config))
+    check_tensors(wanted, checkpoint, others, vision_quantization(checkpoint, config))
     return {name: stored[name] for name in expected}
 
 
@@ -67,6 +69,13 @@ def own_name(name: str) -> str:
     """The own name of a tensor by its stored one without the prefix."""
     module, _, kind = name.rpartition(".")
     return f"{_RENAMED.get(module, module)}.{kind}"
+
+
+def older_name(name: str) -> str:
+    """The name of a tensor in files with Qwen2.5-VL's names, by its own one."""
+    module, _, kind = name.rpartition(".")
+    older = next((stored for stored, own in _RENAMED.items() if own == module), module)
+    return f"{older}.{kind}"
 
 
 def vision_tensors(config: VisionConfig) -> Tensors:

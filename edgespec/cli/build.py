@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from edgespec.cli import environment, trtllm
+from edgespec.cli import build_visual, environment, trtllm
 from edgespec.cli.costs_flag import MEASURING, costs_line
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand, either, until_separator
@@ -155,7 +155,7 @@ def click_option(option: BuildOption) -> click.Option:
     "--onnx-dir",
     required=True,
     type=DIRECTORY,
-    help="A component that edgespec export wrote, such as OUT/llm.",
+    help="A component that edgespec export wrote, such as OUT/llm or OUT/visual.",
 )
 @click.option(
     "--engine-dir",
@@ -163,7 +163,7 @@ def click_option(option: BuildOption) -> click.Option:
     type=DIRECTORY,
     envvar=environment.ENGINE_DIR,
     show_envvar=True,
-    help="Where the engine goes; base and draft share one.",
+    help="Where the engine goes; base and draft share one, an image encoder is in its visual/.",
 )
 @click.option(
     "--spec-base", is_flag=True, help="State that this is a base; checked against its config.json."
@@ -212,6 +212,7 @@ def click_option(option: BuildOption) -> click.Option:
     show_default=True,
     help=f"Nodes that a draft makes: top-k times step, or its block ({BLOCKS}).",
 )
+@build_visual.image_options
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -243,11 +244,13 @@ def command(
     \b
     edgespec build --onnx-dir onnx/base/llm  --engine-dir engines --spec-base
     edgespec build --onnx-dir onnx/draft/llm --engine-dir engines --spec-draft
+    edgespec build --onnx-dir onnx/base/visual --engine-dir engines --max-image-tokens-per-image 1024
     """
     if spec_base and spec_draft:
         raise click.UsageError(
             "--spec-base and --spec-draft exclude each other", click.get_current_context()
         )
+    image_limits = build_visual.take_limits(cast(dict[str, Any], values))
     limits = limits_of(LIMITS, cast(dict[str, Any], values))
     chosen = find_backend(backend)
     assert chosen is not None  # one of the choices
@@ -258,8 +261,22 @@ def command(
             f"{error.what}. {error.remedy}", click.get_current_context()
         ) from None
     from edgespec.backends.build import build, plan
+    from edgespec.backends.visual.onnx_dir import is_visual_export
     from edgespec.cli.progress import Bars
 
+    if is_visual_export(onnx_dir):
+        build_visual.run(
+            onnx_dir,
+            engine_dir,
+            image_limits,
+            backend=backend,
+            options=options,
+            asked_role="base" if spec_base else "draft" if spec_draft else None,
+            dry_run=dry_run,
+            as_json=as_json,
+            unused=LIMITS,
+        )
+        return
     target = chosen.emit_dir(options)
     if dry_run or target is not None:
         planned = plan(
@@ -365,8 +382,9 @@ def unused(role: Role) -> list[str]:
     flags = {"max_verify_tree_size": "base", "max_draft_tree_size": "draft"}
     used = "max_draft_tree_size" if role is Role.DRAFT else "max_verify_tree_size"
     given = click.get_current_context().get_parameter_source
-    return [
+    sizes = [
         f"--{name.replace('_', '-')} is for the {owner} and not used here"
         for name, owner in flags.items()
         if name != used and given(name) is ParameterSource.COMMANDLINE
     ]
+    return [*sizes, *build_visual.given(build_visual.LIMITS, "the image encoder")]

@@ -44,9 +44,6 @@ OWN_TYPE = (
     "weights that are not quantized keep the checkpoint's type, and engines compute in float32."
     " Leave the flag out"
 )
-VISUAL_ENGINE = (
-    "it belongs to the engine of a vision tower, and this version takes text only. Leave it out"
-)
 BLOCK_SIZE = Missing(
     instead="a block is as long as the draft was trained for; --spec-verify-size shortens it",
     neutral=("0",),
@@ -82,7 +79,6 @@ FLAGS: dict[str, dict[str, Missing]] = {
             " --jetspec-draft or --dspark-draft for the draft alone",
             beside=("--dflash-draft", "--jetspec-draft", "--dspark-draft"),
         ),
-        "--skip-visual": DONE_ANYWAY,
         "--skip-audio": DONE_ANYWAY,
         "--skip-code2wav": DONE_ANYWAY,
         "--skip-action": DONE_ANYWAY,
@@ -117,9 +113,6 @@ FLAGS: dict[str, dict[str, Missing]] = {
             "engines need no build of their own for it; edgespec infer --dump-profile shows the"
             " times"
         ),
-        "--min-image-tokens": Missing(instead=VISUAL_ENGINE, neutral=("0",)),
-        "--max-image-tokens": Missing(instead=VISUAL_ENGINE, neutral=("0",)),
-        "--max-image-tokens-per-image": Missing(instead=VISUAL_ENGINE, neutral=("0",)),
         "--dflash-block-size": Missing(instead=OWN_BLOCK, neutral=("0",)),
     },
     "infer": {
@@ -142,7 +135,7 @@ PROGRAMS: Mapping[str, str] = {
     "llm_inference": "Run edgespec infer.",
     "llm_bench": "Run edgespec bench.",
     "benchmark": "Run edgespec bench.",
-    "visual_build": "This version takes text only, so there is no engine to build.",
+    "visual_build": "Run edgespec build.",
     "qwen3-omni": "This version takes text models: edgespec quantize llm.",
     "reduce-vocab": "This version exports the whole vocabulary.",
     "insert-lora": f"{NO_LORA}.",

@@ -144,6 +144,11 @@ def block_options(method: str, title: str) -> Callable[[Command], Command]:
     is_flag=True,
     help="Skip the golden inputs and outputs that build checks engines with.",
 )
+@click.option(
+    "--skip-visual",
+    is_flag=True,
+    help="Leave out the image encoder of a vision-language model, which goes to OUT/visual.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     model: str,
@@ -157,12 +162,13 @@ def command(
     aux_layers: tuple[int, ...] | None,
     allow_pickle: bool,
     no_golden: bool,
+    skip_visual: bool,
     as_json: bool,
     **blocks: bool | str | None,
 ) -> None:
     """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm; that of a block draft to
     OUT/dflash_draft, OUT/jetspec_draft or OUT/dspark_draft, and that of a draft model to
-    OUT/draft_model.
+    OUT/draft_model. The image encoder of a vision-language model goes to OUT/visual.
 
     An EAGLE-1, EAGLE-3, DFlash, JetSpec or DSpark draft and Medusa heads are detected automatically,
     in each of their published layouts. Base and EAGLE draft need different OUT directories. Weights
@@ -201,6 +207,7 @@ def command(
         aux_layers=aux_layers,
         allow_pickle=allow_pickle,
         golden=not no_golden,
+        skip_visual=skip_visual,
     )
     with Bars() as bars:
         result = export(model, out, options, bars)

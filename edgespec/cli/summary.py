@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.summary import EnginesSummary, EngineSummary, ExportSummary
+from edgespec.backends.visual.summary import VisualSummary
 from edgespec.checkpoint.summary import (
     CheckpointSummary,
     DtypeSummary,
@@ -19,6 +20,7 @@ from edgespec.checkpoint.summary import (
     QuantizationSummary,
     WeightsSummary,
 )
+from edgespec.cli.visual_summary import vision_rows, visual_text
 from edgespec.component import ComponentConfig, PairConfig
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
 from edgespec.contract import Role, canonical_contract
@@ -46,6 +48,9 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
     elif isinstance(summary, FileSummary):
         title, rows = file_text(summary, layers)
         size = summary.bytes
+    elif isinstance(summary, VisualSummary):
+        title, rows = visual_text(summary, layers)
+        size = summary.bytes
     elif isinstance(summary, ExportSummary):
         title, rows = export_text(summary, layers)
         size = summary.bytes
@@ -61,7 +66,8 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
 
 
 def completeness(
-    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary, verify: bool
+    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary | VisualSummary,
+    verify: bool,
 ) -> str:
     """How far the files were compared with what is recorded of them."""
     if isinstance(summary, CheckpointSummary) and summary.pickled:
@@ -158,6 +164,8 @@ def base_rows(config: ModelConfig) -> Rows:
         ("vocabulary", f"{config.vocab_size}, {head}, {f'ends at {ends}' if ends else 'no end'}"),
         ("positions", str(config.max_position)),
     ]
+    if config.vision is not None:
+        rows += vision_rows(config.vision)
     return [*rows, *(row for method in METHODS.values() for row in method.base_rows(config))]
 
 

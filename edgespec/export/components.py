@@ -21,10 +21,19 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.request import ExportRequest
 from edgespec.export.resolve import resolve
 from edgespec.export.table import COMPONENTS
+from edgespec.export.visual import (
+    NO_TOWER,
+    VisualComponent,
+    lacks_tower,
+    visual_component,
+    write_visual,
+)
 from edgespec.manifest import ExportManifest, ExportSource
 from edgespec.methods import METHODS
 from edgespec.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.progress import Progress, Silent
+
+AnyComponent = Component | VisualComponent
 
 __all__ = ["ExportOptions", "Exported", "export"]
 
@@ -44,12 +53,14 @@ def export(
     refuse_model_directory(out, "OUT is", "Name a directory outside of it.")
     request = resolve(model, options)
     logger.info("%s: %s", model, ", ".join(described(request)))
-    recorded = recorded_options(request)
     components = {out / part.directory: part for part in components_of(request)}
     for target in components:
         bundle.remove_dead(target.parent, target.name)
     progress = progress or Silent()
-    there = {target: already_there(target, request, recorded, progress) for target in components}
+    there = {
+        target: already_there(target, request, recorded_options(request, part), progress)
+        for target, part in components.items()
+    }
     done = {target: found for target, found in there.items() if found is not None}
     missing = [target for target in components if target not in done]
     request.hash_while_reading()
@@ -57,12 +68,14 @@ def export(
         for target, staging in zip(missing, stagings, strict=True):
             began = time.monotonic()
             with bundle.writing(target):  # which of them it is that has no room
-                written = write_component(components[target], staging, request, recorded, progress)
+                written = write(components[target], staging, request, progress)
             logger.info("%s: written in %.2f s", target, time.monotonic() - began)
             done[target] = replace(written, directory=target)
     first, *others = (done[target] for target in components)
     doubt = request.base.origin.doubt if request.base else None
     notes = (*first.notes, doubt) if doubt else first.notes
+    if request.writes_base and not options.skip_visual and lacks_tower(request):
+        notes = (*notes, NO_TOWER)
     return replace(first, notes=notes, beside=tuple(others))
 
 
@@ -79,16 +92,28 @@ def described(request: ExportRequest) -> list[str]:
     return parts
 
 
-def components_of(request: ExportRequest) -> tuple[Component, ...]:
-    """The components that a request asks for: a base, a draft, or a base and the draft in it."""
+def write(
+    component: AnyComponent, staging: Path, request: ExportRequest, progress: Progress
+) -> Exported:
+    """Write the files of a component to `staging`."""
+    recorded = recorded_options(request, component)
+    if isinstance(component, VisualComponent):
+        return write_visual(component, staging, request, recorded, progress)
+    return write_component(component, staging, request, recorded, progress)
+
+
+def components_of(request: ExportRequest) -> tuple[AnyComponent, ...]:
+    """The components that a request asks for: a base, a draft, or a base and the draft in it; with
+    a base its image encoder."""
     row = COMPONENTS[request.method] if request.method is not None else None
     if not request.writes_base:
         assert row is not None
         return (row.draft(request),)
-    base = base_component(request, row.emits(request) if row else PLAIN)
-    if row is None or not drafts_in_base(request):
-        return (base,)
-    return base, row.draft(request)
+    found: list[AnyComponent] = [base_component(request, row.emits(request) if row else PLAIN)]
+    if row is not None and drafts_in_base(request):
+        found.append(row.draft(request))
+    visual = visual_component(request)
+    return (*found, visual) if visual is not None else tuple(found)
 
 
 def drafts_in_base(request: ExportRequest) -> bool:
@@ -99,8 +124,10 @@ def drafts_in_base(request: ExportRequest) -> bool:
     return METHODS[request.method or ""].weights_in == "base_checkpoint"
 
 
-def recorded_options(request: ExportRequest) -> dict[str, Any]:
-    """The options of a request, as manifest.json keeps them."""
+def recorded_options(request: ExportRequest, component: AnyComponent) -> dict[str, Any]:
+    """The options of a request on which a component depends, as manifest.json keeps them."""
+    if isinstance(component, VisualComponent):  # the same beside any base
+        return {"golden": request.options.golden}
     asked: dict[str, Any] = {}
     for row in COMPONENTS.values():
         asked |= row.recorded(request)

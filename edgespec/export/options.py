@@ -15,6 +15,7 @@ class ExportOptions:
     draft is exported for `base_model_dir`, a base as a plain decoder. With `as_draft`, a method
     that takes whole models for drafts, a base is exported as such a draft for `base_model_dir`.
     `aux_layers` are hidden_states indices.
+    `skip_visual` leaves the image encoder of MODEL out.
     """
 
     base_for: str | None = None
@@ -25,3 +26,4 @@ class ExportOptions:
     aux_layers: tuple[int, ...] | None = None
     allow_pickle: bool = False
     golden: bool = True
+    skip_visual: bool = False

@@ -6,6 +6,7 @@ from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.checkpoint.names import expected_tensors, ignorable, stored_names
+from edgespec.checkpoint.vision import stored_vision_names, vision_prefix
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.graphs.layers import check_buildable
 from edgespec.graphs.registry import DRAFTS
@@ -25,3 +26,5 @@ def check_complete(checkpoint: Checkpoint, found: ModelConfig | DraftConfig) -> 
     there = {stored[name]: size for name, size in expected.items()}
     quantization = read_quantization(checkpoint)
     check_tensors(there, checkpoint, ignorable(found, checkpoint), quantization)
+    if found.vision is not None and vision_prefix(checkpoint) is not None:
+        stored_vision_names(checkpoint, found.vision)

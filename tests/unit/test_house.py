@@ -36,6 +36,7 @@ GROUND = (
     "component",
     "component_files",
     "manifest",
+    "vision",
     "prompts",
 )
 LEANS_ON: dict[str, tuple[str, ...]] = {

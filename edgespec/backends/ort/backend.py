@@ -15,6 +15,7 @@ from edgespec.backends.base import (
     AccuracySpec,
     Backend,
     BuildOptions,
+    EncoderRunner,
     EngineMemory,
     OptionValue,
     PairDevice,
@@ -23,6 +24,7 @@ from edgespec.backends.base import (
     Remedies,
     Runner,
     Staged,
+    StagedEncoder,
 )
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.findings import Finding
@@ -39,7 +41,10 @@ from edgespec.backends.ort.options import (
     parse_options,
 )
 from edgespec.backends.ort.settings import EngineSettings, settings_of
+from edgespec.backends.visual.onnx_dir import VisualOnnxDir
+from edgespec.config import VisionConfig
 from edgespec.contract import RECURRENT_CHUNK, Limits, canonical_contract
+from edgespec.vision.contract import ImageLimits
 
 if TYPE_CHECKING:
     from edgespec.backends.ort.runner import OrtRunner
@@ -192,6 +197,36 @@ class OrtBackend(Backend):
         )
         instead = f"a state a row would take {rows * lanes * state_bytes / 1e6:.0f} MB"
         return (f"{states}; {cap} ({instead})",)
+
+    # ---- image encoders
+
+    def check_encoder(self) -> None:
+        """It builds them."""
+
+    def stage_encoder(
+        self,
+        onnx: VisualOnnxDir,
+        path: Path,
+        limits: ImageLimits,
+        options: BuildOptions,
+        progress: Progress,
+    ) -> StagedEncoder:
+        """Lower the canonical graph and write it with its data file; its sizes are those of each
+        call. ContractError where the graph has another form, BuildError where a kernel computes
+        something else."""
+        from edgespec.backends.ort.visual_staging import stage_encoder
+
+        del limits
+        assert isinstance(options, WeightFormat)
+        return stage_encoder(onnx, path, options, progress)
+
+    def open_encoder(
+        self, path: Path, config: VisionConfig, settings: Mapping[str, Any]
+    ) -> EncoderRunner:
+        """A runner of an image encoder. EnvironmentProblem where it cannot be opened."""
+        from edgespec.backends.ort.visual import OrtEncoder
+
+        return OrtEncoder(path, config, EngineSettings.read(settings, str(path)))
 
     # ---- what `edgespec verify` asks
 

@@ -59,6 +59,7 @@ from edgespec.contract import (
     present_names,
 )
 from edgespec.errors import BundleError, EnvironmentProblem
+from edgespec.vision.contract import VisionContract
 
 PROVIDERS = ["CPUExecutionProvider"]
 PREFILL_CHUNK = 256  # rows of a call: bounds the mask and the activations of a long prompt
@@ -431,7 +432,9 @@ def open_session(path: Path, shared: Shared | None = None) -> ort.InferenceSessi
     return session
 
 
-def check_signature(session: ort.InferenceSession, contract: GraphContract, path: Path) -> None:
+def check_signature(
+    session: ort.InferenceSession, contract: GraphContract | VisionContract, path: Path
+) -> None:
     """BundleError where inputs or outputs have other names, types or sizes than those of the
     contract, which its config.json says."""
     remedy = "Build the engine again with this version of edgespec."

@@ -1,0 +1,150 @@
+"""The component of an image encoder, beside that of its language model: a small value, and the
+function that writes its files.
+
+Knows the order in which files are made. Knows no family.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec import bundle
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.vision import vision_prefix
+from edgespec.config import VisionConfig
+from edgespec.contract import Tower
+from edgespec.export import sidecars, writer
+from edgespec.export.component import Exported, check_graph
+from edgespec.export.pieces import open_piece
+from edgespec.export.request import ExportRequest
+from edgespec.graphs.assembly import Piece
+from edgespec.graphs.builder import WeightPlan, save
+from edgespec.graphs.linear import products
+from edgespec.graphs.vision import VisionEncoder
+from edgespec.manifest import ExportManifest
+from edgespec.progress import Progress
+from edgespec.vision.component import VisualConfig
+from edgespec.vision.contract import PIXELS, vision_contract
+from edgespec.vision.grid import Grid, encoder_inputs, num_patches
+
+NO_PROCESSOR = (
+    "the checkpoint has no preprocessor_config.json: put it beside config.json and export again,"
+    " or no image can be prepared"
+)
+NO_TOWER = "the checkpoint has no tensors of its image encoder: text alone is exported"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisualComponent:
+    """What an export directory will hold of an image encoder. `config` has no identity yet."""
+
+    graph: VisionEncoder
+    config: VisualConfig
+    checkpoint: Checkpoint
+    directory: str = Tower.VISUAL.value  # below OUT
+    notes: tuple[str, ...] = ()
+
+
+def visual_component(request: ExportRequest) -> VisualComponent | None:
+    """The image encoder of the base of a request; None where there is none, or none is asked for.
+    Raises CheckpointError where its tensors are not those of its configuration."""
+    base = request.base
+    if base is None or not request.writes_base or request.options.skip_visual:
+        return None
+    model, checkpoint = base.config, base.checkpoint
+    if model.vision is None or model.image_tokens is None or lacks_tower(request):
+        return None
+    config = VisualConfig(
+        model=model.architecture,
+        vision=model.vision,
+        tokens=model.image_tokens,
+        identity="",  # write_visual knows it, once the weights are read
+        quantized_from=base.origin.identity,
+    )
+    there = any((checkpoint.path / name).is_file() for name in bundle.PROCESSOR_FILES)
+    return VisualComponent(
+        graph=VisionEncoder.open(checkpoint, model.vision),
+        config=config,
+        checkpoint=checkpoint,
+        notes=() if there else (NO_PROCESSOR,),
+    )
+
+
+def lacks_tower(request: ExportRequest) -> bool:
+    """Whether the base of a request declares an image encoder and has no tensors of one."""
+    base = request.base
+    return (
+        base is not None
+        and base.config.vision is not None
+        and vision_prefix(base.checkpoint) is None
+    )
+
+
+def write_visual(
+    component: VisualComponent,
+    staging: Path,
+    request: ExportRequest,
+    recorded: Mapping[str, Any],
+    progress: Progress,
+) -> Exported:
+    """Write the files of an image encoder to `staging`; `recorded` are the options of its
+    manifest."""
+    for name in bundle.PROCESSOR_FILES:
+        source = component.checkpoint.path / name
+        if source.is_file():
+            shutil.copyfile(source, staging / name)
+    plan = WeightPlan(bundle.MODEL_DATA)
+    model, table = component.graph.build(plan), component.graph.table
+    quantization = sidecars.graph_quantization(
+        products(model), table.checkpoint, table.quantization
+    )
+    progress.start("image encoder", plan.size_bytes)
+    data = staging / bundle.MODEL_DATA
+    hashes = {data.name: writer.write_weights(plan, data, progress.advance)}
+    save(model, staging / bundle.MODEL)
+    check_graph(staging / bundle.MODEL)
+    source_of = request.source(progress)
+    config = replace(component.config, identity=source_of.identity, quantization=quantization)
+    bundle.write_json(staging / bundle.CONFIG, config.to_dict())
+    if request.options.golden:
+        progress.start("golden", 1)
+        arrays = golden_arrays(component.graph, staging)
+        writer.write_small(arrays, staging / bundle.GOLDEN)
+        progress.advance(1)
+    schemes = quantization.schemes if quantization else None
+    files = bundle.file_entries(staging, hashes)
+    manifest = ExportManifest.make(Tower.VISUAL, source_of, recorded, files, schemes)
+    bundle.write_json(staging / bundle.MANIFEST, manifest.to_dict())
+    notes = (*component.notes, *sidecars.quantization_notes(quantization))
+    return Exported(staging, Tower.VISUAL.value, files, notes)
+
+
+# ---- golden inputs and outputs
+
+
+def golden_grid(config: VisionConfig) -> Grid:
+    """An image that no window fits: some of them are cut off at both edges."""
+    side = max(config.window_side, config.merge_size)
+    return 1, side + config.merge_size, side + 3 * config.merge_size
+
+
+def golden_arrays(graph: VisionEncoder, directory: Path) -> dict[str, NDArray[Any]]:
+    """One image, as pixels and grid, and what the canonical graph in `directory` makes of it; its
+    weights are mapped, and none of them stands in memory in float32 as a whole."""
+    config, grid = graph.config, golden_grid(graph.config)
+    rng = np.random.default_rng(0)
+    pixels = rng.standard_normal((num_patches(grid), config.patch_width), np.float32)
+    feeds = {PIXELS: pixels, **encoder_inputs(config, grid)}
+    model = graph.build(WeightPlan(bundle.MODEL_DATA))
+    piece = open_piece(Piece(model, tuple(feeds)), directory)
+    names = [spec.name for spec in vision_contract(config).outputs]
+    (found,) = piece.run(names, [feeds])
+    stored: dict[str, NDArray[Any]] = {PIXELS: pixels, "grid": np.array(grid, np.int64)}
+    return stored | dict(zip(names, found, strict=True))

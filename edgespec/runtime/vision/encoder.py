@@ -1,0 +1,151 @@
+"""An open image encoder: from the patches of an image to rows of the language model.
+
+Knows limits and names of arrays. Knows no engine library, no image file and no prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from edgespec.backends.base import EncoderRunner
+from edgespec.backends.manifest import FileEntry
+from edgespec.backends.registry import get_backend
+from edgespec.backends.visual.config import VisualEngineConfig
+from edgespec.backends.visual.engine_dir import NAME, find_visual_dir, open_visual_dir
+from edgespec.errors import BundleError, EngineClosed, LimitError, RequestError
+from edgespec.runtime.vision.rows import Floats, ImageRows
+from edgespec.vision.contract import DEEPSTACK, EMBEDS, PIXELS
+from edgespec.vision.grid import Grid, encoder_inputs, num_patches, num_tokens
+
+BUILD = "edgespec build --onnx-dir OUT/visual --engine-dir ENGINES"
+
+
+class Image(Protocol):
+    """An image as patches in the processor's order, such as PreparedImage."""
+
+    @property
+    def pixel_values(self) -> Floats:
+        """[P, patch_width] float32."""
+
+    @property
+    def grid(self) -> Grid:
+        """Frames, rows and columns of patches."""
+
+    @property
+    def key(self) -> str:
+        """The same for the same patches, and for no others."""
+
+    @property
+    def source(self) -> str:
+        """Where it is from, for messages."""
+
+
+@dataclass(slots=True)
+class VisionEncoder:
+    """An open image encoder. `engine_s` are the seconds inside of its engine so far."""
+
+    directory: Path
+    config: VisualEngineConfig
+    version: str  # of the engine's files, by their hashes
+    runner: EncoderRunner | None
+    engine_s: float = 0.0
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        """The encoder in a directory, or in `visual` below it.
+
+        Raises BundleError for a directory without one and for damaged files, EngineMismatch for one
+        of another machine, EnvironmentProblem where it cannot be opened.
+        """
+        found = find_visual_dir(directory)
+        config, entry = open_visual_dir(found)
+        name = f"the image encoder in {found}"
+        backend = get_backend(entry.backend, name)
+        backend.check_fingerprint(entry.fingerprint, name)
+        path = found / f"{NAME}{backend.suffixes[0]}"
+        if path.name not in entry.files:
+            raise BundleError(f"{found} lists no engine of an image encoder", f"Run {BUILD}.")
+        runner = backend.open_encoder(path, config.component.vision, config.settings)
+        return cls(found, config, version_of(entry.files), runner)
+
+    def encode(self, image: Image) -> ImageRows:
+        """The rows of one image, whatever other images there are.
+
+        Raises LimitError beyond the limits of the engine, RequestError for several frames,
+        BundleError for patches of another form than the encoder's, EnvironmentProblem where the
+        engine fails, EngineClosed after `close`.
+        """
+        if self.runner is None:
+            raise EngineClosed("the image encoder was closed", "Open it again.")
+        vision = self.config.component.vision
+        self.check_form(image)
+        self.check_limits(image)
+        began = time.perf_counter()
+        feeds = {PIXELS: image.pixel_values, **encoder_inputs(vision, image.grid)}
+        found = self.runner.run(feeds)
+        self.engine_s += time.perf_counter() - began
+        embeds: Floats = found[EMBEDS]
+        assert len(embeds) == num_tokens(vision, image.grid)
+        key = hashlib.sha256(f"{self.version}:{image.key}".encode()).hexdigest()
+        return ImageRows(embeds, found.get(DEEPSTACK), image.grid, key)
+
+    def check_form(self, image: Image) -> None:
+        """Raises RequestError for several frames, BundleError for patches of another form."""
+        vision, (frames, height, width) = self.config.component.vision, image.grid
+        if frames != 1:
+            what = f"{image.source} has {frames} frames, and an image has one"
+            raise RequestError(what, "Give its frames as images.")
+        wanted = (num_patches(image.grid), vision.patch_width)
+        side = vision.merge_size
+        if image.pixel_values.shape != wanted or height % side or width % side:
+            found = f"{list(image.pixel_values.shape)} values for {height} x {width} patches"
+            what = f"{image.source} was prepared as {found}; {self.directory} reads {list(wanted)}"
+            raise BundleError(
+                f"{what} in blocks of {side} x {side}",
+                "Its preprocessor_config.json is of another model: export and build again.",
+            )
+
+    def check_limits(self, image: Image) -> None:
+        """Raises LimitError for an image of fewer or more tokens than the engine takes."""
+        tokens, limits = num_tokens(self.config.component.vision, image.grid), self.config.limits
+        what = f"{image.source} has {tokens} tokens"
+        if tokens > limits.max_image_tokens_per_image:
+            raise LimitError(
+                f"{what}, the image encoder takes {limits.max_image_tokens_per_image}",
+                "Give a smaller image, or build with a larger --max-image-tokens-per-image.",
+            )
+        if tokens < limits.min_image_tokens:
+            raise LimitError(
+                f"{what}, the image encoder takes {limits.min_image_tokens} or more",
+                "Give a larger image, or build with a smaller --min-image-tokens.",
+            )
+
+    def close(self) -> None:
+        """Release the engine; closing twice is harmless."""
+        if self.runner is not None:
+            self.runner.close()
+        self.runner = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def version_of(files: Mapping[str, FileEntry]) -> str:
+    """One hash of an engine's own files."""
+    listed = sorted((name, entry.sha256) for name, entry in files.items())
+    own = [f"{name}:{sha256}" for name, sha256 in listed if name.startswith(f"{NAME}.")]
+    return hashlib.sha256("\n".join(own).encode()).hexdigest()
