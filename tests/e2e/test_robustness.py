@@ -170,11 +170,7 @@ FAILING = {
         "contains the special token '<|im_end|>'",
     ),
     "image for a model of text": (
-        {
-            "messages": [
-                {"role": "user", "content": [{"type": "image", "image": "a.png"}]},
-            ]
-        },
+        {"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}]},
         "knows no images",
     ),
     "bias of no token": (asked("x", logit_bias={"256": 1}), "logit_bias names the token id 256"),
@@ -187,7 +183,7 @@ def test_requests_that_fail_have_their_own_errors_and_the_others_are_as_without_
 ) -> None:
     good = [
         asked(text, temperature=1.0, seed=index)
-        for index, text in enumerate(["one", "two", "three", "four", "5"])
+        for index, text in enumerate(["one", "two", "three", "four", "5", "six"])
     ]
     engine = engines / ("one" if batch_size == 1 else "four")
     assert cli(*infer(engine, tmp_path, *good, batch_size=batch_size), *TREE).code == 0
