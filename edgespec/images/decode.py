@@ -12,6 +12,7 @@ import struct
 import threading
 import warnings
 import zlib
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,15 @@ logger = logging.getLogger(__name__)
 MAX_IMAGE_BYTES = 32 * 2**20
 MAX_PIXELS = 50_000_000  # 150 MB as RGB; cameras of telephones make up to that
 MAX_SCANS = 100  # of a JPEG: each costs a pass over all pixels, and ten are usual
+
+# Of Pillow: the plugin of a format, and the library that it may have been built without
+PLUGINS = {
+    "PNG": ("PngImagePlugin", "zlib"),
+    "JPEG": ("JpegImagePlugin", "jpg"),
+    "WEBP": ("WebPImagePlugin", "webp"),
+    "BMP": ("BmpImagePlugin", ""),
+    "GIF": ("GifImagePlugin", ""),
+}
 
 ORIENTATION = 0x0112  # of EXIF
 # How an image was turned -> the method of Pillow's Transpose that turns it upright
@@ -96,6 +106,7 @@ def decode(data: bytes, header: Header, shown: str, claimed: str = "") -> Image:
     is damaged, animated or beyond a limit, MissingDependency without Pillow.
     """
     pillow = import_pillow()
+    _check_plugin(header.format)
     if header.format == "JPEG" and data.count(b"\xff\xda") > MAX_SCANS:
         raise RequestError(f"image {shown} is a JPEG of more than {MAX_SCANS} scans.", DAMAGED)
     with _pillow, warnings.catch_warnings():
@@ -130,6 +141,18 @@ def import_pillow() -> ModuleType:
         what = "images are read by Pillow, which is not installed."
         raise MissingDependency(what, "Run: pip install 'edgespec[images]'.") from error
     return PIL.Image
+
+
+def _check_plugin(format: str) -> None:
+    """Imports the one plugin of Pillow that is needed. Raises MissingDependency where this Pillow
+    was built without the format's library."""
+    from PIL import features
+
+    plugin, library = PLUGINS[format]
+    import_module(f"PIL.{plugin}")
+    if library and not features.check(library):
+        what = f"this Pillow was built without the library of {format}."
+        raise MissingDependency(what, "Run: pip install --force-reinstall pillow.")
 
 
 def _check_pixels(width: int, height: int, shown: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import RequestError
@@ -78,11 +78,13 @@ def test_no_more_is_decoded_than_shows_that_it_is_too_long(max_bytes: int) -> No
     assert DATA.startswith(data)
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=200))
 def test_any_bytes_come_back(data: bytes) -> None:
     assert decoded(f"data:image/png;base64,{base64.b64encode(data).decode()}")[1] == data
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_bytes_or_an_error(text: str) -> None:
     found = attempted(lambda: decode(f"data:{text}", "x", 100))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import logging
+import subprocess
 import sys
 import threading
 import warnings
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import GifImagePlugin, Image
+from PIL import GifImagePlugin, Image, features
 
 from edgespec.errors import MissingDependency, RequestError
 from edgespec.images import decode as decoding
@@ -225,6 +226,25 @@ def test_without_pillow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(MissingDependency, match="Pillow, which is not installed") as caught:
         decoding.import_pillow()
     assert "edgespec[images]" in caught.value.remedy
+
+
+def test_a_pillow_without_the_library_of_a_format_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "check", lambda name: name != "webp")
+    with pytest.raises(MissingDependency, match="built without the library of WEBP"):
+        decoded(saved(picture(40, 30), "WEBP"))
+    assert decoded(png()).size == (40, 30)
+
+
+def test_only_the_plugin_of_the_format_is_loaded() -> None:
+    """The others are code that strangers' bytes should not reach."""
+    code = (
+        "import sys; from edgespec.images.decode import check_size, decode\n"
+        "data = sys.stdin.buffer.read(); decode(data, check_size(data, 'x'), 'x')\n"
+        "print([n for n in sys.modules if n.startswith(('PIL.TiffImage', 'PIL.Psd', 'PIL.Eps'))])"
+    )
+    data = saved(picture(40, 30), "WEBP")
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)
+    assert done.stdout == b"[]\n"
 
 
 WHOLE = [

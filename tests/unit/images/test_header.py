@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -106,6 +106,7 @@ def test_a_header_that_is_cut_off_is_refused(data: bytes) -> None:
         assert found == whole if isinstance(found, Header) else found.remedy
 
 
+@settings(deadline=None)
 @given(st.sampled_from(WHOLE), st.data())
 def test_damaged_bytes_give_a_header_or_an_error(data: bytes, draw: st.DataObject) -> None:
     damaged = bytearray(data[: draw.draw(st.integers(0, len(data)))])
@@ -117,6 +118,7 @@ def test_damaged_bytes_give_a_header_or_an_error(data: bytes, draw: st.DataObjec
     assert min(found.width, found.height) > 0 if isinstance(found, Header) else found.remedy
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=64))
 def test_any_bytes_give_a_header_or_an_error(data: bytes) -> None:
     for start in (b"", b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBPVP8X", b"GIF89a", b"BM"):

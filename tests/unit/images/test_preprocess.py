@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
@@ -102,6 +102,7 @@ def test_a_model_that_does_not_resize_takes_whole_patches_alone() -> None:
 SIDES = st.integers(1, 5000)
 
 
+@settings(deadline=None)
 @given(SIDES, SIDES, st.sampled_from([28, 32, 8]), st.integers(1, 4000), st.integers(1, 4000))
 def test_sizes_are_those_of_transformers(
     width: int, height: int, factor: int, least: int, more: int

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import RequestError
@@ -335,6 +335,7 @@ def test_what_could_be_read_in_two_ways_is_refused(url: str) -> None:
     assert caught.value.remedy == "Write https://HOST/PATH, percent-encoded."
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_is_a_target_or_an_error(text: str) -> None:
     found = attempted(lambda: read_url(f"http://{text}", "x"))
