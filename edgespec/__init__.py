@@ -184,7 +184,7 @@ if TYPE_CHECKING:
         RequestError,
         UnsupportedModel,
     )
-    from edgespec.prompts import Message, SamplingParams
+    from edgespec.prompts import ImageItem, Message, SamplingParams
     from edgespec.runtime.drafters.base import Drafter
     from edgespec.runtime.drafters.decoding import DecodingConfig
     from edgespec.runtime.drafters.options import DrafterOptions
@@ -222,6 +222,7 @@ __all__ = [
     "EnvironmentProblem",
     "ExactAcceptance",
     "GoldenMismatch",
+    "ImageItem",
     "InternalError",
     "LimitError",
     "Message",
@@ -255,6 +256,7 @@ HOMES = {
     "DraftPlan": "edgespec.runtime.tree",
     "Engine": "edgespec.runtime.engine",
     "ExactAcceptance": "edgespec.runtime.verify",
+    "ImageItem": "edgespec.prompts",
     "Message": "edgespec.prompts",
     "Proposal": "edgespec.runtime.drafters.user",
     "RejectionAcceptance": "edgespec.runtime.verify",

@@ -40,6 +40,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "tokenizer.model",
     "chat_template.jinja",
+    "chat_template.json",
     "processed_chat_template.json",
     "generation_config.json",
 )

@@ -44,6 +44,7 @@ TYPES = """
 MADE = (  # by the caller
     "load",
     "Message",
+    "ImageItem",
     "SamplingParams",
     "DraftPlan",
     "ExactAcceptance",
@@ -77,7 +78,8 @@ PAGE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Requests": {
-        "Message": (),
+        "Message": ("of",),
+        "ImageItem": (),
         "SamplingParams": (),
         "DraftPlan": (),
         "StaticPlan": ("of",),

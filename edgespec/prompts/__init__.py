@@ -8,6 +8,7 @@ Knows nothing of tokens, templates or engines.
 from __future__ import annotations
 
 from edgespec.prompts.checks import MAX_BATCH_SIZE, MAX_LOGPROBS, LogitBias
+from edgespec.prompts.image_item import MAX_IMAGES, ImageItem
 from edgespec.prompts.output import Journal, NoJournal, check_writable, write_output
 from edgespec.prompts.parse import (
     MAX_MESSAGE_BYTES,
@@ -41,12 +42,14 @@ __all__ = [
     "ERROR",
     "MAX_BATCH_SIZE",
     "MAX_FILE_BYTES",
+    "MAX_IMAGES",
     "MAX_LENGTH",
     "MAX_LOGPROBS",
     "MAX_MESSAGES",
     "MAX_MESSAGE_BYTES",
     "MAX_REQUEST_BYTES",
     "STOP_WORDS",
+    "ImageItem",
     "Journal",
     "LogitBias",
     "Message",

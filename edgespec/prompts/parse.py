@@ -7,13 +7,14 @@ tokens, templates or engines: the engine checks whether a request fits it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Unpack
 
 from edgespec.prompts import checks
 from edgespec.prompts.checks import Check, flag, integer, text_size, unsupported
+from edgespec.prompts.image_item import MAX_IMAGES, ImageItem, check_source
 from edgespec.prompts.places import Place, did_you_mean, show
 from edgespec.prompts.source import parse_json, read_bytes
 from edgespec.prompts.types import Message, Overrides, Request, RequestFile, SamplingParams
@@ -122,6 +123,7 @@ def messages(raw: object, here: Place) -> tuple[Message, ...]:
         )
     found = tuple(message(item, here.item(index)) for index, item in enumerate(items))
     check_total((message.content for message in found), here)
+    check_images(found, here)
     return found
 
 
@@ -147,13 +149,23 @@ def check_total(texts: Iterable[str], here: Place) -> None:
         )
 
 
+def check_images(messages: Iterable[Message], here: Place) -> None:
+    """Raises RequestError if the messages of a request have too many images in total."""
+    num_images = sum(len(message.images) for message in messages)
+    if num_images > MAX_IMAGES:
+        here.refuse(
+            f"has {num_images} images in all, and {MAX_IMAGES} is the limit of a request",
+            "Send fewer images.",
+        )
+
+
 def message(raw: object, here: Place) -> Message:
     """Returns a message of the file, or one as OpenAI's clients dump it: what is null or empty
     there says nothing. Raises RequestError that names the place."""
     parts = without_empty(as_object(raw, here), here)
     check_names(parts, ("role", "content"), here)
     role = checks.role(parts.get("role"), here.key("role"))
-    return Message(role=role, content=_content(parts.get("content"), here.key("content")))
+    return Message.of(role, _content(parts.get("content"), here.key("content")))
 
 
 def without_empty(parts: Mapping[str, object], here: Place) -> dict[str, object]:
@@ -166,9 +178,9 @@ def without_empty(parts: Mapping[str, object], here: Place) -> dict[str, object]
     return {name: value for name, value in parts.items() if name not in CLIENT_KEYS}
 
 
-def _content(raw: object, here: Place) -> str:
+def _content(raw: object, here: Place) -> list[str | ImageItem]:
     if isinstance(raw, str):
-        return message_text(raw, here)
+        return [message_text(raw, here)]
     items = as_list(
         raw, here, 'write a string, or a list such as [{"type": "text", "text": "Hello"}]'
     )
@@ -177,27 +189,79 @@ def _content(raw: object, here: Place) -> str:
             f"has {len(items)} items, and {MAX_CONTENT_ITEMS} is the limit",
             "Join the text items.",
         )
-    texts = [_content_item(item, here.item(index)) for index, item in enumerate(items)]
-    return message_text("".join(texts), here)
+    parts = [_content_item(item, here.item(index)) for index, item in enumerate(items)]
+    message_text("".join(part for part in parts if isinstance(part, str)), here)
+    return parts
 
 
-def _content_item(raw: object, here: Place) -> str:
+def _content_item(raw: object, here: Place) -> str | ImageItem:
     parts = as_object(raw, here)
     kind = parts.get("type")
-    if kind in ("image", "audio", "video"):
-        here.refuse(
-            f"is of type {kind}, and this version supports only text", f"Remove the {kind} item."
-        )
-    if kind != "text":
-        here.key("type").refuse(f"is {show(kind)}", 'Write {"type": "text", "text": "..."}.')
-    parts = without_empty(parts, here)
+    if isinstance(kind, str) and kind in REFUSED_ITEMS:
+        what = f"is of type {kind}, and this version reads texts and images"
+        here.refuse(what, REFUSED_ITEMS[kind])
+    if not isinstance(kind, str) or kind not in ITEMS:
+        here.key("type").refuse(f"is {show(kind)}", f"Write {TEXT_ITEM}, or {IMAGE_ITEM}.")
+    return ITEMS[kind](without_empty(parts, here), here)
+
+
+def _text_item(parts: Mapping[str, object], here: Place) -> str:
     check_names(parts, ("type", "text"), here)
     text = parts.get("text")
     if not isinstance(text, str):
-        here.key("text").refuse(
-            f"is {show(text)}, not a string", 'Write {"type": "text", "text": "..."}.'
-        )
+        here.key("text").refuse(f"is {show(text)}, not a string", f"Write {TEXT_ITEM}.")
     return text
+
+
+def _image_item(parts: Mapping[str, object], here: Place) -> ImageItem:
+    check_names(parts, ("type", "image"), here)
+    if "image" not in parts:
+        here.key("image").refuse("is missing", f"Write {IMAGE_ITEM}.")
+    return ImageItem(check_source(parts["image"], here.key("image")))
+
+
+def _image_url_item(parts: Mapping[str, object], here: Place) -> ImageItem:
+    """As OpenAI's clients write it: the URL itself, or in an object with its detail."""
+    check_names(parts, ("type", "image_url", "detail", "file_id"), here)
+    if parts.get("file_id") is not None:
+        here.key("file_id").refuse("names a file on a server", f"Write {IMAGE_ITEM}.")
+    _check_detail(parts, here)
+    there, url = here.key("image_url"), parts.get("image_url")
+    if isinstance(url, dict):
+        check_names(url, ("url", "detail"), there)
+        _check_detail(url, there)
+        there, url = there.key("url"), url.get("url")
+    if url is None:
+        there.refuse("is missing", f"Write {IMAGE_ITEM}.")
+    return ImageItem(check_source(url, there))
+
+
+def _check_detail(parts: Mapping[str, object], here: Place) -> None:
+    detail = parts.get("detail")
+    if detail not in (None, "auto"):
+        what = f"is {show(detail)}, and the size of an image follows from the model alone"
+        here.key("detail").refuse(what, "Remove it.")
+
+
+TEXT_ITEM = '{"type": "text", "text": "..."}'
+IMAGE_ITEM = '{"type": "image", "image": "picture.png"}'
+ITEMS: dict[str, Callable[[Mapping[str, object], Place], str | ImageItem]] = {
+    "text": _text_item,
+    "input_text": _text_item,
+    "image": _image_item,
+    "image_url": _image_url_item,
+    "input_image": _image_url_item,
+}
+NO_VIDEO = "Send some frames of the video as image items."
+NO_AUDIO = "Send what was said as a text item."
+REFUSED_ITEMS = {
+    "video": NO_VIDEO,
+    "video_url": NO_VIDEO,
+    "input_video": NO_VIDEO,
+    "audio": NO_AUDIO,
+    "audio_url": NO_AUDIO,
+    "input_audio": NO_AUDIO,
+}
 
 
 # --- shapes

@@ -33,7 +33,9 @@ from edgespec.stored.regular import read_regular
 
 JINJA_TEMPLATE = "chat_template.jinja"
 FLAT_TEMPLATE = "processed_chat_template.json"
+OLDER_TEMPLATE = "chat_template.json"  # of processors: the source under one key
 THINKING = "enable_thinking"
+IMAGE_WORDS = ("image", "image_url")  # one of which a template compares an item's type with
 SPECIAL_TOKENS = (
     "bos_token",
     "eos_token",
@@ -52,7 +54,7 @@ WRITE_IT_YOURSELF = (
 
 
 class ChatTemplate(Protocol):
-    """Renders a conversation as one prompt."""
+    """Renders a conversation as one prompt, with the model's own marks where its images stand."""
 
     @property
     def has_special_tokens(self) -> bool:
@@ -64,13 +66,14 @@ class ChatTemplate(Protocol):
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
     ) -> str:
-        """Returns the prompt. Raises RequestError if the template rejects the messages or flags."""
+        """Returns the prompt. Raises RequestError if the template rejects the messages or flags,
+        or knows no images where there are some."""
 
 
 def read_template(directory: Path) -> ChatTemplate:
     """Returns the chat template of a directory.
 
-    It is in `chat_template.jinja`, `tokenizer_config.json` or, flattened, in
+    It is in `chat_template.jinja`, `chat_template.json`, `tokenizer_config.json` or, flattened, in
     `processed_chat_template.json`, in this order: the flattened one is derived from Jinja and says
     less. Without a template only rendering raises an error, because plain text needs none. Raises
     BundleError for a damaged file.
@@ -123,6 +126,8 @@ class RawTemplate:
         """Returns the messages' texts. Raises RequestError for a thinking mode."""
         if enable_thinking:
             raise _no_thinking_mode()
+        if _has_images(messages):
+            raise _knows_no_images()
         return "\n".join(message.content for message in messages)
 
 
@@ -156,6 +161,7 @@ class FlatTemplate:
     default_system_prompt: str
     generation_prompt: str | None
     generation_prompt_thinking: str | None
+    image: str | None = None  # what stands in the place of an image
 
     @classmethod
     def parse(cls, raw: Mapping[str, object], path: Path) -> FlatTemplate:
@@ -177,6 +183,7 @@ class FlatTemplate:
             default_system_prompt=_text(raw, "default_system_prompt", path) or "",
             generation_prompt=_text(raw, "generation_prompt", path),
             generation_prompt_thinking=_text(raw, "generation_prompt_thinking", path),
+            image=_image_format(raw, path),
         )
 
     def render(
@@ -212,11 +219,24 @@ class FlatTemplate:
                 what, f"Its roles: {known}. Use one of these, or {WRITE_IT_YOURSELF}"
             )
         prefix, suffix = self.roles[message.role]
-        return f"{prefix}{message.content}{suffix}"
+        return f"{prefix}{self._content(message)}{suffix}"
+
+    def _content(self, message: Message) -> str:
+        if not message.parts:
+            return message.content
+        if self.image is None:
+            raise _knows_no_images()
+        return "".join(part if isinstance(part, str) else self.image for part in message.parts)
 
 
 def _around(parts: Mapping[str, object], where: str) -> tuple[str, str]:
     return _text(parts, "prefix", where) or "", _text(parts, "suffix", where) or ""
+
+
+def _image_format(raw: Mapping[str, object], path: Path) -> str | None:
+    types = _object(raw.get("content_types") or {}, f"{path}: content_types")
+    image = _object(types.get("image") or {}, f"{path}: content_types.image")
+    return _text(image, "format", f"{path}: content_types.image")
 
 
 def _text(raw: Mapping[str, object], key: str, where: object) -> str | None:
@@ -274,6 +294,7 @@ class JinjaTemplate:
         self._sandbox = Sandbox()
         self._compiled: jinja2.Template | None = None
         self._reads: set[str] = set()  # the variables that it reads
+        self._knows_images = False
         self._lock = threading.Lock()  # the sandbox has one meter
 
     def render(
@@ -281,14 +302,16 @@ class JinjaTemplate:
     ) -> str:
         """Returns the prompt.
 
-        Raises RequestError for an invalid template, for messages that it rejects, and for
-        `enable_thinking` without a thinking mode.
+        Raises RequestError for an invalid template, for messages that it rejects, for images where
+        it never asks for them, and for `enable_thinking` without a thinking mode.
         """
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        turns = [{"role": message.role, "content": _items(message)} for message in messages]
         with self._lock:
             template = self._compiled or self._compile()
             if enable_thinking and THINKING not in self._reads:
                 raise _no_thinking_mode()
+            if _has_images(messages) and not self._knows_images:
+                raise _knows_no_images()
             self._sandbox.meter = Meter(turns)
             try:
                 text = template.render(
@@ -328,6 +351,9 @@ class JinjaTemplate:
         try:
             tree = self._sandbox.parse(self._source)
             self._reads = jinja2.meta.find_undeclared_variables(tree)
+            # A template without images would print the list of items, or the text alone
+            words = (node.value for node in tree.find_all(jinja2.nodes.Const))
+            self._knows_images = any(word in IMAGE_WORDS for word in words)
             self._compiled = self._sandbox.from_string(tree)
         except TEMPLATE_FAULTS as error:
             raise RequestError(
@@ -335,6 +361,27 @@ class JinjaTemplate:
                 f"Fix it in the checkpoint, then export and build again, or {WRITE_IT_YOURSELF}",
             ) from error
         return self._compiled
+
+
+def _items(message: Message) -> str | list[dict[str, str]]:
+    """The content of a message as templates take it: a text, or items with their types."""
+    if not message.parts:
+        return message.content
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+        for part in message.parts
+    ]
+
+
+def _has_images(messages: Sequence[Message]) -> bool:
+    return any(message.parts for message in messages)
+
+
+def _knows_no_images() -> RequestError:
+    return RequestError(
+        "The model's chat template knows no images.",
+        "Send text alone, or take a vision-language model (docs/images.md).",
+    )
 
 
 def _no_thinking_mode() -> RequestError:
@@ -364,15 +411,16 @@ def _read_source(directory: Path, config: Mapping[str, object]) -> tuple[str | N
     source, place = read_text(directory / JINJA_TEMPLATE), JINJA_TEMPLATE
     if source is not None:
         return source, place
-    place = "tokenizer_config.json"
-    found = config.get("chat_template")
+    older = read_object(directory / OLDER_TEMPLATE) or {}
+    place = OLDER_TEMPLATE if older.get("chat_template") is not None else "tokenizer_config.json"
+    found = older.get("chat_template") or config.get("chat_template")
     if isinstance(found, list):
         named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
         found = named.get("default")
     if found is not None and not isinstance(found, str):
         raise BundleError(
-            f"{directory / 'tokenizer_config.json'}: chat_template is neither a string nor a list"
-            " of named templates.",
+            f"{directory / place}: chat_template is neither a string nor a list of named"
+            " templates.",
             COPY_AGAIN,
         )
     return found, place

@@ -5,13 +5,14 @@ Knows the values. Knows nothing of JSON or files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
 from edgespec.prompts import checks
-from edgespec.prompts.places import Place
+from edgespec.prompts.image_item import ImageItem
+from edgespec.prompts.places import Place, show
 
 END_OF_SEQUENCE = "end-of-sequence"
 MAX_LENGTH = "max-length"
@@ -27,17 +28,55 @@ NO_BIAS = checks.LogitBias()
 class Message:
     """One message of a conversation; the text items of a content array are joined.
 
-    `role` is system, developer, user, assistant or tool. Raises RequestError for another one, and
-    for a content that is not a text.
+    `role` is system, developer, user, assistant or tool. A message with images has texts and images
+    in order in `parts`, and `content` is its texts, joined; `Message.of` makes one. Raises
+    RequestError for another role, and for a content that is not a text.
     """
 
     role: str
     content: str
+    parts: tuple[str | ImageItem, ...] = ()  # empty: content alone
 
     def __post_init__(self) -> None:
         here = Place("Message")
         checks.role(self.role, here.key("role"))
         checks.text(self.content, here.key("content"))
+        for index, part in enumerate(self.parts):
+            if not isinstance(part, str | ImageItem):
+                what = f"is {show(part)}, neither a text nor an image"
+                here.key("parts").item(index).refuse(what, 'Write edgespec.ImageItem("a.png").')
+        if self.parts and _joined(self.parts) != self.content:
+            here.key("content").refuse(
+                "is not the texts of parts", "Write Message.of(role, parts)."
+            )
+
+    @classmethod
+    def of(cls, role: str, parts: Iterable[str | ImageItem]) -> Message:
+        """A message of texts and images in order; without an image its texts are joined."""
+        parts = tuple(parts)
+        has_images = any(not isinstance(part, str) for part in parts)
+        return cls(role, _joined(parts), parts if has_images else ())
+
+    @property
+    def images(self) -> tuple[ImageItem, ...]:
+        """The images of the message, in order."""
+        return tuple(part for part in self.parts if isinstance(part, ImageItem))
+
+    def to_dict(self) -> dict[str, object]:
+        """The message as JSON, in the form of input.json; a `data:` URL is shortened."""
+        if not self.parts:
+            return {"role": self.role, "content": self.content}
+        items = [
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else {"type": "image", "image": part.echo}
+            for part in self.parts
+        ]
+        return {"role": self.role, "content": items}
+
+
+def _joined(parts: Iterable[str | ImageItem]) -> str:
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 @dataclass(frozen=True, slots=True)

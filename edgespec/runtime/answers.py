@@ -281,7 +281,7 @@ def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
         place["id"] = request.name
     if request.turns:
         place["turn_idx"] = found.turn
-    messages = [{"role": m.role, "content": m.content} for m in found.messages]
+    messages = [message.to_dict() for message in found.messages]
     if response is None:
         reason = CANCELLED if found.cancelled else ERROR
         text = "" if found.error is None else sentences(found.error)

@@ -13,7 +13,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "edgespec"
 
-HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "tensorrt")
+HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "tensorrt", "PIL")
 
 # Lowest first: each may lean on those before it, so there is no circle.
 GROUND = (
@@ -38,6 +38,7 @@ GROUND = (
     "manifest",
     "vision",
     "prompts",
+    "images",
 )
 LEANS_ON: dict[str, tuple[str, ...]] = {
     **{room: GROUND[:floor] for floor, room in enumerate(GROUND)},

@@ -123,11 +123,20 @@ def test_text_items_are_joined() -> None:
     assert request.messages[0].content == "Hello 😀"
 
 
-@pytest.mark.parametrize("kind", ["image", "audio", "video"])
-def test_media_items_are_refused_by_name_and_place(kind: str) -> None:
-    content = [{"type": "text", "text": "See:"}, {"type": kind, kind: "x.png"}]
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        ("video", "Send some frames of the video as image items."),
+        ("video_url", "Send some frames of the video as image items."),
+        ("audio", "Send what was said as a text item."),
+        ("input_audio", "Send what was said as a text item."),
+    ],
+)
+def test_video_and_audio_are_refused_by_name_and_place(kind: str, remedy: str) -> None:
+    content = [{"type": "text", "text": "See:"}, {"type": kind, kind: "x.mp4"}]
     error = refusal({}, {"messages": HELLO}, {"messages": [{"role": "user", "content": content}]})
     assert f"requests[1].messages[0].content[1] is of type {kind}" in error.what
+    assert error.remedy == remedy
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""The flags that say which images may be read, the same for `infer` and `chat`.
+
+Knows flags. What they allow stands in `edgespec.images`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from edgespec.images import ImageRules
+
+FLAGS: dict[str, dict[str, Any]] = {
+    "--allow-image-root": {
+        "multiple": True,
+        "type": click.Path(exists=True, file_okay=False, path_type=Path),
+        "metavar": "DIR",
+        "help": (
+            "A directory whose images may be read, besides that of the input file; may be given"
+            " repeatedly."
+        ),
+    },
+    "--allow-image-urls": {
+        "is_flag": True,
+        "help": "Fetch images from http(s) URLs, from public addresses alone.",
+    },
+}
+
+
+def image_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--allow-image-root and --allow-image-urls."""
+    for flag, settings in reversed(FLAGS.items()):
+        command = click.option(flag, **settings)(command)
+    return command
+
+
+def take_image_rules(values: dict[str, Any], input_file: Path | None) -> ImageRules:
+    """The rules of these flags, which are taken out of `values`. `input_file` names the directory
+    that relative paths begin at; None, and what is no regular file, such as a pipe: the working
+    directory."""
+    from edgespec.images import ImageRules
+
+    is_file = input_file is not None and input_file.is_file()
+    return ImageRules(
+        directory=input_file.absolute().parent if input_file and is_file else None,
+        roots=tuple(values.pop("allow_image_root")),
+        allow_urls=values.pop("allow_image_urls"),
+    )

@@ -1,0 +1,51 @@
+"""The bytes of an image that a request names, where the rules of this run allow to read it.
+
+Tells files, `data:` URLs and URLs apart. Knows nothing of what the bytes mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import RequestError
+from edgespec.images import data_url, files, urls
+from edgespec.prompts import ImageItem
+
+TIMEOUT_S = 20.0  # of all that a URL takes, redirects included; names are resolved besides
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRules:
+    """What may be read. `directory` is that of the input file: relative paths begin there, and
+    files in it may be read; None is the working directory. So may files in `roots`. URLs are
+    fetched only with `allow_urls`."""
+
+    directory: Path | None = None
+    roots: tuple[Path, ...] = ()
+    allow_urls: bool = False
+    timeout_s: float = TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class ImageBytes:
+    """The bytes of an image file, and the format that its name claims, such as jpg; "" is none."""
+
+    data: bytes
+    claimed: str = ""
+
+
+def read_bytes(item: ImageItem, rules: ImageRules, max_bytes: int) -> ImageBytes:
+    """The bytes of an image, one more than `max_bytes` at most. Raises RequestError for what the
+    rules forbid, and for what cannot be read."""
+    if item.kind == "data":
+        claimed, data = data_url.decode(item.source, item.shown, max_bytes)
+        return ImageBytes(data, claimed)
+    if item.kind == "url":
+        if not rules.allow_urls:
+            what = f"image {item.shown} is a URL, and URLs are not fetched."
+            remedy = "Save the image beside the input file, or allow it: --allow-image-urls."
+            raise RequestError(what, remedy)
+        return ImageBytes(urls.fetch(item.source, item.shown, max_bytes, rules.timeout_s))
+    data = files.read(item.source, item.shown, rules.directory, rules.roots, max_bytes)
+    return ImageBytes(data, Path(item.source).suffix.removeprefix("."))

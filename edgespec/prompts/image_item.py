@@ -1,0 +1,92 @@
+"""An image as a request names it: a path, a `data:` URL, or an http(s) URL.
+
+Knows names alone. What may be read, how, and what becomes of it stands in `edgespec.images`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from edgespec.prompts import checks
+from edgespec.prompts.places import Place, show
+
+MAX_IMAGES = 8  # of a request
+MAX_NAME_CHARS = 4096  # of a path or a URL; a data: URL is as long as its image
+MAX_ECHO_CHARS = 48  # of a data: URL in output.json and in messages
+
+Kind = Literal["path", "data", "url"]
+
+SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
+URL_SCHEMES = ("http", "https")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ImageItem:
+    """One image of a message, by its `source`. Raises RequestError for what is none of the three
+    kinds, such as a file: URL."""
+
+    source: str
+
+    def __post_init__(self) -> None:
+        check_source(self.source, Place("ImageItem").key("source"))
+
+    def __repr__(self) -> str:
+        return f"ImageItem({self.echo!r})"
+
+    @property
+    def kind(self) -> Kind:
+        """What the source is."""
+        return kind_of(self.source)
+
+    @property
+    def echo(self) -> str:
+        """The source as output.json repeats it: a `data:` URL is shortened."""
+        if self.kind != "data" or len(self.source) <= MAX_ECHO_CHARS:
+            return self.source
+        return f"{self.source[:MAX_ECHO_CHARS]}... ({len(self.source)} characters)"
+
+    @property
+    def shown(self) -> str:
+        """The source as messages show it."""
+        if self.kind == "data":
+            return f"{self.source[:MAX_ECHO_CHARS].partition(',')[0]},..."
+        return show(self.source)
+
+
+def check_source(value: object, here: Place) -> str:
+    """Returns the source of an image. Raises RequestError with the place for another value."""
+    if not isinstance(value, str):
+        here.refuse(f"is {show(value)}, not a string", "Write the path of an image.")
+    if not value:
+        here.refuse("is empty", "Write the path of an image.")
+    checks.text_size(value, here)
+    found = SCHEME.match(value)
+    scheme = found[1].lower() if found else ""
+    if scheme == "data":
+        return value
+    if "\0" in value:
+        here.refuse("has a null character", "Write the path of an image.")
+    if len(value) > MAX_NAME_CHARS:
+        here.refuse(
+            f"has {len(value)} characters, and {MAX_NAME_CHARS} is the limit",
+            "Write the path of an image, or data:image/png;base64,... with its bytes.",
+        )
+    if scheme == "file":
+        here.refuse(f"is {show(value)}, a file: URL", "Write the path alone.")
+    if found and value.startswith("//", found.end()) and scheme not in URL_SCHEMES:
+        here.refuse(
+            f"is {show(value)}, a URL that begins with {show(scheme)}",
+            "Write a path, a data: URL, or a URL that begins with https.",
+        )
+    return value
+
+
+def kind_of(source: str) -> Kind:
+    """What a source is that was checked."""
+    found = SCHEME.match(source)
+    scheme = found[1].lower() if found else ""
+    if scheme == "data":
+        return "data"
+    return "url" if scheme in URL_SCHEMES and source.startswith("//", len(scheme) + 1) else "path"
