@@ -283,6 +283,9 @@ def load(
     acceptance: Acceptance = None,
     spec_policy: Literal["fixed", "adaptive"] | None = None,
     tuned: bool = True,
+    multimodal_engine_dir: str | Path | None = None,
+    image_root: str | Path | None = None,
+    allow_image_urls: bool = False,
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
@@ -296,10 +299,17 @@ def load(
     that begin alike; 0 keeps none. `acceptance` is the accept rule, by its name or with its
     options: see "Which drafts are accepted". `spec_policy` "adaptive" drafts each step as much as
     pays, "fixed" always the plan; None is adaptive where no sizes are given and the costs of steps
-    were measured. `tuned` False leaves the plan of `edgespec tune` out. Raises BundleError,
-    PairingError, EngineMismatch, LimitError or EnvironmentProblem; OptionError or RequestError for
-    options, an accept rule or a drafter that cannot be.
+    were measured. `tuned` False leaves the plan of `edgespec tune` out.
+    `multimodal_engine_dir` holds the image encoder of a vision-language model; None is `visual` in
+    `engine_dir`, where that is there. Names of images begin at `image_root`, and only files below
+    it are read; None is the working directory. URLs are fetched only with `allow_image_urls`
+    (docs/images.md). Raises BundleError, PairingError, EngineMismatch, LimitError or
+    EnvironmentProblem; OptionError or RequestError for options, an accept rule or a drafter that
+    cannot be.
     """
+    from pathlib import Path
+
+    from edgespec.images import ImageRules
     from edgespec.runtime.engine import Engine
 
     engine = Engine(
@@ -313,6 +323,10 @@ def load(
         acceptance=acceptance,
         spec_policy=spec_policy,
         tuned=tuned,
+        multimodal_engine_dir=multimodal_engine_dir,
+        image_rules=ImageRules(
+            directory=None if image_root is None else Path(image_root), allow_urls=allow_image_urls
+        ),
     )
     config, draft = engine.speculative_config, engine.draft_config
     if config is not None and draft is not None:

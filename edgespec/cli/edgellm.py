@@ -116,7 +116,6 @@ FLAGS: dict[str, dict[str, Missing]] = {
         "--dflash-block-size": Missing(instead=OWN_BLOCK, neutral=("0",)),
     },
     "infer": {
-        "--multimodal-engine-dir": Missing(instead=TEXT_ONLY, neutral=("",)),
         "--dflash-block-size": BLOCK_SIZE,
         "--jetspec-block-size": BLOCK_SIZE,
         "--dspark-scheduler": PROPOSAL_LENGTH,

@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.paths import DIRECTORY
+
 if TYPE_CHECKING:
     from edgespec.images import ImageRules
 
 FLAGS: dict[str, dict[str, Any]] = {
+    "--multimodal-engine-dir": {
+        "type": DIRECTORY,
+        "metavar": "DIR",
+        "help": "The image encoder, or what has it in `visual`.  [default: visual in the engine directory]",
+    },
     "--allow-image-root": {
         "multiple": True,
         "type": click.Path(exists=True, file_okay=False, path_type=Path),
@@ -32,10 +39,17 @@ FLAGS: dict[str, dict[str, Any]] = {
 
 
 def image_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--allow-image-root and --allow-image-urls."""
+    """--multimodal-engine-dir, --allow-image-root and --allow-image-urls."""
     for flag, settings in reversed(FLAGS.items()):
         command = click.option(flag, **settings)(command)
     return command
+
+
+def take_images(values: dict[str, Any], input_file: Path | None) -> dict[str, Any]:
+    """What these flags say, as arguments of Engine; they are taken out of `values`."""
+    directory = values.pop("multimodal_engine_dir")
+    rules = take_image_rules(values, input_file)
+    return {"multimodal_engine_dir": directory, "image_rules": rules}
 
 
 def take_image_rules(values: dict[str, Any], input_file: Path | None) -> ImageRules:

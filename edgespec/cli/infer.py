@@ -41,6 +41,7 @@ from edgespec.cli.draft_flags import (
     tree_of,
 )
 from edgespec.cli.edgellm import FLAGS, switch
+from edgespec.cli.image_flags import image_flags, take_images
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
@@ -87,6 +88,7 @@ OF_REQUESTS = {
     help="What edgespec build made.",
 )
 @config_options
+@image_flags
 @click.option(
     "--input-file",
     type=FILE,
@@ -318,6 +320,7 @@ def command(
         from edgespec.cli.answer_stream import AnswerStream
 
         shown = AnswerStream(len(texts), live=(overrides["batch_size"] or 1) == 1)
+    images = take_images(overrides, input_file or prompts)
     requests = asked_for(input_file, prompts, texts, overrides, template=not no_chat_template)
     source = None
     if acceptance is None and config.config is not None:
@@ -345,6 +348,7 @@ def command(
         profile_output_file=profile_output_file,
         chat_template=chat_template,
         stream=shown,
+        images=images,
         finish=lambda stats: show(
             stats,
             as_json=as_json,
@@ -434,11 +438,12 @@ def respond(
     time_budget_ms: float | None = None,
     profile_output_file: Path | None = None,
     chat_template: str | None = None,
+    images: Mapping[str, Any] = NO_KEYS,
 ) -> int:
     """Answer requests and return the exit code. `spec_decode`, `drafter`, `spec_policy` and
     `acceptance` are those of Engine, `time_budget_ms` is for a drafter of the user's. `tree` says what to draft instead of
     `sizes`, and so does `config`, together with the `keys` of flags. `chat_template` is a name or a file instead of the
-    model's own.
+    model's own. `images` are Engine's arguments of image flags.
 
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
     summary.
@@ -465,6 +470,7 @@ def respond(
         tuned=not any(sizes) and tree is None,
         spec_policy=spec_policy,
         **drafting,
+        **images,
     ) as engine:
         if chat_template:
             engine.tokenizer.template = named_template(chat_template, engine_dir)

@@ -32,6 +32,7 @@ from edgespec.cli.draft_flags import (
     tree_of,
     wanted,
 )
+from edgespec.cli.image_flags import take_images
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import MODEL
 from edgespec.errors import OptionError, RequestError
@@ -69,6 +70,9 @@ CHATS = (
     "no_chat_template",
     "history_file",
     "no_history",
+    "multimodal_engine_dir",
+    "allow_image_root",
+    "allow_image_urls",
 )
 GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 OF_TERMINALS = ("history_file", "no_history")
@@ -272,6 +276,7 @@ def answer(
     show_speculation = settings.pop("show_speculation")
     drafter, acceptance = settings.pop("drafter"), take_acceptance(ctx, settings)
     time_budget_ms = settings.pop("drafter_time_budget_ms")
+    images = take_images(settings, None)
     return infer.respond(
         text_requests(prompts, apply_chat_template=not raw, **settings),
         engine_dir=engine_dir,
@@ -289,6 +294,7 @@ def answer(
         acceptance=acceptance,
         prefix_cache_mb=prefix_cache_mb,
         chat_template=template,
+        images=images,
         stream=AnswerStream(len(prompts), live=True, show_speculation=show_speculation),
         finish=lambda stats: show_end(stats, show_speculation=show_speculation),
     )

@@ -35,7 +35,7 @@ class Prompt:
     """An article as the model reads it."""
 
     article: Article
-    token_ids: list[int]
+    token_ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ def prompts_of(
     ]
 
 
-def fitting(engine: Engine, article: Article, most: int, *, chat: bool) -> list[int]:
+def fitting(engine: Engine, article: Article, most: int, *, chat: bool) -> Sequence[int]:
     """The longest prompt that has at most `most` tokens, by halving what is too much."""
     text = article.text.strip().replace(" n't", "n't")
     ids = encoded(engine, text, chat=chat)
     if len(ids) <= most:
         return ids
     low, high = 0, len(text)  # characters: `low` fit, `high` do not
-    best: list[int] = []
+    best: Sequence[int] = []
     while high - low > 1:
         middle = (low + high) // 2
         ids = encoded(engine, text[:middle], chat=chat)
@@ -113,7 +113,7 @@ def fitting(engine: Engine, article: Article, most: int, *, chat: bool) -> list[
     return best
 
 
-def encoded(engine: Engine, text: str, *, chat: bool) -> list[int]:
+def encoded(engine: Engine, text: str, *, chat: bool) -> Sequence[int]:
     """The prompt for so much of an article."""
     if chat:
         return engine.encode([Message("system", INSTRUCTION), Message("user", text)])

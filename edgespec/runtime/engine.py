@@ -31,6 +31,7 @@ from edgespec.errors import (
     counted,
     in_words,
 )
+from edgespec.images import ImageRules
 from edgespec.methods import METHODS
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
@@ -95,6 +96,8 @@ from edgespec.runtime.verify import (
     acceptance_of,
     acceptance_words,
 )
+from edgespec.runtime.vision.image_prompts import ImagePrompts, beside
+from edgespec.runtime.vision.placeholders import refuse_marks
 
 logger = logging.getLogger(__name__)
 # What the library has to say goes where the application's logging sends it, else nowhere
@@ -150,6 +153,8 @@ class Engine:
     the plan; "fixed" the plan; None is adaptive where no sizes are given and what a step costs here
     was measured (docs/adaptive.md). What `edgespec tune` found best for these engines is taken
     where method and sizes are left open; not with `tuned` False (docs/tuning.md).
+    `multimodal_engine_dir` holds the image encoder; None is `visual` in the engine directory, where
+    that is there. `image_rules` say which images may be read (docs/images.md).
 
     Raises BundleError, PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be
     exact or cannot draft, LimitError, with the remedy; OptionError or RequestError for options, an
@@ -169,6 +174,8 @@ class Engine:
         acceptance: Acceptance = None,
         spec_policy: SpecPolicy | None = None,
         tuned: bool = True,
+        multimodal_engine_dir: str | Path | None = None,
+        image_rules: ImageRules | None = None,
     ) -> None:
         check_policy(spec_policy)
         path = directory_of(engine_dir)
@@ -209,6 +216,7 @@ class Engine:
         self.gates = gates_of(config)
         self.limits = EngineLimits(self.configs, self.max_batch_size)
         self.path, self.spec_policy = path, spec_policy
+        self.images = self.open_images(multimodal_engine_dir, image_rules)
         if self.spec_decode:
             self.close_unless_adaptive()
         self.planner = Planner(
@@ -234,6 +242,21 @@ class Engine:
         fixed = [costs.note] if costs.note and spec_policy is None else []
         self.notes = (*chosen_by, *notes, *self.warnings(), *fixed)
         self.log_opening(path)
+
+    def open_images(
+        self, directory: str | Path | None, rules: ImageRules | None
+    ) -> ImagePrompts | None:
+        """What reads the images of prompts; None where there is no encoder. Raises what
+        `ImagePrompts.open` does, and then nothing stays open."""
+        found = beside(self.path) if directory is None else Path(directory)
+        if found is None:
+            return None
+        try:
+            return ImagePrompts.open(found, self.config.component, rules)
+        except BaseException:
+            self.base.runner.close()
+            self.drafting.close()
+            raise
 
     @property
     def configs(self) -> dict[str, EngineConfig]:
@@ -331,6 +354,8 @@ class Engine:
         self.base.runner.close()
         self.drafting.close()
         self.drafting.base.devices.close()
+        if self.images is not None:
+            self.images.close()
 
     async def aclose(self) -> None:
         """`close`, without holding up the event loop for the step that runs."""
@@ -455,16 +480,19 @@ class Engine:
             found, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
         )
 
-    def encode(self, prompt: Prompt, *, enable_thinking: bool = False) -> list[int]:
-        """The token ids of a prompt.
+    def encode(self, prompt: Prompt, *, enable_thinking: bool = False) -> Sequence[int]:
+        """The token ids of a prompt, with the rows of its images where it has some.
 
         A text is taken as it is, with the special tokens that the tokenizer adds, as vLLM does;
-        messages go through the chat template; ids stay. Raises RequestError for anything else.
+        messages go through the chat template; ids stay. Raises RequestError for anything else, and
+        what reading and encoding images raise.
         """
         self.driver.check_open()
         found = read_prompt(prompt)
         if isinstance(found, tuple):
-            return self.tokenizer.encode_chat(self.render(found, enable_thinking=enable_thinking))
+            self.refuse_marks(found)
+            rendered = self.render(found, enable_thinking=enable_thinking)
+            return self.with_images(self.tokenizer.encode_chat(rendered), found)
         if enable_thinking:
             what = (
                 "enable_thinking is a matter of the chat template, and the prompt has no messages"
@@ -473,6 +501,29 @@ class Engine:
         if isinstance(found, str):
             return self.tokenizer.encode(found, add_special_tokens=True)
         return found
+
+    def refuse_marks(self, messages: Conversation) -> None:
+        """Raises RequestError for a text with the model's own mark of an image or a video."""
+        if self.images is not None:
+            tokens = self.images.config.component.tokens
+            marks = [self.tokenizer.token(token) for token in (tokens.image, tokens.video)]
+            refuse_marks(read_messages(messages), marks)
+
+    def with_images(self, ids: Sequence[int], messages: Conversation) -> Sequence[int]:
+        """The ids of rendered messages with the rows of their images; ids alone where they have
+        none. Raises RequestError or LimitError for images that cannot be taken, and what opening
+        and running the encoder raise."""
+        items = [item for message in read_messages(messages) for item in message.images]
+        if not items:
+            return ids
+        if self.images is None:
+            what = f"the prompt has {counted(len(items), 'image')}, and there is no image encoder"
+            raise RequestError(
+                what,
+                "Name its directory: --multimodal-engine-dir ENGINES/visual"
+                " (multimodal_engine_dir in Python), or remove the images.",
+            )
+        return self.images.prompt(ids, items)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""

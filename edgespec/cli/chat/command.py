@@ -37,6 +37,7 @@ from edgespec.cli.draft_flags import (
     tree_of,
     wanted,
 )
+from edgespec.cli.image_flags import image_flags, take_images
 from edgespec.cli.infer import MIB
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
@@ -71,6 +72,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
     help="What edgespec build made.",
 )
 @config_options
+@image_flags
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option(
     "--spec-decode/--no-spec-decode",
@@ -227,6 +229,7 @@ def command(
         raise click.UsageError("an accept rule is for drafts, and --no-spec-decode was given", ctx)
     if spec_decode is False and is_given(ctx, "spec_policy"):
         raise click.UsageError("--spec-policy is for drafts, and --no-spec-decode was given", ctx)
+    images = take_images(sampling, None)
     params = sampling_params(sampling)
     conversation = Conversation(message_text(system, Place("--system")))
     from edgespec.cli.report import could_be_tree, plan_line
@@ -248,6 +251,7 @@ def command(
         tuned=not sized,
         spec_policy=spec_policy,
         **drafting,
+        **images,
     ) as engine:
         check_draft(engine, config.config)
         unfit = choose_template(

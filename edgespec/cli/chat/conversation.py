@@ -34,13 +34,13 @@ class Conversation:
         system = [Message("system", self.system)] if self.system else []
         return [*system, *chain.from_iterable(self.exchanges)]
 
-    def and_then(self, turn: str) -> list[Message]:
+    def and_then(self, turn: Message) -> list[Message]:
         """Returns all messages with the user's new turn last."""
-        return [*self.messages, Message("user", turn)]
+        return [*self.messages, turn]
 
-    def add(self, turn: str, answer: str) -> None:
+    def add(self, turn: Message, answer: str) -> None:
         """Keeps an exchange: the user's turn and the answer's text."""
-        self.exchanges.append((Message("user", turn), Message("assistant", answer)))
+        self.exchanges.append((turn, Message("assistant", answer)))
 
 
 def of_messages(messages: Sequence[Message], place: Place) -> Conversation:
@@ -67,7 +67,7 @@ def save(conversation: Conversation, path: Path) -> None:
     Raises RequestError, and OverwriteError for a file in the directory of a model.
     """
     refuse_overwriting(path, ())
-    turns = [{"role": m.role, "content": m.content} for m in conversation.messages]
+    turns = [message.to_dict() for message in conversation.messages]
     try:
         write_json(path, {"requests": [{"messages": turns}]})
     except OSError as error:

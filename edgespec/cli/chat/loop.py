@@ -19,7 +19,7 @@ from edgespec.cli.infer import SOME_FAILED
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import report
 from edgespec.errors import EdgeSpecError, LimitError, RequestError, counted
-from edgespec.prompts import CANCELLED, CAPACITY, MAX_LENGTH
+from edgespec.prompts import CANCELLED, CAPACITY, MAX_LENGTH, ImageItem, Message
 from edgespec.prompts.parse import message_text
 from edgespec.prompts.places import Place
 
@@ -56,6 +56,7 @@ class Chat:
         self.engine, self.settings = engine, settings
         self.screen, self.conversation = screen, conversation
         self.command, self.interactive = command, interactive
+        self.images: list[ImageItem] = []  # they go with the next turn
         self.some_failed = False
         self.code: int | None = None  # the exit code, once the chat is over
         self.last: Response | None = None
@@ -103,7 +104,9 @@ class Chat:
             self.command(self, said)
         elif said.strip():
             text = said.removeprefix("/") if said.startswith("//") else said
-            self.turn(message_text(text, Place("this turn")))
+            said_text = message_text(text, Place("this turn"))
+            self.turn(Message.of("user", (*self.images, said_text)))
+            self.images = []
 
     def at_the_end(self) -> None:
         """The input has ended: leave, on a terminal below the prompt's line."""
@@ -117,7 +120,7 @@ class Chat:
 
     # ---- a turn
 
-    def turn(self, said: str) -> None:
+    def turn(self, said: Message) -> None:
         """Sends what was said, shows the answer as it comes, and keeps both."""
         from edgespec.runtime.tree import PLAIN
 

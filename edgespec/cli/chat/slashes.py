@@ -22,6 +22,7 @@ from edgespec.cli.chat.settings import (
 )
 from edgespec.cli.chat.tree_picture import tree_picture
 from edgespec.errors import RequestError, counted, in_words
+from edgespec.prompts import ImageItem
 from edgespec.prompts.parse import message_text
 from edgespec.prompts.places import Place, did_you_mean
 
@@ -139,7 +140,7 @@ def regenerate(chat: Chat, _: str) -> None:
     old = chat.conversation.exchanges.pop()
     count = len(chat.conversation.exchanges)
     try:
-        chat.turn(old[0].content)
+        chat.turn(old[0])
     finally:
         if len(chat.conversation.exchanges) == count:
             chat.conversation.exchanges.append(old)
@@ -219,9 +220,18 @@ def load(chat: Chat, text: str) -> None:
     chat.screen.note(f"[{counted(len(chat.conversation.exchanges), 'exchange')} from {path}]")
 
 
-def attach_image(chat: Chat, _: str) -> None:
-    """/image: raises RequestError until vision models are there."""
-    raise RequestError("images cannot be sent yet", "This version runs models of text only.")
+def attach_image(chat: Chat, text: str) -> None:
+    """/image: lets an image go with the next turn; it is read and encoded at once. Raises
+    RequestError and LimitError for one that cannot be taken, or without an image encoder."""
+    images = chat.engine.images
+    if images is None:
+        remedy = "Start the chat with --multimodal-engine-dir, the directory of `visual`."
+        raise RequestError("there is no image encoder", remedy)
+    path = files.home_path(text)
+    rows = images.typed(path)
+    chat.images.append(ImageItem(str(path)))
+    what = counted(len(rows), "token")
+    chat.screen.note(f"[{path}: {what}; it goes with the next turn]")
 
 
 def leave(chat: Chat, _: str) -> None:
@@ -258,6 +268,8 @@ SLASHES = {
     "/tree": Slash(show_tree, "The drafts of the last step, and which were accepted."),
     "/save": Slash(save, "Write the conversation to a file, as an input.json.", "FILE", None),
     "/load": Slash(load, "Read a conversation from such a file.", "FILE", None),
-    "/image": Slash(attach_image, "Not there yet: images need a vision model.", "FILE", None),
+    "/image": Slash(
+        attach_image, "Send an image with the next turn; may be given repeatedly.", "FILE", None
+    ),
     "/exit": Slash(leave, "Leave."),
 }

@@ -1,0 +1,258 @@
+"""A vision-language pair from checkpoint to answers, in the guide's directories: lossless with
+pictures and without, the answers those of transformers, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import edgespec
+from edgespec.prompts import ImageItem
+from tests import shared
+from tests.e2e.workshop import Cli, cli, responses
+
+__all__ = ["cli"]  # a fixture
+
+ROOT = Path(__file__).parents[2]
+REFUSED, SOME_FAILED = 3, 5
+SIZES = ["--maxBatchSize", 3, "--maxInputLen", 256, "--maxKVCacheCapacity", 512]
+NO_END = {"0": -100, "2": -100}  # a logit_bias: random models end by chance
+
+
+def make(path: Path) -> None:
+    """A random pair, by the script that trains the demo's, and all that is made of it by the
+    guide's commands."""
+    script = ROOT / "scripts" / "train_demo_vlm.py"
+    command = [sys.executable, script, "--out", path / "pair", "--smoke", "--prompts", "0"]
+    subprocess.run(command, check=True, capture_output=True, cwd=script.parent)
+    base, draft, onnx = path / "pair" / "base", path / "pair" / "draft", path / "onnx"
+    call("export", base, onnx / "base_export", "--eagle-base")
+    call("export", draft, onnx / "draft_export", "--base-model-dir", base)
+    llm, visual = onnx / "base_export" / "llm", onnx / "base_export" / "visual"
+    made = ["--engineDir", path / "engines" / "llm", *SIZES]
+    trees = ["--maxVerifyTreeSize", 60, "--maxDraftTreeSize", 60]
+    call("build", "--onnxDir", llm, *made, *trees, "--specBase")
+    call("build", "--onnxDir", onnx / "draft_export" / "llm", *made, *trees, "--specDraft")
+    images = ["--minImageTokens", 4, "--maxImageTokens", 128, "--maxImageTokensPerImage", 64]
+    call("build", "--onnxDir", visual, "--engineDir", path / "engines", *images)
+
+
+def call(*args: object) -> None:
+    from edgespec.cli.main import run
+
+    assert run([str(arg) for arg in args]) == 0
+
+
+@dataclass(frozen=True)
+class Shop:
+    root: Path
+
+    @property
+    def base(self) -> Path:
+        return self.root / "pair" / "base"
+
+    @property
+    def llm(self) -> Path:
+        return self.root / "engines" / "llm"
+
+    @property
+    def visual(self) -> Path:
+        return self.root / "engines" / "visual"
+
+
+@pytest.fixture(scope="module")
+def shop() -> Shop:
+    return Shop(shared.made_once("a vision-language pair", make))
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Noise and plain colours, of odd sizes."""
+    for number, size in enumerate([(112, 112), (87, 200), (300, 61)]):
+        noise = torch.randint(0, 255, (size[1], size[0], 3), dtype=torch.uint8)
+        Image.fromarray(noise.numpy()).save(tmp_path / f"{number}.png")
+    return tmp_path
+
+
+Content = str | list[dict[str, str]]
+
+
+def see(*names: str, text: str = "What is it?") -> Content:
+    images = [{"type": "image", "image": name} for name in names]
+    return [*images, {"type": "text", "text": text}]
+
+
+def ask(shop: Shop, place: Path, cli: Cli, contents: Sequence[Content], *flags: object) -> Any:
+    requests = [{"messages": [{"role": "user", "content": one}]} for one in contents]
+    settings = {"temperature": 0.0, "max_generate_length": 24, "logit_bias": NO_END}
+    (place / "input.json").write_text(json.dumps(settings | {"requests": requests}))
+    line = ["infer", "--engineDir", shop.llm, "--multimodalEngineDir", shop.visual]
+    files = ["--inputFile", place / "input.json", "--outputFile", place / "output.json"]
+    return cli(*line, *files, *flags)
+
+
+def by_transformers(shop: Shop, place: Path, content: Content, count: int) -> list[int]:
+    """Greedy ids, by transformers' model and processor."""
+    from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(shop.base, dtype=torch.float32)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(shop.base)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    parts = content if isinstance(content, list) else []
+    images = [Image.open(place / part["image"]) for part in parts if part["type"] == "image"]
+    given: dict[str, torch.Tensor] = {}
+    if images:
+        processor = Qwen2VLImageProcessorPil.from_pretrained(shop.base)
+        given = dict(processor(images=images, return_tensors="pt"))
+        for _, height, width in given["image_grid_thw"].tolist():
+            text = text.replace("<|image_pad|>", "<|seen|>" * (height * width // 4), 1)
+        text = text.replace("<|seen|>", "<|image_pad|>")
+    ids = torch.tensor([tokenizer(text).input_ids])
+    given |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    image = model.config.image_token_id
+    with torch.no_grad():
+        found = model.eval().generate(
+            **given,
+            mm_token_type_ids=(ids == image).int(),
+            max_new_tokens=count,
+            do_sample=False,
+            suppress_tokens=[int(token) for token in NO_END],
+        )
+    answer: list[int] = found[0, ids.shape[1] :].tolist()
+    return answer
+
+
+QUESTIONS: list[Content] = [
+    see("0.png"),
+    see("1.png", "2.png", text="Which of the two?"),
+    "No picture at all.",
+    see("2.png", text=""),
+    [
+        {"type": "text", "text": "Before "},
+        {"type": "image", "image": "1.png"},
+        {"type": "text", "text": " behind."},
+    ],
+]
+
+
+@pytest.mark.parametrize("flags", [(), ("--batchSize", 3), ("--specDraftTopK", 2)])
+def test_answers_are_those_of_transformers_and_lossless(
+    shop: Shop, pictures: Path, cli: Cli, flags: tuple[object, ...]
+) -> None:
+    done = ask(shop, pictures, cli, QUESTIONS, "--specDecode", "--check-lossless", *flags)
+    assert done.code == 0, done.err
+    assert ["lossless", "yes"] in [line.split() for line in done.out.splitlines()]
+    answers = [answer["output_ids"] for answer in responses(pictures)]
+    wanted = [by_transformers(shop, pictures, content, 24) for content in QUESTIONS]
+    assert answers == wanted
+
+
+def test_pictures_come_as_data_urls_too(shop: Shop, pictures: Path, cli: Cli) -> None:
+    code = base64.b64encode((pictures / "0.png").read_bytes()).decode()
+    done = ask(shop, pictures, cli, [see("0.png"), see(f"data:image/png;base64,{code}")])
+    assert done.code == 0, done.err
+    first, second = responses(pictures)
+    assert first["output_ids"] == second["output_ids"]
+    assert code not in json.dumps(second["messages"])
+
+
+def test_a_picture_is_encoded_once(shop: Shop, pictures: Path) -> None:
+    sampling = edgespec.SamplingParams(temperature=0, max_generate_length=4)
+    with edgespec.load(shop.llm, multimodal_engine_dir=shop.visual, image_root=pictures) as engine:
+        assert engine.images is not None
+        for _ in range(3):
+            message = edgespec.Message.of("user", [ImageItem("0.png"), "What is it?"])
+            engine.generate([message], sampling)
+        assert (engine.images.stats.images, engine.images.stats.encoded) == (3, 1)
+
+
+def test_another_picture_is_another_prefix(shop: Shop, pictures: Path) -> None:
+    sampling = edgespec.SamplingParams(temperature=0, max_generate_length=4)
+
+    def asked(name: str) -> list[edgespec.Message]:
+        return [edgespec.Message.of("user", [ImageItem(name), "What is it?"])]
+
+    with edgespec.load(shop.llm, multimodal_engine_dir=shop.visual, image_root=pictures) as engine:
+        first = engine.generate(asked("0.png"), sampling, keep=True)
+        again = engine.generate(asked("0.png"), sampling)
+        assert again.metrics.reused_tokens > 16  # rows of the picture too
+        Image.new("RGB", (112, 112), "red").save(pictures / "red.png")
+        other = engine.generate(asked("red.png"), sampling)
+        assert other.metrics.reused_tokens < 8  # what stands before it
+        assert again.token_ids == first.token_ids
+
+
+def test_chat_sends_a_picture_with_the_next_turn(
+    shop: Shop, pictures: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = f"/image {pictures / '0.png'}\nWhat is it?\nAnd now?\n/image {pictures}/none.png\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
+    flags = ("--multimodal-engine-dir", shop.visual, "--max-generate-length", 6, "--seed", 1)
+    done = cli("chat", "--engine-dir", shop.llm, *flags, "--temperature", 0)
+    assert done.code == SOME_FAILED
+    assert "0.png: 16 tokens; it goes with the next turn]" in done.err
+    assert "is not there" in done.err
+    assert len(done.out.splitlines()) >= 2
+
+
+def test_engines_beside_their_encoder_find_it(shop: Shop, pictures: Path, cli: Cli) -> None:
+    own = Path(shutil.copytree(shop.llm, pictures / "own"))
+    line = ["infer", "--engine-dir", own, "--input-file", pictures / "input.json"]
+    out = ["--output-file", pictures / "output.json"]
+    ask(shop, pictures, cli, [see("0.png"), "Text."])
+    alone = cli(*line, *out)
+    assert alone.code == SOME_FAILED
+    assert "there is no image encoder" in alone.err
+    assert "--multimodal-engine-dir" in alone.err
+    assert responses(pictures)[0]["finish_reason"] == "error"
+    shutil.copytree(shop.visual, own / "visual")
+    assert cli(*line, *out).code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (see("none.png"), 'image "none.png" is not there'),
+        (see("/etc/hostname"), "outside the directories that may be read"),
+        (see("torn.png"), "torn.png"),
+        (see("http://127.0.0.1/a.png"), "--allow-image-urls"),
+        (see("0.png", text="see <|image_pad|>"), "stands for the rows of an image"),
+        (see("big.png", "0.png", "big.png"), "--max-image-tokens"),
+    ],
+)
+def test_a_bad_picture_fails_alone(
+    shop: Shop, pictures: Path, cli: Cli, content: Content, said: str
+) -> None:
+    (pictures / "torn.png").write_bytes((pictures / "0.png").read_bytes()[:200])
+    Image.new("RGB", (800, 800), "blue").save(pictures / "big.png")
+    done = ask(shop, pictures, cli, [content, see("0.png")])
+    assert done.code == SOME_FAILED
+    assert said in done.err
+    bad, good = responses(pictures)
+    assert bad["finish_reason"] == "error"
+    assert len(good["output_ids"]) == 24
+
+
+def test_the_encoder_of_another_checkpoint_is_refused(shop: Shop, pictures: Path, cli: Cli) -> None:
+    other = Path(shutil.copytree(shop.visual, pictures / "visual"))
+    raw = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(raw | {"identity": "0" * 64}))
+    line = ["infer", "--engine-dir", shop.llm, "--multimodal-engine-dir", other]
+    done = cli(*line, "--prompt", "Hello")
+    assert done.code == REFUSED
+    assert "config.json" in done.err or "another checkpoint" in done.err
