@@ -165,8 +165,15 @@ def test_too_many_scans_are_refused() -> None:
     data = saved(picture(40, 30), "JPEG", progressive=True)
     last = data.rindex(b"\xff\xda")
     assert decoded(data).size == (40, 30)
-    repeated = data[:last] + data[last:-2] * 200 + b"\xff\xd9"
-    assert "is a JPEG of more than 100 scans" in refusal(repeated).what
+    for scans in (data[last:-2] * 200, b"\xff\xfe\0\2" * 5000):
+        repeated = data[:last] + scans + data[last:]
+        assert "is a JPEG of more than 100 scans" in refusal(repeated).what
+
+
+def test_what_stands_behind_a_jpeg_is_not_counted() -> None:
+    """Telephones put the video of a moving photograph there."""
+    data = saved(picture(40, 30), "JPEG") + b"\xff\xda\0\2" * 5000
+    assert decoded(data).size == (40, 30)
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "BMP", "GIF"])
