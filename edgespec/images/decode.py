@@ -17,7 +17,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from edgespec.errors import MissingDependency, RequestError
-from edgespec.images.header import DAMAGED, MAX_SCANS, Header, has_many_scans, read_header
+from edgespec.images.header import Header, read_header
+from edgespec.images.parts import DAMAGED, check_parts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -106,8 +107,7 @@ def decode(data: bytes, header: Header, shown: str, claimed: str = "") -> Image:
     """
     pillow = import_pillow()
     _check_plugin(header.format)
-    if header.format == "JPEG" and has_many_scans(data):
-        raise RequestError(f"image {shown} is a JPEG of more than {MAX_SCANS} scans.", DAMAGED)
+    check_parts(data, header.format, shown)
     with _pillow, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

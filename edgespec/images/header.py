@@ -5,17 +5,16 @@ So both are known, and limited, before a decoder sees the file. Knows bytes alon
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
 from edgespec.errors import RequestError
+from edgespec.images.parts import DAMAGED, MAX_SEGMENTS, jpeg_segments
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # Pillow's names
 TAKEN = "Save it as PNG or JPEG."
-DAMAGED = "Copy it again, or save it anew as PNG or JPEG."
 
 PNG_MARK = b"\x89PNG\r\n\x1a\n"
 # Formats with decoders of their own, which are not wanted here -> their first bytes
@@ -34,13 +33,7 @@ REFUSED_TEXTS: dict[str, tuple[bytes, ...]] = {  # in small letters
 }
 STILL_BRANDS = {b"avif": "an AVIF", b"heic": "a HEIC", b"heix": "a HEIC", b"mif1": "a HEIC"}
 
-# JPEG: markers of a frame with its size, of a scan, of the end, and those that stand alone
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-SCAN, END = 0xDA, 0xD9
-BARE = frozenset((0x01, *range(0xD0, 0xDA)))
-MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")  # inside a scan there are none of these
-MAX_SCANS = 100  # each costs a pass over all pixels, and ten are usual
-MAX_MARKERS = 4096
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # of a JPEG: markers before its size
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +68,6 @@ def read_header(data: bytes, shown: str) -> Header:
             f"image {shown} is a {found} whose header is damaged or cut off.", DAMAGED
         )
     return Header(found, width, height)
-
-
-def has_many_scans(data: bytes) -> bool:
-    """Whether a JPEG has more than MAX_SCANS scans, or so many segments that nobody counts them."""
-    num_scans = 0
-    for index, (marker, _) in enumerate(_segments(data)):
-        num_scans += marker == SCAN
-        if num_scans > MAX_SCANS or index >= MAX_MARKERS:
-            return True
-    return False
 
 
 def _format_of(data: bytes) -> str | None:
@@ -139,24 +122,11 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
     """Of the first frame."""
-    for marker, at in islice(_segments(data), MAX_MARKERS):
+    for marker, at, _ in islice(jpeg_segments(data), MAX_SEGMENTS):
         if marker in FRAMES:
             height, width = struct.unpack_from(">HH", data, at + 3)
             return width, height
     return 0, 0
-
-
-def _segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """The markers of a JPEG up to its end, each with where its segment begins. What stands behind
-    the end, such as the video of a moving photograph, is none of the image."""
-    at = 2
-    while found := MARKER.search(data, at):
-        marker, at = data[found.end() - 1], found.end()
-        yield marker, at
-        if marker == END:
-            return
-        if marker not in BARE:
-            at += max(int.from_bytes(data[at : at + 2], "big"), 2)
 
 
 SIZES: dict[str, Callable[[bytes], tuple[int, int]]] = {
