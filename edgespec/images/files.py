@@ -30,7 +30,7 @@ def read(
     base = work if directory is None else directory
     allowed = (base, *roots)
     found = _read(base / name, allowed, shown, max_bytes)
-    if found is None and base.resolve() != work and not Path(name).is_absolute():
+    if found is None and base.resolve() != work:
         found = _read(work / name, (work, *roots), shown, max_bytes)
         if found is not None:
             logger.warning(
