@@ -17,7 +17,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from edgespec.errors import MissingDependency, RequestError
-from edgespec.images.header import DAMAGED, Header, read_header
+from edgespec.images.header import Header, read_header
+from edgespec.images.parts import DAMAGED, check_parts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 MAX_IMAGE_BYTES = 32 * 2**20
 MAX_PIXELS = 50_000_000  # 150 MB as RGB; cameras of telephones make up to that
-MAX_SCANS = 100  # of a JPEG: each costs a pass over all pixels, and ten are usual
 
 # Of Pillow: the plugin of a format, and the library that it may have been built without
 PLUGINS = {
@@ -107,8 +107,7 @@ def decode(data: bytes, header: Header, shown: str, claimed: str = "") -> Image:
     """
     pillow = import_pillow()
     _check_plugin(header.format)
-    if header.format == "JPEG" and data.count(b"\xff\xda") > MAX_SCANS:
-        raise RequestError(f"image {shown} is a JPEG of more than {MAX_SCANS} scans.", DAMAGED)
+    check_parts(data, header.format, shown)
     with _pillow, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

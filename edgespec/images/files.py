@@ -26,21 +26,27 @@ def read(
     directory, as TensorRT Edge-LLM has it; that is logged. Raises RequestError for a file outside
     `directory` (then: the working directory) and `roots`, and for what is no regular file.
     """
-    work = Path.cwd()
-    base = work if directory is None else directory
-    allowed = (base, *roots)
-    found = _read(base / name, allowed, shown, max_bytes)
-    if found is None and base.resolve() != work and not Path(name).is_absolute():
-        found = _read(work / name, (work, *roots), shown, max_bytes)
+    work = _working_directory()
+    beside = work if directory is None else directory
+    for start in dict.fromkeys((beside, work)):
+        found = None if start is None else _read(start / name, (start, *roots), shown, max_bytes)
         if found is not None:
-            logger.warning(
-                "image %s is not beside the input file: read from the working directory", shown
-            )
-    if found is None:
-        raise RequestError(
-            f"image {shown} is not there.", "Write its path as seen from the input file."
-        )
-    return found
+            if start != beside:
+                logger.warning(
+                    "image %s is not beside the input file: read from the working directory", shown
+                )
+            return found
+    raise RequestError(
+        f"image {shown} is not there.", "Write its path as seen from the input file."
+    )
+
+
+def _working_directory() -> Path | None:
+    """None where it was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
 
 def _read(path: Path, allowed: tuple[Path, ...], shown: str, max_bytes: int) -> bytes | None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from edgespec.errors import RequestError
+from edgespec.images.parts import DAMAGED, MAX_SEGMENTS, jpeg_segments
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # Pillow's names
 TAKEN = "Save it as PNG or JPEG."
-DAMAGED = "Copy it again, or save it anew as PNG or JPEG."
 
 PNG_MARK = b"\x89PNG\r\n\x1a\n"
 # Formats with decoders of their own, which are not wanted here -> their first bytes
@@ -32,9 +33,7 @@ REFUSED_TEXTS: dict[str, tuple[bytes, ...]] = {  # in small letters
 }
 STILL_BRANDS = {b"avif": "an AVIF", b"heic": "a HEIC", b"heix": "a HEIC", b"mif1": "a HEIC"}
 
-# JPEG: markers of a frame with its size, and markers that stand alone
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-BARE = frozenset((0x01, *range(0xD0, 0xD9)))
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # of a JPEG: markers before its size
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +121,11 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    """Of the first frame; what stands before it are segments that say their own length."""
-    at = 2
-    while data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:  # filling
-            at += 1
-            continue
+    """Of the first frame."""
+    for marker, at, _ in islice(jpeg_segments(data), MAX_SEGMENTS):
         if marker in FRAMES:
-            height, width = struct.unpack_from(">HH", data, at + 5)
+            height, width = struct.unpack_from(">HH", data, at + 3)
             return width, height
-        if marker in BARE:
-            at += 2
-            continue
-        (length,) = struct.unpack_from(">H", data, at + 2)
-        at += 2 + max(length, 2)
     return 0, 0
 
 

@@ -51,7 +51,7 @@ class ImageItem:
     def shown(self) -> str:
         """The source as messages show it."""
         if self.kind == "data":
-            return f"{self.source[:MAX_ECHO_CHARS].partition(',')[0]},..."
+            return show(f"{self.source[:MAX_ECHO_CHARS].partition(',')[0]},...")
         return show(self.source)
 
 

@@ -41,6 +41,7 @@ class Message:
         here = Place("Message")
         checks.role(self.role, here.key("role"))
         checks.text(self.content, here.key("content"))
+        object.__setattr__(self, "parts", tuple(self.parts))
         for index, part in enumerate(self.parts):
             if not isinstance(part, str | ImageItem):
                 what = f"is {show(part)}, neither a text nor an image"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec.errors import RequestError
 from edgespec.prompts import Message
 from edgespec.prompts.checks import text_size
-from edgespec.prompts.parse import message
+from edgespec.prompts.parse import check_images, message
 from edgespec.prompts.places import Place, show
 
 # Messages may also be written as OpenAI's clients write them
@@ -39,10 +39,12 @@ def read_prompt(prompt: Prompt) -> str | tuple[Message, ...] | list[int]:
 
 def read_messages(messages: Conversation) -> tuple[Message, ...]:
     """Messages of either form as `Message`. Raises RequestError that names the place."""
-    return tuple(
+    found = tuple(
         item if isinstance(item, Message) else message(item, HERE.item(index))
         for index, item in enumerate(items_of(messages))
     )
+    check_images(found, HERE)
+    return found
 
 
 def items_of(prompt: object) -> list[Any]:

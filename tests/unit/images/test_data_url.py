@@ -65,7 +65,7 @@ def test_base64_may_have_line_breaks() -> None:
 def test_a_broken_url_is_refused_by_what_is_wrong(url: str, said: str) -> None:
     with pytest.raises(RequestError) as caught:
         decoded(url)
-    assert caught.value.what.startswith("image data:")
+    assert caught.value.what.startswith('image "data:')
     assert said in caught.value.what
     assert caught.value.remedy.startswith("Write data:image/png;base64,...")
     assert TEXT not in str(caught.value)

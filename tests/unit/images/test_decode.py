@@ -161,12 +161,27 @@ def test_too_many_bytes_are_refused_unseen() -> None:
     assert refusal(data).what == f'image "a.png" has more than {MAX_IMAGE_BYTES} bytes.'
 
 
-def test_too_many_scans_are_refused() -> None:
+def test_too_many_parts_are_refused() -> None:
+    """A decoder would take seconds or minutes to walk through them."""
     data = saved(picture(40, 30), "JPEG", progressive=True)
     last = data.rindex(b"\xff\xda")
     assert decoded(data).size == (40, 30)
-    repeated = data[:last] + data[last:-2] * 200 + b"\xff\xd9"
-    assert "is a JPEG of more than 100 scans" in refusal(repeated).what
+    many = {
+        "more than 100 scans": data[:last] + data[last:-2] * 200 + data[last:],
+        "more than 4096 segments": data[:last] + b"\xff\xfe\0\2" * 5000 + data[last:],
+        "more than 4096 bytes of nothing": data[:2] + b"\xff" * 5000 + data[2:],
+    }
+    for said, repeated in many.items():
+        assert refusal(repeated).what == f'image "a.png" is a JPEG of {said}.'
+    assert decoded(data[:2] + b"\xff" * 4000 + data[2:]).size == (40, 30)
+    chunks = png()[:33] + chunk(b"prVt", b"") * 2**16 + png()[33:]
+    assert "is a PNG of more than 65536 chunks" in refusal(chunks).what
+
+
+def test_what_stands_behind_a_jpeg_is_not_counted() -> None:
+    """Telephones put the video of a moving photograph there."""
+    data = saved(picture(40, 30), "JPEG") + b"\xff\xda\0\2" * 5000
+    assert decoded(data).size == (40, 30)
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "BMP", "GIF"])

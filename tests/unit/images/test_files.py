@@ -132,6 +132,13 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(inputs: Path) -> 
     listener.close()
 
 
+def test_a_working_directory_that_was_removed_is_none(inputs: Path) -> None:
+    Path.cwd().rmdir()
+    assert found("a.png", inputs) == b"a"
+    assert "is not there" in refusal("c.png", inputs)
+    assert "is not there" in refusal("c.png", None)
+
+
 def test_names_that_are_no_paths_are_refused(inputs: Path) -> None:
     assert "cannot be read" in refusal("a" * 4000, inputs)
     assert "is not there" in refusal("a.png/b.png", inputs)

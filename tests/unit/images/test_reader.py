@@ -61,7 +61,7 @@ def test_a_data_url_has_the_key_of_the_file(tmp_path: Path) -> None:
     url = "data:image/png;base64," + base64.b64encode(png()).decode()
     by_path, by_data = (reading(tmp_path).read(ImageItem(s)) for s in ("a.png", url))
     assert by_path.key == by_data.key
-    assert by_data.source == "data:image/png;base64,..."
+    assert by_data.source == '"data:image/png;base64,..."'
 
 
 def test_urls_are_fetched_only_where_they_are_allowed(

@@ -137,7 +137,8 @@ def test_output_repeats_messages_in_the_form_of_the_input() -> None:
 
 def test_messages_show_no_data_of_an_image() -> None:
     item = ImageItem(PNG)
-    assert item.shown == "data:image/png;base64,..."
+    assert item.shown == '"data:image/png;base64,..."'
+    assert ImageItem("data:\x1b[31m,").shown == '"data:\\u001b[31m,..."'
     assert PNG not in repr(Message.of("user", [item]))
     assert ImageItem("a" * 100).shown == f'"{"a" * 56}...'
 
