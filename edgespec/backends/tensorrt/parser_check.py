@@ -13,12 +13,19 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgespec import bundle
-from edgespec.backends.onnx_dir import open_onnx_dir
+from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
 from edgespec.backends.tensorrt import lowered_files
 from edgespec.backends.tensorrt.linter import Report, lint_file
+from edgespec.backends.tensorrt.lowering.encoder import lower_encoder
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.target import Target
+from edgespec.backends.visual.onnx_dir import (
+    VisualOnnxDir,
+    is_visual_export,
+    open_visual_onnx_dir,
+)
 from edgespec.directories import Kind, kind_of, not_an_export
+from edgespec.vision.contract import vision_contract
 
 # Sizes for which an export is lowered: rules ask that they are fixed, not what they are
 CAPACITY, MAX_ROWS = 4096, 64
@@ -46,7 +53,11 @@ def check(directory: Path, version: ParserVersion) -> Checked:
 
 def check_export(directory: Path, version: ParserVersion) -> Checked:
     """Lower the graph of an export for the release, and look at what comes out."""
-    onnx = open_onnx_dir(directory, spec_base=False, spec_draft=False)
+    onnx: OnnxDir | VisualOnnxDir = (
+        open_visual_onnx_dir(directory)
+        if is_visual_export(directory)
+        else open_onnx_dir(directory, spec_base=False, spec_draft=False)
+    )
     model = ir.load(onnx.model)
     target = Target(
         dialect=version.dialect,
@@ -54,7 +65,10 @@ def check_export(directory: Path, version: ParserVersion) -> Checked:
         capacity=CAPACITY,
         max_rows=MAX_ROWS,
     )
-    lowered = lowered_files.lowered_model(onnx, target, model)
+    if isinstance(onnx, VisualOnnxDir):
+        lowered = lower_encoder(model, vision_contract(onnx.config.vision), target)
+    else:
+        lowered = lowered_files.lowered_model(onnx, target, model)
     with tempfile.TemporaryDirectory(prefix="edgespec-check-") as place:
         path = lowered_files.write(lowered, onnx.path.absolute(), Path(place))
         return Checked(lint_file(path, version), target)

@@ -48,7 +48,16 @@ PRODUCTS = frozenset({"MatMul", "Attention", "TensorScatter", "QuantizeLinear", 
 # What loses more than a rounding in half precision, or grows beyond float16
 ALWAYS_FLOAT32 = frozenset(
     {
-        *("RMSNormalization", "RotaryEmbedding", "Softmax", "Sigmoid", "Gelu", "Exp", "Softplus"),
+        *(
+            "RMSNormalization",
+            "LayerNormalization",
+            "RotaryEmbedding",
+            "Softmax",
+            "Sigmoid",
+            "Gelu",
+            "Exp",
+            "Softplus",
+        ),
         *("ReduceMean", "ReduceSum", "ReduceMin", "Sqrt", "Reciprocal", "CumSum"),
     }
 )

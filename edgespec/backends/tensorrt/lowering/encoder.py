@@ -1,0 +1,125 @@
+"""Lowers the graph of an image encoder to a dialect of TensorRT, by the passes of decoders and two
+of its own: masks of windows are added, and in the portable dialect attention is products.
+
+Knows operators. Knows no layer and no file.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from edgespec.backends.rewriting import (
+    Constants,
+    Nodes,
+    count,
+    name_outputs,
+    producer,
+    require,
+    required,
+)
+from edgespec.backends.tensorrt.lowering import (
+    basic_norms,
+    basic_ropes,
+    gated_products,
+    opset,
+    precision,
+    quantization,
+)
+from edgespec.backends.tensorrt.lowering.masks import NEVER
+from edgespec.backends.tensorrt.lowering.precision import TYPES, keep_float32
+from edgespec.backends.tensorrt.target import Dialect, Target
+from edgespec.contract import TensorSpec
+from edgespec.vision.contract import VisionContract
+
+# What is computed on the host stays as it is: it is small, and a rounded angle is another angle
+_FLOAT32 = frozenset(("rope_cos", "rope_sin", "position_weight"))
+
+
+def lower_encoder(model: ir.Model, contract: VisionContract, target: Target) -> ir.Model:
+    """Rewrite `model`, a canonical graph that keeps `contract`, in place; returns it.
+
+    Its external weights stay where they are. ContractError where the graph is not one that export
+    writes.
+    """
+    declare(model.graph, contract, target)
+    keep_rotations(model.graph)
+    add_masks(model.graph)
+    if target.dialect is Dialect.PORTABLE:
+        attend_by_products(model.graph)
+        basic_ropes.apply(model, target)
+        basic_norms.apply(model, target)
+    quantization.apply(model, target)
+    gated_products.apply(model, target)
+    precision.apply(model, target)
+    if target.dialect is Dialect.PORTABLE:
+        opset.apply(model, target)
+    RemoveUnusedNodesPass()(model)
+    return model
+
+
+def lowered_contract(contract: VisionContract, target: Target) -> VisionContract:
+    """The contract of the graph that `lower_encoder` makes: pixels and rows are of the compute
+    type; names and order stay."""
+
+    def lowered(spec: TensorSpec) -> TensorSpec:
+        rounded = spec.dtype == "float32" and spec.name not in _FLOAT32
+        return TensorSpec(spec.name, target.compute if rounded else spec.dtype, spec.shape)
+
+    return VisionContract(
+        tuple(map(lowered, contract.inputs)), tuple(map(lowered, contract.outputs))
+    )
+
+
+def declare(graph: ir.Graph, contract: VisionContract, target: Target) -> None:
+    """Give inputs and outputs the types of the lowered contract. ContractError where the graph has
+    others than the contract."""
+    lowered = lowered_contract(contract, target)
+    for values, specs in ((graph.inputs, lowered.inputs), (graph.outputs, lowered.outputs)):
+        names = [value.name for value in values]
+        require(names == [s.name for s in specs], graph[0], f"the contract's names, not {names}")
+        for value, spec in zip(values, specs, strict=True):
+            value.shape = ir.Shape(spec.shape)
+            if spec.dtype in TYPES:
+                value.type = ir.TensorType(TYPES[spec.dtype])
+
+
+def keep_rotations(graph: ir.Graph) -> None:
+    """Rotate queries and keys in float32, and scale the queries before they are rounded."""
+    for node in [node for node in graph if node.op_type == "Attention"]:
+        require(node.attributes["scale"].as_float() == 1.0, node, "scale 1.0")
+        scaled = producer(required(node.inputs[0]), "Mul", node)
+        keep_float32(scaled)
+        for value in (scaled.inputs[0], node.inputs[1]):
+            keep_float32(producer(required(value), "RotaryEmbedding", node))
+
+
+def add_masks(graph: ir.Graph) -> None:
+    """Let each Attention add `Where(mask, 0, NEVER)` instead of reading a boolean mask."""
+    constant, additive = Constants(graph), dict[ir.Value, ir.Value]()
+    for node in [node for node in graph if node.op_type == "Attention"]:
+        mask = node.inputs[3] if len(node.inputs) > 3 else None
+        if mask is None:
+            continue
+        if mask not in additive:
+            numbers = [constant.number(0.0), constant.number(NEVER)]
+            made = ir.node("Where", [mask, *numbers], name=f"{mask.name}/additive")
+            name_outputs([made])
+            graph.insert_after(producer(mask, "Expand", node), made)
+            additive[mask] = made.outputs[0]
+        node.replace_input_with(3, additive[mask])
+
+
+def attend_by_products(graph: ir.Graph) -> None:
+    """Replace each Attention by two products and a softmax, which is float32."""
+    for node in [node for node in graph if node.op_type == "Attention"]:
+        make = Nodes(node, Constants(graph), "products")
+        q, k, v = (required(value) for value in node.inputs[:3])
+        transposed = make("Transpose", k, label="k/t", perm=(0, 1, 3, 2))
+        scores = make("MatMul", q, transposed, label="scores")
+        if len(node.inputs) > 3 and node.inputs[3] is not None:
+            scores = make("Add", scores, node.inputs[3], label="seen")
+        shares = make("Softmax", scores, label="shares", axis=-1)
+        node.outputs[0].replace_all_uses_with(make("MatMul", shares, v, label="mixed"))
+        graph.remove(node, safe=True)
+    require(not count(graph, "Attention"), graph[0], "no Attention left after the rewrites")
