@@ -151,9 +151,18 @@ def experts_text(decoder: DecoderConfig) -> str:
 
 
 def rope_text(rope: RopeConfig) -> str:
-    """Kind, theta and, but for the default kind, the scaling factor."""
+    """Kind, theta and, but for the default kind, the scaling factor; the axes of positions where
+    there are several."""
     factor = "" if rope.kind == "default" else f", factor {rope.factor:g}"
-    return f"{rope.kind}, theta {rope.theta:g}{factor}"
+    return f"{rope.kind}, theta {rope.theta:g}{factor}{axes_text(rope)}"
+
+
+def axes_text(rope: RopeConfig) -> str:
+    """The pairs of each axis; empty where positions have one."""
+    if not rope.mrope_section:
+        return ""
+    how = "interleaved " if rope.mrope_interleaved else ""
+    return f", {how}M-RoPE of {'+'.join(map(str, rope.mrope_section))} pairs"
 
 
 def base_rows(config: ModelConfig) -> Rows:

@@ -23,6 +23,7 @@ def rope(pair: Pair) -> Iterator[CheckResult]:
     were trained so."""
     _, config = pair.drafted()
     ours, theirs = config.decoder.rope, pair.model.decoder.rope
+    ours_axes, theirs_axes = ((one.mrope_section, one.mrope_interleaved) for one in (ours, theirs))
     thetas = (
         f"theta {ours.theta:g} and {_scaling(ours)}; the base has {theirs.theta:g} and"
         f" {_scaling(theirs)}"
@@ -37,8 +38,21 @@ def rope(pair: Pair) -> Iterator[CheckResult]:
         yield CheckResult(
             "warning", "RoPE", f"the draft has {thetas}: long prompts may cost acceptance", remedy
         )
+    elif pair.model.vision is not None and ours_axes != theirs_axes:
+        what = (
+            f"the draft rotates by {_axes(ours)}, the base by {_axes(theirs)}: drafts behind images"
+            " may seldom be accepted"
+        )
+        yield CheckResult("warning", "RoPE", what, remedy)
     else:
         yield CheckResult("ok", "RoPE", f"theta {ours.theta:g} and {_scaling(ours)} in both")
+
+
+def _axes(rope: RopeConfig) -> str:
+    if not rope.mrope_section:
+        return "one axis"
+    how = "interleaved" if rope.mrope_interleaved else "separate"
+    return f"{how} axes of {', '.join(map(str, rope.mrope_section))} pairs"
 
 
 def _scaling(rope: RopeConfig) -> str:

@@ -114,7 +114,7 @@ def skeleton(base: Base, dtype: Any) -> Any:
     """
     import torch
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     path = base.checkpoint.path
     try:
@@ -123,14 +123,50 @@ def skeleton(base: Base, dtype: Any) -> Any:
         if dtype is None:
             dtype = text.dtype or config.dtype or getattr(torch, stored_dtype(base))
         with init_empty_weights(include_buffers=False):
-            make = AutoModelForCausalLM.from_config
-            model: Any = make(text, dtype=dtype, trust_remote_code=False)  # type: ignore[no-untyped-call]
+            alone = is_text_model(text)
+            make = model_class(text).from_config
+            model: Any = make(text if alone else config, dtype=dtype, trust_remote_code=False)
+            if not alone:
+                model = text_part(model, text)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise CheckpointError(
             f"transformers cannot build a model from {path / 'config.json'}: {reason}"
         ) from error
     return model.eval()
+
+
+def is_text_model(config: Any) -> bool:
+    """Whether transformers has a text model of this configuration."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+def model_class(config: Any) -> Any:
+    """Returns the class that makes a model of a configuration: of text alone, or with images."""
+    import transformers
+
+    if is_text_model(config):
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModelForImageTextToText
+
+
+def text_part(model: Any, config: Any) -> Any:
+    """Returns the language model and lm_head of a vision-language model, under the names of a text
+    model."""
+    import torch
+
+    class TextPart(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.lm_head, self.config = (
+                model.model.language_model,
+                model.lm_head,
+                config,
+            )
+
+    return TextPart()
 
 
 def stored_dtype(base: Base) -> str:

@@ -28,6 +28,7 @@ from edgespec.progress import Progress
 from edgespec.quantize import calibration, modelopt, work
 from edgespec.quantize import check as checking
 from edgespec.quantize.base import EMBEDDING, HEAD, base_config, refuse_quantized
+from edgespec.quantize.decoder import model_class
 from edgespec.quantize.llm import (
     Options,
     Quantized,
@@ -305,9 +306,10 @@ def pairs_of(
 def load_model(checkpoint: Checkpoint, device: str, log: modelopt.Log) -> Any:
     """A transformers model on `device`, in eval mode and the dtype of the checkpoint."""
     with modelopt.captured(log):
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig
 
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False)
+        model: Any = model_class(config).from_pretrained(
             checkpoint.path, dtype="auto", trust_remote_code=False
         )
         return model.eval().to(device)

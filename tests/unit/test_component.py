@@ -42,6 +42,7 @@ def test_config_of_an_engine_is_written_as_it_was_read(name: str) -> None:
     [
         {"kind": "linear", "factor": 8.0},
         {"kind": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+        {"mrope_section": [2, 3, 3], "mrope_interleaved": True},
     ],
 )
 def test_config_with_two_masks_and_two_ropes_is_written_as_it_was_read(
@@ -64,6 +65,14 @@ def test_config_with_two_masks_and_two_ropes_is_written_as_it_was_read(
         ComponentConfig.from_dict(raw, "config.json")
 
 
+def test_config_of_a_base_that_takes_images_is_written_as_it_was_read() -> None:
+    raw = golden("export_base_config.json")
+    raw["graph"]["deepstack"] = 3
+    found = ComponentConfig.from_dict(raw, "config.json")
+    assert (found.graph.deepstack, found.graph.deepstack_width) == (3, 3 * found.hidden_size)
+    assert json.loads(json.dumps(found.to_dict())) == raw
+
+
 WRONG: list[tuple[str, list[str], Any]] = [
     ("engines_base_config.json", ["spec_decode_type"], "eagle9"),
     ("engines_base_config.json", ["engine_role"], "judge"),
@@ -71,6 +80,12 @@ WRONG: list[tuple[str, list[str], Any]] = [
     ("engines_base_config.json", ["spec_decode_type"], {}),
     ("engines_base_config.json", ["graph"], None),
     ("engines_base_config.json", ["graph", "head_dim"], "16"),
+    ("engines_base_config.json", ["graph", "deepstack"], 99),
+    ("engines_base_config.json", ["graph", "deepstack"], -1),
+    ("engines_draft_config.json", ["graph", "deepstack"], 1),
+    ("engines_base_config.json", ["rope", "mrope_section"], [8]),
+    ("engines_base_config.json", ["rope", "mrope_section"], [4, 4, 1]),
+    ("engines_base_config.json", ["rope", "mrope_section"], [9, -1, 0]),
     ("engines_base_config.json", ["graph", "role"], "draft"),
     ("engines_base_config.json", ["rope"], 5),
     ("engines_base_config.json", ["rope", "theta"], None),

@@ -427,6 +427,18 @@ def test_another_rotation_is_a_warning(
     assert said in told.what
 
 
+def test_a_draft_that_turns_by_other_axes_than_a_base_of_images_is_a_warning(
+    tmp_path: Path,
+) -> None:
+    base = toys.make_qwen2_5_vl(tmp_path / "base", layers=8)
+    mrope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    for name, rope, level in (("one", None, "warning"), ("three", mrope, "ok")):
+        draft = toys.make_draft(tmp_path / name, base, "specforge", rope=rope, rope_theta=1e6)
+        told = one("RoPE", base, draft)
+        assert told.level == level
+        assert ("rotates by one axis" in told.what) == (level == "warning")
+
+
 def test_a_block_beyond_what_engines_verify_is_a_warning(shop: Path, tmp_path: Path) -> None:
     draft = toys.make_dflash(tmp_path / "draft", shop / "base", aux_layers=[2, 6], block_size=96)
     told = one("block", shop / "base", draft)

@@ -31,6 +31,9 @@ MIXED = ["full_attention", "sliding_attention"] * 2
 MAKE: dict[str, Callable[[Path], Path]] = {
     "gemma3": partial(toys.make_gemma3, dtype="bfloat16", hidden=96),
     "gemma3-published": partial(toys.make_gemma3, stack="published"),
+    # the text part of a model that transformers has as a whole alone
+    "qwen2.5-vl": toys.make_qwen2_5_vl,
+    "qwen3-vl": toys.make_qwen3_vl,
     "phi3": partial(toys.make_phi3, partial_rotary=0.75, longrope=16, tied=True),
     "qwen2-mixed": partial(
         toys.make_base, family="qwen2", sliding_window=5, layer_types=MIXED, layers=4
@@ -55,7 +58,8 @@ def test_layers_one_by_one_make_what_the_whole_model_makes(tmp_path: Path, name:
             with decoder.loaded(i, read) as layer:
                 state = decoder.run(i, layer, state)
         found = decoder.finish(state, read)
-        whole = toys.load_base(path).model(input_ids=torch.from_numpy(ids)[None], use_cache=False)
+        load = toys.load_vl if name.endswith("-vl") else toys.load_base
+        whole = load(path).model(input_ids=torch.from_numpy(ids)[None], use_cache=False)
     assert (found - whole.last_hidden_state).abs().max() < 1e-4
 
 
@@ -72,8 +76,9 @@ def test_experts_are_refused_before_any_work(tmp_path: Path) -> None:
     [
         (partial(toys.make_gemma3, stack="published", hidden=128, dtype="bfloat16"), False),
         (partial(toys.make_phi3, hidden=128, heads=4, dtype="bfloat16", tied=True), True),
+        (partial(toys.make_qwen2_5_vl, hidden=128, dtype="bfloat16", sections=(4, 6, 6)), False),
     ],
-    ids=["gemma3", "phi3"],
+    ids=["gemma3", "phi3", "qwen2.5-vl"],
 )
 def test_a_quantized_base_becomes_an_engine(
     tmp_path: Path, make: Callable[[Path], Path], fused: bool
