@@ -98,15 +98,10 @@ class Answers:
         try:
             drafts = self.drafts_of(request)
             answer = replace(answer, speculative=drafts["plan"] is not None)
-            if request.apply_chat_template:
-                self.engine.refuse_marks(messages)
             prompt = self.render(request, messages)
             system_prompt = self.system_prompt(request, messages)
-            ids = self.engine.with_images(
-                self.engine.tokenizer.encode(
-                    prompt, add_special_tokens=not request.apply_chat_template
-                ),
-                messages,
+            ids = self.engine.encode_rendered(
+                prompt, messages, add_special_tokens=not request.apply_chat_template
             )
         except EdgeSpecError as error:
             return replace(answer, error=error), None

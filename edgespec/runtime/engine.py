@@ -490,9 +490,9 @@ class Engine:
         self.driver.check_open()
         found = read_prompt(prompt)
         if isinstance(found, tuple):
-            self.refuse_marks(found)
             rendered = self.render(found, enable_thinking=enable_thinking)
-            return self.with_images(self.tokenizer.encode_chat(rendered), found)
+            add = not self.tokenizer.template.has_special_tokens
+            return self.encode_rendered(rendered, found, add_special_tokens=add)
         if enable_thinking:
             what = (
                 "enable_thinking is a matter of the chat template, and the prompt has no messages"
@@ -502,18 +502,23 @@ class Engine:
             return self.tokenizer.encode(found, add_special_tokens=True)
         return found
 
-    def refuse_marks(self, messages: Conversation) -> None:
-        """Raises RequestError for a text with the model's own mark of an image or a video."""
-        if self.images is not None:
+    def encode_rendered(
+        self, rendered: str, messages: Conversation, *, add_special_tokens: bool
+    ) -> Sequence[int]:
+        """The ids of rendered messages, with the rows of their images where they have some.
+
+        A text of theirs must not have the model's own mark of an image, unless they were joined
+        without a template, which adds special tokens; then the marks are the caller's. Raises
+        RequestError or LimitError for images that cannot be taken, and what opening and running the
+        encoder raise.
+        """
+        found = read_messages(messages)
+        if self.images is not None and not add_special_tokens:
             tokens = self.images.config.component.tokens
             marks = [self.tokenizer.token(token) for token in (tokens.image, tokens.video)]
-            refuse_marks(read_messages(messages), marks)
-
-    def with_images(self, ids: Sequence[int], messages: Conversation) -> Sequence[int]:
-        """The ids of rendered messages with the rows of their images; ids alone where they have
-        none. Raises RequestError or LimitError for images that cannot be taken, and what opening
-        and running the encoder raise."""
-        items = [item for message in read_messages(messages) for item in message.images]
+            refuse_marks(found, marks)
+        ids = self.tokenizer.encode(rendered, add_special_tokens=add_special_tokens)
+        items = [item for message in found for item in message.images]
         if not items:
             return ids
         if self.images is None:

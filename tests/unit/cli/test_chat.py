@@ -134,6 +134,7 @@ class Told:
     drafter_notes: tuple[str, ...] = ()
     drafting_stopped: str | None = None
     has_trained_draft: bool = False
+    images: Any = None
     planner: Any = field(default_factory=Plans)
 
     def acceptance_for(self, asked: AcceptOptions) -> AcceptOptions:
@@ -910,9 +911,23 @@ def test_one_of_a_kind_is_counted_as_one(
     assert "[1 token, 1 base pass after prefill" in said
 
 
-def test_image_is_reserved(capsys: pytest.CaptureFixture[str]) -> None:
+def test_image_needs_an_encoder(capsys: pytest.CaptureFixture[str]) -> None:
     assert talk(chat_of(), "/image cat.png") == 5
-    assert "images cannot be sent yet" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "there is no image encoder" in said
+    assert "--multimodal-engine-dir" in said
+
+
+def test_images_go_with_the_next_turn_and_wait_where_it_fails(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chat = chat_of([EdgeSpecError("not now", "Try again.")], saying("a cat"), saying("yes"))
+    chat.engine.images = SimpleNamespace(typed=lambda path: [0] * 16)  # type: ignore[assignment]
+    assert talk(chat, "/image cat.png", "What is it?", "What is it?", "Is it?") == 5
+    engine: Any = chat.engine
+    seen = [[len(message.images) for message in messages] for messages in engine.asked]
+    assert seen == [[1], [1], [1, 0, 0]]
+    assert "cat.png: 16 tokens" in capsys.readouterr().err
 
 
 def test_long_notes_break_between_words_only() -> None:

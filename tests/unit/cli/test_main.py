@@ -32,8 +32,8 @@ Said = pytest.CaptureFixture[str]
         ("Build", "Did you mean build?"),
         ("quantize drft", "Did you mean draft?"),
         ("zzz", "Commands: run, quantize, export"),
-        ("infer --engin-dir E", "No such option: --engin-dir. Did you mean --engine-dir?"),
-        ("infer --enginDir E", "Did you mean --engine-dir?"),
+        ("infer --engin-dir E", "No such option: --engin-dir. Did you mean --engine-dir"),
+        ("infer --enginDir E", "Did you mean --engine-dir"),
         ("build --no-share-embeding", "Did you mean --no-share-embedding"),
         (
             "export --onnxDir D",

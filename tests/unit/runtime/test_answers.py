@@ -40,6 +40,11 @@ class Echo:
     def encode(self, text: str, **flags: Any) -> list[int]:
         return [ord(letter) for letter in text]
 
+    def encode_rendered(
+        self, text: str, messages: tuple[Message, ...], *, add_special_tokens: bool
+    ) -> list[int]:
+        return self.encode(text)
+
     def serve(
         self, queue: Any, batch_size: int, stopping: Any
     ) -> Iterator[tuple[GenerationRequest, Response]]:
