@@ -4,6 +4,7 @@
     python scripts/demo.py --method dflash    # the same base with another draft
     python scripts/demo.py --method suffix    # without a draft: from the text itself; ngram likewise
     python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
+    python scripts/demo.py --method vlm       # a vision-language pair that is asked about drawn pictures, trained likewise
     python scripts/demo.py --method eagle1    # a draft that is trained likewise; medusa, jetspec, dspark, draft_model
 
 The base is float32 and its draft int8: a draft's rounding changes how much is accepted, not the
@@ -27,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import demo_vlm
 from demo_base import is_for
 from rich.console import Console
 from rich.table import Table
@@ -44,6 +46,7 @@ EAGLE1 = ROOT / "build" / "demo-eagle1"
 MEDUSA = ROOT / "build" / "demo-medusa"
 JETSPEC = ROOT / "build" / "demo-jetspec"
 DSPARK = ROOT / "build" / "demo-dspark"
+VLM = ROOT / "build" / "demo-vlm"
 # How methods are compared: each prompt of the demo three times, plain and drafted in turn
 MEASURED = ("--input-file", str(RECIPE / "input.json"), "--repeats", "3", "--output-tokens", "96")
 DEFAULT_OUT, MARK = "demo-out", ".edgespec-demo"
@@ -179,6 +182,14 @@ def the_draft_model() -> Path:
     return trained(DRAFT_MODEL, name, "draft_model", tensor, "ten minutes")
 
 
+def the_vlm_pair() -> Path:
+    """Returns the directory of the vision-language pair, and trains it first if it is missing."""
+    name, draft = "train_demo_vlm.py", VLM / "draft"
+    if is_whole(draft, "norm.weight") and is_for(draft, VLM / "base"):
+        return VLM
+    return trained(VLM, name, "vlm", "norm.weight", "ten minutes", for_base=False)
+
+
 def trained(
     path: Path, script: str, method: str, tensor: str, time: str, *, for_base: bool = True
 ) -> Path:
@@ -225,7 +236,7 @@ def make_anew(out: Path) -> None:
 
     Exits with a message for any other directory that is not empty: nothing else is removed.
     """
-    inputs = (HYBRID, DRAFT_MODEL, EAGLE1, MEDUSA, JETSPEC, DSPARK, RECIPE)
+    inputs = (HYBRID, DRAFT_MODEL, EAGLE1, MEDUSA, JETSPEC, DSPARK, VLM, RECIPE)
     if any(place.is_relative_to(out) for place in (*inputs, ROOT)) or any(
         out.is_relative_to(place) for place in inputs
     ):
@@ -318,7 +329,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--method", choices=METHODS, default="eagle3")
+    parser.add_argument("--method", choices=(*METHODS, "vlm"), default="eagle3")
     parser.add_argument(
         "--out",
         type=Path,
@@ -326,8 +337,12 @@ def main() -> None:
         help="directory for graphs, engines and output",
     )
     args = parser.parse_args()
-    method, out = METHODS[args.method], args.out.resolve()
+    out = args.out.resolve()
     make_anew(out)
+    if args.method == "vlm":
+        invite(demo_vlm.run(the_vlm_pair(), out, step), [])
+        return
+    method = METHODS[args.method]
     make_engines(method, out)
     stream(out / "engines", RECIPE / "input.json", method)
     files = ("--input-file", RECIPE / "input.json", "--output-file", out / "output.json")
@@ -335,8 +350,12 @@ def main() -> None:
     step("infer", "--engine-dir", out / "engines", *files, *checked)
     if method.drafter is None:
         compare(args.method, out)
-    named = [] if method.drafter is None else ["--drafter", method.drafter]
-    chat = shlex.join(["edgespec", "chat", "--engine-dir", shown(out / "engines"), *named])
+    invite(out / "engines", [] if method.drafter is None else ["--drafter", method.drafter])
+
+
+def invite(engines: Path, flags: list[str]) -> None:
+    """Prints how to talk with the engines."""
+    chat = shlex.join(["edgespec", "chat", "--engine-dir", shown(engines), *flags])
     activate = "" if shutil.which("edgespec") else "source .venv/bin/activate && "
     console.print(f"\nNow talk with it: {activate}{chat}", markup=False, soft_wrap=True)
 

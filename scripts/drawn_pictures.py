@@ -41,7 +41,8 @@ class Thing:
         return f"digit {self.kind}" if self.kind in DIGITS else self.kind
 
     def __str__(self) -> str:
-        return f"{self.colour} {self.words}"
+        article = "an" if self.colour == "orange" else "a"
+        return f"{article} {self.colour} {self.words}"
 
 
 @dataclass(frozen=True)
@@ -76,15 +77,14 @@ class Scene:
     def questions(self) -> list[tuple[str, str]]:
         """All questions with their answers."""
         there = [(place, thing) for place, thing in zip(PLACES, self.things, strict=True) if thing]
-        told = " ".join(f"At the {place} is a {thing}." for place, thing in there)
+        told = " ".join(f"At the {place} is {thing}." for place, thing in there)
         number = NUMBERS[len(there)]
         found = [
             ("What is in the picture?", f"The picture shows {number}. {told}"),
             ("How many things are there?", f"There {verb(len(there))} {number} in the picture."),
         ]
         for place, thing in zip(PLACES, self.things, strict=True):
-            what = "nothing" if thing is None else f"a {thing}"
-            found.append((f"What is at the {place}?", f"At the {place} is {what}."))
+            found.append((f"What is at the {place}?", f"At the {place} is {thing or 'nothing'}."))
         for place, thing in there:
             asked = f"What colour is the {thing.words}?"
             found.append((asked, f"The {thing.words} is {thing.colour}, at the {place}."))
@@ -113,6 +113,13 @@ def draw(pen: ImageDraw.ImageDraw, thing: Thing, corner: tuple[int, int], side: 
         middle = (x + side // 2, y + side // 2)
         font = ImageFont.load_default(side - gap)
         pen.text(middle, thing.kind, colour, font, anchor="mm")
+
+
+def told(scene: Scene) -> str:
+    """A scene in words, as a question has it."""
+    return " ".join(
+        f"{place}: {thing or 'nothing'}." for place, thing in zip(PLACES, scene.things, strict=True)
+    )
 
 
 def scenes(count: int, seed: int) -> list[Scene]:

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from demo_base import note_base
 from draft_cycle import decode
 from draft_training import flags, replaced
-from drawn_pictures import PLACES, Scene, scenes
+from drawn_pictures import Scene, scenes, told
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -81,7 +81,7 @@ class Size:
     vision_layers: int = 4
     vision_heads: int = 3
     batch: int = 24
-    base_steps: int = 420
+    base_steps: int = 800
     draft_batch: int = 16
     draft_steps: int = 200
     unroll: int = 4
@@ -130,19 +130,12 @@ class Question:
         return [{"type": "text", "text": f"{told(self.scene)} {self.text}"}]
 
 
-def told(scene: Scene) -> str:
-    """A scene in words, as a question has it."""
-    return " ".join(
-        f"{place}: {thing or 'nothing'}." for place, thing in zip(PLACES, scene.things, strict=True)
-    )
-
-
 def questions(count: int, seed: int) -> list[Question]:
     """So many questions, each about a scene of its own; every other one with a picture."""
     rng, found = np.random.default_rng(seed), list[Question]()
     for number, scene in enumerate(scenes(count, seed)):
         asked = scene.questions()
-        text, answer = asked[rng.integers(len(asked)) if rng.random() < 0.6 else 0]
+        text, answer = asked[rng.integers(len(asked)) if rng.random() < 0.7 else 0]
         found.append(Question(scene, text, answer, picture=number % 2 == 0))
     return found
 

@@ -220,7 +220,9 @@ def test_engines_beside_their_encoder_find_it(shop: Shop, pictures: Path, cli: C
     assert "there is no image encoder" in alone.err
     assert "--multimodal-engine-dir" in alone.err
     assert responses(pictures)[0]["finish_reason"] == "error"
-    shutil.copytree(shop.visual, own / "visual")
+    onnx = shop.root / "onnx" / "base_export" / "visual"
+    built = cli("build", "--onnx-dir", onnx, "--engine-dir", own)
+    assert built.code == 0, built.err
     assert cli(*line, *out).code == 0
 
 

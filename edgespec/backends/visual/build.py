@@ -116,7 +116,7 @@ def checked(
     build before its work begins."""
     builder, target = chosen_backend(backend), engines.visual_dir(engine_dir)
     check_image_limits(limits)
-    refuse_overwriting(target, [onnx_dir])
+    refuse_overwriting(target, [onnx_dir], within=engine_dir)
     for directory in (engine_dir, target):
         refuse_model_directory(
             directory, "--engine-dir is", "Choose another --engine-dir.", but=(Kind.ENGINES,)
