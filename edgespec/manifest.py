@@ -255,6 +255,36 @@ class QuantizeCheck:
         return asdict(self) | {"max_weight_error": self.max_weight_error}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeVisual:
+    """A quantized image encoder against its original: how many images and patches calibrated it,
+    and how close its rows are with rounded weights and activations."""
+
+    num_images: int
+    num_patches: int
+    rows_cosine: float  # mean over rows
+    weight_errors: Mapping[str, float]  # relative RMS error per Linear
+
+    @classmethod
+    def read(cls, fields: QuantizeFields) -> QuantizeVisual:
+        """From the `visual` of manifest.json. Raises BundleError for an unreadable value."""
+        return cls(
+            num_images=fields.size("num_images"),
+            num_patches=fields.size("num_patches"),
+            rows_cosine=fields.real("rows_cosine"),
+            weight_errors=fields.reals("weight_errors"),
+        )
+
+    @property
+    def max_weight_error(self) -> float:
+        """The largest relative RMS error of any Linear."""
+        return max(self.weight_errors.values(), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `visual` of manifest.json."""
+        return asdict(self) | {"max_weight_error": self.max_weight_error}
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizeCalibration:
     """How much text a checkpoint was calibrated with; nothing where none was `needed`."""
@@ -335,8 +365,9 @@ class QuantizeRequest:
 
     @property
     def quantization(self) -> str:
-        """The format of the Linears."""
-        return str(self.options.get("quantization"))
+        """The format of the Linears; of an image encoder's where no others are quantized."""
+        asked = self.options.get("quantization") or self.options.get("visual_quantization")
+        return str(asked)
 
     @property
     def calib_data(self) -> str | None:
@@ -349,8 +380,9 @@ class QuantizeRequest:
         """The request without names, by which requests are compared: "." and a link may name the
         same checkpoint."""
         options, base = dict(self.options), self.base
-        if isinstance(data := options.get("calib_data"), Mapping):
-            options["calib_data"] = {key: data[key] for key in data if key != "name"}
+        for key in ("calib_data", "image_dataset"):
+            if isinstance(data := options.get(key), Mapping):
+                options[key] = {part: data[part] for part in data if part != "name"}
         return QuantizeRequest(
             replace(self.source, name=None),
             options,
@@ -368,7 +400,8 @@ class QuantizeManifest:
     """Who quantized what, from what and with which options, and how the result compares.
 
     `weights` are what earlier versions recorded, whose identities did not cover all bytes.
-    `packages` are those that shape the content. `files` are name -> {"bytes", "sha256"}.
+    `packages` are those that shape the content. `files` are name -> {"bytes", "sha256"}. `check` is
+    that of the text decoder, `visual` that of the image encoder; None where it was not quantized.
     """
 
     request: QuantizeRequest
@@ -377,7 +410,8 @@ class QuantizeManifest:
     command: tuple[str, ...]
     packages: Mapping[str, str | None]
     calibrated: QuantizeCalibration
-    check: QuantizeCheck
+    check: QuantizeCheck | None
+    visual: QuantizeVisual | None = None
     files: Mapping[str, Mapping[str, Any]]
 
     @classmethod
@@ -385,8 +419,9 @@ class QuantizeManifest:
         cls,
         request: QuantizeRequest,
         calibrated: QuantizeCalibration,
-        check: QuantizeCheck,
+        check: QuantizeCheck | None,
         files: Mapping[str, Mapping[str, Any]],
+        visual: QuantizeVisual | None = None,
     ) -> QuantizeManifest:
         """Of what this process has just written."""
         made_by = bundle.provenance()
@@ -398,6 +433,7 @@ class QuantizeManifest:
             packages=made_by["packages"] | {name: bundle.installed_version(name) for name in used},
             calibrated=calibrated,
             check=check,
+            visual=visual,
             files=files,
         )
 
@@ -411,6 +447,8 @@ class QuantizeManifest:
             what = f"{where} is not that of a quantized checkpoint: kind {fields.get('kind')!r}"
             raise BundleError(what, "Give a directory that edgespec quantize wrote.")
         command = fields.get("command")
+        read_visual = fields.get("visual") is not None
+        visual = QuantizeVisual.read(fields.section("visual")) if read_visual else None
         return cls(
             request=QuantizeRequest.read(fields),
             weights=None if fields.get("weights") is None else fields.section("weights").raw,
@@ -418,7 +456,12 @@ class QuantizeManifest:
             command=tuple(command) if isinstance(command, list) else (),
             packages=fields.section("packages").raw,
             calibrated=QuantizeCalibration.read(fields.section("calibrated")),
-            check=QuantizeCheck.read(fields.section("check")),
+            check=(
+                None
+                if fields.get("check") is None and visual is not None
+                else QuantizeCheck.read(fields.section("check"))
+            ),
+            visual=visual,
             files=bundle.listed_files(directory, fields.get("files")),
         )
 
@@ -441,7 +484,8 @@ class QuantizeManifest:
             "command": list(self.command),
             "packages": dict(self.packages),
             "calibrated": asdict(self.calibrated),
-            "check": self.check.to_dict(),
+            "check": None if self.check is None else self.check.to_dict(),
+            **({} if self.visual is None else {"visual": self.visual.to_dict()}),
         }
 
     @property

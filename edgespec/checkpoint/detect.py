@@ -173,7 +173,7 @@ def _quantized_linears(
     quantized = [
         module for module in modules if rule_at(checkpoint, quantization, module) is not None
     ]
-    if quantization.groups and not quantized:
+    if quantization.groups and not quantized and not _has_quantized(checkpoint):
         raise CheckpointError(
             f"{quantization.source} says that the weights are quantized ({quantization.layout});"
             f" none of {checkpoint.path} is.",
@@ -182,6 +182,12 @@ def _quantized_linears(
     return {
         f"{module}.weight": stored_shape(checkpoint, quantization, module) for module in quantized
     }
+
+
+def _has_quantized(checkpoint: Checkpoint) -> bool:
+    """Whether any Linear is quantized: an image encoder may be, with its text decoder as it was."""
+    names = checkpoint.tensors
+    return any(is_quantized(checkpoint, _module(n)) for n in names if n.endswith(".weight"))
 
 
 def _module(weight: str) -> str:

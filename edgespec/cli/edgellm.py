@@ -39,6 +39,7 @@ def switch(instead: str, *, beside: tuple[str, ...] = ()) -> Missing:
 DONE_ANYWAY = Missing(instead="", switch=True, neutral=("",))  # it asks for what is done
 TEXT_ONLY = "this version takes text only; leave the flag out"
 NO_TOWERS = "this version quantizes text decoders only; leave the flag out"
+NO_TOWER = "a draft has no vision tower; leave the flag out"
 TEXT_CALIBRATION = "this version calibrates with text; leave the flag out, and see --calib-data"
 OWN_TYPE = (
     "weights that are not quantized keep the checkpoint's type, and engines compute in float32."
@@ -59,7 +60,6 @@ AS_ARGUMENTS = "write both without a flag: edgespec export MODEL OUT"
 
 _QUANTIZE = {
     "--dtype": Missing(instead=OWN_TYPE),
-    "--image-dataset": Missing(instead=TEXT_CALIBRATION),
     "--audio-dataset": Missing(instead=TEXT_CALIBRATION),
     "--audio-quantization": Missing(instead=NO_TOWERS),
     "--cp-quantization": Missing(instead=NO_TOWERS),
@@ -69,7 +69,10 @@ _QUANTIZE = {
 FLAGS: dict[str, dict[str, Missing]] = {
     "quantize llm": _QUANTIZE,
     "quantize draft": _QUANTIZE
-    | {"--visual-quantization": Missing(instead="a draft has no vision tower; leave the flag out")},
+    | {
+        "--visual-quantization": Missing(instead=NO_TOWER),
+        "--image-dataset": Missing(instead=NO_TOWER),
+    },
     "export": {
         "--model-dir": Missing(instead=AS_ARGUMENTS),
         "--output-dir": Missing(instead=AS_ARGUMENTS),

@@ -32,6 +32,7 @@ from edgespec.cli.terminal import json_text, say
 from edgespec.schemes import MADE, TARGETS
 
 if TYPE_CHECKING:
+    from edgespec.manifest import QuantizeCheck
     from edgespec.quantize.llm import Options, Quantized
     from edgespec.quantize.modelopt import Log
 
@@ -67,12 +68,6 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
     """Adds the flags of both commands, in the order of --help."""
     for option in reversed(
         (
-            click.option(
-                "--quantization",
-                type=click.Choice(MADE),
-                required=True,
-                help="Format of the Linears.",
-            ),
             click.option(
                 "--lm-head-quantization",
                 type=click.Choice(HEADS),
@@ -133,6 +128,11 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
+def quantization(text: str, *, required: bool = True) -> Callable[..., Any]:
+    """The flag --quantization, whose help is `text`."""
+    return click.option("--quantization", type=click.Choice(MADE), required=required, help=text)
+
+
 @click.group("quantize", cls=EdgeGroup)
 def command() -> None:
     """Quantize a checkpoint with NVIDIA ModelOpt, without a GPU, and check the result."""
@@ -149,17 +149,29 @@ def command() -> None:
     type=DIRECTORY,
     help="Where the quantized checkpoint goes.",
 )
+@quantization(
+    "Format of the decoder's Linears; not needed with --visual-quantization.", required=False
+)
 @common
 @click.option(
     "--kv-cache-quantization", type=click.Choice(("fp8",)), help="Scales for an FP8 cache."
 )
-@click.option("--visual-quantization", type=click.Choice(("fp8",)), hidden=True)
+@click.option(
+    "--visual-quantization",
+    type=click.Choice(("fp8",)),
+    help="Format of the image encoder's Linears; default: not quantized.",
+)
+@click.option(
+    "--image-dataset",
+    type=DIRECTORY,
+    metavar="DIR",
+    help="Images that calibrate the image encoder. Default: a few that are drawn.",
+)
 def llm(
     model_dir: str,
     output_dir: Path,
     as_json: bool,
     kv_cache_quantization: str | None,
-    visual_quantization: str | None,
     **flags: Any,
 ) -> None:
     """Quantize a base model.
@@ -174,9 +186,8 @@ def llm(
     \b
     edgespec quantize llm --model-dir Qwen/Qwen3-0.6B --quantization fp8 --output-dir qwen3-fp8
     """
-    from edgespec.quantize.llm import quantize_llm, refuse_tower
+    from edgespec.quantize.llm import quantize_llm
 
-    refuse_tower(visual_quantization, model_dir)
     options = options_of(flags, fp8_cache=kv_cache_quantization == "fp8")
     show(
         lambda bars, log: quantize_llm(model_dir, output_dir, options, bars, log),
@@ -203,6 +214,7 @@ def llm(
     type=DIRECTORY,
     help="Where the quantized checkpoint goes.",
 )
+@quantization("Format of the Linears.")
 @common
 @click.option("--kv-cache-quantization", type=click.Choice(("fp8",)), hidden=True)
 def draft(
@@ -275,16 +287,28 @@ def show(run: Callable[[Bars, Log], Quantized], out: Path, as_json: bool) -> Non
 
 def table(result: Quantized) -> list[str]:
     """Returns the lines of the summary."""
-    check, size = result.manifest.check, result.manifest.size_bytes
-    asked = result.manifest.request.quantization
-    lines = [f"{asked}: {result.directory} ({size / 1e6:.1f} MB)"]
+    manifest = result.manifest
+    size, visual = manifest.size_bytes, manifest.visual
+    lines = [f"{manifest.request.quantization}: {result.directory} ({size / 1e6:.1f} MB)"]
+    if manifest.check is not None:
+        lines += check_lines(manifest.check)
+    if visual is not None:
+        images = f"{visual.num_images} image{'s' * (visual.num_images > 1)}"
+        close = f"cosine {visual.rows_cosine:.4f} of its rows"
+        worst = f"weights off by at most {visual.max_weight_error:.4f}"
+        lines.append(f"  images      fp8 encoder, {images}: {close}, {worst}")
+    return lines + [f"  {note}" for note in result.notes]
+
+
+def check_lines(check: QuantizeCheck) -> list[str]:
+    """The lines of the check of a text decoder."""
     agreement = f"top-1 agreement {check.top1_agreement:.1%} of {check.num_tokens} tokens"
     stats = f"cosine {check.logits_cosine:.4f}, KL {check.logits_kl:.4f} nats, {agreement}"
-    lines.append(f"  logits      {stats}")
+    lines = [f"  logits      {stats}"]
     before, after = check.perplexity_before, check.perplexity_after
     if before is not None and after is not None:
         change = after / before - 1
         lines.append(f"  perplexity  {before:.3f} before, {after:.3f} after ({change:+.2%})")
     worst = max(check.weight_errors, key=check.weight_errors.__getitem__)
     lines.append(f"  weights     relative error at most {check.max_weight_error:.4f} ({worst})")
-    return lines + [f"  {note}" for note in result.notes]
+    return lines

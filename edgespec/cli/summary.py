@@ -26,7 +26,7 @@ from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
 from edgespec.contract import Role, canonical_contract
 from edgespec.errors import counted
 from edgespec.graph_quantization import GraphQuantization
-from edgespec.manifest import QuantizeManifest
+from edgespec.manifest import QuantizeCheck, QuantizeManifest
 from edgespec.methods import METHODS
 from edgespec.runtime import cost_words
 from edgespec.runtime.cost_profile import CostProfile
@@ -239,30 +239,46 @@ def blocks_text(blocks: Sequence[int]) -> str:
 
 
 def quantized_rows(manifest: QuantizeManifest, layers: bool) -> Rows:
-    """The rows of what edgespec quantize recorded: sources, packages, and the check's numbers."""
-    check, packages, source = manifest.check, manifest.packages, manifest.request.source
+    """The rows of what edgespec quantize recorded: sources, packages, and the checks' numbers."""
+    packages, source = manifest.packages, manifest.request.source
     used = [
         f"{name} {packages[name]}"
         for name in ("nvidia-modelopt", "torch", "transformers")
         if packages.get(name)
     ]
-    agreed = f"top-1 agreement {check.top1_agreement:.1%} of {check.num_tokens} tokens"
     rows = [
         ("made from", f"{source.name} ({str(source.identity)[:12]})"),
         ("made with", ", ".join([f"edgespec {manifest.edgespec}", *used])),
-        ("calibration", calibration_text(manifest)),
-        ("check", f"cosine {check.logits_cosine:.4f}, KL {check.logits_kl:.4f} nats, {agreed}"),
     ]
+    if manifest.check is not None:
+        rows.append(("calibration", calibration_text(manifest)))
+    if (visual := manifest.visual) is not None:
+        close = f"cosine {visual.rows_cosine:.4f} of the encoder's rows"
+        images = counted(visual.num_images, "image")
+        rows.append(("images", f"{images} calibrated it: {close}"))
+        rows += error_rows(visual.weight_errors, layers)
+    return rows + (check_rows(manifest.check, layers) if manifest.check is not None else [])
+
+
+def check_rows(check: QuantizeCheck, layers: bool) -> Rows:
+    """The rows of a text decoder's check."""
+    agreed = f"top-1 agreement {check.top1_agreement:.1%} of {check.num_tokens} tokens"
+    rows = [("check", f"cosine {check.logits_cosine:.4f}, KL {check.logits_kl:.4f} nats, {agreed}")]
     before, after = check.perplexity_before, check.perplexity_after
     if before and after:
         rows.append(
             ("perplexity", f"{before:.3f} before, {after:.3f} after ({after / before - 1:+.2%})")
         )
-    errors = sorted(check.weight_errors.items(), key=lambda item: -item[1])
+    return rows + error_rows(check.weight_errors, layers)
+
+
+def error_rows(weight_errors: Mapping[str, float], layers: bool) -> Rows:
+    """The rows of the errors of weights: the worst ones, or with `layers` all."""
+    errors = sorted(weight_errors.items(), key=lambda item: -item[1])
     shown = errors if layers else errors[:NUM_WORST]
-    worst = f"off by at most {check.max_weight_error:.4f} of their size; the worst:"
-    rows.append(("weights", worst))
-    return rows + [("", f"{error:.4f} {name}") for name, error in shown]
+    most = max(weight_errors.values(), default=0.0)
+    worst = f"off by at most {most:.4f} of their size; the worst:"
+    return [("weights", worst), *(("", f"{error:.4f} {name}") for name, error in shown)]
 
 
 def calibration_text(manifest: QuantizeManifest) -> str:

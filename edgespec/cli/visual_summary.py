@@ -6,6 +6,7 @@ from __future__ import annotations
 from edgespec.backends.visual.summary import VisualSummary
 from edgespec.config import VisionConfig
 from edgespec.errors import counted
+from edgespec.graph_quantization import GraphQuantization
 from edgespec.vision.component import VisualConfig
 
 Rows = list[tuple[str, str]]
@@ -50,6 +51,16 @@ def component_rows(config: VisualConfig) -> Rows:
         ("model", config.model),
         *vision_rows(config.vision),
         ("identity", f"{config.identity[:12]}{origin}"),
+        *quantized_rows(config.quantization),
+    ]
+
+
+def quantized_rows(found: GraphQuantization | None) -> Rows:
+    """The rows of quantized Linears: none where all are in float."""
+    schemes = found.schemes if found is not None else {}
+    return [
+        (name, f"{counted(use.linears, 'Linear')}, activations {use.activations}")
+        for name, use in schemes.items()
     ]
 
 
@@ -68,7 +79,8 @@ def engine_rows(summary: VisualSummary) -> Rows:
     entry, here, engine = summary.entry, summary.runs_here, summary.engine
     assert entry is not None
     assert here is not None
-    rows = [("engine", f"{entry.backend}, weights {entry.weights.scheme}")]
+    emulated = f", {entry.weights.emulated}" if entry.weights.emulated else ""
+    rows = [("engine", f"{entry.backend}, weights {entry.weights.scheme}{emulated}")]
     if engine is not None:
         limits = engine.limits
         one = f"{limits.min_image_tokens} to {limits.max_image_tokens_per_image}"

@@ -246,6 +246,7 @@ def plan_draft(
             f"--lm-head-quantization: {draft.path} has no lm_head of its own, it uses the base's.",
             "Leave the flag out, and quantize the base's lm_head with the base.",
         )
+    assert options.quantization is not None, "the flag is required for drafts"
     plan = make_plan(shapes, options.quantization, options.lm_head_quantization, options.exclude)
     return Plan(plan.layers, ("fc", *plan.left_out), plan.body, plan.head)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,17 @@ from edgespec.manifest import (
     QuantizeManifest,
     QuantizeRequest,
     QuantizeSource,
+    QuantizeVisual,
 )
 from edgespec.outputs import refuse_overwriting
 from edgespec.progress import Progress
-from edgespec.quantize import calibration, layerwise, modelopt, stream, work
+from edgespec.quantize import calibration, layerwise, modelopt, stream, tower, tower_settings, work
 from edgespec.quantize import check as checking
 from edgespec.quantize.base import EMBEDDING, Base, base_of
 from edgespec.quantize.decoder import Decoder
 from edgespec.quantize.plan import (
     Plan,
+    matching,
     matrix,
     plan_base,
     quantized_bytes,
@@ -40,7 +43,8 @@ from edgespec.quantize.plan import (
     refuse_not_finite,
     size_bytes,
 )
-from edgespec.quantize.tensors import write_model
+from edgespec.quantize.tensors import Piece, copied, write_model
+from edgespec.quantize.tower import Scales, TowerPieces, TowerPlan
 from edgespec.schemes import check_target, scheme_to_make
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
@@ -50,12 +54,14 @@ _SIDE_FILE_SUFFIXES = {".json", ".jinja", ".model", ".txt"}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The flags of `edgespec quantize`. A size of None means the default of the device.
+    """The flags of `edgespec quantize`. A size of None means the default of the device, a
+    `quantization` of None that text is left as it is, which takes a `visual_quantization`.
 
-    Raises UnsupportedModel for a format that `target`, if given, cannot run.
+    Raises UnsupportedModel for a format that `target`, if given, cannot run, and for flags that do
+    not go together.
     """
 
-    quantization: str
+    quantization: str | None
     lm_head_quantization: str | None = None
     fp8_cache: bool = False
     exclude: tuple[str, ...] = ()
@@ -65,11 +71,46 @@ class Options:
     device: str = "cpu"
     allow_pickle: bool = False
     target: str | None = None
+    visual_quantization: str | None = None
+    image_dataset: Path | None = None
 
     def __post_init__(self) -> None:
-        asked = (self.quantization, self.lm_head_quantization, "fp8" if self.fp8_cache else None)
+        self.refuse_contradictions()
+        cache = "fp8" if self.fp8_cache else None
+        asked = (
+            self.quantization,
+            self.lm_head_quantization,
+            cache,
+            self.visual_quantization,
+        )
         for name in filter(None, asked if self.target else ()):
             check_target(scheme_to_make(name), str(self.target))
+
+    def refuse_contradictions(self) -> None:
+        """Raises UnsupportedModel for flags without the one that they belong to."""
+        visual = self.visual_quantization
+        if visual not in (None, "fp8"):
+            raise UnsupportedModel(
+                f"--visual-quantization {visual}: image encoders are quantized to fp8 alone.",
+                "Use --visual-quantization fp8.",
+            )
+        if visual is None and self.image_dataset is not None:
+            raise UnsupportedModel(
+                "--image-dataset without --visual-quantization: text calibration needs no image.",
+                "Add --visual-quantization fp8, or omit --image-dataset.",
+            )
+        if self.quantization is not None:
+            return
+        if visual is None:
+            raise UnsupportedModel(
+                "nothing is to be quantized.",
+                "Give --quantization, --visual-quantization fp8, or both.",
+            )
+        if self.lm_head_quantization or self.fp8_cache:
+            flag = "--lm-head-" if self.lm_head_quantization else "--kv-cache-"
+            raise UnsupportedModel(
+                f"{flag}quantization without --quantization.", "Add --quantization."
+            )
 
     @property
     def samples(self) -> int:
@@ -105,20 +146,33 @@ def quantize_llm(
     Raises CheckpointError, UnsupportedModel, RequestError, OverwriteError, EnvironmentProblem or
     OutputError before any work, and BuildError if the result is broken.
     """
-    refuse_overwriting(out, (model_dir, options.calib_data))
-    base = base_of(open_checkpoint(model_dir, allow_pickle=options.allow_pickle))
-    plan = plan_base(
-        base, options.quantization, options.lm_head_quantization, options.exclude, options.fp8_cache
+    dataset = options.image_dataset
+    refuse_overwriting(
+        out, (model_dir, options.calib_data, None if dataset is None else str(dataset))
     )
+    base = base_of(open_checkpoint(model_dir, allow_pickle=options.allow_pickle))
+    images = TowerPlan.of(base, dataset) if options.visual_quantization else None
+    if options.quantization is None:
+        assert images is not None
+        return quantize_tower(base, images, out, options, progress)
+    plan = plan_base(
+        base,
+        options.quantization,
+        options.lm_head_quantization,
+        options.exclude,
+        options.fp8_cache,
+        images.layers.values() if images else (),
+    )
+    images = images.without(plan.left_out) if images else None
     texts = calibration.read_texts(options.calib_data, options.num_tokens)
-    request = request_of(base.checkpoint, options, texts, progress)
+    request = request_of(base.checkpoint, options, texts, progress, images)
     bundle.remove_dead(out.parent, out.name)
     if (there := already_there(out, request)) is not None:
         work.forget_finished(out, request)
         return there
     bundle.refuse_occupied(out)
     modelopt.check_installed()
-    job = Job(base, plan, out, options, texts, request, progress, log)
+    job = Job(base, plan, out, options, texts, request, progress, log, images)
     if plan.streamed:
         work.refuse_unfinished(out, request)
         refuse_full_disk(out, size_bytes(base.checkpoint, plan, base.source_of))
@@ -141,6 +195,7 @@ class Job:
     request: QuantizeRequest
     progress: Progress
     log: modelopt.Log
+    tower: TowerPlan | None = None
 
 
 def run_job(job: Job, kept: work.Work | None) -> Quantized:
@@ -157,11 +212,14 @@ def run_job(job: Job, kept: work.Work | None) -> Quantized:
         finished_bytes = sum(entry["bytes"] for entry in kept.entries.values())
         refuse_full_disk(job.out, calibrated_bytes(job, windows) - finished_bytes)
     settings = None if kept is None else calibrate(job, windows, kept)
+    scales = None if job.tower is None else calibrate_tower(job.tower, progress)
     with bundle.staged_directory(job.out) as staging:
         if settings is None or kept is None:
-            settings = write_streamed(job, staging)
+            settings = write_streamed(job, staging, scales)
         else:
-            merge(job, kept, staging)
+            merge(job, kept, staging, scales)
+        if job.tower is not None:
+            settings = tower_settings.joined(settings, plan, job.tower)
         write_sidecars(base.checkpoint, staging, *settings)
         progress.start("check", checking.num_steps(base))
         with modelopt.captured(job.log):
@@ -169,10 +227,67 @@ def run_job(job: Job, kept: work.Work | None) -> Quantized:
                 base, Checkpoint(staging), plan, windows.held_out, progress.advance
             )
         checking.refuse_broken(report, plan)
+        visual = check_tower(job.tower, scales, staging, progress)
         base.checkpoint.check_unchanged()
-        manifest = write_manifest(staging, job.request, plan, windows, report)
+        manifest = write_manifest(staging, job.request, plan, windows, report, visual)
     notes = (*resumed_notes(base, kept), *notes_of(plan, windows, options, job.texts))
+    if job.tower is not None:
+        notes = (*notes, tower_note(job.tower))
     return Quantized(job.out, manifest, notes)
+
+
+# Image encoder
+
+
+def quantize_tower(
+    base: Base, plan: TowerPlan, out: Path, options: Options, progress: Progress
+) -> Quantized:
+    """Writes the checkpoint with its image encoder quantized and all else byte for byte."""
+    plan = plan.without(matching(plan.layers.values(), options.exclude))
+    request = request_of(base.checkpoint, options, None, progress, plan)
+    bundle.remove_dead(out.parent, out.name)
+    if (there := already_there(out, request)) is not None:
+        return there
+    bundle.refuse_occupied(out)
+    work.refuse_unfinished(out, request)
+    num_bytes = sum(info.num_bytes for info in base.checkpoint.tensors.values())
+    refuse_full_disk(out, num_bytes)
+    read_all(base.checkpoint, progress)
+    scales = calibrate_tower(plan, progress)
+    with bundle.staged_directory(out) as staging:
+        progress.start("export", num_bytes)
+        pieces = (copied(base.checkpoint, name) for name in base.checkpoint.tensors)
+        write_model(staging, TowerPieces(plan, scales)(pieces), progress.advance)
+        write_sidecars(base.checkpoint, staging, *tower_settings.of_tower(base, plan))
+        visual = check_tower(plan, scales, staging, progress)
+        base.checkpoint.check_unchanged()
+        none_needed = QuantizeCalibration(needed=False, num_samples=0, num_tokens=0)
+        files = bundle.file_entries(staging)
+        manifest = QuantizeManifest.make(request, none_needed, None, files, visual)
+        manifest.write(staging)
+    return Quantized(out, manifest, (tower_note(plan), "text is left as it is"))
+
+
+def calibrate_tower(plan: TowerPlan, progress: Progress) -> Scales:
+    """Runs the images through the image encoder."""
+    progress.start("calibrate image encoder", len(plan.pictures))
+    return tower.calibrate(plan, progress.advance)
+
+
+def check_tower(
+    plan: TowerPlan | None, scales: Scales | None, staging: Path, progress: Progress
+) -> QuantizeVisual | None:
+    """Compares the written image encoder with the original; None where it is not quantized."""
+    if plan is None or scales is None:
+        return None
+    progress.start("check image encoder", len(scales.rows))
+    return tower.compare(plan, scales, Checkpoint(staging), progress.advance)
+
+
+def tower_note(plan: TowerPlan) -> str:
+    """The note about the images for the user."""
+    layers = f"{len(plan.layers)} Linears of the image encoder"
+    return f"fp8 for {layers}, calibrated with {plan.pictures.title}"
 
 
 def read_all(checkpoint: Checkpoint, progress: Progress) -> None:
@@ -215,10 +330,21 @@ def tokenizer_of(checkpoint: Checkpoint, log: modelopt.Log) -> Any:
 # Weights
 
 
-def write_streamed(job: Job, staging: Path) -> modelopt.Settings:
+def write_streamed(job: Job, staging: Path, scales: Scales | None) -> modelopt.Settings:
     """Converts the weights one by one into `staging`. Returns the settings on disk."""
     job.progress.start("export", size_bytes(job.base.checkpoint, job.plan, job.base.source_of))
-    return stream.write_mxfp8(job.base, job.plan, staging, job.progress.advance)
+
+    def changed(pieces: Iterable[Piece]) -> Iterable[Piece]:
+        return with_tower(job, scales, pieces)
+
+    return stream.write_mxfp8(job.base, job.plan, staging, job.progress.advance, changed)
+
+
+def with_tower(job: Job, scales: Scales | None, pieces: Iterable[Piece]) -> Iterable[Piece]:
+    """The tensors to write, with the quantized ones of the image encoder."""
+    if job.tower is None or scales is None:
+        return pieces
+    return TowerPieces(job.tower, scales)(pieces)
 
 
 def calibrate(job: Job, windows: calibration.Windows, kept: work.Work) -> modelopt.Settings:
@@ -231,10 +357,10 @@ def calibrate(job: Job, windows: calibration.Windows, kept: work.Work) -> modelo
     return settings
 
 
-def merge(job: Job, kept: work.Work, staging: Path) -> None:
+def merge(job: Job, kept: work.Work, staging: Path, scales: Scales | None) -> None:
     """Writes the finished parts and the unquantized tensors into `staging`."""
     paths = [kept.path(number) for number in sorted(kept.parts)]
-    pieces = layerwise.merged(paths, job.base.checkpoint)
+    pieces = list(with_tower(job, scales, layerwise.merged(paths, job.base.checkpoint)))
     job.progress.start("export", sum(piece.num_bytes for piece in pieces))
     write_model(staging, pieces, job.progress.advance)
 
@@ -286,12 +412,16 @@ def side_files(checkpoint: Checkpoint) -> list[Path]:
 
 
 def request_of(
-    checkpoint: Checkpoint, options: Options, texts: calibration.Texts, progress: Progress
+    checkpoint: Checkpoint,
+    options: Options,
+    texts: calibration.Texts | None,
+    progress: Progress,
+    images: TowerPlan | None = None,
 ) -> QuantizeRequest:
     """Returns the request as the manifest records it: source and options.
 
     The same request is not run twice. Names are informative only: `QuantizeRequest.unnamed`
-    drops them.
+    drops them. Reads all images.
     """
     digest = hashlib.sha256()
     for path in (checkpoint.path / bundle.CONFIG, *side_files(checkpoint)):
@@ -308,9 +438,13 @@ def request_of(
         "exclude": list(options.exclude),
         "num_samples": options.samples,
         "calib_seq_len": options.seq_len,
-        "calib_data": {"name": texts.name, "sha256": texts.sha256},
+        "calib_data": {"name": texts.name, "sha256": texts.sha256} if texts else None,
         "device": options.device,
     }
+    if images is not None:
+        pictures = images.pictures
+        asked["visual_quantization"] = options.visual_quantization
+        asked["image_dataset"] = {"name": pictures.name, "sha256": pictures.digest()}
     return QuantizeRequest(source, json.loads(json.dumps(asked)))
 
 
@@ -338,6 +472,7 @@ def write_manifest(
     plan: Plan,
     windows: calibration.Windows,
     check: QuantizeCheck,
+    visual: QuantizeVisual | None = None,
 ) -> QuantizeManifest:
     """Writes manifest.json into `staging` and returns its content."""
     if plan.streamed:
@@ -346,7 +481,7 @@ def write_manifest(
         ids = windows.calibration
         calibrated = QuantizeCalibration(True, len(ids), sum(map(len, ids)))
     files = bundle.file_entries(staging)
-    manifest = QuantizeManifest.make(request, calibrated, check, files)
+    manifest = QuantizeManifest.make(request, calibrated, check, files, visual)
     manifest.write(staging)
     return manifest
 
@@ -385,12 +520,3 @@ def resumed_notes(base: Base, kept: work.Work | None) -> tuple[str, ...]:
     if kept.resumed_at is not None:
         notes.append(f"resumed at {layerwise.part_label(kept.resumed_at, base.num_layers)}")
     return tuple(notes)
-
-
-def refuse_tower(visual: str | None, checkpoint_name: str) -> None:
-    """Raises UnsupportedModel if a vision tower is to be quantized: that needs images."""
-    if visual is not None:
-        raise UnsupportedModel(
-            f"--visual-quantization: this version quantizes no vision tower ({checkpoint_name}).",
-            "Omit the flag: a vision tower is copied byte for byte.",
-        )

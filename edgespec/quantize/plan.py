@@ -49,12 +49,18 @@ class Plan:
 
 
 def plan_base(
-    base: Base, quantization: str, head: str | None, exclude: tuple[str, ...], fp8_cache: bool
+    base: Base,
+    quantization: str,
+    head: str | None,
+    exclude: tuple[str, ...],
+    fp8_cache: bool,
+    beside: Iterable[str] = (),
 ) -> Plan:
     """Returns the plan for every Linear of the decoder and, with `head`, lm_head.
 
-    Names are those on disk. Raises UnsupportedModel that names the layer, and CheckpointError for
-    layers beyond the number in config.json.
+    Names are those on disk. `exclude` may name Linears `beside` the decoder as well. Raises
+    UnsupportedModel that names the layer, and CheckpointError for layers beyond the number in
+    config.json.
     """
     tensors = base.checkpoint.tensors
     refuse_surplus_layers(base)
@@ -69,7 +75,7 @@ def plan_base(
     }
     if head is not None and (table := tensors.get(f"{base.source_of(HEAD)}.weight")) is not None:
         shapes[HEAD] = matrix(table)
-    return make_plan(shapes, quantization, head, exclude, fp8_cache)
+    return make_plan(shapes, quantization, head, exclude, fp8_cache, beside)
 
 
 def refuse_surplus_layers(base: Base) -> None:
@@ -100,6 +106,7 @@ def make_plan(
     head: str | None,
     exclude: tuple[str, ...],
     fp8_cache: bool = False,
+    beside: Iterable[str] = (),
 ) -> Plan:
     """Returns the plan for Linears of `shapes` (name -> [out, in]).
 
@@ -114,7 +121,7 @@ def make_plan(
             f"Use one of {', '.join(HEAD_SCHEMES)}, or omit --lm-head-quantization.",
         )
     refuse_mixture(body, head_scheme)
-    left_out = matching(shapes, exclude)
+    left_out = matching([*shapes, *beside], exclude)
     layers = {}
     for name in shapes:
         if name in left_out:

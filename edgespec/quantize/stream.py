@@ -6,7 +6,7 @@ JSON files. Knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,18 @@ _SMALL = (".conv1d.weight", ".in_proj_a.weight", ".in_proj_b.weight")  # of line
 
 
 def write_mxfp8(
-    base: Base, plan: Plan, directory: Path, advance: Callable[[int], None]
+    base: Base,
+    plan: Plan,
+    directory: Path,
+    advance: Callable[[int], None],
+    changed: Callable[[Iterable[Piece]], Iterable[Piece]] = iter,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Writes the weights and calls `advance` with the bytes of each tensor.
+    """Writes the weights and calls `advance` with the bytes of each tensor. `changed` replaces
+    tensors outside the plan.
 
     Returns hf_quant_config.json and the section quantization_config of config.json.
     """
-    write_model(directory, pieces(base, plan), advance)
+    write_model(directory, changed(pieces(base, plan)), advance)
     ignored = sorted(unquantized(base, plan)) + unquantized_globs(base.checkpoint)
     settings = {
         "quant_algo": "MXFP8",

@@ -119,7 +119,11 @@ def test_refusals_have_their_exit_codes(
     assert run([*line, "fp8", "--calib-data", str(empty)]) == 3
     assert "is empty" in capsys.readouterr().err
     assert run([*line, "fp8", "--visual-quantization", "fp8"]) == 3
-    assert "quantizes no vision tower" in capsys.readouterr().err
+    assert "has no image encoder" in capsys.readouterr().err
+    assert run([*line, "fp8", "--visual-quantization", "int8"]) == 2
+    assert "'int8' is not 'fp8'" in capsys.readouterr().err
+    assert run([*line[:-1]]) == 3
+    assert "Give --quantization, --visual-quantization fp8, or both" in capsys.readouterr().err
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").touch()
     assert run([*line, "fp8"]) == 4

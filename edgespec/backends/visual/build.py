@@ -168,5 +168,7 @@ def notes_of(onnx: VisualOnnxDir, staged: StagedEncoder) -> Iterator[str]:
     """What the user should know about this engine."""
     if staged.weights.scheme != FLOAT32:
         yield f"{products_text(staged.weights)}; images look a little different to the model"
+    if staged.weights.emulated:
+        yield f"{staged.weights.scheme} is {staged.weights.emulated}"
     if not any(name in onnx.manifest.files for name in bundle.PROCESSOR_FILES):
         yield f"{bundle.PROCESSOR_FILES[0]} is not there: no image can be prepared for it"

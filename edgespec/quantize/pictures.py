@@ -1,0 +1,136 @@
+"""The images that calibrate an image encoder: those of a folder, or a few that are drawn here.
+
+Knows files and Pillow. Knows no encoder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import RequestError
+from edgespec.images import ImageProcessor, ImageReader, ImageRules, PreparedImage
+from edgespec.images.decode import KNOWN_SUFFIXES, import_pillow
+from edgespec.images.preprocess import prepare
+from edgespec.prompts import ImageItem
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+DRAWN = "drawn"  # the name of those that are drawn here
+MAX_TOKENS = 512  # of an image: attention over all patches needs memory by their square
+SIZES = (
+    (448, 336),
+    (301, 517),
+    (224, 224),
+    (640, 97),
+    (83, 410),
+    (395, 395),
+    (512, 283),
+    (130, 61),
+)
+LINES = ("The quick brown fox", "jumps over 13 lazy dogs.", "0123456789", "TOTAL  42.50")
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """The images of `directory` as `processor` prepares them, of at most about MAX_TOKENS each;
+    without a directory, those that are drawn. Each is read when it is its turn."""
+
+    directory: Path | None
+    files: tuple[Path, ...]
+    processor: ImageProcessor
+
+    @classmethod
+    def of(cls, directory: Path | None, processor: ImageProcessor) -> Pictures:
+        """Raises RequestError for what is no directory, and for one without images."""
+        limited = replace(processor.limited(MAX_TOKENS), max_tokens=None)
+        return cls(directory, () if directory is None else image_files(directory), limited)
+
+    @property
+    def name(self) -> str:
+        """The name for manifests."""
+        return DRAWN if self.directory is None else self.directory.resolve().name
+
+    @property
+    def title(self) -> str:
+        """What they are, for the user."""
+        kind = "drawn" if self.directory is None else f"of {self.name}"
+        return f"{len(self)} images {kind}" if len(self) > 1 else f"1 image {kind}"
+
+    def __len__(self) -> int:
+        return len(SIZES) if self.directory is None else len(self.files)
+
+    def __iter__(self) -> Iterator[PreparedImage]:
+        """Raises RequestError for an image that cannot be read, is too large or damaged."""
+        if self.directory is None:
+            for number, size in enumerate(SIZES):
+                yield prepare(drawn(number, *size), self.processor, f"drawn image {number + 1}")
+        for path in self.files:
+            rules = ImageRules(path.parent, roots=(path.resolve().parent,))  # a link is followed
+            yield ImageReader(rules, self.processor).read(ImageItem(f"./{path.name}"))
+
+    def digest(self) -> str:
+        """The sha256 of all patches. Reads every image, and raises as iterating does."""
+        found = hashlib.sha256()
+        for image in self:
+            found.update(image.key.encode())
+        return found.hexdigest()
+
+
+def image_files(directory: Path) -> tuple[Path, ...]:
+    """The image files of a directory by name; others, and directories in it, are not looked at."""
+    remedy = f"Put images into it: {', '.join(sorted(KNOWN_SUFFIXES))}."
+    try:
+        found = sorted(directory.iterdir())
+    except OSError as error:
+        raise RequestError(
+            f"--image-dataset {directory} is no directory that can be read: {error.strerror}.",
+            "Give a directory of images, or omit the flag: a few are drawn.",
+        ) from error
+    files = [path for path in found if path.suffix.removeprefix(".").lower() in KNOWN_SUFFIXES]
+    if not files:
+        raise RequestError(f"--image-dataset {directory} has no image.", remedy)
+    return tuple(files)
+
+
+# ---- drawn images
+
+
+def drawn(number: int, width: int, height: int) -> Image:
+    """Image `number`: a gradient, noise or one colour, and on it shapes, lines and text; always the
+    same."""
+    import_pillow()
+    from PIL import Image, ImageDraw
+
+    rng = np.random.default_rng(number)
+    image = Image.fromarray(ground(rng, number, width, height))
+    brush = ImageDraw.Draw(image)
+    for _ in range(3 + number):
+        color = tuple(int(c) for c in rng.integers(0, 256, 3))
+        left, top = (int(rng.integers(0, side)) for side in (width, height))
+        box = (left, top, left + int(rng.integers(8, width)), top + int(rng.integers(8, height)))
+        shape = ("rectangle", "ellipse", "line")[int(rng.integers(3))]
+        getattr(brush, shape)(box, fill=color)
+    ink = tuple(int(c) for c in rng.integers(0, 256, 3))
+    for row, line in enumerate(LINES[: 1 + number % len(LINES)]):
+        brush.text((6, 6 + 14 * row), line, fill=ink)
+    return image
+
+
+def ground(rng: np.random.Generator, number: int, width: int, height: int) -> NDArray[np.uint8]:
+    """What is drawn on, [height, width, 3]."""
+    first, last = rng.integers(0, 256, (2, 3))
+    if number % 3 == 0:
+        along = np.linspace(0, 1, width)[None, :, None] * np.ones((height, 1, 1))
+        gradient: NDArray[np.uint8] = (first + along * (last - first)).astype(np.uint8)
+        return gradient
+    if number % 3 == 1:
+        return rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return np.broadcast_to(first, (height, width, 3)).astype(np.uint8)
