@@ -16,6 +16,9 @@ from edgespec.backends.tensorrt.parser_check import check
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.rules import Level
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
+from edgespec.progress import Silent
+from edgespec.quantize.llm import Options, quantize_llm
+from edgespec.quantize.modelopt import Log
 from edgespec.vision.component import VisualConfig
 from edgespec.vision.contract import PIXELS, vision_contract
 from edgespec.vision.grid import Grid, encoder_inputs
@@ -91,3 +94,25 @@ def test_a_lowered_encoder_keeps_its_contract(model_type: str, dialect: Dialect)
 def test_the_parsers_of_releases_take_an_encoder(model_type: str, release: str) -> None:
     report = check(exported(model_type), ParserVersion.of(release)).report
     assert [finding for finding in report.findings if finding.level is Level.REFUSED] == []
+
+
+@dialects
+@families
+def test_fp8_stays_where_the_export_has_it(model_type: str, dialect: Dialect) -> None:
+    """22 Linears, each with rounded activations; the sums are the golden ones."""
+    checkpoint = shared.made_once(("vlm", model_type, {}), lambda path: write_vlm(path, model_type))
+    options = Options(None, visual_quantization="fp8")
+    quantized = shared.made_once(
+        ("vlm fp8", model_type),
+        lambda path: quantize_llm(str(checkpoint), path, options, Silent(), Log()),
+    )
+    directory = made.exported(quantized) / "visual"
+    config = VisualConfig.read(directory / "config.json").vision
+    golden = load_file(directory / "golden.safetensors")
+    model = lowered(directory, dialect, "float32")
+    assert sum(node.op_type == "QuantizeLinear" for node in model.graph) == 22
+    frames, height, width = (int(size) for size in golden["grid"])
+    feeds = {PIXELS: golden[PIXELS], **encoder_inputs(config, (frames, height, width))}
+    names = [spec.name for spec in vision_contract(config).outputs]
+    for name, rows in zip(names, open_session(model).run(names, feeds), strict=True):
+        assert cosine(rows, golden[name]) > 0.9999
