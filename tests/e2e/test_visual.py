@@ -330,6 +330,10 @@ def test_an_encoder_and_a_language_model_do_not_share_a_directory(
     done = cli("inspect", engines)
     assert done.code == 0
     assert "visual/ holds an image encoder" in done.out
+    for target in (engines, engines / "visual"):  # in whichever order they are built
+        done = cli("build", "--onnx-dir", export / "visual", "--engine-dir", target)
+        assert done.code == 0, done.err
+    assert "visual/ holds an image encoder" in cli("inspect", engines).out
 
 
 def test_flags_of_the_other_component_are_said_to_be_unused(
@@ -396,3 +400,15 @@ def test_images_beyond_the_limits_name_the_flag(export: Path, tmp_path: Path, cl
             encoder.encode(image(5, 4))
     with pytest.raises(EngineClosed):
         encoder.encode(image(6, 8))
+
+
+def test_run_prepares_the_encoder_with_the_language_model(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    sizes = ("--max-input-len", 48, "--max-kv-cache-capacity", 64, "--max-generate-length", 2)
+    done = cli("run", checkpoint, "--prompt", "a", *sizes)
+    assert done.code == 0, done.err
+    (found,) = (tmp_path / "cache").rglob("visual.onnx")
+    with VisionEncoder.open(found.parent.parent) as encoder:
+        assert len(encoder.encode(image(4, 4))) == 4
