@@ -60,6 +60,7 @@ WRONG: list[tuple[str, dict[str, Any], type[EdgeSpecError], str]] = [
     ("qwen2_5_vl", {"hidden_size": 96, "num_heads": 16}, CheckpointError, "heads of 6 elements"),
     ("qwen2_5_vl", {"hidden_act": "relu"}, UnsupportedModel, "'relu'"),
     ("qwen2_5_vl", {"window_size": 14}, CheckpointError, "at least 28 pixels"),
+    ("qwen2_5_vl", {"window_size": 1120}, CheckpointError, "at most 896 pixels"),
     ("qwen2_5_vl", {"fullatt_block_indexes": [7, 32]}, CheckpointError, "fullatt_block_indexes"),
     ("qwen2_5_vl", {"fullatt_block_indexes": 7}, CheckpointError, "fullatt_block_indexes"),
     ("qwen2_5_vl", {"patch_size": [14, 14]}, CheckpointError, "'patch_size'"),
