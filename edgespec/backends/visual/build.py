@@ -116,11 +116,10 @@ def checked(
     build before its work begins."""
     builder, target = chosen_backend(backend), engines.visual_dir(engine_dir)
     check_image_limits(limits)
-    refuse_overwriting(target, [onnx_dir], within=engine_dir)
-    for directory in (engine_dir, target):
-        refuse_model_directory(
-            directory, "--engine-dir is", "Choose another --engine-dir.", but=(Kind.ENGINES,)
-        )
+    refuse_overwriting(target.parent, [onnx_dir])
+    refuse_model_directory(  # the engines of the language model may stand there
+        target.parent, "--engine-dir is", "Choose another --engine-dir.", but=(Kind.ENGINES,)
+    )
     onnx = open_visual_onnx_dir(onnx_dir)
     logger.info("%s: image encoder of %s, files as recorded", onnx_dir, onnx.config.model)
     builder.check_encoder()
