@@ -29,6 +29,7 @@ from edgespec.backends.call import (
 from edgespec.backends.host import stacked
 from edgespec.backends.variants import VariantRunner
 from edgespec.component import ComponentConfig
+from edgespec.errors import LimitError
 from edgespec.rope import RopeTable
 from edgespec.runtime.prompt_value import ImageSlots, Prompt, on_all_axes
 
@@ -203,6 +204,18 @@ class CachedDecoder:
                 if deepstack is not None:
                     deepstack[lane, image.start : image.end] = image.rows.deepstack
         return deepstack
+
+    def check_images(self, prompt: Prompt) -> None:
+        """Raises LimitError where rows of a prompt's images are not as wide as this engine's."""
+        shape = self.runner.contract.shape
+        for rows in (image.rows for image in prompt.images):
+            own = 0 if rows.deepstack is None else rows.deepstack.shape[1]
+            if (rows.embeds.shape[1], own) != (shape.hidden_size, shape.deepstack_width):
+                what = (
+                    f"rows of an image are {rows.embeds.shape[1]} wide (deepstack {own}), those"
+                    f" that the base reads {shape.hidden_size} (deepstack {shape.deepstack_width})"
+                )
+                raise LimitError(what, "Build base and image encoder from one checkpoint.")
 
     def rope_positions(self, parts: Sequence[Rows]) -> list[Ids]:
         """The rope positions of each part: all with one axis [S], or all with three [S, 3]."""

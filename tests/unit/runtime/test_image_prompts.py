@@ -15,6 +15,7 @@ import pytest
 
 from edgespec.backends.call import Call
 from edgespec.backends.host import HostStates
+from edgespec.errors import LimitError
 from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.dflash import DFlashDrafter
@@ -222,6 +223,17 @@ def test_pieces_of_an_observation_keep_what_belongs_to_them() -> None:
     (inner,) = second.images
     assert (inner.start, inner.rows.embeds[:, 0].tolist()) == (0, [101.0, 102.0, 103.0, 104.0])
     assert third.images[0].rows.embeds[:, 0].tolist() == [105.0]
+
+
+@pytest.mark.parametrize("deepstack", [None, 4])
+def test_images_of_another_model_are_refused(deepstack: int | None) -> None:
+    session, rows = Session(decoder_of()), image(1)
+    more = None if deepstack is None else np.zeros((len(rows), deepstack), np.float32)
+    width = 2 if deepstack is None else 1
+    wide = ImageRows(np.zeros((len(rows), width), np.float32), more, rows.grid, "wide")
+    with pytest.raises(LimitError, match=rf"{width} wide \(deepstack {deepstack or 0}\)"):
+        session.admit(SequenceState(prompt_of([1], wide), GREEDY, COUNT))
+    assert session.reading is None
 
 
 def test_rows_of_an_image_outside_a_chunk_are_not_read() -> None:
