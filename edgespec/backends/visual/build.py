@@ -47,6 +47,7 @@ class BuiltEncoder:
     seconds: float
     weights: EngineWeights
     notes: tuple[str, ...] = ()
+    unproven: str | None = None  # why it could not be run here, and was not compared
 
 
 def build_visual(
@@ -88,6 +89,7 @@ def build_visual(
         time.monotonic() - began,
         entry.weights,
         tuple(notes_of(onnx, staged)),
+        staged.unproven,
     )
 
 
@@ -136,7 +138,7 @@ def prove(
 ) -> Agreement | None:
     """How a staged engine agrees with the golden image; None where there is none. BuildError where
     it computes something else."""
-    if onnx.golden is None:
+    if onnx.golden is None or staged.unproven:
         return None
     golden = read_golden(onnx.golden, onnx.config.vision)
     progress.prove(1)
@@ -155,7 +157,7 @@ def entry_of(
     """The manifest entry of a proven engine, without its files."""
     return EngineEntry(
         backend=backend.name,
-        fingerprint=backend.fingerprint(),
+        fingerprint=staged.fingerprint or backend.fingerprint(),
         source=onnx.manifest.source.to_dict(),
         weights=staged.weights,
         golden_difference=found.difference if found else None,
