@@ -87,3 +87,30 @@ def test_the_profile_holds_what_the_limits_say(
             assert np.isfinite(encoder.encode(picture(vision, grid)).embeds).all()
         with pytest.raises(LimitError, match="takes 40"):
             encoder.encode(picture(vision, (1, 2, 82)))
+
+
+def test_a_golden_image_beyond_the_limits_is_still_compared(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, NATIVE)
+    sizes = ("--max-image-tokens-per-image", 6, "--compute", "fp32")
+    files = ("--onnx-dir", exported("qwen3_vl"), "--engine-dir", tmp_path)
+    done = cli("build", *files, "--backend", "tensorrt", *sizes)
+    assert done.code == 0, done.err
+    assert "golden outputs reproduced" in done.out
+    with VisionEncoder.open(tmp_path) as encoder:
+        vision = encoder.config.component.vision
+        with pytest.raises(LimitError, match="takes 6"):
+            encoder.encode(picture(vision, (1, 4, 12)))
+
+
+def test_the_graph_is_not_written_for_another_tool(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, NATIVE)
+    files = ("--onnx-dir", exported("qwen3_vl"), "--engine-dir", tmp_path / "engines")
+    emitted = ("--emit-onnx", tmp_path / "graph")
+    done = cli("build", *files, "--backend", "tensorrt", *emitted)
+    assert done.code == 2
+    assert "--emit-onnx writes the graph of a language model" in done.err
+    assert not any(tmp_path.iterdir())

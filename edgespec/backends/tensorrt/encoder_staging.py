@@ -6,6 +6,7 @@ Knows the order of the work; what a build asks of device and library stands in `
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -21,9 +22,11 @@ from edgespec.backends.tensorrt.options import TensorRTOptions
 from edgespec.backends.tensorrt.profiles import Profile, Range, made
 from edgespec.backends.tensorrt.target import Target
 from edgespec.backends.tensorrt.versions import Library, capabilities_of
+from edgespec.backends.visual.golden import read_golden
 from edgespec.backends.visual.onnx_dir import VisualOnnxDir
 from edgespec.config import VisionConfig
 from edgespec.vision.contract import ImageLimits, VisionContract, vision_contract
+from edgespec.vision.grid import num_tokens
 
 
 def stage_encoder(
@@ -48,7 +51,7 @@ def stage_encoder(
         capabilities=capabilities,
         sm=staging.sm_of(capabilities, options),
         target=target,
-        profiles=(profile_of(lowered_contract(contract, target), vision, limits),),
+        profiles=(profile_of(lowered_contract(contract, target), vision, proven(onnx, limits)),),
         schemes=tuple(sorted(quantization.schemes)) if quantization else (),
         stored=stored,
     )
@@ -66,6 +69,19 @@ def stage_encoder(
         settings=plan.settings(decomposed_attention=decomposed).to_dict(),
         fingerprint=fingerprint_of(library, version, plan.sm),
         unproven=staging.unproven(plan),
+    )
+
+
+def proven(onnx: VisualOnnxDir, limits: ImageLimits) -> ImageLimits:
+    """The limits, with room for the golden image. Raises BundleError for a damaged one."""
+    if onnx.golden is None:
+        return limits
+    vision = onnx.config.vision
+    tokens = num_tokens(vision, read_golden(onnx.golden, vision)[0])
+    return replace(
+        limits,
+        min_image_tokens=min(tokens, limits.min_image_tokens),
+        max_image_tokens_per_image=max(tokens, limits.max_image_tokens_per_image),
     )
 
 

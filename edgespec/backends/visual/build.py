@@ -26,6 +26,7 @@ from edgespec.backends.visual.config import VisualEngineConfig, check_image_limi
 from edgespec.backends.visual.golden import check_golden, read_golden
 from edgespec.backends.visual.onnx_dir import VisualOnnxDir, open_visual_onnx_dir
 from edgespec.directories import Kind
+from edgespec.errors import OptionError
 from edgespec.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.vision.contract import ImageLimits, vision_contract
 
@@ -68,6 +69,9 @@ def build_visual(
     began = time.monotonic()
     builder, onnx, target = checked(onnx_dir, engine_dir, limits, backend)
     options = builder.parse_options({}) if options is None else options
+    if builder.emit_dir(options) is not None:
+        what = "--emit-onnx writes the graph of a language model, and this is an image encoder's"
+        raise OptionError(what, "Leave it out, or build the image encoder on its device.")
     with engines.staged(target) as staging:
         with as_bundle_error(onnx):
             path = staging / f"{engines.NAME}{builder.suffixes[0]}"
