@@ -23,7 +23,7 @@ from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import DEFAULT_BACKEND, find_backend, get_backend
 from edgespec.cache import EXPORT, Busy, Cache, key_of
 from edgespec.checkpoint.hub import download, is_repo_id
-from edgespec.contract import Limits, Role
+from edgespec.contract import Limits, Role, Tower
 from edgespec.errors import (
     BundleError,
     CheckpointError,
@@ -43,7 +43,12 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of an entry; raise it when an entry of before cannot be read
 SETTLED_S = 2.0  # a file that changed so shortly ago may change again within its time stamp
-TITLES = {Role.LLM: "model", Role.BASE: "base", Role.DRAFT: "draft"}
+TITLES = {
+    Role.LLM.value: "model",
+    Role.BASE.value: "base",
+    Role.DRAFT.value: "draft",
+    Tower.VISUAL.value: "image encoder",
+}
 ATTEMPTS = 3  # at making an entry that others make or use
 RECIPES = (".yaml", ".yml")
 NO_DRAFT = "no draft was given, and the model brings none (--draft names one)"
@@ -438,7 +443,9 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
     """Export and build below `staging`: the engines stay, each export goes once it is built."""
     from edgespec.backends import base as backends
     from edgespec.backends.build import build
+    from edgespec.backends.visual.build import build_visual
     from edgespec.export.components import export
+    from edgespec.vision.contract import ImageLimits
 
     progress = backends.Progress(
         start=lambda total: report.start("weights", total),
@@ -450,18 +457,23 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
         report.step(f"export {what}")
         first = export(str(model), staging / EXPORT / str(number), options, report)
         for component in (first, *first.beside):
-            title = TITLES[Role(component.role)]
+            title = TITLES[component.role]
             report.step(f"build the {title}")
-            built = build(
-                component.directory,
-                staging / "engine",
-                request.limits,
-                backend=request.backend,
-                options=request.options,
-                progress=progress,
-            )
+            # on ONNX Runtime, whatever the language model runs on
+            if component.role == Tower.VISUAL:
+                limits, engines = ImageLimits(), staging / "engine"
+                notes = build_visual(component.directory, engines, limits, progress=progress).notes
+            else:
+                notes = build(
+                    component.directory,
+                    staging / "engine",
+                    request.limits,
+                    backend=request.backend,
+                    options=request.options,
+                    progress=progress,
+                ).notes
             shutil.rmtree(component.directory)
-            for note in built.notes:
+            for note in notes:
                 report.note(f"{title}: {note}")
     shutil.rmtree(staging / EXPORT)
 

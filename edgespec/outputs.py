@@ -26,13 +26,10 @@ _ANOTHER = "Name another place for the output."
 _ELSEWHERE = "Name a place outside of it."
 
 
-def refuse_overwriting(
-    output: str | os.PathLike[str], inputs: Iterable[object], within: Path | None = None
-) -> None:
+def refuse_overwriting(output: str | os.PathLike[str], inputs: Iterable[object]) -> None:
     """Raises OverwriteError for an output that is an input, or lies in the directory of a model.
 
-    `output` is a file or a directory that may be there or not; `within` may be an engine directory
-    that it belongs to. Of `inputs` those count that exist:
+    `output` is a file or a directory that may be there or not. Of `inputs` those count that exist:
     files, and directories with the files in them. Links of both kinds count as what they mean.
     """
     path = Path(output)
@@ -45,10 +42,7 @@ def refuse_overwriting(
             if same(parent, source):
                 raise OverwriteError(f"{path} lies in an input: {source}", _ELSEWHERE)
     for parent in parents(path):
-        own = within is not None and same(parent, within)
-        refuse_model_directory(
-            parent, f"{path} lies in", _ELSEWHERE, but=(Kind.ENGINES,) if own else ()
-        )
+        refuse_model_directory(parent, f"{path} lies in", _ELSEWHERE)
 
 
 def refuse_model_directory(

@@ -249,6 +249,8 @@ class StagedEncoder:
     weights: EngineWeights
     accuracy: AccuracySpec
     settings: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: Mapping[str, Any] | None = None
+    unproven: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,7 +421,7 @@ class Backend(ABC):
 
     def check_encoder(self) -> None:
         """UnsupportedModel where this backend builds no image encoders."""
-        what = f"--backend {self.name}: this version builds image encoders with ONNX Runtime alone"
+        what = f"--backend {self.name}: {self.title} builds no image encoders"
         raise UnsupportedModel(
             what, "Leave --backend out: the engines of a model may differ in it."
         )

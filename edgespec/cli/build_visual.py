@@ -115,6 +115,7 @@ def to_dict(built: BuiltEncoder, notes: Iterable[str]) -> dict[str, Any]:
         "bytes": built.size_bytes,
         "golden_difference": built.golden_difference,
         "golden_cosine": built.golden_cosine,
+        "unproven": built.unproven,
         "weights": built.weights.to_dict(),
         "seconds": built.seconds,
         "notes": list(notes),
@@ -131,6 +132,8 @@ def lines_of(built: BuiltEncoder, notes: Iterable[str]) -> Iterator[str]:
 
 def checked(built: BuiltEncoder) -> str:
     """How the engine agrees with the golden image."""
+    if built.unproven is not None:
+        return f"not compared with the golden outputs: {built.unproven}"
     if built.golden_difference is None:
         return "no golden outputs to check with"
     if built.golden_cosine is not None:

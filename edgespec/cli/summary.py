@@ -132,7 +132,7 @@ def decoder_rows(decoder: DecoderConfig) -> Rows:
     part = f", {rotated} of {decoder.head_dim} elements" if rotated < decoder.head_dim else ""
     rows = [
         ("sizes", f"{sizes}, {heads}{window}{kinds}"),
-        ("RoPE", f"{rope_text(decoder.rope)}{part}"),
+        ("RoPE", f"{rope_text(decoder.rope)}{part}{axes_text(decoder.rope)}"),
     ]
     local = decoder.ropes[1:]
     return [*rows, *(("local RoPE", f"{rope_text(r)}, in layers with a window") for r in local)]
@@ -151,10 +151,9 @@ def experts_text(decoder: DecoderConfig) -> str:
 
 
 def rope_text(rope: RopeConfig) -> str:
-    """Kind, theta and, but for the default kind, the scaling factor; the axes of positions where
-    there are several."""
+    """Kind, theta and, but for the default kind, the scaling factor."""
     factor = "" if rope.kind == "default" else f", factor {rope.factor:g}"
-    return f"{rope.kind}, theta {rope.theta:g}{factor}{axes_text(rope)}"
+    return f"{rope.kind}, theta {rope.theta:g}{factor}"
 
 
 def axes_text(rope: RopeConfig) -> str:

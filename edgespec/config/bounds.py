@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 MAX_LAYERS = 4096  # published decoders have up to about 130
 MAX_VOCABULARY = 2**24
+MAX_WINDOW_SIDE = 64  # of an image encoder's window, in patches; published ones have 8
 MAX_EXPERTS = 1024  # of a layer; published ones have up to 512
 _MAX_HEADS = 2**14
 _MAX_HEAD_DIM = 2**14

@@ -23,11 +23,15 @@ from edgespec.config.ropes import MRope, one_rope
 from edgespec.config.values import (
     AttentionSpec,
     DecoderConfig,
+    ImageTokens,
     LayerSpec,
     MlpSpec,
     NormSpec,
     VisionConfig,
 )
+
+# Of the tokenizers of Qwen2.5 and Qwen3
+QWEN_IMAGE_TOKENS = ImageTokens(image=151655, video=151656, vision_start=151652, vision_end=151653)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Family:
     mtp_layers: Callable[[Fields], int] | None = None  # of an MTP head (names mtp.*); None: no head
     # Its image encoder, from the fields of `vision_config`; None: the family has none
     vision: Callable[[Fields], VisionConfig] | None = None
+    image_tokens: ImageTokens = QWEN_IMAGE_TOKENS  # of files that leave them out
 
 
 def read_attention(

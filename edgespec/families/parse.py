@@ -39,7 +39,7 @@ def parse_model_config(raw: Mapping[str, Any], source: str = "config.json") -> M
         bos_token_id=bos[0] if bos else None,
         mtp_layers=family.mtp_layers(fields) if family.mtp_layers else 0,
         vision=vision,
-        image_tokens=image_tokens(top) if vision else None,
+        image_tokens=image_tokens(top, family) if vision else None,
     )
 
 

@@ -5,6 +5,7 @@ Defaults for missing keys are those of transformers 5.14.
 
 from __future__ import annotations
 
+from edgespec.config.bounds import MAX_WINDOW_SIDE
 from edgespec.config.fields import Fields
 from edgespec.config.values import VisionConfig
 from edgespec.families.vision import NORM_EPS, layer_indices, vision_activation, vision_heads
@@ -39,4 +40,7 @@ def vision(fields: Fields) -> VisionConfig:
     if not config.window_side:
         pixels = config.merge_size * config.patch_size
         raise fields.wrong("window_size", f"at least {pixels} pixels, a row of the language model")
+    if config.window_side > MAX_WINDOW_SIDE:
+        most = MAX_WINDOW_SIDE * config.patch_size
+        raise fields.wrong("window_size", f"at most {most} pixels, {MAX_WINDOW_SIDE} patches")
     return config

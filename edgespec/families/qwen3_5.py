@@ -1,7 +1,7 @@
 """The Qwen3.5 line: gated full attention among gated delta nets, norms around 0, an MTP head.
 
-Defaults for missing keys are those of transformers 5.14. Knows the text part only, which stands
-alone or under `text_config`.
+Defaults for missing keys are those of transformers 5.14. The text part stands alone or under
+`text_config`, beside an image encoder that is Qwen3-VL's but for its inner features.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from edgespec.config.ropes import MRope, one_rope
 from edgespec.config.values import (
     AttentionSpec,
     DecoderConfig,
+    ImageTokens,
     LayerKind,
     LinearAttentionConfig,
 )
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.families import qwen3_vision
 from edgespec.families.base import Family, read_layer
 
 HEAD_DIM = 256
@@ -147,6 +149,7 @@ def refuse_other_gates(fields: Fields) -> None:
         )
 
 
+IMAGE_TOKENS = ImageTokens(image=248056, video=248057, vision_start=248053, vision_end=248054)
 BESIDE = ("model.visual.", "visual.", "mtp.")
 FAMILIES = {
     "Qwen3_5ForCausalLM": Family(
@@ -160,5 +163,7 @@ FAMILIES = {
         stacks=("model.language_model", "model"),
         beside=BESIDE,
         mtp_layers=num_mtp_layers,
+        vision=qwen3_vision.without_deepstack,
+        image_tokens=IMAGE_TOKENS,
     ),
 }

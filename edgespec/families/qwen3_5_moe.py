@@ -8,7 +8,7 @@ from dataclasses import replace
 from edgespec.config.fields import Fields
 from edgespec.config.layers import experts_of
 from edgespec.config.values import DecoderConfig, MlpSpec
-from edgespec.families import qwen3_5
+from edgespec.families import qwen3_5, qwen3_vision
 from edgespec.families.base import Family
 
 
@@ -47,5 +47,7 @@ FAMILIES = {
         stacks=("model.language_model", "model"),
         beside=qwen3_5.BESIDE,
         mtp_layers=qwen3_5.num_mtp_layers,
+        vision=qwen3_vision.without_deepstack,
+        image_tokens=qwen3_5.IMAGE_TOKENS,
     ),
 }

@@ -26,6 +26,11 @@ def vision(fields: Fields) -> VisionConfig:
     return read_vision(fields, _DEEPSTACK)
 
 
+def without_deepstack(fields: Fields) -> VisionConfig:
+    """The same for Qwen3.5, whose files name no inner layers."""
+    return read_vision(fields, ())
+
+
 def read_vision(fields: Fields, deepstack: tuple[int, ...]) -> VisionConfig:
     """The same; `deepstack` are the layers of files that do not say them."""
     num_layers = fields.size("depth", 27)

@@ -15,13 +15,6 @@ from edgespec.families.base import Family
 
 SECTION = "vision_config"
 NORM_EPS = 1e-6  # no file says it
-# Of Qwen's tokenizers: the ids of files that leave them out
-_TOKENS = {
-    "image_token_id": 151655,
-    "video_token_id": 151656,
-    "vision_start_token_id": 151652,
-    "vision_end_token_id": 151653,
-}
 _ACTIVATIONS: dict[str, VisionActivation] = {
     "silu": "silu",
     "swish": "silu",
@@ -46,16 +39,22 @@ def vision_of(top: Fields, family: Family, hidden_size: int) -> VisionConfig | N
     return vision
 
 
-def image_tokens(top: Fields) -> ImageTokens:
+def image_tokens(top: Fields, family: Family) -> ImageTokens:
     """The token ids around and inside an image. Raises CheckpointError for anything but ids."""
-    found = {}
-    for key, usual in _TOKENS.items():
-        ids = token_ids(top, key) or (usual,)
-        if len(ids) > 1:
-            raise top.wrong(key, "one token id")
-        found[key] = ids[0]
-    image, video, start, end = (found[key] for key in _TOKENS)
-    return ImageTokens(image=image, video=video, vision_start=start, vision_end=end)
+    usual = family.image_tokens
+    return ImageTokens(
+        image=_one_id(top, "image_token_id", usual.image),
+        video=_one_id(top, "video_token_id", usual.video),
+        vision_start=_one_id(top, "vision_start_token_id", usual.vision_start),
+        vision_end=_one_id(top, "vision_end_token_id", usual.vision_end),
+    )
+
+
+def _one_id(top: Fields, key: str, usual: int) -> int:
+    ids = token_ids(top, key) or (usual,)
+    if len(ids) > 1:
+        raise top.wrong(key, "one token id")
+    return ids[0]
 
 
 def vision_activation(fields: Fields, default: str) -> VisionActivation:

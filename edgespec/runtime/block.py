@@ -24,6 +24,7 @@ from edgespec.backends.call import (
 )
 from edgespec.backends.variants import VariantRunner
 from edgespec.rope import RopeTable
+from edgespec.runtime.prompt_value import on_all_axes
 
 NO_TOKENS: Ids = np.empty(0, np.int64)
 
@@ -40,11 +41,13 @@ class MaskSpec:
 @dataclass(frozen=True, slots=True)
 class BlockRows:
     """One lane's part of a call: the aux hidden states of its next positions, k*H wide, and the
-    tokens of a block behind them."""
+    tokens of a block behind them. Without `rope_positions` those of the L rows are their positions,
+    moved by the lane's offset."""
 
     lane: int
     hidden_states: HiddenStates  # of L rows
     tokens: Ids  # [S]; none: no block
+    rope_positions: Ids | None = None  # [L, 3]: time, height, width
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,17 @@ class BlockOutput:
 
 @dataclass
 class BlockLane:
-    """`length` counts the positions whose context is in the cache."""
+    """`length` counts the positions whose context is in the cache. What follows has `offset` added
+    to its position for its rope position."""
 
     length: int = 0
+    offset: int = 0
+
+    def offset_behind(self, rope_positions: Ids | None) -> int:
+        """The offset of what follows rows at the lane's next positions."""
+        if rope_positions is None or not len(rope_positions):
+            return self.offset
+        return int(rope_positions[-1].max()) + 1 - self.length - len(rope_positions)
 
 
 class BlockDecoder:
@@ -122,7 +133,9 @@ class BlockDecoder:
         call = self.call(whole)
         results = self.runner.run(call)
         for part in parts:
-            self.lanes[part.lane].length += len(part.hidden_states)
+            state = self.lanes[part.lane]
+            state.offset = state.offset_behind(part.rope_positions)
+            state.length += len(part.hidden_states)
         return [self.output(results[part.lane - lanes[0]], part) for part in parts]
 
     def output(self, result: Result, part: BlockRows) -> BlockOutput:
@@ -140,18 +153,14 @@ class BlockDecoder:
         context = max(len(part.hidden_states) for part in parts)
         rows = max(1, *(len(part.tokens) for part in parts))
         starts = np.array([self.lanes[part.lane].length for part in parts], np.int64)
-        tokens = np.zeros((len(parts), rows), np.int64)
-        places, blocks = (
-            np.zeros((len(parts), context), np.int64),
-            np.zeros((len(parts), rows), np.int64),
-        )
+        tokens, blocks = (np.zeros((len(parts), rows), np.int64) for _ in range(2))
         for i, part in enumerate(parts):
-            new, count = len(part.hidden_states), len(part.tokens)
+            new, count, state = len(part.hidden_states), len(part.tokens), self.lanes[part.lane]
             tokens[i, :count] = part.tokens
-            places[i, :new] = starts[i] + np.arange(new)
-            blocks[i, :count] = starts[i] + new + np.arange(count)
+            first = starts[i] + new + state.offset_behind(part.rope_positions)
+            blocks[i, :count] = first + np.arange(count)
         cos, sin = self.rope.rows(blocks)
-        context_cos, context_sin = self.rope.rows(places)
+        context_cos, context_sin = self.rope.rows(self.context_positions(parts, context))
         kinds = [
             Attention([self.attended(part, spec) for part in parts], spec.window)
             for spec in self.mask_specs
@@ -169,6 +178,22 @@ class BlockDecoder:
             context_sin=context_sin,
             sliding_attention=kinds[1] if len(kinds) > 1 else None,
         )
+
+    def context_positions(self, parts: Sequence[BlockRows], rows: int) -> Ids:
+        """The rope positions of the context, filled up to `rows`: [B, L] where all have one axis,
+        else [B, L, 3]."""
+        found = list[Ids]()
+        for part in parts:
+            state, own = self.lanes[part.lane], part.rope_positions
+            if own is None:
+                own = state.length + state.offset + np.arange(len(part.hidden_states))
+            found.append(own)
+        if any(own.ndim > 1 for own in found):
+            found = [on_all_axes(own) for own in found]
+        out = np.zeros((len(parts), rows, *found[0].shape[1:]), np.int64)
+        for row, own in zip(out, found, strict=True):
+            row[: len(own)] = own
+        return out
 
     def attended(self, part: BlockRows, spec: MaskSpec) -> LaneAttention:
         """What a lane's block sees: all of the context, and of itself what the mask says."""

@@ -29,6 +29,7 @@ from edgespec.backends.call import (
 from edgespec.backends.host import stacked
 from edgespec.backends.variants import VariantRunner
 from edgespec.component import ComponentConfig
+from edgespec.errors import LimitError
 from edgespec.rope import RopeTable
 from edgespec.runtime.prompt_value import ImageSlots, Prompt, on_all_axes
 
@@ -192,29 +193,42 @@ class CachedDecoder:
     def place_images(self, parts: Sequence[Rows], embeds: Floats) -> Floats | None:
         """Replace embeddings [B, S, H] by rows of images. What of these joins the stream behind the
         first layers [B, S, k*H]; None without images, or where the graph takes none."""
-        if not any(part.images for part in parts):
+        images = [part.images for part in parts]
+        if not any(images):
             return None
         width, deepstack = self.runner.contract.shape.deepstack_width, None
         if width:
             deepstack = np.zeros((*embeds.shape[:2], width), np.float32)
-        for lane, part in enumerate(parts):
-            for image in part.images:
+        for lane, own in enumerate(images):
+            for image in own:
                 embeds[lane, image.start : image.end] = image.rows.embeds
                 if deepstack is not None:
                     deepstack[lane, image.start : image.end] = image.rows.deepstack
         return deepstack
 
+    def check_images(self, prompt: Prompt) -> None:
+        """Raises LimitError where rows of a prompt's images are not as wide as this engine's."""
+        shape = self.runner.contract.shape
+        for rows in (image.rows for image in prompt.images):
+            own = 0 if rows.deepstack is None else rows.deepstack.shape[1]
+            if (rows.embeds.shape[1], own) != (shape.hidden_size, shape.deepstack_width):
+                what = (
+                    f"rows of an image are {rows.embeds.shape[1]} wide (deepstack {own}), those"
+                    f" that the base reads {shape.hidden_size} (deepstack {shape.deepstack_width})"
+                )
+                raise LimitError(what, "Build base and image encoder from one checkpoint.")
+
     def rope_positions(self, parts: Sequence[Rows]) -> list[Ids]:
         """The rope positions of each part: all with one axis [S], or all with three [S, 3]."""
-        found = list[Ids]()
+        found, axes = list[Ids](), 1
         for part in parts:
-            own, offset = part.rope_positions, self.lanes[part.lane].offset
+            own = part.rope_positions
             if own is None:
+                offset = self.lanes[part.lane].offset
                 own = part.positions + offset if offset else part.positions
+            axes = max(axes, own.ndim)
             found.append(own)
-        if any(own.ndim > 1 for own in found):
-            return [on_all_axes(own) for own in found]
-        return found
+        return found if axes == 1 else [on_all_axes(own) for own in found]
 
     def attended(self, part: Rows) -> LaneAttention:
         """What a lane's rows see: all that is committed, and of the rest what they say. Recurrent

@@ -123,7 +123,8 @@ class Session:
         self.drafters.append(drafter)
 
     def check(self, seq: SequenceState) -> None:
-        """Raises LimitError for an empty prompt, or one longer than the KV cache."""
+        """Raises LimitError for an empty prompt, one longer than the KV cache, or one with images
+        of another model."""
         assert self.reading is None
         assert self.num_free_lanes
         if not len(seq.prompt):
@@ -136,6 +137,7 @@ class Session:
             raise LimitError(
                 what, "Shorten the prompt, or build with a larger --max-kv-cache-capacity."
             )
+        self.base.check_images(seq.prompt)
 
     def chunk_end(self, seq: SequenceState) -> int:
         """Where the next call over a prompt ends. What cannot be cut to a shorter prefix can be

@@ -13,6 +13,7 @@ from typing import Any, Self, cast
 
 from edgespec import bundle
 from edgespec.config import ImageTokens, VisionConfig
+from edgespec.config.bounds import MAX_WINDOW_SIDE
 from edgespec.config.fields import is_int
 from edgespec.contract import Tower
 from edgespec.graph_quantization import GraphQuantization
@@ -152,8 +153,8 @@ def read_vision(fields: BundleFields) -> VisionConfig:
         raise fields.wrong("num_position_embeddings", "a square number")
     if config.hidden_size % (4 * config.num_heads):
         raise fields.wrong("num_heads", "a divisor of hidden_size, into heads of 4 n elements")
-    if config.has_windows and not config.window_side:
-        raise fields.wrong("window_size", "a size of windows, which some layers have")
+    if config.has_windows and not 0 < config.window_side <= MAX_WINDOW_SIDE:
+        raise fields.wrong("window_size", f"windows of up to {MAX_WINDOW_SIDE} patches a side")
     return config
 
 

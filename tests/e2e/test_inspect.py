@@ -247,6 +247,14 @@ def test_a_hybrid_base_is_told_with_its_layers_and_its_head(
     assert "mtp.*" not in done.out
 
 
+def test_the_axes_of_positions_are_told_of_a_base_that_takes_images(
+    tmp_path: Path, cli: Cli
+) -> None:
+    done = cli("inspect", toys.make_qwen3_vl(tmp_path / "base"))
+    assert done.code == 0
+    assert "theta 5e+06, interleaved M-RoPE of 6+5+5 pairs" in done.out
+
+
 def test_experts_are_counted_and_so_are_the_layers_that_have_them(tmp_path: Path, cli: Cli) -> None:
     path = toys.make_qwen3_moe(tmp_path / "base", fused=True, dense_layers=(1,))
     done = cli("inspect", path)

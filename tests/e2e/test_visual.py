@@ -267,6 +267,26 @@ def test_a_second_build_takes_the_place_of_the_first(engines: Path, export: Path
         assert encoder.config.weights.scheme == "int8"
 
 
+def test_a_directory_of_exports_takes_no_engine(export: Path, cli: Cli) -> None:
+    before = files_of(export / "visual")
+    done = cli("build", "--onnx-dir", export / "visual", "--engine-dir", export)
+    assert done.code == 3
+    assert "edgespec build did not write" in done.err
+    assert files_of(export / "visual") == before
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(
+    engines: Path, export: Path, cli: Cli
+) -> None:
+    left = [engines / ".visual.tmp-999999", engines / ".visual.tmp-999999.old"]
+    for path in left:
+        shutil.copytree(engines / "visual", path)
+    with VisionEncoder.open(engines):  # they are in nobody's way
+        pass
+    assert cli("build", "--onnx-dir", export / "visual", "--engine-dir", engines).code == 0
+    assert [path.name for path in engines.iterdir()] == ["visual"]
+
+
 def test_files_of_others_stay_where_they_are(engines: Path, export: Path, cli: Cli) -> None:
     (engines / "visual/notes.txt").write_text("mine")
     before = files_of(engines / "visual")
@@ -297,6 +317,7 @@ CONTRADICTIONS: list[tuple[Mapping[str, Any], str]] = [
     ({"vision_config/out_hidden_size": 64}, "'image_embeds'"),
     ({"vision_config/norm": "none"}, "'norm'"),
     ({"vision_config/window_size": 14}, "'window_size'"),
+    ({"vision_config/window_size": 16000}, "'window_size'"),
     ({"image_token_id": -1}, "'image_token_id'"),
     ({"engine_role": "llm"}, "config.json"),
 ]
@@ -330,6 +351,10 @@ def test_an_encoder_and_a_language_model_do_not_share_a_directory(
     done = cli("inspect", engines)
     assert done.code == 0
     assert "visual/ holds an image encoder" in done.out
+    for target in (engines, engines / "visual"):  # in whichever order they are built
+        done = cli("build", "--onnx-dir", export / "visual", "--engine-dir", target)
+        assert done.code == 0, done.err
+    assert "visual/ holds an image encoder" in cli("inspect", engines).out
 
 
 def test_flags_of_the_other_component_are_said_to_be_unused(
@@ -396,3 +421,15 @@ def test_images_beyond_the_limits_name_the_flag(export: Path, tmp_path: Path, cl
             encoder.encode(image(5, 4))
     with pytest.raises(EngineClosed):
         encoder.encode(image(6, 8))
+
+
+def test_run_prepares_the_encoder_with_the_language_model(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    sizes = ("--max-input-len", 48, "--max-kv-cache-capacity", 64, "--max-generate-length", 2)
+    done = cli("run", checkpoint, "--prompt", "a", *sizes)
+    assert done.code == 0, done.err
+    (found,) = (tmp_path / "cache").rglob("visual.onnx")
+    with VisionEncoder.open(found.parent.parent) as encoder:
+        assert len(encoder.encode(image(4, 4))) == 4

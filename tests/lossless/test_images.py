@@ -20,7 +20,8 @@ from edgespec.contract import Limits
 from edgespec.errors import EdgeSpecError
 from edgespec.export.components import ExportOptions
 from edgespec.prompts import SamplingParams
-from edgespec.runtime.engine import PLAIN
+from edgespec.runtime.drafters.tree_drafter import TreeDrafter
+from edgespec.runtime.engine import PLAIN, Engine
 from edgespec.runtime.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.lossless_check import Replay
 from edgespec.runtime.prefix import PrefixCache
@@ -110,6 +111,17 @@ def as_they_were(pair: Pair) -> None:
 @pytest.mark.parametrize("name", PROMPTS)
 def test_greedy_tokens_are_those_of_transformers(pair: Pair, name: str, plan: Any) -> None:
     assert pair.engines.one.generate(pair.prompt(name), GREEDY, plan).token_ids == pair.truth(name)
+
+
+def test_a_draft_that_reads_the_rows_of_images_changes_no_token(pair: Pair) -> None:
+    one = pair.engines.one
+    with Engine(one.path, drafter_options={"image_rows": True}) as engine:
+        engine.stop_ids = frozenset()
+        assert isinstance(engine.drafter, TreeDrafter)
+        assert engine.drafter.image_rows
+        assert not one.drafter.image_rows
+        found = engine.generate(pair.prompt("several"), GREEDY, TREE)
+    assert found.token_ids == pair.truth("several")
 
 
 @pytest.mark.parametrize("name", ["between", "several"])

@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgespec.backends.golden import cosine
-from edgespec.backends.tensorrt.lowering.encoder import lower_encoder, lowered_contract
+from edgespec.backends.tensorrt.encoder_contract import lowered_contract
+from edgespec.backends.tensorrt.lowering.encoder import lower_encoder
 from edgespec.backends.tensorrt.parser_check import check
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.rules import Level

@@ -88,7 +88,7 @@ def opened(model_type: str, **vision: Any) -> tuple[Any, VisionEncoder, VisionCo
     return visual, encoder, encoder.config.component.vision
 
 
-families = pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl"])
+families = pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 
 
 @pytest.mark.parametrize("grid", GRIDS)

@@ -17,9 +17,10 @@ from edgespec.backends.host import HostStates
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions
+from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
-from edgespec.runtime.engine import Engine
+from edgespec.runtime.engine import PLAIN, Engine
 from edgespec.runtime.prompt_value import Prompt
 from edgespec.runtime.tree import DraftPlan
 from tests import made, pictures, reference, toys
@@ -148,6 +149,21 @@ def test_the_first_tree_is_that_of_a_draft_with_the_base_s_positions(
         )
     assert tree.tokens.tolist() == tokens
     assert tree.parents.tolist() == parents
+
+
+def test_hybrid_bases_take_images_too(tmp_path: Path) -> None:
+    """Qwen3.5, part of whose heads turns, with its MTP head."""
+    base = toys.make_qwen3_5(tmp_path / "base", images=True)
+    exported, model = made.exported(base, ExportOptions(base_for="mtp")), toys.load_vl(base)
+    engine_dir = made.built(LIMITS, exported / "llm", exported / "mtp_draft")
+    sampling = SamplingParams(temperature=0, max_generate_length=16)
+    with Engine(engine_dir, spec_decode=True) as engine:
+        engine.stop_ids = frozenset()
+        for parts in PROMPTS.values():
+            prompt = pictures.prompt_of(model, parts)
+            wanted = pictures.greedy(model, parts, 16)
+            for plan in (PLAIN, engine.plan()):
+                assert engine.generate(prompt, sampling, plan).token_ids == wanted
 
 
 def test_low_bit_engines_take_images_too(tmp_path: Path) -> None:

@@ -37,7 +37,17 @@ DEEPSTACK: dict[str, Any] = {
     "num_position_embeddings": 36,
     "deepstack_visual_indexes": [0, 2],
 }
-FAMILIES = {"qwen2_5_vl": WINDOWS, "qwen3_vl": DEEPSTACK}
+PLAIN = {key: value for key, value in DEEPSTACK.items() if key != "deepstack_visual_indexes"}
+FAMILIES = {"qwen2_5_vl": WINDOWS, "qwen3_vl": DEEPSTACK, "qwen3_5": PLAIN}
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+# Of a language model, where a family's is of another form
+TEXTS: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "layer_types": ["full_attention"],
+        "head_dim": 32,
+        "rope_parameters": ROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25},
+    }
+}
 
 
 def write_vlm(path: Path, model_type: str, seed: int = 0, **vision: Any) -> PreTrainedModel:
@@ -56,7 +66,8 @@ def write_vlm(path: Path, model_type: str, seed: int = 0, **vision: Any) -> PreT
         "max_position_embeddings": 512,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+        "rope_parameters": ROPE,
+        **TEXTS.get(model_type, {}),
     }
     config = AutoConfig.for_model(
         model_type,

@@ -16,6 +16,7 @@ from edgespec.backends.base import (
     Backend,
     BuildOptions,
     Emission,
+    EncoderRunner,
     EngineMemory,
     OptionValue,
     PairDevice,
@@ -24,6 +25,7 @@ from edgespec.backends.base import (
     Remedies,
     Runner,
     Staged,
+    StagedEncoder,
 )
 from edgespec.backends.emitted import SCRIPT
 from edgespec.backends.engine_config import EngineConfig
@@ -37,8 +39,11 @@ from edgespec.backends.tensorrt.options import TensorRTOptions, options_of, pars
 from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.backends.tensorrt.target import Dialect, Target
 from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library
+from edgespec.backends.visual.onnx_dir import VisualOnnxDir
+from edgespec.config import VisionConfig
 from edgespec.contract import GraphContract, Limits, canonical_contract
 from edgespec.errors import EnvironmentProblem, LimitError
+from edgespec.vision.contract import ImageLimits, vision_contract
 
 
 class TensorRTBackend(Backend):
@@ -285,6 +290,40 @@ class TensorRTBackend(Backend):
             what = f"the checkpoint's scales for a {quantization.kv_cache.type} KV cache"
             notes.append(f"{what} are not applied: the cache is {settings.compute}")
         return tuple(notes)
+
+    # ---- image encoders
+
+    def check_encoder(self) -> None:
+        """It builds them."""
+
+    def stage_encoder(
+        self,
+        onnx: VisualOnnxDir,
+        path: Path,
+        limits: ImageLimits,
+        options: BuildOptions,
+        progress: Progress,
+    ) -> StagedEncoder:
+        """Lower the canonical graph and build it in a process of its own. MissingDependency without
+        the library, BuildError with its words where it refuses."""
+        from edgespec.backends.tensorrt.encoder_staging import stage_encoder
+
+        assert isinstance(options, TensorRTOptions)
+        return stage_encoder(self.library, onnx, limits, options, path, progress)
+
+    def open_encoder(
+        self, path: Path, config: VisionConfig, settings: Mapping[str, Any]
+    ) -> EncoderRunner:
+        """A runner of an image encoder, on a workspace of its own. MissingDependency without the
+        library or a Python package of CUDA, EnvironmentProblem where memory does not do."""
+        from edgespec.backends.tensorrt.bindings import load
+        from edgespec.backends.tensorrt.device import opening
+        from edgespec.backends.tensorrt.encoder import open_encoder
+        from edgespec.backends.tensorrt.workspace import Workspace
+
+        own = EngineSettings.read(settings, vision_contract(config), str(path))
+        found = load(self.library)
+        return open_encoder(found, path, config, own, Workspace(opening.open_device()))
 
     # ---- what `edgespec verify` asks
 

@@ -20,6 +20,7 @@ from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.workspace import Workspace
 from edgespec.contract import GraphContract, TensorSpec
 from edgespec.errors import BundleError, EnvironmentProblem, InternalError
+from edgespec.vision.contract import VisionContract
 
 TYPES = {
     "float32": "FLOAT",
@@ -55,7 +56,7 @@ class OpenEngine:
         self,
         bindings: Bindings,
         path: Path,
-        contract: GraphContract,
+        contract: GraphContract | VisionContract,
         profiles: Sequence[Profile],
         workspace: Workspace,
     ) -> None:
@@ -131,7 +132,9 @@ class OpenEngine:
 class Context:
     """A context of one profile, and what is bound in it."""
 
-    def __init__(self, engine: OpenEngine, profile: int, contract: GraphContract) -> None:
+    def __init__(
+        self, engine: OpenEngine, profile: int, contract: GraphContract | VisionContract
+    ) -> None:
         self.engine, self.workspace, trt = engine, engine.workspace, engine.trt
         self.varying = frozenset(
             spec.name for spec in contract.inputs if any(isinstance(d, str) for d in spec.shape)
@@ -198,7 +201,11 @@ def out_of_memory(said: str) -> bool:
 
 
 def check_signature(
-    trt: Any, engine: Any, contract: GraphContract, profiles: Sequence[Profile], path: Path
+    trt: Any,
+    engine: Any,
+    contract: GraphContract | VisionContract,
+    profiles: Sequence[Profile],
+    path: Path,
 ) -> None:
     """BundleError where an engine's tensors or profiles are not those that its config.json says."""
     specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}

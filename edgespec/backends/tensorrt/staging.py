@@ -59,22 +59,19 @@ STEPS = 1000  # of a progress bar
 KEPT = "attention-float32"
 
 
-@dataclass(frozen=True, slots=True)
-class BuildPlan:
-    """All that a build of an export depends on; `model` is the canonical graph, `schemes` those of
-    its quantized weights, `stored` the type of the others."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePlan:
+    """What a build depends on, of a language model or an image encoder; `schemes` are those of its
+    quantized weights, `stored` the type of the others."""
 
     library: Library
     version: str
     capabilities: Capabilities
     sm: int
     target: Target
-    contract: GraphContract  # the lowered one
-    limits: EngineLimits
     profiles: tuple[Profile, ...]
     schemes: tuple[str, ...]
     stored: Compute
-    model: ir.Model
 
     @property
     def weights(self) -> EngineWeights:
@@ -101,6 +98,15 @@ class BuildPlan:
             decomposed_attention=decomposed_attention,
             profiles=self.profiles,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPlan(DevicePlan):
+    """All that a build of a language model's export depends on; `model` is the canonical graph."""
+
+    contract: GraphContract  # the lowered one
+    limits: EngineLimits
+    model: ir.Model
 
 
 def plan_of(
@@ -173,7 +179,7 @@ def warnings_of(plan: BuildPlan, memory: MemoryEstimate) -> Iterator[str]:
         yield from estimate.check_host(memory)
 
 
-def can_build_here(plan: BuildPlan) -> bool:
+def can_build_here(plan: DevicePlan) -> bool:
     """Whether this machine is one on which the library builds the engine of a plan."""
     device = device_here()
     return bool(plan.capabilities.compiles_for) or (device is not None and device.sm == plan.sm)
@@ -245,15 +251,21 @@ def plan_to_build(
 ) -> BuildPlan:
     """The plan of a build with the installed library. MissingDependency without it,
     EnvironmentProblem where it needs a device that is not here, and what `plan_of` raises."""
-    if options.library_version is not None:
-        what = "--library-version is for --dry-run and --emit-onnx"
-        raise OptionError(what, "Leave it out: the installed version builds.")
-    plan = plan_of(library, onnx, limits, options, bindings.load(library).version)
+    plan = plan_of(library, onnx, limits, options, installed(library, options))
     check_device(plan)
     return plan
 
 
-def unproven(plan: BuildPlan) -> str | None:
+def installed(library: Library, options: TensorRTOptions) -> str:
+    """The installed version, which builds. OptionError where another one is named,
+    MissingDependency where there is none."""
+    if options.library_version is not None:
+        what = "--library-version is for --dry-run and --emit-onnx"
+        raise OptionError(what, "Leave it out: the installed version builds.")
+    return bindings.load(library).version
+
+
+def unproven(plan: DevicePlan) -> str | None:
     """Why the engine of a plan cannot be run here; None where it can."""
     device = device_here()
     if device is None:
@@ -261,7 +273,7 @@ def unproven(plan: BuildPlan) -> str | None:
     return None if device.sm == plan.sm else f"this is SM{device.sm} ({device.name})"
 
 
-def check_device(plan: BuildPlan) -> None:
+def check_device(plan: DevicePlan) -> None:
     """EnvironmentProblem where the library needs a device for this build, and it is not here."""
     device = device_here()
     if device is None and plan.schemes and not plan.capabilities.quantized_without_device:
@@ -278,12 +290,12 @@ def check_device(plan: BuildPlan) -> None:
     )
 
 
-def environment_of(plan: BuildPlan) -> dict[str, str]:
+def environment_of(plan: DevicePlan) -> dict[str, str]:
     """The variables of the build's process, with what avoids known faults."""
     return build_environment(faults_of(plan.library, plan.version), os.environ)
 
 
-def job_of(plan: BuildPlan, options: TensorRTOptions, graph: Path, engine: Path) -> BuildJob:
+def job_of(plan: DevicePlan, options: TensorRTOptions, graph: Path, engine: Path) -> BuildJob:
     """The job of the build's process."""
     device = device_here()
     times = None
@@ -304,7 +316,7 @@ def job_of(plan: BuildPlan, options: TensorRTOptions, graph: Path, engine: Path)
     )
 
 
-def decomposes_attention(plan: BuildPlan) -> bool:
+def decomposes_attention(plan: DevicePlan) -> bool:
     """Whether attention is built of basic operators from the start: no version has a fused kernel
     for float32 with a mask. Where the parser knows no Attention, the graph has none."""
     return plan.target.compute == "float32" and bool(plan.capabilities.operators)

@@ -26,6 +26,7 @@ from edgespec.backends.visual.config import VisualEngineConfig, check_image_limi
 from edgespec.backends.visual.golden import check_golden, read_golden
 from edgespec.backends.visual.onnx_dir import VisualOnnxDir, open_visual_onnx_dir
 from edgespec.directories import Kind
+from edgespec.errors import OptionError
 from edgespec.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.vision.contract import ImageLimits, vision_contract
 
@@ -47,6 +48,7 @@ class BuiltEncoder:
     seconds: float
     weights: EngineWeights
     notes: tuple[str, ...] = ()
+    unproven: str | None = None  # why it could not be run here, and was not compared
 
 
 def build_visual(
@@ -67,6 +69,9 @@ def build_visual(
     began = time.monotonic()
     builder, onnx, target = checked(onnx_dir, engine_dir, limits, backend)
     options = builder.parse_options({}) if options is None else options
+    if builder.emit_dir(options) is not None:
+        what = "--emit-onnx writes the graph of a language model, and this is an image encoder's"
+        raise OptionError(what, "Leave it out, or build the image encoder on its device.")
     with engines.staged(target) as staging:
         with as_bundle_error(onnx):
             path = staging / f"{engines.NAME}{builder.suffixes[0]}"
@@ -88,6 +93,7 @@ def build_visual(
         time.monotonic() - began,
         entry.weights,
         tuple(notes_of(onnx, staged)),
+        staged.unproven,
     )
 
 
@@ -116,11 +122,10 @@ def checked(
     build before its work begins."""
     builder, target = chosen_backend(backend), engines.visual_dir(engine_dir)
     check_image_limits(limits)
-    refuse_overwriting(target, [onnx_dir], within=engine_dir)
-    for directory in (engine_dir, target):
-        refuse_model_directory(
-            directory, "--engine-dir is", "Choose another --engine-dir.", but=(Kind.ENGINES,)
-        )
+    refuse_overwriting(target.parent, [onnx_dir])
+    refuse_model_directory(  # the engines of the language model may stand there
+        target.parent, "--engine-dir is", "Choose another --engine-dir.", but=(Kind.ENGINES,)
+    )
     onnx = open_visual_onnx_dir(onnx_dir)
     logger.info("%s: image encoder of %s, files as recorded", onnx_dir, onnx.config.model)
     builder.check_encoder()
@@ -137,7 +142,7 @@ def prove(
 ) -> Agreement | None:
     """How a staged engine agrees with the golden image; None where there is none. BuildError where
     it computes something else."""
-    if onnx.golden is None:
+    if onnx.golden is None or staged.unproven:
         return None
     golden = read_golden(onnx.golden, onnx.config.vision)
     progress.prove(1)
@@ -156,7 +161,7 @@ def entry_of(
     """The manifest entry of a proven engine, without its files."""
     return EngineEntry(
         backend=backend.name,
-        fingerprint=backend.fingerprint(),
+        fingerprint=staged.fingerprint or backend.fingerprint(),
         source=onnx.manifest.source.to_dict(),
         weights=staged.weights,
         golden_difference=found.difference if found else None,

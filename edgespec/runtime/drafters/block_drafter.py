@@ -17,6 +17,7 @@ from edgespec.backends.base import LaneRows, PlanHints
 from edgespec.backends.call import Floats, HiddenStates, Ids, Logits
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
 from edgespec.component_files import d2t_offsets, required_arrays
+from edgespec.config.ropes import AXES
 from edgespec.contract import MAX_BLOCK_NODES
 from edgespec.errors import LimitError
 from edgespec.methods import METHODS
@@ -30,10 +31,12 @@ from edgespec.runtime.drafters.candidates import best_first, top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DrafterSources
 from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base, no_static_trees
+from edgespec.runtime.prompt_value import on_all_axes
 from edgespec.runtime.static_tree import StaticPlan
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
 
 MAX_BLOCK_TOP_K = 8
+NO_POSITIONS: Ids = np.empty((0, AXES), np.int64)
 
 
 @dataclass
@@ -41,6 +44,8 @@ class LaneState:
     """The hidden states that the next call is to read, if only those of no rows."""
 
     pending: list[HiddenStates] = field(default_factory=list)  # each k*H wide
+    # of a prompt with images and what follows it, [rows, 3] each; else None
+    rope_positions: list[Ids] | None = None
     # the cache could not take all of them, or they held NaN or Inf: no drafts from there on
     full: bool = False
 
@@ -73,9 +78,32 @@ class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
             if state.full:
                 state.pending = []
                 continue
+            self.keep_positions(item)
             state.pending.append(item.hidden_states.take(np.arange(count)))
             if state.count >= self.decoder.prefill_chunk:
                 self.flush(item.lane)
+
+    def keep_positions(self, item: Observation) -> None:
+        """Note where the new rows stand, once a prompt has images: text goes on behind them."""
+        state, new = self.lanes[item.lane], item.rope_positions
+        if new is None and state.rope_positions is not None:
+            lane, before = self.decoder.lanes[item.lane], self.rope_positions(item.lane)
+            first = lane.length + state.count + lane.offset_behind(before)
+            new = on_all_axes(first + np.arange(len(item.tokens)))
+        if new is not None:
+            state.rope_positions = [*(state.rope_positions or []), new]
+
+    def rope_positions(self, lane: int) -> Ids | None:
+        """[rows, 3] of what is pending; None where no prompt had images."""
+        found = self.lanes[lane].rope_positions
+        return None if found is None else np.concatenate([*found, NO_POSITIONS])
+
+    def read(self, lane: int) -> None:
+        """What was pending is in the engine's cache."""
+        state = self.lanes[lane]
+        state.pending = [state.pending[0].take(NO_TOKENS)]
+        if state.rope_positions is not None:
+            state.rope_positions = []
 
     def flush(self, lane: int) -> None:
         """Let the engine read what is pending, without a block."""
@@ -83,10 +111,12 @@ class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
         if not state.count:
             return
         context, rows, size = self.context(lane), np.arange(state.count), self.decoder.prefill_chunk
+        positions = self.rope_positions(lane)
         for start in range(0, len(rows), size):
             chunk = context.take(rows[start : start + size])
-            self.decoder.run([BlockRows(lane, chunk, NO_TOKENS)])
-        state.pending = [context.take(NO_TOKENS)]
+            own = None if positions is None else positions[start : start + size]
+            self.decoder.run([BlockRows(lane, chunk, NO_TOKENS, own)])
+        self.read(lane)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """One call for all requests: the new context of each, and behind it the pending token and
@@ -100,9 +130,9 @@ class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
                     self.flush(request.lane)
         parts = [self.block(request) for request in able]
         outputs = self.decoder.run(parts) if parts else []
-        for request, part, output in zip(able, parts, outputs, strict=True):
+        for request, output in zip(able, outputs, strict=True):
             state = self.lanes[request.lane]
-            state.pending = [part.hidden_states.take(NO_TOKENS)]
+            self.read(request.lane)
             state.full = not output.logits.finite()
             if state.full:
                 self.decoder.zero(request.lane)
@@ -123,7 +153,8 @@ class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
         slots = self.num_drafts(request) + self.decoder.first_slot
         tokens = np.full(slots, self.mask_token, np.int64)
         tokens[0] = request.pending
-        return BlockRows(request.lane, self.context(request.lane), tokens)
+        lane = request.lane
+        return BlockRows(lane, self.context(lane), tokens, self.rope_positions(lane))
 
     def context(self, lane: int) -> HiddenStates:
         """What is pending; of no rows where all was read."""

@@ -18,18 +18,32 @@ from edgespec.runtime.drafters.decoding import (
     read_layers,
 )
 from edgespec.runtime.drafters.eagle_options import TWO_ENGINES, EagleDecoding
-from edgespec.runtime.drafters.options import option
+from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter, cached_decoder, draft_sizes
 from edgespec.runtime.plans import TreeLimits
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Options(DrafterOptions):
+    """EAGLE-3's options."""
+
+    image_rows: bool = option(
+        False,
+        "Where a prompt has images, the draft reads their rows in place of the image token; drafts"
+        " are trained in either way.",
+    )
+
+
 def open_drafter(sources: DrafterSources) -> TreeDrafter:
     """The drafter of a draft's engine; the vocabulary map stands beside it."""
     assert sources.draft is not None
+    options = sources.options or Eagle3Options()
+    assert isinstance(options, Eagle3Options)
     path, config = sources.engine_dir / bundle.D2T, sources.draft.config.component
     offsets = d2t_offsets(path, config, BUILD_AGAIN)
-    return TreeDrafter(cached_decoder(sources.draft), offsets)
+    decoder = cached_decoder(sources.draft)
+    return TreeDrafter(decoder, offsets, image_rows=options.image_rows)
 
 
 def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
@@ -67,6 +81,7 @@ class Eagle3Decoding(EagleDecoding):
 ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
+    options=Eagle3Options,
     decoding=DecodingType(name="Eagle3", aliases=ALIASES, relatives=RELATIVES, keys=Eagle3Decoding),
 )
 __all__ = ["NAME", "ROW"]

@@ -154,6 +154,8 @@ def check_pair(directory: Path, config: VisualEngineConfig, base: ComponentConfi
     elif levels != base.graph.deepstack:
         given = counted(levels, "deepstack level")
         wrong = f"gives {given}, and the base reads {base.graph.deepstack}"
+    elif base.rope is None or not base.rope.mrope_section:
+        wrong = "goes with positions of three axes, and the base was exported without them"
     if wrong is not None:
         what = f"the image encoder in {directory} {wrong}"
         raise PairingError(what, "Export both from one checkpoint, and build them again.")

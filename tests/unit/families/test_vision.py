@@ -24,7 +24,7 @@ def read(model_type: str, **changes: Any) -> VisionConfig:
     return read_vision(Fields(changes, "config.json (vision_config)"))
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("model_type", list(ROWS))
 def test_a_file_that_says_nothing_means_what_transformers_takes_it_for(model_type: str) -> None:
     found, usual = read(model_type), AutoConfig.for_model(model_type).vision_config
     assert found.num_layers == usual.depth
@@ -42,7 +42,7 @@ def test_a_file_that_says_nothing_means_what_transformers_takes_it_for(model_typ
         assert usual.hidden_act == "silu" == found.activation
     else:
         assert found.position_grid**2 == usual.num_position_embeddings
-        assert found.deepstack_layers == tuple(usual.deepstack_visual_indexes)
+        assert found.deepstack_layers == tuple(getattr(usual, "deepstack_visual_indexes", ()))
         assert (usual.hidden_act, found.activation) == ("gelu_pytorch_tanh", "gelu_tanh")
         assert not found.has_windows
 
@@ -60,6 +60,7 @@ WRONG: list[tuple[str, dict[str, Any], type[EdgeSpecError], str]] = [
     ("qwen2_5_vl", {"hidden_size": 96, "num_heads": 16}, CheckpointError, "heads of 6 elements"),
     ("qwen2_5_vl", {"hidden_act": "relu"}, UnsupportedModel, "'relu'"),
     ("qwen2_5_vl", {"window_size": 14}, CheckpointError, "at least 28 pixels"),
+    ("qwen2_5_vl", {"window_size": 1120}, CheckpointError, "at most 896 pixels"),
     ("qwen2_5_vl", {"fullatt_block_indexes": [7, 32]}, CheckpointError, "fullatt_block_indexes"),
     ("qwen2_5_vl", {"fullatt_block_indexes": 7}, CheckpointError, "fullatt_block_indexes"),
     ("qwen2_5_vl", {"patch_size": [14, 14]}, CheckpointError, "'patch_size'"),
@@ -90,17 +91,18 @@ def test_a_family_without_an_encoder_has_none() -> None:
     assert vision_of(Fields({"vision_config": {}}, "config.json"), family, 64) is None
 
 
-def test_token_ids_that_files_leave_out_are_those_of_qwen() -> None:
-    usual = AutoConfig.for_model("qwen2_5_vl")
-    assert image_tokens(Fields({}, "config.json")) == ImageTokens(
+@pytest.mark.parametrize("model_type", list(ROWS))
+def test_token_ids_that_files_leave_out_are_those_of_the_family(model_type: str) -> None:
+    usual, family = AutoConfig.for_model(model_type), ROWS[model_type]
+    assert image_tokens(Fields({}, "config.json"), family) == ImageTokens(
         image=usual.image_token_id,
         video=usual.video_token_id,
         vision_start=usual.vision_start_token_id,
         vision_end=usual.vision_end_token_id,
     )
-    assert image_tokens(Fields({"image_token_id": 7}, "config.json")).image == 7
+    assert image_tokens(Fields({"image_token_id": 7}, "config.json"), family).image == 7
     with pytest.raises(CheckpointError, match="image_token_id"):
-        image_tokens(Fields({"image_token_id": [7, 8]}, "config.json"))
+        image_tokens(Fields({"image_token_id": [7, 8]}, "config.json"), family)
 
 
 def test_a_model_has_its_encoder_and_its_tokens() -> None:

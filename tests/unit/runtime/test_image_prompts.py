@@ -14,15 +14,20 @@ import numpy as np
 import pytest
 
 from edgespec.backends.call import Call
+from edgespec.backends.host import HostStates
+from edgespec.errors import LimitError
 from edgespec.runtime.decoder import CachedDecoder
-from edgespec.runtime.drafters.base import Observation
+from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.prefix import PrefixCache
 from edgespec.runtime.prompt_value import ImageSlots, Prompt, on_all_axes
 from edgespec.runtime.sequence import SequenceState
 from edgespec.runtime.session import Session
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.tree import BlockPlan, DraftPlan
 from edgespec.runtime.vision.rows import ImageRows
 from tests.lossless.drafters import ScriptedDrafter
+from tests.unit.runtime.hash_drafts import WIDTH as DRAFT_WIDTH
+from tests.unit.runtime.hash_drafts import blocks_of
 from tests.unit.runtime.hash_model import (
     CONTRACT,
     GREEDY,
@@ -220,6 +225,17 @@ def test_pieces_of_an_observation_keep_what_belongs_to_them() -> None:
     assert third.images[0].rows.embeds[:, 0].tolist() == [105.0]
 
 
+@pytest.mark.parametrize("deepstack", [None, 4])
+def test_images_of_another_model_are_refused(deepstack: int | None) -> None:
+    session, rows = Session(decoder_of()), image(1)
+    more = None if deepstack is None else np.zeros((len(rows), deepstack), np.float32)
+    width = 2 if deepstack is None else 1
+    wide = ImageRows(np.zeros((len(rows), width), np.float32), more, rows.grid, "wide")
+    with pytest.raises(LimitError, match=rf"{width} wide \(deepstack {deepstack or 0}\)"):
+        session.admit(SequenceState(prompt_of([1], wide), GREEDY, COUNT))
+    assert session.reading is None
+
+
 def test_rows_of_an_image_outside_a_chunk_are_not_read() -> None:
     """They may be NaN; so may the embedding of the image token."""
     runner = HashRunner(96, 1, CONTRACT)
@@ -238,3 +254,53 @@ def test_rows_of_an_image_outside_a_chunk_are_not_read() -> None:
     prompt = prompt_of([1, 2], rows, [3])
     decoder.extend([decoder.part(0, prompt, 0, 6)])
     assert np.isfinite(calls[0].inputs_embeds).all()
+
+
+# Block drafts
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_blocks_stand_behind_the_images_of_their_context(pieces: int, flushed: bool) -> None:
+    """Whether the context waits for the block or was read before it."""
+    prompt = prompt_of([1, 2], image(1, 6, 10), [4])
+    assert prompt.positions is not None
+    decoder, calls = blocks_of(64, 2), list[Call]()
+    decoder.rope, run = AxisRows(), decoder.runner.run
+    decoder.runner.run = lambda call: (calls.append(call), run(call))[1]
+    drafter = DFlashDrafter(decoder, 6, 4, None)
+    states = HostStates(np.ones((len(prompt), DRAFT_WIDTH), np.float32))
+    whole = Observation(1, states, np.zeros(len(prompt), np.int64), prompt.positions)
+    for piece in whole.pieces(-(-len(prompt) // pieces)):
+        drafter.observe([piece])
+    drafter.observe([Observation(0, states.take(np.arange(3)), np.zeros(3, np.int64))])
+    if flushed:
+        drafter.flush(1)
+    plan = BlockPlan(1, 3, 4)
+    after = int(prompt.positions.max()) + 1
+    drafter.propose([DraftRequest(lane, 5, plan) for lane in range(2)])
+    assert blocks(calls[-1], 0) == [10101 * (3 + i) for i in range(4)]
+    assert blocks(calls[-1], 1) == [10101 * (after + i) for i in range(4)]
+    read = np.concatenate([context_of(call, 1) for call in calls])
+    np.testing.assert_array_equal(read, prompt.positions @ [1, 100, 10000])
+    drafter.observe([Observation(1, states.take(np.arange(2)), np.zeros(2, np.int64))])
+    drafter.propose([DraftRequest(1, 5, plan)])
+    assert context_of(calls[-1], 1).tolist() == [10101 * after, 10101 * (after + 1)]
+    assert blocks(calls[-1], 1) == [10101 * (after + 2 + i) for i in range(4)]
+
+
+def blocks(call: Call, lane: int) -> list[int]:
+    """The codes of the positions of a lane's block."""
+    found: list[int] = call.rope_cos[lane - call.first_lane, :, 0].astype(int).tolist()
+    return found
+
+
+def context_of(call: Call, lane: int) -> np.ndarray:
+    """Those of its context, without rows that fill up."""
+    if not call.first_lane <= lane < call.first_lane + len(call.write_indices):
+        return np.empty(0, int)
+    assert call.target_hidden is not None
+    assert call.context_cos is not None
+    own = lane - call.first_lane
+    found: np.ndarray = call.context_cos[own, : len(call.target_hidden[own]), 0].astype(int)
+    return found

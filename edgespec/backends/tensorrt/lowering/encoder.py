@@ -18,6 +18,7 @@ from edgespec.backends.rewriting import (
     require,
     required,
 )
+from edgespec.backends.tensorrt.encoder_contract import lowered_contract
 from edgespec.backends.tensorrt.lowering import (
     basic_norms,
     basic_ropes,
@@ -29,11 +30,7 @@ from edgespec.backends.tensorrt.lowering import (
 from edgespec.backends.tensorrt.lowering.masks import NEVER
 from edgespec.backends.tensorrt.lowering.precision import TYPES, keep_float32
 from edgespec.backends.tensorrt.target import Dialect, Target
-from edgespec.contract import TensorSpec
 from edgespec.vision.contract import VisionContract
-
-# What is computed on the host stays as it is: it is small, and a rounded angle is another angle
-_FLOAT32 = frozenset(("rope_cos", "rope_sin", "position_weight"))
 
 
 def lower_encoder(model: ir.Model, contract: VisionContract, target: Target) -> ir.Model:
@@ -56,19 +53,6 @@ def lower_encoder(model: ir.Model, contract: VisionContract, target: Target) -> 
         opset.apply(model, target)
     RemoveUnusedNodesPass()(model)
     return model
-
-
-def lowered_contract(contract: VisionContract, target: Target) -> VisionContract:
-    """The contract of the graph that `lower_encoder` makes: pixels and rows are of the compute
-    type; names and order stay."""
-
-    def lowered(spec: TensorSpec) -> TensorSpec:
-        rounded = spec.dtype == "float32" and spec.name not in _FLOAT32
-        return TensorSpec(spec.name, target.compute if rounded else spec.dtype, spec.shape)
-
-    return VisionContract(
-        tuple(map(lowered, contract.inputs)), tuple(map(lowered, contract.outputs))
-    )
 
 
 def declare(graph: ir.Graph, contract: VisionContract, target: Target) -> None:

@@ -1,0 +1,128 @@
+"""Runs an engine of an image encoder on a CUDA device: one image a call.
+
+Knows names, types and addresses. Knows no image.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.tensorrt.bindings import Bindings
+from edgespec.backends.tensorrt.device.base import DeviceMemoryFull
+from edgespec.backends.tensorrt.encoder_contract import lowered_contract
+from edgespec.backends.tensorrt.execution import Bound, OpenEngine
+from edgespec.backends.tensorrt.settings import EngineSettings
+from edgespec.backends.tensorrt.workspace import Workspace, attempt
+from edgespec.config import VisionConfig
+from edgespec.contract import TensorSpec
+from edgespec.errors import EnvironmentProblem, LimitError
+from edgespec.vision.contract import PIXELS, vision_contract
+from edgespec.vision.grid import Arrays
+
+TYPES: dict[str, np.dtype[np.generic]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "int64": np.dtype(np.int64),
+    "bool": np.dtype(bool),
+}
+LESS_MEMORY = (
+    "Close other programs, or build the image encoder with a smaller --max-image-tokens-per-image."
+)
+
+
+def open_encoder(
+    bindings: Bindings,
+    path: Path,
+    config: VisionConfig,
+    settings: EngineSettings,
+    workspace: Workspace,
+) -> TensorRTEncoder:
+    """The runner of an engine file. BundleError where the file is not what its settings say,
+    EnvironmentProblem where memory does not do."""
+    workspace.join()
+    try:
+        with workspace.working():
+            return TensorRTEncoder(bindings, path, config, settings, workspace)
+    except DeviceMemoryFull as error:
+        workspace.leave()
+        what = f"the device has no memory to open {path}: {error.what}"
+        raise EnvironmentProblem(what, LESS_MEMORY) from error
+    except BaseException:
+        workspace.leave()
+        raise
+
+
+class TensorRTEncoder:
+    """An open image encoder. What it reads and gives stands in memory for the largest image."""
+
+    def __init__(
+        self,
+        bindings: Bindings,
+        path: Path,
+        config: VisionConfig,
+        settings: EngineSettings,
+        workspace: Workspace,
+    ) -> None:
+        self.path, self.workspace, self.block = path, workspace, config.merge_size**2
+        self.contract = lowered_contract(vision_contract(config), settings.target)
+        (self.profile,) = settings.profiles
+        self.closed = False
+        self.engine = OpenEngine(bindings, path, self.contract, settings.profiles, workspace)
+        (self.context,) = self.engine.contexts
+        try:
+            patches = self.profile.most(PIXELS, 0)
+            windows = self.profile.most("window_index", 0) if config.has_windows else 0
+            sizes = {"P": patches, "W": windows, "T": patches // self.block}
+            specs = (*self.contract.inputs, *self.contract.outputs)
+            self.memory = {spec.name: workspace.alloc(spec.num_bytes(**sizes)) for spec in specs}
+        except BaseException:
+            self.engine.close()
+            raise
+
+    def run(self, feeds: Arrays) -> Arrays:
+        """The outputs by name in float32, for the inputs by name. LimitError for an image that the
+        profile does not hold, EnvironmentProblem where device or library fails."""
+        assert not self.closed
+        with self.workspace.working():
+            bound = [self.given(spec, feeds[spec.name]) for spec in self.contract.inputs]
+            outputs = self.contract.outputs
+            self.context.bind(
+                [*bound, *(Bound(spec.name, self.memory[spec.name]) for spec in outputs)]
+            )
+            self.context.enqueue()
+            self.workspace.synchronize()
+            tokens = len(feeds[PIXELS]) // self.block
+            return {spec.name: self.taken(spec, tokens) for spec in outputs}
+
+    def given(self, spec: TensorSpec, array: NDArray[np.generic]) -> Bound:
+        """An input on the device."""
+        shapes = self.profile.shapes.get(spec.name)
+        if shapes is not None and not all(
+            least <= size <= most
+            for least, size, most in zip(shapes[0], array.shape, shapes[2], strict=True)
+        ):
+            what = f"{self.path}: {spec.name} {list(array.shape)} is beyond {shapes[2]}"
+            raise LimitError(what, "Build with a larger --max-image-tokens-per-image.")
+        self.workspace.put(
+            self.memory[spec.name], np.ascontiguousarray(array.astype(TYPES[spec.dtype]))
+        )
+        return Bound(spec.name, self.memory[spec.name], None if shapes is None else array.shape)
+
+    def taken(self, spec: TensorSpec, tokens: int) -> NDArray[np.float32]:
+        """An output [tokens, width] of the device."""
+        data = self.workspace.down(self.memory[spec.name], spec.num_bytes(T=tokens))
+        return data.view(TYPES[spec.dtype]).reshape(tokens, -1).astype(np.float32)
+
+    def close(self) -> None:
+        """Release the engine and its memory; closing twice is harmless."""
+        if self.closed:
+            return
+        self.closed = True
+        with self.workspace.lock:
+            attempt(self.workspace.device.activate, self.workspace.settle, self.engine.close)
+        self.workspace.leave()

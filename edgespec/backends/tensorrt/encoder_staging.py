@@ -1,0 +1,100 @@
+"""Plans and writes the engine of an image encoder: its lowered graph, its profile, its build.
+
+Knows the order of the work; what a build asks of device and library stands in `staging`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from edgespec.backends.base import Progress, StagedEncoder
+from edgespec.backends.tensorrt import lowered_files, staging
+from edgespec.backends.tensorrt.accuracy import accuracy_of
+from edgespec.backends.tensorrt.devices import check_formats
+from edgespec.backends.tensorrt.encoder_contract import lowered_contract
+from edgespec.backends.tensorrt.fingerprint import fingerprint_of
+from edgespec.backends.tensorrt.lowering.encoder import lower_encoder
+from edgespec.backends.tensorrt.options import TensorRTOptions
+from edgespec.backends.tensorrt.profiles import Profile, Range, made
+from edgespec.backends.tensorrt.target import Target
+from edgespec.backends.tensorrt.versions import Library, capabilities_of
+from edgespec.backends.visual.golden import read_golden
+from edgespec.backends.visual.onnx_dir import VisualOnnxDir
+from edgespec.config import VisionConfig
+from edgespec.vision.contract import ImageLimits, VisionContract, vision_contract
+from edgespec.vision.grid import num_tokens
+
+
+def stage_encoder(
+    library: Library,
+    onnx: VisualOnnxDir,
+    limits: ImageLimits,
+    options: TensorRTOptions,
+    path: Path,
+    progress: Progress,
+) -> StagedEncoder:
+    """Lower the graph of an export and build the engine `path`. MissingDependency without the
+    library, BuildError or EnvironmentProblem where it cannot be built."""
+    version = staging.installed(library, options)
+    capabilities, model = capabilities_of(library, version), ir.load(onnx.model)
+    stored, vision = lowered_files.stored_compute(model), onnx.config.vision
+    compute, quantization = options.compute or stored, onnx.config.quantization
+    target = Target(dialect=capabilities.dialect, compute=compute, capacity=1, max_rows=1)
+    contract = vision_contract(vision)
+    plan = staging.DevicePlan(
+        library=library,
+        version=version,
+        capabilities=capabilities,
+        sm=staging.sm_of(capabilities, options),
+        target=target,
+        profiles=(profile_of(lowered_contract(contract, target), vision, proven(onnx, limits)),),
+        schemes=tuple(sorted(quantization.schemes)) if quantization else (),
+        stored=stored,
+    )
+    check_formats(plan.sm, plan.schemes, compute)
+    staging.check_device(plan)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="lowered-") as directory:
+        lowered = lower_encoder(model, contract, target)
+        graph = lowered_files.write(lowered, onnx.path, Path(directory))
+        job = staging.job_of(plan, options, graph, path)
+        decomposed = staging.run(job, progress, staging.environment_of(plan))
+    return StagedEncoder(
+        engine=path,
+        weights=plan.weights,
+        accuracy=accuracy_of(plan.schemes, compute, recurrent=False),
+        settings=plan.settings(decomposed_attention=decomposed).to_dict(),
+        fingerprint=fingerprint_of(library, version, plan.sm),
+        unproven=staging.unproven(plan),
+    )
+
+
+def proven(onnx: VisualOnnxDir, limits: ImageLimits) -> ImageLimits:
+    """The limits, with room for the golden image. Raises BundleError for a damaged one."""
+    if onnx.golden is None:
+        return limits
+    vision = onnx.config.vision
+    tokens = num_tokens(vision, read_golden(onnx.golden, vision)[0])
+    return replace(
+        limits,
+        min_image_tokens=min(tokens, limits.min_image_tokens),
+        max_image_tokens_per_image=max(tokens, limits.max_image_tokens_per_image),
+    )
+
+
+def profile_of(contract: VisionContract, config: VisionConfig, limits: ImageLimits) -> Profile:
+    """The one profile of an encoder: images within the limits, most often half as large as the
+    largest."""
+    block = config.merge_size**2
+    least, most = limits.min_image_tokens * block, limits.max_image_tokens_per_image * block
+    often = max(least, most // 2 // block * block)
+    ranges: dict[str, Range] = {"P": (least, often, most)}
+    if config.has_windows:
+        side = config.window_side
+        # the most windows has an image of one row of tokens
+        many = -(-most // (config.merge_size * side))
+        ranges["W"] = (1, min(many, -(-often // side**2)), many)
+    return made("image", contract, ranges)
