@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,14 +251,14 @@ def quantize_tower(
         return there
     bundle.refuse_occupied(out)
     work.refuse_unfinished(out, request)
-    num_bytes = sum(info.num_bytes for info in base.checkpoint.tensors.values())
-    refuse_full_disk(out, num_bytes)
+    refuse_full_disk(out, sum(info.num_bytes for info in base.checkpoint.tensors.values()))
     read_all(base.checkpoint, progress)
     scales = calibrate_tower(plan, progress)
     with bundle.staged_directory(out) as staging:
-        progress.start("export", num_bytes)
-        pieces = (copied(base.checkpoint, name) for name in base.checkpoint.tensors)
-        write_model(staging, TowerPieces(plan, scales)(pieces), progress.advance)
+        every = (copied(base.checkpoint, name) for name in base.checkpoint.tensors)
+        pieces = list(TowerPieces(plan, scales)(every))
+        progress.start("export", sum(piece.num_bytes for piece in pieces))
+        write_model(staging, pieces, progress.advance)
         write_sidecars(base.checkpoint, staging, *tower_settings.of_tower(base, plan))
         visual = check_tower(plan, scales, staging, progress)
         base.checkpoint.check_unchanged()
@@ -269,7 +270,9 @@ def quantize_tower(
 
 
 def calibrate_tower(plan: TowerPlan, progress: Progress) -> Scales:
-    """Runs the images through the image encoder."""
+    """Runs the images through the image encoder, whose weights stand in a temporary directory
+    meanwhile."""
+    refuse_full_disk(Path(tempfile.gettempdir()), plan.size_bytes)
     progress.start("calibrate image encoder", len(plan.pictures))
     return tower.calibrate(plan, progress.advance)
 

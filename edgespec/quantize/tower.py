@@ -92,6 +92,12 @@ class TowerPlan:
         return TowerPlan(self.checkpoint, self.config, self.prefix, layers, self.pictures)
 
     @property
+    def size_bytes(self) -> int:
+        """The size of the encoder's tensors."""
+        tensors = self.checkpoint.tensors.items()
+        return sum(info.num_bytes for name, info in tensors if name.startswith(self.prefix))
+
+    @property
     def kept(self) -> list[str]:
         """The modules on disk that keep their weights, as the settings name them."""
         every = (name for name in self.checkpoint.tensors if name.startswith(self.prefix))
