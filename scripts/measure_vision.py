@@ -53,6 +53,7 @@ TEXT = {
     "num_key_value_heads": 4,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
 }
 Run = Callable[[], Any]
 
