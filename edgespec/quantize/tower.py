@@ -46,7 +46,7 @@ Array = NDArray[Any]
 FP8 = SCHEMES["fp8"]
 E4M3_MAX = 448.0
 MAX_COMPARED = 16  # images of the check: their rows stay in memory
-MIN_COSINE = 0.97  # of a row, in the mean: random weights give 0.995
+MIN_COSINE = 0.95  # of a row, in the mean: random weights give 0.998 in 4 layers, 0.986 in 32
 _AMAX = "/amax"
 _SAME_INPUT = ("gate_proj", "up_proj")  # they share their scales, so that engines may join them
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from edgespec.cli.main import run
 from edgespec.quantize.work import Work
 from tests import toys
+from tests.toys.towers import write_vlm
 
 needs_modelopt = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None, reason="needs nvidia-modelopt"
@@ -107,6 +109,26 @@ def test_a_signal_keeps_finished_layers_and_the_same_command_goes_on(
     assert run(line) == 0
     assert "resumed at layer 2 of 2" in capsys.readouterr().out
     assert not kept.exists()
+
+
+def test_an_image_encoder_alone_is_quantized_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, images, out = tmp_path / "base", tmp_path / "images", tmp_path / "out"
+    write_vlm(base, "qwen2_5_vl")
+    images.mkdir()
+    Image.new("RGB", (99, 61), "teal").save(images / "a.png")
+    line = ["quantize", "llm", "--modelDir", str(base), "--outputDir", str(out)]
+    capsys.readouterr()
+    assert run([*line, "--visualQuantization", "fp8", "--image_dataset", str(images)]) == 0
+    said = capsys.readouterr().out
+    assert "fp8 encoder, 1 image: cosine 0.99" in said
+    assert "calibrated with 1 image of images" in said
+    assert run(["inspect", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "22 Linears, activations static tensor" in said
+    assert "1 image calibrated it: cosine 0.99" in said
+    assert "perplexity" not in said
 
 
 def test_refusals_have_their_exit_codes(
