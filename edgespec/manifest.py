@@ -126,7 +126,7 @@ class ExportManifest:
         raw, where = bundle.read_manifest(directory), str(directory / bundle.MANIFEST)
         fields = BundleFields(raw, where)
         role, roles = fields.get("role"), {r.value: r for r in REQUIRED}
-        if fields.get("kind") != KIND or role not in roles:
+        if fields.get("kind") != KIND or not isinstance(role, str) or role not in roles:
             what = f"{where} is not that of an export: kind {fields.get('kind')!r}, role {role!r}"
             raise BundleError(what, "Give the directory of a component that export wrote.")
         command = fields.get("command") or []
