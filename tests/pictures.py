@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from edgespec.runtime.prompt_value import ImageSlots, Prompt
-from edgespec.runtime.vision.rows import ImageRows
+from edgespec.vision.rows import ImageRows
 from tests.toys.vl import IMAGE, MERGE, PATCH, VISION_END, VISION_START
 
 

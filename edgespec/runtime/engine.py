@@ -97,7 +97,7 @@ from edgespec.runtime.verify import (
     acceptance_words,
 )
 from edgespec.runtime.vision.image_prompts import ImagePrompts, beside
-from edgespec.runtime.vision.placeholders import refuse_marks
+from edgespec.vision.placeholders import refuse_marks
 
 logger = logging.getLogger(__name__)
 # What the library has to say goes where the application's logging sends it, else nowhere

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.config.ropes import AXES
-from edgespec.runtime.vision.positions import Ids, prompt_positions
-from edgespec.runtime.vision.rows import ImageRows
+from edgespec.vision.positions import Ids, prompt_positions
+from edgespec.vision.rows import ImageRows
 
 
 @dataclass(frozen=True, slots=True)

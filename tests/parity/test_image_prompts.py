@@ -19,7 +19,7 @@ from edgespec.images import ImageReader, ImageRules
 from edgespec.images.processor import parse_processor
 from edgespec.prompts import parse_requests
 from edgespec.runtime.tokenizer import Tokenizer
-from edgespec.runtime.vision.placeholders import expand, refuse_marks
+from edgespec.vision.placeholders import expand, refuse_marks
 from tests.toys.tokenizer import write_tokenizer
 from tests.unit.images.pictures import picture, saved, seen_by_transformers, turned
 from tests.unit.prompts.test_template_images import QWEN2_5_VL, QWEN3_VL

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgespec.backends.visual.build import build_visual
 from edgespec.config import VisionConfig
 from edgespec.runtime.vision.encoder import VisionEncoder
-from edgespec.runtime.vision.rows import ImageRows
+from edgespec.vision.rows import ImageRows
 from edgespec.vision.contract import ImageLimits
 from edgespec.vision.grid import Grid, num_patches
 from tests import made, shared

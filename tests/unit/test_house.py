@@ -36,8 +36,8 @@ GROUND = (
     "component",
     "component_files",
     "manifest",
-    "vision",
     "prompts",
+    "vision",
     "images",
 )
 LEANS_ON: dict[str, tuple[str, ...]] = {

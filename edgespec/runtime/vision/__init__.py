@@ -1,1 +1,1 @@
-"""Images on their way into a prompt: where they stand in it, their rows and their positions."""
+"""Images on their way into a prompt: encoded, and put in their places."""

@@ -26,8 +26,8 @@ from edgespec.images import ImageReader, ImageRules, PreparedImage, read_process
 from edgespec.prompts import ImageItem
 from edgespec.runtime.prompt_value import ImageSlots, Prompt
 from edgespec.runtime.vision.encoder import VisionEncoder
-from edgespec.runtime.vision.placeholders import expand
-from edgespec.runtime.vision.rows import ImageRows
+from edgespec.vision.placeholders import expand
+from edgespec.vision.rows import ImageRows
 
 CACHE_BYTES = 256 * 2**20  # of encoded images that are kept for later prompts
 

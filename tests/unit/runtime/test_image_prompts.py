@@ -24,7 +24,7 @@ from edgespec.runtime.prompt_value import ImageSlots, Prompt, on_all_axes
 from edgespec.runtime.sequence import SequenceState
 from edgespec.runtime.session import Session
 from edgespec.runtime.tree import BlockPlan, DraftPlan
-from edgespec.runtime.vision.rows import ImageRows
+from edgespec.vision.rows import ImageRows
 from tests.lossless.drafters import ScriptedDrafter
 from tests.unit.runtime.hash_drafts import WIDTH as DRAFT_WIDTH
 from tests.unit.runtime.hash_drafts import blocks_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgespec.runtime.prompt_value import ImageSlots, Prompt
-from edgespec.runtime.vision.rows import ImageRows
+from edgespec.vision.rows import ImageRows
 
 IMAGE, WIDTH = 9, 2
 

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from edgespec.config.values import ImageTokens
 from edgespec.errors import RequestError
 from edgespec.prompts import ImageItem, Message
-from edgespec.runtime.vision.placeholders import ExpandedPrompt, expand, refuse_marks
+from edgespec.vision.placeholders import ExpandedPrompt, expand, refuse_marks
 
 IMAGE, VIDEO, START, END = 90, 91, 92, 93
 TOKENS = ImageTokens(image=IMAGE, video=VIDEO, vision_start=START, vision_end=END)

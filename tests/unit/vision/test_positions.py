@@ -12,8 +12,8 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from edgespec.runtime.prompt_value import ImageSlots, Prompt
-from edgespec.runtime.vision.positions import prompt_positions
-from edgespec.runtime.vision.rows import ImageRows
+from edgespec.vision.positions import prompt_positions
+from edgespec.vision.rows import ImageRows
 
 IMAGE, MERGE = 99, 2
 MODELS = {"qwen2_5_vl": Qwen2_5_VLModel, "qwen3_vl": Qwen3VLModel}

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.config.ropes import AXES
+from edgespec.vision.grid import Grid
 
 Ids = NDArray[np.int64]
-Grid = tuple[int, int, int]  # patches: time, height, width
 
 
 def merged(grid: Grid, merge_size: int) -> Grid:
