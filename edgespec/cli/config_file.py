@@ -47,7 +47,7 @@ BUILT = "engines have the limits they were built for (edgespec build)"
 IN_THE_ENGINE = "this is decided when the engine is built"
 OF_GPUS = "it tunes kernels of GPUs, which are not used"
 REPORTED = "all metrics are in the output"
-OF_IMAGES = "the text part of models is run alone"
+OF_IMAGES = "images are encoded as the engine in `visual` was built"
 NO_CODE = "a file runs no code"
 
 FOREIGN: dict[str, Foreign] = {

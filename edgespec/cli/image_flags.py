@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.paths import DIRECTORY
+from edgespec.cli.paths import DIRECTORY, EXISTING_DIRECTORY
 
 if TYPE_CHECKING:
     from edgespec.images import ImageRules
@@ -24,7 +24,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     },
     "--allow-image-root": {
         "multiple": True,
-        "type": click.Path(exists=True, file_okay=False, path_type=Path),
+        "type": EXISTING_DIRECTORY,
         "metavar": "DIR",
         "help": (
             "A directory whose images may be read, besides that of the input file; may be given"

@@ -43,6 +43,17 @@ class DirectoryPath(FilePath):
         return refuse_other_encodings(self, super().checked(text, param, ctx), param, ctx)
 
 
+class ExistingDirectory(FilePath):
+    """The path of a directory that is there."""
+
+    def convert(self, value: Any, param: Parameter, ctx: Context) -> Any:
+        """Returns the path; click.BadParameter for what is no directory."""
+        path = super().convert(value, param, ctx)
+        if not os.path.isdir(path):  # noqa: PTH112 - False for a name that is too long, where Path raises
+            self.fail(f"{path} is no directory", param, ctx)
+        return path
+
+
 class ModelName(Text):
     """A checkpoint's directory, or its name on the hub."""
 
@@ -75,3 +86,4 @@ def refuse_other_encodings(kind: Any, text: str, param: Parameter, ctx: Context)
 
 
 FILE, DIRECTORY, MODEL = FilePath(), DirectoryPath(), ModelName()
+EXISTING_DIRECTORY = ExistingDirectory()

@@ -105,7 +105,7 @@ def test_what_is_marked_is_what_the_base_accepted(
     plain = engine.plainly(ids, GREEDY)
     engine.session.drafter = drafter = ScriptedDrafter([(ids, plain.token_ids)], VOCAB, right)
     screen = Recorded()
-    chat_of(engine, GREEDY, screen, plan, show_speculation=True).turn(said)
+    chat_of(engine, GREEDY, screen, plan, show_speculation=True).turn(Message("user", said))
     assert screen.text == f"{plain.text}\n"
     marked = [text for text, accepted in screen.pieces if accepted]
     truth, done, wanted = plain.token_ids, 1, []  # prefill's token is no draft
@@ -127,8 +127,8 @@ def test_second_turn_reuses_the_first_and_says_what_a_fresh_engine_says(
 ) -> None:
     screen = Recorded()
     chat = chat_of(engine, sampling, screen, engine.plan(), show_speculation=True)
-    chat.turn("Hi")
-    chat.turn("On?")
+    chat.turn(Message("user", "Hi"))
+    chat.turn(Message("user", "On?"))
     (_, first), (_, second) = chat.conversation.exchanges
     reused, total = map(
         int, re.findall(r"(\d+) of (\d+) prompt tokens reused", screen.notes[-1])[0]
@@ -163,7 +163,7 @@ def test_stream_is_shown_step_by_step(engine: Engine) -> None:
                 text += chunk.text
 
     engine.stream = Watched  # type: ignore[method-assign, assignment]
-    chat_of(engine, GREEDY, screen, DraftPlan(1, 1, 2)).turn("Hi")
+    chat_of(engine, GREEDY, screen, DraftPlan(1, 1, 2)).turn(Message("user", "Hi"))
     assert len(shown) >= 4
     assert all(there == certain for there, certain in shown)
 

@@ -741,8 +741,6 @@ def test_json_and_dumps_exclude_each_other(
 @pytest.mark.parametrize(
     ("flag", "reason"),
     [
-        ("--multimodalEngineDir", "this version takes text only"),
-        ("--multimodal-engine-dir", "this version takes text only"),
         ("--dflashBlockSize", "a block is as long as the draft was trained for"),
         ("--outputAudioDir", "this version takes and gives text only"),
     ],

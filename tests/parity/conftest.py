@@ -74,7 +74,8 @@ def make_component() -> Iterator[MakeComponent]:
         build: BuildOptions | None = None,
         **options: Any,
     ) -> Component:
-        wanted = replace(ExportOptions(base_for="eagle3" if role is Role.BASE else None), **options)
+        purpose = "eagle3" if role is Role.BASE else None
+        wanted = replace(ExportOptions(base_for=purpose, skip_visual=True), **options)
         (onnx_dir,) = made.exported(checkpoint, wanted).iterdir()
         limits = Limits(max_input_len=capacity, max_kv_cache_capacity=capacity)
         engine_dir = made.built(limits, onnx_dir, options=build)
