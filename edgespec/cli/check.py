@@ -48,6 +48,15 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 16
     help="Text for --probe, instead of the shipped one.",
 )
 @click.option(
+    "--probe-image",
+    "probe_images",
+    type=FILE,
+    multiple=True,
+    metavar="FILE",
+    help="An image for --probe, where the text has the model's mark of one, or before it;"
+    " may be given repeatedly.",
+)
+@click.option(
     "--tensorrt",
     metavar="VERSION",
     help="Check instead whether TensorRT's parser takes the graph of BASE, an exported directory.",
@@ -61,6 +70,7 @@ def command(
     allow_pickle: bool,
     probe: bool,
     probe_text: Path | None,
+    probe_images: tuple[Path, ...],
     tensorrt: str | None,
     as_json: bool,
 ) -> int:
@@ -77,7 +87,8 @@ def command(
     often the draft's first token is the base's next one, with the aux hidden states that the
     checkpoints declare and with others that are easily mistaken for them. A pair that agrees no more
     often than by chance is refused, and so are weights with NaN or Inf. It takes as long as reading
-    all weights twice.
+    all weights twice. With --probe-image the text has images before it, and the share without them
+    stands beside.
 
     With --tensorrt the graph of BASE is held against the rules of NVIDIA's parser and builder, of
     TensorRT 10.13 to 11.4 (--tensorrt 10.13) or of TensorRT-RTX 1.4 to 1.7 (--tensorrt rtx-1.7). An
@@ -88,10 +99,13 @@ def command(
     edgespec check Qwen3-8B Qwen3-8B-DFlash-b16
     edgespec check Qwen3-8B Qwen3-0.6B
     edgespec check Qwen3.5-4B --probe
+    edgespec check Qwen2.5-VL-7B-Instruct qwen2.5-vl-7b-eagle3 --probe --probe-image photo.jpg
     edgespec check out/llm --tensorrt 11.4
     """
     if tensorrt is not None:
-        refuse_beside_tensorrt(draft, mtp, aux_layers, allow_pickle, probe, probe_text)
+        refuse_beside_tensorrt(
+            draft, mtp, aux_layers, allow_pickle, probe, probe_text, *probe_images
+        )
         from edgespec.cli.parser_rules import show
 
         return show(Path(base), tensorrt, as_json=as_json)
@@ -101,6 +115,8 @@ def command(
         raise click.UsageError("--aux-layers belongs to a draft: give DRAFT as well.")
     if probe_text is not None and not probe:
         raise click.UsageError("--probe-text means nothing without --probe.")
+    if probe_images and not probe:
+        raise click.UsageError("--probe-image means nothing without --probe.")
     from edgespec.cli.progress import Bars
     from edgespec.pairing.check import check
 
@@ -111,6 +127,7 @@ def command(
             aux_layers=aux_layers,
             allow_pickle=allow_pickle,
             probe_text=text_for(probe_text) if probe else None,
+            probe_images=probe_images,
             progress=bars,
         )
     if as_json:
@@ -132,7 +149,7 @@ def refuse_beside_tensorrt(*given: object) -> None:
 
 def text_for(path: Path | None) -> str:
     """The text of --probe-text, or the shipped one. Raises RequestError."""
-    from edgespec.pairing.probe import read_text
+    from edgespec.pairing.probe_text import read_text
 
     return read_text(path)
 

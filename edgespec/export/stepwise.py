@@ -99,10 +99,10 @@ def opened(make: Callable[[WeightPlan], Piece], place: Path) -> OpenPiece:
 
 
 def memory(graph: DecoderGraph, layer: int, feeds: Feeds) -> Feeds:
-    """Returns the empty cache inputs of a layer for the capacity of the attention mask, and rows of
-    images that say nothing."""
+    """Returns the empty cache inputs of a layer for the capacity of the attention mask, and unless
+    a pass has any, rows of images that say nothing."""
     found = empty_memory(graph.shape, layer, feeds["attention_mask"].shape[-1])
-    if layer < graph.shape.deepstack:
+    if layer < graph.shape.deepstack and "deepstack_embeds" not in feeds:
         rows = feeds["inputs_embeds"].shape[:2]
         found["deepstack_embeds"] = np.zeros((*rows, graph.shape.deepstack_width), np.float32)
     return found
@@ -142,16 +142,19 @@ def through_head(
     return found
 
 
-def causal_feeds(embeds: Array, layers: DecoderConfig) -> Feeds:
+def causal_feeds(
+    embeds: Array, layers: DecoderConfig, positions: NDArray[np.int64] | None = None
+) -> Feeds:
     """Returns the inputs of a causal pass over one sequence of embeddings [S, H].
 
     All rows go through lm_head. Includes all masks and rotary tables of the decoder `layers`, even
-    if a graph reads fewer.
+    if a graph reads fewer. `positions` [S] or [S, 3] are those of the rotary tables, below S.
     """
     count = len(embeds)
+    positions = np.arange(count) if positions is None else positions
     behind = np.arange(count)[:, None] - np.arange(count)
     masks = [(behind >= 0) & (behind < (window or count)) for window in layers.windows]
-    rows = [RopeTable.of(r, count).rows(np.arange(count)[None]) for r in layers.ropes]
+    rows = [RopeTable.of(r, count).rows(positions[None]) for r in layers.ropes]
     return {
         "inputs_embeds": embeds[None],
         "rope_cos": rows[0][0],

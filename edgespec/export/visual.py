@@ -22,7 +22,7 @@ from edgespec.config import VisionConfig
 from edgespec.contract import Tower
 from edgespec.export import sidecars, writer
 from edgespec.export.component import Exported, check_graph
-from edgespec.export.pieces import open_piece
+from edgespec.export.pieces import OpenPiece, open_piece
 from edgespec.export.request import ExportRequest
 from edgespec.graphs.assembly import Piece
 from edgespec.graphs.builder import WeightPlan, save
@@ -141,10 +141,24 @@ def golden_arrays(graph: VisionEncoder, directory: Path) -> dict[str, NDArray[An
     config, grid = graph.config, golden_grid(graph.config)
     rng = np.random.default_rng(0)
     pixels = rng.standard_normal((num_patches(grid), config.patch_width), np.float32)
-    feeds = {PIXELS: pixels, **encoder_inputs(config, grid)}
-    model = graph.build(WeightPlan(bundle.MODEL_DATA))
-    piece = open_piece(Piece(model, tuple(feeds)), directory)
-    names = [spec.name for spec in vision_contract(config).outputs]
-    (found,) = piece.run(names, [feeds])
+    piece = open_piece(encoder_piece(graph, WeightPlan(bundle.MODEL_DATA)), directory)
     stored: dict[str, NDArray[Any]] = {PIXELS: pixels, "grid": np.array(grid, np.int64)}
-    return stored | dict(zip(names, found, strict=True))
+    return stored | encode(piece, config, pixels, grid)
+
+
+# ---- the canonical graph, run without an engine
+
+
+def encoder_piece(graph: VisionEncoder, plan: WeightPlan) -> Piece:
+    """The whole graph as one piece."""
+    inputs = vision_contract(graph.config).inputs
+    return Piece(graph.build(plan), tuple(spec.name for spec in inputs))
+
+
+def encode(
+    piece: OpenPiece, config: VisionConfig, pixels: NDArray[np.float32], grid: Grid
+) -> dict[str, NDArray[Any]]:
+    """What an encoder makes of one image's patches [P, patch_width], by the names of its
+    contract."""
+    (found,) = piece.run(piece.outputs, [{PIXELS: pixels, **encoder_inputs(config, grid)}])
+    return dict(zip(piece.outputs, found, strict=True))

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from edgespec.graphs.assembly import DecoderGraph
     from edgespec.graphs.decoder import Decoder
     from edgespec.pairing.forcing import Array, EmbeddingRows, Ids
+    from edgespec.pairing.probe_text import ProbeText
+    from edgespec.pairing.readings import Reading
 
 BLOCK_POSITIONS = 64  # at which a block is drafted: each costs as many rows as the block is long
 BLOCK_ROWS = 256  # a pass
@@ -130,15 +132,15 @@ def remedy(better: Share) -> str:
 # Teacher forcing
 
 
-def force(pair: Pair, base: Decoder, tokens: Ids) -> BlockForcing:
-    """The draft over the tokens [T], a block at each of some positions."""
+def force(pair: Pair, base: Decoder, text: ProbeText) -> BlockForcing:
+    """The draft over a text, a block at each of some positions."""
     from edgespec.pairing.forcing import EmbeddingRows, embedding_of, open_pair
 
     _, config = pair.drafted()
     assert isinstance(config, BlockDraftConfig)
     graph, ids = open_pair(pair, base)
-    rows = EmbeddingRows.read(embedding_of(graph, base), [*tokens, config.mask_token_id])
-    return BlockForcing(graph, ids, config, tokens, rows)
+    rows = EmbeddingRows.read(embedding_of(graph, base), [*text.tokens, config.mask_token_id])
+    return BlockForcing(graph, ids, config, text, rows)
 
 
 @dataclass(frozen=True)
@@ -149,17 +151,18 @@ class BlockForcing:
     graph: DecoderGraph
     ids: Ids
     config: BlockDraftConfig
-    tokens: Ids
+    text: ProbeText
     rows: EmbeddingRows
     correct: Correct | None = None
 
     def positions(self) -> Ids:
         """Up to BLOCK_POSITIONS, evenly spread."""
-        first, last = min(FIRST_BLOCK, len(self.tokens) // 2), len(self.tokens) - 1
+        first, last = min(FIRST_BLOCK, len(self.text) // 2), len(self.text) - 1
         return np.unique(np.linspace(first, last, BLOCK_POSITIONS).astype(np.int64))
 
-    def passes(self, hidden_states: Array) -> list[Feeds]:
+    def passes(self, hidden_states: Array, reading: Reading) -> list[Feeds]:
         """Passes over blocks behind the hidden states [T, k*H]."""
+        del reading
         return [self.side_by_side(hidden_states, part) for part in self.positions_by_pass()]
 
     def positions_by_pass(self) -> list[Ids]:
@@ -171,12 +174,12 @@ class BlockForcing:
         """One pass: a block behind each of the positions."""
         size, context = self.config.block_size, int(positions[-1])
         tokens = np.full((len(positions), size), self.config.mask_token_id)
-        tokens[:, 0] = self.tokens[positions]
+        tokens[:, 0] = self.text.tokens[positions]
         places = (positions[:, None] + np.arange(size)).ravel()
         table = RopeTable.of(self.config.decoder.rope, context + size)
         (cos, sin), (context_cos, context_sin) = (
-            table.rows(places[None]),
-            table.rows(np.arange(context)[None]),
+            table.rows(self.rope_positions(positions)[None]),
+            table.rows(self.text.positions[None, :context]),
         )
         masks = [
             self.mask(positions, places, window, causal) for window, causal in self.mask_specs()
@@ -193,6 +196,13 @@ class BlockForcing:
             "context_sin": context_sin,
         }
         return feeds | ({"sliding_attention_mask": masks[1]} if len(masks) > 1 else {})
+
+    def rope_positions(self, positions: Ids) -> Ids:
+        """[S] or [S, 3], those of blocks behind some positions: text goes on there."""
+        first, order = self.text.positions[positions], np.arange(self.config.block_size)
+        if first.ndim == 1:
+            return (first[:, None] + order).ravel()
+        return (first[:, None] + order[:, None]).reshape(-1, first.shape[-1])
 
     def mask_specs(self) -> list[tuple[int | None, bool]]:
         """What rows see in each kind of layer: those without a window first, as the graph names its

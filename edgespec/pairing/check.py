@@ -7,8 +7,9 @@ Knows the order of the work. What each check looks at stands in `tokens`, `fit`,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from edgespec.checkpoint.detect import detect, draft_beside
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
@@ -36,13 +37,14 @@ def check(
     aux_layers: tuple[int, ...] | None = None,
     allow_pickle: bool = False,
     probe_text: str | None = None,
+    probe_images: Sequence[Path] = (),
     progress: Progress | None = None,
 ) -> Report:
     """Look at a base and a draft; without a draft, at the one in the base's own checkpoint.
 
-    With a `probe_text` what fits is also run on it. What is wrong stands in the report. Raises
-    CheckpointError only where a directory cannot be opened, and RequestError for a text that is too
-    short.
+    With a `probe_text` what fits is also run on it and on `probe_images`. What is wrong stands in
+    the report. Raises CheckpointError only where a directory cannot be opened, and RequestError for
+    a text that is too short and an image that cannot be read.
     """
     first = open_checkpoint(base, allow_pickle=allow_pickle)
     second = open_checkpoint(draft, allow_pickle=allow_pickle) if draft is not None else None
@@ -65,7 +67,9 @@ def check(
     report = Report(method, tuple(results))
     if not report.count("refused"):
         report = replace(report, work=work_of(pair))
-    return report if probe_text is None else _probed(pair, report, probe_text, progress)
+    if probe_text is None:
+        return report
+    return _probed(pair, report, probe_text, probe_images, progress)
 
 
 def method_in_base(checkpoint: Checkpoint, model: ModelConfig | None) -> str:
@@ -80,14 +84,17 @@ def method_in_base(checkpoint: Checkpoint, model: ModelConfig | None) -> str:
     return next(m.name for m in METHODS.values() if m.weights_in == "base_checkpoint")
 
 
-def _probed(pair: Pair, report: Report, text: str, progress: Progress) -> Report:
+def _probed(
+    pair: Pair, report: Report, text: str, images: Sequence[Path], progress: Progress
+) -> Report:
     """The report with a probe's result and shares; what does not fit is not run."""
     from edgespec.pairing.probe import probe, probe_result
+    from edgespec.pairing.probe_text import text_of
 
     if report.count("refused"):
         return report
     try:
-        found = probe(pair, text, progress)
+        found = probe(pair, text_of(pair.base, pair.model, text, images), progress)
     except (CheckpointError, PairingError, UnsupportedModel) as error:
         refused = CheckResult("refused", "probe", error.what, error.remedy)
         return replace(report, results=(*report.results, refused))

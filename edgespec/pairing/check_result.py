@@ -42,11 +42,15 @@ class Probed:
     """What a probe found; the first of `shares` is the reading that the checkpoints state.
 
     `chance` is the share at which they would agree if the draft's tokens stood at other positions.
+    Positions are those of text; `without_images` is the share on the text alone, where it has
+    images.
     """
 
     positions: int
     shares: tuple[Share, ...]
     chance: float = 0.0
+    images: int = 0
+    without_images: float | None = None
     unrelated: bool = False  # no reading agrees beyond chance: not made for this base
 
 

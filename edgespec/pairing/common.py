@@ -14,7 +14,8 @@ from edgespec.pairing.row import Check
 
 if TYPE_CHECKING:
     from edgespec.graphs.decoder import Decoder
-    from edgespec.pairing.forcing import Forced, Ids
+    from edgespec.pairing.forcing import Forced
+    from edgespec.pairing.probe_text import ProbeText
 
 StatedLayers = Callable[[DraftConfig], tuple[int, ...] | None]
 
@@ -56,8 +57,8 @@ def final_state(reads: str) -> Check:
     return check
 
 
-def force_chain(pair: Pair, base: Decoder, tokens: Ids) -> Forced:
-    """A draft of one token a step over the tokens [T], all positions in one pass."""
+def force_chain(pair: Pair, base: Decoder, text: ProbeText) -> Forced:
+    """A draft of one token a step over a text, all positions in one pass."""
     from edgespec.pairing.forcing import chain_forcing
 
-    return chain_forcing(pair, base, tokens)
+    return chain_forcing(pair, base, text)

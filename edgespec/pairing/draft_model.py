@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from edgespec.graphs.assembly import DecoderGraph
     from edgespec.graphs.decoder import Decoder
     from edgespec.pairing.forcing import Array, EmbeddingRows, Forced, Ids
+    from edgespec.pairing.probe_text import ProbeText
 
 __all__ = ["NAME", "PAIRING"]
 
@@ -148,19 +149,20 @@ class ModelForcing:
         """[T], all of them."""
         return np.arange(len(self.tokens))
 
-    def passes(self, hidden_states: Array) -> list[Feeds]:
+    def passes(self, hidden_states: Array, reading: Reading) -> list[Feeds]:
         """One pass over all positions."""
         from edgespec.export.stepwise import causal_feeds
 
-        del hidden_states
+        del hidden_states, reading
         return [causal_feeds(self.rows.of(self.tokens), self.model.decoder)]
 
 
-def force(pair: Pair, base: Decoder, tokens: Ids) -> Forced:
-    """The draft over the tokens [T], which must have a row in its embedding."""
+def force(pair: Pair, base: Decoder, text: ProbeText) -> Forced:
+    """The draft over a text, whose tokens must have a row in its embedding; it reads no images."""
     from edgespec.pairing.forcing import EmbeddingRows, open_pair
 
     graph, ids = open_pair(pair, base)
+    tokens = text.tokens
     if (lacking := tokens[tokens >= len(ids)]).size:
         what = (
             f"the text holds the token {lacking[0]}, the draft's embedding ends at {len(ids) - 1}"

@@ -17,18 +17,19 @@ from edgespec.pairing.pair import Pair
 if TYPE_CHECKING:
     from edgespec.graphs.decoder import Decoder
     from edgespec.pairing.forcing import Array, Ids
+    from edgespec.pairing.probe_text import ProbeText
 
 __all__ = ["NAME", "PAIRING"]
 
 
-def force(pair: Pair, base: Decoder, tokens: Ids) -> BlockForcing:
-    """The draft over the tokens [T], a block at each of some positions."""
+def force(pair: Pair, base: Decoder, text: ProbeText) -> BlockForcing:
+    """The draft over a text, a block at each of some positions."""
     checkpoint, config = pair.drafted()
     assert isinstance(config, DSparkConfig)
-    forced, named = block_force(pair, base, tokens), named_as_ours(checkpoint, config)
+    forced, named = block_force(pair, base, text), named_as_ours(checkpoint, config)
     arrays = {name: named.read(name).astype(np.float32) for name in config.head_shapes}
     heads = DSparkHeads(config.heads, arrays, forced.ids)
-    anchors = [tokens[positions] for positions in forced.positions_by_pass()]
+    anchors = [text.tokens[positions] for positions in forced.positions_by_pass()]
 
     def correct(number: int, rows: Ids, logits: Array, states: Array | None) -> Array:
         """The logits of first slots [1, G, Vd], the Markov head's added."""

@@ -19,4 +19,4 @@ def stated_layers(config: DraftConfig) -> tuple[int, ...] | None:
     return tuple(i - 1 for i in ids) if ids is not None and converted else ids
 
 
-PAIRING = PairingRow(checks=common_checks(stated_layers), force=force_chain)
+PAIRING = PairingRow(checks=common_checks(stated_layers), force=force_chain, image_rows=True)

@@ -24,6 +24,8 @@ from edgespec.graphs.decoder import Decoder
 from edgespec.graphs.draft import DraftGraph, DraftSource, own_embedding
 from edgespec.graphs.registry import open_draft
 from edgespec.pairing.pair import Pair
+from edgespec.pairing.probe_text import ProbeText
+from edgespec.pairing.readings import Reading
 
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
@@ -43,9 +45,9 @@ class Forced(Protocol):
     def positions(self) -> Ids:
         """Where the draft is asked, ascending: p asks for the token behind t_0 .. t_p."""
 
-    def passes(self, hidden_states: Array) -> list[Feeds]:
+    def passes(self, hidden_states: Array, reading: Reading) -> list[Feeds]:
         """Passes whose gathered rows are the draft's first token at each position, in order;
-        hidden_states [T, k*H]."""
+        hidden_states [T, k*H] are those of the reading."""
 
     @property
     def correct(self) -> Correct | None:
@@ -88,11 +90,11 @@ def embedding_of(graph: DraftGraph, base: Decoder) -> tuple[Checkpoint, str]:
     return own_embedding(graph) or base.table.source(EMBEDDING)
 
 
-def chain_forcing(pair: Pair, base: Decoder, tokens: Ids) -> ChainForcing:
-    """The draft of a pair over the tokens [T]; `base` shares what it lacks."""
+def chain_forcing(pair: Pair, base: Decoder, text: ProbeText) -> ChainForcing:
+    """The draft of a pair over a text; `base` shares what it lacks."""
     graph, ids = open_pair(pair, base)
-    rows = EmbeddingRows.read(embedding_of(graph, base), tokens)
-    return ChainForcing(graph, ids, graph.layers, tokens, rows)
+    rows = EmbeddingRows.read(embedding_of(graph, base), text.tokens).of(text.tokens)
+    return ChainForcing(graph, ids, graph.layers, text, rows)
 
 
 @dataclass(frozen=True)
@@ -103,17 +105,19 @@ class ChainForcing:
     graph: DecoderGraph
     ids: Ids
     layers: DecoderConfig
-    tokens: Ids
-    rows: EmbeddingRows
+    text: ProbeText
+    rows: Array  # [T, H], the embeddings of its tokens
     correct: Correct | None = None
 
     def positions(self) -> Ids:
         """[T-1]: all but the first, for which there is no hidden state before it."""
-        return np.arange(1, len(self.tokens))
+        return np.arange(1, len(self.text))
 
-    def passes(self, hidden_states: Array) -> list[Feeds]:
-        """One pass over all positions: hidden state t beside token t+1 (arXiv 2503.01840)."""
+    def passes(self, hidden_states: Array, reading: Reading) -> list[Feeds]:
+        """One pass over all positions: hidden state t beside token t+1 (arXiv 2503.01840), at the
+        position of t."""
         given = hidden_states[None, :-1]
         own = np.zeros((1, 0, self.graph.shape.features), np.float32)
         hidden = {"base_hidden": given, "draft_hidden": own, "use_base_hidden": np.array(True)}
-        return [causal_feeds(self.rows.of(self.tokens[1:]), self.layers) | hidden]
+        rows = self.text.placed(self.rows) if reading.image_rows else self.rows
+        return [causal_feeds(rows[1:], self.layers, self.text.positions[:-1]) | hidden]

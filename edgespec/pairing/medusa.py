@@ -14,12 +14,13 @@ from edgespec.pairing import acceptance_warnings, fit, tokens
 from edgespec.pairing.check_result import CheckResult, Share
 from edgespec.pairing.common import final_state
 from edgespec.pairing.pair import Pair
-from edgespec.pairing.readings import final_readings
+from edgespec.pairing.readings import Reading, final_readings
 from edgespec.pairing.row import PairingRow
 
 if TYPE_CHECKING:
     from edgespec.graphs.decoder import Decoder
     from edgespec.graphs.medusa import MedusaHeads
+    from edgespec.pairing.probe_text import ProbeText
 
 __all__ = ["NAME", "PAIRING"]
 
@@ -65,20 +66,23 @@ class FirstHead:
         """[T-1]: all but the first, for which there is no hidden state before it."""
         return np.arange(1, self.count)
 
-    def passes(self, hidden_states: NDArray[Any]) -> list[dict[str, NDArray[Any]]]:
+    def passes(
+        self, hidden_states: NDArray[Any], reading: Reading
+    ) -> list[dict[str, NDArray[Any]]]:
         """One pass over all positions; hidden_states [T, H]."""
+        del reading
         rows = np.arange(self.count - 1, dtype=np.int64)
         given = np.ascontiguousarray(hidden_states[None, :-1])
         return [{"base_hidden": given, "gather_idx": rows[None]}]
 
 
-def force(pair: Pair, base: Decoder, tokens: Ids) -> FirstHead:
-    """The first head over the tokens [T], all positions in one pass."""
+def force(pair: Pair, base: Decoder, text: ProbeText) -> FirstHead:
+    """The first head over a text, all positions in one pass."""
     from edgespec.graphs.medusa import MedusaHeads, checked
 
     checkpoint, config = pair.drafted()
     graph = replace(MedusaHeads.open(checkpoint, checked(config), base), num_heads=1)
-    return FirstHead(graph, np.arange(graph.shape.vocab_size), len(tokens))
+    return FirstHead(graph, np.arange(graph.shape.vocab_size), len(text))
 
 
 PAIRING = PairingRow(

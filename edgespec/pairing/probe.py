@@ -3,15 +3,15 @@
 Teacher-forced: at each position the draft reads the base's own hidden states and the token that
 follows, and its first token is compared with the base's own next one. What engines would never
 notice, since the output stays the same, shows here: the draft is also run on the hidden states of
-other readings. What a draft is given stands in `forcing`, the readings in `readings`.
+other readings. What a draft is given stands in `forcing`, the text in `probe_text`, the
+readings in `readings`.
 """
 
 from __future__ import annotations
 
-import io
 import math
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,59 +20,106 @@ from numpy.typing import NDArray
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.finite import is_finite
 from edgespec.checkpoint.names import EMBEDDING
-from edgespec.checkpoint.tokenizer import refuse_growth
-from edgespec.errors import CheckpointError, RequestError
-from edgespec.export.sidecars import copy_tokenizer
+from edgespec.errors import CheckpointError, counted
 from edgespec.export.stepwise import PassOutput, causal_feeds, run_stepwise
 from edgespec.graphs.decoder import Decoder
 from edgespec.pairing.check_result import CheckResult, Probed, Share
 from edgespec.pairing.forcing import EmbeddingRows
 from edgespec.pairing.pair import Pair
-from edgespec.pairing.readings import Reading
+from edgespec.pairing.probe_text import ProbeText
+from edgespec.pairing.readings import WITH_IMAGE_ROWS, Reading
 from edgespec.pairing.table import PAIRINGS
 from edgespec.progress import Progress
-from edgespec.stored.regular import open_regular
-from edgespec.stored.tokenizer import panics_as
 
-SHIPPED = Path(__file__).with_name("probe.txt")
-MIN_TOKENS, MAX_TOKENS = 16, 512
-MAX_CHARACTERS = MAX_TOKENS * 128  # of a text: hardly a token is so long
 # By which another reading must be better to be reported: one layer often makes little difference
 SIGMAS, MIN_GAIN = 3.0, 0.03
 MIN_SHARE = 0.1  # a draft that agrees less often hardly knows its base
 ALPHA = 0.01  # how often chance may mislead
+MAX_LOSS = 0.15  # of its agreement: what images may cost a draft without a warning
 UNRELATED = "the draft was not made for this base"
+IMAGE_ROWS = "Pass --drafter-option image_rows=true to infer, chat and run."
+TRAIN_WITH_IMAGES = (
+    "It was trained on text alone, or with images at other positions; one that was trained with"
+    " images drafts faster. Answers are the same."
+)
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
 
 
-def probe(pair: Pair, text: str, progress: Progress) -> Probed:
+@dataclass(frozen=True)
+class Asked:
+    """What a draft says first at each position [P] in each of the readings, beside the base's own
+    next token there."""
+
+    wanted: Ids
+    said: list[Ids]
+
+    @property
+    def agreed(self) -> list[NDArray[np.bool_]]:
+        """Where both agree, [P] in each reading."""
+        return [found == self.wanted for found in self.said]
+
+
+def probe(pair: Pair, text: ProbeText, progress: Progress) -> Probed:
     """The share of positions where the draft's first token is the base's next one, for each reading
     of the hidden states.
 
-    Raises RequestError for a text of too few tokens, CheckpointError for weights or logits that are
-    NaN or Inf; nothing is left on disk.
+    Raises CheckpointError for weights or logits that are NaN or Inf; nothing is left on disk.
     """
     row = PAIRINGS[pair.method]
-    tokens, readings = tokens_of(pair.base, text), row.readings(pair)
+    readings = row.readings(pair)
+    if row.image_rows and text.image_width == pair.drafted()[1].decoder.hidden_size:
+        readings = *readings, replace(readings[0], name=WITH_IMAGE_ROWS, image_rows=True)
     for checkpoint in filter(None, (pair.base, pair.draft)):
         refuse_not_finite(checkpoint, progress)
     base = Decoder.open(pair.base, pair.model, emits_final=row.reads_final)
-    draft = row.force(pair, base, tokens)
+    asked = ask(pair, base, text, readings, progress)
+    agreed = asked.agreed
+    shares = [
+        compared(reading, found, agreed[0]) for reading, found in zip(readings, agreed, strict=True)
+    ]
+    positions = len(asked.wanted)
+    chances = [chance_level(said, asked.wanted, base.shape.vocab_size) for said in asked.said]
+    counts = [int(found.sum()) for found in agreed]
+    by_chance = not any(
+        is_beyond_chance(count, chance, positions)
+        for count, chance in zip(counts, chances, strict=True)
+    )
+    without = None
+    if text.images:
+        (alone,) = ask(pair, base, text.without_images(), readings[:1], progress).agreed
+        without = float(alone.mean())
+    return Probed(
+        positions,
+        tuple(shares),
+        chances[0],
+        images=len(text.images),
+        without_images=without,
+        unrelated=by_chance and is_below_usable(max(counts), positions),
+    )
+
+
+def ask(
+    pair: Pair, base: Decoder, text: ProbeText, readings: Sequence[Reading], progress: Progress
+) -> Asked:
+    """Run base and draft over a text. Raises CheckpointError where one computes NaN or Inf."""
+    draft = PAIRINGS[pair.method].force(pair, base, text)
     progress.start("probe", base.shape.num_layers + draft.graph.shape.num_layers + 4)
 
     def done() -> None:
         progress.advance(1)
 
-    rows = EmbeddingRows.read(base.table.source(EMBEDDING), tokens).of(tokens)
+    embeds = EmbeddingRows.read(base.table.source(EMBEDDING), text.tokens).of(text.tokens)
+    feeds = causal_feeds(text.placed(embeds), pair.model.decoder, text.positions)
+    feeds |= text.deepstack(base.shape.deepstack_width)
     aux_layers = {layer for reading in readings for layer in reading.aux_layers}
-    (truth,) = run_stepwise(base, [causal_feeds(rows, pair.model.decoder)], aux_layers, done)
+    (truth,) = run_stepwise(base, [feeds], aux_layers, done)
     if not truth.finite:
         raise CheckpointError(
             f"the base computes NaN or Inf on the text, with finite weights: {pair.base.path}",
             "Its scales are damaged, or its values overflow float32: download it again.",
         )
-    asked = [draft.passes(hidden_states(reading, truth)) for reading in readings]
+    asked = [draft.passes(hidden_states(reading, truth), reading) for reading in readings]
     passes = [feeds for feeds_of_reading in asked for feeds in feeds_of_reading]
     outputs = run_stepwise(draft.graph, passes, done=done, correct=draft.correct)
     if not all(output.finite for output in outputs):
@@ -80,22 +127,12 @@ def probe(pair: Pair, text: str, progress: Progress) -> Probed:
             "the draft computes NaN or Inf on the base's hidden states, with finite weights",
             "Its scales are damaged, or it was made for a base of other hidden states.",
         )
-    answers = iter(outputs)
-    wanted = truth.best[draft.positions()]
+    answers, positions = iter(outputs), draft.positions()
     firsts = [np.concatenate([next(answers).best for _ in feeds]) for feeds in asked]
-    said = [draft.ids[first] for first in firsts]
-    right = [tokens_said == wanted for tokens_said in said]
-    shares = [
-        compared(reading, found, right[0]) for reading, found in zip(readings, right, strict=True)
-    ]
-    chances = [chance_level(tokens_said, wanted, base.shape.vocab_size) for tokens_said in said]
-    agreed = [int(found.sum()) for found in right]
-    by_chance = not any(
-        is_beyond_chance(count, chance, len(wanted))
-        for count, chance in zip(agreed, chances, strict=True)
-    )
-    unrelated = by_chance and is_below_usable(max(agreed), len(wanted))
-    return Probed(len(wanted), tuple(shares), chances[0], unrelated)
+    # What a base says in the slots of an image is never asked for
+    kept = text.is_text[positions]
+    said = [draft.ids[first][kept] for first in firsts]
+    return Asked(truth.best[positions][kept], said)
 
 
 def refuse_not_finite(checkpoint: Checkpoint, progress: Progress) -> None:
@@ -170,14 +207,20 @@ def probe_result(probed: Probed, pair: Pair) -> CheckResult:
     """What was found, and whether another reading is clearly better."""
     stated, *others = probed.shares
     best = max(others, key=lambda share: share.share, default=stated)
+    behind = f" of text with {counted(probed.images, 'image')}" if probed.images else ""
     what = (
         f"the draft's first token is the base's next one at {stated.share:.0%} of"
-        f" {probed.positions} positions"
+        f" {probed.positions} positions{behind}"
     )
     what += "".join(f"; {other.name} {other.share:.0%}" for other in others)
+    if probed.without_images is not None:
+        what += f"; without images {probed.without_images:.0%}"
     if is_clearly_better(best, stated):
         what = f"{what}: it was trained on what it reads {best.name}"
-        return CheckResult("warning", "probe", what, PAIRINGS[pair.method].remedy(best))
+        images = best.name == WITH_IMAGE_ROWS
+        return CheckResult(
+            "warning", "probe", what, IMAGE_ROWS if images else PAIRINGS[pair.method].remedy(best)
+        )
     remedy = (
         "Make sure that it was trained for this very base; a text of the kind it knows is"
         " --probe-text FILE."
@@ -187,54 +230,17 @@ def probe_result(probed: Probed, pair: Pair) -> CheckResult:
         return CheckResult("refused", "probe", f"{what}: {UNRELATED}", remedy)
     if stated.share < MIN_SHARE:
         return CheckResult("warning", "probe", f"{what}: the draft hardly knows this base", remedy)
+    if loses_by_images(probed):
+        what += ": it agrees less often where there are images"
+        return CheckResult("warning", "probe", what, TRAIN_WITH_IMAGES)
     return CheckResult("ok", "probe", what)
 
 
-# The text
-
-
-def read_text(source: Path | None) -> str:
-    """The text of a file, as much of it as may be needed, or the shipped one. Raises
-    RequestError."""
-    path = source or SHIPPED
-    try:
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
-            return file.read(MAX_CHARACTERS)
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"{path} is not UTF-8.", "Convert it: iconv -f latin1 -t utf-8."
-        ) from error
-    except OSError as error:
-        raise RequestError(
-            f"{path} cannot be read: {error.strerror}", "Give a text file to --probe-text."
-        ) from error
-
-
-def tokens_of(base: Checkpoint, text: str) -> NDArray[np.int64]:
-    """[T], the text's first tokens, by the base's tokenizer. Raises CheckpointError for a damaged
-    tokenizer.json, RequestError for too few tokens."""
-    from edgespec.prompts.tokenizer_file import check_growth, normalizer_growth, read_tokenizer
-
-    refuse_growth(base)
-    with TemporaryDirectory() as name:
-        copy_tokenizer(base, Path(name))
-        with panics_as(lambda why: damaged_tokenizer(base, why)):
-            try:
-                tokenizer = read_tokenizer(Path(name) / "tokenizer.json")
-                check_growth(tokenizer, text, normalizer_growth(tokenizer))
-                encoded = tokenizer.encode(text)
-            except Exception as error:  # what the library raises for any damage
-                raise damaged_tokenizer(base, str(error)) from error
-    ids = np.array(encoded.ids[:MAX_TOKENS], np.int64)
-    if len(ids) < MIN_TOKENS:
-        what = f"the probe's text has {len(ids)} tokens; at least {MIN_TOKENS} are needed"
-        raise RequestError(
-            what, "Give a file with some paragraphs to --probe-text, or leave it out."
-        )
-    return ids
-
-
-def damaged_tokenizer(base: Checkpoint, why: str) -> CheckpointError:
-    """The error for a tokenizer.json that cannot be used."""
-    what = f"tokenizer.json of {base.path} cannot be used: {why}"
-    return CheckpointError(what, "Download it again.")
+def loses_by_images(probed: Probed) -> bool:
+    """Whether a draft agrees less often with images than without, beyond chance and by more than
+    MAX_LOSS of it."""
+    without, share, n = probed.without_images, probed.shares[0].share, probed.positions
+    if without is None:
+        return False
+    deviation = math.sqrt((without * (1 - without) + share * (1 - share)) / n)
+    return without - share > SIGMAS * deviation and share < (1 - MAX_LOSS) * without

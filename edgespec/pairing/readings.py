@@ -10,14 +10,17 @@ from edgespec.pairing.check_result import Share
 from edgespec.pairing.pair import Pair
 
 AS_STATED = "as stated"
+WITH_IMAGE_ROWS = "with rows of images in place of the image token"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """hidden_states indices, or with none the state behind the last norm."""
+    """hidden_states indices, or with none the state behind the last norm. With `image_rows` the
+    draft reads in slots of images what the base reads there, else the image token."""
 
     name: str
     aux_layers: tuple[int, ...] = ()
+    image_rows: bool = False
 
 
 def shifted_readings(pair: Pair) -> tuple[Reading, ...]:

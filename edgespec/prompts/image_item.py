@@ -5,6 +5,7 @@ Knows names alone. What may be read, how, and what becomes of it stands in `edge
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,7 @@ from edgespec.prompts.places import Place, show
 MAX_IMAGES = 8  # of a request
 MAX_NAME_CHARS = 4096  # of a path or a URL; a data: URL is as long as its image
 MAX_ECHO_CHARS = 48  # of a data: URL in output.json and in messages
+MAX_PATH_CHARS = 160  # of a path in messages
 
 Kind = Literal["path", "data", "url"]
 
@@ -49,10 +51,12 @@ class ImageItem:
 
     @property
     def shown(self) -> str:
-        """The source as messages show it."""
+        """The source as messages show it: of a long path the end, which names the file."""
         if self.kind == "data":
             return show(f"{self.source[:MAX_ECHO_CHARS].partition(',')[0]},...")
-        return show(self.source)
+        if self.kind == "path" and len(self.source) > MAX_PATH_CHARS:
+            return json.dumps(f"...{self.source[-MAX_PATH_CHARS:]}")
+        return json.dumps(self.source) if self.kind == "path" else show(self.source)
 
 
 def check_source(value: object, here: Place) -> str:

@@ -258,3 +258,25 @@ def test_the_encoder_of_another_checkpoint_is_refused(shop: Shop, pictures: Path
     done = cli(*line, "--prompt", "Hello")
     assert done.code == REFUSED
     assert "config.json" in done.err or "another checkpoint" in done.err
+
+
+def test_check_probes_a_pair_with_a_picture(shop: Shop, pictures: Path, cli: Cli) -> None:
+    """The pair hardly learned anything, so what is said of it may be any of the four."""
+    draft = shop.root / "pair" / "draft"
+    line = "check", shop.base, draft, "--probe", "--probe-image", pictures / "0.png"
+    done = cli(*line, "--json")
+    (probed,) = [one for one in json.loads(done.out)["results"] if one["topic"] == "probe"]
+    assert "positions of text with 1 image;" in probed["what"]
+    assert "; with rows of images in place of the image token " in probed["what"]
+    assert "; without images " in probed["what"]
+
+
+def test_a_picture_for_a_probe_must_be_asked_for_and_be_one(
+    shop: Shop, pictures: Path, cli: Cli
+) -> None:
+    line = "check", shop.base, shop.root / "pair" / "draft", "--probe-image", pictures / "0.png"
+    done = cli(*line)
+    assert (done.code, "--probe-image means nothing without --probe" in done.err) == (2, True)
+    (pictures / "no.png").write_text("no picture")
+    done = cli(*line, "--probe", "--probe-image", pictures / "no.png")
+    assert (done.code, "no.png" in done.err) == (3, True)

@@ -28,6 +28,7 @@ from edgespec.pairing import block_draft as block_pairs
 from edgespec.pairing.forcing import EmbeddingRows
 from edgespec.pairing.pair import Pair
 from edgespec.pairing.probe import hidden_states
+from edgespec.pairing.probe_text import ProbeText
 from edgespec.pairing.table import PAIRINGS
 from tests import reference, toys
 from tests.parity.dflash_reference import DFlashReference
@@ -212,7 +213,7 @@ def test_first_tokens_in_every_reading(
     logits, hidden = reference.base_hidden_states(model, torch.from_numpy(TOKENS)[None])
     base = decoder.Decoder.open(pair.base, pair.model, emits_final=pair.draft is None)
     pairing = PAIRINGS[pair.method]
-    draft, readings = pairing.force(pair, base, TOKENS), pairing.readings(pair)
+    draft, readings = pairing.force(pair, base, ProbeText(TOKENS)), pairing.readings(pair)
     rows = EmbeddingRows.read(base.table.source(EMBEDDING), TOKENS).of(TOKENS)
     keep = {layer for reading in readings for layer in reading.aux_layers}
     (truth,) = run_stepwise(base, [causal_feeds(rows, pair.model.decoder)], keep)
@@ -222,7 +223,7 @@ def test_first_tokens_in_every_reading(
 
     said = []
     for reading in readings:
-        passes = draft.passes(hidden_states(reading, truth))
+        passes = draft.passes(hidden_states(reading, truth), reading)
         outputs = run_stepwise(draft.graph, passes, correct=draft.correct)
         found = np.concatenate([passed.best for passed in outputs])
         with torch.no_grad():

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from edgespec.backends.visual.build import build_visual
 from edgespec.config import VisionConfig
 from edgespec.runtime.vision.encoder import VisionEncoder
-from edgespec.vision.rows import ImageRows
 from edgespec.vision.contract import ImageLimits
 from edgespec.vision.grid import Grid, num_patches
+from edgespec.vision.rows import ImageRows
 from tests import made, shared
 from tests.toys.towers import write_vlm
 

@@ -8,8 +8,10 @@ the text by heart in that reading alone.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +19,26 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.cli.check import summary
-from edgespec.errors import CheckpointError, RequestError
-from edgespec.pairing import probe
+from edgespec.config import ModelConfig
+from edgespec.errors import CheckpointError, RequestError, UnsupportedModel
+from edgespec.pairing import probe, probe_text
 from edgespec.pairing.check import check
-from edgespec.pairing.check_result import CheckResult, Report, Share
+from edgespec.pairing.check_result import CheckResult, Probed, Report, Share
+from edgespec.pairing.probe_text import ProbeText
+from edgespec.pairing.readings import AS_STATED
 from edgespec.pairing.table import PAIRINGS
 from tests import reference, toys
 from tests.reference_mtp import PRE_NORM, MtpReference
+from tests.toys.towers import IMAGE_TOKENS, write_vlm
 
 TEXT, SHORT = (
-    probe.read_text(None)[:count] for count in (330, 125)
+    probe_text.read_text(None)[:count] for count in (330, 125)
 )  # for 192 features, and for 64
 
 
@@ -55,7 +63,7 @@ def changed(file: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> No
 def knowing_draft(path: Path, base: Path, aux_layers: tuple[int, ...], **keys: Any) -> Path:
     """An EAGLE-3 draft that knows TEXT by heart where it is given these taps."""
     draft = toys.make_draft(path, base, "modelopt", draft_vocab=None, **keys)
-    tokens = torch.from_numpy(probe.tokens_of(open_checkpoint(str(base)), TEXT))
+    tokens = torch.from_numpy(probe_text.tokens_of(open_checkpoint(str(base)), TEXT))
     logits, hidden = reference.base_hidden_states(toys.load_base(base), tokens[None])
     given = reference.gather_aux_hidden_states(hidden, aux_layers)[0, :-1]
 
@@ -73,7 +81,7 @@ def knowing_head(path: Path, mistake: str | None) -> Path:
     base = toys.make_qwen3_5(path)
     changed(base / "model.safetensors", spread_last_norm)
     model = toys.load_base(base)
-    tokens = torch.from_numpy(probe.tokens_of(open_checkpoint(str(base)), SHORT))
+    tokens = torch.from_numpy(probe_text.tokens_of(open_checkpoint(str(base)), SHORT))
     ref = MtpReference(base, model, mistake)
     with torch.no_grad():
         given = ref.norms["pre_fc_norm_hidden"](ref.base_states(tokens)[:-1])
@@ -120,7 +128,7 @@ def test_draft_on_the_taps_that_it_knows_is_ok(base: Path, tmp_path: Path) -> No
     assert set(shares(report)) == {(2, 4, 5), (1, 3, 4), (3, 5, 6)}
     assert max(shares(report)[1, 3, 4], shares(report)[3, 5, 6]) < 0.5
     assert report.probe is not None
-    assert report.probe.positions == len(probe.tokens_of(open_checkpoint(str(base)), TEXT)) - 1
+    assert report.probe.positions == len(probe_text.tokens_of(open_checkpoint(str(base)), TEXT)) - 1
 
 
 @pytest.mark.parametrize(("aux_layers", "flag"), [((3, 5, 6), "3,5,6"), ((1, 3, 4), "1,3,4")])
@@ -143,7 +151,7 @@ def test_padding_of_the_file_does_not_touch_the_text(base: Path, tmp_path: Path)
     raw = tokenizers.Tokenizer.from_file(str(padded / "tokenizer.json"))
     raw.enable_padding(length=500)
     raw.save(str(padded / "tokenizer.json"))
-    found = [probe.tokens_of(open_checkpoint(str(path)), SHORT) for path in (base, padded)]
+    found = [probe_text.tokens_of(open_checkpoint(str(path)), SHORT) for path in (base, padded)]
     assert np.array_equal(*found)
 
 
@@ -276,34 +284,34 @@ def test_nothing_is_left_on_disk(
 
 
 def test_shipped_text_is_long_enough_and_short() -> None:
-    assert 150 <= len(probe.read_text(None).split()) <= 250
+    assert 150 <= len(probe_text.read_text(None).split()) <= 250
 
 
 def test_text_that_cannot_be_used_is_refused(base: Path, tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes("Straße".encode("latin1"))
     (tmp_path / "large").write_text("größer\r\n" * 40_000)
-    head = probe.read_text(tmp_path / "large")
+    head = probe_text.read_text(tmp_path / "large")
     assert len(head) == 2**16  # more than is used, whatever the size of the file
     assert head.startswith("größer\ngrößer")
     with pytest.raises(RequestError, match="not UTF-8"):
-        probe.read_text(tmp_path / "latin")
+        probe_text.read_text(tmp_path / "latin")
     with pytest.raises(RequestError, match="No such file"):
-        probe.read_text(tmp_path / "nowhere")
+        probe_text.read_text(tmp_path / "nowhere")
     with pytest.raises(RequestError, match="at least 16"):
-        probe.tokens_of(open_checkpoint(str(base)), "one")
+        probe_text.tokens_of(open_checkpoint(str(base)), "one")
 
 
 def test_long_text_is_cut(base: Path) -> None:
-    ids = probe.tokens_of(open_checkpoint(str(base)), TEXT * 100)
-    assert len(ids) == probe.MAX_TOKENS
-    assert np.array_equal(ids[:20], probe.tokens_of(open_checkpoint(str(base)), TEXT)[:20])
+    ids = probe_text.tokens_of(open_checkpoint(str(base)), TEXT * 100)
+    assert len(ids) == probe_text.MAX_TOKENS
+    assert np.array_equal(ids[:20], probe_text.tokens_of(open_checkpoint(str(base)), TEXT)[:20])
 
 
 def test_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
     path = toys.make_base(tmp_path / "base")
     (path / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        probe.tokens_of(open_checkpoint(str(path)), TEXT)
+        probe_text.tokens_of(open_checkpoint(str(path)), TEXT)
 
 
 @pytest.mark.parametrize(
@@ -324,3 +332,83 @@ def test_other_reading_is_told_where_it_is_better_beyond_chance_and_by_enough(
         "with aux layers one higher", (3, 5, 6), 0.5 + (gained - lost) / positions, gained, lost
     )
     assert probe.is_clearly_better(other, stated) == better
+
+
+# ---- images
+
+
+def with_images(share: float, without: float, positions: int = 400) -> Probed:
+    stated = Share(AS_STATED, (2, 4, 5), share)
+    return Probed(positions, (stated,), 0.01, images=1, without_images=without)
+
+
+@pytest.mark.parametrize(
+    ("share", "without", "positions", "loses"),
+    [
+        (0.3, 0.5, 400, True),
+        (0.44, 0.5, 4000, False),  # certain, and little
+        (0.3, 0.5, 30, False),  # much, and by chance
+        (0.6, 0.5, 400, False),
+    ],
+)
+def test_a_draft_that_agrees_less_behind_images_is_told(
+    share: float, without: float, positions: int, loses: bool
+) -> None:
+    assert probe.loses_by_images(with_images(share, without, positions)) == loses
+    assert not probe.loses_by_images(replace(with_images(share, without), without_images=None))
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vlm") / "base"
+    write_vlm(path, "qwen2_5_vl")
+    tokenizer, id_ = path / "tokenizer.json", IMAGE_TOKENS["image_token_id"]
+    raw = json.loads(tokenizer.read_text())
+    mark = raw["added_tokens"][0] | {"id": id_, "content": "<|image_pad|>", "special": True}
+    raw["added_tokens"].append(mark)
+    raw["model"]["vocab"]["<|image_pad|>"] = id_
+    tokenizer.write_text(json.dumps(raw))
+    return path
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    Image.new("RGB", (90, 60), "red").save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def text_with(base: Path, text: str, *images: Path) -> ProbeText:
+    checkpoint = open_checkpoint(str(base))
+    model = detect(checkpoint)
+    assert isinstance(model, ModelConfig)
+    return probe_text.text_of(checkpoint, model, text, images)
+
+
+def test_images_stand_where_the_text_marks_them_and_else_before_it(
+    seeing: Path, photo: Path
+) -> None:
+    before = text_with(seeing, SHORT, photo, photo)
+    inside = text_with(seeing, f"{SHORT}<|image_pad|>{SHORT}", photo)
+    rows, own = len(before.images[0]), len(text_with(seeing, SHORT))
+    assert before.starts == (1, rows + 3)
+    assert inside.starts == (own,)
+    assert len(before) == own + 2 * (rows + 2)
+    assert len(inside) == 2 * own + rows
+    assert np.array_equal(before.images[0].embeds, inside.images[0].embeds)
+
+
+def test_marks_and_images_must_be_as_many(seeing: Path, photo: Path) -> None:
+    with pytest.raises(RequestError, match="1 mark of images, and --probe-image gives 2"):
+        text_with(seeing, f"{SHORT}<|image_pad|>", photo, photo)
+
+
+def test_a_base_that_reads_text_alone_has_no_use_for_images(base: Path, photo: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="no image encoder"):
+        text_with(base, TEXT, photo)
+
+
+def test_an_image_that_cannot_be_read_is_named(seeing: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    for name in ("cut.png", "nowhere.png"):
+        with pytest.raises(RequestError, match=name):
+            text_with(seeing, SHORT, tmp_path / name)

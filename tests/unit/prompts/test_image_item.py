@@ -140,7 +140,9 @@ def test_messages_show_no_data_of_an_image() -> None:
     assert item.shown == '"data:image/png;base64,..."'
     assert ImageItem("data:\x1b[31m,").shown == '"data:\\u001b[31m,..."'
     assert PNG not in repr(Message.of("user", [item]))
-    assert ImageItem("a" * 100).shown == f'"{"a" * 56}...'
+    assert ImageItem("a" * 300 + "/ship.png").shown == f'"...{"a" * 151}/ship.png"'
+    assert ImageItem(f"{'a' * 100}.png").shown == f'"{"a" * 100}.png"'
+    assert ImageItem(f"http://{'a' * 100}").shown == f'"http://{"a" * 49}...'
 
 
 def test_messages_of_python_are_checked_too() -> None:
