@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.cli import build_visual, environment, trtllm
+from edgespec.cli.built import built_dict, built_lines
 from edgespec.cli.costs_flag import MEASURING, costs_line
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand, either, until_separator
@@ -344,37 +345,14 @@ def show(built: Built, costs: str | None, *, as_json: bool) -> None:
 
 def to_dict(built: Built, costs: str | None) -> dict[str, Any]:
     """What --json prints of an engine."""
-    return {
-        "role": built.role.value,
-        "engine": str(built.engine),
-        "bytes": built.size_bytes,
-        "golden_difference": built.golden_difference,
-        "golden_cosine": built.golden_cosine,
-        "unproven": built.unproven,
-        "weights": built.weights.to_dict(),
-        "seconds": built.seconds,
-        "notes": [*built.notes, *unused(built.role)],
-        "costs": costs,
-    }
+    notes = *built.notes, *unused(built.role)
+    return built_dict(built.role.value, built, notes) | {"costs": costs}
 
 
 def lines_of(built: Built, costs: str | None) -> Iterator[str]:
     """An engine, and below it what is to be said of it."""
-    size = f"{built.size_bytes / 1e6:.1f} MB, {built.seconds:.1f} s"
-    yield f"{built.role.value}: {built.engine} ({size})"
-    for note in (checked(built), *built.notes, *unused(built.role), *([costs] if costs else [])):
-        yield f"  {note}"
-
-
-def checked(built: Built) -> str:
-    """How the engine agrees with the golden outputs."""
-    if built.unproven is not None:
-        return f"not compared with the golden outputs: {built.unproven}"
-    if built.golden_difference is None:
-        return "no golden outputs to check with"
-    if built.golden_cosine is not None:
-        return f"golden outputs approached (cosine {built.golden_cosine:.4f})"
-    return f"golden outputs reproduced (largest difference {built.golden_difference:.1e})"
+    notes = *built.notes, *unused(built.role), *([costs] if costs else [])
+    return built_lines(built.role.value, built, notes)
 
 
 def unused(role: Role) -> list[str]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from edgespec.backends.base import BuildOptions, Progress
+from edgespec.cli.built import built_dict, built_lines
 from edgespec.cli.terminal import json_text, say
 from edgespec.contract import Tower
 from edgespec.errors import BundleError
 from edgespec.vision.contract import ImageLimits
-
-if TYPE_CHECKING:
-    from edgespec.backends.visual.build import BuiltEncoder
 
 Command = Callable[..., None]
 USUAL = ImageLimits()
@@ -83,9 +81,9 @@ def run(
         )
     notes = (*built.notes, *given(unused, "a language model"))
     if as_json:
-        click.echo(json_text(to_dict(built, notes)))
+        click.echo(json_text(built_dict(Tower.VISUAL.value, built, notes)))
         return
-    for line in lines_of(built, notes):
+    for line in built_lines(Tower.VISUAL.value, built, notes):
         say(line)
 
 
@@ -105,37 +103,3 @@ def show_planned(lines: Iterable[str], *, as_json: bool) -> None:
     say(f"{Tower.VISUAL.value}: no engine built")
     for line in lines:
         say(f"  {line}")
-
-
-def to_dict(built: BuiltEncoder, notes: Iterable[str]) -> dict[str, Any]:
-    """What --json prints of an image encoder."""
-    return {
-        "role": Tower.VISUAL.value,
-        "engine": str(built.engine),
-        "bytes": built.size_bytes,
-        "golden_difference": built.golden_difference,
-        "golden_cosine": built.golden_cosine,
-        "unproven": built.unproven,
-        "weights": built.weights.to_dict(),
-        "seconds": built.seconds,
-        "notes": list(notes),
-    }
-
-
-def lines_of(built: BuiltEncoder, notes: Iterable[str]) -> Iterator[str]:
-    """An image encoder, and below it what is to be said of it."""
-    size = f"{built.size_bytes / 1e6:.1f} MB, {built.seconds:.1f} s"
-    yield f"{Tower.VISUAL.value}: {built.engine} ({size})"
-    for note in (checked(built), *notes):
-        yield f"  {note}"
-
-
-def checked(built: BuiltEncoder) -> str:
-    """How the engine agrees with the golden image."""
-    if built.unproven is not None:
-        return f"not compared with the golden outputs: {built.unproven}"
-    if built.golden_difference is None:
-        return "no golden outputs to check with"
-    if built.golden_cosine is not None:
-        return f"golden outputs approached (cosine {built.golden_cosine:.4f})"
-    return f"golden outputs reproduced (largest difference {built.golden_difference:.1e})"
