@@ -439,6 +439,33 @@ def test_a_draft_that_turns_by_other_axes_than_a_base_of_images_is_a_warning(
         assert ("rotates by one axis" in told.what) == (level == "warning")
 
 
+@pytest.mark.parametrize(
+    ("make", "architecture", "rope", "theta"),
+    [
+        (
+            toys.make_qwen2_5_vl,
+            "Eagle3Qwen2_5vlForCausalLM",
+            {"type": "mrope", "mrope_section": [2, 3, 3]},
+            1e6,
+        ),
+        (
+            toys.make_qwen3_vl,
+            "Eagle3Qwen3vlForCausalLM",
+            {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]},
+            5e6,
+        ),
+    ],
+)
+def test_drafts_for_bases_of_images_as_vllm_names_them_fit(
+    tmp_path: Path, make: Callable[..., Path], architecture: str, rope: Any, theta: float
+) -> None:
+    base = make(tmp_path / "base", layers=8)
+    draft = toys.make_draft(tmp_path / "draft", base, "specforge", rope=rope, rope_theta=theta)
+    changed(draft / "config.json", architectures=[architecture])
+    report = check(str(base), str(draft))
+    assert [result.what for result in report.results if result.level != "ok"] == []
+
+
 def test_a_block_beyond_what_engines_verify_is_a_warning(shop: Path, tmp_path: Path) -> None:
     draft = toys.make_dflash(tmp_path / "draft", shop / "base", aux_layers=[2, 6], block_size=96)
     told = one("block", shop / "base", draft)
