@@ -408,12 +408,14 @@ def aux_layers_of(
     return resolve_aux_layers(config, model.decoder.num_layers, request.aux_layers)
 
 
-def identities(checkpoint: Checkpoint, report: Reporter) -> list[str | None]:
-    """What a checkpoint is known by: its weights, its texts, and what it was quantized from."""
+def identities(checkpoint: Checkpoint, report: Reporter) -> list[Any]:
+    """What a checkpoint is known by: its weights, its texts, what it was quantized from, and how
+    its images are prepared."""
     from edgespec.checkpoint.origin import origin_of
-    from edgespec.export.sidecars import text_identity
+    from edgespec.export.sidecars import processor_hashes, text_identity
 
-    return [checkpoint.identity(report), text_identity(checkpoint), origin_of(checkpoint).identity]
+    weights, texts = checkpoint.identity(report), text_identity(checkpoint)
+    return [weights, texts, origin_of(checkpoint).identity, processor_hashes(checkpoint)]
 
 
 def about(

@@ -6,7 +6,6 @@ Knows the order in which files are made. Knows no family.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +37,8 @@ NO_PROCESSOR = (
     "the checkpoint has no preprocessor_config.json: put it beside config.json and export again,"
     " or no image can be prepared"
 )
+RENEWED = "already there, and its processor files are those of the checkpoint now: build again"
+PROCESSOR = "processor"  # the option of manifest.json that holds their sha256
 NO_TOWER = "the checkpoint has no tensors of its image encoder: text alone is exported"
 
 
@@ -68,12 +69,11 @@ def visual_component(request: ExportRequest) -> VisualComponent | None:
         identity="",  # write_visual knows it, once the weights are read
         quantized_from=base.origin.identity,
     )
-    there = any((checkpoint.path / name).is_file() for name in bundle.PROCESSOR_FILES)
     return VisualComponent(
         graph=VisionEncoder.open(checkpoint, model.vision),
         config=config,
         checkpoint=checkpoint,
-        notes=() if there else (NO_PROCESSOR,),
+        notes=() if sidecars.processor_hashes(checkpoint) else (NO_PROCESSOR,),
     )
 
 
@@ -96,10 +96,7 @@ def write_visual(
 ) -> Exported:
     """Write the files of an image encoder to `staging`; `recorded` are the options of its
     manifest."""
-    for name in bundle.PROCESSOR_FILES:
-        source = component.checkpoint.path / name
-        if source.is_file():
-            shutil.copyfile(source, staging / name)
+    sidecars.copy_processor(component.checkpoint, staging)
     plan = WeightPlan(bundle.MODEL_DATA)
     model, table = component.graph.build(plan), component.graph.table
     quantization = sidecars.graph_quantization(
@@ -124,6 +121,32 @@ def write_visual(
     bundle.write_json(staging / bundle.MANIFEST, manifest.to_dict())
     notes = (*component.notes, *sidecars.quantization_notes(quantization))
     return Exported(staging, Tower.VISUAL.value, files, notes)
+
+
+def visual_options(component: VisualComponent, request: ExportRequest) -> dict[str, Any]:
+    """The options on which an image encoder depends: the same beside any base."""
+    processor = sidecars.processor_hashes(component.checkpoint)
+    return {"golden": request.options.golden, PROCESSOR: processor}
+
+
+def renew_processor(
+    component: VisualComponent, target: Path, recorded: Mapping[str, Any]
+) -> Exported:
+    """Put the checkpoint's processor files into an export that is else unchanged, in place of its
+    own; `recorded` are the options of its new manifest. The graph is not made again."""
+    before = ExportManifest.read(target)
+    kept = {name: e for name, e in before.files.items() if name not in bundle.PROCESSOR_FILES}
+    with bundle.writing(target), bundle.staging_in(target.parent, target.name) as staging:
+        for name in kept:
+            bundle.link_or_copy(target / name, staging / name)
+        sidecars.copy_processor(component.checkpoint, staging)
+        hashes = {name: entry["sha256"] for name, entry in kept.items()}
+        files = bundle.file_entries(staging, hashes)
+        schemes = before.quantization
+        manifest = ExportManifest.make(before.role, before.source, recorded, files, schemes)
+        bundle.write_json(staging / bundle.MANIFEST, manifest.to_dict())
+        bundle.take_place(staging, target)
+    return Exported(target, before.role.value, files, (*component.notes, RENEWED))
 
 
 # ---- golden inputs and outputs

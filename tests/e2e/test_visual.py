@@ -198,6 +198,27 @@ def test_a_checkpoint_without_a_preprocessor_config_says_what_is_missing(
     assert "no preprocessor_config.json" in done.out
 
 
+def test_a_processor_file_that_was_added_or_changed_is_exported_then(
+    checkpoint: Path, tmp_path: Path, cli: Cli
+) -> None:
+    copy, out = Path(shutil.copytree(checkpoint, tmp_path / "copy")), tmp_path / "onnx"
+    processor = copy / "preprocessor_config.json"
+    text = processor.read_text()
+    processor.unlink()
+    assert cli("export", copy, out).code == 0
+    for written in (text, json.dumps(json.loads(text) | {"max_pixels": 200704})):
+        processor.write_text(written)
+        done = cli("export", copy, out)
+        assert done.code == 0, done.err
+        assert "its processor files are those of the checkpoint now" in done.out
+        assert (out / "visual" / processor.name).read_text() == written
+        built = cli("build", "--onnx-dir", out / "visual", "--engine-dir", tmp_path / "engines")
+        assert built.code == 0, built.err
+        assert (tmp_path / "engines/visual" / processor.name).read_text() == written
+    assert cli("export", copy, out).out.count("already there and unchanged") == 2
+    assert sorted(path.name for path in out.iterdir()) == ["llm", "visual"]
+
+
 # ---- build
 
 
@@ -433,3 +454,17 @@ def test_run_prepares_the_encoder_with_the_language_model(
     (found,) = (tmp_path / "cache").rglob("visual.onnx")
     with VisionEncoder.open(found.parent.parent) as encoder:
         assert len(encoder.encode(image(4, 4))) == 4
+
+
+def test_run_prepares_images_as_the_checkpoint_says_now(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    processor = copy / "preprocessor_config.json"
+    sizes = ("--max-input-len", 48, "--max-kv-cache-capacity", 64, "--max-generate-length", 2)
+    assert cli("run", copy, "--prompt", "a", *sizes).code == 0
+    processor.write_text(json.dumps(json.loads(processor.read_text()) | {"max_pixels": 200704}))
+    assert cli("run", copy, "--prompt", "a", *sizes).code == 0
+    made_now = [path.read_text() for path in (tmp_path / "cache").rglob(processor.name)]
+    assert processor.read_text() in made_now
