@@ -11,11 +11,10 @@ from dataclasses import replace
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, rule_at
-from edgespec.checkpoint.quantization import Quantization
+from edgespec.checkpoint.quantization import VISION_PREFIXES, Quantization
 from edgespec.config import VisionConfig
 from edgespec.config.tensors import Tensors
 
-PREFIXES = ("model.visual.", "visual.")  # newer files, older ones
 PATCHES = "patch_embed.proj.weight"
 # Stored module -> own name, where files differ
 _RENAMED = {
@@ -28,13 +27,13 @@ _RENAMED = {
 def vision_prefix(checkpoint: Checkpoint) -> str | None:
     """How the names of a checkpoint's encoder begin; None where it has none."""
     names = checkpoint.tensors
-    return next((p for p in PREFIXES if any(name.startswith(p) for name in names)), None)
+    return next((p for p in VISION_PREFIXES if any(name.startswith(p) for name in names)), None)
 
 
 def stored_vision_names(checkpoint: Checkpoint, config: VisionConfig) -> dict[str, str]:
     """The names on disk by own name. Raises CheckpointError where the tensors are not those of the
     configuration."""
-    prefix = vision_prefix(checkpoint) or PREFIXES[0]
+    prefix = vision_prefix(checkpoint) or VISION_PREFIXES[0]
     own = {name: own_name(name.removeprefix(prefix)) for name in checkpoint.tensors}
     stored = {own[name]: name for name in checkpoint.tensors if name.startswith(prefix)}
     expected = vision_tensors(config)
@@ -42,7 +41,14 @@ def stored_vision_names(checkpoint: Checkpoint, config: VisionConfig) -> dict[st
     usual = {name: f"{prefix}{older_name(name) if older else name}" for name in expected}
     wanted = {stored.get(name, usual[name]): shape for name, shape in expected.items()}
     others = {name for name in checkpoint.tensors if not name.startswith(prefix)}
-    check_tensors(wanted, checkpoint, others, vision_quantization(checkpoint, config))
+    linears = [stored.get(name) for name, shape in expected.items() if is_linear(name, shape)]
+    check_tensors(
+        wanted,
+        checkpoint,
+        others,
+        vision_quantization(checkpoint, config),
+        never_quantized=wanted.keys() - set(linears),
+    )
     return {name: stored[name] for name in expected}
 
 
