@@ -24,9 +24,10 @@ _ACTIVATIONS: dict[str, VisionActivation] = {
 
 
 def vision_of(top: Fields, family: Family, hidden_size: int) -> VisionConfig | None:
-    """The image encoder of a config.json; None where the family has none. Raises CheckpointError
-    where its rows are not as wide as the language model's, `hidden_size`."""
-    if family.vision is None:
+    """The image encoder of a config.json; None where the family has none, and where the file has no
+    section of one: that of a text model. Raises CheckpointError where its rows are not as wide as
+    the language model's, `hidden_size`."""
+    if family.vision is None or top.get(SECTION) is None:
         return None
     fields = top.optional_section(SECTION)
     vision = family.vision(fields)

@@ -86,6 +86,11 @@ def test_rows_must_be_as_wide_as_those_of_the_language_model() -> None:
         vision_of(top, family, 2560)
 
 
+def test_a_file_without_the_section_is_that_of_a_text_model() -> None:
+    for family in ROWS.values():
+        assert vision_of(Fields({}, "config.json"), family, 2560) is None
+
+
 def test_a_family_without_an_encoder_has_none() -> None:
     family: Family = FAMILIES["Qwen3ForCausalLM"]
     assert vision_of(Fields({"vision_config": {}}, "config.json"), family, 64) is None
