@@ -25,6 +25,7 @@ from edgespec.export.pieces import open_piece
 from edgespec.export.request import ExportRequest
 from edgespec.graphs.assembly import Piece
 from edgespec.graphs.builder import WeightPlan, save
+from edgespec.graphs.completeness import check_vision
 from edgespec.graphs.linear import products
 from edgespec.graphs.vision import VisionEncoder
 from edgespec.manifest import ExportManifest
@@ -62,6 +63,7 @@ def visual_component(request: ExportRequest) -> VisualComponent | None:
     model, checkpoint = base.config, base.checkpoint
     if model.vision is None or model.image_tokens is None or lacks_tower(request):
         return None
+    check_vision(checkpoint, model)
     config = VisualConfig(
         model=model.architecture,
         vision=model.vision,

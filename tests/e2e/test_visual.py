@@ -170,6 +170,31 @@ def test_a_missing_tensor_of_the_encoder_is_named(
     assert not (tmp_path / "onnx").exists()
 
 
+def test_text_goes_on_without_a_damaged_encoder(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    damaged = without(checkpoint, tmp_path / "damaged", "visual.merger.ln_q")
+    refused = cli("export", damaged, tmp_path / "onnx")
+    assert refused.code == 3
+    assert "leave the image encoder out with --skip-visual" in refused.err
+    said = cli("inspect", damaged)
+    assert said.code == 3
+    assert "visual.merger.ln_q.weight" in said.err
+    assert cli("export", damaged, tmp_path / "onnx", "--skip-visual").code == 0
+    checked = cli("check", damaged, checkpoint, "--json")
+    found = {result["topic"]: result for result in json.loads(checked.out)["results"]}
+    assert found["image encoder"]["level"] == "warning"
+    assert "--skip-visual" in found["image encoder"]["remedy"]
+    assert found["tensors"]["level"] == "ok"
+    sizes = ("--max-input-len", 48, "--max-kv-cache-capacity", 64, "--max-generate-length", 2)
+    run = ("run", damaged, "--prompt", "a", *sizes)
+    assert "--skip-visual" in cli(*run).err
+    done = cli(*run, "--skip-visual")
+    assert done.code == 0, done.err
+    assert not list((tmp_path / "cache").rglob("visual.onnx"))
+
+
 def test_names_of_newer_and_older_files_are_the_same_encoder(
     checkpoint: Path, tmp_path: Path, cli: Cli
 ) -> None:
