@@ -421,6 +421,25 @@ def test_a_dry_run_writes_nothing(export: Path, tmp_path: Path, cli: Cli) -> Non
     assert not target.exists()
 
 
+def test_a_dry_run_names_the_flags_that_it_does_not_use_and_what_images_lack(
+    export: Path, tmp_path: Path, cli: Cli
+) -> None:
+    def remove(directory: Path) -> None:
+        (directory / "preprocessor_config.json").unlink()
+        manifest = json.loads((directory / bundle.MANIFEST).read_text())
+        del manifest["files"]["preprocessor_config.json"]
+        (directory / bundle.MANIFEST).write_text(json.dumps(manifest))
+
+    remove(export / "visual")
+    files = ("--onnx-dir", export / "visual", "--engine-dir", tmp_path / "e")
+    done = cli("build", *files, "--dry-run", "--max-batch-size", 1, "--weights", "int8")
+    assert done.code == 0, done.err
+    assert "--max-batch-size is for a language model and not used here" in done.out
+    assert "weights int8" in done.out
+    for found in (done, cli("build", *files)):
+        assert "put it beside the checkpoint's config.json, then export and build" in found.out
+
+
 # ---- a finished engine
 
 
