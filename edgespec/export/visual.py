@@ -27,7 +27,7 @@ from edgespec.graphs.assembly import Piece
 from edgespec.graphs.builder import WeightPlan, save
 from edgespec.graphs.completeness import check_vision
 from edgespec.graphs.linear import products
-from edgespec.graphs.vision import VisionEncoder
+from edgespec.graphs.vision import VisionGraph
 from edgespec.manifest import ExportManifest
 from edgespec.progress import Progress
 from edgespec.vision.component import VisualConfig
@@ -47,7 +47,7 @@ NO_TOWER = "the checkpoint has no tensors of its image encoder: text alone is ex
 class VisualComponent:
     """What an export directory will hold of an image encoder. `config` has no identity yet."""
 
-    graph: VisionEncoder
+    graph: VisionGraph
     config: VisualConfig
     checkpoint: Checkpoint
     directory: str = Tower.VISUAL.value  # below OUT
@@ -72,7 +72,7 @@ def visual_component(request: ExportRequest) -> VisualComponent | None:
         quantized_from=base.origin.identity,
     )
     return VisualComponent(
-        graph=VisionEncoder.open(checkpoint, model.vision),
+        graph=VisionGraph.open(checkpoint, model.vision),
         config=config,
         checkpoint=checkpoint,
         notes=() if sidecars.processor_hashes(checkpoint) else (NO_PROCESSOR,),
@@ -160,7 +160,7 @@ def golden_grid(config: VisionConfig) -> Grid:
     return 1, side + config.merge_size, side + 3 * config.merge_size
 
 
-def golden_arrays(graph: VisionEncoder, directory: Path) -> dict[str, NDArray[Any]]:
+def golden_arrays(graph: VisionGraph, directory: Path) -> dict[str, NDArray[Any]]:
     """One image, as pixels and grid, and what the canonical graph in `directory` makes of it; its
     weights are mapped, and none of them stands in memory in float32 as a whole."""
     config, grid = graph.config, golden_grid(graph.config)

@@ -31,7 +31,7 @@ from edgespec.checkpoint.vision import (
 from edgespec.config import VisionConfig
 from edgespec.errors import BuildError, UnsupportedModel
 from edgespec.graphs.builder import WeightPlan, save
-from edgespec.graphs.vision import VisionEncoder
+from edgespec.graphs.vision import VisionGraph
 from edgespec.images import PreparedImage, read_processor
 from edgespec.manifest import QuantizeVisual
 from edgespec.quantize.base import Base, base_config
@@ -154,7 +154,7 @@ class RunningEncoder:
         import onnxruntime as ort
 
         self.config, plan = config, WeightPlan("tower.data")
-        model = VisionEncoder.open(checkpoint, config).build(plan)
+        model = VisionGraph.open(checkpoint, config).build(plan)
         self.outputs = [str(value.name) for value in model.graph.outputs]
         if probed:
             probe(model, set(probed))
