@@ -56,7 +56,7 @@ test-tensorrt: $(FULL) $(RTX)/.installed $(RTX_OLD)/.installed ## build engines 
 test-pycuda: $(FULL) $(PYCUDA)/.installed ## build pycuda (90 seconds; no CUDA toolkit, no GPU) and run it on the stand-in of CUDA's driver
 	PYTHONPATH=$(CURDIR)/$(PYCUDA) $(PY) -m pytest tests/unit/backends/tensorrt/test_stand_in.py
 
-demo: $(KERNELS) $(if $(filter mtp draft_model eagle1 medusa jetspec dspark vlm,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fast answers; METHOD=suffix, ngram, dflash, mtp, eagle1, medusa, jetspec, dspark or draft_model drafts otherwise, vlm sees
+demo: $(KERNELS) $(if $(filter mtp draft_model eagle1 medusa jetspec dspark vlm,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fast answers; METHOD=suffix, ngram, dflash, mtp, eagle1, medusa, jetspec, dspark or draft_model drafts otherwise, vlm answers about images
 	$(PY) scripts/demo.py --method $(METHOD)
 
 bench: $(LIGHT) $(KERNELS) ## measure export, build, load and steps on a checkpoint of 0.6 B parameters

@@ -235,12 +235,15 @@ def look_at_checkpoint(
     found = summary.found
     if found is None:
         return summary
-    from edgespec.graphs.completeness import check_complete
+    from edgespec.graphs.completeness import check_complete, check_vision
 
     with noted(problems):
         check_complete(checkpoint, found)
         if isinstance(found, ModelConfig):
             summary = replace(summary, heads=heads_of(checkpoint, found))
+    if isinstance(found, ModelConfig):
+        with noted(problems):
+            check_vision(checkpoint, found)
     if isinstance(found, DraftConfig) and read_up_to == math.inf:
         with noted(problems):
             read_d2t(checkpoint, found)

@@ -71,11 +71,11 @@ class Reporter(Progress, Protocol):
 class RunRequest:
     """A target and its draft, each a directory or a hub name, and how engines are made of them.
 
-    `aux_layers` and `golden` are those of an export, `limits`, `backend` and `options` those of a
-    build; with `measure_costs` what their steps cost is measured then. `update` asks the hub again
-    for names that were prepared before. `check_method` raises an
-    error for a method of the pair, None for none, that is another than was asked for. With
-    `has_drafter` something else than a draft was asked to draft.
+    `aux_layers`, `golden` and `skip_visual` are those of an export, `limits`, `backend` and
+    `options` those of a build; with `measure_costs` what their steps cost is measured then.
+    `update` asks the hub again for names that were prepared before. `check_method` raises an error
+    for a method of the pair, None for none, that is another than was asked for. With `has_drafter`
+    something else than a draft was asked to draft.
     """
 
     target: str
@@ -86,6 +86,7 @@ class RunRequest:
     aux_layers: tuple[int, ...] | None = None
     allow_pickle: bool = False
     golden: bool = True
+    skip_visual: bool = False
     update: bool = False
     measure_costs: bool = True
     check_method: Callable[[str | None], object] = lambda method: None
@@ -196,6 +197,7 @@ def settings_of(request: RunRequest) -> dict[str, Any]:
     return {
         "aux_layers": request.aux_layers,
         "golden": request.golden,
+        "skip_visual": request.skip_visual,
         "limits": asdict(request.limits),
         "backend": request.backend,
         "options": asdict(options),
@@ -408,12 +410,14 @@ def aux_layers_of(
     return resolve_aux_layers(config, model.decoder.num_layers, request.aux_layers)
 
 
-def identities(checkpoint: Checkpoint, report: Reporter) -> list[str | None]:
-    """What a checkpoint is known by: its weights, its texts, and what it was quantized from."""
+def identities(checkpoint: Checkpoint, report: Reporter) -> list[Any]:
+    """What a checkpoint is known by: its weights, its texts, what it was quantized from, and how
+    its images are prepared."""
     from edgespec.checkpoint.origin import origin_of
-    from edgespec.export.sidecars import text_identity
+    from edgespec.export.sidecars import processor_hashes, text_identity
 
-    return [checkpoint.identity(report), text_identity(checkpoint), origin_of(checkpoint).identity]
+    weights, texts = checkpoint.identity(report), text_identity(checkpoint)
+    return [weights, texts, origin_of(checkpoint).identity, processor_hashes(checkpoint)]
 
 
 def about(
@@ -497,7 +501,9 @@ def exports_of(plan: Plan, request: RunRequest) -> list[tuple[str, Path, ExportO
     from edgespec.export.options import ExportOptions
     from edgespec.export.table import COMPONENTS
 
-    common = ExportOptions(allow_pickle=request.allow_pickle, golden=request.golden)
+    common = ExportOptions(
+        allow_pickle=request.allow_pickle, golden=request.golden, skip_visual=request.skip_visual
+    )
     if plan.method is None:
         return [("the model", plan.base, common)]
     method = METHODS[plan.method]

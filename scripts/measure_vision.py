@@ -12,6 +12,7 @@ relative to their largest value, and their cosine.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -24,7 +25,6 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from edgespec.backends.ort import runner
 from edgespec.backends.ort.options import parse_options
 from edgespec.backends.visual.build import build_visual
 from edgespec.export.options import ExportOptions
@@ -119,16 +119,9 @@ def timed(runs: dict[str, Run], count: int) -> dict[str, tuple[float, float]]:
 
 
 def limit_threads(count: int) -> None:
-    """Give both sides so many threads."""
+    """Give both sides so many threads: ours takes one for each core that the process may use."""
     torch.set_num_threads(count)
-    options_of = runner.session_options
-
-    def options() -> Any:
-        found = options_of()
-        found.intra_op_num_threads = count
-        return found
-
-    runner.session_options = options
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
 
 
 def cosine(a: Any, b: Any) -> float:
@@ -145,6 +138,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
     asked = parser.parse_args()
+    if asked.threads > (cores := len(os.sched_getaffinity(0))):
+        parser.error(f"--threads {asked.threads}: this process may use {cores} cores")
     limit_threads(asked.threads)
     with tempfile.TemporaryDirectory() as directory:
         visual = made(Path(directory) / "checkpoint", asked.depth)

@@ -486,10 +486,13 @@ def measured(
     draft_ids: torch.Tensor,
     reader: Reader,
     asked: Sequence[Question],
+    *,
     steps: int,
+    tokens: int,
 ) -> dict[str, Any]:
-    """Right answers and the acceptance of greedy chains, pooled over some questions."""
-    table, right, tokens, counts = base.get_input_embeddings().weight, 0, 0, list[int]()
+    """Right answers, of up to `tokens`, and the acceptance of greedy chains of `steps` drafts,
+    pooled over some questions."""
+    table, right, verified, counts = base.get_input_embeddings().weight, 0, 0, list[int]()
     for question in asked:
         prompt = reader.prompt(question)
 
@@ -507,16 +510,16 @@ def measured(
                 embeds.append(table[found[-1]].expand_as(embeds[0]))
             return found
 
-        answer, accepted = decode(states, drafts, prompt.ids, [END], 64)
+        answer, accepted = decode(states, drafts, prompt.ids, [END], tokens)
         counts += accepted
-        tokens += len(answer) - 1
+        verified += len(answer) - 1
         text = reader.tokenizer.decode(answer, skip_special_tokens=True)
         right += text == question.answer
     return {
         "questions": len(asked),
         "right": right,
-        "tokens": tokens,
-        "acceptance_length": round(tokens / len(counts), 3) if counts else None,
+        "tokens": verified,
+        "acceptance_length": round(verified / len(counts), 3) if counts else None,
     }
 
 
@@ -559,7 +562,15 @@ def main() -> None:
         reader = Reader(tokenizer, processor())
         for name, asked in halves(questions(args.prompts, args.seed + 77)):
             with torch.no_grad():
-                report[name] = measured(base, draft, draft_ids, reader, asked, args.draft_steps)
+                report[name] = measured(
+                    base,
+                    draft,
+                    draft_ids,
+                    reader,
+                    asked,
+                    steps=args.draft_steps,
+                    tokens=args.tokens,
+                )
     print(json.dumps(report))
 
 

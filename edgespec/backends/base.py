@@ -438,6 +438,14 @@ class Backend(ABC):
         where it cannot be built. Asked where `check_encoder` raises nothing."""
         raise NotImplementedError
 
+    def plan_encoder(
+        self, onnx: VisualOnnxDir, limits: ImageLimits, options: BuildOptions
+    ) -> tuple[str, ...]:
+        """What `stage_encoder` would make, a line each, without making it; raises what it would
+        raise before its work begins."""
+        del onnx, limits, options
+        return ()
+
     def open_encoder(
         self, path: Path, config: VisionConfig, settings: Mapping[str, Any]
     ) -> EncoderRunner:

@@ -109,16 +109,19 @@ def check_tensors(
     checkpoint: Checkpoint,
     ignorable: Collection[str] = (),
     quantization: Quantization | None = None,
+    *,
+    never_quantized: Collection[str] = (),
 ) -> None:
     """Compare the checkpoint's tensors with `expected` (name -> shape, floating point); `ignorable`
-    may be there too.
+    may be there too. Tensors of `never_quantized` are no Linears, whatever their shape.
 
     A Linear that is quantized is expected by its `weight`, and has instead the tensors of its
     layout. Raises one CheckpointError that names all that is missing, unknown, misshapen or of
     another type (five of each).
     """
     found = checkpoint.tensors
-    linears = _quantized_linears(expected, checkpoint, quantization)
+    asked = {name: shape for name, shape in expected.items() if name not in never_quantized}
+    linears = _quantized_linears(asked, checkpoint, quantization)
     plain = {name: shape for name, shape in expected.items() if name not in linears}
     parts = {part for name in linears for part in tensor_names(checkpoint, _module(name))}
     scales = (

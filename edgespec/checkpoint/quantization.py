@@ -15,6 +15,10 @@ from typing import Any, Literal
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.schemes import SCHEMES, Scheme, scheme_of_algo
 
+# How names of an image encoder begin: in newer files, and in older ones. transformers 4.52 to 4.57
+# has modules of the first and writes tensors of the second, so that settings may have either
+VISION_PREFIXES = ("model.visual.", "visual.")
+
 Layout = Literal["modelopt", "awq", "gptq", "fp8", "compressed-tensors"]
 KvCache = Literal["fp8", "nvfp4"]
 
@@ -42,12 +46,21 @@ class Quantization:
 
     def rule(self, module: str) -> Rule | None:
         """Returns the rule of a Linear such as model.layers.0.mlp.up_proj; None: not quantized."""
-        if any(matches(pattern, module) for pattern in self.excluded):
+        names = names_of(module)
+        if any(matches(pattern, name) for pattern in self.excluded for name in names):
             return None
         for patterns, rule in self.groups:
-            if any(matches(pattern, module) for pattern in patterns):
+            if any(matches(pattern, name) for pattern in patterns for name in names):
                 return rule
         return None
+
+
+def names_of(module: str) -> tuple[str, ...]:
+    """The names under which settings may list a module: more than one for an image encoder's."""
+    own = next((p for p in VISION_PREFIXES if module.startswith(p)), None)
+    if own is None:
+        return (module,)
+    return tuple(f"{prefix}{module.removeprefix(own)}" for prefix in VISION_PREFIXES)
 
 
 def matches(pattern: str, module: str) -> bool:

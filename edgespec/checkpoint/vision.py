@@ -6,43 +6,47 @@ no graphs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, rule_at
-from edgespec.checkpoint.quantization import Quantization
+from edgespec.checkpoint.quantization import VISION_PREFIXES, Quantization
 from edgespec.config import VisionConfig
 from edgespec.config.tensors import Tensors
+from edgespec.families import FAMILIES
 
-PREFIXES = ("model.visual.", "visual.")  # newer files, older ones
 PATCHES = "patch_embed.proj.weight"
-# Stored module -> own name, where files differ
-_RENAMED = {
-    "merger.ln_q": "merger.norm",
-    "merger.mlp.0": "merger.linear_fc1",
-    "merger.mlp.2": "merger.linear_fc2",
-}
 
 
 def vision_prefix(checkpoint: Checkpoint) -> str | None:
     """How the names of a checkpoint's encoder begin; None where it has none."""
     names = checkpoint.tensors
-    return next((p for p in PREFIXES if any(name.startswith(p) for name in names)), None)
+    return next((p for p in VISION_PREFIXES if any(name.startswith(p) for name in names)), None)
 
 
 def stored_vision_names(checkpoint: Checkpoint, config: VisionConfig) -> dict[str, str]:
     """The names on disk by own name. Raises CheckpointError where the tensors are not those of the
     configuration."""
-    prefix = vision_prefix(checkpoint) or PREFIXES[0]
-    own = {name: own_name(name.removeprefix(prefix)) for name in checkpoint.tensors}
-    stored = {own[name]: name for name in checkpoint.tensors if name.startswith(prefix)}
-    expected = vision_tensors(config)
-    older = any(f"{prefix}{name}" != there for name, there in stored.items())
-    usual = {name: f"{prefix}{older_name(name) if older else name}" for name in expected}
+    prefix = vision_prefix(checkpoint) or VISION_PREFIXES[0]
+    there = [name for name in checkpoint.tensors if name.startswith(prefix)]
+    stored = {own_name(name.removeprefix(prefix)): name for name in there}
+    expected, renamed = vision_tensors(config), renamed_modules()
+    other = {own: module for module, own in renamed.items()}
+    if not any(name.removeprefix(prefix).startswith(tuple(renamed)) for name in there):
+        other = {}  # none of them has the other name: a missing one is not called by it
+    usual = {name: f"{prefix}{moved(name, other)}" for name in expected}
     wanted = {stored.get(name, usual[name]): shape for name, shape in expected.items()}
     others = {name for name in checkpoint.tensors if not name.startswith(prefix)}
-    check_tensors(wanted, checkpoint, others, vision_quantization(checkpoint, config))
+    linears = [stored.get(name) for name, shape in expected.items() if is_linear(name, shape)]
+    check_tensors(
+        wanted,
+        checkpoint,
+        others,
+        vision_quantization(checkpoint, config),
+        never_quantized=wanted.keys() - set(linears),
+    )
     return {name: stored[name] for name in expected}
 
 
@@ -67,15 +71,18 @@ def is_linear(name: str, shape: tuple[int, ...]) -> bool:
 
 def own_name(name: str) -> str:
     """The own name of a tensor by its stored one without the prefix."""
-    module, _, kind = name.rpartition(".")
-    return f"{_RENAMED.get(module, module)}.{kind}"
+    return moved(name, renamed_modules())
 
 
-def older_name(name: str) -> str:
-    """The name of a tensor in files with Qwen2.5-VL's names, by its own one."""
+def renamed_modules() -> dict[str, str]:
+    """Module on disk -> own name, of all families."""
+    return {name: own for row in FAMILIES.values() for name, own in row.vision_names.items()}
+
+
+def moved(name: str, modules: Mapping[str, str]) -> str:
+    """The name of a tensor whose module is called by what `modules` says."""
     module, _, kind = name.rpartition(".")
-    older = next((stored for stored, own in _RENAMED.items() if own == module), module)
-    return f"{older}.{kind}"
+    return f"{modules.get(module, module)}.{kind}"
 
 
 def vision_tensors(config: VisionConfig) -> Tensors:

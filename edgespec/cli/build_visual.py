@@ -62,8 +62,8 @@ def run(
         what = f"{onnx_dir} is exported as {Tower.VISUAL.value}, the flag says {asked_role}"
         raise BundleError(what, f"Leave the flag out, or give the directory of the {asked_role}.")
     if dry_run:
-        lines = plan_visual(onnx_dir, engine_dir, limits, backend=backend)
-        show_planned(lines, as_json=as_json)
+        lines = plan_visual(onnx_dir, engine_dir, limits, backend=backend, options=options)
+        show_planned((*lines, *given(unused, "a language model")), as_json=as_json)
         return
     with Bars() as bars:
         built = build_visual(

@@ -147,7 +147,7 @@ def block_options(method: str, title: str) -> Callable[[Command], Command]:
 @click.option(
     "--skip-visual",
     is_flag=True,
-    help="Leave out the image encoder of a vision-language model, which goes to OUT/visual.",
+    help="Leave out the image encoder of a vision-language model, and with it all images.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(

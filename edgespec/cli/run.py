@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LIMITS = ("max_input_len", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
 COSTS = ("measure_costs",)
-EXPORTS = ("aux_layers", "allow_pickle", "no_golden")
+EXPORTS = ("aux_layers", "allow_pickle", "no_golden", "skip_visual")
 SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
 CHATS = (
     "system",
@@ -150,6 +150,7 @@ def command(
     aux_layers: tuple[int, ...] | None,
     allow_pickle: bool,
     no_golden: bool,
+    skip_visual: bool,
     **values: Any,
 ) -> int:
     """Chat with TARGET, or answer --prompt: download, check, export and build as needed.
@@ -199,6 +200,7 @@ def command(
         aux_layers=aux_layers,
         allow_pickle=allow_pickle,
         golden=not no_golden,
+        skip_visual=skip_visual,
         update=update,
         measure_costs=measure_costs,
         check_method=partial(check_method, config),

@@ -22,10 +22,17 @@ ATTENTION_FACTOR = f"a number from {1 / MAX_ATTENTION_FACTOR} to {MAX_ATTENTION_
 class MRope:
     """How a family reads `mrope_section`: the pairs of each axis of a position. `interleaved` None:
     `mrope_interleaved` says it, and without that key the axes have a section each. `section` is
-    that of files that do not say it; (): their positions have one axis."""
+    that of files that do not say it; (): their positions have one axis. With `copied` the key may
+    be left over from another model's file: sections that do not fit mean one axis then, unless the
+    rope is of the type "mrope".
+    """
 
     interleaved: bool | None = None
     section: tuple[int, ...] = ()
+    copied: bool = False
+
+
+DRAFT_MROPE = MRope(copied=True)  # drafts take what they know of positions from their base's file
 
 
 def one_rope(
@@ -140,6 +147,8 @@ def with_axes(rope: RopeConfig, entry: Fields, mrope: MRope | None) -> RopeConfi
     if interleaved:
         section = _taken_in_turn(section, pairs)
     if sum(section) != pairs:
+        if mrope.copied and (entry.text("rope_type") or entry.text("type")) != "mrope":
+            return rope
         raise entry.wrong("mrope_section", f"{AXES} numbers of pairs, {pairs} in all")
     return replace(rope, mrope_section=tuple(section), mrope_interleaved=interleaved)
 

@@ -9,6 +9,7 @@ from typing import Literal
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu_tanh"]
 VisionActivation = Literal["silu", "gelu", "gelu_tanh"]
+VisionNorm = Literal["rms", "layer"]
 LayerKind = Literal["full_attention", "linear_attention"]
 AuxLayerConvention = Literal["hs", "output", "unknown"]
 Shapes = Mapping[str, tuple[int, ...]]  # tensor name -> shape, as on disk
@@ -228,7 +229,7 @@ class VisionConfig:
     out_hidden_size: int  # of the language model
     patch_size: int
     activation: VisionActivation
-    norm: Literal["rms", "layer"]
+    norm: VisionNorm
     norm_eps: float
     gated_mlp: bool  # down(activation(gate(x)) * up(x)); else fc2(activation(fc1(x)))
     full_attention_layers: tuple[int, ...]

@@ -28,7 +28,7 @@ def load(path: Path) -> Any:
     and MissingDependency."""
     try:
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig
         from transformers.utils import logging
     except ImportError as error:
         raise MissingDependency(
@@ -37,9 +37,9 @@ def load(path: Path) -> Any:
         ) from error
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=torch.float32, trust_remote_code=False, local_files_only=True
-        )
+        known: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+        config = AutoConfig.from_pretrained(str(path), **known)
+        model = class_of(config).from_pretrained(str(path), dtype=torch.float32, **known)
     except MemoryError as error:
         raise EnvironmentProblem(
             f"no memory for {path} in float32", "Leave --hf-model-dir out."
@@ -49,8 +49,20 @@ def load(path: Path) -> Any:
         raise CheckpointError(
             what, "Give the checkpoint that the engines were made from."
         ) from error
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     return model
+
+
+def class_of(config: Any) -> Any:
+    """The class that makes a model of a configuration: of text alone, or with images."""
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    of_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForCausalLM if of_text else AutoModelForImageTextToText
 
 
 def answer(

@@ -23,9 +23,12 @@ from edgespec.export.resolve import resolve
 from edgespec.export.table import COMPONENTS
 from edgespec.export.visual import (
     NO_TOWER,
+    PROCESSOR,
     VisualComponent,
     lacks_tower,
+    renew_processor,
     visual_component,
+    visual_options,
     write_visual,
 )
 from edgespec.manifest import ExportManifest, ExportSource
@@ -62,7 +65,12 @@ def export(
         for target, part in components.items()
     }
     done = {target: found for target, found in there.items() if found is not None}
-    missing = [target for target in components if target not in done]
+    stale = [
+        target
+        for target, part in components.items()
+        if target not in done and has_old_processor(target, part, request, progress)
+    ]
+    missing = [target for target in components if target not in done and target not in stale]
     request.hash_while_reading()
     with bundle.staged_directories(*missing) as stagings:
         for target, staging in zip(missing, stagings, strict=True):
@@ -71,6 +79,10 @@ def export(
                 written = write(components[target], staging, request, progress)
             logger.info("%s: written in %.2f s", target, time.monotonic() - began)
             done[target] = replace(written, directory=target)
+    for target in stale:
+        part = components[target]
+        assert isinstance(part, VisualComponent)
+        done[target] = renew_processor(part, target, visual_options(part, request))
     first, *others = (done[target] for target in components)
     doubt = request.base.origin.doubt if request.base else None
     notes = (*first.notes, doubt) if doubt else first.notes
@@ -126,8 +138,8 @@ def drafts_in_base(request: ExportRequest) -> bool:
 
 def recorded_options(request: ExportRequest, component: AnyComponent) -> dict[str, Any]:
     """The options of a request on which a component depends, as manifest.json keeps them."""
-    if isinstance(component, VisualComponent):  # the same beside any base
-        return {"golden": request.options.golden}
+    if isinstance(component, VisualComponent):
+        return visual_options(component, request)
     asked: dict[str, Any] = {}
     for row in COMPONENTS.values():
         asked |= row.recorded(request)
@@ -152,6 +164,19 @@ def already_there(
         raise of_another(target, manifest.source, source)
     bundle.check_files(target, manifest.files)
     return Exported(target, manifest.role.value, manifest.files, (THERE,))
+
+
+def has_old_processor(
+    target: Path, component: AnyComponent, request: ExportRequest, progress: Progress
+) -> bool:
+    """Whether `target` is an earlier run of this request, but for the processor files that the
+    checkpoint had then. Raises as `already_there` does."""
+    if not isinstance(component, VisualComponent) or not (target / bundle.MANIFEST).is_file():
+        return False
+    options = bundle.read_manifest(target).get("options")
+    then = options.get(PROCESSOR) if isinstance(options, dict) else None
+    recorded = visual_options(component, request) | {PROCESSOR: then}
+    return already_there(target, request, recorded, progress) is not None
 
 
 def of_another(target: Path, exported: ExportSource, asked: ExportSource) -> BundleError:

@@ -95,6 +95,18 @@ def text_identity(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
+def processor_hashes(checkpoint: Checkpoint) -> dict[str, str]:
+    """Name -> sha256 of the files that say how images are prepared, as far as they are there."""
+    paths = (checkpoint.path / name for name in bundle.PROCESSOR_FILES)
+    return {path.name: bundle.sha256_file(path) for path in paths if path.is_file()}
+
+
+def copy_processor(checkpoint: Checkpoint, directory: Path) -> None:
+    """Copy the files that say how images are prepared."""
+    for name in processor_hashes(checkpoint):
+        shutil.copyfile(checkpoint.path / name, directory / name)
+
+
 def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     """Copy tokenizer and chat template files; a checkpoint with only `tokenizer.model` gets a
     tokenizer.json. CheckpointError for a chat template that cannot be compiled."""

@@ -6,7 +6,6 @@ Knows the order in which files are made. Knows no family.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +25,9 @@ from edgespec.export.pieces import OpenPiece, open_piece
 from edgespec.export.request import ExportRequest
 from edgespec.graphs.assembly import Piece
 from edgespec.graphs.builder import WeightPlan, save
+from edgespec.graphs.completeness import check_vision
 from edgespec.graphs.linear import products
-from edgespec.graphs.vision import VisionEncoder
+from edgespec.graphs.vision import VisionGraph
 from edgespec.manifest import ExportManifest
 from edgespec.progress import Progress
 from edgespec.vision.component import VisualConfig
@@ -38,6 +38,8 @@ NO_PROCESSOR = (
     "the checkpoint has no preprocessor_config.json: put it beside config.json and export again,"
     " or no image can be prepared"
 )
+RENEWED = "already there, and its processor files are those of the checkpoint now: build again"
+PROCESSOR = "processor"  # the option of manifest.json that holds their sha256
 NO_TOWER = "the checkpoint has no tensors of its image encoder: text alone is exported"
 
 
@@ -45,7 +47,7 @@ NO_TOWER = "the checkpoint has no tensors of its image encoder: text alone is ex
 class VisualComponent:
     """What an export directory will hold of an image encoder. `config` has no identity yet."""
 
-    graph: VisionEncoder
+    graph: VisionGraph
     config: VisualConfig
     checkpoint: Checkpoint
     directory: str = Tower.VISUAL.value  # below OUT
@@ -61,6 +63,7 @@ def visual_component(request: ExportRequest) -> VisualComponent | None:
     model, checkpoint = base.config, base.checkpoint
     if model.vision is None or model.image_tokens is None or lacks_tower(request):
         return None
+    check_vision(checkpoint, model)
     config = VisualConfig(
         model=model.architecture,
         vision=model.vision,
@@ -68,12 +71,11 @@ def visual_component(request: ExportRequest) -> VisualComponent | None:
         identity="",  # write_visual knows it, once the weights are read
         quantized_from=base.origin.identity,
     )
-    there = any((checkpoint.path / name).is_file() for name in bundle.PROCESSOR_FILES)
     return VisualComponent(
-        graph=VisionEncoder.open(checkpoint, model.vision),
+        graph=VisionGraph.open(checkpoint, model.vision),
         config=config,
         checkpoint=checkpoint,
-        notes=() if there else (NO_PROCESSOR,),
+        notes=() if sidecars.processor_hashes(checkpoint) else (NO_PROCESSOR,),
     )
 
 
@@ -96,10 +98,7 @@ def write_visual(
 ) -> Exported:
     """Write the files of an image encoder to `staging`; `recorded` are the options of its
     manifest."""
-    for name in bundle.PROCESSOR_FILES:
-        source = component.checkpoint.path / name
-        if source.is_file():
-            shutil.copyfile(source, staging / name)
+    sidecars.copy_processor(component.checkpoint, staging)
     plan = WeightPlan(bundle.MODEL_DATA)
     model, table = component.graph.build(plan), component.graph.table
     quantization = sidecars.graph_quantization(
@@ -126,6 +125,32 @@ def write_visual(
     return Exported(staging, Tower.VISUAL.value, files, notes)
 
 
+def visual_options(component: VisualComponent, request: ExportRequest) -> dict[str, Any]:
+    """The options on which an image encoder depends: the same beside any base."""
+    processor = sidecars.processor_hashes(component.checkpoint)
+    return {"golden": request.options.golden, PROCESSOR: processor}
+
+
+def renew_processor(
+    component: VisualComponent, target: Path, recorded: Mapping[str, Any]
+) -> Exported:
+    """Put the checkpoint's processor files into an export that is else unchanged, in place of its
+    own; `recorded` are the options of its new manifest. The graph is not made again."""
+    before = ExportManifest.read(target)
+    kept = {name: e for name, e in before.files.items() if name not in bundle.PROCESSOR_FILES}
+    with bundle.writing(target), bundle.staging_in(target.parent, target.name) as staging:
+        for name in kept:
+            bundle.link_or_copy(target / name, staging / name)
+        sidecars.copy_processor(component.checkpoint, staging)
+        hashes = {name: entry["sha256"] for name, entry in kept.items()}
+        files = bundle.file_entries(staging, hashes)
+        schemes = before.quantization
+        manifest = ExportManifest.make(before.role, before.source, recorded, files, schemes)
+        bundle.write_json(staging / bundle.MANIFEST, manifest.to_dict())
+        bundle.take_place(staging, target)
+    return Exported(target, before.role.value, files, (*component.notes, RENEWED))
+
+
 # ---- golden inputs and outputs
 
 
@@ -135,7 +160,7 @@ def golden_grid(config: VisionConfig) -> Grid:
     return 1, side + config.merge_size, side + 3 * config.merge_size
 
 
-def golden_arrays(graph: VisionEncoder, directory: Path) -> dict[str, NDArray[Any]]:
+def golden_arrays(graph: VisionGraph, directory: Path) -> dict[str, NDArray[Any]]:
     """One image, as pixels and grid, and what the canonical graph in `directory` makes of it; its
     weights are mapped, and none of them stands in memory in float32 as a whole."""
     config, grid = graph.config, golden_grid(graph.config)

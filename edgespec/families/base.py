@@ -30,9 +30,6 @@ from edgespec.config.values import (
     VisionConfig,
 )
 
-# Of the tokenizers of Qwen2.5 and Qwen3
-QWEN_IMAGE_TOKENS = ImageTokens(image=151655, video=151656, vision_start=151652, vision_end=151653)
-
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -53,7 +50,9 @@ class Family:
     mtp_layers: Callable[[Fields], int] | None = None  # of an MTP head (names mtp.*); None: no head
     # Its image encoder, from the fields of `vision_config`; None: the family has none
     vision: Callable[[Fields], VisionConfig] | None = None
-    image_tokens: ImageTokens = QWEN_IMAGE_TOKENS  # of files that leave them out
+    image_tokens: ImageTokens | None = None  # of files that leave them out; None: none may
+    # Modules of its encoder on disk -> their own names (checkpoint/vision.py), where they differ
+    vision_names: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_attention(

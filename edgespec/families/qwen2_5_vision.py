@@ -11,6 +11,12 @@ from edgespec.config.values import VisionConfig
 from edgespec.families.vision import NORM_EPS, layer_indices, vision_activation, vision_heads
 
 _FULL_ATTENTION = (7, 15, 23, 31)
+# Modules on disk -> their names in Qwen3-VL's files
+NAMES = {
+    "merger.ln_q": "merger.norm",
+    "merger.mlp.0": "merger.linear_fc1",
+    "merger.mlp.2": "merger.linear_fc2",
+}
 
 
 def vision(fields: Fields) -> VisionConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from edgespec.config.fields import Fields
 from edgespec.config.ropes import MRope
-from edgespec.config.values import DecoderConfig
+from edgespec.config.values import DecoderConfig, ImageTokens
 from edgespec.errors import CheckpointError
 from edgespec.families import qwen2_5_vision
 from edgespec.families.base import Family, read_attention, read_decoder, read_layer
@@ -40,6 +40,8 @@ def decoder(fields: Fields) -> DecoderConfig:
     return read_decoder(fields, read_layer(fields, attention), RULE)
 
 
+# Of the tokenizers of Qwen2.5 and Qwen3
+IMAGE_TOKENS = ImageTokens(image=151655, video=151656, vision_start=151652, vision_end=151653)
 FAMILIES = {
     "Qwen2_5_VLForConditionalGeneration": Family(
         "Qwen2.5-VL",
@@ -52,5 +54,7 @@ FAMILIES = {
         beside=("visual.", "model.visual."),
         window_rule=RULE,
         vision=qwen2_5_vision.vision,
+        image_tokens=IMAGE_TOKENS,
+        vision_names=qwen2_5_vision.NAMES,
     )
 }

@@ -11,6 +11,7 @@ from edgespec.config.ropes import MRope
 from edgespec.config.values import DecoderConfig
 from edgespec.families import qwen3_vision
 from edgespec.families.base import Family, read_attention, read_decoder, read_layer
+from edgespec.families.qwen2_5_vl import IMAGE_TOKENS
 from edgespec.families.qwen3 import HEAD_DIM
 
 INTERLEAVED = MRope(interleaved=True, section=(24, 20, 20))
@@ -53,5 +54,6 @@ FAMILIES = {
         stacks=("model.language_model",),
         beside=("model.visual.",),
         vision=qwen3_vision.vision,
+        image_tokens=IMAGE_TOKENS,
     )
 }

@@ -32,7 +32,6 @@ FAMILIES: dict[str, Family] = {
     **qwen3.FAMILIES,
     **qwen3_vl.FAMILIES,
     **qwen3_moe.FAMILIES,
-    **qwen3_vl.FAMILIES,
     **qwen3_5.FAMILIES,
     **qwen3_5_moe.FAMILIES,
     **phi3.FAMILIES,

@@ -6,6 +6,7 @@ Defaults are those of transformers 5.14. Knows configurations as `Fields`. Knows
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 from edgespec.config.fields import Fields, is_int, token_ids
 from edgespec.config.layers import check_divides
@@ -24,9 +25,10 @@ _ACTIVATIONS: dict[str, VisionActivation] = {
 
 
 def vision_of(top: Fields, family: Family, hidden_size: int) -> VisionConfig | None:
-    """The image encoder of a config.json; None where the family has none. Raises CheckpointError
-    where its rows are not as wide as the language model's, `hidden_size`."""
-    if family.vision is None:
+    """The image encoder of a config.json; None where the family has none, and where the file has no
+    section of one: that of a text model. Raises CheckpointError where its rows are not as wide as
+    the language model's, `hidden_size`."""
+    if family.vision is None or top.get(SECTION) is None:
         return None
     fields = top.optional_section(SECTION)
     vision = family.vision(fields)
@@ -40,19 +42,16 @@ def vision_of(top: Fields, family: Family, hidden_size: int) -> VisionConfig | N
 
 
 def image_tokens(top: Fields, family: Family) -> ImageTokens:
-    """The token ids around and inside an image. Raises CheckpointError for anything but ids."""
-    usual = family.image_tokens
-    return ImageTokens(
-        image=_one_id(top, "image_token_id", usual.image),
-        video=_one_id(top, "video_token_id", usual.video),
-        vision_start=_one_id(top, "vision_start_token_id", usual.vision_start),
-        vision_end=_one_id(top, "vision_end_token_id", usual.vision_end),
-    )
+    """The token ids around and inside an image. Raises CheckpointError for anything but ids, and
+    for a missing one that the family does not know."""
+    names = ("image", "video", "vision_start", "vision_end")
+    usual = {} if family.image_tokens is None else asdict(family.image_tokens)
+    return ImageTokens(**{n: _one_id(top, f"{n}_token_id", usual.get(n)) for n in names})
 
 
-def _one_id(top: Fields, key: str, usual: int) -> int:
-    ids = token_ids(top, key) or (usual,)
-    if len(ids) > 1:
+def _one_id(top: Fields, key: str, usual: int | None) -> int:
+    ids = token_ids(top, key) or ((usual,) if usual is not None else ())
+    if len(ids) != 1:
         raise top.wrong(key, "one token id")
     return ids[0]
 

@@ -13,24 +13,25 @@ import onnx_ir as ir
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.vision import PATCHES, stored_vision_names, vision_quantization
 from edgespec.config import VisionConfig
+from edgespec.contract import Tower
 from edgespec.graphs.builder import GraphBuilder, WeightPlan
 from edgespec.graphs.linear import fp32
-from edgespec.graphs.vision_layers import axes, block, everything, in_windows, merger
+from edgespec.graphs.vision_layers import axes, block, full_groups, merger, window_groups
 from edgespec.graphs.weights import WeightTable
 from edgespec.vision.contract import DEEPSTACK, EMBEDS, PIXELS, vision_contract
 
-NAME = "visual"
+NAME = Tower.VISUAL.value
 
 
 @dataclass(frozen=True)
-class VisionEncoder:
+class VisionGraph:
     """The graph of an encoder over its checkpoint."""
 
     config: VisionConfig
     table: WeightTable
 
     @classmethod
-    def open(cls, checkpoint: Checkpoint, config: VisionConfig) -> VisionEncoder:
+    def open(cls, checkpoint: Checkpoint, config: VisionConfig) -> VisionGraph:
         """Raises CheckpointError where the tensors are not those of the configuration."""
         stored = stored_vision_names(checkpoint, config)
         quantization = vision_quantization(checkpoint, config)
@@ -42,12 +43,12 @@ class VisionEncoder:
         b = GraphBuilder(NAME, plan)
         inputs = {spec.name: b.input(spec) for spec in contract.inputs}
         x = self.embedded(b, inputs)
-        whole = everything(b, inputs)
-        near = in_windows(b, config, inputs) if config.has_windows else whole
+        full = full_groups(b, inputs)
+        windowed = window_groups(b, config, inputs) if config.has_windows else full
         features: list[ir.Value] = []
         for i in range(config.num_layers):
-            sight = whole if i in config.full_attention_layers else near
-            x = block(b, table, config, x, sight, f"blocks.{i}", f"layer{i}")
+            groups = full if i in config.full_attention_layers else windowed
+            x = block(b, table, config, x, groups, f"blocks.{i}", f"layer{i}")
             if i in config.deepstack_layers:
                 weight = f"deepstack_merger_list.{len(features)}"
                 features.append(merger(b, table, config, x, weight, norm_merged=True))

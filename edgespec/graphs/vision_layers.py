@@ -23,7 +23,7 @@ from edgespec.graphs.weights import WeightTable
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AttentionGroups:
     """Which patches see each other in a layer, W groups of N of them, and their rotations."""
 
     rope_cos: ir.Value  # [W, N, head_dim/2]
@@ -39,16 +39,18 @@ def axes(b: GraphBuilder, *numbers: int) -> ir.Value:
     return b.constant(f"axes/{'x'.join(map(str, numbers))}", np.array(numbers, np.int64))
 
 
-def everything(b: GraphBuilder, inputs: Mapping[str, ir.Value]) -> Sight:
+def full_groups(b: GraphBuilder, inputs: Mapping[str, ir.Value]) -> AttentionGroups:
     """Each patch sees all of them."""
     cos, sin = (
         b.op("Unsqueeze", inputs[name], axes(b, 0), name=f"all/{name}")
         for name in ("rope_cos", "rope_sin")
     )
-    return Sight(cos, sin)
+    return AttentionGroups(cos, sin)
 
 
-def in_windows(b: GraphBuilder, config: VisionConfig, inputs: Mapping[str, ir.Value]) -> Sight:
+def window_groups(
+    b: GraphBuilder, config: VisionConfig, inputs: Mapping[str, ir.Value]
+) -> AttentionGroups:
     """Each patch sees its window."""
     index, used = inputs["window_index"], inputs["window_mask"]
     cos, sin = (
@@ -59,7 +61,7 @@ def in_windows(b: GraphBuilder, config: VisionConfig, inputs: Mapping[str, ir.Va
     seen = b.op("Unsqueeze", used, axes(b, 1, 2), name="windows/seen")
     by_query = b.shape(1, 1, config.window_side**2, 1)  # ONNX Runtime wants each query's row
     mask = b.op("Expand", seen, by_query, name="windows/mask")
-    return Sight(cos, sin, index, column, mask, inputs["window_place"])
+    return AttentionGroups(cos, sin, index, column, mask, inputs["window_place"])
 
 
 def block(
@@ -67,13 +69,13 @@ def block(
     table: WeightTable,
     config: VisionConfig,
     x: ir.Value,
-    sight: Sight,
+    groups: AttentionGroups,
     weight: str,
     name: str,
 ) -> ir.Value:
     """One layer over x [P, H]: x + attention(norm(x)), then x + mlp(norm(x))."""
     normed = norm(b, table, config, x, f"{weight}.norm1", f"{name}/norm1")
-    mixed = attention(b, table, config, normed, sight, f"{weight}.attn", f"{name}/attn")
+    mixed = attention(b, table, config, normed, groups, f"{weight}.attn", f"{name}/attn")
     x = b.op("Add", x, mixed, name=f"{name}/attn_residual")
     normed = norm(b, table, config, x, f"{weight}.norm2", f"{name}/norm2")
     out = mlp(b, table, config, normed, f"{weight}.mlp", f"{name}/mlp")
@@ -106,7 +108,7 @@ def attention(
     table: WeightTable,
     config: VisionConfig,
     x: ir.Value,
-    sight: Sight,
+    groups: AttentionGroups,
     weight: str,
     name: str,
 ) -> ir.Value:
@@ -116,23 +118,23 @@ def attention(
     patch sees: a NaN there would outlive a weight of zero.
     """
     fused = linear(b, table, x, f"{weight}.qkv", f"{name}/qkv")
-    if sight.index is None:
+    if groups.index is None:
         rows = b.op("Unsqueeze", fused, axes(b, 0), name=f"{name}/rows")
     else:
-        rows = b.op("Gather", fused, sight.index, name=f"{name}/rows", axis=0)
+        rows = b.op("Gather", fused, groups.index, name=f"{name}/rows", axis=0)
         zero = b.constant("zero", np.array(0, np.float32))
-        rows = b.op("Where", sight.used, rows, zero, name=f"{name}/rows/used")
+        rows = b.op("Where", groups.used, rows, zero, name=f"{name}/rows/used")
     q, k, v = b.split(rows, 3 * (config.hidden_size,), -1, f"{name}/parts")
     scale = np.array(config.head_dim**-0.5, np.float32)
     scale_value = b.constant(f"attention_scale/{float(scale):.9g}", scale)
-    q = b.op("Mul", rotated(b, config, q, sight, f"{name}/q"), scale_value, name=f"{name}/q/scale")
-    k = rotated(b, config, k, sight, f"{name}/k")
+    q = b.op("Mul", rotated(b, config, q, groups, f"{name}/q"), scale_value, name=f"{name}/q/scale")
+    k = rotated(b, config, k, groups, f"{name}/k")
     v = by_head(b, config, v, f"{name}/v")
-    mixed = b.op("Attention", q, k, v, sight.mask, name=f"{name}/attention", scale=1.0)
+    mixed = b.op("Attention", q, k, v, groups.mask, name=f"{name}/attention", scale=1.0)
     by_row = b.op("Transpose", mixed, name=f"{name}/out/transpose", perm=(0, 2, 1, 3))
     flat = b.op("Reshape", by_row, b.shape(-1, config.hidden_size), name=f"{name}/out/flat")
-    if sight.place is not None:
-        flat = b.op("Gather", flat, sight.place, name=f"{name}/out/rows", axis=0)
+    if groups.place is not None:
+        flat = b.op("Gather", flat, groups.place, name=f"{name}/out/rows", axis=0)
     return linear(b, table, flat, f"{weight}.proj", f"{name}/proj")
 
 
@@ -144,11 +146,11 @@ def by_head(b: GraphBuilder, config: VisionConfig, x: ir.Value, name: str) -> ir
 
 
 def rotated(
-    b: GraphBuilder, config: VisionConfig, x: ir.Value, sight: Sight, name: str
+    b: GraphBuilder, config: VisionConfig, x: ir.Value, groups: AttentionGroups, name: str
 ) -> ir.Value:
     """The same with rotary embedding (rotate-half) over whole heads."""
     heads = by_head(b, config, x, name)
-    return b.op("RotaryEmbedding", heads, sight.rope_cos, sight.rope_sin, name=f"{name}/rope")
+    return b.op("RotaryEmbedding", heads, groups.rope_cos, groups.rope_sin, name=f"{name}/rope")
 
 
 def mlp(

@@ -26,7 +26,7 @@ from edgespec.config.layers import (
     num_layers_of,
     repeated,
 )
-from edgespec.config.ropes import MRope, one_rope
+from edgespec.config.ropes import DRAFT_MROPE, one_rope
 from edgespec.config.values import (
     AttentionSpec,
     DecoderConfig,
@@ -212,7 +212,7 @@ def _attention(layer: Fields, shapes: Shapes, title: str) -> AttentionSpec:
         num_heads,
         num_kv_heads,
         head_dim,
-        rope=one_rope(layer, head_dim, max_position, mrope=MRope()),
+        rope=one_rope(layer, head_dim, max_position, mrope=DRAFT_MROPE),
         scale=1 / math.sqrt(head_dim),
         qkv_bias=f"{first}.q_proj.bias" in shapes or f"{first}.qkv_proj.bias" in shapes,
         o_bias=f"{first}.o_proj.bias" in shapes,

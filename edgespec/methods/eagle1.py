@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.config.fields import Fields, shortened
 from edgespec.config.layers import activation_of
-from edgespec.config.ropes import MRope, one_rope
+from edgespec.config.ropes import DRAFT_MROPE, one_rope
 from edgespec.config.values import (
     AttentionSpec,
     DecoderConfig,
@@ -188,7 +188,7 @@ def draft_attention(top: Fields, shapes: Shapes, hidden_size: int) -> AttentionS
         num_heads,
         num_kv_heads,
         head_dim,
-        rope=one_rope(top, head_dim, max_position, mrope=MRope()),
+        rope=one_rope(top, head_dim, max_position, mrope=DRAFT_MROPE),
         scale=1 / math.sqrt(head_dim),
         qkv_bias=f"{FIRST}.self_attn.q_proj.bias" in shapes,
         o_bias=f"{FIRST}.self_attn.o_proj.bias" in shapes,

@@ -17,7 +17,7 @@ from edgespec.config.layers import (
     repeated,
     windows_of,
 )
-from edgespec.config.ropes import MRope, one_rope
+from edgespec.config.ropes import DRAFT_MROPE, one_rope
 from edgespec.config.values import (
     AttentionSpec,
     AuxLayerConvention,
@@ -129,7 +129,7 @@ def _draft_attention(layer: Fields, shapes: Shapes, first: str, num_layers: int)
         num_heads,
         num_kv_heads,
         head_dim,
-        rope=one_rope(layer, head_dim, max_position, mrope=MRope()),
+        rope=one_rope(layer, head_dim, max_position, mrope=DRAFT_MROPE),
         scale=1 / math.sqrt(head_dim),
         window=_one_window(layer, num_layers),
         qkv_bias=f"{first}.self_attn.q_proj.bias" in shapes,

@@ -12,6 +12,7 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import is_quantized
 from edgespec.checkpoint.origin import origin_of
 from edgespec.config import DraftConfig
+from edgespec.errors import CheckpointError
 from edgespec.methods import METHODS, resolve_aux_layers
 from edgespec.pairing.check_result import CheckResult
 from edgespec.pairing.pair import Pair
@@ -22,12 +23,19 @@ _OTHER_BASE = "Give the base that this draft was trained for, or a draft of this
 
 def tensors(pair: Pair) -> Iterator[CheckResult]:
     """Yields ok where both have the tensors that their graphs ask for. Raises CheckpointError for
-    missing or other tensors."""
-    from edgespec.graphs.completeness import check_complete
+    missing or other tensors; for those of an image encoder, which text does without, it yields a
+    warning."""
+    from edgespec.graphs.completeness import check_complete, check_vision
 
     check_complete(pair.base, pair.model)
     if pair.draft is not None and pair.config is not None:
         check_complete(pair.draft, pair.config)
+    try:
+        check_vision(pair.base, pair.model)
+    except CheckpointError as error:
+        yield CheckResult("warning", "image encoder", error.what, error.remedy)
+        yield CheckResult("ok", "tensors", "all of text are there, by their names and shapes")
+        return
     yield CheckResult("ok", "tensors", "all are there, by their names and shapes")
 
 

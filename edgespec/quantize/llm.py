@@ -107,6 +107,16 @@ class Options:
                 "nothing is to be quantized.",
                 "Give --quantization, --visual-quantization fp8, or both.",
             )
+        texts = {
+            "--calib-data": self.calib_data,
+            "--num-samples": self.num_samples,
+            "--calib-seq-len": self.calib_seq_len,
+        }
+        if given := [flag for flag, value in texts.items() if value is not None]:
+            raise UnsupportedModel(
+                f"{given[0]} without --quantization: text calibrates no image encoder.",
+                "Add --quantization, or omit it; --image-dataset names the images.",
+            )
         if self.lm_head_quantization or self.fp8_cache:
             flag = "--lm-head-" if self.lm_head_quantization else "--kv-cache-"
             raise UnsupportedModel(
@@ -212,8 +222,9 @@ def run_job(job: Job, kept: work.Work | None) -> Quantized:
         calibration.refuse_too_few(windows, job.texts, options.num_samples)
         finished_bytes = sum(entry["bytes"] for entry in kept.entries.values())
         refuse_full_disk(job.out, calibrated_bytes(job, windows) - finished_bytes)
-    settings = None if kept is None else calibrate(job, windows, kept)
+    # In minutes it shows what would be lost after hours of text
     scales = None if job.tower is None else calibrate_tower(job.tower, progress)
+    settings = None if kept is None else calibrate(job, windows, kept)
     with bundle.staged_directory(job.out) as staging:
         if settings is None or kept is None:
             settings = write_streamed(job, staging, scales)

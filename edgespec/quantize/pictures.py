@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import RequestError
+from edgespec.errors import RequestError, counted
 from edgespec.images import ImageProcessor, ImageReader, ImageRules, PreparedImage
 from edgespec.images.decode import KNOWN_SUFFIXES, import_pillow
 from edgespec.images.preprocess import prepare
@@ -61,8 +61,9 @@ class Pictures:
     @property
     def title(self) -> str:
         """What they are, for the user."""
-        kind = "drawn" if self.directory is None else f"of {self.name}"
-        return f"{len(self)} images {kind}" if len(self) > 1 else f"1 image {kind}"
+        if self.directory is None:
+            return counted(len(self), "drawn image")
+        return f"{counted(len(self), 'image')} from the folder {self.name}"
 
     def __len__(self) -> int:
         return len(SIZES) if self.directory is None else len(self.files)

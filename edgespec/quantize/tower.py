@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from edgespec.checkpoint.vision import (
 from edgespec.config import VisionConfig
 from edgespec.errors import BuildError, UnsupportedModel
 from edgespec.graphs.builder import WeightPlan, save
-from edgespec.graphs.vision import VisionEncoder
+from edgespec.graphs.vision import VisionGraph
 from edgespec.images import PreparedImage, read_processor
 from edgespec.manifest import QuantizeVisual
 from edgespec.quantize.base import Base, base_config
@@ -53,12 +53,14 @@ _SAME_INPUT = ("gate_proj", "up_proj")  # they share their scales, so that engin
 
 @dataclass(frozen=True, slots=True)
 class TowerPlan:
-    """What is quantized of an image encoder: `layers`, own name -> module on disk."""
+    """What is quantized of an image encoder: `layers`, own name -> module on disk. `kept` are the
+    modules that keep their weights, as the settings name them."""
 
     checkpoint: Checkpoint
     config: VisionConfig
     prefix: str
     layers: Mapping[str, str]
+    kept: tuple[str, ...]
     pictures: Pictures
 
     @classmethod
@@ -74,13 +76,16 @@ class TowerPlan:
                 "Omit the flag: this is a text model.",
             )
         stored = stored_vision_names(checkpoint, config)
+        tensors = vision_tensors(config)
         layers = {
             name.removesuffix(".weight"): stored[name].removesuffix(".weight")
-            for name, shape in vision_tensors(config).items()
+            for name, shape in tensors.items()
             if is_linear(name, shape)
         }
+        others = (n for n, shape in tensors.items() if len(shape) > 1 and not is_linear(n, shape))
+        kept = tuple(f"{prefix}{name.partition('.')[0]}*" for name in others)
         pictures = Pictures.of(dataset, read_processor(checkpoint.path))
-        return cls(checkpoint, config, prefix, layers, pictures)
+        return cls(checkpoint, config, prefix, layers, kept, pictures)
 
     def without(self, left_out: Iterable[str]) -> TowerPlan:
         """The same without modules on disk. Raises UnsupportedModel where none is left."""
@@ -89,31 +94,14 @@ class TowerPlan:
         if not layers:
             what = "no Linear of the image encoder is left to quantize."
             raise UnsupportedModel(what, "Omit some --exclude flags, or --visual-quantization.")
-        return TowerPlan(self.checkpoint, self.config, self.prefix, layers, self.pictures)
+        out = (module for module in self.layers.values() if module in gone)
+        return replace(self, layers=layers, kept=(*out, *self.kept))
 
     @property
     def size_bytes(self) -> int:
         """The size of the encoder's tensors."""
         tensors = self.checkpoint.tensors.items()
         return sum(info.num_bytes for name, info in tensors if name.startswith(self.prefix))
-
-    @property
-    def kept(self) -> list[str]:
-        """The modules on disk that keep their weights, as the settings name them."""
-        every = (name for name in self.checkpoint.tensors if name.startswith(self.prefix))
-        modules = dict.fromkeys(name.rpartition(".")[0] for name in every if is_kept(name))
-        return [name for name in modules if name not in set(self.layers.values())] + [
-            f"{self.prefix}{name}*"
-            for name in ("patch_embed", "pos_embed")
-            if any(n.startswith(f"{self.prefix}{name}") for n in self.checkpoint.tensors)
-        ]
-
-
-def is_kept(name: str) -> bool:
-    """Whether a tensor of an encoder may be the weight of a Linear."""
-    return name.endswith(".weight") and not any(
-        part in name for part in ("norm", "ln_q", "patch_embed", "pos_embed")
-    )
 
 
 @dataclass(slots=True)
@@ -166,7 +154,7 @@ class RunningEncoder:
         import onnxruntime as ort
 
         self.config, plan = config, WeightPlan("tower.data")
-        model = VisionEncoder.open(checkpoint, config).build(plan)
+        model = VisionGraph.open(checkpoint, config).build(plan)
         self.outputs = [str(value.name) for value in model.graph.outputs]
         if probed:
             probe(model, set(probed))

@@ -51,7 +51,7 @@ def joined(settings: Settings, plan: Plan, tower: TowerPlan) -> Settings:
     beside, inside = copy.deepcopy(settings)
     quantization = beside["quantization"]
     for section, key in ((quantization, "exclude_modules"), (inside, "ignore")):
-        section[key] = without_tower(section.get(key) or (), tower) + tower.kept
+        section[key] = [*without_tower(section.get(key) or (), tower), *tower.kept]
     if quantization["quant_algo"] != FP8:
         layers = quantized_layers(quantization, plan.layers)
         layers |= {module: {"quant_algo": FP8} for module in tower.layers.values()}

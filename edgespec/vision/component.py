@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, cast, get_args
 
 from edgespec import bundle
 from edgespec.config import ImageTokens, VisionConfig
 from edgespec.config.bounds import MAX_WINDOW_SIDE
 from edgespec.config.fields import is_int
+from edgespec.config.values import VisionActivation, VisionNorm
 from edgespec.contract import Tower
 from edgespec.graph_quantization import GraphQuantization
 from edgespec.stored.fields import BundleFields
-
-_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
-_NORMS = ("rms", "layer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +133,8 @@ def read_vision(fields: BundleFields) -> VisionConfig:
         num_heads=fields.size("num_heads"),
         out_hidden_size=fields.size("out_hidden_size"),
         patch_size=fields.size("patch_size"),
-        activation=cast(Any, one_of(fields, "hidden_act", _ACTIVATIONS)),
-        norm=cast(Any, one_of(fields, "norm", _NORMS)),
+        activation=cast(Any, one_of(fields, "hidden_act", get_args(VisionActivation))),
+        norm=cast(Any, one_of(fields, "norm", get_args(VisionNorm))),
         norm_eps=fields.number("norm_eps"),
         gated_mlp=fields.required_flag("gated_mlp"),
         full_attention_layers=read_layers(fields, "fullatt_block_indexes", num_layers),

@@ -13,8 +13,10 @@ import pytest
 from edgespec.cli.signals import Stopper
 from edgespec.evaluation import summarize
 from edgespec.runtime.engine import Engine
+from tests import made, shared
 from tests.e2e.workshop import Cli, cli
 from tests.lossless.pairs import shared_pair
+from tests.toys.towers import write_vlm
 
 __all__ = ["cli"]  # a fixture
 
@@ -57,6 +59,21 @@ def test_answers_equal_those_of_transformers_with_drafts_and_without(
         assert one["prompt_tokens"] <= 20
     rouge = ("rouge1", "rouge2", "rougeL", "rougeLsum")
     assert all(plain["plain"][kind] == plain["transformers"][kind] for kind in rouge)
+
+
+def test_a_model_that_sees_images_is_compared_with_transformers_too(
+    cli: Cli, dataset: Path, tmp_path: Path
+) -> None:
+    base = shared.made_once("vlm to evaluate", lambda path: write_vlm(path, "qwen2_5_vl"))
+    engines = tmp_path / "engines"
+    sizes = ("--max-input-len", 32, "--max-kv-cache-capacity", 64)
+    built = cli("build", "--onnx-dir", made.exported(base) / "llm", "--engine-dir", engines, *sizes)
+    assert built.code == 0, built.err
+    command = ("eval", "summarize", "--engine-dir", engines, "--dataset", dataset, *LENGTHS)
+    shown = cli(*command, "--hf-model-dir", base, "--tokenizer-dir", base, "--test-hf", "--json")
+    assert shown.code == 0, shown.err
+    found = json.loads(shown.out)["transformers"]
+    assert found["identical"] == found["compared"] == len(TEXTS)
 
 
 def test_plain_answers_are_scored_beside_those_of_a_lossy_rule(

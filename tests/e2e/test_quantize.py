@@ -123,7 +123,7 @@ def test_an_image_encoder_alone_is_quantized_and_shown(
     assert run([*line, "--visualQuantization", "fp8", "--image_dataset", str(images)]) == 0
     said = capsys.readouterr().out
     assert "fp8 encoder, 1 image: cosine 0.99" in said
-    assert "calibrated with 1 image of images" in said
+    assert "calibrated with 1 image from the folder images" in said
     assert run(["inspect", str(out)]) == 0
     said = capsys.readouterr().out
     assert "22 Linears, activations static tensor" in said

@@ -170,6 +170,31 @@ def test_a_missing_tensor_of_the_encoder_is_named(
     assert not (tmp_path / "onnx").exists()
 
 
+def test_text_goes_on_without_a_damaged_encoder(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    damaged = without(checkpoint, tmp_path / "damaged", "visual.merger.ln_q")
+    refused = cli("export", damaged, tmp_path / "onnx")
+    assert refused.code == 3
+    assert "leave the image encoder out with --skip-visual" in refused.err
+    said = cli("inspect", damaged)
+    assert said.code == 3
+    assert "visual.merger.ln_q.weight" in said.err
+    assert cli("export", damaged, tmp_path / "onnx", "--skip-visual").code == 0
+    checked = cli("check", damaged, checkpoint, "--json")
+    found = {result["topic"]: result for result in json.loads(checked.out)["results"]}
+    assert found["image encoder"]["level"] == "warning"
+    assert "--skip-visual" in found["image encoder"]["remedy"]
+    assert found["tensors"]["level"] == "ok"
+    sizes = ("--max-input-len", 48, "--max-kv-cache-capacity", 64, "--max-generate-length", 2)
+    run = ("run", damaged, "--prompt", "a", *sizes)
+    assert "--skip-visual" in cli(*run).err
+    done = cli(*run, "--skip-visual")
+    assert done.code == 0, done.err
+    assert not list((tmp_path / "cache").rglob("visual.onnx"))
+
+
 def test_names_of_newer_and_older_files_are_the_same_encoder(
     checkpoint: Path, tmp_path: Path, cli: Cli
 ) -> None:
@@ -196,6 +221,27 @@ def test_a_checkpoint_without_a_preprocessor_config_says_what_is_missing(
     done = cli("export", copy, tmp_path / "onnx")
     assert done.code == 0, done.err
     assert "no preprocessor_config.json" in done.out
+
+
+def test_a_processor_file_that_was_added_or_changed_is_exported_then(
+    checkpoint: Path, tmp_path: Path, cli: Cli
+) -> None:
+    copy, out = Path(shutil.copytree(checkpoint, tmp_path / "copy")), tmp_path / "onnx"
+    processor = copy / "preprocessor_config.json"
+    text = processor.read_text()
+    processor.unlink()
+    assert cli("export", copy, out).code == 0
+    for written in (text, json.dumps(json.loads(text) | {"max_pixels": 200704})):
+        processor.write_text(written)
+        done = cli("export", copy, out)
+        assert done.code == 0, done.err
+        assert "its processor files are those of the checkpoint now" in done.out
+        assert (out / "visual" / processor.name).read_text() == written
+        built = cli("build", "--onnx-dir", out / "visual", "--engine-dir", tmp_path / "engines")
+        assert built.code == 0, built.err
+        assert (tmp_path / "engines/visual" / processor.name).read_text() == written
+    assert cli("export", copy, out).out.count("already there and unchanged") == 2
+    assert sorted(path.name for path in out.iterdir()) == ["llm", "visual"]
 
 
 # ---- build
@@ -375,6 +421,25 @@ def test_a_dry_run_writes_nothing(export: Path, tmp_path: Path, cli: Cli) -> Non
     assert not target.exists()
 
 
+def test_a_dry_run_names_the_flags_that_it_does_not_use_and_what_images_lack(
+    export: Path, tmp_path: Path, cli: Cli
+) -> None:
+    def remove(directory: Path) -> None:
+        (directory / "preprocessor_config.json").unlink()
+        manifest = json.loads((directory / bundle.MANIFEST).read_text())
+        del manifest["files"]["preprocessor_config.json"]
+        (directory / bundle.MANIFEST).write_text(json.dumps(manifest))
+
+    remove(export / "visual")
+    files = ("--onnx-dir", export / "visual", "--engine-dir", tmp_path / "e")
+    done = cli("build", *files, "--dry-run", "--max-batch-size", 1, "--weights", "int8")
+    assert done.code == 0, done.err
+    assert "--max-batch-size is for a language model and not used here" in done.out
+    assert "weights int8" in done.out
+    for found in (done, cli("build", *files)):
+        assert "put it beside the checkpoint's config.json, then export and build" in found.out
+
+
 # ---- a finished engine
 
 
@@ -433,3 +498,17 @@ def test_run_prepares_the_encoder_with_the_language_model(
     (found,) = (tmp_path / "cache").rglob("visual.onnx")
     with VisionEncoder.open(found.parent.parent) as encoder:
         assert len(encoder.encode(image(4, 4))) == 4
+
+
+def test_run_prepares_images_as_the_checkpoint_says_now(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    processor = copy / "preprocessor_config.json"
+    sizes = ("--max-input-len", 48, "--max-kv-cache-capacity", 64, "--max-generate-length", 2)
+    assert cli("run", copy, "--prompt", "a", *sizes).code == 0
+    processor.write_text(json.dumps(json.loads(processor.read_text()) | {"max_pixels": 200704}))
+    assert cli("run", copy, "--prompt", "a", *sizes).code == 0
+    made_now = [path.read_text() for path in (tmp_path / "cache").rglob(processor.name)]
+    assert processor.read_text() in made_now

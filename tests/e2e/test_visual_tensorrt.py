@@ -104,6 +104,32 @@ def test_a_golden_image_beyond_the_limits_is_still_compared(
             encoder.encode(picture(vision, (1, 4, 12)))
 
 
+def test_a_dry_run_refuses_what_a_build_would(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ("--onnx-dir", exported("qwen2_5_vl"), "--engine-dir", tmp_path / "engines")
+    dry = ("build", *files, "--backend", "tensorrt", "--dry-run")
+    missing = cli(*dry)
+    assert missing.code == 4
+    assert "--library-version" in missing.err
+    version = ("--library-version", NATIVE)
+    none_here = cli(*dry, *version)
+    assert none_here.code == 4
+    assert "no CUDA device is here" in none_here.err
+    sm75 = cli(*dry, *version, "--compute-capability", "SM75", "--compute", "bf16")
+    assert sm75.code == 3
+    assert "has no bfloat16 arithmetic" in sm75.err
+    install(monkeypatch, NATIVE)
+    done = cli(*dry, "--compute", "fp16")
+    assert done.code == 0, done.err
+    assert "float16" in done.out
+    assert "pixel_values 16x1176|" in done.out
+    emitted = cli(*dry, "--emit-onnx", tmp_path / "graph")
+    assert emitted.code == 2
+    assert "--emit-onnx writes the graph of a language model" in emitted.err
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_graph_is_not_written_for_another_tool(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,16 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("tokens", [2, 20])
+def test_the_demo_s_answers_are_measured_up_to_so_many_tokens(shop: Shop, tokens: int) -> None:
+    script, drafts = ROOT / "scripts" / "train_demo_vlm.py", 3
+    command = [sys.executable, script, "--out", shop.root / "pair", "--measure", "--prompts", "4"]
+    command += ["--tokens", str(tokens), "--draft-steps", str(drafts)]
+    done = subprocess.run(command, check=True, capture_output=True, cwd=script.parent)
+    for half in json.loads(done.stdout.splitlines()[-1]).values():
+        assert (tokens - 1) <= half["tokens"] / half["questions"] < tokens + drafts
+
+
 Content = str | list[dict[str, str]]
 
 

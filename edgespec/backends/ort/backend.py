@@ -220,6 +220,16 @@ class OrtBackend(Backend):
         assert isinstance(options, WeightFormat)
         return stage_encoder(onnx, path, options, progress)
 
+    def plan_encoder(
+        self, onnx: VisualOnnxDir, limits: ImageLimits, options: BuildOptions
+    ) -> tuple[str, ...]:
+        """Its weights. BuildError where they cannot be what is asked for."""
+        from edgespec.backends.ort.visual_staging import planned
+
+        del limits
+        assert isinstance(options, WeightFormat)
+        return planned(onnx, options)
+
     def open_encoder(
         self, path: Path, config: VisionConfig, settings: Mapping[str, Any]
     ) -> EncoderRunner:

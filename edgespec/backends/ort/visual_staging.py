@@ -37,3 +37,10 @@ def stage_encoder(
     return StagedEncoder(
         engine=path, weights=weights, accuracy=accuracy, settings=settings.to_dict()
     )
+
+
+def planned(onnx: VisualOnnxDir, weight_format: WeightFormat) -> tuple[str, ...]:
+    """What `stage_encoder` would make, a line each. Raises what it would, but for kernels."""
+    lowered = lower_vision(ir.load(onnx.model), "", weight_format)
+    weights = weights_of(exported_weights(lowered.weights), weight_format, str(onnx.path))
+    return (f"weights {weights.scheme}",)

@@ -311,6 +311,17 @@ class TensorRTBackend(Backend):
         assert isinstance(options, TensorRTOptions)
         return stage_encoder(self.library, onnx, limits, options, path, progress)
 
+    def plan_encoder(
+        self, onnx: VisualOnnxDir, limits: ImageLimits, options: BuildOptions
+    ) -> tuple[str, ...]:
+        """Its profile. Refuses what a build would, but for a device that is not here."""
+        from edgespec.backends.tensorrt import encoder_staging
+        from edgespec.backends.tensorrt.staging import version_here
+
+        assert isinstance(options, TensorRTOptions)
+        version = version_here(self.library, options)
+        return encoder_staging.planned(self.library, onnx, limits, options, version)
+
     def open_encoder(
         self, path: Path, config: VisionConfig, settings: Mapping[str, Any]
     ) -> EncoderRunner:

@@ -14,8 +14,9 @@ import onnx_ir as ir
 from edgespec.backends.base import Progress, StagedEncoder
 from edgespec.backends.tensorrt import lowered_files, staging
 from edgespec.backends.tensorrt.accuracy import accuracy_of
-from edgespec.backends.tensorrt.devices import check_formats
+from edgespec.backends.tensorrt.devices import check_formats, title_of
 from edgespec.backends.tensorrt.encoder_contract import lowered_contract
+from edgespec.backends.tensorrt.estimate import profile_lines
 from edgespec.backends.tensorrt.fingerprint import fingerprint_of
 from edgespec.backends.tensorrt.lowering.encoder import lower_encoder
 from edgespec.backends.tensorrt.options import TensorRTOptions
@@ -39,37 +40,69 @@ def stage_encoder(
 ) -> StagedEncoder:
     """Lower the graph of an export and build the engine `path`. MissingDependency without the
     library, BuildError or EnvironmentProblem where it cannot be built."""
-    version = staging.installed(library, options)
-    capabilities, model = capabilities_of(library, version), ir.load(onnx.model)
-    stored, vision = lowered_files.stored_compute(model), onnx.config.vision
-    compute, quantization = options.compute or stored, onnx.config.quantization
-    target = Target(dialect=capabilities.dialect, compute=compute, capacity=1, max_rows=1)
-    contract = vision_contract(vision)
-    plan = staging.DevicePlan(
-        library=library,
-        version=version,
-        capabilities=capabilities,
-        sm=staging.sm_of(capabilities, options),
-        target=target,
-        profiles=(profile_of(lowered_contract(contract, target), vision, proven(onnx, limits)),),
-        schemes=tuple(sorted(quantization.schemes)) if quantization else (),
-        stored=stored,
-    )
-    check_formats(plan.sm, plan.schemes, compute)
+    version, model = staging.installed(library, options), ir.load(onnx.model)
+    plan = plan_of(library, onnx, limits, options, version, model)
     staging.check_device(plan)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="lowered-") as directory:
-        lowered = lower_encoder(model, contract, target)
+        lowered = lower_encoder(model, vision_contract(onnx.config.vision), plan.target)
         graph = lowered_files.write(lowered, onnx.path, Path(directory))
         job = staging.job_of(plan, options, graph, path)
         decomposed = staging.run(job, progress, staging.environment_of(plan))
     return StagedEncoder(
         engine=path,
         weights=plan.weights,
-        accuracy=accuracy_of(plan.schemes, compute, recurrent=False),
+        accuracy=accuracy_of(plan.schemes, plan.target.compute, recurrent=False),
         settings=plan.settings(decomposed_attention=decomposed).to_dict(),
         fingerprint=fingerprint_of(library, version, plan.sm),
         unproven=staging.unproven(plan),
     )
+
+
+def planned(
+    library: Library,
+    onnx: VisualOnnxDir,
+    limits: ImageLimits,
+    options: TensorRTOptions,
+    version: str,
+) -> tuple[str, ...]:
+    """What a build with this version would make, a line each. Raises what `plan_of` does, and
+    BuildError for a graph that its parser refuses."""
+    model = ir.load(onnx.model)
+    plan = plan_of(library, onnx, limits, options, version, model)
+    lowered = lower_encoder(model, vision_contract(onnx.config.vision), plan.target)
+    staging.check_rules(lowered, plan)
+    where, target = f"{library.title} {version} for {title_of(plan.sm)}", plan.target
+    line = f"{where}: {target.dialect.value} graph, {target.compute}"
+    return (line, *profile_lines(plan.profiles))
+
+
+def plan_of(
+    library: Library,
+    onnx: VisualOnnxDir,
+    limits: ImageLimits,
+    options: TensorRTOptions,
+    version: str,
+    model: ir.Model,
+) -> staging.DevicePlan:
+    """The plan of a build with this version of the library; `model` is the canonical graph. Refuses
+    what the version or the device cannot: EnvironmentProblem, UnsupportedModel."""
+    capabilities, vision = capabilities_of(library, version), onnx.config.vision
+    stored, quantization = lowered_files.stored_compute(model), onnx.config.quantization
+    compute = options.compute or stored
+    target = Target(dialect=capabilities.dialect, compute=compute, capacity=1, max_rows=1)
+    contract = lowered_contract(vision_contract(vision), target)
+    plan = staging.DevicePlan(
+        library=library,
+        version=version,
+        capabilities=capabilities,
+        sm=staging.sm_of(capabilities, options),
+        target=target,
+        profiles=(profile_of(contract, vision, proven(onnx, limits)),),
+        schemes=tuple(sorted(quantization.schemes)) if quantization else (),
+        stored=stored,
+    )
+    check_formats(plan.sm, plan.schemes, compute)
+    return plan
 
 
 def proven(onnx: VisualOnnxDir, limits: ImageLimits) -> ImageLimits:

@@ -130,13 +130,7 @@ def lines(
         f"{name} for {device}: {target.dialect.value} graph, {target.compute},"
         f" {target.capacity} cache slots"
     )
-    for profile in profiles:
-        parts = [
-            f"{key} {'|'.join('x'.join(map(str, dims)) for dims in shapes)}"
-            for key, shapes in profile.shapes.items()
-            if not key.startswith(("past_", "conv_state_", "recurrent_state_", "committed_"))
-        ]
-        yield f"profile {profile.name}: {', '.join(parts)}"
+    yield from profile_lines(profiles)
     yield (
         f"memory on the device: about {gigabytes(memory.total)} at most (weights"
         f" {gigabytes(memory.weights)}, cache {gigabytes(memory.cache)}, inputs and outputs"
@@ -144,6 +138,17 @@ def lines(
         f" {gigabytes(memory.activations)})"
     )
     yield f"memory of the build: about {gigabytes(BUILD_FACTOR * memory.weights)} and the library"
+
+
+def profile_lines(profiles: tuple[Profile, ...]) -> Iterator[str]:
+    """The shapes of the inputs of each profile, but for those of caches and states."""
+    for profile in profiles:
+        parts = [
+            f"{key} {'|'.join('x'.join(map(str, dims)) for dims in shapes)}"
+            for key, shapes in profile.shapes.items()
+            if not key.startswith(("past_", "conv_state_", "recurrent_state_", "committed_"))
+        ]
+        yield f"profile {profile.name}: {', '.join(parts)}"
 
 
 def together(found: Sequence[MemoryEstimate]) -> Iterator[str]:

@@ -201,6 +201,12 @@ def checked_model(onnx: OnnxDir, plan: BuildPlan) -> ir.Model:
     """The lowered graph, which keeps the rules of the version's parser: for where the parser itself
     is not asked. BuildError names what it breaks."""
     model = lowered_files.lowered_model(onnx, plan.target, plan.model)
+    check_rules(model, plan)
+    return model
+
+
+def check_rules(model: ir.Model, plan: DevicePlan) -> None:
+    """BuildError that names what a lowered graph breaks of the rules of the version's parser."""
     major, minor = plan.capabilities.version
     prefix = "rtx-" if plan.library is RTX else ""
     report = lint(ir.to_proto(model), ParserVersion(f"{prefix}{major}.{minor}"))
@@ -209,7 +215,6 @@ def checked_model(onnx: OnnxDir, plan: BuildPlan) -> ir.Model:
         lines = "\n  ".join(f"{row.rule} at {row.node}: {row.what}" for row in broken)
         what = f"the graph breaks rules of {plan.capabilities.name}:\n  {lines}"
         raise BuildError(what, broken[0].remedy)
-    return model
 
 
 # ---- a build

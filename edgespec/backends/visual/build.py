@@ -68,10 +68,7 @@ def build_visual(
     """
     began = time.monotonic()
     builder, onnx, target = checked(onnx_dir, engine_dir, limits, backend)
-    options = builder.parse_options({}) if options is None else options
-    if builder.emit_dir(options) is not None:
-        what = "--emit-onnx writes the graph of a language model, and this is an image encoder's"
-        raise OptionError(what, "Leave it out, or build the image encoder on its device.")
+    options = checked_options(builder, options)
     with engines.staged(target) as staging:
         with as_bundle_error(onnx):
             path = staging / f"{engines.NAME}{builder.suffixes[0]}"
@@ -103,16 +100,31 @@ def plan_visual(
     limits: ImageLimits,
     *,
     backend: str = DEFAULT_BACKEND,
+    options: BuildOptions | None = None,
 ) -> tuple[str, ...]:
     """What `build_visual` would make of the same arguments, a line each, without building. Raises
     what it would raise before its work begins."""
     builder, onnx, target = checked(onnx_dir, engine_dir, limits, backend)
+    with as_bundle_error(onnx):
+        lines = builder.plan_encoder(onnx, limits, checked_options(builder, options))
     vision = onnx.config.vision
     one = f"{limits.min_image_tokens} to {limits.max_image_tokens_per_image}"
     return (
         f"{target}: an image encoder of {vision.num_layers} layers on {builder.title}",
         f"images of {one} tokens, {limits.max_image_tokens} in a request",
+        *lines,
+        *without_processor(onnx),
     )
+
+
+def checked_options(backend: Backend, options: BuildOptions | None) -> BuildOptions:
+    """The options of a build, its backend's defaults for None. OptionError for what only a language
+    model can be asked for."""
+    options = backend.parse_options({}) if options is None else options
+    if backend.emit_dir(options) is not None:
+        what = "--emit-onnx writes the graph of a language model, and this is an image encoder's"
+        raise OptionError(what, "Leave it out, or build the image encoder on its device.")
+    return options
 
 
 def checked(
@@ -175,5 +187,13 @@ def notes_of(onnx: VisualOnnxDir, staged: StagedEncoder) -> Iterator[str]:
         yield f"{products_text(staged.weights)}; images look a little different to the model"
     if staged.weights.emulated:
         yield f"{staged.weights.scheme} is {staged.weights.emulated}"
+    yield from without_processor(onnx)
+
+
+def without_processor(onnx: VisualOnnxDir) -> Iterator[str]:
+    """A note where an export does not say how its images are prepared."""
     if not any(name in onnx.manifest.files for name in bundle.PROCESSOR_FILES):
-        yield f"{bundle.PROCESSOR_FILES[0]} is not there: no image can be prepared for it"
+        yield (
+            f"{onnx.path} has no {bundle.PROCESSOR_FILES[0]}, and no image can be prepared: put it"
+            " beside the checkpoint's config.json, then export and build again"
+        )

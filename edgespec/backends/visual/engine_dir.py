@@ -55,24 +55,9 @@ def staged(target: Path) -> Iterator[Path]:
                 yield staging
                 with bundle.locked(target.parent):
                     refuse_foreign(target)
-                    take_place(staging, target)
+                    bundle.take_place(staging, target)
     finally:
         bundle.remove_if_empty(*made)
-
-
-def take_place(staging: Path, target: Path) -> None:
-    """Move a finished directory to `target`; the one that is there goes. Raises OSError."""
-    if not target.exists():
-        staging.replace(target)
-        return
-    old = target.parent / f"{bundle.temporary_name(target.name)}.old"  # a killed run's is removed
-    target.replace(old)
-    try:
-        staging.replace(target)
-    except OSError:
-        old.replace(target)
-        raise
-    bundle.remove_whole(old)
 
 
 def refuse_foreign(target: Path) -> None:

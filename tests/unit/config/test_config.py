@@ -612,6 +612,13 @@ def test_drafts_of_vision_language_models_declare_the_axes_of_their_positions(
     assert rope == RopeConfig(1e6, 128, mrope_section=section, mrope_interleaved=interleaved)
 
 
+def test_sections_of_a_base_with_narrower_heads_leave_a_draft_one_axis() -> None:
+    """As drafts for Qwen3.5 have them, whose base rotates a quarter of each head."""
+    default = {"rope_type": "default", "mrope_section": [11, 11, 10]}
+    rope = parse({"rope_scaling": default, "rope_theta": 1e7}).decoder.rope
+    assert rope == RopeConfig(1e7, 128)
+
+
 def test_sections_that_leave_pairs_over_are_refused() -> None:
     with pytest.raises(CheckpointError, match=r"mrope_section.*64 in all"):
         parse({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 20]}})

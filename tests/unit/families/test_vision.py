@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,6 +87,11 @@ def test_rows_must_be_as_wide_as_those_of_the_language_model() -> None:
         vision_of(top, family, 2560)
 
 
+def test_a_file_without_the_section_is_that_of_a_text_model() -> None:
+    for family in ROWS.values():
+        assert vision_of(Fields({}, "config.json"), family, 2560) is None
+
+
 def test_a_family_without_an_encoder_has_none() -> None:
     family: Family = FAMILIES["Qwen3ForCausalLM"]
     assert vision_of(Fields({"vision_config": {}}, "config.json"), family, 64) is None
@@ -103,6 +109,14 @@ def test_token_ids_that_files_leave_out_are_those_of_the_family(model_type: str)
     assert image_tokens(Fields({"image_token_id": 7}, "config.json"), family).image == 7
     with pytest.raises(CheckpointError, match="image_token_id"):
         image_tokens(Fields({"image_token_id": [7, 8]}, "config.json"), family)
+
+
+def test_token_ids_of_a_family_that_has_no_usual_ones_must_be_there() -> None:
+    family = replace(ROWS["qwen3_vl"], image_tokens=None)
+    ids = {f"{name}_token_id": 1 for name in ("image", "video", "vision_start", "vision_end")}
+    assert image_tokens(Fields(ids, "config.json"), family) == ImageTokens(1, 1, 1, 1)
+    with pytest.raises(CheckpointError, match="video_token_id"):
+        image_tokens(Fields(ids | {"video_token_id": None}, "config.json"), family)
 
 
 def test_a_model_has_its_encoder_and_its_tokens() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from edgespec.backends.visual.build import build_visual
 from edgespec.checkpoint.files import Checkpoint
@@ -33,7 +33,7 @@ from edgespec.images import PreparedImage, read_processor
 from edgespec.inspection import inspect
 from edgespec.manifest import QuantizeManifest
 from edgespec.progress import Silent
-from edgespec.quantize import modelopt, tower
+from edgespec.quantize import layerwise, modelopt, tower
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
 from edgespec.quantize.pictures import SIZES, Pictures
 from edgespec.runtime.vision.encoder import VisionEncoder
@@ -68,9 +68,8 @@ def write_images(folder: Path) -> Path:
 
 
 def quantized(base: Path, out: Path, quantization: str | None = None, **more: Any) -> Quantized:
-    options = Options(
-        quantization, num_samples=2, calib_seq_len=32, **({"visual_quantization": "fp8"} | more)
-    )
+    texts = {"num_samples": 2, "calib_seq_len": 32} if quantization else {}
+    options = Options(quantization, **(texts | {"visual_quantization": "fp8"} | more))
     return quantize_llm(str(base), out, options, Silent(), modelopt.Log())
 
 
@@ -287,6 +286,30 @@ def test_text_formats_stand_beside_it(family: str, name: str, tmp_path: Path) ->
         assert (exported / part / "model.onnx").is_file()
 
 
+@pytest.mark.usefixtures("needs_modelopt")
+def test_a_tower_that_cannot_be_quantized_is_found_before_text_is_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Path(shutil.copytree(checkpoint_of("qwen3_vl"), tmp_path / "base"))
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.visual.blocks.0.mlp.linear_fc1.weight"] *= 1e38
+    save_file(tensors, base / "model.safetensors")
+    calibrated: list[str] = []
+    monkeypatch.setattr(layerwise.Calibration, "run", lambda _: calibrated.append("text"))
+    with pytest.raises(BuildError, match="is not finite"):
+        quantized(base, tmp_path / "out", "fp8")
+    assert not calibrated
+
+
+@pytest.mark.parametrize(("files", "title"), [(1, "1 image from"), (3, "3 images from")])
+def test_images_are_counted_in_words(files: int, title: str, tmp_path: Path) -> None:
+    processor, folder = read_processor(checkpoint_of("qwen3_vl")), write_images(tmp_path / "photos")
+    for name in ("a.png", "b.bmp", "c.jpg")[files:]:
+        (folder / name).unlink()
+    assert Pictures.of(folder, processor).title == f"{title} the folder photos"
+    assert Pictures.of(None, processor).title == "8 drawn images"
+
+
 # ---- images
 
 
@@ -359,6 +382,9 @@ def test_a_checkpoint_without_its_processor_is_refused(tmp_path: Path) -> None:
         ({"lm_head_quantization": "fp8"}, "--lm-head-quantization without --quantization"),
         ({"fp8_cache": True}, "--kv-cache-quantization without --quantization"),
         ({"target": "orin"}, "orin"),
+        ({"calib_data": "texts.txt"}, "--calib-data without --quantization"),
+        ({"num_samples": 2}, "--num-samples without --quantization"),
+        ({"calib_seq_len": 32}, "--calib-seq-len without --quantization"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(flags: dict[str, Any], text: str) -> None:
@@ -371,9 +397,20 @@ def test_excluding_all_is_refused(tmp_path: Path) -> None:
         quantized(checkpoint_of("qwen3_vl"), tmp_path / "out", exclude=("*",))
 
 
-@pytest.mark.parametrize("factor", [1 / 40, 1e6, float("nan")])
+@pytest.mark.parametrize(
+    ("factor", "error", "text"),
+    [
+        (1 / 40, BuildError, "rows have a cosine of"),
+        (1e6, BuildError, "rows have a cosine of"),
+        (float("nan"), CheckpointError, "input_scale"),
+    ],
+)
 def test_wrong_scales_of_activations_are_found(
-    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    factor: float,
+    error: type[EdgeSpecError],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calibrate = tower.calibrate
 
@@ -383,7 +420,7 @@ def test_wrong_scales_of_activations_are_found(
         return found
 
     monkeypatch.setattr(tower, "calibrate", wrong)
-    with pytest.raises(EdgeSpecError):
+    with pytest.raises(error, match=text):
         quantized(checkpoint_of("qwen3_vl"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
