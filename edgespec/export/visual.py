@@ -174,7 +174,7 @@ def golden_arrays(graph: VisionGraph, directory: Path) -> dict[str, NDArray[Any]
 # ---- the canonical graph, run without an engine
 
 
-def encoder_piece(graph: VisionEncoder, plan: WeightPlan) -> Piece:
+def encoder_piece(graph: VisionGraph, plan: WeightPlan) -> Piece:
     """The whole graph as one piece."""
     inputs = vision_contract(graph.config).inputs
     return Piece(graph.build(plan), tuple(spec.name for spec in inputs))

@@ -26,7 +26,7 @@ from edgespec.errors import CheckpointError, RequestError, UnsupportedModel, cou
 from edgespec.export.sidecars import copy_tokenizer
 from edgespec.export.stepwise import opened
 from edgespec.export.visual import encode, encoder_piece
-from edgespec.graphs.vision import VisionEncoder
+from edgespec.graphs.vision import VisionGraph
 from edgespec.images import ImageReader, ImageRules, read_processor
 from edgespec.prompts import ImageItem
 from edgespec.stored.regular import open_regular
@@ -153,7 +153,7 @@ def encoded(base: Checkpoint, model: ModelConfig, path: Path) -> ImageRows:
     assert model.vision is not None
     processor = replace(read_processor(base.path).limited(MAX_TOKENS), max_tokens=None)
     image = ImageReader(ImageRules(roots=(path,)), processor).read(ImageItem(str(path)))
-    graph = VisionEncoder.open(base, model.vision)
+    graph = VisionGraph.open(base, model.vision)
     with TemporaryDirectory() as name, writing(Path(name)):
         piece = opened(lambda plan: encoder_piece(graph, plan), Path(name))
         found = encode(piece, model.vision, image.pixel_values, image.grid)
