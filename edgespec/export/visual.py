@@ -23,6 +23,7 @@ from edgespec.export import sidecars, writer
 from edgespec.export.component import Exported, check_graph
 from edgespec.export.pieces import open_piece
 from edgespec.export.request import ExportRequest
+from edgespec.families.vision import SECTION
 from edgespec.graphs.assembly import Piece
 from edgespec.graphs.builder import WeightPlan, save
 from edgespec.graphs.completeness import check_vision
@@ -41,6 +42,7 @@ NO_PROCESSOR = (
 RENEWED = "already there, and its processor files are those of the checkpoint now: build again"
 PROCESSOR = "processor"  # the option of manifest.json that holds their sha256
 NO_TOWER = "the checkpoint has no tensors of its image encoder: text alone is exported"
+LEFT_OUT = "this version has no image encoder of this family: text alone is exported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,17 @@ def visual_component(request: ExportRequest) -> VisualComponent | None:
         checkpoint=checkpoint,
         notes=() if sidecars.processor_hashes(checkpoint) else (NO_PROCESSOR,),
     )
+
+
+def why_no_visual(request: ExportRequest) -> str | None:
+    """Why the base of a request, whose config.json has an image encoder, is exported without one
+    that was asked for; None where it is not."""
+    base = request.base
+    if base is None or not request.writes_base or request.options.skip_visual:
+        return None
+    if base.config.vision is None and base.checkpoint.config.get(SECTION):
+        return LEFT_OUT
+    return NO_TOWER if lacks_tower(request) else None
 
 
 def lacks_tower(request: ExportRequest) -> bool:

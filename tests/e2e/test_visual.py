@@ -20,7 +20,7 @@ from edgespec import bundle
 from edgespec.errors import BundleError, EngineClosed, LimitError, RequestError
 from edgespec.runtime.vision.encoder import VisionEncoder
 from edgespec.vision.grid import Grid
-from tests import made, shared
+from tests import made, shared, toys
 from tests.e2e.workshop import Cli, cli
 from tests.toys.towers import IMAGE_TOKENS, write_vlm
 
@@ -158,6 +158,19 @@ def test_a_model_without_its_encoder_is_exported_as_text_alone(
     assert done.code == 0, done.err
     assert "the checkpoint has no tensors of its image encoder" in done.out
     assert [path.name for path in (tmp_path / "onnx").iterdir()] == ["llm"]
+
+
+def test_an_encoder_of_another_family_is_left_out_and_that_is_said(
+    tmp_path: Path, cli: Cli
+) -> None:
+    for stack, said in (("published", True), ("text", False)):
+        base = toys.make_gemma3(tmp_path / stack, stack=stack)
+        done = cli("export", base, tmp_path / "onnx" / stack)
+        assert done.code == 0, done.err
+        assert ("no image encoder of this family: text alone is exported" in done.out) == said
+        assert [path.name for path in (tmp_path / "onnx" / stack).iterdir()] == ["llm"]
+    silent = cli("export", tmp_path / "published", tmp_path / "other", "--skip-visual")
+    assert "image encoder" not in silent.out
 
 
 def test_a_missing_tensor_of_the_encoder_is_named(
