@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgespec import bundle
@@ -19,6 +20,7 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.vision import vision_prefix
 from edgespec.config import VisionConfig
 from edgespec.contract import Tower
+from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.export import sidecars, writer
 from edgespec.export.component import Exported, check_graph
 from edgespec.export.pieces import open_piece
@@ -26,7 +28,7 @@ from edgespec.export.request import ExportRequest
 from edgespec.families.vision import SECTION
 from edgespec.graphs.assembly import Piece
 from edgespec.graphs.builder import WeightPlan, save
-from edgespec.graphs.completeness import check_vision
+from edgespec.graphs.completeness import WITHOUT_IMAGES, check_vision
 from edgespec.graphs.linear import products
 from edgespec.graphs.vision import VisionGraph
 from edgespec.manifest import ExportManifest
@@ -113,7 +115,7 @@ def write_visual(
     manifest."""
     sidecars.copy_processor(component.checkpoint, staging)
     plan = WeightPlan(bundle.MODEL_DATA)
-    model, table = component.graph.build(plan), component.graph.table
+    model, table = built_graph(component, plan), component.graph.table
     quantization = sidecars.graph_quantization(
         products(model), table.checkpoint, table.quantization
     )
@@ -136,6 +138,15 @@ def write_visual(
     bundle.write_json(staging / bundle.MANIFEST, manifest.to_dict())
     notes = (*component.notes, *sidecars.quantization_notes(quantization))
     return Exported(staging, Tower.VISUAL.value, files, notes)
+
+
+def built_graph(component: VisualComponent, plan: WeightPlan) -> ir.Model:
+    """The canonical graph. UnsupportedModel or CheckpointError, with the way to text alone, for
+    weights that it cannot represent and for damaged ones."""
+    try:
+        return component.graph.build(plan)
+    except (CheckpointError, UnsupportedModel) as error:
+        raise type(error)(error.what, f"{error.remedy} {WITHOUT_IMAGES}") from error
 
 
 def visual_options(component: VisualComponent, request: ExportRequest) -> dict[str, Any]:
