@@ -436,7 +436,7 @@ CONTRADICTIONS: list[tuple[Mapping[str, Any], str]] = [
     ({"vision_config/window_size": 14}, "'window_size'"),
     ({"vision_config/window_size": 16000}, "'window_size'"),
     ({"image_token_id": -1}, "'image_token_id'"),
-    ({"engine_role": "llm"}, "config.json"),
+    ({"engine_role": "llm"}, "config.json: spec_decode_type None"),
 ]
 
 
