@@ -6,7 +6,7 @@ Knows transformers' own tower and generate; rows of images come from it as the r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,18 @@ class Picture:
     @property
     def grid(self) -> tuple[int, int, int]:
         return 1, self.height, self.width
+
+    @property
+    def pixel_values(self) -> np.ndarray:
+        return self.pixels.numpy()
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(self.pixel_values.tobytes()).hexdigest()
+
+    @property
+    def source(self) -> str:
+        return "a random picture"
 
     @property
     def num_rows(self) -> int:
@@ -74,16 +86,20 @@ def rows_of(model: Any, picture: Picture) -> ImageRows:
     (embeds,) = found.pooler_output
     layers = getattr(found, "deepstack_features", None)
     deepstack = torch.cat(list(layers), -1).numpy() if layers else None
-    key = hashlib.sha256(picture.pixels.numpy().tobytes()).hexdigest()
-    return ImageRows(embeds.numpy(), deepstack, picture.grid, key)
+    return ImageRows(embeds.numpy(), deepstack, picture.grid, picture.key)
 
 
 def prompt_of(model: Any, parts: Sequence[Part]) -> Prompt:
     """The same prompt as the runtime takes it."""
+    return prompt_with(lambda picture: rows_of(model, picture), parts)
+
+
+def prompt_with(rows: Callable[[Picture], ImageRows], parts: Sequence[Part]) -> Prompt:
+    """The same with the rows that `rows` makes of each picture."""
     images, start = [], 0
     for part in parts:
         if isinstance(part, Picture):
-            images.append(ImageSlots(start + 1, rows_of(model, part)))
+            images.append(ImageSlots(start + 1, rows(part)))
         start += len(tokens_of([part]))
     return Prompt.with_images(tokens_of(parts), images, MERGE)
 

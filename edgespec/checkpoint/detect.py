@@ -189,8 +189,8 @@ def _quantized_linears(
 
 def _has_quantized(checkpoint: Checkpoint) -> bool:
     """Whether any Linear is quantized: an image encoder may be, with its text decoder as it was."""
-    names = checkpoint.tensors
-    return any(is_quantized(checkpoint, _module(n)) for n in names if n.endswith(".weight"))
+    modules = {name.rpartition(".")[0] for name in checkpoint.tensors}
+    return any(is_quantized(checkpoint, module) for module in modules)
 
 
 def _module(weight: str) -> str:

@@ -27,41 +27,46 @@ def vision_prefix(checkpoint: Checkpoint) -> str | None:
 
 
 def stored_vision_names(checkpoint: Checkpoint, config: VisionConfig) -> dict[str, str]:
-    """The names on disk by own name. Raises CheckpointError where the tensors are not those of the
-    configuration."""
+    """The names on disk by own name; a packed weight, which has no tensor `weight`, is called as if
+    it had one. Raises CheckpointError where the tensors are not those of the configuration."""
+    expected, names = vision_tensors(config), names_on_disk(checkpoint, config)
+    linears = {names[name] for name, shape in expected.items() if is_linear(name, shape)}
     prefix = vision_prefix(checkpoint) or VISION_PREFIXES[0]
-    there = [name for name in checkpoint.tensors if name.startswith(prefix)]
-    stored = {own_name(name.removeprefix(prefix)): name for name in there}
-    expected, renamed = vision_tensors(config), renamed_modules()
-    other = {own: module for module, own in renamed.items()}
-    if not any(name.removeprefix(prefix).startswith(tuple(renamed)) for name in there):
-        other = {}  # none of them has the other name: a missing one is not called by it
-    usual = {name: f"{prefix}{moved(name, other)}" for name in expected}
-    wanted = {stored.get(name, usual[name]): shape for name, shape in expected.items()}
-    others = {name for name in checkpoint.tensors if not name.startswith(prefix)}
-    linears = [stored.get(name) for name, shape in expected.items() if is_linear(name, shape)]
     check_tensors(
-        wanted,
+        {names[name]: shape for name, shape in expected.items()},
         checkpoint,
-        others,
+        {name for name in checkpoint.tensors if not name.startswith(prefix)},
         vision_quantization(checkpoint, config),
-        never_quantized=wanted.keys() - set(linears),
+        never_quantized=set(names.values()) - linears,
     )
-    return {name: stored[name] for name in expected}
+    return names
 
 
 def vision_quantization(checkpoint: Checkpoint, config: VisionConfig) -> Quantization | None:
     """How the encoder's Linears are quantized; None where none of them is."""
-    found, prefix = read_quantization(checkpoint), vision_prefix(checkpoint)
-    if found is None or prefix is None:
+    found = read_quantization(checkpoint)
+    if found is None or vision_prefix(checkpoint) is None:
         return None
+    names = names_on_disk(checkpoint, config)
     modules = (
-        name.removesuffix(".weight")
+        names[name].removesuffix(".weight")
         for name, shape in vision_tensors(config).items()
         if is_linear(name, shape)
     )
-    quantized = any(rule_at(checkpoint, found, f"{prefix}{module}") for module in modules)
+    quantized = any(rule_at(checkpoint, found, module) for module in modules)
     return replace(found, kv_cache=None) if quantized else None
+
+
+def names_on_disk(checkpoint: Checkpoint, config: VisionConfig) -> dict[str, str]:
+    """The names on disk by own name, of what is there and of what should be."""
+    prefix, renamed = vision_prefix(checkpoint) or VISION_PREFIXES[0], renamed_modules()
+    there = [name for name in checkpoint.tensors if name.startswith(prefix)]
+    stored = {own_name(name.removeprefix(prefix)): name for name in there}
+    other = {own: module for module, own in renamed.items()}
+    if not any(name.removeprefix(prefix).startswith(tuple(renamed)) for name in there):
+        other = {}  # none of them has the other name: a missing one is not called by it
+    expected = vision_tensors(config)
+    return {name: stored.get(name, f"{prefix}{moved(name, other)}") for name in expected}
 
 
 def is_linear(name: str, shape: tuple[int, ...]) -> bool:

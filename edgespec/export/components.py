@@ -22,13 +22,12 @@ from edgespec.export.request import ExportRequest
 from edgespec.export.resolve import resolve
 from edgespec.export.table import COMPONENTS
 from edgespec.export.visual import (
-    NO_TOWER,
     PROCESSOR,
     VisualComponent,
-    lacks_tower,
     renew_processor,
     visual_component,
     visual_options,
+    why_no_visual,
     write_visual,
 )
 from edgespec.manifest import ExportManifest, ExportSource
@@ -86,8 +85,8 @@ def export(
     first, *others = (done[target] for target in components)
     doubt = request.base.origin.doubt if request.base else None
     notes = (*first.notes, doubt) if doubt else first.notes
-    if request.writes_base and not options.skip_visual and lacks_tower(request):
-        notes = (*notes, NO_TOWER)
+    if (why := why_no_visual(request)) is not None:
+        notes = (*notes, why)
     return replace(first, notes=notes, beside=tuple(others))
 
 

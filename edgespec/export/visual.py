@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgespec import bundle
@@ -19,13 +20,15 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.vision import vision_prefix
 from edgespec.config import VisionConfig
 from edgespec.contract import Tower
+from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.export import sidecars, writer
 from edgespec.export.component import Exported, check_graph
 from edgespec.export.pieces import OpenPiece, open_piece
 from edgespec.export.request import ExportRequest
+from edgespec.families.vision import SECTION
 from edgespec.graphs.assembly import Piece
 from edgespec.graphs.builder import WeightPlan, save
-from edgespec.graphs.completeness import check_vision
+from edgespec.graphs.completeness import WITHOUT_IMAGES, check_vision
 from edgespec.graphs.linear import products
 from edgespec.graphs.vision import VisionGraph
 from edgespec.manifest import ExportManifest
@@ -41,6 +44,7 @@ NO_PROCESSOR = (
 RENEWED = "already there, and its processor files are those of the checkpoint now: build again"
 PROCESSOR = "processor"  # the option of manifest.json that holds their sha256
 NO_TOWER = "the checkpoint has no tensors of its image encoder: text alone is exported"
+LEFT_OUT = "this version has no image encoder of this family: text alone is exported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,17 @@ def visual_component(request: ExportRequest) -> VisualComponent | None:
     )
 
 
+def why_no_visual(request: ExportRequest) -> str | None:
+    """Why the base of a request, whose config.json has an image encoder, is exported without one
+    that was asked for; None where it is not."""
+    base = request.base
+    if base is None or not request.writes_base or request.options.skip_visual:
+        return None
+    if base.config.vision is None and base.checkpoint.config.get(SECTION):
+        return LEFT_OUT
+    return NO_TOWER if lacks_tower(request) else None
+
+
 def lacks_tower(request: ExportRequest) -> bool:
     """Whether the base of a request declares an image encoder and has no tensors of one."""
     base = request.base
@@ -100,7 +115,7 @@ def write_visual(
     manifest."""
     sidecars.copy_processor(component.checkpoint, staging)
     plan = WeightPlan(bundle.MODEL_DATA)
-    model, table = component.graph.build(plan), component.graph.table
+    model, table = built_graph(component, plan), component.graph.table
     quantization = sidecars.graph_quantization(
         products(model), table.checkpoint, table.quantization
     )
@@ -123,6 +138,15 @@ def write_visual(
     bundle.write_json(staging / bundle.MANIFEST, manifest.to_dict())
     notes = (*component.notes, *sidecars.quantization_notes(quantization))
     return Exported(staging, Tower.VISUAL.value, files, notes)
+
+
+def built_graph(component: VisualComponent, plan: WeightPlan) -> ir.Model:
+    """The canonical graph. UnsupportedModel or CheckpointError, with the way to text alone, for
+    weights that it cannot represent and for damaged ones."""
+    try:
+        return component.graph.build(plan)
+    except (CheckpointError, UnsupportedModel) as error:
+        raise type(error)(error.what, f"{error.remedy} {WITHOUT_IMAGES}") from error
 
 
 def visual_options(component: VisualComponent, request: ExportRequest) -> dict[str, Any]:

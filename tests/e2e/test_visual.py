@@ -20,7 +20,7 @@ from edgespec import bundle
 from edgespec.errors import BundleError, EngineClosed, LimitError, RequestError
 from edgespec.runtime.vision.encoder import VisionEncoder
 from edgespec.vision.grid import Grid
-from tests import made, shared
+from tests import made, shared, toys
 from tests.e2e.workshop import Cli, cli
 from tests.toys.towers import IMAGE_TOKENS, write_vlm
 
@@ -160,6 +160,19 @@ def test_a_model_without_its_encoder_is_exported_as_text_alone(
     assert [path.name for path in (tmp_path / "onnx").iterdir()] == ["llm"]
 
 
+def test_an_encoder_of_another_family_is_left_out_and_that_is_said(
+    tmp_path: Path, cli: Cli
+) -> None:
+    for stack, said in (("published", True), ("text", False)):
+        base = toys.make_gemma3(tmp_path / stack, stack=stack)
+        done = cli("export", base, tmp_path / "onnx" / stack)
+        assert done.code == 0, done.err
+        assert ("no image encoder of this family: text alone is exported" in done.out) == said
+        assert [path.name for path in (tmp_path / "onnx" / stack).iterdir()] == ["llm"]
+    silent = cli("export", tmp_path / "published", tmp_path / "other", "--skip-visual")
+    assert "image encoder" not in silent.out
+
+
 def test_a_missing_tensor_of_the_encoder_is_named(
     checkpoint: Path, tmp_path: Path, cli: Cli
 ) -> None:
@@ -193,6 +206,64 @@ def test_text_goes_on_without_a_damaged_encoder(
     done = cli(*run, "--skip-visual")
     assert done.code == 0, done.err
     assert not list((tmp_path / "cache").rglob("visual.onnx"))
+
+
+def in_int4(checkpoint: Path, out: Path, module: str) -> tuple[Path, NDArray[np.float32]]:
+    """A copy of a checkpoint with one Linear of its encoder in INT4, in blocks of 32 inputs, as
+    llm-compressor packs it; and what its weight is."""
+    copy = Path(shutil.copytree(checkpoint, out))
+    tensors = load_file(copy / "model.safetensors")
+    (name,) = (name for name in tensors if name.endswith(f"{module}.weight"))
+    shape, stem = tensors.pop(name).shape, name.removesuffix("weight")
+    rng, groups = np.random.default_rng(0), -(-shape[1] // 32)
+    values = rng.integers(0, 16, (shape[0], -(-shape[1] // 8) * 8), np.uint32)
+    scales = rng.uniform(0.01, 0.02, (shape[0], groups)).astype(np.float32)
+    words = sum(values[:, i::8] << np.uint32(4 * i) for i in range(8))
+    tensors[f"{stem}weight_packed"] = np.asarray(words, np.uint32).view(np.int32)
+    tensors[f"{stem}weight_scale"] = scales
+    tensors[f"{stem}weight_shape"] = np.array(shape, np.int64)
+    save_file(tensors, copy / "model.safetensors")
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {"weights": weights | {"symmetric": True}, "targets": [f"re:.*{module}"]}
+        },
+    }
+    set_keys("config.json", {"quantization_config": settings})(copy)
+    signed = values[:, : shape[1]].astype(np.float32) - 8
+    return copy, signed * np.repeat(scales, 32, axis=1)[:, : shape[1]]
+
+
+@pytest.mark.parametrize("module", ["blocks.0.attn.proj", "merger.mlp.0"])
+def test_packed_weights_of_an_encoder_are_those_that_they_stand_for(
+    module: str, checkpoint: Path, tmp_path: Path, cli: Cli
+) -> None:
+    copy, weight = in_int4(checkpoint, tmp_path / "int4", module)
+    plain = Path(shutil.copytree(checkpoint, tmp_path / "plain"))
+    tensors = load_file(plain / "model.safetensors")
+    (name,) = (name for name in tensors if name.endswith(f"{module}.weight"))
+    save_file(tensors | {name: weight}, plain / "model.safetensors")
+    rows = []
+    for model in (copy, plain):
+        done = cli("export", model, tmp_path / "onnx" / model.name)
+        assert done.code == 0, done.err
+        golden = tmp_path / "onnx" / model.name / "visual/golden.safetensors"
+        rows.append(load_file(golden)["image_embeds"])
+    np.testing.assert_allclose(*rows, rtol=1e-4, atol=1e-5)
+
+
+def test_text_goes_on_without_an_encoder_whose_weights_no_graph_has(
+    checkpoint: Path, tmp_path: Path, cli: Cli
+) -> None:
+    """INT4 in blocks that do not divide the inputs."""
+    copy, weight = in_int4(checkpoint, tmp_path / "int4", "blocks.0.mlp.down_proj")
+    refused = cli("export", copy, tmp_path / "onnx")
+    assert refused.code == 3
+    assert f"3 scales per row for {weight.shape[1]} inputs" in refused.err
+    assert "leave the image encoder out with --skip-visual" in refused.err
+    assert cli("export", copy, tmp_path / "onnx", "--skip-visual").code == 0
 
 
 def test_names_of_newer_and_older_files_are_the_same_encoder(
@@ -365,7 +436,7 @@ CONTRADICTIONS: list[tuple[Mapping[str, Any], str]] = [
     ({"vision_config/window_size": 14}, "'window_size'"),
     ({"vision_config/window_size": 16000}, "'window_size'"),
     ({"image_token_id": -1}, "'image_token_id'"),
-    ({"engine_role": "llm"}, "config.json"),
+    ({"engine_role": "llm"}, "config.json: spec_decode_type None"),
 ]
 
 

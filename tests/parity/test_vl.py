@@ -15,6 +15,7 @@ import torch
 
 from edgespec.backends.host import HostStates
 from edgespec.backends.ort.options import WeightFormat
+from edgespec.backends.visual.build import build_visual
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions
 from edgespec.prompts import SamplingParams
@@ -23,6 +24,8 @@ from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import PLAIN, Engine
 from edgespec.runtime.prompt_value import Prompt
 from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.vision.encoder import VisionEncoder
+from edgespec.vision.contract import ImageLimits
 from tests import made, pictures, reference, toys
 from tests.pictures import Part, Picture
 
@@ -152,18 +155,24 @@ def test_the_first_tree_is_that_of_a_draft_with_the_base_s_positions(
 
 
 def test_hybrid_bases_take_images_too(tmp_path: Path) -> None:
-    """Qwen3.5, part of whose heads turns, with its MTP head."""
+    """Qwen3.5, part of whose heads turns, with its MTP head and its own encoder's rows."""
     base = toys.make_qwen3_5(tmp_path / "base", images=True)
-    exported, model = made.exported(base, ExportOptions(base_for="mtp")), toys.load_vl(base)
+    model = toys.load_vl(base)
+    exported = made.exported(base, ExportOptions(base_for="mtp"))
     engine_dir = made.built(LIMITS, exported / "llm", exported / "mtp_draft")
+    build_visual(exported / "visual", tmp_path / "engines", ImageLimits())
     sampling = SamplingParams(temperature=0, max_generate_length=16)
-    with Engine(engine_dir, spec_decode=True) as engine:
+    with (
+        Engine(engine_dir, spec_decode=True) as engine,
+        VisionEncoder.open(tmp_path / "engines") as encoder,
+    ):
         engine.stop_ids = frozenset()
         for parts in PROMPTS.values():
-            prompt = pictures.prompt_of(model, parts)
             wanted = pictures.greedy(model, parts, 16)
-            for plan in (PLAIN, engine.plan()):
-                assert engine.generate(prompt, sampling, plan).token_ids == wanted
+            for rows in (encoder.encode, lambda picture: pictures.rows_of(model, picture)):
+                prompt = pictures.prompt_with(rows, parts)
+                for plan in (PLAIN, engine.plan()):
+                    assert engine.generate(prompt, sampling, plan).token_ids == wanted
 
 
 def test_low_bit_engines_take_images_too(tmp_path: Path) -> None:
