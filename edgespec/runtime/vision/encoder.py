@@ -19,9 +19,9 @@ from edgespec.backends.registry import get_backend
 from edgespec.backends.visual.config import VisualEngineConfig
 from edgespec.backends.visual.engine_dir import NAME, find_visual_dir, open_visual_dir
 from edgespec.errors import BundleError, EngineClosed, LimitError, RequestError
-from edgespec.vision.rows import Floats, ImageRows
 from edgespec.vision.contract import DEEPSTACK, EMBEDS, PIXELS
 from edgespec.vision.grid import Grid, encoder_inputs, num_patches, num_tokens
+from edgespec.vision.rows import Floats, ImageRows
 
 BUILD = "edgespec build --onnx-dir OUT/visual --engine-dir ENGINES"
 
