@@ -15,6 +15,7 @@ from typing import Any
 from edgespec.errors import EdgeSpecError, RequestError
 from edgespec.prompts import CANCELLED, ERROR, Message, Request
 from edgespec.runtime.engine import Engine
+from edgespec.runtime.faults import FAULTS, as_error
 from edgespec.runtime.generation import Chunk, GenerationRequest, Response, with_seed
 from edgespec.runtime.lossless_check import Difference, first_difference
 from edgespec.runtime.quality import Quality, compared
@@ -103,8 +104,8 @@ class Answers:
             ids = self.engine.encode_rendered(
                 prompt, messages, add_special_tokens=not request.apply_chat_template
             )
-        except EdgeSpecError as error:
-            return replace(answer, error=error), None
+        except FAULTS as error:
+            return replace(answer, error=as_error(error)), None
         asked = GenerationRequest(
             ids,
             with_seed(request.sampling),

@@ -887,10 +887,11 @@ class Engine:
         for index, (prompt, params, own_plan, rule) in enumerate(each):
             try:
                 handles[index] = self.handle(prompt, params, own_plan, enable_thinking, False, rule)
-            except EdgeSpecError as error:
+            except FAULTS as error:
+                found = as_error(error)
                 if not return_exceptions:
-                    raise of_prompt(index, error) from error
-                errors[index] = error
+                    raise of_prompt(index, found) from error
+                errors[index] = found
         return errors, handles
 
     # ---- the requests of a file

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.errors import RequestError
+from edgespec.errors import EnvironmentProblem, RequestError
 from edgespec.prompts import MAX_LENGTH, Message, Request, SamplingParams
 from edgespec.runtime.answers import Answer, Answers, sentences
 from edgespec.runtime.generation import GenerationRequest, Response
@@ -34,6 +34,8 @@ class Echo:
         text = " ".join(m.content for m in messages)
         if "refuse" in text:
             raise RequestError("the template refuses")
+        if "large" in text:
+            raise MemoryError
         self.rendered.append(text)
         return text
 
@@ -90,6 +92,13 @@ def test_turns_after_a_failed_one_fail_and_other_requests_do_not() -> None:
     found = run(Echo(), request(0, "refuse", "b"), request(1, "x"), request(2, "y", "refuse", "z"))
     assert [bool(answer.error) for answer in found] == [True, True, False, False, True, True]
     assert "turn 1 of request 2" in found[-1].error.what
+
+
+def test_a_request_that_memory_does_not_suffice_for_fails_alone() -> None:
+    first, second = run(Echo(), request(0, "large"), request(1, "x"))
+    assert isinstance(first.error, EnvironmentProblem)
+    assert first.error.what == "not enough memory for this request"
+    assert second.error is None
 
 
 def test_requests_that_are_all_refused_have_their_answers() -> None:

@@ -393,6 +393,20 @@ def test_errors_of_a_batch_stand_in_their_places_where_asked(engine: Engine) -> 
         assert [end.token_ids for end in found[::2]] == alone
 
 
+def test_a_prompt_of_a_batch_without_memory_for_it_harms_no_other(engine: Engine) -> None:
+    real = engine.encode
+
+    def encode(prompt: Any, **how: Any) -> Any:
+        if prompt == "large":
+            raise MemoryError
+        return real(prompt, **how)
+
+    with mock.patch.object(engine, "encode", encode):
+        found = engine.generate_batch(["large", [5, 6]], GREEDY, return_exceptions=True)
+    assert isinstance(found[0], EnvironmentProblem)
+    assert len(found[1].token_ids) == 6
+
+
 def in_loop(call: Callable[..., Any]) -> Callable[..., Any]:
     async def called(*args: Any, **how: Any) -> Any:
         return await call(*args, **how)
