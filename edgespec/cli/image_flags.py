@@ -54,8 +54,8 @@ def take_images(values: dict[str, Any], input_file: Path | None) -> dict[str, An
 
 def take_image_rules(values: dict[str, Any], input_file: Path | None) -> ImageRules:
     """The rules of these flags, which are taken out of `values`. `input_file` names the directory
-    that relative paths begin at; None, and what is no regular file, such as a pipe: the working
-    directory."""
+    that relative paths begin at, before they begin at the working directory; None, and what is no
+    regular file, such as a pipe: the working directory alone."""
     from edgespec.images import ImageRules
 
     is_file = input_file is not None and input_file.is_file()
@@ -63,4 +63,5 @@ def take_image_rules(values: dict[str, Any], input_file: Path | None) -> ImageRu
         directory=input_file.absolute().parent if input_file and is_file else None,
         roots=tuple(values.pop("allow_image_root")),
         allow_urls=values.pop("allow_image_urls"),
+        also_working_directory=True,
     )

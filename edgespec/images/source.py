@@ -17,14 +17,16 @@ TIMEOUT_S = 20.0  # of all that a URL takes, redirects included; names are resol
 
 @dataclass(frozen=True, slots=True)
 class ImageRules:
-    """What may be read. `directory` is that of the input file: relative paths begin there, and
-    files in it may be read; None is the working directory. So may files in `roots`. URLs are
-    fetched only with `allow_urls`."""
+    """What may be read. Relative paths begin at `directory`, and files in it may be read; None is
+    the working directory. So may files in `roots`. With `also_working_directory` a relative path
+    that is not there begins at the working directory instead, whose files may then be read. URLs
+    are fetched only with `allow_urls`."""
 
     directory: Path | None = None
     roots: tuple[Path, ...] = ()
     allow_urls: bool = False
     timeout_s: float = TIMEOUT_S
+    also_working_directory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,5 +49,12 @@ def read_bytes(item: ImageItem, rules: ImageRules, max_bytes: int) -> ImageBytes
             remedy = "Save the image beside the input file, or allow it: --allow-image-urls."
             raise RequestError(what, remedy)
         return ImageBytes(urls.fetch(item.source, item.shown, max_bytes, rules.timeout_s))
-    data = files.read(item.source, item.shown, rules.directory, rules.roots, max_bytes)
+    data = files.read(
+        item.source,
+        item.shown,
+        rules.directory,
+        rules.roots,
+        max_bytes,
+        also_working_directory=rules.also_working_directory,
+    )
     return ImageBytes(data, Path(item.source).suffix.removeprefix("."))

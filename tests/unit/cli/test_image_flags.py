@@ -30,7 +30,7 @@ def rules_of(*args: str, input_file: Path | None = None) -> tuple[Result, list[I
 def test_nothing_but_the_directory_of_the_input_is_read_by_default(tmp_path: Path) -> None:
     (tmp_path / "input.json").write_text("{}")
     _, (rules,) = rules_of(input_file=tmp_path / "input.json")
-    assert rules == ImageRules(directory=tmp_path, roots=(), allow_urls=False)
+    assert rules == ImageRules(directory=tmp_path, also_working_directory=True)
 
 
 def test_flags_allow_more(tmp_path: Path) -> None:

@@ -81,6 +81,17 @@ def test_urls_are_fetched_only_where_they_are_allowed(
     assert (fetched, found.grid) == (["https://host/a.png"], (1, 4, 6))
 
 
+def test_rules_say_whether_the_working_directory_is_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inputs").mkdir()
+    (tmp_path / "a.png").write_bytes(png())
+    monkeypatch.chdir(tmp_path)
+    assert "is not there" in refusal(tmp_path / "inputs", "a.png")
+    both = reading(tmp_path / "inputs", also_working_directory=True)
+    assert both.read(ImageItem("a.png")).num_tokens == 6
+
+
 def test_roots_of_the_rules_may_be_read(tmp_path: Path) -> None:
     (tmp_path / "inputs").mkdir()
     (tmp_path / "a.png").write_bytes(png())
