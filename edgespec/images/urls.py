@@ -32,7 +32,13 @@ HEADERS = {
 PORTS = {"http": 80, "https": 443}
 HOST = re.compile(r"[a-zA-Z0-9.-]+|[0-9a-fA-F:.]+")  # a name, or an address of IPv6
 SAVE_IT = "Save the image beside the input file, and write its path."
+# An address of IPv4 inside one of IPv6 (RFC 6052); of mapped ones `ipaddress` knows
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+INTERNET_V6 = ipaddress.IPv6Network("2000::/3")  # all that was given out so far (RFC 4291)
+# Within what is given out, and not of the internet, whatever version of Python knows of it
+RELAYS = ipaddress.IPv4Network("192.88.99.0/24")  # of 6to4, RFC 7526
+EXAMPLES = ipaddress.IPv6Network("3fff::/20")  # RFC 9637
+ISATAP = frozenset((0x0000_5EFE, 0x0200_5EFE))  # before the IPv4 address in one, RFC 5214
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +95,13 @@ def is_public(address: str) -> bool:
     except ValueError:
         return False
     if isinstance(found, ipaddress.IPv6Address):
-        if found.sixtofour or found.teredo:
-            return False
-        if found.ipv4_mapped:
-            return is_public(str(found.ipv4_mapped))
-        if found in NAT64:
+        if found.ipv4_mapped or found in NAT64:
             return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
+        is_tunnel = found.sixtofour or found.teredo or int(found) >> 32 & 0xFFFFFFFF in ISATAP
+        if is_tunnel or found in EXAMPLES or found not in INTERNET_V6:
+            return False
+    elif found in RELAYS:
+        return False
     return found.is_global and not found.is_multicast
 
 
