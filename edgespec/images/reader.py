@@ -5,6 +5,8 @@ Knows the order of the steps; each stands in a file of its own.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from edgespec.images.decode import MAX_IMAGE_BYTES, check_size, decode
@@ -21,13 +23,20 @@ class ImageReader:
     rules: ImageRules
     processor: ImageProcessor
 
-    def read(self, item: ImageItem) -> PreparedImage:
-        """The patches of an image.
+    def read_all(self, items: Iterable[ImageItem]) -> Iterator[PreparedImage]:
+        """The patches of each image of one request. Their URLs have the time of the rules all
+        together. Raises what `read` does."""
+        deadline = time.monotonic() + self.rules.timeout_s
+        for item in items:
+            yield self.read(item, deadline)
+
+    def read(self, item: ImageItem, deadline: float | None = None) -> PreparedImage:
+        """The patches of an image; `deadline` is that of `read_bytes`.
 
         Raises RequestError for an image that may not be read, cannot be decoded or is too large;
         no message has text of a library or of a server. Raises MissingDependency without Pillow.
         """
-        found = read_bytes(item, self.rules, MAX_IMAGE_BYTES)
+        found = read_bytes(item, self.rules, MAX_IMAGE_BYTES, deadline)
         header = check_size(found.data, item.shown)
         # Of the size that it declares: what is too long is refused before it is decoded
         resized(header.width, header.height, self.processor, item.shown)

@@ -210,6 +210,26 @@ def test_a_server_that_is_not_there_is_refused() -> None:
         assert "the connection fails" in refusal(f"http://127.0.0.1:{port}/a.png")
 
 
+@pytest.mark.usefixtures("local")
+def test_a_name_that_is_looked_up_for_too_long_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, real = threading.Event(), socket.getaddrinfo
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        done.wait(60)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    said = refusal("http://localhost/a.png", timeout_s=0.05)
+    done.set()
+    assert said == 'image "URL" takes too long to fetch.'
+
+
+@pytest.mark.usefixtures("local")
+def test_without_time_left_nothing_is_fetched(port: int) -> None:
+    assert "takes too long" in refusal(f"http://localhost:{port}/a.png", timeout_s=-1)
+    assert Handler.seen == []
+
+
 # ---- where URLs may lead
 
 
