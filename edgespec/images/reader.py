@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from edgespec.images import data_url
 from edgespec.images.decode import MAX_IMAGE_BYTES, check_size, decode
 from edgespec.images.preprocess import PreparedImage, prepare, resized
 from edgespec.images.processor import ImageProcessor
@@ -42,3 +43,17 @@ class ImageReader:
         resized(header.width, header.height, self.processor, item.shown)
         image = decode(found.data, header, item.shown, found.claimed)
         return prepare(image, self.processor, item.shown)
+
+    def embedded_all(self, items: Iterable[ImageItem]) -> list[ImageItem]:
+        """`embedded` of each, whose URLs have the time of the rules all together."""
+        deadline = time.monotonic() + self.rules.timeout_s
+        return [self.embedded(item, deadline) for item in items]
+
+    def embedded(self, item: ImageItem, deadline: float | None = None) -> ImageItem:
+        """The same image with its bytes in it, so that it stays what it is; `deadline` is that of
+        `read_bytes`. Raises RequestError for one that may not be read, or is too large."""
+        if item.kind == "data":
+            return item
+        found = read_bytes(item, self.rules, MAX_IMAGE_BYTES, deadline)
+        header = check_size(found.data, item.shown)
+        return ImageItem(data_url.encode(header.format.lower(), found.data), item.echo)

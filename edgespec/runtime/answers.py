@@ -22,6 +22,7 @@ from edgespec.runtime.quality import Quality, compared
 from edgespec.runtime.speculative_config import of_request
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.vision.image_prompts import Stopped
 
 Observer = Callable[[Chunk], None]
 Stopping = Callable[[], bool]
@@ -102,8 +103,13 @@ class Answers:
             prompt = self.render(request, messages)
             system_prompt = self.system_prompt(request, messages)
             ids = self.engine.encode_rendered(
-                prompt, messages, add_special_tokens=not request.apply_chat_template
+                prompt,
+                messages,
+                add_special_tokens=not request.apply_chat_template,
+                stopping=self.stopping,
             )
+        except Stopped:
+            return replace(answer, cancelled=True), None
         except FAULTS as error:
             return replace(answer, error=as_error(error)), None
         asked = GenerationRequest(
@@ -219,7 +225,8 @@ class RequestQueue:
         """Makes a turn ready, or puts it and the turns after it among the refused ones."""
         answer, asked = self.answers.ask(request, turn, messages, arrived_s)
         if asked is None:
-            self.refused += [answer, *unasked(request, turn + 1, failed_before(request, turn))]
+            error = None if answer.cancelled else failed_before(request, turn)
+            self.refused += [answer, *unasked(request, turn + 1, error)]
         else:
             self.asked[asked] = answer
             self.ready.append(asked)

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, TypeVar, cast, overload
 from weakref import finalize
@@ -72,7 +73,7 @@ from edgespec.runtime.policy import (
     SpecPolicy,
 )
 from edgespec.runtime.prefix import PREFIX_CACHE_BYTES, PrefixCache, check_bytes
-from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_prompt
+from edgespec.runtime.prompt import Conversation, Prompt, has_images, read_messages, read_prompt
 from edgespec.runtime.prompt_value import Prompt as PromptValue
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.scheduler import Scheduler
@@ -484,11 +485,12 @@ class Engine:
         """The token ids of a prompt, with the rows of its images where it has some.
 
         A text is taken as it is, with the special tokens that the tokenizer adds, as vLLM does;
-        messages go through the chat template; ids stay. Raises RequestError for anything else, and
+        messages go through the chat template; ids stay, and so does a prompt that was encoded
+        before. Raises RequestError for anything else, and
         what reading and encoding images raise.
         """
         self.driver.check_open()
-        found = read_prompt(prompt)
+        found = prompt if isinstance(prompt, PromptValue) else read_prompt(prompt)
         if isinstance(found, tuple):
             rendered = self.render(found, enable_thinking=enable_thinking)
             add = not self.tokenizer.template.has_special_tokens
@@ -503,14 +505,19 @@ class Engine:
         return found
 
     def encode_rendered(
-        self, rendered: str, messages: Conversation, *, add_special_tokens: bool
+        self,
+        rendered: str,
+        messages: Conversation,
+        *,
+        add_special_tokens: bool,
+        stopping: Callable[[], bool] = never,
     ) -> Sequence[int]:
         """The ids of rendered messages, with the rows of their images where they have some.
 
         A text of theirs must not have the model's own mark of an image, unless they were joined
-        without a template, which adds special tokens; then the marks are the caller's. Raises
-        RequestError or LimitError for images that cannot be taken, and what opening and running the
-        encoder raise.
+        without a template, which adds special tokens; then the marks are the caller's. `stopping`
+        is asked before each image. Raises RequestError or LimitError for images that cannot be
+        taken, what opening and running the encoder raise, and Stopped.
         """
         found = read_messages(messages)
         if self.images is not None and not add_special_tokens:
@@ -528,7 +535,13 @@ class Engine:
                 "Name its directory: --multimodal-engine-dir ENGINES/visual"
                 " (multimodal_engine_dir in Python), or remove the images.",
             )
-        return self.images.prompt(ids, items)
+        check = partial(self.limits.check_prompt, drafts=False)
+        return self.images.prompt(ids, items, check=check, stopping=stopping)
+
+    def takes_long(self, prompt: object) -> bool:
+        """Whether encoding a prompt would hold up an event loop: there are images to be read and
+        encoded."""
+        return self.images is not None and has_images(prompt)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
@@ -550,11 +563,7 @@ class Engine:
         if not isinstance(sampling, SamplingParams | None):
             what = f"sampling is of type {type(sampling).__name__}"
             raise RequestError(what, "Give edgespec.SamplingParams(temperature=0), for example.")
-        ids: Sequence[int]
-        if isinstance(prompt, PromptValue):  # with its images
-            ids = prompt
-        else:
-            ids = self.encode(prompt, enable_thinking=enable_thinking)
+        ids = self.encode(prompt, enable_thinking=enable_thinking)
         rule = None if acceptance is None else self.acceptance_for(acceptance)
         drafts = self.drafts_of(plan, rule)
         if rule is not None:
@@ -783,7 +792,8 @@ class Engine:
         acceptance: Acceptance = None,
     ) -> Response:
         """`generate` for an event loop. A task that is cancelled ends its request."""
-        handle = self.handle(prompt, sampling, plan, enable_thinking, keep, acceptance)
+        make = partial(self.handle, prompt, sampling, plan, enable_thinking, keep, acceptance)
+        handle = await asyncio.to_thread(make) if self.takes_long(prompt) else make()
         with cancelling([handle]):
             future = future_end(handle)
             self.driver.submit([handle])
@@ -800,8 +810,8 @@ class Engine:
         acceptance: Acceptance = None,
     ) -> AsyncStream:
         """`stream` for the event loop that runs: see AsyncStream."""
-        handle = self.handle(prompt, sampling, plan, enable_thinking, keep, acceptance)
-        return AsyncStream(self.driver, handle)
+        make = partial(self.handle, prompt, sampling, plan, enable_thinking, keep, acceptance)
+        return AsyncStream(self.driver, make if self.takes_long(prompt) else make())
 
     @overload
     async def agenerate_batch(
@@ -838,7 +848,8 @@ class Engine:
         return_exceptions: bool = False,
     ) -> list[Response] | list[Response | EdgeSpecError]:
         """`generate_batch` for an event loop. A task that is cancelled ends its requests."""
-        found, handles = self.batch(
+        make = partial(
+            self.batch,
             prompts,
             sampling,
             plan,
@@ -846,6 +857,8 @@ class Engine:
             acceptance,
             return_exceptions=return_exceptions,
         )
+        takes_long = isinstance(prompts, Sequence) and any(map(self.takes_long, prompts))
+        found, handles = await asyncio.to_thread(make) if takes_long else make()
         with cancelling([*handles.values()]):
             futures = {index: future_end(handle) for index, handle in handles.items()}
             self.driver.submit([*handles.values()])

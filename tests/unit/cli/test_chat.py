@@ -911,25 +911,6 @@ def test_one_of_a_kind_is_counted_as_one(
     assert "[1 token, 1 base pass after prefill" in said
 
 
-def test_image_needs_an_encoder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert talk(chat_of(), "/image cat.png") == 5
-    said = capsys.readouterr().err
-    assert "there is no image encoder" in said
-    assert "--multimodal-engine-dir" in said
-
-
-def test_images_go_with_the_next_turn_and_wait_where_it_fails(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    chat = chat_of([EdgeSpecError("not now", "Try again.")], saying("a cat"), saying("yes"))
-    chat.engine.images = SimpleNamespace(typed=lambda path: [0] * 16)  # type: ignore[assignment]
-    assert talk(chat, "/image cat.png", "What is it?", "What is it?", "Is it?") == 5
-    engine: Any = chat.engine
-    seen = [[len(message.images) for message in messages] for messages in engine.asked]
-    assert seen == [[1], [1], [1, 0, 0]]
-    assert "cat.png: 16 tokens" in capsys.readouterr().err
-
-
 def test_long_notes_break_between_words_only() -> None:
     words = "time to first token 0.250 s, 31 of 40 prompt tokens reused"
     lines = wrapped(f"short\n{words}", 20).splitlines()

@@ -3,7 +3,7 @@ begin, and a stop leaves an answer for everybody. The engine here only names wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from edgespec.prompts import MAX_LENGTH, Message, Request, SamplingParams
 from edgespec.runtime.answers import Answer, Answers, sentences
 from edgespec.runtime.generation import GenerationRequest, Response
 from edgespec.runtime.metrics import RequestMetrics
+from edgespec.runtime.vision.image_prompts import Stopped
 
 
 @dataclass
@@ -43,8 +44,17 @@ class Echo:
         return [ord(letter) for letter in text]
 
     def encode_rendered(
-        self, text: str, messages: tuple[Message, ...], *, add_special_tokens: bool
+        self,
+        text: str,
+        messages: tuple[Message, ...],
+        *,
+        add_special_tokens: bool,
+        stopping: Callable[[], bool],
     ) -> list[int]:
+        if "slow image" in text:  # a signal comes meanwhile
+            self.stopping = True
+            assert stopping()
+            raise Stopped
         return self.encode(text)
 
     def serve(
@@ -111,6 +121,14 @@ def test_stop_cancels_what_is_not_begun(after: int) -> None:
     found = run(echo, request(0, "a", "b"), request(1, "x", "y"), request(2, "z"))
     assert len(echo.asked) == after
     assert [answer.cancelled for answer in found] == [False] * after + [True] * (5 - after)
+
+
+def test_a_stop_while_images_are_read_cancels_that_request_and_the_rest() -> None:
+    echo = Echo()
+    found = run(echo, request(0, "a"), request(1, "slow image", "b"), request(2, "c"))
+    assert echo.asked == ["a"]
+    assert [answer.cancelled for answer in found] == [False, True, True, True]
+    assert not any(answer.error for answer in found)
 
 
 @pytest.mark.parametrize("what", ["it is too long", "It is too long."])
