@@ -19,7 +19,9 @@ import torch
 from PIL import Image
 
 import edgespec
-from edgespec.prompts import ImageItem
+from edgespec.prompts import ImageItem, NoJournal, read_requests
+from edgespec.runtime.file_runner import FileRun
+from edgespec.runtime.token_check import Quiet
 from tests import shared
 from tests.e2e.workshop import Cli, cli, responses
 
@@ -94,10 +96,15 @@ def see(*names: str, text: str = "What is it?") -> Content:
     return [*images, {"type": "text", "text": text}]
 
 
-def ask(shop: Shop, place: Path, cli: Cli, contents: Sequence[Content], *flags: object) -> Any:
+def write_requests(place: Path, contents: Sequence[Content]) -> Path:
     requests = [{"messages": [{"role": "user", "content": one}]} for one in contents]
     settings = {"temperature": 0.0, "max_generate_length": 24, "logit_bias": NO_END}
     (place / "input.json").write_text(json.dumps(settings | {"requests": requests}))
+    return place / "input.json"
+
+
+def ask(shop: Shop, place: Path, cli: Cli, contents: Sequence[Content], *flags: object) -> Any:
+    write_requests(place, contents)
     line = ["infer", "--engineDir", shop.llm, "--multimodalEngineDir", shop.visual]
     files = ["--inputFile", place / "input.json", "--outputFile", place / "output.json"]
     return cli(*line, *files, *flags)
@@ -179,6 +186,33 @@ def test_a_picture_is_encoded_once(shop: Shop, pictures: Path) -> None:
             message = edgespec.Message.of("user", [ImageItem("0.png"), "What is it?"])
             engine.generate([message], sampling)
         assert (engine.images.stats.images, engine.images.stats.encoded) == (3, 1)
+
+
+@pytest.mark.parametrize("check_lossless", [False, True])
+def test_no_answer_of_a_run_holds_rows_of_pictures(
+    shop: Shop, pictures: Path, check_lossless: bool
+) -> None:
+    requests = write_requests(pictures, QUESTIONS[:3])
+    with edgespec.load(shop.llm, multimodal_engine_dir=shop.visual, image_root=pictures) as engine:
+        asked = read_requests(requests)
+        run = FileRun(
+            engine,
+            asked,
+            engine.plan(),
+            NoJournal(),
+            stopping=lambda: False,
+            warn=lambda text: None,
+        )
+        run.run(Quiet(), warmup=0, check_lossless=check_lossless)
+    assert run.fault is None
+    answers = run.in_order()
+    for answer in answers:
+        assert answer.response is not None
+        assert isinstance(answer.response.prompt_ids, list)
+        assert (answer.plain is not None) is check_lossless
+        if answer.plain is not None:
+            assert answer.difference is None  # with the same pictures
+            assert isinstance(answer.plain.prompt_ids, list)
 
 
 def test_another_picture_is_another_prefix(shop: Shop, pictures: Path) -> None:
