@@ -244,6 +244,38 @@ def test_chat_sends_a_picture_with_the_next_turn(
     assert len(done.out.splitlines()) >= 2
 
 
+def test_bench_measures_the_very_prompts_with_their_pictures(
+    shop: Shop, pictures: Path, cli: Cli
+) -> None:
+    """Two prompts of the same ids whose answers differ: what is right for one is not for both."""
+    for name, colour in (("red", (255, 0, 0)), ("noise", None)):
+        noise = torch.randint(0, 255, (112, 112, 3), dtype=torch.uint8).numpy()
+        image = Image.fromarray(noise) if colour is None else Image.new("RGB", (112, 112), colour)
+        image.save(pictures / f"{name}.png")
+    asked = write_requests(pictures, [see("red.png"), see("noise.png")])
+    answers = [by_transformers(shop, pictures, see(f"{n}.png"), 24) for n in ("red", "noise")]
+    assert answers[0] != answers[1]
+    report = pictures / "report.json"
+    line = ["bench", "run", shop.llm, "--multimodal-engine-dir", shop.visual]
+    what = ["--input-file", asked, "--output-tokens", 24, "--batch-size", 2, "--json", report]
+    flags = ["--mode", "decode,speculative", "--synthetic-acceptance", 1, "--spec-draft-step", 3]
+    done = cli(*line, *what, *flags, "--repeats", 1, "--warmup", 0)
+    assert done.code == 0, done.err
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["answers_equal_to_plain"] for row in rows] == [2, 2]
+    assert rows[1]["speculation"]["acceptance_rate"] == 1
+
+
+def test_verify_reads_the_pictures_of_its_requests(shop: Shop, pictures: Path, cli: Cli) -> None:
+    asked = write_requests(pictures, QUESTIONS[:2])
+    line = ["verify", "--engine-dir", shop.llm, "--input-file", asked, "--json"]
+    out = ["--output-file", pictures / "verify.json"]
+    done = cli(*line, *out, "--multimodal-engine-dir", shop.visual)
+    assert done.code == 0, done.err
+    (tokens,) = [c for c in json.loads(done.out)["checks"] if c["check"] == "tokens"]
+    assert (tokens["outcome"], tokens["answers"]) == ("passed", 2)
+
+
 def test_engines_beside_their_encoder_find_it(shop: Shop, pictures: Path, cli: Cli) -> None:
     own = Path(shutil.copytree(shop.llm, pictures / "own"))
     line = ["infer", "--engine-dir", own, "--input-file", pictures / "input.json"]
