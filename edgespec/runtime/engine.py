@@ -110,6 +110,11 @@ API_WORDS = {
     "--spec-draft-step": "steps",
     "--spec-verify-size": "verify_size",
     "--exact": "exact",
+    "--multimodal-engine-dir": "multimodal_engine_dir",
+    "--allow-image-root DIR": "image_root=[..., DIR]",
+    "--allow-image-urls": "allow_image_urls=True",
+    "beside the input file": "in image_root",
+    "from the input file": "from image_root",
 }
 
 T = TypeVar("T")
@@ -494,7 +499,8 @@ class Engine:
         if isinstance(found, tuple):
             rendered = self.render(found, enable_thinking=enable_thinking)
             add = not self.tokenizer.template.has_special_tokens
-            return self.encode_rendered(rendered, found, add_special_tokens=add)
+            with in_words(API_WORDS):
+                return self.encode_rendered(rendered, found, add_special_tokens=add)
         if enable_thinking:
             what = (
                 "enable_thinking is a matter of the chat template, and the prompt has no messages"
@@ -532,8 +538,8 @@ class Engine:
             what = f"the prompt has {counted(len(items), 'image')}, and there is no image encoder"
             raise RequestError(
                 what,
-                "Name its directory: --multimodal-engine-dir ENGINES/visual"
-                " (multimodal_engine_dir in Python), or remove the images.",
+                "Name its directory, ENGINES/visual, by --multimodal-engine-dir, or remove the"
+                " images.",
             )
         check = partial(self.limits.check_prompt, drafts=False)
         return self.images.prompt(ids, items, check=check, stopping=stopping)

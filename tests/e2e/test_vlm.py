@@ -4,6 +4,7 @@ pictures and without, the answers those of transformers, and what is refused."""
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import shutil
@@ -188,6 +189,37 @@ def test_a_picture_is_encoded_once(shop: Shop, pictures: Path) -> None:
         assert (engine.images.stats.images, engine.images.stats.encoded) == (3, 1)
 
 
+def test_python_reads_below_its_roots_alone_and_says_so_in_its_words(
+    shop: Shop, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = pictures / "other"
+    other.mkdir()
+    shutil.move(pictures / "1.png", other / "1.png")
+    monkeypatch.chdir("/")
+    sampling = edgespec.SamplingParams(temperature=0, max_generate_length=2)
+
+    def asked(name: str) -> list[edgespec.Message]:
+        return [edgespec.Message.of("user", [ImageItem(name), "What is it?"])]
+
+    def refused(name: str) -> edgespec.RequestError:
+        with pytest.raises(edgespec.RequestError) as caught:
+            engine.generate(asked(name), sampling)
+        return caught.value
+
+    roots = [pictures, str(other)]
+    with edgespec.load(shop.llm, multimodal_engine_dir=shop.visual, image_root=roots) as engine:
+        for name in ("0.png", str(other / "1.png")):
+            assert engine.generate(asked(name), sampling).token_ids
+        assert "is not there" in refused(str(pictures / "2.png")[1:]).what  # of the directory /
+        assert refused("none.png").remedy == "Write its path as seen from image_root."
+        assert refused("/etc/hostname").remedy == (
+            "Put it in image_root, or allow its directory: image_root=[..., DIR]."
+        )
+        assert "allow_image_urls=True" in refused("https://host/a.png").remedy
+    with edgespec.load(shop.llm) as engine:
+        assert "by multimodal_engine_dir" in refused("0.png").remedy
+
+
 @pytest.mark.parametrize("check_lossless", [False, True])
 def test_no_answer_of_a_run_holds_rows_of_pictures(
     shop: Shop, pictures: Path, check_lossless: bool
@@ -323,4 +355,13 @@ def test_the_encoder_of_another_checkpoint_is_refused(shop: Shop, pictures: Path
     line = ["infer", "--engine-dir", shop.llm, "--multimodal-engine-dir", other]
     done = cli(*line, "--prompt", "Hello")
     assert done.code == REFUSED
-    assert "config.json" in done.err or "another checkpoint" in done.err
+    assert "config.json" in done.err  # it is not what the manifest says
+    path = other / "manifest.json"
+    manifest, data = json.loads(path.read_text()), (other / "config.json").read_bytes()
+    entry = manifest["engines"]["visual"]["files"]["config.json"]
+    entry |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    entry.pop("mtime_ns", None)
+    path.write_text(json.dumps(manifest))
+    done = cli(*line, "--prompt", "Hello")
+    assert done.code == REFUSED
+    assert "another checkpoint" in done.err

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 # Errors of the engine name flags, and here settings are typed
 AS_SETTINGS = {f"--{name.replace('_', '-')}": name for name in (*DRAFT_SIZES, *RULE_OPTIONS)}
+# Errors of images name an input file, and here that is the one to be loaded, or there is none
+OF_THE_FILE = {"input file": "file"}
+AS_TYPED = {"its path as seen from the input file": "the path of an image"}
 
 
 def run(chat: Chat, said: str) -> None:
@@ -226,7 +229,8 @@ def load(chat: Chat, text: str) -> None:
     found = files.load(path)
     if found.images:
         images = encoder_of(chat)
-        found = found.with_images(images.taken(found.images, path.absolute().parent))
+        with in_words(OF_THE_FILE):
+            found = found.with_images(images.taken(found.images, path.absolute().parent))
     drop_images(chat)
     chat.conversation = found
     chat.own_files.add(path.resolve())
@@ -247,7 +251,8 @@ def attach_image(chat: Chat, text: str) -> None:
         remedy = "/undo drops the last exchange, /image without a name what waits for the next one."
         raise RequestError(what, remedy)
     path = files.home_path(text)
-    item, num_tokens = images.typed(path)
+    with in_words(AS_TYPED):
+        item, num_tokens = images.typed(path)
     chat.images.append(item)
     chat.screen.note(f"[{path}: {counted(num_tokens, 'token')}; it goes with the next turn]")
 
