@@ -528,8 +528,8 @@ class Engine:
         found = read_messages(messages)
         if self.images is not None and not add_special_tokens:
             tokens = self.images.config.component.tokens
-            marks = [self.tokenizer.token(token) for token in (tokens.image, tokens.video)]
-            refuse_marks(found, marks)
+            image, video = map(self.tokenizer.token, (tokens.image, tokens.video))
+            refuse_marks(found, image=image, video=video)
         ids = self.tokenizer.encode(rendered, add_special_tokens=add_special_tokens)
         items = [item for message in found for item in message.images]
         if not items:

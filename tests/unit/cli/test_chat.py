@@ -122,7 +122,6 @@ class Told:
     kept: list[bool] = field(default_factory=list)
     tokenizer: Any = field(
         default_factory=lambda: SimpleNamespace(
-            encode_chat=lambda text: [1] * len(text),
             token_bytes=lambda token: bytes([token]),
             knows_thinking=lambda: False,
             token_id=lambda token: None,
