@@ -239,6 +239,8 @@ class Engine:
         policy = None if self.costs is None else AdaptivePolicy(self.costs)
         self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes), policy)
         self.session.log.recording = False
+        if self.images is not None:
+            self.images.log = self.session.log
         self.scheduler = Scheduler(self.session, self.prepare, self.max_batch_size)
         self.driver = Driver(self.scheduler)
         # An engine that is dropped without `close` leaves no thread behind

@@ -25,6 +25,7 @@ from edgespec.runtime.speculative_config import of_request
 from edgespec.runtime.speedup import MIN_STEPS, StepCost
 from edgespec.runtime.tree import DraftPlan
 from edgespec.runtime.verify import AcceptOptions
+from edgespec.runtime.vision.image_stats import ImageStats
 
 
 class Progress(Protocol):
@@ -73,6 +74,7 @@ class FileRun:
         self.wall_s, self.peak_bytes = 0.0, 0
         self.check_wall_s: float | None = None
         self.passes: dict[str, list[float]] = {}
+        self.images = ImageStats()
         self.plain_step: StepCost | None = None
 
     def rules(self) -> list[AcceptOptions | None]:
@@ -124,6 +126,7 @@ class FileRun:
         """Answer each request and keep it in the journal as it ends. Its prompt stays as ids, with
         `keep_images` as it is."""
         log, began = self.engine.session.log, time.perf_counter()
+        before = self.image_stats()
         log.clear()
         try:
             for answer in self.answers.run(self.requests.requests):
@@ -133,7 +136,12 @@ class FileRun:
                 progress.finish(len(self.done))
         finally:
             self.wall_s, self.passes = time.perf_counter() - began, log.passes
-            self.peak_bytes = peak_bytes()
+            self.peak_bytes, self.images = peak_bytes(), self.image_stats() - before
+
+    def image_stats(self) -> ImageStats:
+        """What the engine has done with images so far."""
+        images = self.engine.images
+        return ImageStats() if images is None else images.stats
 
     def tell_stopped(self) -> None:
         """Warn once where drafting has stopped for good."""
@@ -217,6 +225,7 @@ class FileRun:
             self.plain_step,
             self.engine.has_trained_draft,
             self.prediction(answers),
+            self.images,
         )
 
 

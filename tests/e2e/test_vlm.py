@@ -170,6 +170,24 @@ def test_answers_are_those_of_transformers_and_lossless(
     assert answers == wanted
 
 
+def test_a_profile_has_the_pictures(shop: Shop, pictures: Path, cli: Cli) -> None:
+    path = pictures / "profile.json"
+    asked = [see("0.png"), see("0.png", "1.png"), "No picture."]
+    done = ask(shop, pictures, cli, asked, "--profile-output-file", path, "--dump-profile")
+    assert done.code == 0, done.err
+    found = json.loads(path.read_text())
+    assert found["multimodal"]["total_images"] == 3
+    stages = {one["stage_id"]: one["total_runs"] for one in found["stages"]}
+    assert (stages["multimodal_processing"], stages["vision_encoder"]) == (3, 2)
+    tokens = found["multimodal"]["total_image_tokens"]
+    assert f"3, {tokens} tokens" in " ".join(done.out.split())
+    assert "vision_encoder" in done.out
+    without = ask(shop, pictures, cli, ["No picture."], "--profile-output-file", path)
+    assert without.code == 0, without.err
+    assert "multimodal" not in json.loads(path.read_text())
+    assert "images" not in without.out
+
+
 def test_pictures_come_as_data_urls_too(shop: Shop, pictures: Path, cli: Cli) -> None:
     code = base64.b64encode((pictures / "0.png").read_bytes()).decode()
     done = ask(shop, pictures, cli, [see("0.png"), see(f"data:image/png;base64,{code}")])

@@ -182,6 +182,12 @@ def show_stats(chat: Chat, _: str) -> None:
         f" {counted(pooled.completion_tokens, 'token')},"
         f" {counted(pooled.steps, 'base pass', 'es')} after prefill, {rate:.1f} tokens/s]"
     )
+    done = None if chat.engine.images is None else chat.engine.images.stats
+    if done is not None and done.images:
+        chat.screen.note(
+            f"[images: {done.encoded} encoded in {done.encode_s:.2f} s,"
+            f" {counted(done.encoded_tokens, 'token')}]"
+        )
 
 
 def show_tree(chat: Chat, _: str) -> None:

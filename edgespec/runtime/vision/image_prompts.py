@@ -6,12 +6,11 @@ chat template.
 
 from __future__ import annotations
 
-import operator
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 
@@ -26,8 +25,11 @@ from edgespec.component import ComponentConfig
 from edgespec.errors import EngineClosed, EnvironmentProblem, LimitError, PairingError, counted
 from edgespec.images import ImageReader, ImageRules, PreparedImage, read_processor
 from edgespec.prompts import ImageItem
+from edgespec.runtime import stages
 from edgespec.runtime.prompt_value import ImageSlots, Prompt
+from edgespec.runtime.stages import StageLog
 from edgespec.runtime.vision.encoder import VisionEncoder
+from edgespec.runtime.vision.image_stats import ImageStats
 from edgespec.vision.grid import num_tokens
 from edgespec.vision.placeholders import expand
 from edgespec.vision.rows import ImageRows
@@ -48,25 +50,6 @@ def never() -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class ImageStats:
-    """What was done so far: images of prompts and their tokens, with the seconds of reading,
-    decoding and resizing them; of those, the ones that were encoded, which others are again."""
-
-    images: int = 0
-    tokens: int = 0
-    read_s: float = 0.0
-    encoded: int = 0
-    encoded_tokens: int = 0
-    encode_s: float = 0.0
-
-    def __add__(self, other: ImageStats) -> ImageStats:
-        return ImageStats(*map(operator.add, astuple(self), astuple(other)))
-
-    def __sub__(self, other: ImageStats) -> ImageStats:
-        return ImageStats(*map(operator.sub, astuple(self), astuple(other)))
-
-
 @dataclass
 class ImagePrompts:
     """Prompts with images, for one base. The encoder is opened with the first image, and each image
@@ -81,6 +64,7 @@ class ImagePrompts:
     kept: OrderedDict[str, ImageRows] = field(default_factory=OrderedDict)
     encoder: VisionEncoder | None = None
     closed: bool = False
+    log: StageLog | None = None  # of the engine, where one is kept
     lock: Lock = field(default_factory=Lock)  # of all that changes
 
     @classmethod
@@ -173,13 +157,16 @@ class ImagePrompts:
             began = time.perf_counter()
             found.append(image := next(images))
             tokens = num_tokens(self.config.component.vision, image.grid)
-            self.add(ImageStats(1, tokens, time.perf_counter() - began))
+            spent = time.perf_counter() - began
+            with self.lock:
+                self.count(ImageStats(1, tokens, spent), stages.MULTIMODAL, spent)
         return found
 
-    def add(self, done: ImageStats) -> None:
-        """Count what was done."""
-        with self.lock:
-            self.stats += done
+    def count(self, done: ImageStats, stage: str, seconds: float) -> None:
+        """Add what one pass of a stage has done; the lock is held."""
+        self.stats += done
+        if self.log is not None:
+            self.log.note(stage, seconds)
 
     def rows(self, image: PreparedImage, stopping: Callable[[], bool] = never) -> ImageRows:
         """The rows of one image, encoded unless they are kept. Raises EngineClosed after `close`,
@@ -203,7 +190,8 @@ class ImagePrompts:
         began = time.perf_counter()
         rows = self.encoder.encode(image)
         spent = time.perf_counter() - began
-        self.stats += ImageStats(encoded=1, encoded_tokens=len(rows), encode_s=spent)
+        done = ImageStats(encoded=1, encoded_tokens=len(rows), encode_s=spent)
+        self.count(done, stages.VISION_ENCODER, spent)
         return rows
 
     @property

@@ -14,7 +14,8 @@ from edgespec.errors import EngineClosed, EnvironmentProblem, LimitError, Reques
 from edgespec.images import ImageProcessor, ImageReader, ImageRules, PreparedImage
 from edgespec.prompts import ImageItem
 from edgespec.runtime.vision import image_prompts
-from edgespec.runtime.vision.image_prompts import ImagePrompts, ImageStats, Stopped
+from edgespec.runtime.vision.image_prompts import ImagePrompts, Stopped
+from edgespec.runtime.vision.image_stats import ImageStats
 from tests.unit.images.counting import MARK, TOKENS, Counting, images_of
 from tests.unit.images.pictures import png
 
