@@ -188,6 +188,42 @@ def test_a_profile_has_the_pictures(shop: Shop, pictures: Path, cli: Cli) -> Non
     assert "images" not in without.out
 
 
+def test_a_picture_goes_with_the_prompt_of_the_command_line(
+    shop: Shop, pictures: Path, cli: Cli, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Wherever it is."""
+    out = tmp_path_factory.mktemp("elsewhere") / "output.json"
+    assert ask(shop, pictures, cli, [see("0.png"), see("0.png", "1.png")], "--seed", 1).code == 0
+    wanted = responses(pictures)
+    line = ["infer", "--engine-dir", shop.llm, "--multimodal-engine-dir", shop.visual]
+    greedy = ["--temperature", 0, "--max-generate-length", 24]
+    for count in (1, 2):
+        named = [flag for n in range(count) for flag in ("--image", pictures / f"{n}.png")]
+        done = cli(*line, "--prompt", "What is it?", *named, *greedy, "--output-file", out)
+        assert done.code == 0, done.err
+        (found,) = json.loads(out.read_text())["responses"]
+        ids, same = found["output_ids"], wanted[count - 1]
+        assert found["formatted_complete_request"] == same["formatted_complete_request"]
+        assert found["metrics"]["prompt_tokens"] == same["metrics"]["prompt_tokens"]
+        # There is no logit_bias on the command line, so that the answer may end
+        assert ids[:-1] == same["output_ids"][: len(ids) - 1]
+    for flags, said in (
+        (["--prompt", "Hi", "--image", pictures / "none.png"], "none.png is no file"),
+        (["--input-file", pictures / "input.json", "--image", pictures / "0.png"], "with --prompt"),
+    ):
+        refused = cli(*line, *flags, "--output-file", out)
+        assert refused.code == 2
+        assert said in " ".join(refused.err.split())
+
+
+def test_run_answers_about_a_picture(shop: Shop, pictures: Path, cli: Cli) -> None:
+    line = ["run", shop.llm, "--multimodal-engine-dir", shop.visual, "--temperature", 0]
+    asked = ["--prompt", "What is it?", "--max-generate-length", 8]
+    seen = cli(*line, *asked, "--image", pictures / "0.png")
+    assert seen.code == 0, seen.err
+    assert seen.out != cli(*line, *asked).out
+
+
 def test_pictures_come_as_data_urls_too(shop: Shop, pictures: Path, cli: Cli) -> None:
     code = base64.b64encode((pictures / "0.png").read_bytes()).decode()
     done = ask(shop, pictures, cli, [see("0.png"), see(f"data:image/png;base64,{code}")])
