@@ -160,7 +160,7 @@ __version__ = "0.1.0"
 # Ctrl-C in the first moment of the command line ends in Python's own traceback: import nothing here
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from typing import Any, Literal
 
@@ -184,6 +184,7 @@ if TYPE_CHECKING:
         RequestError,
         UnsupportedModel,
     )
+    from edgespec.images import ImageRules
     from edgespec.prompts import ImageItem, Message, SamplingParams
     from edgespec.runtime.drafters.base import Drafter
     from edgespec.runtime.drafters.decoding import DecodingConfig
@@ -223,6 +224,7 @@ __all__ = [
     "ExactAcceptance",
     "GoldenMismatch",
     "ImageItem",
+    "ImageRules",
     "InternalError",
     "LimitError",
     "Message",
@@ -257,6 +259,7 @@ HOMES = {
     "Engine": "edgespec.runtime.engine",
     "ExactAcceptance": "edgespec.runtime.verify",
     "ImageItem": "edgespec.prompts",
+    "ImageRules": "edgespec.images",
     "Message": "edgespec.prompts",
     "Proposal": "edgespec.runtime.drafters.user",
     "RejectionAcceptance": "edgespec.runtime.verify",
@@ -284,7 +287,7 @@ def load(
     spec_policy: Literal["fixed", "adaptive"] | None = None,
     tuned: bool = True,
     multimodal_engine_dir: str | Path | None = None,
-    image_root: str | Path | None = None,
+    image_root: str | Path | Sequence[str | Path] | None = None,
     allow_image_urls: bool = False,
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
@@ -302,16 +305,18 @@ def load(
     were measured. `tuned` False leaves the plan of `edgespec tune` out.
     `multimodal_engine_dir` holds the image encoder of a vision-language model; None is `visual` in
     `engine_dir`, where that is there. Names of images begin at `image_root`, and only files below
-    it are read; None is the working directory. URLs are fetched only with `allow_image_urls`
-    (docs/images.md). Raises BundleError, PairingError, EngineMismatch, LimitError or
-    EnvironmentProblem; OptionError or RequestError for options, an accept rule or a drafter that
-    cannot be.
+    it are read; of several directories names begin at the first. None is the working directory.
+    URLs are fetched only with `allow_image_urls` (docs/images.md). Raises BundleError,
+    PairingError, EngineMismatch, LimitError or EnvironmentProblem; OptionError or RequestError for
+    options, an accept rule or a drafter that cannot be.
     """
     from pathlib import Path
 
     from edgespec.images import ImageRules
     from edgespec.runtime.engine import Engine
 
+    given = [image_root] if isinstance(image_root, str | Path) else image_root or ()
+    roots = [Path(root) for root in given]
     engine = Engine(
         engine_dir,
         spec_decode=spec_decode,
@@ -324,9 +329,7 @@ def load(
         spec_policy=spec_policy,
         tuned=tuned,
         multimodal_engine_dir=multimodal_engine_dir,
-        image_rules=ImageRules(
-            directory=None if image_root is None else Path(image_root), allow_urls=allow_image_urls
-        ),
+        image_rules=ImageRules(roots[0] if roots else None, tuple(roots[1:]), allow_image_urls),
     )
     config, draft = engine.speculative_config, engine.draft_config
     if config is not None and draft is not None:

@@ -45,6 +45,7 @@ MADE = (  # by the caller
     "load",
     "Message",
     "ImageItem",
+    "ImageRules",
     "SamplingParams",
     "DraftPlan",
     "ExactAcceptance",
@@ -80,6 +81,7 @@ PAGE: dict[str, dict[str, tuple[str, ...]]] = {
     "Requests": {
         "Message": ("of",),
         "ImageItem": (),
+        "ImageRules": (),
         "SamplingParams": (),
         "DraftPlan": (),
         "StaticPlan": ("of",),

@@ -100,18 +100,19 @@ def first_tokens(engine: Engine, directory: Path, repeats: int) -> list[dict[str
     """Milliseconds to the first token, by the size of a picture that was not seen before; those of
     reading it and of the encoder apart."""
     assert engine.images is not None
-    stats, rows = engine.images.stats, list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
     sampling = edgespec.SamplingParams(temperature=0, max_generate_length=2)
     found: dict[int, list[tuple[float, float, float]]] = {side: [] for side in SIDES}
     for number, scene in enumerate(scenes(repeats * len(SIDES), 72)):
         side = SIDES[number % len(SIDES)]
         path = directory / f"t{number}.png"
         scene.picture(side).save(path)
-        read_s, encode_s = stats.read_s, stats.encode_s
+        before = engine.images.stats
         message = Message.of("user", [edgespec.ImageItem(str(path)), "What is in the picture?"])
         response = engine.generate([message], sampling)
-        spent = stats.read_s - read_s, stats.encode_s - encode_s
-        found[side].append((response.metrics.time_to_first_token, *spent))
+        spent = engine.images.stats - before
+        first_s = response.metrics.time_to_first_token
+        found[side].append((first_s, spent.read_s, spent.encode_s))
     for side, times in found.items():
         first, read, encode = (1000 * median(column) for column in zip(*times, strict=True))
         rows.append(

@@ -92,7 +92,7 @@ class PromptSource:
                 raise Interrupted
             response = answer.response
             sampling = replace(answer.request.sampling, seed=response.seed or 0)
-            prompt = Prompt(len(found), tuple(response.prompt_ids), sampling)
+            prompt = Prompt(len(found), response.prompt_ids, sampling)
             found.append(self.with_truth(prompt, response.token_ids))
         return found
 

@@ -18,6 +18,7 @@ from edgespec.prompts import CANCELLED, SamplingParams
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.metrics import Pooled, RequestMetrics, mean, ratio
+from edgespec.runtime.prompt_value import Prompt as PromptValue
 from edgespec.runtime.tree import DraftPlan
 
 Stopping = Callable[[], bool]
@@ -29,9 +30,14 @@ class Prompt:
     acceptance. `number` is that among all prompts."""
 
     number: int
-    ids: tuple[int, ...]
+    ids: Sequence[int]  # with images a prompt value
     sampling: SamplingParams
     truth: Truth | None = None
+
+    @property
+    def cache_key(self) -> tuple[int, ...]:
+        """What two prompts with the same ids and other images differ in."""
+        return PromptValue.of(self.ids).cache_key
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ class Runner:
         session, real = self.engine.session, self.engine.session.drafter
         plan = variant.plan
         if variant.dial is not None and plan is not None and real is not None:
-            truths = {prompt.ids: prompt.truth for prompt in prompts if prompt.truth is not None}
+            truths = {p.cache_key: p.truth for p in prompts if p.truth is not None}
             vocab_size, chains = self.engine.config.component.vocab_size, plan.top_k == 1
             session.drafter = synthetic(real, variant.dial, truths, vocab_size, chains=chains)
         try:

@@ -25,6 +25,7 @@ from edgespec.runtime.drafters.base import (
     Reserving,
     Snapshot,
 )
+from edgespec.runtime.prompt_value import Prompt
 from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree
 
 SEPARATOR = ":"
@@ -71,7 +72,7 @@ class Truth:
         return cls(tokens, (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
-Truths = Mapping[tuple[int, ...], Truth]  # by prompt
+Truths = Mapping[tuple[int, ...], Truth]  # by the cache key of the prompt
 
 
 @dataclass
@@ -127,7 +128,7 @@ class SyntheticDrafter(Reserving, PromptReader):
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
         """A sequence begins: its prompt says what is right."""
         unread = len(tokens) - num_reused - 1 if self.needs_hidden_states else 0
-        self.lanes[lane] = Following(self.truths.get(tuple(tokens)), unread)
+        self.lanes[lane] = Following(self.truths.get(Prompt.of(tokens).cache_key), unread)
         self.real.begin(lane, tokens, num_reused)
 
     def reserve(self, lane: int, tokens: int) -> None:

@@ -37,10 +37,9 @@ def switch(instead: str, *, beside: tuple[str, ...] = ()) -> Missing:
 
 
 DONE_ANYWAY = Missing(instead="", switch=True, neutral=("",))  # it asks for what is done
-TEXT_ONLY = "this version takes text only; leave the flag out"
-NO_TOWERS = "this version quantizes text decoders only; leave the flag out"
+NO_TOWERS = "this version quantizes text decoders and image encoders; leave the flag out"
 NO_TOWER = "a draft has no vision tower; leave the flag out"
-TEXT_CALIBRATION = "this version calibrates with text; leave the flag out, and see --calib-data"
+NO_AUDIO = "this version calibrates with text and images; leave the flag out, and see --calib-data"
 OWN_TYPE = (
     "weights that are not quantized keep the checkpoint's type, and engines compute in float32."
     " Leave the flag out"
@@ -60,7 +59,7 @@ AS_ARGUMENTS = "write both without a flag: edgespec export MODEL OUT"
 
 _QUANTIZE = {
     "--dtype": Missing(instead=OWN_TYPE),
-    "--audio-dataset": Missing(instead=TEXT_CALIBRATION),
+    "--audio-dataset": Missing(instead=NO_AUDIO),
     "--audio-quantization": Missing(instead=NO_TOWERS),
     "--cp-quantization": Missing(instead=NO_TOWERS),
     "--trust-remote-code": switch("code of a checkpoint is never run; leave the flag out"),
@@ -86,7 +85,10 @@ FLAGS: dict[str, dict[str, Missing]] = {
         "--skip-code2wav": DONE_ANYWAY,
         "--skip-action": DONE_ANYWAY,
         "--components": Missing(
-            instead="export writes the text decoder, and with --mtp its draft head. Leave it out",
+            instead=(
+                "export writes the text decoder, the image encoder where there is one, and with"
+                " --mtp the draft head. Leave it out"
+            ),
             neutral=("thinker",),
         ),
         "--mtp-draft-dir": Missing(
@@ -126,7 +128,7 @@ FLAGS: dict[str, dict[str, Missing]] = {
         "--dspark-min-proposal-len": PROPOSAL_LENGTH,
         "--dspark-max-proposal-len": PROPOSAL_LENGTH,
         "--output-audio-dir": Missing(
-            instead="this version takes and gives text only; leave the flag out", neutral=("",)
+            instead="this version gives text only; leave the flag out", neutral=("",)
         ),
     },
 }
@@ -138,7 +140,7 @@ PROGRAMS: Mapping[str, str] = {
     "llm_bench": "Run edgespec bench.",
     "benchmark": "Run edgespec bench.",
     "visual_build": "Run edgespec build.",
-    "qwen3-omni": "This version takes text models: edgespec quantize llm.",
+    "qwen3-omni": "This version takes no speech: edgespec quantize llm.",
     "reduce-vocab": "This version exports the whole vocabulary.",
     "insert-lora": f"{NO_LORA}.",
     "process-lora": f"{NO_LORA}.",

@@ -5,13 +5,14 @@ Knows flags. What they allow stands in `edgespec.images`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.paths import DIRECTORY, EXISTING_DIRECTORY
+from edgespec.cli.paths import DIRECTORY, EXISTING_DIRECTORY, EXISTING_FILE
 
 if TYPE_CHECKING:
     from edgespec.images import ImageRules
@@ -38,6 +39,17 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
+IMAGE: dict[str, Any] = {
+    "multiple": True,
+    "type": EXISTING_FILE,
+    "metavar": "FILE",
+    "help": (
+        "Send this image with each --prompt, before its text; may be given repeatedly, and be"
+        " anywhere."
+    ),
+}
+
+
 def image_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """--multimodal-engine-dir, --allow-image-root and --allow-image-urls."""
     for flag, settings in reversed(FLAGS.items()):
@@ -45,17 +57,21 @@ def image_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def take_images(values: dict[str, Any], input_file: Path | None) -> dict[str, Any]:
-    """What these flags say, as arguments of Engine; they are taken out of `values`."""
+def take_images(
+    values: dict[str, Any], input_file: Path | None, named: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """What these flags say, as arguments of Engine; they are taken out of `values`. Files that are
+    `named` on the command line may be read wherever they are."""
     directory = values.pop("multimodal_engine_dir")
     rules = take_image_rules(values, input_file)
+    rules = replace(rules, roots=(*rules.roots, *named))
     return {"multimodal_engine_dir": directory, "image_rules": rules}
 
 
 def take_image_rules(values: dict[str, Any], input_file: Path | None) -> ImageRules:
     """The rules of these flags, which are taken out of `values`. `input_file` names the directory
-    that relative paths begin at; None, and what is no regular file, such as a pipe: the working
-    directory."""
+    that relative paths begin at, before they begin at the working directory; None, and what is no
+    regular file, such as a pipe: the working directory alone."""
     from edgespec.images import ImageRules
 
     is_file = input_file is not None and input_file.is_file()
@@ -63,4 +79,5 @@ def take_image_rules(values: dict[str, Any], input_file: Path | None) -> ImageRu
         directory=input_file.absolute().parent if input_file and is_file else None,
         roots=tuple(values.pop("allow_image_root")),
         allow_urls=values.pop("allow_image_urls"),
+        also_working_directory=True,
     )

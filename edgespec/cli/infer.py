@@ -41,7 +41,7 @@ from edgespec.cli.draft_flags import (
     tree_of,
 )
 from edgespec.cli.edgellm import FLAGS, switch
-from edgespec.cli.image_flags import image_flags, take_images
+from edgespec.cli.image_flags import IMAGE, image_flags, take_images
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
@@ -111,6 +111,7 @@ OF_REQUESTS = {
         " answers go to stdout as they come, and all else to stderr."
     ),
 )
+@click.option("--image", "named_images", **IMAGE)
 @click.option(
     "--input-text",
     "raw_texts",
@@ -218,6 +219,7 @@ def command(
     input_file: Path | None,
     prompts: Path | None,
     texts: tuple[str, ...],
+    named_images: tuple[Path, ...],
     raw_texts: tuple[str, ...],
     tokenizer_dir: Path | None,
     chat_template: str | None,
@@ -267,6 +269,7 @@ def command(
     \b
     edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
     edgespec infer --engine-dir engines --prompt 'Why is the sky blue?' --spec-decode
+    edgespec infer --engine-dir engines --prompt 'What is it?' --image ship.jpg --spec-decode
     edgespec infer --engine-dir engines --input-text 'Once upon' --max-output-len 100 --spec-decode
     edgespec infer --engine-dir engines --prompt 'Rewrite this function: ...' --drafter suffix
     edgespec infer --engine-dir engines --input-file - --output-file - < input.json | jq .responses
@@ -302,6 +305,9 @@ def command(
         raise click.UsageError("--no-chat-template goes with --prompt", ctx)
     if no_chat_template and chat_template:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    if named_images and not texts:
+        what = "--image goes with --prompt; in a file an image is an item of a message"
+        raise click.UsageError(f"{what} (docs/images.md)", ctx)
     check_tokenizer(ctx, engine_dir, tokenizer_dir)
     from edgespec.prompts import stream_of
 
@@ -320,8 +326,10 @@ def command(
         from edgespec.cli.answer_stream import AnswerStream
 
         shown = AnswerStream(len(texts), live=(overrides["batch_size"] or 1) == 1)
-    images = take_images(overrides, input_file or prompts)
-    requests = asked_for(input_file, prompts, texts, overrides, template=not no_chat_template)
+    images = take_images(overrides, input_file or prompts, named_images)
+    requests = asked_for(
+        input_file, prompts, texts, overrides, named_images, template=not no_chat_template
+    )
     source = None
     if acceptance is None and config.config is not None:
         acceptance, source = config.config.acceptance, "speculative_config"
@@ -371,15 +379,17 @@ def asked_for(
     prompts: Path | None,
     texts: tuple[str, ...],
     overrides: dict[str, Any],
+    images: Sequence[Path],
     *,
     template: bool,
 ) -> RequestFile:
-    """The requests of a file, of stdin, of a prompt set, or of the command line, with the chat
-    template or without."""
+    """The requests of a file, of stdin, of a prompt set, or of the command line with its images,
+    with the chat template or without."""
     from edgespec.prompts import read_prompt_set, read_requests, read_stdin, text_requests
 
     if texts:
-        return text_requests(texts, apply_chat_template=template, **overrides)
+        names = [*map(str, images)]
+        return text_requests(texts, apply_chat_template=template, images=names, **overrides)
     if prompts is not None:
         return read_prompt_set(prompts, **overrides)
     assert input_file is not None

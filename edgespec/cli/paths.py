@@ -54,6 +54,17 @@ class ExistingDirectory(FilePath):
         return path
 
 
+class ExistingFile(FilePath):
+    """The path of a regular file that is there."""
+
+    def convert(self, value: Any, param: Parameter, ctx: Context) -> Any:
+        """Returns the path; click.BadParameter for what is no regular file."""
+        path = super().convert(value, param, ctx)
+        if not os.path.isfile(path):  # noqa: PTH113 - False for a name that is too long, where Path raises
+            self.fail(f"{path} is no file", param, ctx)
+        return path
+
+
 class ModelName(Text):
     """A checkpoint's directory, or its name on the hub."""
 
@@ -86,4 +97,4 @@ def refuse_other_encodings(kind: Any, text: str, param: Parameter, ctx: Context)
 
 
 FILE, DIRECTORY, MODEL = FilePath(), DirectoryPath(), ModelName()
-EXISTING_DIRECTORY = ExistingDirectory()
+EXISTING_DIRECTORY, EXISTING_FILE = ExistingDirectory(), ExistingFile()

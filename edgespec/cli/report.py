@@ -302,6 +302,11 @@ def run_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         shown = [f"{rate:.2f}" for rate in rates[:MAX_POSITIONS]]
         more = ["..."] if len(rates) > len(shown) else []
         yield "per-position acceptance", " ".join(shown + more) or "-"
+    if "images" in found:
+        images = found["images"]
+        spent = f"read in {images['read_s']:.2f} s, {images['encoded']} encoded in"
+        yield "images", f"{images['images']}, {counted(images['tokens'], 'token')}"
+        yield "  time", f"{spent} {images['encode_s']:.2f} s"
     if found["reused_tokens"]:
         prompts = found["reused_tokens"] + found["computed_tokens"]
         yield "reused prompt tokens", f"{found['reused_tokens']} of {prompts}"

@@ -32,7 +32,7 @@ from edgespec.cli.draft_flags import (
     tree_of,
     wanted,
 )
-from edgespec.cli.image_flags import take_images
+from edgespec.cli.image_flags import IMAGE, take_images
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import MODEL
 from edgespec.errors import OptionError, RequestError
@@ -119,6 +119,7 @@ PARAMS = [
             " terminal, it is the prompt."
         ),
     ),
+    click.Option(["--image", "named_images"], **IMAGE),
     click.Option(
         ["--update"],
         is_flag=True,
@@ -144,6 +145,7 @@ def command(
     target: str,
     draft: str | None,
     prompts: tuple[str, ...],
+    named_images: tuple[Path, ...],
     update: bool,
     backend: str,
     measure_costs: bool,
@@ -180,6 +182,8 @@ def command(
     prompts = prompts or piped_prompt(ctx)
     if prompts:
         refuse_flags_of_chats(ctx)
+    elif named_images:
+        raise click.UsageError("--image goes with --prompt; in a chat type /image FILE", ctx)
     from edgespec import bundle
     from edgespec.cache import Cache
     from edgespec.cli.progress import Steps
@@ -210,7 +214,7 @@ def command(
         with Steps() as steps:
             engine_dir = stack.enter_context(prepared(request, Cache(bundle.user_cache()), steps))
         if prompts:
-            return answer(ctx, engine_dir, prompts, settings, tree, config)
+            return answer(ctx, engine_dir, prompts, named_images, settings, tree, config)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
         return code
 
@@ -260,11 +264,12 @@ def answer(
     ctx: click.Context,
     engine_dir: Path,
     prompts: Sequence[str],
+    named_images: Sequence[Path],
     settings: dict[str, Any],
     tree: TreeSpec | None,
     config: Configured,
 ) -> int:
-    """Answers each prompt on stdout and returns the exit code."""
+    """Answers each prompt, with the images, on stdout and returns the exit code."""
     from edgespec.cli.answer_stream import AnswerStream
     from edgespec.cli.report import show_end
     from edgespec.prompts import text_requests
@@ -278,9 +283,9 @@ def answer(
     show_speculation = settings.pop("show_speculation")
     drafter, acceptance = settings.pop("drafter"), take_acceptance(ctx, settings)
     time_budget_ms = settings.pop("drafter_time_budget_ms")
-    images = take_images(settings, None)
+    images, names = take_images(settings, None, named_images), [*map(str, named_images)]
     return infer.respond(
-        text_requests(prompts, apply_chat_template=not raw, **settings),
+        text_requests(prompts, apply_chat_template=not raw, images=names, **settings),
         engine_dir=engine_dir,
         output_file=None,
         spec_decode=wanted(

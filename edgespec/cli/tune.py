@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.image_flags import image_flags, take_images
 from edgespec.cli.infer import check_outputs
 from edgespec.cli.lists import Names
 from edgespec.cli.paths import DIRECTORY, FILE
@@ -18,7 +19,7 @@ from edgespec.cli.terminal import json_text, say
 from edgespec.errors import LimitError
 
 if TYPE_CHECKING:
-    from edgespec.prompts import RequestFile
+    from edgespec.prompts import ImageItem, Request, RequestFile
     from edgespec.tuning.tuner import TuneOptions
 
 INTERRUPTED_LINE = "stopped: what was measured is in {}; the same command goes on with it"
@@ -40,6 +41,7 @@ SHOWN = 3  # candidates of each method that were not measured
         " or Parquet, or infer's input.json; may be given repeatedly."
     ),
 )
+@image_flags
 @click.option(
     "--num-prompts",
     type=click.IntRange(1),
@@ -153,16 +155,24 @@ def command(
     from edgespec.tuning.tuner import TuneOptions
 
     finished_engines(engine_dir)
+    images = images_of(values, prompts, engine_dir)
     options = TuneOptions(seed=seed, **values)
     requests = requests_of(prompts, options)
     with Stopper() as stopper:
         if draft_onnx is not None and draft_weights is not None:
             found = formats(
-                engine_dir, draft_onnx, [*draft_weights], requests, options, stopper, install
+                engine_dir,
+                draft_onnx,
+                [*draft_weights],
+                requests,
+                options,
+                stopper,
+                install,
+                images,
             )
         else:
             place = journal or engine_dir / journal_name()
-            found = tuned(engine_dir, place, requests, options, stopper, output)
+            found = tuned(engine_dir, place, requests, options, stopper, output, images)
     if found is None:
         assert stopper.number is not None
         return exit_code(stopper.number)
@@ -196,11 +206,43 @@ def requests_of(files: Sequence[Path], options: TuneOptions) -> RequestFile:
         requests = read(path, **given)
         refuse_own_drafts(requests)
         first.append(requests)
-        found.append(requests.requests)
+        found.append([anchored(request, path) for request in requests.requests])
     each = -(-options.num_prompts // len(found))
     chosen = [request for own in found for request in spread(own, each)][: options.num_prompts]
     numbered = tuple(replace(request, index=i) for i, request in enumerate(chosen))
     return replace(first[0], requests=numbered)
+
+
+def images_of(values: dict[str, Any], files: Sequence[Path], engine_dir: Path) -> dict[str, Any]:
+    """What the flags of images say, as arguments of Engine; they are taken out of `values`. Files
+    beside each of `files` may be read, and drafts in other formats are tried in a directory
+    without the encoder of `engine_dir`."""
+    from edgespec.runtime.vision.image_prompts import beside
+
+    images = take_images(values, files[0])
+    rules = images["image_rules"]
+    roots = (*rules.roots, *(path.absolute().parent for path in files if path.is_file()))
+    return {
+        "multimodal_engine_dir": images["multimodal_engine_dir"] or beside(engine_dir),
+        "image_rules": replace(rules, roots=roots),
+    }
+
+
+def anchored(request: Request, file: Path) -> Request:
+    """A request of a file whose relative paths of images begin at the file's directory, wherever
+    the requests of others begin. What is not there is left as it is."""
+    from edgespec.prompts import ImageItem, Message
+
+    def of_file(part: str | ImageItem) -> str | ImageItem:
+        if isinstance(part, str) or part.kind != "path":
+            return part
+        path = file.absolute().parent / part.source
+        return ImageItem(str(path)) if path.is_file() else part
+
+    messages = tuple(
+        Message.of(m.role, map(of_file, m.parts)) if m.parts else m for m in request.messages
+    )
+    return replace(request, messages=messages)
 
 
 def spread(requests: Sequence[Any], count: int) -> list[Any]:
@@ -235,12 +277,13 @@ def tuned(
     options: TuneOptions,
     stopper: Stopper,
     output: Path | None,
+    images: Mapping[str, Any],
 ) -> dict[str, Any] | None:
     """Tune one directory and keep the plan, in `output` where that is given; None where it was
     stopped."""
     from edgespec.tuning.report import config_of, tuned_plan
 
-    found = searched(engine_dir, place, requests, options, stopper)
+    found = searched(engine_dir, place, requests, options, stopper, images)
     if found is None:
         say(INTERRUPTED_LINE.format(place), err=True)
         return None
@@ -263,6 +306,7 @@ def searched(
     requests: RequestFile,
     options: TuneOptions,
     stopper: Stopper,
+    images: Mapping[str, Any],
 ) -> tuple[Any, dict[str, Any]] | None:
     """The search in one directory, and its report; None where it was stopped."""
     from time import monotonic
@@ -277,7 +321,9 @@ def searched(
     began = monotonic()
     if not has_costs(engine_dir, options.batch_size):
         measure_costs(engine_dir)
-    with Engine(engine_dir, spec_decode=True, prefix_cache_bytes=0, tuned=False) as engine:
+    with Engine(
+        engine_dir, spec_decode=True, prefix_cache_bytes=0, tuned=False, **images
+    ) as engine:
         if engine.costs is None:
             what = f"what steps cost here is not known: {engine.why_no_costs}"
             raise LimitError(what, f"Measure it: edgespec bench {engine_dir} --measure-costs.")
@@ -305,6 +351,7 @@ def formats(
     options: TuneOptions,
     stopper: Stopper,
     install: bool,
+    images: Mapping[str, Any],
 ) -> dict[str, Any] | None:
     """Tune the draft in each format of weights, and with `install` build the one whose own drafts
     are fastest; None where it was stopped."""
@@ -317,7 +364,8 @@ def formats(
     for name in weights:
         say(f"the draft in {name}", err=True)
         with draft_formats.with_draft(engine_dir, draft_onnx, name, backend) as directory:
-            found = searched(directory, directory / journal_name(), requests, options, stopper)
+            place = directory / journal_name()
+            found = searched(directory, place, requests, options, stopper, images)
             if found is None:
                 say("stopped: of several formats nothing is kept", err=True)
                 return None

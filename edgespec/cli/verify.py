@@ -10,6 +10,7 @@ import click
 
 from edgespec.cli import environment
 from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.image_flags import image_flags, take_images
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.terminal import json_text, say
 from edgespec.errors import GoldenMismatch
@@ -55,6 +56,7 @@ OUTCOME_WIDTH, ENGINE_WIDTH = 10, 7
     show_default=True,
     help="Write the results as JSON: attach this file to a bug report.",
 )
+@image_flags
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
     engine_dir: Path,
@@ -62,6 +64,7 @@ def command(
     input_file: Path | None,
     output_file: Path,
     as_json: bool,
+    **images: Any,
 ) -> int:
     """Check the engines of a directory on this device, as they run here.
 
@@ -92,6 +95,7 @@ def command(
         onnx_dirs,
         requests_of(input_file),
         lambda what: say(f"checking {what}", err=True),
+        take_images(images, input_file),
     )
     report = found.to_dict()
     with writing(output_file):

@@ -13,6 +13,11 @@ FORM = "Write data:image/png;base64,... with the bytes of the file in base64."
 BLANKS = str.maketrans("", "", " \t\r\n")
 
 
+def encode(format: str, data: bytes) -> str:
+    """The `data:` URL of an image's bytes, of a format such as png."""
+    return f"data:image/{format};base64,{binascii.b2a_base64(data, newline=False).decode()}"
+
+
 def decode(url: str, shown: str, max_bytes: int) -> tuple[str, bytes]:
     """The format that a `data:` URL claims, such as png, and its bytes, one more than `max_bytes`
     at most. `shown` is its name in messages.

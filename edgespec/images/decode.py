@@ -65,7 +65,6 @@ FAULTS = (
     AttributeError,
     EOFError,
     LookupError,
-    MemoryError,
     NotImplementedError,
     OSError,
     RuntimeError,

@@ -18,17 +18,25 @@ logger = logging.getLogger(__name__)
 
 
 def read(
-    name: str, shown: str, directory: Path | None, roots: tuple[Path, ...], max_bytes: int
+    name: str,
+    shown: str,
+    directory: Path | None,
+    roots: tuple[Path, ...],
+    max_bytes: int,
+    *,
+    also_working_directory: bool = False,
 ) -> bytes:
     """The bytes of a file, one more than `max_bytes` at most.
 
-    A relative name begins at `directory`, else, where there is no such file, at the working
-    directory, as TensorRT Edge-LLM has it; that is logged. Raises RequestError for a file outside
-    `directory` (then: the working directory) and `roots`, and for what is no regular file.
+    A relative name begins at `directory`, None being the working directory. Where there is no such
+    file it begins, with `also_working_directory`, at the working directory, as TensorRT Edge-LLM
+    has it; that is logged. Raises RequestError for a file outside `directory` (then: the working
+    directory) and `roots`, and for what is no regular file.
     """
     work = _working_directory()
     beside = work if directory is None else directory
-    for start in dict.fromkeys((beside, work)):
+    again = also_working_directory and not Path(name).is_absolute()
+    for start in dict.fromkeys((beside, work) if again else (beside,)):
         found = None if start is None else _read(start / name, (start, *roots), shown, max_bytes)
         if found is not None:
             if start != beside:

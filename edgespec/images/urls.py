@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import queue
 import re
 import socket
 import ssl
@@ -16,6 +17,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from edgespec.errors import RequestError
@@ -32,7 +34,13 @@ HEADERS = {
 PORTS = {"http": 80, "https": 443}
 HOST = re.compile(r"[a-zA-Z0-9.-]+|[0-9a-fA-F:.]+")  # a name, or an address of IPv6
 SAVE_IT = "Save the image beside the input file, and write its path."
+# An address of IPv4 inside one of IPv6 (RFC 6052); of mapped ones `ipaddress` knows
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+INTERNET_V6 = ipaddress.IPv6Network("2000::/3")  # all that was given out so far (RFC 4291)
+# Within what is given out, and not of the internet, whatever version of Python knows of it
+RELAYS = ipaddress.IPv4Network("192.88.99.0/24")  # of 6to4, RFC 7526
+EXAMPLES = ipaddress.IPv6Network("3fff::/20")  # RFC 9637
+ISATAP = frozenset((0x0000_5EFE, 0x0200_5EFE))  # before the IPv4 address in one, RFC 5214
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,8 @@ def fetch(url: str, shown: str, max_bytes: int, timeout_s: float) -> bytes:
     """The bytes behind a URL, one more than `max_bytes` at most. `shown` is its name in messages.
 
     Raises RequestError for a host on a private network, for a redirect to another host, and for an
-    answer that is none, too late or not an image file as it is.
+    answer that is none, too late or not an image file as it is. `timeout_s` is for all of it, the
+    look-up of the host's name included.
     """
     deadline = time.monotonic() + timeout_s
     target = read_url(url, shown)
@@ -89,12 +98,13 @@ def is_public(address: str) -> bool:
     except ValueError:
         return False
     if isinstance(found, ipaddress.IPv6Address):
-        if found.sixtofour or found.teredo:
-            return False
-        if found.ipv4_mapped:
-            return is_public(str(found.ipv4_mapped))
-        if found in NAT64:
+        if found.ipv4_mapped or found in NAT64:
             return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
+        is_tunnel = found.sixtofour or found.teredo or int(found) >> 32 & 0xFFFFFFFF in ISATAP
+        if is_tunnel or found in EXAMPLES or found not in INTERNET_V6:
+            return False
+    elif found in RELAYS:
+        return False
     return found.is_global and not found.is_multicast
 
 
@@ -123,7 +133,9 @@ def _text(target: Target) -> str:
 
 def _get(target: Target, shown: str, max_bytes: int, deadline: float) -> bytes | str:
     """The bytes of an answer, or where it redirects."""
-    address = _resolved(target, shown)
+    if time.monotonic() >= deadline:
+        raise _too_late(shown)
+    address = _resolved(target, shown, deadline)
     with _Watchdog(deadline) as watchdog:
         connection = _Connection(target, address, watchdog)
         try:
@@ -160,21 +172,48 @@ def _body(response: http.client.HTTPResponse, max_bytes: int) -> bytes:
 
 def _failed(shown: str, watchdog: _Watchdog) -> RequestError:
     if watchdog.has_barked:
-        return RequestError(f"image {shown} takes too long to fetch.", SAVE_IT)
+        return _too_late(shown)
     return RequestError(f"image {shown} cannot be fetched: the connection fails.", SAVE_IT)
 
 
-def _resolved(target: Target, shown: str) -> str:
+def _too_late(shown: str) -> RequestError:
+    return RequestError(f"image {shown} takes too long to fetch.", SAVE_IT)
+
+
+def _resolved(target: Target, shown: str, deadline: float) -> str:
     """The address of a host; where one of several is not public, none of them is used."""
     try:
-        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        found = _looked_up(target, deadline - time.monotonic())
     except (OSError, ValueError) as error:
         raise RequestError(f"image {shown} cannot be fetched: no such host.", SAVE_IT) from error
+    if found is None:
+        raise _too_late(shown)
     addresses = [str(place[4][0]) for place in found]
     if not addresses or not all(map(is_public, addresses)):
         what = f"image {shown} is on this machine or on a private network, where URLs may not lead."
         raise RequestError(what, SAVE_IT)
     return addresses[0]
+
+
+def _looked_up(target: Target, timeout_s: float) -> list[tuple[Any, ...]] | None:
+    """What the system's resolver finds; None where that takes too long. It takes no limit of time,
+    so it works in a thread of its own, which is then left behind. Raises OSError or ValueError."""
+    answers: queue.SimpleQueue[list[tuple[Any, ...]] | OSError | ValueError] = queue.SimpleQueue()
+
+    def look_up() -> None:
+        try:
+            answers.put(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
+        except (OSError, ValueError) as error:
+            answers.put(error)
+
+    threading.Thread(target=look_up, daemon=True).start()
+    try:
+        found = answers.get(timeout=max(timeout_s, 0))
+    except queue.Empty:
+        return None
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 class _Watchdog:

@@ -26,10 +26,11 @@ URL_SCHEMES = ("http", "https")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ImageItem:
-    """One image of a message, by its `source`. Raises RequestError for what is none of the three
-    kinds, such as a file: URL."""
+    """One image of a message, by its `source`. `name` is what a `data:` URL is called instead.
+    Raises RequestError for what is none of the three kinds, such as a file: URL."""
 
     source: str
+    name: str = ""
 
     def __post_init__(self) -> None:
         check_source(self.source, Place("ImageItem").key("source"))
@@ -44,7 +45,9 @@ class ImageItem:
 
     @property
     def echo(self) -> str:
-        """The source as output.json repeats it: a `data:` URL is shortened."""
+        """The source as output.json repeats it: a `data:` URL is shortened, or has its name."""
+        if self.name:
+            return self.name
         if self.kind != "data" or len(self.source) <= MAX_ECHO_CHARS:
             return self.source
         return f"{self.source[:MAX_ECHO_CHARS]}... ({len(self.source)} characters)"
@@ -52,6 +55,8 @@ class ImageItem:
     @property
     def shown(self) -> str:
         """The source as messages show it: of a long path the end, which names the file."""
+        if self.name:
+            return show(self.name)
         if self.kind == "data":
             return show(f"{self.source[:MAX_ECHO_CHARS].partition(',')[0]},...")
         if self.kind == "path" and len(self.source) > MAX_PATH_CHARS:

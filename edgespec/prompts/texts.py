@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Unpack
 
 from edgespec.errors import RequestError
+from edgespec.prompts.image_item import kind_of
 from edgespec.prompts.parse import parse_requests
 from edgespec.prompts.sets import parse_prompt_set
 from edgespec.prompts.source import MAX_FILE_BYTES, parse_json
@@ -26,12 +28,19 @@ def text_requests(
     stop: Sequence[str] = (),
     enable_thinking: bool = False,
     apply_chat_template: bool = True,
+    images: Sequence[str] = (),
     **overrides: Unpack[Overrides],
 ) -> RequestFile:
     """Returns a request for each text: the user's only turn or, without a chat template, the whole
-    prompt. Raises RequestError with the number of the text."""
+    prompt. The files of `images` go with each, before its text. Raises RequestError with the number
+    of the text."""
     opening = [{"role": "system", "content": system}] if system else []
-    messages = [[*opening, {"role": "user", "content": text}] for text in texts]
+    shown = [{"type": "image", "image": path_of(name)} for name in images]
+
+    def content(text: str) -> object:
+        return [*shown, {"type": "text", "text": text}] if shown else text
+
+    messages = [[*opening, {"role": "user", "content": content(text)}] for text in texts]
     raw: dict[str, object] = {"requests": [{"messages": turns} for turns in messages]}
     if stop:
         raw["stop"] = list(stop)
@@ -40,6 +49,11 @@ def text_requests(
     if not apply_chat_template:
         raw["apply_chat_template"] = False
     return parse_requests(raw, PROMPT, **overrides)
+
+
+def path_of(name: str) -> str:
+    """The name of a file as a source of an image, also where it looks like a URL."""
+    return name if kind_of(name) == "path" and ":" not in name else f"{Path(name).absolute()}"
 
 
 def read_stdin(**overrides: Unpack[Overrides]) -> RequestFile:

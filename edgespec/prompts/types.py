@@ -63,14 +63,15 @@ class Message:
         """The images of the message, in order."""
         return tuple(part for part in self.parts if isinstance(part, ImageItem))
 
-    def to_dict(self) -> dict[str, object]:
-        """The message as JSON, in the form of input.json; a `data:` URL is shortened."""
+    def to_dict(self, *, whole: bool = False) -> dict[str, object]:
+        """The message as JSON, in the form of input.json; unless it is to be `whole`, a `data:` URL
+        is shortened."""
         if not self.parts:
             return {"role": self.role, "content": self.content}
         items = [
             {"type": "text", "text": part}
             if isinstance(part, str)
-            else {"type": "image", "image": part.echo}
+            else {"type": "image", "image": part.source if whole else part.echo}
             for part in self.parts
         ]
         return {"role": self.role, "content": items}

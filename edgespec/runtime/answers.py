@@ -15,12 +15,14 @@ from typing import Any
 from edgespec.errors import EdgeSpecError, RequestError
 from edgespec.prompts import CANCELLED, ERROR, Message, Request
 from edgespec.runtime.engine import Engine
+from edgespec.runtime.faults import FAULTS, as_error
 from edgespec.runtime.generation import Chunk, GenerationRequest, Response, with_seed
 from edgespec.runtime.lossless_check import Difference, first_difference
 from edgespec.runtime.quality import Quality, compared
 from edgespec.runtime.speculative_config import of_request
 from edgespec.runtime.tokenizer import Tokenizer
 from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.vision.image_prompts import Stopped
 
 Observer = Callable[[Chunk], None]
 Stopping = Callable[[], bool]
@@ -101,10 +103,15 @@ class Answers:
             prompt = self.render(request, messages)
             system_prompt = self.system_prompt(request, messages)
             ids = self.engine.encode_rendered(
-                prompt, messages, add_special_tokens=not request.apply_chat_template
+                prompt,
+                messages,
+                add_special_tokens=not request.apply_chat_template,
+                stopping=self.stopping,
             )
-        except EdgeSpecError as error:
-            return replace(answer, error=error), None
+        except Stopped:
+            return replace(answer, cancelled=True), None
+        except FAULTS as error:
+            return replace(answer, error=as_error(error)), None
         asked = GenerationRequest(
             ids,
             with_seed(request.sampling),
@@ -218,7 +225,8 @@ class RequestQueue:
         """Makes a turn ready, or puts it and the turns after it among the refused ones."""
         answer, asked = self.answers.ask(request, turn, messages, arrived_s)
         if asked is None:
-            self.refused += [answer, *unasked(request, turn + 1, failed_before(request, turn))]
+            error = None if answer.cancelled else failed_before(request, turn)
+            self.refused += [answer, *unasked(request, turn + 1, error)]
         else:
             self.asked[asked] = answer
             self.ready.append(asked)

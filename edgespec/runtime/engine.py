@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, TypeVar, cast, overload
 from weakref import finalize
@@ -72,7 +73,7 @@ from edgespec.runtime.policy import (
     SpecPolicy,
 )
 from edgespec.runtime.prefix import PREFIX_CACHE_BYTES, PrefixCache, check_bytes
-from edgespec.runtime.prompt import Conversation, Prompt, read_messages, read_prompt
+from edgespec.runtime.prompt import Conversation, Prompt, has_images, read_messages, read_prompt
 from edgespec.runtime.prompt_value import Prompt as PromptValue
 from edgespec.runtime.sampling import NEAR_TIE
 from edgespec.runtime.scheduler import Scheduler
@@ -109,6 +110,11 @@ API_WORDS = {
     "--spec-draft-step": "steps",
     "--spec-verify-size": "verify_size",
     "--exact": "exact",
+    "--multimodal-engine-dir": "multimodal_engine_dir",
+    "--allow-image-root DIR": "image_root=[..., DIR]",
+    "--allow-image-urls": "allow_image_urls=True",
+    "beside the input file": "in image_root",
+    "from the input file": "from image_root",
 }
 
 T = TypeVar("T")
@@ -233,6 +239,8 @@ class Engine:
         policy = None if self.costs is None else AdaptivePolicy(self.costs)
         self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes), policy)
         self.session.log.recording = False
+        if self.images is not None:
+            self.images.log = self.session.log
         self.scheduler = Scheduler(self.session, self.prepare, self.max_batch_size)
         self.driver = Driver(self.scheduler)
         # An engine that is dropped without `close` leaves no thread behind
@@ -484,15 +492,17 @@ class Engine:
         """The token ids of a prompt, with the rows of its images where it has some.
 
         A text is taken as it is, with the special tokens that the tokenizer adds, as vLLM does;
-        messages go through the chat template; ids stay. Raises RequestError for anything else, and
+        messages go through the chat template; ids stay, and so does a prompt that was encoded
+        before. Raises RequestError for anything else, and
         what reading and encoding images raise.
         """
         self.driver.check_open()
-        found = read_prompt(prompt)
+        found = prompt if isinstance(prompt, PromptValue) else read_prompt(prompt)
         if isinstance(found, tuple):
             rendered = self.render(found, enable_thinking=enable_thinking)
             add = not self.tokenizer.template.has_special_tokens
-            return self.encode_rendered(rendered, found, add_special_tokens=add)
+            with in_words(API_WORDS):
+                return self.encode_rendered(rendered, found, add_special_tokens=add)
         if enable_thinking:
             what = (
                 "enable_thinking is a matter of the chat template, and the prompt has no messages"
@@ -503,20 +513,25 @@ class Engine:
         return found
 
     def encode_rendered(
-        self, rendered: str, messages: Conversation, *, add_special_tokens: bool
+        self,
+        rendered: str,
+        messages: Conversation,
+        *,
+        add_special_tokens: bool,
+        stopping: Callable[[], bool] = never,
     ) -> Sequence[int]:
         """The ids of rendered messages, with the rows of their images where they have some.
 
         A text of theirs must not have the model's own mark of an image, unless they were joined
-        without a template, which adds special tokens; then the marks are the caller's. Raises
-        RequestError or LimitError for images that cannot be taken, and what opening and running the
-        encoder raise.
+        without a template, which adds special tokens; then the marks are the caller's. `stopping`
+        is asked before each image. Raises RequestError or LimitError for images that cannot be
+        taken, what opening and running the encoder raise, and Stopped.
         """
         found = read_messages(messages)
         if self.images is not None and not add_special_tokens:
             tokens = self.images.config.component.tokens
-            marks = [self.tokenizer.token(token) for token in (tokens.image, tokens.video)]
-            refuse_marks(found, marks)
+            image, video = map(self.tokenizer.token, (tokens.image, tokens.video))
+            refuse_marks(found, image=image, video=video)
         ids = self.tokenizer.encode(rendered, add_special_tokens=add_special_tokens)
         items = [item for message in found for item in message.images]
         if not items:
@@ -525,10 +540,16 @@ class Engine:
             what = f"the prompt has {counted(len(items), 'image')}, and there is no image encoder"
             raise RequestError(
                 what,
-                "Name its directory: --multimodal-engine-dir ENGINES/visual"
-                " (multimodal_engine_dir in Python), or remove the images.",
+                "Name its directory, ENGINES/visual, by --multimodal-engine-dir, or remove the"
+                " images.",
             )
-        return self.images.prompt(ids, items)
+        check = partial(self.limits.check_prompt, drafts=False)
+        return self.images.prompt(ids, items, check=check, stopping=stopping)
+
+    def takes_long(self, prompt: object) -> bool:
+        """Whether encoding a prompt would hold up an event loop: there are images to be read and
+        encoded."""
+        return self.images is not None and has_images(prompt)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
@@ -550,11 +571,7 @@ class Engine:
         if not isinstance(sampling, SamplingParams | None):
             what = f"sampling is of type {type(sampling).__name__}"
             raise RequestError(what, "Give edgespec.SamplingParams(temperature=0), for example.")
-        ids: Sequence[int]
-        if isinstance(prompt, PromptValue):  # with its images
-            ids = prompt
-        else:
-            ids = self.encode(prompt, enable_thinking=enable_thinking)
+        ids = self.encode(prompt, enable_thinking=enable_thinking)
         rule = None if acceptance is None else self.acceptance_for(acceptance)
         drafts = self.drafts_of(plan, rule)
         if rule is not None:
@@ -783,7 +800,8 @@ class Engine:
         acceptance: Acceptance = None,
     ) -> Response:
         """`generate` for an event loop. A task that is cancelled ends its request."""
-        handle = self.handle(prompt, sampling, plan, enable_thinking, keep, acceptance)
+        make = partial(self.handle, prompt, sampling, plan, enable_thinking, keep, acceptance)
+        handle = await asyncio.to_thread(make) if self.takes_long(prompt) else make()
         with cancelling([handle]):
             future = future_end(handle)
             self.driver.submit([handle])
@@ -800,8 +818,8 @@ class Engine:
         acceptance: Acceptance = None,
     ) -> AsyncStream:
         """`stream` for the event loop that runs: see AsyncStream."""
-        handle = self.handle(prompt, sampling, plan, enable_thinking, keep, acceptance)
-        return AsyncStream(self.driver, handle)
+        make = partial(self.handle, prompt, sampling, plan, enable_thinking, keep, acceptance)
+        return AsyncStream(self.driver, make if self.takes_long(prompt) else make())
 
     @overload
     async def agenerate_batch(
@@ -838,7 +856,8 @@ class Engine:
         return_exceptions: bool = False,
     ) -> list[Response] | list[Response | EdgeSpecError]:
         """`generate_batch` for an event loop. A task that is cancelled ends its requests."""
-        found, handles = self.batch(
+        make = partial(
+            self.batch,
             prompts,
             sampling,
             plan,
@@ -846,6 +865,8 @@ class Engine:
             acceptance,
             return_exceptions=return_exceptions,
         )
+        takes_long = isinstance(prompts, Sequence) and any(map(self.takes_long, prompts))
+        found, handles = await asyncio.to_thread(make) if takes_long else make()
         with cancelling([*handles.values()]):
             futures = {index: future_end(handle) for index, handle in handles.items()}
             self.driver.submit([*handles.values()])
@@ -887,10 +908,11 @@ class Engine:
         for index, (prompt, params, own_plan, rule) in enumerate(each):
             try:
                 handles[index] = self.handle(prompt, params, own_plan, enable_thinking, False, rule)
-            except EdgeSpecError as error:
+            except FAULTS as error:
+                found = as_error(error)
                 if not return_exceptions:
-                    raise of_prompt(index, error) from error
-                errors[index] = error
+                    raise of_prompt(index, found) from error
+                errors[index] = found
         return errors, handles
 
     # ---- the requests of a file

@@ -16,7 +16,7 @@ from edgespec.prompts import Journal, NoJournal, RequestFile
 from edgespec.runtime.answers import Answer, Answers, Stopping, seeded, to_dict, unasked
 from edgespec.runtime.cost_words import Prediction
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk
+from edgespec.runtime.generation import Chunk, Response
 from edgespec.runtime.memory import peak_bytes
 from edgespec.runtime.plain_steps import time_plain_steps
 from edgespec.runtime.profile import RunStats
@@ -25,6 +25,7 @@ from edgespec.runtime.speculative_config import of_request
 from edgespec.runtime.speedup import MIN_STEPS, StepCost
 from edgespec.runtime.tree import DraftPlan
 from edgespec.runtime.verify import AcceptOptions
+from edgespec.runtime.vision.image_stats import ImageStats
 
 
 class Progress(Protocol):
@@ -73,6 +74,7 @@ class FileRun:
         self.wall_s, self.peak_bytes = 0.0, 0
         self.check_wall_s: float | None = None
         self.passes: dict[str, list[float]] = {}
+        self.images = ImageStats()
         self.plain_step: StepCost | None = None
 
     def rules(self) -> list[AcceptOptions | None]:
@@ -96,7 +98,8 @@ class FileRun:
         self.warm_up(warmup)
         self.answers.observe = progress.add
         try:
-            self.answer(progress)
+            # A comparison begins with the very prompts; else their images would be held for nothing
+            self.answer(progress, keep_images=check_lossless or compare_quality)
             if check_lossless or compare_quality:
                 self.check(self.answers.compare if check_lossless else self.answers.compare_quality)
             else:
@@ -119,19 +122,26 @@ class FileRun:
         self.engine.session.prefixes.clear()
         self.engine.drafting.forget()
 
-    def answer(self, progress: Progress) -> None:
-        """Answer each request and keep it in the journal as it ends."""
+    def answer(self, progress: Progress, *, keep_images: bool = False) -> None:
+        """Answer each request and keep it in the journal as it ends. Its prompt stays as ids, with
+        `keep_images` as it is."""
         log, began = self.engine.session.log, time.perf_counter()
+        before = self.image_stats()
         log.clear()
         try:
             for answer in self.answers.run(self.requests.requests):
-                self.done[answer.key] = answer
+                self.done[answer.key] = answer if keep_images else without_images(answer)
                 self.keep(answer)
                 self.tell_stopped()
                 progress.finish(len(self.done))
         finally:
             self.wall_s, self.passes = time.perf_counter() - began, log.passes
-            self.peak_bytes = peak_bytes()
+            self.peak_bytes, self.images = peak_bytes(), self.image_stats() - before
+
+    def image_stats(self) -> ImageStats:
+        """What the engine has done with images so far."""
+        images = self.engine.images
+        return ImageStats() if images is None else images.stats
 
     def tell_stopped(self) -> None:
         """Warn once where drafting has stopped for good."""
@@ -157,6 +167,7 @@ class FileRun:
         self.engine.session.log.clear()
         began = time.perf_counter()
         self.done |= {answer.key: answer for answer in compare([*self.done.values()])}
+        self.done = {key: without_images(answer) for key, answer in self.done.items()}
         self.check_wall_s = time.perf_counter() - began
 
     def time_plain_steps(self) -> None:
@@ -214,4 +225,15 @@ class FileRun:
             self.plain_step,
             self.engine.has_trained_draft,
             self.prediction(answers),
+            self.images,
         )
+
+
+def without_images(answer: Answer) -> Answer:
+    """An answer whose prompts are ids alone: the rows of their images take megabytes."""
+    return replace(answer, response=ids_alone(answer.response), plain=ids_alone(answer.plain))
+
+
+def ids_alone(response: Response | None) -> Response | None:
+    """A response whose prompt is a list of ids; None stays None."""
+    return None if response is None else replace(response, prompt_ids=[*response.prompt_ids])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from edgespec.runtime.metrics import Pooled, RequestMetrics, ratio
 from edgespec.runtime.policy import ADAPTIVE
 from edgespec.runtime.quality import pooled
 from edgespec.runtime.speedup import Speedup, StepCost
+from edgespec.runtime.vision.image_stats import ImageStats
 
 NOTES = (
     (
@@ -55,6 +56,10 @@ SHARED = (
     "Requests with drafts and without shared passes: generation has no times of its own, and those"
     " of eagle_generation hold the rows of the plain requests beside them."
 )
+OF_IMAGES = (
+    "multimodal has all images of prompts; edgespec says how many of them were encoded: the others"
+    " had been before."
+)
 SPECULATION = (
     stages.DRAFT_PREFILL,
     stages.DRAFT_PROPOSAL,
@@ -84,6 +89,7 @@ class RunStats:
     plain_step: StepCost | None = None  # timed at the end, where no request was decoded plainly
     has_trained_draft: bool = False  # an engine drafted, that belongs to the base
     prediction: Prediction | None = None  # of its speed, by the costs that are stored
+    images: ImageStats = field(default_factory=ImageStats)  # what was done with those of prompts
 
     @property
     def pool(self) -> Pooled:
@@ -157,6 +163,8 @@ def summary(run: RunStats) -> dict[str, Any]:
         "computed_tokens": run.pool.computed_tokens,
         **run.memory,
     }
+    if run.images.images:
+        out["images"] = asdict(run.images)
     if plainly:
         out["plain"] = Pooled(plainly).to_dict(speculative=False)
     if drafted:
@@ -276,15 +284,31 @@ def profile(run: RunStats) -> dict[str, Any]:
     under `edgespec`."""
     shared = run.batch_size > 1 and bool(run.drafted) and bool(run.undrafted)
     out: dict[str, Any] = {"device": "cpu", "notes": [*NOTES, *([SHARED] if shared else [])]}
+    if run.images.images:
+        out["notes"].append(OF_IMAGES)
+        out["multimodal"] = multimodal(run)
     if run.pool.requests:
         out["prefill"] = prefill(run)
     if run.undrafted:
         out["generation"] = generation(run, None if shared else run.seconds(stages.GENERATION))
     if run.drafted:
         out["eagle_generation"] = eagle_generation(run)
-    ids = [stage for stage in stages.COARSE if run.passes.get(stage)]
+    ids = [stage for stage in stages.STAGES if run.passes.get(stage)]
     out["stages"] = [stage_times(stage, run.passes[stage]) for stage in ids]
     return out | run.memory | {"edgespec": summary(run)}
+
+
+def multimodal(run: RunStats) -> dict[str, float]:
+    """The `multimodal` section of profile.json, by TensorRT Edge-LLM's kind of keys."""
+    done = run.images
+    seconds = done.read_s + done.encode_s
+    return {
+        "total_images": done.images,
+        "total_image_tokens": done.tokens,
+        "average_tokens_per_image": done.tokens / done.images,
+        "tokens_per_second": or_zero(done.tokens, seconds),
+        "average_time_per_token_ms": or_zero(1000 * seconds, done.tokens),
+    }
 
 
 def prefill(run: RunStats) -> dict[str, float]:

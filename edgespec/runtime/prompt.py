@@ -47,6 +47,17 @@ def read_messages(messages: Conversation) -> tuple[Message, ...]:
     return found
 
 
+def has_images(prompt: object) -> bool:
+    """Whether a prompt may have images: messages, one of which has more than a text. Checks nothing
+    else."""
+    return isinstance(prompt, list | tuple) and any(
+        bool(item.images)
+        if isinstance(item, Message)
+        else isinstance(item, Mapping) and not isinstance(item.get("content"), str)
+        for item in prompt
+    )
+
+
 def items_of(prompt: object) -> list[Any]:
     """The items of a list. RequestError for what is none, or has no order."""
     if isinstance(prompt, bytes | bytearray | memoryview):

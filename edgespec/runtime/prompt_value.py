@@ -6,7 +6,7 @@ Knows slots, positions and keys. Knows no pixels, no text and no engine.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -77,6 +77,9 @@ class Prompt(Sequence[int]):
 
     def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
         return self.tokens[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.tokens)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -108,7 +108,7 @@ class Session:
         if isinstance(seq.drafter, Reserving):
             seq.drafter.reserve(seq.lane, longest)
         if seq.drafter is not None:
-            seq.drafter.begin(seq.lane, seq.prompt.tokens, seq.num_reused)
+            seq.drafter.begin(seq.lane, seq.prompt, seq.num_reused)
 
     def give_drafter(self, seq: SequenceState) -> None:
         """Let a sequence have its drafter: its own or the session's, and none without a plan. One

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+MULTIMODAL = "multimodal_processing"  # an image is read, decoded and resized
+VISION_ENCODER = "vision_encoder"
 PREFILL = "llm_prefill"
 GENERATION = "llm_generation"
 DRAFT_PREFILL = "spec_decode_draft_prefill"
@@ -28,6 +30,8 @@ COARSE = {
     VERIFICATION: "verify",
     COMMIT: "commit",
 }
+# In the order of a request; those of images are before it begins, and no part of its metrics
+STAGES = (MULTIMODAL, VISION_ENCODER, *COARSE)
 
 
 @dataclass
@@ -72,11 +76,15 @@ class StageLog:
 
     def add(self, stage: str, seconds: float, engine_s: float, spent: StageTimes) -> None:
         """Take in one pass of a stage, of which `engine_s` seconds were the engines'."""
-        if self.recording:
-            self.passes.setdefault(stage, []).append(seconds)
+        self.note(stage, seconds)
         coarse = COARSE[stage]
         setattr(spent, coarse, getattr(spent, coarse) + seconds)
         spent.engine += engine_s
+
+    def note(self, stage: str, seconds: float) -> None:
+        """Take in one pass of a stage that is no request's alone."""
+        if self.recording:
+            self.passes.setdefault(stage, []).append(seconds)
 
     def clear(self) -> None:
         """Forget all passes, and record those to come."""

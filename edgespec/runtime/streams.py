@@ -14,15 +14,36 @@ from weakref import finalize
 
 from edgespec.errors import EdgeSpecError
 from edgespec.runtime.driver import Driver
+from edgespec.runtime.faults import as_error
 from edgespec.runtime.generation import Chunk, Event, Generation, Response
 
 End = Response | EdgeSpecError
 
 
+class Coming:
+    """Stands for the handle of a request whose prompt is still made."""
+
+    def __init__(self) -> None:
+        self.handle: Generation | None = None
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """End the request as soon as it begins."""
+        self.cancelled = True
+        if self.handle is not None:
+            self.handle.cancel()
+
+    def becomes(self, handle: Generation) -> None:
+        """The handle is there."""
+        self.handle = handle
+        if self.cancelled:
+            handle.cancel()
+
+
 class Ending:
     """What an iteration has seen of a request's end."""
 
-    def __init__(self, driver: Driver, handle: Generation) -> None:
+    def __init__(self, driver: Driver, handle: Generation | Coming) -> None:
         self.driver, self.handle = driver, handle
         self.end: End | None = None
         self.is_over = False
@@ -103,14 +124,21 @@ class AsyncStream(Ending):
     `result`.
 
     What is said of Stream holds. A task that is cancelled while it waits for a Chunk ends the
-    request.
+    request. A `handle` that takes long to make, as that of a prompt with images, may be a function:
+    it is called in a thread, and what it raises ends the iteration.
     """
 
-    def __init__(self, driver: Driver, handle: Generation) -> None:
-        super().__init__(driver, handle)
+    def __init__(self, driver: Driver, handle: Generation | Callable[[], Generation]) -> None:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        handle.deliver = in_loop(handle, self.events.put_nowait)
-        driver.submit([handle])
+        if isinstance(handle, Generation):
+            super().__init__(driver, handle)
+            handle.deliver = in_loop(handle, self.events.put_nowait)
+            driver.submit([handle])
+            return
+        coming = Coming()
+        super().__init__(driver, coming)
+        # Held as long as the stream is: the loop itself would not
+        self.begun = asyncio.create_task(begin(driver, handle, coming, self.events))
 
     def __aiter__(self) -> AsyncStream:
         return self
@@ -143,6 +171,19 @@ class AsyncStream(Ending):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+async def begin(
+    driver: Driver, make: Callable[[], Generation], coming: Coming, events: asyncio.Queue[Event]
+) -> None:
+    """Make a request's handle in a thread, and submit it; an error becomes its only event."""
+    try:
+        handle = await asyncio.to_thread(make)
+        handle.deliver = in_loop(handle, events.put_nowait)
+        coming.becomes(handle)
+        driver.submit([handle])
+    except Exception as error:
+        events.put_nowait(as_error(error))
 
 
 # ---- the ends alone
@@ -206,7 +247,7 @@ def in_loop(handle: Generation, put: Callable[[Event], object]) -> Callable[[Eve
 
 
 @contextmanager
-def cancelling(handles: Sequence[Generation]) -> Iterator[None]:
+def cancelling(handles: Sequence[Generation | Coming]) -> Iterator[None]:
     """An exception inside ends these requests: whoever waited for them is gone."""
     try:
         yield

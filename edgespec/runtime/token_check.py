@@ -5,8 +5,9 @@ Knows requests and the lossless check. Knows no engine library.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from edgespec.backends.findings import Finding, failed, not_run, passed
 from edgespec.backends.variants import VariantRunner
@@ -41,14 +42,17 @@ class Quiet:
         """Nothing."""
 
 
-def check_tokens(engine_dir: Path, requests: RequestFile | None) -> list[Finding]:
+def check_tokens(
+    engine_dir: Path, requests: RequestFile | None, images: Mapping[str, Any]
+) -> list[Finding]:
     """Plain and speculative decoding of these requests compared, token by token, with the engines'
-    default fixed plan; without requests those of PROMPTS, greedy and sampled.
+    default fixed plan; without requests those of PROMPTS, greedy and sampled. `images` are Engine's
+    arguments that say what reads the images of requests.
 
     Raises BundleError, PairingError or EnvironmentProblem where the directory cannot be opened.
     """
     # A fixed plan: an adaptive one would draft little where drafts are seldom right
-    with Engine(engine_dir, spec_decode="auto", spec_policy=FIXED) as engine:
+    with Engine(engine_dir, spec_decode="auto", spec_policy=FIXED, **images) as engine:
         if not engine.spec_decode:
             return [not_run(TOKENS, "nothing drafts here: there is no draft to compare with")]
         if requests is not None:

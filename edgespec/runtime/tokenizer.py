@@ -65,10 +65,6 @@ class Tokenizer:
         """Returns whether messages can be rendered."""
         return not isinstance(self.template, NoTemplate)
 
-    def encode_chat(self, rendered: str) -> list[int]:
-        """Returns the ids of a rendered conversation."""
-        return self.encode(rendered, add_special_tokens=not self.template.has_special_tokens)
-
     def knows_thinking(self) -> bool:
         """Returns whether the chat template has a thinking mode; False for an invalid one."""
         return self.template.knows_thinking()

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from edgespec.backends.engine_check import EngineCheck, check_engine, described
@@ -37,6 +38,7 @@ PACKAGES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "cuda-bindings", 
 OPENING = "opening"
 TOGETHER = "all"  # the place of what concerns all engines
 Began = Callable[[str], None]
+NO_IMAGES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,10 @@ def verify(
     onnx_dirs: Sequence[Path],
     requests: RequestFile | None,
     began: Began = lambda what: None,
+    images: Mapping[str, Any] = NO_IMAGES,
 ) -> Verification:
     """Check every engine of a directory, and what they say together. `began` is called with what is
-    checked next.
+    checked next. `images` are Engine's arguments that say what reads the images of requests.
 
     Raises BundleError where an engine or an export is damaged, PairingError, and EnvironmentProblem
     where this machine is another one or lacks a package.
@@ -102,7 +105,7 @@ def verify(
         together = [not_run(TOKENS, "not every engine can be opened")]
     elif set(roles) != {Role.DRAFT}:
         began("tokens with drafts and without")
-        together = check_tokens(engine_dir, requests)
+        together = check_tokens(engine_dir, requests, images)
     return Verification(checks, together, peak_bytes(), hidden_paths(engine_dir, onnx_dirs))
 
 

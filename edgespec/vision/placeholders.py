@@ -15,6 +15,9 @@ from edgespec.config.values import ImageTokens
 from edgespec.errors import RequestError, counted
 from edgespec.prompts import Message
 
+AN_ITEM = 'an image is an item of its own: {"type": "image", "image": "picture.png"}.'
+NO_VIDEO = "of a video, send some frames as image items."
+
 
 @dataclass(frozen=True, slots=True)
 class ExpandedPrompt:
@@ -25,21 +28,18 @@ class ExpandedPrompt:
     starts: tuple[int, ...]
 
 
-def refuse_marks(messages: Iterable[Message], marks: Iterable[str | None]) -> None:
+def refuse_marks(messages: Iterable[Message], *, image: str | None, video: str | None) -> None:
     """Raises RequestError for a text with a model's own mark of an image or a video, such as
-    `<|image_pad|>`: the tokenizer would take it for the place of one.
-
-    `marks` are the tokens as text; None, where there is no such token, is skipped.
+    `<|image_pad|>`: the tokenizer would take it for the place of one. None: there is no such token.
     """
-    known = [mark for mark in marks if mark]
+    marks = {image: ("an image", AN_ITEM), video: ("a video", NO_VIDEO)}
     for message in messages:
-        for mark in known:
-            if mark in message.content:
+        for mark, (what, remedy) in marks.items():
+            if mark and mark in message.content:
                 raise RequestError(
                     f"A message of the role {message.role} has the text {mark}, which stands for"
-                    " the rows of an image.",
-                    "Remove it; an image is an item of its own:"
-                    ' {"type": "image", "image": "picture.png"}.',
+                    f" the rows of {what}.",
+                    f"Remove it; {remedy}",
                 )
 
 

@@ -742,7 +742,7 @@ def test_json_and_dumps_exclude_each_other(
     ("flag", "reason"),
     [
         ("--dflashBlockSize", "a block is as long as the draft was trained for"),
-        ("--outputAudioDir", "this version takes and gives text only"),
+        ("--outputAudioDir", "this version gives text only"),
     ],
 )
 def test_flag_of_the_mirrored_tool_is_refused_by_name(

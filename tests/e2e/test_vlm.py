@@ -4,6 +4,7 @@ pictures and without, the answers those of transformers, and what is refused."""
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import shutil
@@ -19,7 +20,9 @@ import torch
 from PIL import Image
 
 import edgespec
-from edgespec.prompts import ImageItem
+from edgespec.prompts import ImageItem, NoJournal, read_requests
+from edgespec.runtime.file_runner import FileRun
+from edgespec.runtime.token_check import Quiet
 from tests import shared
 from tests.e2e.workshop import Cli, cli, responses
 
@@ -104,10 +107,15 @@ def see(*names: str, text: str = "What is it?") -> Content:
     return [*images, {"type": "text", "text": text}]
 
 
-def ask(shop: Shop, place: Path, cli: Cli, contents: Sequence[Content], *flags: object) -> Any:
+def write_requests(place: Path, contents: Sequence[Content]) -> Path:
     requests = [{"messages": [{"role": "user", "content": one}]} for one in contents]
     settings = {"temperature": 0.0, "max_generate_length": 24, "logit_bias": NO_END}
     (place / "input.json").write_text(json.dumps(settings | {"requests": requests}))
+    return place / "input.json"
+
+
+def ask(shop: Shop, place: Path, cli: Cli, contents: Sequence[Content], *flags: object) -> Any:
+    write_requests(place, contents)
     line = ["infer", "--engineDir", shop.llm, "--multimodalEngineDir", shop.visual]
     files = ["--inputFile", place / "input.json", "--outputFile", place / "output.json"]
     return cli(*line, *files, *flags)
@@ -172,6 +180,60 @@ def test_answers_are_those_of_transformers_and_lossless(
     assert answers == wanted
 
 
+def test_a_profile_has_the_pictures(shop: Shop, pictures: Path, cli: Cli) -> None:
+    path = pictures / "profile.json"
+    asked = [see("0.png"), see("0.png", "1.png"), "No picture."]
+    done = ask(shop, pictures, cli, asked, "--profile-output-file", path, "--dump-profile")
+    assert done.code == 0, done.err
+    found = json.loads(path.read_text())
+    assert found["multimodal"]["total_images"] == 3
+    stages = {one["stage_id"]: one["total_runs"] for one in found["stages"]}
+    assert (stages["multimodal_processing"], stages["vision_encoder"]) == (3, 2)
+    tokens = found["multimodal"]["total_image_tokens"]
+    assert f"3, {tokens} tokens" in " ".join(done.out.split())
+    assert "vision_encoder" in done.out
+    without = ask(shop, pictures, cli, ["No picture."], "--profile-output-file", path)
+    assert without.code == 0, without.err
+    assert "multimodal" not in json.loads(path.read_text())
+    assert "images" not in without.out
+
+
+def test_a_picture_goes_with_the_prompt_of_the_command_line(
+    shop: Shop, pictures: Path, cli: Cli, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Wherever it is."""
+    out = tmp_path_factory.mktemp("elsewhere") / "output.json"
+    assert ask(shop, pictures, cli, [see("0.png"), see("0.png", "1.png")], "--seed", 1).code == 0
+    wanted = responses(pictures)
+    line = ["infer", "--engine-dir", shop.llm, "--multimodal-engine-dir", shop.visual]
+    greedy = ["--temperature", 0, "--max-generate-length", 24]
+    for count in (1, 2):
+        named = [flag for n in range(count) for flag in ("--image", pictures / f"{n}.png")]
+        done = cli(*line, "--prompt", "What is it?", *named, *greedy, "--output-file", out)
+        assert done.code == 0, done.err
+        (found,) = json.loads(out.read_text())["responses"]
+        ids, same = found["output_ids"], wanted[count - 1]
+        assert found["formatted_complete_request"] == same["formatted_complete_request"]
+        assert found["metrics"]["prompt_tokens"] == same["metrics"]["prompt_tokens"]
+        # There is no logit_bias on the command line, so that the answer may end
+        assert ids[:-1] == same["output_ids"][: len(ids) - 1]
+    for flags, said in (
+        (["--prompt", "Hi", "--image", pictures / "none.png"], "none.png is no file"),
+        (["--input-file", pictures / "input.json", "--image", pictures / "0.png"], "with --prompt"),
+    ):
+        refused = cli(*line, *flags, "--output-file", out)
+        assert refused.code == 2
+        assert said in " ".join(refused.err.split())
+
+
+def test_run_answers_about_a_picture(shop: Shop, pictures: Path, cli: Cli) -> None:
+    line = ["run", shop.llm, "--multimodal-engine-dir", shop.visual, "--temperature", 0]
+    asked = ["--prompt", "What is it?", "--max-generate-length", 8]
+    seen = cli(*line, *asked, "--image", pictures / "0.png")
+    assert seen.code == 0, seen.err
+    assert seen.out != cli(*line, *asked).out
+
+
 def test_pictures_come_as_data_urls_too(shop: Shop, pictures: Path, cli: Cli) -> None:
     code = base64.b64encode((pictures / "0.png").read_bytes()).decode()
     done = ask(shop, pictures, cli, [see("0.png"), see(f"data:image/png;base64,{code}")])
@@ -189,6 +251,64 @@ def test_a_picture_is_encoded_once(shop: Shop, pictures: Path) -> None:
             message = edgespec.Message.of("user", [ImageItem("0.png"), "What is it?"])
             engine.generate([message], sampling)
         assert (engine.images.stats.images, engine.images.stats.encoded) == (3, 1)
+
+
+def test_python_reads_below_its_roots_alone_and_says_so_in_its_words(
+    shop: Shop, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = pictures / "other"
+    other.mkdir()
+    shutil.move(pictures / "1.png", other / "1.png")
+    monkeypatch.chdir("/")
+    sampling = edgespec.SamplingParams(temperature=0, max_generate_length=2)
+
+    def asked(name: str) -> list[edgespec.Message]:
+        return [edgespec.Message.of("user", [ImageItem(name), "What is it?"])]
+
+    def refused(name: str) -> edgespec.RequestError:
+        with pytest.raises(edgespec.RequestError) as caught:
+            engine.generate(asked(name), sampling)
+        return caught.value
+
+    roots = [pictures, str(other)]
+    with edgespec.load(shop.llm, multimodal_engine_dir=shop.visual, image_root=roots) as engine:
+        for name in ("0.png", str(other / "1.png")):
+            assert engine.generate(asked(name), sampling).token_ids
+        assert "is not there" in refused(str(pictures / "2.png")[1:]).what  # of the directory /
+        assert refused("none.png").remedy == "Write its path as seen from image_root."
+        assert refused("/etc/hostname").remedy == (
+            "Put it in image_root, or allow its directory: image_root=[..., DIR]."
+        )
+        assert "allow_image_urls=True" in refused("https://host/a.png").remedy
+    with edgespec.load(shop.llm) as engine:
+        assert "by multimodal_engine_dir" in refused("0.png").remedy
+
+
+@pytest.mark.parametrize("check_lossless", [False, True])
+def test_no_answer_of_a_run_holds_rows_of_pictures(
+    shop: Shop, pictures: Path, check_lossless: bool
+) -> None:
+    requests = write_requests(pictures, QUESTIONS[:3])
+    with edgespec.load(shop.llm, multimodal_engine_dir=shop.visual, image_root=pictures) as engine:
+        asked = read_requests(requests)
+        run = FileRun(
+            engine,
+            asked,
+            engine.plan(),
+            NoJournal(),
+            stopping=lambda: False,
+            warn=lambda text: None,
+        )
+        run.run(Quiet(), warmup=0, check_lossless=check_lossless)
+    assert run.fault is None
+    answers = run.in_order()
+    for answer in answers:
+        assert answer.response is not None
+        assert isinstance(answer.response.prompt_ids, list)
+        assert (answer.plain is not None) is check_lossless
+        if answer.plain is not None:
+            assert answer.difference is None  # with the same pictures
+            assert isinstance(answer.plain.prompt_ids, list)
 
 
 def test_another_picture_is_another_prefix(shop: Shop, pictures: Path) -> None:
@@ -218,6 +338,38 @@ def test_chat_sends_a_picture_with_the_next_turn(
     assert "0.png: 16 tokens; it goes with the next turn]" in done.err
     assert "is not there" in done.err
     assert len(done.out.splitlines()) >= 2
+
+
+def test_bench_measures_the_very_prompts_with_their_pictures(
+    shop: Shop, pictures: Path, cli: Cli
+) -> None:
+    """Two prompts of the same ids whose answers differ: what is right for one is not for both."""
+    for name, colour in (("red", (255, 0, 0)), ("noise", None)):
+        noise = torch.randint(0, 255, (112, 112, 3), dtype=torch.uint8).numpy()
+        image = Image.fromarray(noise) if colour is None else Image.new("RGB", (112, 112), colour)
+        image.save(pictures / f"{name}.png")
+    asked = write_requests(pictures, [see("red.png"), see("noise.png")])
+    answers = [by_transformers(shop, pictures, see(f"{n}.png"), 24) for n in ("red", "noise")]
+    assert answers[0] != answers[1]
+    report = pictures / "report.json"
+    line = ["bench", "run", shop.llm, "--multimodal-engine-dir", shop.visual]
+    what = ["--input-file", asked, "--output-tokens", 24, "--batch-size", 2, "--json", report]
+    flags = ["--mode", "decode,speculative", "--synthetic-acceptance", 1, "--spec-draft-step", 3]
+    done = cli(*line, *what, *flags, "--repeats", 1, "--warmup", 0)
+    assert done.code == 0, done.err
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["answers_equal_to_plain"] for row in rows] == [2, 2]
+    assert rows[1]["speculation"]["acceptance_rate"] == 1
+
+
+def test_verify_reads_the_pictures_of_its_requests(shop: Shop, pictures: Path, cli: Cli) -> None:
+    asked = write_requests(pictures, QUESTIONS[:2])
+    line = ["verify", "--engine-dir", shop.llm, "--input-file", asked, "--json"]
+    out = ["--output-file", pictures / "verify.json"]
+    done = cli(*line, *out, "--multimodal-engine-dir", shop.visual)
+    assert done.code == 0, done.err
+    (tokens,) = [c for c in json.loads(done.out)["checks"] if c["check"] == "tokens"]
+    assert (tokens["outcome"], tokens["answers"]) == ("passed", 2)
 
 
 def test_engines_beside_their_encoder_find_it(shop: Shop, pictures: Path, cli: Cli) -> None:
@@ -267,7 +419,16 @@ def test_the_encoder_of_another_checkpoint_is_refused(shop: Shop, pictures: Path
     line = ["infer", "--engine-dir", shop.llm, "--multimodal-engine-dir", other]
     done = cli(*line, "--prompt", "Hello")
     assert done.code == REFUSED
-    assert "config.json" in done.err or "another checkpoint" in done.err
+    assert "config.json" in done.err  # it is not what the manifest says
+    path = other / "manifest.json"
+    manifest, data = json.loads(path.read_text()), (other / "config.json").read_bytes()
+    entry = manifest["engines"]["visual"]["files"]["config.json"]
+    entry |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    entry.pop("mtime_ns", None)
+    path.write_text(json.dumps(manifest))
+    done = cli(*line, "--prompt", "Hello")
+    assert done.code == REFUSED
+    assert "another checkpoint" in done.err
 
 
 def test_check_probes_a_pair_with_a_picture(shop: Shop, pictures: Path, cli: Cli) -> None:

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from edgespec.backends.visual.build import build_visual
 from edgespec.config import VisionConfig
+from edgespec.errors import EnvironmentProblem
 from edgespec.runtime.vision.encoder import VisionEncoder
-from edgespec.vision.contract import ImageLimits
-from edgespec.vision.grid import Grid, num_patches
+from edgespec.vision.contract import PIXELS, ImageLimits
+from edgespec.vision.grid import Grid, encoder_inputs, num_patches
 from edgespec.vision.rows import ImageRows
 from tests import made, shared
 from tests.toys.towers import write_vlm
@@ -198,3 +199,18 @@ def test_a_key_is_that_of_the_image_and_of_the_engine() -> None:
         keys = {encoder.encode(one).key for encoder in (windows, others)}
         keys.add(windows.encode(picture(config, (1, 4, 6), seed=1)).key)
     assert len(keys) == 3
+
+
+def test_what_fails_inside_of_the_engine_is_an_error_of_ours() -> None:
+    """ONNX Runtime's own errors are no RuntimeErrors."""
+    _, encoder, config = opened("qwen3_vl")
+    one = picture(config, (1, 4, 6))
+    with encoder:
+        assert encoder.runner is not None
+        feeds = {PIXELS: one.pixel_values, **encoder_inputs(config, one.grid)}
+        feeds["position_index"] = feeds["position_index"] + 10**6  # beyond the table
+        with pytest.raises(EnvironmentProblem, match="in the encoding of 24 patches") as caught:
+            encoder.runner.run(feeds)
+        assert not isinstance(caught.value.__cause__, RuntimeError)
+        assert "\n" not in caught.value.what
+        assert len(encoder.encode(one)) == 6  # the next image is not harmed

@@ -42,9 +42,10 @@ class OrtEncoder:
         }
         try:
             found = self.session.run(names, given)
-        except RuntimeError as error:
+        except Exception as error:  # ONNX Runtime raises its own untyped family; the cause is kept
             patches = len(given[self.contract.inputs[0].name])
-            what = f"ONNX Runtime failed in the encoding of {patches} patches: {error}"
+            message = " ".join(str(error).split())
+            what = f"ONNX Runtime failed in the encoding of {patches} patches: {message}"
             remedy = "If memory ran out, close other programs or give a smaller image."
             raise EnvironmentProblem(what, remedy) from error
         return dict(zip(names, found, strict=True))

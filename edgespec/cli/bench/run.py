@@ -42,6 +42,7 @@ from edgespec.cli.draft_flags import (
     keys_of,
     tree_of,
 )
+from edgespec.cli.image_flags import image_flags, take_images
 from edgespec.cli.infer import check_outputs
 from edgespec.cli.lists import Counts, Names, Texts
 from edgespec.cli.paths import DIRECTORY, FILE
@@ -106,6 +107,7 @@ def list_sizes(function: Any) -> Any:
 @click.option(
     "--input-file", type=FILE, metavar="FILE", help="Requests of infer's input.json instead."
 )
+@image_flags
 @click.option(
     "--num-prompts",
     type=click.IntRange(1),
@@ -238,6 +240,7 @@ def command(
     pictures: Path | None,
     measure_costs: bool,
     explain: bool,
+    **images: Any,
 ) -> int:
     """Measure the engines of ENGINE_DIR on this machine.
 
@@ -308,6 +311,7 @@ def command(
         spec_decode=None if given else drafts_by(modes, wanted=wants_drafts),
         prefix_cache_bytes=0,
         **drafting,
+        **take_images(images, file),
     ) as engine:
         check_draft(engine, config.config)
         for note in (*config.notes, *engine.notes):

@@ -5,7 +5,7 @@ Knows messages and the form of input.json. Knows no engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -13,11 +13,12 @@ from pathlib import Path
 from edgespec.bundle import write_json
 from edgespec.errors import RequestError
 from edgespec.outputs import refuse_overwriting
-from edgespec.prompts import Message
+from edgespec.prompts import ImageItem, Message
 from edgespec.prompts.parse import messages as parse_messages
 from edgespec.prompts.places import Place
-from edgespec.prompts.source import parse_json, read_bytes
+from edgespec.prompts.source import MAX_FILE_BYTES, parse_json, read_bytes
 
+ROOM = 4 * 2**20  # for the texts of a conversation's file
 SHAPE = "Write a system message at most first, then user and assistant in turn."
 
 
@@ -38,6 +39,21 @@ class Conversation:
         """Returns all messages with the user's new turn last."""
         return [*self.messages, turn]
 
+    @property
+    def images(self) -> list[ImageItem]:
+        """All images, in order."""
+        return [image for message in self.messages for image in message.images]
+
+    def with_images(self, images: Iterable[ImageItem]) -> Conversation:
+        """The same conversation with others in their places, in order."""
+        left = iter(images)
+
+        def changed(message: Message) -> Message:
+            parts = [p if isinstance(p, str) else next(left) for p in message.parts]
+            return Message.of(message.role, parts) if parts else message
+
+        return Conversation(self.system, [(changed(a), changed(b)) for a, b in self.exchanges])
+
     def add(self, turn: Message, answer: str) -> None:
         """Keeps an exchange: the user's turn and the answer's text."""
         self.exchanges.append((turn, Message("assistant", answer)))
@@ -46,11 +62,15 @@ class Conversation:
 def of_messages(messages: Sequence[Message], place: Place) -> Conversation:
     """Returns the conversation of a list of messages.
 
-    Raises RequestError unless they are a system message at most, then users and assistants in turn
-    with an assistant last.
+    Raises RequestError unless they are a system message at most, without images, then users and
+    assistants in turn with an assistant last.
     """
     system, rest = "", list(messages)
     if rest and rest[0].role == "system":
+        if rest[0].images:
+            place.item(0).refuse(
+                "has an image, and the system prompt of a chat is a text", "Move it to a user's."
+            )
         system = rest.pop(0).content
     for index, message in enumerate(rest, start=len(messages) - len(rest)):
         due = "assistant" if (index - (len(messages) - len(rest))) % 2 else "user"
@@ -64,10 +84,17 @@ def of_messages(messages: Sequence[Message], place: Place) -> Conversation:
 def save(conversation: Conversation, path: Path) -> None:
     """Writes a conversation as an input.json with one request, atomically.
 
-    Raises RequestError, and OverwriteError for a file in the directory of a model.
+    Images are in it with their bytes. Raises RequestError, also for more of them than a file may
+    have, and OverwriteError for a file in the directory of a model.
     """
     refuse_overwriting(path, ())
-    turns = [message.to_dict() for message in conversation.messages]
+    turns = [message.to_dict(whole=True) for message in conversation.messages]
+    if sum(len(image.source) for image in conversation.images) > MAX_FILE_BYTES - ROOM:
+        raise RequestError(
+            f"the images of the conversation make a file of more than {MAX_FILE_BYTES} bytes, which"
+            " would not be read again",
+            "Take smaller ones: /undo drops the last exchange.",
+        )
     try:
         write_json(path, {"requests": [{"messages": turns}]})
     except OSError as error:

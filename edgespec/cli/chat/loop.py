@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
 
+WAIT = "of the turn will go with the next one; /image without a name drops that."
+
 Command = Callable[["Chat", str], None]  # what a line that begins with a slash does
 
 
@@ -105,7 +107,10 @@ class Chat:
         elif said.strip():
             text = said.removeprefix("/") if said.startswith("//") else said
             said_text = message_text(text, Place("this turn"))
-            self.turn(Message.of("user", (*self.images, said_text)))
+            try:
+                self.turn(Message.of("user", (*self.images, said_text)))
+            except EdgeSpecError as error:
+                raise self.with_images_that_wait(error) from error
             self.images = []
 
     def at_the_end(self) -> None:
@@ -177,6 +182,13 @@ class Chat:
         if not self.conversation.exchanges:
             return error
         return LimitError(error.what, f"{error.remedy} Your turn was taken back. {MAKE_ROOM}")
+
+    def with_images_that_wait(self, error: EdgeSpecError) -> EdgeSpecError:
+        """The error of a turn, with what becomes of its images where it has some."""
+        if not self.images:
+            return error
+        what = counted(len(self.images), "image")
+        return type(error)(error.what, f"{error.remedy} {what} {WAIT}".strip())
 
     def notes(self, response: Response) -> list[str]:
         """What the user should know of an answer beside its text."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgespec.cli.accept_flags import RULES
 from edgespec.cli.chat import conversation as files
@@ -22,12 +22,18 @@ from edgespec.cli.chat.settings import (
 )
 from edgespec.cli.chat.tree_picture import tree_picture
 from edgespec.errors import RequestError, counted, in_words
-from edgespec.prompts import ImageItem
+from edgespec.prompts.image_item import MAX_IMAGES
 from edgespec.prompts.parse import message_text
 from edgespec.prompts.places import Place, did_you_mean
 
+if TYPE_CHECKING:
+    from edgespec.runtime.vision.image_prompts import ImagePrompts
+
 # Errors of the engine name flags, and here settings are typed
 AS_SETTINGS = {f"--{name.replace('_', '-')}": name for name in (*DRAFT_SIZES, *RULE_OPTIONS)}
+# Errors of images name an input file, and here that is the one to be loaded, or there is none
+OF_THE_FILE = {"input file": "file"}
+AS_TYPED = {"its path as seen from the input file": "the path of an image"}
 
 
 def run(chat: Chat, said: str) -> None:
@@ -121,7 +127,10 @@ def named_value(text: str) -> tuple[str, str]:
 
 
 def undo(chat: Chat, _: str) -> None:
-    """/undo: drops the last exchange. Raises RequestError where there is none."""
+    """/undo: drops the last exchange, and images that wait. Raises RequestError where there are
+    neither."""
+    if drop_images(chat) and not chat.conversation.exchanges:
+        return
     if not chat.conversation.exchanges:
         raise RequestError("there is no exchange to take back", "Say something first.")
     chat.conversation.exchanges.pop()
@@ -147,7 +156,8 @@ def regenerate(chat: Chat, _: str) -> None:
 
 
 def reset(chat: Chat, _: str) -> None:
-    """/reset: drops all exchanges and keeps the system prompt."""
+    """/reset: drops all exchanges, and images that wait, and keeps the system prompt."""
+    drop_images(chat)
     chat.conversation.exchanges.clear()
     chat.screen.note(
         "[a new conversation; the system prompt stays]"
@@ -172,6 +182,12 @@ def show_stats(chat: Chat, _: str) -> None:
         f" {counted(pooled.completion_tokens, 'token')},"
         f" {counted(pooled.steps, 'base pass', 'es')} after prefill, {rate:.1f} tokens/s]"
     )
+    done = None if chat.engine.images is None else chat.engine.images.stats
+    if done is not None and done.images:
+        chat.screen.note(
+            f"[images: {done.encoded} encoded in {done.encode_s:.2f} s,"
+            f" {counted(done.encoded_tokens, 'token')}]"
+        )
 
 
 def show_tree(chat: Chat, _: str) -> None:
@@ -213,25 +229,55 @@ def save(chat: Chat, text: str) -> None:
 
 
 def load(chat: Chat, text: str) -> None:
-    """/load: replaces the conversation by one of a file. Raises RequestError, and keeps what was."""
+    """/load: replaces the conversation by one of a file, whose images are in its directory and are
+    read at once. Raises RequestError and LimitError, and keeps what was."""
     path = files.home_path(text)
-    chat.conversation = files.load(path)
+    found = files.load(path)
+    if found.images:
+        images = encoder_of(chat)
+        with in_words(OF_THE_FILE):
+            found = found.with_images(images.taken(found.images, path.absolute().parent))
+    drop_images(chat)
+    chat.conversation = found
     chat.own_files.add(path.resolve())
     chat.screen.note(f"[{counted(len(chat.conversation.exchanges), 'exchange')} from {path}]")
 
 
 def attach_image(chat: Chat, text: str) -> None:
-    """/image: lets an image go with the next turn; it is read and encoded at once. Raises
-    RequestError and LimitError for one that cannot be taken, or without an image encoder."""
-    images = chat.engine.images
-    if images is None:
+    """/image: lets an image go with the next turn; it is read and encoded at once. Without a name,
+    none of those that wait goes with it. Raises RequestError and LimitError for one that cannot be
+    taken, or without an image encoder."""
+    if not text:
+        if not drop_images(chat):
+            raise RequestError("no image waits for a turn", 'Name one: "/image ship.jpg".')
+        return
+    images = encoder_of(chat)
+    if len(chat.conversation.images) + len(chat.images) >= MAX_IMAGES:
+        what = f"the conversation has {MAX_IMAGES} images, and no request may have more"
+        remedy = "/undo drops the last exchange, /image without a name what waits for the next one."
+        raise RequestError(what, remedy)
+    path = files.home_path(text)
+    with in_words(AS_TYPED):
+        item, num_tokens = images.typed(path)
+    chat.images.append(item)
+    chat.screen.note(f"[{path}: {counted(num_tokens, 'token')}; it goes with the next turn]")
+
+
+def drop_images(chat: Chat) -> bool:
+    """Whether there were images that waited for the next turn; none is left."""
+    if not chat.images:
+        return False
+    what, chat.images = counted(len(chat.images), "image"), []
+    chat.screen.note(f"[{what} dropped]")
+    return True
+
+
+def encoder_of(chat: Chat) -> ImagePrompts:
+    """What reads and encodes images. Raises RequestError where there is none."""
+    if chat.engine.images is None:
         remedy = "Start the chat with --multimodal-engine-dir, the directory of `visual`."
         raise RequestError("there is no image encoder", remedy)
-    path = files.home_path(text)
-    rows = images.typed(path)
-    chat.images.append(ImageItem(str(path)))
-    what = counted(len(rows), "token")
-    chat.screen.note(f"[{path}: {what}; it goes with the next turn]")
+    return chat.engine.images
 
 
 def leave(chat: Chat, _: str) -> None:
@@ -269,7 +315,10 @@ SLASHES = {
     "/save": Slash(save, "Write the conversation to a file, as an input.json.", "FILE", None),
     "/load": Slash(load, "Read a conversation from such a file.", "FILE", None),
     "/image": Slash(
-        attach_image, "Send an image with the next turn; may be given repeatedly.", "FILE", None
+        attach_image,
+        "Send an image with the next turn; may be given repeatedly. Without a name, send none.",
+        "FILE",
+        None,
     ),
     "/exit": Slash(leave, "Leave."),
 }

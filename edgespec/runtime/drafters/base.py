@@ -110,7 +110,8 @@ class Drafter(Protocol):
         """Seconds spent inside engines so far."""
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
-        """A sequence begins in a lane that was reset, or restored: `tokens` is its whole prompt.
+        """A sequence begins in a lane that was reset, or restored: `tokens` is its whole prompt, a
+        Prompt value, whose images are still there.
 
         The base has the first `num_reused` tokens from the prefix cache: no observation covers
         them.

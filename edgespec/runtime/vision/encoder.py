@@ -17,13 +17,11 @@ from edgespec.backends.base import EncoderRunner
 from edgespec.backends.manifest import FileEntry
 from edgespec.backends.registry import get_backend
 from edgespec.backends.visual.config import VisualEngineConfig
-from edgespec.backends.visual.engine_dir import NAME, find_visual_dir, open_visual_dir
+from edgespec.backends.visual.engine_dir import BUILD_IT, NAME, find_visual_dir, open_visual_dir
 from edgespec.errors import BundleError, EngineClosed, LimitError, RequestError
 from edgespec.vision.contract import DEEPSTACK, EMBEDS, PIXELS
 from edgespec.vision.grid import Grid, encoder_inputs, num_patches, num_tokens
 from edgespec.vision.rows import Floats, ImageRows
-
-BUILD = "edgespec build --onnx-dir OUT/visual --engine-dir ENGINES"
 
 
 class Image(Protocol):
@@ -70,7 +68,7 @@ class VisionEncoder:
         backend.check_fingerprint(entry.fingerprint, name)
         path = found / f"{NAME}{backend.suffixes[0]}"
         if path.name not in entry.files:
-            raise BundleError(f"{found} lists no engine of an image encoder", f"Run {BUILD}.")
+            raise BundleError(f"{found} lists no engine of an image encoder", BUILD_IT)
         runner = backend.open_encoder(path, config.component.vision, config.settings)
         return cls(found, config, version_of(entry.files), runner)
 

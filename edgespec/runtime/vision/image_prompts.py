@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -21,33 +22,39 @@ from edgespec.backends.visual.engine_dir import (
     open_visual_dir,
 )
 from edgespec.component import ComponentConfig
-from edgespec.errors import LimitError, PairingError, counted
+from edgespec.errors import EngineClosed, EnvironmentProblem, LimitError, PairingError, counted
 from edgespec.images import ImageReader, ImageRules, PreparedImage, read_processor
 from edgespec.prompts import ImageItem
+from edgespec.runtime import stages
 from edgespec.runtime.prompt_value import ImageSlots, Prompt
+from edgespec.runtime.stages import StageLog
 from edgespec.runtime.vision.encoder import VisionEncoder
+from edgespec.runtime.vision.image_stats import ImageStats
+from edgespec.vision.grid import num_tokens
 from edgespec.vision.placeholders import expand
 from edgespec.vision.rows import ImageRows
 
 CACHE_BYTES = 256 * 2**20  # of encoded images that are kept for later prompts
 
 
-@dataclass
-class ImageStats:
-    """What was done so far: images that prompts had, and of those that were encoded the tokens and
-    the seconds."""
+class Stopped(Exception):
+    """The run was to stop while the images of a prompt were read or encoded."""
 
-    images: int = 0
-    encoded: int = 0
-    tokens: int = 0
-    read_s: float = 0.0  # reading, decoding, resizing
-    encode_s: float = 0.0
+
+def nothing(tokens: Sequence[int]) -> None:
+    """The check of a prompt that nothing is wrong with."""
+
+
+def never() -> bool:
+    """The `stopping` of what nothing stops: False."""
+    return False
 
 
 @dataclass
 class ImagePrompts:
     """Prompts with images, for one base. The encoder is opened with the first image, and each image
-    is encoded once while it is among the `cache_bytes` that were used last."""
+    is encoded once while it is among the `cache_bytes` that were used last. Any thread may ask;
+    one image is encoded at a time, as the engine has all processors."""
 
     directory: Path
     config: VisualEngineConfig
@@ -56,7 +63,9 @@ class ImagePrompts:
     stats: ImageStats = field(default_factory=ImageStats)
     kept: OrderedDict[str, ImageRows] = field(default_factory=OrderedDict)
     encoder: VisionEncoder | None = None
-    lock: Lock = field(default_factory=Lock)
+    closed: bool = False
+    log: StageLog | None = None  # of the engine, where one is kept
+    lock: Lock = field(default_factory=Lock)  # of all that changes
 
     @classmethod
     def open(
@@ -74,54 +83,115 @@ class ImagePrompts:
         processor = read_processor(found).limited(limits.max_image_tokens_per_image)
         return cls(found, config, ImageReader(rules or ImageRules(), processor))
 
-    def prompt(self, ids: Sequence[int], items: Sequence[ImageItem]) -> Prompt:
+    def prompt(
+        self,
+        ids: Sequence[int],
+        items: Sequence[ImageItem],
+        *,
+        check: Callable[[Sequence[int]], None] = nothing,
+        stopping: Callable[[], bool] = never,
+    ) -> Prompt:
         """The prompt of a rendered text's ids, in which the image token stands once for each item.
 
+        No image is encoded before all are read and the tokens of the whole prompt have passed
+        `check`. `stopping` is asked before each is read and encoded.
+
         Raises RequestError for an image that cannot be read, and where ids and items do not agree;
-        LimitError for images beyond the limits of the encoder; what opening and running it raise.
+        LimitError for images beyond the limits of the encoder; what `check`, opening and running
+        the encoder raise; Stopped.
         """
-        rows = [self.rows(item) for item in items]
-        total, most = sum(map(len, rows)), self.config.limits.max_image_tokens
+        with enough_memory():
+            images = self.read(items, stopping)
+            vision = self.config.component.vision
+            counts = [num_tokens(vision, image.grid) for image in images]
+            self.check_total(sum(counts))
+            whole = expand(ids, self.config.component.tokens, counts)
+            check(whole.tokens)
+            rows = [self.rows(image, stopping) for image in images]
+        slots = [ImageSlots(start, one) for start, one in zip(whole.starts, rows, strict=True)]
+        return Prompt.with_images(whole.tokens, slots, vision.merge_size)
+
+    def typed(self, path: Path) -> tuple[ImageItem, int]:
+        """An image that the user named by hand, which is read whatever the rules allow: with its
+        bytes, so that it stays what it is, and its number of tokens. It is encoded at once. Raises
+        what `prompt` does."""
+        rules = self.reader.rules
+        rules = replace(rules, directory=None, roots=(*rules.roots, path))
+        trusting = replace(self.reader, rules=rules)
+        with enough_memory():
+            item = trusting.embedded(ImageItem(str(path)))
+            (image,) = self.read([item])
+            self.check_total(num_tokens(self.config.component.vision, image.grid))
+            return item, len(self.rows(image))
+
+    def taken(self, items: Sequence[ImageItem], directory: Path) -> list[ImageItem]:
+        """The images of a conversation that was kept in a file of `directory`, which may be read,
+        with their bytes. They are not encoded yet. Raises what `prompt` does of reading."""
+        rules = replace(self.reader.rules, directory=directory, also_working_directory=False)
+        trusting = replace(self.reader, rules=rules)
+        with enough_memory():
+            found = trusting.embedded_all(items)
+            images = self.read(found)
+            self.check_total(
+                sum(num_tokens(self.config.component.vision, image.grid) for image in images)
+            )
+        return found
+
+    def check_total(self, total: int) -> None:
+        """Raises LimitError for more tokens of the images of a prompt than the encoder takes."""
+        most = self.config.limits.max_image_tokens
         if total > most:
             what = f"the images of the prompt have {total} tokens, the image encoder takes {most}"
             raise LimitError(
                 what, "Send fewer or smaller images, or build with a larger --max-image-tokens."
             )
-        whole = expand(ids, self.config.component.tokens, [len(one) for one in rows])
-        slots = [ImageSlots(start, one) for start, one in zip(whole.starts, rows, strict=True)]
-        return Prompt.with_images(whole.tokens, slots, self.config.component.vision.merge_size)
 
-    def typed(self, path: Path) -> ImageRows:
-        """The rows of an image that the user named by hand: this file may be read from now on.
-        Raises what `prompt` does."""
-        rules = self.reader.rules
-        self.reader = replace(self.reader, rules=replace(rules, roots=(*rules.roots, path)))
-        return self.rows(ImageItem(str(path)))
+    def read(
+        self, items: Sequence[ImageItem], stopping: Callable[[], bool] = never
+    ) -> list[PreparedImage]:
+        """The patches of the images of one prompt."""
+        found = list[PreparedImage]()
+        images = self.reader.read_all(items)
+        for _ in items:
+            go_on_unless(stopping)
+            began = time.perf_counter()
+            found.append(image := next(images))
+            tokens = num_tokens(self.config.component.vision, image.grid)
+            spent = time.perf_counter() - began
+            with self.lock:
+                self.count(ImageStats(1, tokens, spent), stages.MULTIMODAL, spent)
+        return found
 
-    def rows(self, item: ImageItem) -> ImageRows:
-        """The rows of one image, encoded unless they are kept."""
-        began = time.perf_counter()
-        prepared = self.reader.read(item)
-        with self.lock:  # one image at a time: the engine has all processors
-            self.stats.images += 1
-            self.stats.read_s += time.perf_counter() - began
-            found = self.kept.get(prepared.key)
+    def count(self, done: ImageStats, stage: str, seconds: float) -> None:
+        """Add what one pass of a stage has done; the lock is held."""
+        self.stats += done
+        if self.log is not None:
+            self.log.note(stage, seconds)
+
+    def rows(self, image: PreparedImage, stopping: Callable[[], bool] = never) -> ImageRows:
+        """The rows of one image, encoded unless they are kept. Raises EngineClosed after `close`,
+        and what opening and running the encoder raise."""
+        with self.lock:
+            go_on_unless(stopping)
+            if self.closed:
+                raise EngineClosed("the image encoder was closed")
+            found = self.kept.get(image.key)
             if found is None:
-                found = self.kept[prepared.key] = self.encoded(prepared)
-            self.kept.move_to_end(prepared.key)
+                found = self.kept[image.key] = self.encoded(image)
+            self.kept.move_to_end(image.key)
             while len(self.kept) > 1 and self.size_bytes > self.cache_bytes:
                 self.kept.popitem(last=False)
         return found
 
-    def encoded(self, prepared: PreparedImage) -> ImageRows:
-        """An image through the encoder."""
+    def encoded(self, image: PreparedImage) -> ImageRows:
+        """An image through the encoder; the lock is held."""
         if self.encoder is None:
             self.encoder = VisionEncoder.open(self.directory)
         began = time.perf_counter()
-        rows = self.encoder.encode(prepared)
-        self.stats.encode_s += time.perf_counter() - began
-        self.stats.encoded += 1
-        self.stats.tokens += len(rows)
+        rows = self.encoder.encode(image)
+        spent = time.perf_counter() - began
+        done = ImageStats(encoded=1, encoded_tokens=len(rows), encode_s=spent)
+        self.count(done, stages.VISION_ENCODER, spent)
         return rows
 
     @property
@@ -130,9 +200,29 @@ class ImagePrompts:
         return sum(rows.nbytes for rows in self.kept.values())
 
     def close(self) -> None:
-        """Free the encoder; closing twice is harmless."""
-        if self.encoder is not None:
-            self.encoder.close()
+        """Free the encoder, once it has encoded the image that it is at; closing twice is
+        harmless."""
+        with self.lock:
+            self.closed = True
+            self.kept.clear()
+            if self.encoder is not None:
+                self.encoder.close()
+
+
+def go_on_unless(stopping: Callable[[], bool]) -> None:
+    """Raises Stopped where a run is to stop."""
+    if stopping():
+        raise Stopped
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Raises EnvironmentProblem where memory ends inside."""
+    try:
+        yield
+    except MemoryError as error:
+        what = "not enough memory for the images of the prompt"
+        raise EnvironmentProblem(what, "Close other programs, or give smaller images.") from error
 
 
 def beside(engine_dir: Path) -> Path | None:

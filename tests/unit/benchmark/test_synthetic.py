@@ -15,10 +15,13 @@ from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
 from edgespec.runtime.cost_model import StepCosts
 from edgespec.runtime.draft_budget import Budgeted, DraftBudget
 from edgespec.runtime.drafters.base import DraftRequest, EndObserver, Observation
+from edgespec.runtime.prompt_value import ImageSlots
+from edgespec.runtime.prompt_value import Prompt as PromptValue
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.sequence import SequenceState, StepOutput
 from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.vision.rows import ImageRows
 from tests.unit.runtime.hash_model import VOCAB, begin, decoder_of, plainly
 
 CHAIN = (-1, 0, 1, 2)
@@ -81,6 +84,20 @@ def truths_of(prompts: Sequence[Sequence[int]], length: int, sampler: Sampler) -
         tuple(prompt): Truth.of(plainly(prompt, sampler, length)[0], SEED, number)
         for number, prompt in enumerate(prompts)
     }
+
+
+def test_what_is_right_for_an_image_is_not_for_another_with_the_same_tokens() -> None:
+    prompts = [
+        PromptValue.with_images([1, *[8] * 6, 2], [ImageSlots(1, rows)], 2)
+        for rows in (ImageRows(np.zeros((6, 4)), None, (1, 4, 6), key) for key in ("one", "other"))
+    ]
+    truths = {p.cache_key: Truth.of([n], SEED, n) for n, p in enumerate(prompts)}
+    drafter = SyntheticDrafter(ShapedDrafter([-1]), Dial((1.0,)), truths, VOCAB)
+    for number, prompt in enumerate(prompts):
+        drafter.begin(number, prompt, 0)
+        assert drafter.lanes[number].truth is truths[prompt.cache_key]
+    drafter.begin(0, prompts[0].tokens, 0)  # nothing is right for these tokens as text
+    assert drafter.lanes[0].truth is None
 
 
 def expected_steps(truth: Truth, length: int, dial: Dial, depth: int) -> list[int]:

@@ -122,7 +122,6 @@ class Told:
     kept: list[bool] = field(default_factory=list)
     tokenizer: Any = field(
         default_factory=lambda: SimpleNamespace(
-            encode_chat=lambda text: [1] * len(text),
             token_bytes=lambda token: bytes([token]),
             knows_thinking=lambda: False,
             token_id=lambda token: None,
@@ -909,25 +908,6 @@ def test_one_of_a_kind_is_counted_as_one(
     assert "[session: 1 answer, 1 token, 1 base pass after prefill" in said
     assert "[1 exchange from" in said
     assert "[1 token, 1 base pass after prefill" in said
-
-
-def test_image_needs_an_encoder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert talk(chat_of(), "/image cat.png") == 5
-    said = capsys.readouterr().err
-    assert "there is no image encoder" in said
-    assert "--multimodal-engine-dir" in said
-
-
-def test_images_go_with_the_next_turn_and_wait_where_it_fails(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    chat = chat_of([EdgeSpecError("not now", "Try again.")], saying("a cat"), saying("yes"))
-    chat.engine.images = SimpleNamespace(typed=lambda path: [0] * 16)  # type: ignore[assignment]
-    assert talk(chat, "/image cat.png", "What is it?", "What is it?", "Is it?") == 5
-    engine: Any = chat.engine
-    seen = [[len(message.images) for message in messages] for messages in engine.asked]
-    assert seen == [[1], [1], [1, 0, 0]]
-    assert "cat.png: 16 tokens" in capsys.readouterr().err
 
 
 def test_long_notes_break_between_words_only() -> None:

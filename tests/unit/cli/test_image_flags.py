@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,13 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from edgespec.cli import tune
 from edgespec.cli.image_flags import image_flags, take_image_rules
-from edgespec.images import ImageRules
+from edgespec.errors import RequestError
+from edgespec.images import ImageProcessor, ImageReader, ImageRules
+from edgespec.runtime.vision import image_prompts
+from edgespec.tuning.tuner import TuneOptions
+from tests.unit.images.pictures import png
 
 
 def rules_of(*args: str, input_file: Path | None = None) -> tuple[Result, list[ImageRules]]:
@@ -30,7 +36,7 @@ def rules_of(*args: str, input_file: Path | None = None) -> tuple[Result, list[I
 def test_nothing_but_the_directory_of_the_input_is_read_by_default(tmp_path: Path) -> None:
     (tmp_path / "input.json").write_text("{}")
     _, (rules,) = rules_of(input_file=tmp_path / "input.json")
-    assert rules == ImageRules(directory=tmp_path, roots=(), allow_urls=False)
+    assert rules == ImageRules(directory=tmp_path, also_working_directory=True)
 
 
 def test_flags_allow_more(tmp_path: Path) -> None:
@@ -63,3 +69,40 @@ def test_a_relative_input_file_gives_a_directory_that_stays(
     Path("input.json").write_text("{}")
     _, (rules,) = rules_of(input_file=Path("input.json"))
     assert rules.directory == Path(os.path.realpath(tmp_path))
+
+
+def test_images_of_several_files_of_prompts_are_beside_their_own(tmp_path: Path) -> None:
+    """`tune` takes prompts of several files."""
+    files, names = [], ("one", "two")
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").write_bytes(png(56, 56, seed=len(files)))
+        image = {"type": "image", "image": "a.png"}
+        lost = {"type": "image", "image": "none.png"}
+        messages = [{"role": "user", "content": [image, lost, {"type": "text", "text": "What?"}]}]
+        files.append(tmp_path / name / "input.json")
+        files[-1].write_text(json.dumps({"requests": [{"messages": messages}]}))
+    options = TuneOptions(num_prompts=4)
+    found = tune.requests_of(files, options).requests
+    values = {"multimodal_engine_dir": None, "allow_image_root": (), "allow_image_urls": False}
+    images = tune.images_of(values, files, tmp_path)
+    reader = ImageReader(images["image_rules"], ImageProcessor())
+    keys = {reader.read(request.messages[0].images[0]).key for request in found}
+    assert len(keys) == 2
+    for request in found:
+        with pytest.raises(RequestError, match="is not there"):
+            reader.read(request.messages[0].images[1])
+
+
+def test_drafts_in_other_formats_are_tuned_with_the_encoder_beside_the_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "visual").mkdir()
+    monkeypatch.setattr(image_prompts, "is_visual_engine", Path.is_dir)
+    values = {"multimodal_engine_dir": None, "allow_image_root": (), "allow_image_urls": False}
+    found = tune.images_of(dict(values), [tmp_path / "a.json"], tmp_path)
+    assert found["multimodal_engine_dir"] == tmp_path / "visual"
+    given = tune.images_of(
+        values | {"multimodal_engine_dir": tmp_path}, [tmp_path / "a.json"], tmp_path
+    )
+    assert given["multimodal_engine_dir"] == tmp_path

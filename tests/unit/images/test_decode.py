@@ -206,6 +206,17 @@ def test_errors_of_all_kinds_of_damage_are_plain() -> None:
         assert "cannot be decoded: the PNG is damaged" in refusal(data).what
 
 
+def test_an_image_without_memory_for_it_is_not_called_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", full)
+    with pytest.raises(MemoryError):
+        decoded(png())
+
+
 def test_a_wrong_extension_is_read_by_content_with_a_note(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

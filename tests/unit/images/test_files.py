@@ -27,13 +27,16 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "inputs"
 
 
-def found(name: str, directory: Path | None, *roots: Path, max_bytes: int = 100) -> bytes:
-    return read(name, f'"{name}"', directory, roots, max_bytes)
+def found(
+    name: str, directory: Path | None, *roots: Path, max_bytes: int = 100, also_work: bool = False
+) -> bytes:
+    shown = f'"{name}"'
+    return read(name, shown, directory, roots, max_bytes, also_working_directory=also_work)
 
 
-def refusal(name: str, directory: Path | None, *roots: Path) -> str:
+def refusal(name: str, directory: Path | None, *roots: Path, also_work: bool = False) -> str:
     with pytest.raises(RequestError) as caught:
-        found(name, directory, *roots)
+        found(name, directory, *roots, also_work=also_work)
     assert caught.value.remedy
     return caught.value.what
 
@@ -52,25 +55,40 @@ def test_without_an_input_file_they_begin_at_the_working_directory(inputs: Path)
     assert "outside" in refusal(str(inputs / "a.png"), None)
 
 
+def test_the_working_directory_is_not_read_unasked(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("c.png").write_bytes(b"c")
+    assert "is not there" in refusal("c.png", inputs)
+    monkeypatch.chdir("/")
+    assert "is not there" in refusal(str(inputs.parent / "secret.png")[1:], inputs)
+
+
+def test_a_missing_path_is_not_there_however_it_is_written(inputs: Path) -> None:
+    for name in ("x.png", str(inputs / "x.png")):
+        assert "is not there" in refusal(name, inputs, also_work=True)
+
+
 def test_a_file_of_the_working_directory_is_read_with_a_warning(
     inputs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Path("c.png").write_bytes(b"c")
     Path("a.png").write_bytes(b"of the working directory")
     with caplog.at_level(logging.WARNING):
-        assert found("a.png", inputs) == b"a"  # that beside the input file comes first
+        assert found("a.png", inputs, also_work=True) == b"a"  # beside the input file comes first
         assert caplog.messages == []
-        assert found("c.png", inputs) == b"c"
+        assert found("c.png", inputs, also_work=True) == b"c"
     said = 'image "c.png" is not beside the input file: read from the working directory'
     assert caplog.messages == [said]
 
 
 def test_the_working_directory_is_not_left_either(inputs: Path) -> None:
     Path("link.png").symlink_to(inputs.parent / "secret.png")
-    assert "outside" in refusal("link.png", inputs)
-    assert "outside" in refusal("../secret.png", inputs)
+    assert "outside" in refusal("link.png", inputs, also_work=True)
+    assert "outside" in refusal("../secret.png", inputs, also_work=True)
     Path("c.png").write_bytes(b"c")
-    assert "outside" in refusal(str(Path("c.png").absolute()), inputs)  # for relative names alone
+    whole = str(Path("c.png").absolute())
+    assert "outside" in refusal(whole, inputs, also_work=True)  # for relative names alone
 
 
 @pytest.mark.parametrize(
@@ -135,7 +153,7 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(inputs: Path) -> 
 def test_a_working_directory_that_was_removed_is_none(inputs: Path) -> None:
     Path.cwd().rmdir()
     assert found("a.png", inputs) == b"a"
-    assert "is not there" in refusal("c.png", inputs)
+    assert "is not there" in refusal("c.png", inputs, also_work=True)
     assert "is not there" in refusal("c.png", None)
 
 

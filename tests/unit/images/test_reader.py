@@ -81,6 +81,36 @@ def test_urls_are_fetched_only_where_they_are_allowed(
     assert (fetched, found.grid) == (["https://host/a.png"], (1, 4, 6))
 
 
+def test_urls_of_a_request_have_one_time_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[float] = []
+    now = [100.0]
+
+    def fetch(url: str, shown: str, max_bytes: int, timeout_s: float) -> bytes:
+        left.append(timeout_s)
+        now[0] += 6
+        return png()
+
+    monkeypatch.setattr("edgespec.images.urls.fetch", fetch)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    urls = [ImageItem(f"https://host/{name}") for name in "ab"]
+    allowed = reading(tmp_path, allow_urls=True)
+    assert len(list(allowed.read_all(urls))) == 2
+    assert left == [20, 14]
+
+
+def test_rules_say_whether_the_working_directory_is_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inputs").mkdir()
+    (tmp_path / "a.png").write_bytes(png())
+    monkeypatch.chdir(tmp_path)
+    assert "is not there" in refusal(tmp_path / "inputs", "a.png")
+    both = reading(tmp_path / "inputs", also_working_directory=True)
+    assert both.read(ImageItem("a.png")).num_tokens == 6
+
+
 def test_roots_of_the_rules_may_be_read(tmp_path: Path) -> None:
     (tmp_path / "inputs").mkdir()
     (tmp_path / "a.png").write_bytes(png())

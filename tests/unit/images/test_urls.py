@@ -210,6 +210,26 @@ def test_a_server_that_is_not_there_is_refused() -> None:
         assert "the connection fails" in refusal(f"http://127.0.0.1:{port}/a.png")
 
 
+@pytest.mark.usefixtures("local")
+def test_a_name_that_is_looked_up_for_too_long_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, real = threading.Event(), socket.getaddrinfo
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        done.wait(60)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    said = refusal("http://localhost/a.png", timeout_s=0.05)
+    done.set()
+    assert said == 'image "URL" takes too long to fetch.'
+
+
+@pytest.mark.usefixtures("local")
+def test_without_time_left_nothing_is_fetched(port: int) -> None:
+    assert "takes too long" in refusal(f"http://localhost:{port}/a.png", timeout_s=-1)
+    assert Handler.seen == []
+
+
 # ---- where URLs may lead
 
 
@@ -249,6 +269,20 @@ def test_this_machine_is_refused_however_it_is_written(port: int, host: str) -> 
         ("64:ff9b::7f00:1", False),
         ("2002:7f00:1::", False),
         ("2001:0:1:2:3:4:5:6", False),
+        ("64:ff9b::c058:6301", False),  # 192.88.99.1
+        ("fec0::1", False),
+        ("64:ff9b:1::7f00:1", False),
+        ("::127.0.0.1", False),
+        ("::93.184.215.14", False),
+        ("::ffff:0:127.0.0.1", False),
+        ("2606:4700::5efe:7f00:1", False),
+        ("2606:4700::200:5efe:5db8:d70e", False),
+        ("2606:4700::5eff:7f00:1", True),
+        ("5f00::1", False),
+        ("3fff::1", False),
+        ("4000::1", False),
+        ("192.88.99.1", False),
+        ("192.88.98.1", True),
         ("no address", False),
     ],
 )

@@ -3,17 +3,18 @@ begin, and a stop leaves an answer for everybody. The engine here only names wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from edgespec.errors import RequestError
+from edgespec.errors import EnvironmentProblem, RequestError
 from edgespec.prompts import MAX_LENGTH, Message, Request, SamplingParams
 from edgespec.runtime.answers import Answer, Answers, sentences
 from edgespec.runtime.generation import GenerationRequest, Response
 from edgespec.runtime.metrics import RequestMetrics
+from edgespec.runtime.vision.image_prompts import Stopped
 
 
 @dataclass
@@ -34,6 +35,8 @@ class Echo:
         text = " ".join(m.content for m in messages)
         if "refuse" in text:
             raise RequestError("the template refuses")
+        if "large" in text:
+            raise MemoryError
         self.rendered.append(text)
         return text
 
@@ -41,8 +44,17 @@ class Echo:
         return [ord(letter) for letter in text]
 
     def encode_rendered(
-        self, text: str, messages: tuple[Message, ...], *, add_special_tokens: bool
+        self,
+        text: str,
+        messages: tuple[Message, ...],
+        *,
+        add_special_tokens: bool,
+        stopping: Callable[[], bool],
     ) -> list[int]:
+        if "slow image" in text:  # a signal comes meanwhile
+            self.stopping = True
+            assert stopping()
+            raise Stopped
         return self.encode(text)
 
     def serve(
@@ -92,6 +104,13 @@ def test_turns_after_a_failed_one_fail_and_other_requests_do_not() -> None:
     assert "turn 1 of request 2" in found[-1].error.what
 
 
+def test_a_request_that_memory_does_not_suffice_for_fails_alone() -> None:
+    first, second = run(Echo(), request(0, "large"), request(1, "x"))
+    assert isinstance(first.error, EnvironmentProblem)
+    assert first.error.what == "not enough memory for this request"
+    assert second.error is None
+
+
 def test_requests_that_are_all_refused_have_their_answers() -> None:
     assert all(answer.error for answer in run(Echo(), request(0, "refuse"), request(1, "refuse")))
 
@@ -102,6 +121,14 @@ def test_stop_cancels_what_is_not_begun(after: int) -> None:
     found = run(echo, request(0, "a", "b"), request(1, "x", "y"), request(2, "z"))
     assert len(echo.asked) == after
     assert [answer.cancelled for answer in found] == [False] * after + [True] * (5 - after)
+
+
+def test_a_stop_while_images_are_read_cancels_that_request_and_the_rest() -> None:
+    echo = Echo()
+    found = run(echo, request(0, "a"), request(1, "slow image", "b"), request(2, "c"))
+    assert echo.asked == ["a"]
+    assert [answer.cancelled for answer in found] == [False, True, True, True]
+    assert not any(answer.error for answer in found)
 
 
 @pytest.mark.parametrize("what", ["it is too long", "It is too long."])

@@ -44,9 +44,12 @@ from edgespec import (
 from edgespec.prompts import CANCELLED
 from edgespec.runtime.detokenizer import TextStream
 from edgespec.runtime.generation import GenerationRequest, Response
+from edgespec.runtime.prompt_value import ImageSlots
+from edgespec.runtime.prompt_value import Prompt as PromptValue
 from edgespec.runtime.sampling import Sampler
 from edgespec.runtime.scheduler import Scheduler
 from edgespec.runtime.session import Session
+from edgespec.vision.rows import ImageRows
 from tests.lossless.engines import api_engines
 from tests.pace import paced
 
@@ -391,6 +394,94 @@ def test_errors_of_a_batch_stand_in_their_places_where_asked(engine: Engine) -> 
         found = call(prompts, GREEDY, return_exceptions=True)
         assert [type(end) for end in found[1::2]] == [RequestError] * 2
         assert [end.token_ids for end in found[::2]] == alone
+
+
+def test_a_prompt_of_a_batch_without_memory_for_it_harms_no_other(engine: Engine) -> None:
+    real = engine.encode
+
+    def encode(prompt: Any, **how: Any) -> Any:
+        if prompt == "large":
+            raise MemoryError
+        return real(prompt, **how)
+
+    with mock.patch.object(engine, "encode", encode):
+        found = engine.generate_batch(["large", [5, 6]], GREEDY, return_exceptions=True)
+    assert isinstance(found[0], EnvironmentProblem)
+    assert len(found[1].token_ids) == 6
+
+
+def test_a_prompt_that_was_encoded_stays_as_it_is(engine: Engine) -> None:
+    rows = ImageRows(np.zeros((6, 8), np.float32), None, (1, 4, 6), "an image")
+    seen = PromptValue.with_images([5, *[6] * 6], [ImageSlots(1, rows)], 2)
+    assert engine.encode(seen) is seen
+    assert engine.request(seen).prompt.images == seen.images
+    with pytest.raises(RequestError, match="enable_thinking"):
+        engine.encode(seen, enable_thinking=True)
+
+
+LOOKS: list[Any] = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}]
+
+
+@pytest.mark.parametrize("form", ["agenerate", "agenerate_batch", "astream"])
+def test_an_event_loop_goes_on_while_images_are_read_and_encoded(engine: Engine, form: str) -> None:
+    asked, loop_went_on = threading.Event(), threading.Event()
+
+    def encode(prompt: Any, **how: Any) -> list[int]:
+        if prompt is LOOKS:
+            asked.set()
+            assert loop_went_on.wait(60)
+        return [5, 6]
+
+    async def answer() -> edgespec.Response:
+        if form == "astream":
+            return await engine.astream(LOOKS, GREEDY).result()
+        if form == "agenerate":
+            return await engine.agenerate(LOOKS, GREEDY)
+        return (await engine.agenerate_batch(["Hi", LOOKS], GREEDY))[1]
+
+    async def both() -> edgespec.Response:
+        task = asyncio.create_task(answer())
+        while not asked.is_set():
+            await asyncio.sleep(0.001)
+        loop_went_on.set()
+        return await task
+
+    with mock.patch.object(engine, "encode", encode), mock.patch.object(engine, "images", True):
+        found = asyncio.run(both())
+    assert found.token_ids == engine.generate([5, 6], GREEDY).token_ids
+
+
+def test_a_stream_whose_images_cannot_be_read_raises_that(engine: Engine) -> None:
+    def encode(prompt: Any, **how: Any) -> list[int]:
+        raise RequestError("not there", "Write another.")
+
+    async def ask() -> None:
+        stream = engine.astream(LOOKS, GREEDY)
+        with pytest.raises(RequestError, match="not there"):
+            await stream.result()
+
+    with mock.patch.object(engine, "encode", encode), mock.patch.object(engine, "images", True):
+        asyncio.run(ask())
+    assert idle(engine)
+
+
+def test_a_stream_that_is_left_while_its_images_are_read_ends_its_request(engine: Engine) -> None:
+    go_on = threading.Event()
+
+    def encode(prompt: Any, **how: Any) -> list[int]:
+        assert go_on.wait(60)
+        return [5, 6]
+
+    async def ask() -> edgespec.Response:
+        stream = engine.astream(LOOKS, LONG)
+        stream.cancel()
+        go_on.set()
+        return await stream.result()
+
+    with mock.patch.object(engine, "encode", encode), mock.patch.object(engine, "images", True):
+        found = asyncio.run(ask())
+    assert (found.finish_reason, found.token_ids) == ("cancelled", [])
+    assert idle(engine)
 
 
 def in_loop(call: Callable[..., Any]) -> Callable[..., Any]:

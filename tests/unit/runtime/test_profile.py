@@ -29,6 +29,7 @@ from edgespec.runtime.profile import SHARED, RunStats, profile, summary
 from edgespec.runtime.sequence import SequenceState, StepOutput
 from edgespec.runtime.session import Session
 from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.vision.image_stats import ImageStats
 from tests.lossless.drafters import ScriptedDrafter
 from tests.unit.runtime.hash_model import GREEDY, VOCAB, begin, decoder_of, plainly
 
@@ -511,3 +512,28 @@ def test_peak_is_told_in_bytes_and_in_megabytes() -> None:
     for place in (found, found["edgespec"]):
         assert (place["peak_cpu_memory_bytes"], place["peak_cpu_memory_mb"]) == (3 * 2**20, 3.0)
     assert RunStats([], 1.0, {}).peak_cpu_memory_bytes >= 2**20
+
+
+def test_images_have_their_own_part_where_there_are_some() -> None:
+    metrics = RequestMetrics(7, per_step_accepted=[0])
+    done = ImageStats(3, 48, 0.5, 2, 32, 1.0)
+    passes = {stages.VISION_ENCODER: [0.4, 0.6], stages.MULTIMODAL: [0.1, 0.1, 0.3]}
+    run = RunStats([answer(metrics, speculative=False)], 2.0, passes, images=done)
+    found = profile(run)
+    assert found["multimodal"] == {
+        "total_images": 3,
+        "total_image_tokens": 48,
+        "average_tokens_per_image": 16.0,
+        "tokens_per_second": 32.0,
+        "average_time_per_token_ms": 31.25,
+    }
+    assert [one["stage_id"] for one in found["stages"]] == [
+        "multimodal_processing",
+        "vision_encoder",
+    ]
+    assert [one["total_runs"] for one in found["stages"]] == [3, 2]
+    assert found["edgespec"]["images"]["encoded"] == 2
+    without = profile(replace(run, passes={}, images=ImageStats()))
+    assert "multimodal" not in without
+    assert "images" not in without["edgespec"]
+    assert len(without["notes"]) == len(found["notes"]) - 1

@@ -60,3 +60,13 @@ def test_times_add_up_stage_by_stage() -> None:
     times = StageTimes(1.0, 2.0, 3.0, 4.0, 5.0)
     times += StageTimes(10.0, 20.0, 30.0, 40.0, 50.0)
     assert times == StageTimes(11.0, 22.0, 33.0, 44.0, 55.0)
+
+
+def test_a_pass_before_a_request_is_listed_alone() -> None:
+    log = StageLog(Engine().engine_s)
+    log.note(stages.VISION_ENCODER, 2.0)
+    assert log.passes == {stages.VISION_ENCODER: [2.0]}
+    log.clear()
+    log.recording = False
+    log.note(stages.VISION_ENCODER, 2.0)
+    assert log.passes == {}

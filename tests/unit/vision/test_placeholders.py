@@ -65,30 +65,36 @@ def test_a_place_of_a_video_is_refused() -> None:
     assert "frames" in caught.value.remedy
 
 
-MARKS = ("<|image_pad|>", "<|video_pad|>", None)
+MARKS = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
 
 
-@pytest.mark.parametrize("mark", ["<|image_pad|>", "<|video_pad|>"])
+@pytest.mark.parametrize(
+    ("mark", "meaning"),
+    [("<|image_pad|>", "the rows of an image."), ("<|video_pad|>", "the rows of a video.")],
+)
 @pytest.mark.parametrize("role", ["user", "assistant", "system"])
-def test_a_mark_in_a_text_is_no_place_of_an_image(mark: str, role: str) -> None:
+def test_a_mark_in_a_text_is_no_place_of_an_image(mark: str, meaning: str, role: str) -> None:
     written = [Message("user", "Hi"), Message(role, f"see <|vision_start|>{mark}")]
     with pytest.raises(RequestError) as caught:
-        refuse_marks(written, MARKS)
+        refuse_marks(written, **MARKS)
     assert mark in caught.value.what
+    assert caught.value.what.endswith(meaning)
+    assert ("frames" in caught.value.remedy) is ("video" in meaning)
     assert role in caught.value.what
     beside = [Message.of("user", [ImageItem("a.png"), f"and {mark}"])]
     with pytest.raises(RequestError):
-        refuse_marks(beside, MARKS)
+        refuse_marks(beside, **MARKS)
 
 
 def test_a_mark_in_two_pieces_is_found_too() -> None:
     split = Message.of("user", ["<|image", ImageItem("a.png"), "_pad|>"])
     with pytest.raises(RequestError, match="stands for"):
-        refuse_marks([split], MARKS)
+        refuse_marks([split], **MARKS)
 
 
 def test_what_only_looks_like_a_mark_stays() -> None:
-    refuse_marks([Message("user", "<|image|> image_pad <image_pad>")], MARKS)
+    refuse_marks([Message("user", "<|image|> image_pad <image_pad>")], **MARKS)
+    refuse_marks([Message("user", MARKS["video"])], image=MARKS["image"], video=None)
 
 
 def test_a_tokenizer_takes_a_mark_in_a_text_for_an_image_and_the_count_shows_it() -> None:
