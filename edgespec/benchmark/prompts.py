@@ -19,6 +19,7 @@ from edgespec.errors import LimitError, RequestError
 from edgespec.prompts import Request, RequestFile, SamplingParams
 from edgespec.runtime.answers import Answers
 from edgespec.runtime.engine import Engine
+from edgespec.runtime.prompt_value import Prompt as PromptValue
 
 RANDOM_BATCHES = 2  # of random prompts, where no number is given
 
@@ -92,7 +93,9 @@ class PromptSource:
                 raise Interrupted
             response = answer.response
             sampling = replace(answer.request.sampling, seed=response.seed or 0)
-            prompt = Prompt(len(found), response.prompt_ids, sampling)
+            ids = response.prompt_ids  # with images they stay a prompt value
+            ids = ids if isinstance(ids, PromptValue) else tuple(ids)
+            prompt = Prompt(len(found), ids, sampling)
             found.append(self.with_truth(prompt, response.token_ids))
         return found
 

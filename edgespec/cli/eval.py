@@ -175,7 +175,8 @@ def summarize(
     answers are compared token for token: those of float32 engines are equal but for near-ties,
     those of low-bit engines show what the weights cost. --check-lossless compares answers with
     drafts to plain ones, as edgespec infer does; for rules that are lossy (--acceptance)
-    --compare-quality scores both. Nothing is downloaded.
+    --compare-quality scores both. Nothing is downloaded. Articles are texts alone: no image is
+    asked about.
 
     Ctrl-C ends the run after the current step; what is done is scored and written (exit 130).
 

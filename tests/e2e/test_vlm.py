@@ -362,6 +362,19 @@ def test_bench_measures_the_very_prompts_with_their_pictures(
     assert rows[1]["speculation"]["acceptance_rate"] == 1
 
 
+def test_tune_reads_the_pictures_beside_its_prompts(
+    shop: Shop, pictures: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    engines = Path(shutil.copytree(shop.llm, pictures / "engines"))
+    asked = write_requests(pictures, [see("0.png"), see("1.png", "2.png")])
+    line = ["tune", engines, "--prompts", asked, "--multimodal-engine-dir", shop.visual, "--json"]
+    sizes = ["--num-prompts", 2, "--output-tokens", 8, "--measure", 1]
+    done = cli(*line, *sizes)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["kept"] == str(engines)
+
+
 def test_verify_reads_the_pictures_of_its_requests(shop: Shop, pictures: Path, cli: Cli) -> None:
     asked = write_requests(pictures, QUESTIONS[:2])
     line = ["verify", "--engine-dir", shop.llm, "--input-file", asked, "--json"]

@@ -107,6 +107,16 @@ def test_an_image_stays_what_it_was_when_it_was_typed(cat: Path) -> None:
     assert len(images.prompt(MARK, chat.conversation.images)) == 8
 
 
+def test_stats_say_how_many_images_were_encoded(
+    cat: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = seeing(saying("a cat"), saying("hello"))
+    assert talk(chat, f"/image {cat}", f"/image {cat}", "What is it?", "/stats") == 0
+    assert "[images: 1 encoded in" in capsys.readouterr().err
+    assert talk(seeing(saying("hello")), "Hello.", "/stats") == 0
+    assert "images" not in capsys.readouterr().err
+
+
 # Files
 
 
