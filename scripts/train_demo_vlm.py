@@ -84,8 +84,8 @@ class Size:
     vision_layers: int = 4
     vision_heads: int = 3
     batch: int = 24
-    base_steps: int = 600
-    base_minutes: float = 6.0  # at most: a slower machine takes fewer steps
+    base_steps: int = 800
+    base_minutes: float = 7.0  # at most: a slower machine takes fewer steps
     draft_batch: int = 16
     draft_steps: int = 200
     draft_minutes: float = 2.0
