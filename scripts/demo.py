@@ -28,7 +28,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import demo_vlm
 from demo_base import is_for
 from rich.console import Console
 from rich.table import Table
@@ -340,6 +339,8 @@ def main() -> None:
     out = args.out.resolve()
     make_anew(out)
     if args.method == "vlm":
+        import demo_vlm  # draws pictures, with a library that no other demo needs
+
         invite(demo_vlm.run(the_vlm_pair(), out, step), [])
         return
     method = METHODS[args.method]

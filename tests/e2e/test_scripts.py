@@ -144,6 +144,18 @@ def test_demo_trains_a_draft_again_that_is_for_another_base(
     assert (the_draft(), len(lines)) == (path, 2)
 
 
+def test_demo_of_text_needs_no_library_for_images() -> None:
+    """Its environment has none: `make demo` installs edgespec alone."""
+    scripts = ROOT / "scripts"
+    code = (
+        "import runpy, sys; sys.modules['PIL'] = None; sys.argv = ['demo.py', '--help'];"
+        f" sys.path.insert(0, {str(scripts)!r});"
+        f" runpy.run_path({str(scripts / 'demo.py')!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, "--method" in done.stdout) == (0, True), done.stderr
+
+
 def test_demo_and_measurements_know_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that is not committed has a script that trains it, and torch is installed for it."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
