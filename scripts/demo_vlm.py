@@ -17,8 +17,9 @@ from rich.console import Console
 
 Step = Callable[..., None]
 FIXED = (
-    "\nThis base is so small that a draft takes as long as its step: drafting adaptively, edgespec"
-    " would mostly decode plainly. --spec-policy fixed drafts always, and shows what is accepted."
+    "\nThis base is so small that drafts take longer than the steps that they save: drafting"
+    " adaptively, edgespec would mostly decode plainly. --spec-policy fixed drafts always, and shows"
+    " what is accepted."
 )
 SEED, NUM_SCENES = 4242, 6
 console = Console(highlight=False)

@@ -61,8 +61,8 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
 PATCH, MERGE, WINDOW = 14, 2, 56  # pixels, patches a side, pixels
-# Of weights before training. transformers' 0.02 is for wide models: this one learned words at half
-# the steps with three times as much
+# Of weights before training. After 300 steps 60 of 120 answers about words were right, and 28 with
+# transformers' 0.02, which is for wider models
 INITIAL = 0.06
 IGNORED = -100  # a label that does not count
 

@@ -88,7 +88,7 @@ def command(
     checkpoints declare and with others that are easily mistaken for them. A pair that agrees no more
     often than by chance is refused, and so are weights with NaN or Inf. It takes as long as reading
     all weights twice. With --probe-image the text has images before it, and the share without them
-    stands beside.
+    stands beside; that takes twice as long.
 
     With --tensorrt the graph of BASE is held against the rules of NVIDIA's parser and builder, of
     TensorRT 10.13 to 11.4 (--tensorrt 10.13) or of TensorRT-RTX 1.4 to 1.7 (--tensorrt rtx-1.7). An

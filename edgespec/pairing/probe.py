@@ -39,8 +39,8 @@ MAX_LOSS = 0.15  # of its agreement: what images may cost a draft without a warn
 UNRELATED = "the draft was not made for this base"
 IMAGE_ROWS = "Pass --drafter-option image_rows=true to infer, chat and run."
 TRAIN_WITH_IMAGES = (
-    "It was trained on text alone, or with images at other positions; one that was trained with"
-    " images drafts faster. Answers are the same."
+    "Answers are the same. It may have been trained on text alone, or with images at other"
+    " positions: look for one that was trained with images."
 )
 Array = NDArray[Any]
 Ids = NDArray[np.int64]

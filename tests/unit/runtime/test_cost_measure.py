@@ -132,9 +132,6 @@ def test_more_contexts_are_measured_where_there_is_room(tmp_path: Path) -> None:
         (2048, 1),
         (2048, 2),
     }
-    costs = CostModel(profile)
-    # Equal where a busy machine measured the longer one faster: costs never fall with the context
-    assert costs.at(2048).plain >= costs.at(128).plain
 
 
 def test_a_pair_is_kept_and_a_new_measurement_takes_its_place(tmp_path: Path) -> None:
