@@ -186,24 +186,24 @@ if TYPE_CHECKING:
     )
     from edgespec.images import ImageRules
     from edgespec.prompts import ImageItem, Message, SamplingParams
-    from edgespec.runtime.drafters.base import Drafter
-    from edgespec.runtime.drafters.decoding import DecodingConfig
-    from edgespec.runtime.drafters.options import DrafterOptions
-    from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
-    from edgespec.runtime.drafters.user import DraftContext, Proposal, UserDrafter
-    from edgespec.runtime.engine import Engine
-    from edgespec.runtime.generation import Chunk, Response
-    from edgespec.runtime.metrics import RequestMetrics
-    from edgespec.runtime.static_tree import StaticPlan
-    from edgespec.runtime.streams import AsyncStream, Stream
-    from edgespec.runtime.tree import PLAIN, DraftPlan
-    from edgespec.runtime.verify import (
+    from edgespec.runtime.acceptance.verify import (
         Acceptance,
         ExactAcceptance,
         RejectionAcceptance,
         RelaxedAcceptance,
         TypicalAcceptance,
     )
+    from edgespec.runtime.drafters.base import Drafter
+    from edgespec.runtime.drafters.decoding import DecodingConfig
+    from edgespec.runtime.drafters.options import DrafterOptions
+    from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
+    from edgespec.runtime.drafters.user import DraftContext, Proposal, UserDrafter
+    from edgespec.runtime.engine import Engine
+    from edgespec.runtime.loop.generation import Chunk, Response
+    from edgespec.runtime.loop.metrics import RequestMetrics
+    from edgespec.runtime.streams import AsyncStream, Stream
+    from edgespec.runtime.trees.static_tree import StaticPlan
+    from edgespec.runtime.trees.tree import PLAIN, DraftPlan
 
 __all__ = [
     "PLAIN",
@@ -250,26 +250,26 @@ __all__ = [
 
 # Where the public names stand; all others are internal. They load when they are first used.
 HOMES = {
-    "PLAIN": "edgespec.runtime.tree",
+    "PLAIN": "edgespec.runtime.trees.tree",
     "AsyncStream": "edgespec.runtime.streams",
-    "Chunk": "edgespec.runtime.generation",
+    "Chunk": "edgespec.runtime.loop.generation",
     "DecodingConfig": "edgespec.runtime.drafters.decoding",
     "DraftContext": "edgespec.runtime.drafters.user",
-    "DraftPlan": "edgespec.runtime.tree",
+    "DraftPlan": "edgespec.runtime.trees.tree",
     "Engine": "edgespec.runtime.engine",
-    "ExactAcceptance": "edgespec.runtime.verify",
+    "ExactAcceptance": "edgespec.runtime.acceptance.verify",
     "ImageItem": "edgespec.prompts",
     "ImageRules": "edgespec.images",
     "Message": "edgespec.prompts",
     "Proposal": "edgespec.runtime.drafters.user",
-    "RejectionAcceptance": "edgespec.runtime.verify",
-    "RelaxedAcceptance": "edgespec.runtime.verify",
-    "RequestMetrics": "edgespec.runtime.metrics",
-    "Response": "edgespec.runtime.generation",
+    "RejectionAcceptance": "edgespec.runtime.acceptance.verify",
+    "RelaxedAcceptance": "edgespec.runtime.acceptance.verify",
+    "RequestMetrics": "edgespec.runtime.loop.metrics",
+    "Response": "edgespec.runtime.loop.generation",
     "SamplingParams": "edgespec.prompts",
-    "StaticPlan": "edgespec.runtime.static_tree",
+    "StaticPlan": "edgespec.runtime.trees.static_tree",
     "Stream": "edgespec.runtime.streams",
-    "TypicalAcceptance": "edgespec.runtime.verify",
+    "TypicalAcceptance": "edgespec.runtime.acceptance.verify",
     "UserDrafter": "edgespec.runtime.drafters.user",
 }
 
@@ -345,7 +345,7 @@ def load(
 
 def __getattr__(name: str) -> Any:
     if name.endswith("DecodingConfig") and name != "DecodingConfig":
-        from edgespec.runtime.speculative_config import class_named
+        from edgespec.runtime.opening.speculative_config import class_named
 
         return class_named(name)
     if name not in __all__:
@@ -356,6 +356,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from edgespec.runtime.speculative_config import config_names
+    from edgespec.runtime.opening.speculative_config import config_names
 
     return [*__all__, *config_names(), "__version__"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgespec.config import RopeConfig, RopeKind
 from edgespec.config.ropes import ATTENTION_FACTOR, AXES, MAX_ATTENTION_FACTOR
-from edgespec.stored.fields import BundleFields
+from edgespec.safe_read.fields import BundleFields
 
 Rows = NDArray[np.float32]
 

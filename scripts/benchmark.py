@@ -31,8 +31,8 @@ import numpy as np
 from edgespec import PLAIN, SamplingParams
 from edgespec.benchmark.synthetic import Dial, SyntheticDrafter, Truth, synthetic
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import GenerationRequest, Response
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.loop.generation import GenerationRequest, Response
+from edgespec.runtime.trees.tree import DraftPlan
 
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB, DRAFT_VOCAB = (
     1024,

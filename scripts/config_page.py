@@ -118,7 +118,7 @@ def parts() -> Iterator[str]:
     from edgespec.runtime.drafters.options import fields_of
     from edgespec.runtime.drafters.own_decoding import TYPE as OWN_TYPE
     from edgespec.runtime.drafters.registry import DRAFTERS
-    from edgespec.runtime.speculative_config import AUTO, config_classes
+    from edgespec.runtime.opening.speculative_config import AUTO, config_classes
 
     yield HEAD
     for method, row in DRAFTERS.items():

@@ -30,7 +30,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes
 from edgespec.backends.manifest import EngineManifest
 from edgespec.cli.main import run
 
@@ -107,9 +107,9 @@ def same_files(one: Path, other: Path) -> bool:
     """Whether two directories have the same files with the same bytes; manifests record commands
     and times, and are compared by what they list."""
     names = [sorted(path.name for path in place.iterdir()) for place in (one, other)]
-    hashed = [name for name in names[0] if name != bundle.MANIFEST]
+    hashed = [name for name in names[0] if name != file_names.MANIFEST]
     return names[0] == names[1] and all(
-        bundle.sha256_file(one / name) == bundle.sha256_file(other / name) for name in hashed
+        hashes.sha256_file(one / name) == hashes.sha256_file(other / name) for name in hashed
     )
 
 
@@ -183,7 +183,7 @@ def false_engines(shop: Shop, place: Path) -> Iterator[str]:
     faults = [
         str(fault)
         for entry in listed.values()
-        for fault in bundle.faults(engines, entry.files_dict())
+        for fault in hashes.faults(engines, entry.files_dict())
     ]
     if faults and quietly(["inspect", "--verify", str(engines)])[0] == 0:
         yield f"inspect accepts {engines}: {faults[0]}"
@@ -201,7 +201,7 @@ def left_of_build(shop: Shop, place: Path) -> Iterator[str]:
     """The directory has the files of its engines and its manifest, and nothing else."""
     engines = place / "engines"
     names = {path.name for path in engines.iterdir()}
-    listed = EngineManifest.read(engines).files | {bundle.MANIFEST}
+    listed = EngineManifest.read(engines).files | {file_names.MANIFEST}
     if names != listed:
         yield f"{engines} has {sorted(names ^ listed)}"
     code, said = quietly(["inspect", "--verify", str(engines)])

@@ -43,8 +43,8 @@ from numpy.typing import NDArray
 from edgespec import PLAIN, SamplingParams
 from edgespec.backends.call import Logits
 from edgespec.runtime.engine import Engine, Plan
-from edgespec.runtime.generation import Response
-from edgespec.runtime.sampling import Sampler
+from edgespec.runtime.loop.generation import Response
+from edgespec.runtime.sampling.sampler import Sampler
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WORDS = re.compile(r" ?\w+| ?[^\w\s]|\s+")
@@ -99,8 +99,12 @@ def read(name: str) -> str:
 
 def edit(words: Vocabulary, context: int, tokens: int) -> Work:
     """Each eighth line is replaced by one of another file."""
-    lines = read("edgespec/runtime/tree.py").splitlines(keepends=True)
-    other = [line for line in read("edgespec/bundle.py").splitlines(keepends=True) if line.strip()]
+    lines = read("edgespec/runtime/trees/tree.py").splitlines(keepends=True)
+    other = [
+        line
+        for line in read("edgespec/artifacts/manifest.py").splitlines(keepends=True)
+        if line.strip()
+    ]
     prompt = words.tokens("".join(lines))[:context]
     changed = [other[i] if i % 8 == 5 else line for i, line in enumerate(lines)]
     return Work(prompt, words.tokens("".join(changed))[:tokens])

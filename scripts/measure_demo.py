@@ -36,10 +36,10 @@ from edgespec import PLAIN
 from edgespec.backends.ort.session import session_options
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Response
-from edgespec.runtime.lossless_check import first_difference
-from edgespec.runtime.metrics import Pooled
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.loop.generation import Response
+from edgespec.runtime.loop.metrics import Pooled
+from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.trees.tree import DraftPlan
 
 OWN = "own"  # the engine's own plan, without sizes
 

@@ -24,7 +24,7 @@ import numpy as np
 from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation
 from edgespec.runtime.drafters.ngram import NgramDrafter, NgramOptions
 from edgespec.runtime.drafters.suffix import SuffixDrafter, SuffixOptions
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WORDS = re.compile(r" ?\w+| ?[^\w\s]|\s+")

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from edgespec.runtime.driver import Driver
-from edgespec.runtime.generation import Chunk, Response
-from edgespec.runtime.metrics import RequestMetrics
+from edgespec.runtime.loop.driver import Driver
+from edgespec.runtime.loop.generation import Chunk, Response
+from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.streams import Ends, Stream
 
 STEPS, ANSWERS = 50, 500

@@ -34,9 +34,9 @@ from edgespec.backends.ort.options import NATIVE, WeightFormat
 from edgespec.errors import counted
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Response
-from edgespec.runtime.metrics import Pooled
-from edgespec.runtime.tree import PLAIN, DraftPlan, Plain
+from edgespec.runtime.loop.generation import Response
+from edgespec.runtime.loop.metrics import Pooled
+from edgespec.runtime.trees.tree import PLAIN, DraftPlan, Plain
 
 FORMATS = {
     "int4-128": WeightFormat("int4", 128, kernels=NATIVE),

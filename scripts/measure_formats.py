@@ -29,16 +29,16 @@ import numpy as np
 from train_demo_model import functions_of, stdlib_files
 
 import edgespec
-from edgespec import bundle
+from edgespec.artifacts import json_files, provenance
 from edgespec.backends.manifest import EngineManifest
 from edgespec.cli.main import run
 from edgespec.contract import Role
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Response
-from edgespec.runtime.lossless_check import Difference, first_difference
-from edgespec.runtime.metrics import Pooled
-from edgespec.runtime.tree import PLAIN
+from edgespec.runtime.loop.generation import Response
+from edgespec.runtime.loop.metrics import Pooled
+from edgespec.runtime.requests.lossless_check import Difference, first_difference
+from edgespec.runtime.trees.tree import PLAIN
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "demo"
 PLAN = (1, 4, 5)  # top-k, step, verify size
@@ -272,7 +272,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "versions": {
-            name: bundle.installed_version(name)
+            name: provenance.installed_version(name)
             for name in ("onnxruntime-gpu", "nvidia-modelopt", "torch")
         },
     }
@@ -345,7 +345,7 @@ def main() -> None:
         if number and wanted and not any(part in form.name for part in wanted):
             continue
         rows.append(kept_or_measured(form, args.out, setting, text, prompts, calibration))
-    bundle.write_json(args.out / "formats.json", {"setting": setting, "rows": rows})
+    json_files.write_json(args.out / "formats.json", {"setting": setting, "rows": rows})
     print(table(rows))
     print(json.dumps(setting))
 
@@ -368,7 +368,7 @@ def kept_or_measured(
     shutil.rmtree(work, ignore_errors=True)
     row = measure(form, make(form, work, calibration), text, prompts, setting["tokens"])
     row |= {"setting": setting, "seconds": round(time.monotonic() - began, 1)}
-    bundle.write_json(path, row)
+    json_files.write_json(path, row)
     shutil.rmtree(work)
     print(f"{form.name}: {row['seconds']} s", file=sys.stderr)
     return row

@@ -25,9 +25,9 @@ import edgespec
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.scheduler import Scheduler
-from edgespec.runtime.session import Session
-from edgespec.runtime.tree import PLAIN
+from edgespec.runtime.loop.scheduler import Scheduler
+from edgespec.runtime.loop.session import Session
+from edgespec.runtime.trees.tree import PLAIN
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = ("draft", "verify", "commit", "observe")

@@ -25,8 +25,8 @@ from drawn_pictures import Scene, scenes, told
 import edgespec
 from edgespec.prompts import Message
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Response
-from edgespec.runtime.lossless_check import first_difference
+from edgespec.runtime.loop.generation import Response
+from edgespec.runtime.requests.lossless_check import first_difference
 
 BATCH = 4
 SIDES = (56, 112, 168, 224)  # of pictures for the time to the first token, in pixels

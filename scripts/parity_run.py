@@ -31,8 +31,8 @@ from measure_demo import prompts
 
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import GenerationRequest, Response
-from edgespec.runtime.lossless_check import first_difference
+from edgespec.runtime.loop.generation import GenerationRequest, Response
+from edgespec.runtime.requests.lossless_check import first_difference
 
 BATCH = 8
 SAMPLINGS = (

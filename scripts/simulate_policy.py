@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.contract import Role
-from edgespec.runtime.cost_model import CostModel, best_chain, chain_tokens
-from edgespec.runtime.cost_profile import (
+from edgespec.runtime.costs.cost_model import CostModel, best_chain, chain_tokens
+from edgespec.runtime.costs.cost_profile import (
     CostProfile,
     ObserveTime,
     PassTime,
     ProposeTime,
     read_profiles,
 )
-from edgespec.runtime.policy import MOST, AdaptivePolicy, AdaptiveState, Asking, Decision
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.plans.policy import MOST, AdaptivePolicy, AdaptiveState, Asking, Decision
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
 PROMPT = 128
 # Measured on Qwen3-0.6B's shape in INT4 with an EAGLE-3 draft, two cores of an AMD Zen 5: seconds of

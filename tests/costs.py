@@ -7,8 +7,8 @@ from pathlib import Path
 
 from edgespec.backends.manifest import EngineManifest
 from edgespec.contract import Role
-from edgespec.runtime.cost_model import CostModel, StepCosts
-from edgespec.runtime.cost_profile import (
+from edgespec.runtime.costs.cost_model import CostModel, StepCosts
+from edgespec.runtime.costs.cost_profile import (
     CostProfile,
     ObserveTime,
     PassTime,

@@ -11,7 +11,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.backends.base import BuildOptions
 from edgespec.backends.build import build
 from edgespec.contract import Limits
@@ -51,7 +51,7 @@ def digest(directory: Path) -> str:
     found = hashlib.sha256()
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         data = path.read_bytes()
-        if path.name == bundle.MANIFEST:
+        if path.name == file_names.MANIFEST:
             kept = {k: v for k, v in json.loads(data).items() if k not in PER_RUN}
             data = json.dumps(kept, sort_keys=True).encode()
         found.update(f"{path.relative_to(directory)}:{len(data)}\n".encode())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.backends.host import HostStates
-from edgespec.runtime.decoder import CachedDecoder, Rows
+from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
 from tests.calls import Outputs, outputs_of
 
 

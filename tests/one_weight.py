@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgespec.graphs.packing import Packing, PackingSource, without_numbers
 from edgespec.graphs.weights import WeightTable
-from edgespec.quantized import QuantizedWeight
+from edgespec.quantization.quantized_weight import QuantizedWeight
 
 NAME = "model.layers.0.mlp.up_proj"
 

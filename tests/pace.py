@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from edgespec.runtime.scheduler import Scheduler
+from edgespec.runtime.loop.scheduler import Scheduler
 
 MOST = 100_000
 

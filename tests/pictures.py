@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgespec.runtime.prompt_value import ImageSlots, Prompt
+from edgespec.runtime.text.prompt_value import ImageSlots, Prompt
 from edgespec.vision.rows import ImageRows
 from tests.toys.vl import IMAGE, MERGE, PATCH, VISION_END, VISION_START
 

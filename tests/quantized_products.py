@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.backends.ort.emulate import Emulation
 from edgespec.backends.ort.quantized_values import quantized_values
 from edgespec.backends.tensorrt.lowering import opset, precision, quantization
@@ -23,8 +23,8 @@ from edgespec.contract import TensorSpec
 from edgespec.export.writer import write_weights
 from edgespec.graphs.builder import GraphBuilder, WeightPlan
 from edgespec.graphs.linear import linear
-from edgespec.quantized import QuantizedWeight
-from edgespec.schemes import SCHEMES
+from edgespec.quantization.quantized_weight import QuantizedWeight
+from edgespec.quantization.schemes import SCHEMES
 from tests.one_weight import NAME, table_of
 from tests.tensorrt_operators import OUTPUT, evaluated
 
@@ -97,7 +97,7 @@ class Product:
         y = linear(b, table_of(stored), x, NAME, "up")
         b.output(y, TensorSpec("y", "float32", ("B", "S", outputs)))
         write_weights(plan, directory / "data", lambda _: None)
-        path = directory / bundle.MODEL
+        path = directory / file_names.MODEL
         ir.save(b.model(), path)
         return cls(ir.load(path), directory)
 

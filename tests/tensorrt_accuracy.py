@@ -18,14 +18,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.base import AccuracySpec
 from edgespec.backends.golden import CALLS, cosine, golden_calls, keep_prompt, outputs
 from edgespec.backends.golden_file import Golden, read_golden
 from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.lowering import lower
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
-from edgespec.component import ComponentConfig
 from edgespec.contract import GraphContract, canonical_contract
 from tests.tensorrt_on_ort import GraphRunner, open_session, widened
 from tests.tensorrt_operators import OPERATORS
@@ -81,11 +81,11 @@ class Export:
 
     @property
     def config(self) -> ComponentConfig:
-        return ComponentConfig.read(self.path / bundle.CONFIG)
+        return ComponentConfig.read(self.path / file_names.CONFIG)
 
     def golden(self) -> Golden:
         config = self.config
-        return read_golden(self.path / bundle.GOLDEN, config.graph, config.vocab_size)
+        return read_golden(self.path / file_names.GOLDEN, config.graph, config.vocab_size)
 
 
 class Evaluated:
@@ -118,7 +118,7 @@ def lowered(
     contract; `change` is made to it before that."""
     contract = canonical_contract(export.config.graph)
     target = Target(dialect=dialect, compute=compute, capacity=SLOTS, max_rows=MAX_ROWS)
-    model = lower(ir.load(export.path / bundle.MODEL), contract, target)
+    model = lower(ir.load(export.path / file_names.MODEL), contract, target)
     change(model)
     if compute != "float32":
         narrow = ir.DataType[NAMES[compute]]

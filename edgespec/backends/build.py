@@ -17,7 +17,9 @@ from itertools import pairwise
 from operator import or_
 from pathlib import Path
 
-from edgespec import bundle
+from edgespec.artifacts import atomic, json_files
+from edgespec.artifacts.directories import Kind
+from edgespec.artifacts.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.backends import emitted, row_bits
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
@@ -38,11 +40,9 @@ from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.backends.visual.onnx_dir import VisualOnnxDir
 from edgespec.config import RopeConfig
 from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
-from edgespec.directories import Kind
 from edgespec.errors import BundleError, ContractError, LimitError, OptionError, counted
 from edgespec.methods import METHODS
-from edgespec.outputs import refuse_model_directory, refuse_overwriting
-from edgespec.stored.fields import EXPORT_AGAIN
+from edgespec.safe_read.fields import EXPORT_AGAIN
 
 logger = logging.getLogger(__name__)
 SILENT = Progress()
@@ -157,7 +157,7 @@ def plan(
         about = (*left_out(asked, limits), *cache_lines(builder, onnx, limits))
         return Planned(onnx.role, (*about, *lines))
     refuse_overwriting(emit_to, [onnx_dir])
-    with bundle.staged_directory(emit_to) as staging, as_bundle_error(onnx):
+    with atomic.staged_directory(emit_to) as staging, as_bundle_error(onnx):
         emission = builder.emit(onnx, limits, options, staging)
         config = EngineConfig(
             component=onnx.config,
@@ -242,13 +242,13 @@ def staging_directory(engine_dir: Path, role: Role) -> Iterator[Path]:
     EngineManifest.read(engine_dir)
     made = not engine_dir.exists()
     try:
-        with bundle.writing(engine_dir):
+        with atomic.writing(engine_dir):
             engine_dir.mkdir(parents=True, exist_ok=True)
-            with bundle.staging_in(engine_dir, role.value) as staging:
+            with atomic.staging_in(engine_dir, role.value) as staging:
                 yield staging
     finally:
         if made:
-            bundle.remove_if_empty(engine_dir)
+            atomic.remove_if_empty(engine_dir)
 
 
 # ---- limits
@@ -356,7 +356,7 @@ def write_engine(
         settings=staged.settings,
         variants=variants,
     )
-    bundle.write_json(staging / engines.CONFIGS[onnx.role], config.to_dict())
+    json_files.write_json(staging / engines.CONFIGS[onnx.role], config.to_dict())
     return Proven(staged, config, agreement)
 
 

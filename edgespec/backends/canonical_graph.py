@@ -1,7 +1,7 @@
 """The graph of an export, checked before anything is computed from it.
 
-What is allowed stands in `edgespec.operators`, what the graph reads and gives in the contract. An
-export whose manifest is intact may still have been written by somebody else.
+What is allowed stands in `edgespec.backends.operators`, what the graph reads and gives in the
+contract. An export whose manifest is intact may still have been written by somebody else.
 """
 
 from __future__ import annotations
@@ -15,19 +15,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from edgespec import bundle
-from edgespec.contract import (
-    ACTIVATIONS,
-    INPUT_SCALE,
-    KEEP_PRECISION,
-    OPSET,
-    SCHEME,
-    GraphShape,
-    TensorSpec,
-    canonical_contract,
-)
-from edgespec.errors import BundleError
-from edgespec.operators import (
+from edgespec.artifacts import file_names
+from edgespec.backends.operators import (
     MAX_INLINE_BYTES,
     MAX_INTEGER,
     MAX_INTEGERS,
@@ -42,9 +31,20 @@ from edgespec.operators import (
     Subgraph,
     Text,
 )
-from edgespec.schemes import SCHEMES
-from edgespec.stored.fields import EXPORT_AGAIN
-from edgespec.stored.regular import read_regular
+from edgespec.contract import (
+    ACTIVATIONS,
+    INPUT_SCALE,
+    KEEP_PRECISION,
+    OPSET,
+    SCHEME,
+    GraphShape,
+    TensorSpec,
+    canonical_contract,
+)
+from edgespec.errors import BundleError
+from edgespec.quantization.schemes import SCHEMES
+from edgespec.safe_read.fields import EXPORT_AGAIN
+from edgespec.safe_read.regular import read_regular
 
 TYPE_NUMBERS = {name: number for number, name in TENSOR_TYPES.items()}
 FOUR_BITS = ("int4", "float4_e2m1fn")
@@ -99,7 +99,7 @@ class Checker:
         self.path, self.listed = path, listed
         self.sizes = {
             name: (path.parent / name).stat().st_size
-            for name in (bundle.MODEL_DATA, bundle.EMBEDDING)
+            for name in (file_names.MODEL_DATA, file_names.EMBEDDING)
             if name in listed
         }
 

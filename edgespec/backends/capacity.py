@@ -6,9 +6,9 @@ knows no engine library.
 
 from __future__ import annotations
 
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.base import EngineMemory
 from edgespec.backends.engine_config import EngineLimits
-from edgespec.component import ComponentConfig
 from edgespec.contract import Limits
 from edgespec.errors import LimitError
 

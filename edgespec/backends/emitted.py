@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes, json_files, provenance
+from edgespec.artifacts.directories import Kind, described, kind_of
+from edgespec.artifacts.manifest import ExportManifest, ExportSource
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.contract import Role
-from edgespec.directories import Kind, described, kind_of
 from edgespec.errors import BundleError
-from edgespec.manifest import ExportManifest, ExportSource
-from edgespec.stored.fields import BundleFields
+from edgespec.safe_read.fields import BundleFields
 
 KIND = "emitted"
 SCRIPT = "build.sh"  # builds the engine beside the graph
-GRAPH = (bundle.MODEL, bundle.MODEL_DATA)  # which are other ones than the export's
+GRAPH = (file_names.MODEL, file_names.MODEL_DATA)  # which are other ones than the export's
 EMIT_AGAIN = "Write it again: edgespec build --emit-onnx."
 
 
@@ -42,12 +42,12 @@ def complete(directory: Path, onnx: OnnxDir, backend: str, config: EngineConfig)
     """Put beside a lowered graph what its engine needs of the export, and a manifest. Raises
     OSError."""
     for name in onnx.manifest.files:
-        if name not in (*GRAPH, bundle.CONFIG) and not (directory / name).exists():
+        if name not in (*GRAPH, file_names.CONFIG) and not (directory / name).exists():
             shutil.copyfile(onnx.path / name, directory / name)
-    bundle.write_json(directory / bundle.CONFIG, config.to_dict())
-    manifest = replace(onnx.manifest, files=bundle.file_entries(directory))
-    value = {**manifest.to_dict(), **bundle.provenance(), "kind": KIND, "backend": backend}
-    bundle.write_json(directory / bundle.MANIFEST, value)
+    json_files.write_json(directory / file_names.CONFIG, config.to_dict())
+    manifest = replace(onnx.manifest, files=hashes.file_entries(directory))
+    value = {**manifest.to_dict(), **provenance.provenance(), "kind": KIND, "backend": backend}
+    json_files.write_json(directory / file_names.MANIFEST, value)
 
 
 def open_emitted(path: Path) -> Emitted:
@@ -56,14 +56,14 @@ def open_emitted(path: Path) -> Emitted:
     if kind_of(path) is not Kind.EMITTED:
         what = described("", path, kind_of(path))
         raise BundleError(what, "Give a directory that edgespec build --emit-onnx wrote.")
-    where = path / bundle.MANIFEST
-    fields = BundleFields(bundle.read_manifest(path), str(where))
-    files = bundle.listed_files(path, fields.get("files"))
-    beside = {name: files[name] for name in bundle.EXPORT_FILES if name in files}
+    where = path / file_names.MANIFEST
+    fields = BundleFields(json_files.read_manifest(path), str(where))
+    files = hashes.listed_files(path, fields.get("files"))
+    beside = {name: files[name] for name in file_names.EXPORT_FILES if name in files}
     beside = {name: entry for name, entry in beside.items() if name not in GRAPH}
-    bundle.refuse_unlisted(path, files, (bundle.CONFIG,), beside)
-    bundle.check_files(path, beside)
-    config = EngineConfig.read(path / bundle.CONFIG)
+    hashes.refuse_unlisted(path, files, (file_names.CONFIG,), beside)
+    hashes.check_files(path, beside)
+    config = EngineConfig.read(path / file_names.CONFIG)
     manifest = manifest_of(fields, config.role, beside)
     return Emitted(
         OnnxDir(path, config.component, manifest), fields.required_text("backend"), config
@@ -76,7 +76,8 @@ def manifest_of(
     """The export's manifest, as far as an engine has it from there. BundleError names a wrong
     key."""
     if fields.get("role") != role.value:
-        what = f"{fields.source} says the role {fields.get('role')!r}, {bundle.CONFIG} {role.value}"
+        said = fields.get("role")
+        what = f"{fields.source} says the role {said!r}, {file_names.CONFIG} {role.value}"
         raise BundleError(what, EMIT_AGAIN)
     return ExportManifest(
         role=role,

@@ -13,12 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
-from edgespec import bundle
-from edgespec.component import ComponentConfig
+from edgespec.artifacts import json_files
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.config.fields import is_int
 from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
-from edgespec.schemes import SCHEMES
-from edgespec.stored.fields import BundleFields
+from edgespec.quantization.schemes import SCHEMES
+from edgespec.safe_read.fields import BundleFields
 
 FLOAT32: Final = "fp32"
 BUILT_SCHEMES = ("int8", "int4")  # of weights that `build` rounds
@@ -330,7 +330,7 @@ class EngineConfig:
     @classmethod
     def read(cls, path: Path) -> EngineConfig:
         """The config in an engine's config.json. BundleError names a wrong key."""
-        return cls.from_dict(bundle.read_json(path), str(path))
+        return cls.from_dict(json_files.read_json(path), str(path))
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], source: str) -> EngineConfig:

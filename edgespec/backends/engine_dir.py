@@ -12,30 +12,30 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec import bundle
+from edgespec.artifacts import atomic, file_names, hashes, json_files
+from edgespec.artifacts.component import ComponentConfig
+from edgespec.artifacts.component_files import required_arrays
+from edgespec.artifacts.directories import Kind, kind_of, not_engines
 from edgespec.backends.engine_config import HEAD_FILE, EngineConfig
 from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.pair_check import check_not_plain, check_pairing, target_of
-from edgespec.component import ComponentConfig
-from edgespec.component_files import required_arrays
 from edgespec.contract import Role
-from edgespec.directories import Kind, kind_of, not_engines
 from edgespec.errors import BundleError
 from edgespec.methods import METHODS
 
 STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
 CONFIGS = {Role.LLM: "config.json", Role.BASE: "base_config.json", Role.DRAFT: "draft_config.json"}
 DRAFT_EMBEDDING = "draft_embedding.safetensors"
-_OF_BASE = {name: name for name in (bundle.EMBEDDING, *bundle.TOKENIZER_FILES)}
+_OF_BASE = {name: name for name in (file_names.EMBEDDING, *file_names.TOKENIZER_FILES)}
 # Engine file name -> the exported file that it is copied from, where that is there
 SIDECARS: Mapping[Role, Mapping[str, str]] = {
     Role.LLM: _OF_BASE,
     Role.BASE: _OF_BASE,
     Role.DRAFT: {
-        bundle.D2T: bundle.D2T,
-        bundle.HEADS: bundle.HEADS,
-        DRAFT_EMBEDDING: bundle.EMBEDDING,
+        file_names.D2T: file_names.D2T,
+        file_names.HEADS: file_names.HEADS,
+        DRAFT_EMBEDDING: file_names.EMBEDDING,
     },
 }
 # Of the runtime, beside the engines and not in the manifest: what steps cost, the plan that `tune`
@@ -117,7 +117,7 @@ def sidecars(onnx: OnnxDir) -> dict[str, Path]:
 def copy_sidecars(onnx: OnnxDir, staging: Path, *, with_embedding: bool = True) -> None:
     """Copy what the runtime needs beside the engine. Raises OSError."""
     for name, source in sidecars(onnx).items():
-        if with_embedding or source.name != bundle.EMBEDDING:
+        if with_embedding or source.name != file_names.EMBEDDING:
             shutil.copyfile(source, staging / name)
 
 
@@ -130,7 +130,7 @@ def install(staging: Path, engine_dir: Path, role: Role, entry: EngineEntry) -> 
     """
     new = {p.name: FileEntry.of(p) for p in sorted(staging.iterdir())}
     entry = replace(entry, files=new)
-    with bundle.locked(engine_dir):
+    with atomic.locked(engine_dir):
         refuse_foreign(engine_dir, entry.files)
         list_moving(staging, engine_dir, role, entry)
         others = remove_engine(engine_dir, role)
@@ -166,7 +166,7 @@ def kept_files(
 
 def is_as_listed(engine_dir: Path, name: str, entry: FileEntry) -> bool:
     """Whether a file has the size and the time of its entry."""
-    path = bundle.contained(engine_dir, name)
+    path = hashes.contained(engine_dir, name)
     if not path.is_file():
         return False
     stat = path.stat()
@@ -182,7 +182,7 @@ def remove_engine(engine_dir: Path, role: Role) -> EngineManifest:
     if old is not None:
         others.write(engine_dir)
         for name in set(old.files) - others.files:
-            bundle.contained(engine_dir, name).unlink(missing_ok=True)
+            hashes.contained(engine_dir, name).unlink(missing_ok=True)
     return others
 
 
@@ -194,7 +194,7 @@ def list_moving(staging: Path, engine_dir: Path, role: Role, entry: EngineEntry)
     old = EngineManifest.read(engine_dir).engines.get(role)
     files = [*entry.files_dict().items(), *(old.files_dict().items() if old else ())]
     moving = [{"name": name, **{key: file[key] for key in MOVING_KEYS}} for name, file in files]
-    bundle.write_json(staging / MOVING, {"files": moving})
+    json_files.write_json(staging / MOVING, {"files": moving})
 
 
 def remove_killed(engine_dir: Path) -> None:
@@ -202,24 +202,24 @@ def remove_killed(engine_dir: Path) -> None:
     gone when the run was killed. Others' files stay, and so do those of finished engines."""
     if not engine_dir.is_dir():
         return
-    with bundle.writing(engine_dir), bundle.locked(engine_dir):
+    with atomic.writing(engine_dir), atomic.locked(engine_dir):
         finished = EngineManifest.read(engine_dir).files
         for role in Role:
-            for staging in bundle.temporaries(engine_dir, role.value):
-                if bundle.is_held(staging):
+            for staging in atomic.temporaries(engine_dir, role.value):
+                if atomic.is_held(staging):
                     continue
                 for path in moved_files(staging, engine_dir):
                     if path.name not in finished:
                         path.unlink(missing_ok=True)
-                bundle.remove_whole(staging)
-        for name in (bundle.MANIFEST, *OF_THE_RUNTIME):
-            bundle.remove_dead(engine_dir, name)
+                atomic.remove_whole(staging)
+        for name in (file_names.MANIFEST, *OF_THE_RUNTIME):
+            atomic.remove_dead(engine_dir, name)
 
 
 def moved_files(staging: Path, engine_dir: Path) -> Iterator[Path]:
     """Yields the files of the list of a killed build that are still as it knew them."""
     try:
-        listed = bundle.read_json(staging / MOVING).get("files")
+        listed = json_files.read_json(staging / MOVING).get("files")
     except BundleError:
         return  # it was killed before it moved anything
     for entry in listed if isinstance(listed, list) else ():
@@ -262,7 +262,7 @@ def refuse_foreign(engine_dir: Path, names: Iterable[str]) -> None:
 def finished_engines(engine_dir: Path) -> EngineManifest:
     """The engines of a directory that must be there; BundleError that says what a path is that is
     no engine directory."""
-    has_manifest = (engine_dir / bundle.MANIFEST).is_file()
+    has_manifest = (engine_dir / file_names.MANIFEST).is_file()
     if not has_manifest or kind_of(engine_dir) in (Kind.EXPORT, Kind.CHECKPOINT, Kind.EMITTED):
         raise not_engines(engine_dir)
     return EngineManifest.read(engine_dir)
@@ -278,12 +278,12 @@ def open_engine(engine_dir: Path, role: Role) -> tuple[EngineConfig, EngineEntry
         what = f"{engine_dir} has no {role.value} engine (it has: {there})"
         raise BundleError(what, missing_remedy(role))
     check_listing(engine_dir, role, manifest)
-    bundle.check_files(engine_dir, entry.files_dict(), trust_unchanged=True)
+    hashes.check_files(engine_dir, entry.files_dict(), trust_unchanged=True)
     config = config_of(engine_dir, role, entry)
     largest, required = config.weights.largest, required_sidecars(config)
     if largest is not None and largest.file is not None:
         required.append(largest.file)
-    bundle.refuse_unlisted(engine_dir, entry.files, required, ())
+    hashes.refuse_unlisted(engine_dir, entry.files, required, ())
     return config, entry
 
 
@@ -292,8 +292,8 @@ def config_of(engine_dir: Path, role: Role, entry: EngineEntry) -> EngineConfig:
     otherwise."""
     config = read_config(engine_dir, role)
     if config.weights != entry.weights:
-        what = f"{engine_dir / CONFIGS[role]}: its 'weights' are not those of {bundle.MANIFEST}"
-        raise BundleError(what, bundle.EDITED)
+        what = f"{engine_dir / CONFIGS[role]}: its 'weights' are not those of {file_names.MANIFEST}"
+        raise BundleError(what, hashes.EDITED)
     return config
 
 
@@ -303,22 +303,22 @@ def check_listing(engine_dir: Path, role: Role, manifest: EngineManifest) -> Non
     stem, listed = f"{STEMS[role]}.", manifest.engines[role].files
     known = [CONFIGS[role], *SIDECARS[role]]
     own = [path.name for path in engine_dir.iterdir() if path.name.startswith(stem)]
-    required = [CONFIGS[role], *([] if role is Role.DRAFT else [bundle.TOKENIZER])]
-    bundle.refuse_unlisted(engine_dir, listed, required, own)
-    bundle.refuse_unlisted(engine_dir, manifest.files, (), known)
+    required = [CONFIGS[role], *([] if role is Role.DRAFT else [file_names.TOKENIZER])]
+    hashes.refuse_unlisted(engine_dir, listed, required, own)
+    hashes.refuse_unlisted(engine_dir, manifest.files, (), known)
     engines = [name for name in listed if name.startswith(stem)]
     heads = filter(HEAD_FILE.fullmatch, listed)
-    bundle.refuse_unknown(engine_dir, listed, {*engines, *heads, *known}, role.value)
+    hashes.refuse_unknown(engine_dir, listed, {*engines, *heads, *known}, role.value)
     if not engines:
-        what = f"{engine_dir / bundle.MANIFEST} lists no file of the {role.value} engine"
-        raise BundleError(what, bundle.EDITED)
+        what = f"{engine_dir / file_names.MANIFEST} lists no file of the {role.value} engine"
+        raise BundleError(what, hashes.EDITED)
 
 
 def required_sidecars(config: EngineConfig) -> list[str]:
     """The arrays beside an engine that its config says there are."""
     names = required_arrays(config.component)
     if config.weights.embedding is not None:  # its lm_head is the embedding
-        names = tuple(name for name in names if name != bundle.EMBEDDING)
+        names = tuple(name for name in names if name != file_names.EMBEDDING)
     return [new for new, old in SIDECARS[config.role].items() if old in names]
 
 

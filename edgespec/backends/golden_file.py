@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from edgespec.contract import GraphShape
 from edgespec.errors import BundleError
-from edgespec.stored.fields import EXPORT_AGAIN
-from edgespec.stored.tensors import StoredTensor, read_array, read_tensors
+from edgespec.safe_read.fields import EXPORT_AGAIN
+from edgespec.safe_read.tensors import StoredTensor, read_array, read_tensors
 
 Golden = dict[str, NDArray[Any]]
 LABELS = ("prompt", "tree")

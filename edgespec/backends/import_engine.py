@@ -11,7 +11,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec import bundle
+from edgespec.artifacts import json_files
+from edgespec.artifacts.directories import Kind
+from edgespec.artifacts.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Backend, Progress
 from edgespec.backends.build import (
@@ -28,9 +30,7 @@ from edgespec.backends.emitted import SCRIPT, Emitted, open_emitted
 from edgespec.backends.golden_file import read_golden
 from edgespec.backends.registry import get_backend
 from edgespec.contract import Limits
-from edgespec.directories import Kind
 from edgespec.errors import BundleError
-from edgespec.outputs import refuse_model_directory, refuse_overwriting
 
 
 def import_engine(directory: Path, engine_dir: Path, progress: Progress = SILENT) -> Built:
@@ -65,7 +65,7 @@ def import_engine(directory: Path, engine_dir: Path, progress: Progress = SILENT
         engines.copy_sidecars(onnx, staging)
         if onnx.golden is not None:  # the export itself is on another machine
             shutil.copyfile(onnx.golden, staging / engines.golden_name(onnx.role))
-        bundle.write_json(staging / engines.CONFIGS[onnx.role], proven.config.to_dict())
+        json_files.write_json(staging / engines.CONFIGS[onnx.role], proven.config.to_dict())
         entry = engines.install(staging, engine_dir, onnx.role, entry_of(backend, onnx, proven))
     return Built(
         onnx.role,

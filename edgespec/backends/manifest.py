@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes, json_files, provenance
 from edgespec.backends.engine_config import EngineFields, EngineWeights, read_weights
 from edgespec.contract import Role, Tower
 from edgespec.errors import BundleError
@@ -32,7 +32,7 @@ class FileEntry:
     def of(cls, path: Path) -> FileEntry:
         """The entry of an existing file. Raises OSError."""
         stat = path.stat()
-        sha256 = bundle.sha256_file(path)
+        sha256 = hashes.sha256_file(path)
         return cls(size_bytes=stat.st_size, sha256=sha256, mtime_ns=stat.st_mtime_ns)
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class EngineEntry:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], directory: Path, name: str) -> EngineEntry:
         """The entry of these keys of manifest.json. BundleError names a wrong key."""
-        fields = EngineFields(raw, f"{directory / bundle.MANIFEST} ({name})")
+        fields = EngineFields(raw, f"{directory / file_names.MANIFEST} ({name})")
         return cls(
             backend=fields.required_text("backend"),
             fingerprint=fields.section("fingerprint").raw,
@@ -86,7 +86,7 @@ class EngineEntry:
         return keys | {"files": self.files_dict()}
 
     def files_dict(self) -> dict[str, Any]:
-        """The entries of the files by name, as `bundle.check_files` takes them."""
+        """The entries of the files by name, as `hashes.check_files` takes them."""
         return {name: file.to_dict() for name, file in self.files.items()}
 
     @property
@@ -113,12 +113,12 @@ class EngineManifest:
     def write(self, directory: Path) -> None:
         """Write manifest.json. Raises OSError."""
         value = {
-            "format": bundle.MANIFEST_FORMAT,
+            "format": json_files.MANIFEST_FORMAT,
             "kind": KIND,
-            **bundle.provenance(),
+            **provenance.provenance(),
             "engines": {role.value: entry.to_dict() for role, entry in self.engines.items()},
         }
-        bundle.write_json(directory / bundle.MANIFEST, value)
+        json_files.write_json(directory / file_names.MANIFEST, value)
 
     def with_engine(self, role: Role, entry: EngineEntry) -> EngineManifest:
         """A manifest with this engine added or replaced."""
@@ -137,9 +137,9 @@ class EngineManifest:
 def read_entries(directory: Path) -> dict[str, Mapping[str, Any]]:
     """The entries of a directory's manifest by name, not looked into yet: one that is damaged need
     not hide the others. BundleError where the manifest describes no engines."""
-    if not (directory / bundle.MANIFEST).exists():
+    if not (directory / file_names.MANIFEST).exists():
         return {}
-    manifest = bundle.read_manifest(directory)
+    manifest = json_files.read_manifest(directory)
     if manifest.get("kind") != KIND:
         what = f"{directory} is not an engine directory"
         raise BundleError(
@@ -148,7 +148,7 @@ def read_entries(directory: Path) -> dict[str, Mapping[str, Any]]:
     engines = manifest.get("engines")
     if not isinstance(engines, dict) or not all(isinstance(e, dict) for e in engines.values()):
         raise BundleError(
-            f"{directory / bundle.MANIFEST} does not describe engines",
+            f"{directory / file_names.MANIFEST} does not describe engines",
             "Choose another --engine-dir, or remove this one and build its engines again.",
         )
     return engines
@@ -160,7 +160,7 @@ def role_of(name: str, directory: Path) -> Role:
         what = f"{directory} holds the engine of an image encoder, and no language model"
         raise BundleError(what, "Name the directory of the language model's engines.")
     if name not in {role.value for role in Role}:
-        what = f"{directory / bundle.MANIFEST} names an engine {name!r}"
+        what = f"{directory / file_names.MANIFEST} names an engine {name!r}"
         raise BundleError(what, "Build the engines again.")
     return Role(name)
 
@@ -171,7 +171,7 @@ def read_files(directory: Path, raw: object) -> dict[str, FileEntry]:
         name: FileEntry(
             size_bytes=entry["bytes"], sha256=entry["sha256"], mtime_ns=entry.get("mtime_ns")
         )
-        for name, entry in bundle.listed_files(directory, raw).items()
+        for name, entry in hashes.listed_files(directory, raw).items()
     }
 
 

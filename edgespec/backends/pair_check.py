@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from edgespec.component import ComponentConfig
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.contract import Role
 from edgespec.errors import PairingError
 from edgespec.methods import METHODS, Method, Mismatch, mismatches

@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from edgespec import bundle
+from edgespec.artifacts import hashes
 from edgespec.backends.base import Backend, PairDevice, Runner, do_nothing
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.engine_dir import STEMS, open_engine
@@ -93,7 +93,7 @@ def open_runner(
     config = config if capacity is None else config.at(capacity)
     for variant in config.variants:
         path = backend.engine_path(engine_dir, role, variant)
-        bundle.refuse_unlisted(engine_dir, entry.files, [path.name], ())
+        hashes.refuse_unlisted(engine_dir, entry.files, [path.name], ())
     shared = devices or Devices()
     closing = shared.close if devices is None else do_nothing
     try:

@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes, json_files
+from edgespec.artifacts.component import ComponentConfig
+from edgespec.artifacts.manifest import ExportManifest
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.manifest import EngineEntry, read_entries, role_of
 from edgespec.backends.pair_check import check_not_plain, check_pairing, target_of
 from edgespec.backends.registry import BACKENDS, engine_file_names, find_backend
-from edgespec.component import ComponentConfig
 from edgespec.contract import Role, canonical_contract
 from edgespec.errors import BundleError, EdgeSpecError, EnvironmentProblem, PairingError, noted
-from edgespec.manifest import ExportManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class ExportSummary:
     @property
     def golden(self) -> bool:
         """Whether golden inputs and outputs are there."""
-        return bundle.GOLDEN in self.files
+        return file_names.GOLDEN in self.files
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of `edgespec inspect --json`: those that are known."""
@@ -148,21 +148,21 @@ class EnginesSummary:
 def export_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float) -> ExportSummary:
     """What edgespec export wrote. Hashes files of up to `read_up_to` bytes; what is wrong is added
     to `problems`. Raises BundleError without a manifest that lists the files."""
-    listed = bundle.read_manifest(path).get("files")
-    faults = list(bundle.faults(path, listed, read_up_to=read_up_to))
+    listed = json_files.read_manifest(path).get("files")
+    faults = list(hashes.faults(path, listed, read_up_to=read_up_to))
     problems += faults
     manifest = None
     with noted(problems):
         manifest = ExportManifest.read(path)
-    files = bundle.listed_files(path, listed)
+    files = hashes.listed_files(path, listed)
     summary = ExportSummary(
         manifest=manifest,
         files={name: entry["bytes"] for name, entry in files.items()},
         not_in_manifest=tuple(unlisted_files(path, set(files))),
     )
     with noted(problems):
-        if not is_faulty(path / bundle.CONFIG, faults):
-            config = ComponentConfig.read(path / bundle.CONFIG)
+        if not is_faulty(path / file_names.CONFIG, faults):
+            config = ComponentConfig.read(path / file_names.CONFIG)
             per_token = canonical_contract(config.graph).kv_bytes_per_token
             summary = replace(summary, config=config, cache_bytes_per_token=per_token)
     return summary
@@ -178,7 +178,7 @@ def unlisted_files(path: Path, known: set[str]) -> list[str]:
     names = {
         file.name for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
     }
-    return sorted(names - known - {bundle.MANIFEST})
+    return sorted(names - known - {file_names.MANIFEST})
 
 
 # Engines
@@ -193,14 +193,14 @@ def engines_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float
         with noted(problems):
             role = role_of(name, path)
             entry = EngineEntry.from_dict(raw[name], path, name)
-            faults = list(bundle.faults(path, entry.files_dict(), read_up_to=read_up_to))
+            faults = list(hashes.faults(path, entry.files_dict(), read_up_to=read_up_to))
             problems += faults
             shown[role] = EngineSummary(
                 entry=entry, runs_here=runs_here(entry, f"the {name} engine")
             )
             if not is_faulty(path / engines.CONFIGS[role], faults):
                 shown[role] = with_config(shown[role], engines.config_of(path, role, entry))
-    known = file_names(raw)
+    known = entry_names(raw)
     unlisted = unlisted_files(path, known | {*engines.OF_THE_RUNTIME})
     with noted(problems):
         check_finished(path, unlisted, any_engine=bool(raw))
@@ -212,7 +212,7 @@ def engines_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float
     )
 
 
-def file_names(entries: Mapping[str, Mapping[str, Any]]) -> set[str]:
+def entry_names(entries: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """The names of the files that entries list, those of damaged entries included."""
     listed = [entry.get("files") for entry in entries.values()]
     return {name for files in listed if isinstance(files, dict) for name in files}

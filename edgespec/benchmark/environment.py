@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from edgespec.bundle import installed_version
+from edgespec.artifacts.provenance import installed_version
 from edgespec.runtime.engine import Engine
 
 ROOT = Path("/")
@@ -144,7 +144,7 @@ def engines_of(engine: Engine, engine_dir: Path) -> dict[str, Any]:
     """What is measured: each engine with its hash, its weights, backend and limits."""
     from edgespec.backends.manifest import EngineManifest
     from edgespec.backends.registry import backend_of
-    from edgespec.runtime.cost_profile import hash_of
+    from edgespec.runtime.costs.cost_profile import hash_of
 
     manifest = EngineManifest.read(engine_dir)
     found = {}

@@ -28,7 +28,7 @@ from edgespec.benchmark.rows import Collected, Row, conditional_acceptance, pass
 from edgespec.benchmark.schedule import turns
 from edgespec.benchmark.slices import Interrupted, Prompt, Runner, Slice
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.trees.tree import DraftPlan
 
 
 class Progress(Protocol):

@@ -16,13 +16,13 @@ from time import perf_counter
 import numpy as np
 
 from edgespec.errors import EnvironmentProblem, LimitError
-from edgespec.runtime.decoder import Lane
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.sequence import SequenceState
-from edgespec.runtime.stages import StageTimes
-from edgespec.runtime.step_values import Draft
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.lanes.decoder import Lane
+from edgespec.runtime.lanes.stages import StageTimes
+from edgespec.runtime.loop.sequence import SequenceState
+from edgespec.runtime.loop.step_values import Draft
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import DraftTree
 
 Stopping = Callable[[], bool]
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import atomic
 from edgespec.benchmark.cases import SPECULATIVE, VERIFY
 from edgespec.benchmark.compare import words
 from edgespec.errors import MissingDependency, OptionError, RequestError
@@ -75,7 +75,7 @@ def draw_directory(report: Report, directory: Path) -> list[Path]:
     """Each panel as a PNG and an SVG file in a directory, which is made. Returns the files. Raises
     RequestError where there are no rows for any, OutputError."""
     panels = panels_of(report)
-    with bundle.writing(directory):
+    with atomic.writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     files = []
     for name, draw in panels.items():
@@ -115,8 +115,8 @@ def save(whole: Any, path: Path, kind: str) -> None:
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
     whole.savefig(drawn, format=kind, dpi=DPI, metadata=metadata)
     path = Path(os.path.realpath(path))
-    with bundle.writing(path):
-        bundle.replace_file(path, drawn.getvalue())
+    with atomic.writing(path):
+        atomic.replace_file(path, drawn.getvalue())
 
 
 # ---- panels

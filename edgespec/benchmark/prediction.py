@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.benchmark.cases import Cell, Variant
-from edgespec.runtime.cost_model import CostModel, best_chain
+from edgespec.runtime.costs.cost_model import CostModel, best_chain
 
 
 @dataclass(frozen=True, slots=True)

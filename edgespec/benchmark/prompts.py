@@ -17,9 +17,9 @@ from edgespec.benchmark.slices import Interrupted, Prompt, Runner
 from edgespec.benchmark.synthetic import Truth
 from edgespec.errors import LimitError, RequestError
 from edgespec.prompts import Request, RequestFile, SamplingParams
-from edgespec.runtime.answers import Answers
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.prompt_value import Prompt as PromptValue
+from edgespec.runtime.requests.answers import Answers
+from edgespec.runtime.text.prompt_value import Prompt as PromptValue
 
 RANDOM_BATCHES = 2  # of random prompts, where no number is given
 

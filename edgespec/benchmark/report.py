@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import atomic, json_files, provenance
 from edgespec.benchmark.cases import MODES
 from edgespec.benchmark.environment import engines_of, environment, state
 from edgespec.benchmark.measure import Benchmark, Plan
 from edgespec.errors import RequestError
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.memory import peak_bytes
-from edgespec.stored.regular import open_regular
+from edgespec.runtime.requests.memory import peak_bytes
+from edgespec.safe_read.regular import open_regular
 
 FORMAT, KIND = 1, "benchmark"
 MAX_BYTES = 64 * 2**20
@@ -49,7 +49,7 @@ class Recorder:
             "failed": failed,
             "began": self.began.isoformat(timespec="seconds"),
             "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": bundle.provenance()["command"],
+            "command": provenance.provenance()["command"],
             "environment": environment(),
             "state": {"before": self.before, "after": state()},
             "engine": engines_of(self.engine, self.engine_dir),
@@ -83,8 +83,8 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "see
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
     """Writes a report whole or not at all; a link's target is replaced. Raises OutputError."""
     path = Path(os.path.realpath(path))
-    with bundle.writing(path):
-        bundle.write_json(path, report)
+    with atomic.writing(path):
+        json_files.write_json(path, report)
 
 
 def read_report(path: Path) -> dict[str, Any]:

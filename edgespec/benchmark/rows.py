@@ -15,7 +15,7 @@ from edgespec.benchmark.passes import PassSize
 from edgespec.benchmark.schedule import Turn
 from edgespec.benchmark.slices import Slice
 from edgespec.benchmark.statistics import Figure, figure
-from edgespec.runtime.metrics import Pooled, RequestMetrics, ratio
+from edgespec.runtime.loop.metrics import Pooled, RequestMetrics, ratio
 
 Figures = Mapping[str, Figure | None]
 MEASURED: Mapping[str, Callable[[Slice], float | None]] = {

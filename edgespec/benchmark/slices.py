@@ -16,10 +16,10 @@ from edgespec.benchmark.synthetic import Truth, synthetic
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CANCELLED, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.metrics import Pooled, RequestMetrics, mean, ratio
-from edgespec.runtime.prompt_value import Prompt as PromptValue
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.metrics import Pooled, RequestMetrics, mean, ratio
+from edgespec.runtime.text.prompt_value import Prompt as PromptValue
+from edgespec.runtime.trees.tree import DraftPlan
 
 Stopping = Callable[[], bool]
 

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import OptionError
-from edgespec.runtime.draft_budget import Budgeted, DraftBudget
 from edgespec.runtime.drafters.base import (
     Drafter,
     DraftRequest,
@@ -25,8 +24,9 @@ from edgespec.runtime.drafters.base import (
     Reserving,
     Snapshot,
 )
-from edgespec.runtime.prompt_value import Prompt
-from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree
+from edgespec.runtime.plans.draft_budget import Budgeted, DraftBudget
+from edgespec.runtime.text.prompt_value import Prompt
+from edgespec.runtime.trees.tree import BlockPlan, DraftPlan, DraftTree
 
 SEPARATOR = ":"
 FORM = "Write a probability, 0.7, or one for each position, 0.8:0.6:0.5; the last one goes on."

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import atomic, json_files
 from edgespec.errors import BundleError, CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def _state(file: Path) -> FileState:
 
 def store() -> Path:
     """The directory of the kept digests. Raises OSError where the user has no home."""
-    return bundle.user_cache() / "digests"
+    return atomic.user_cache() / "digests"
 
 
 def _record(file: Path) -> Path:
@@ -141,7 +141,7 @@ def _kept(file: Path, state: FileState, names: Iterable[str]) -> dict[str, str]:
     """The digests of an unchanged file by tensor; empty where there are none of just these."""
     try:
         path = _record(file)
-        found = bundle.read_json(path) if path.is_file() else {}
+        found = json_files.read_json(path) if path.is_file() else {}
     except (BundleError, OSError):
         return {}
     tensors = found.get("tensors")
@@ -163,4 +163,4 @@ def _write(file: Path, state: FileState, digests: Mapping[str, str]) -> None:
         "state": state.as_list(),
         "tensors": dict(digests),
     }
-    bundle.write_json(_record(file), value)
+    json_files.write_json(_record(file), value)

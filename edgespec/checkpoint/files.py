@@ -18,14 +18,14 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
+from edgespec.artifacts.directories import not_a_checkpoint
 from edgespec.checkpoint.digests import Digests, Span
 from edgespec.checkpoint.experts import matrices
 from edgespec.checkpoint.hub import download
-from edgespec.directories import not_a_checkpoint
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
 from edgespec.progress import Progress, Silent
-from edgespec.stored.regular import open_regular, read_regular
-from edgespec.stored.tensors import (
+from edgespec.safe_read.regular import open_regular, read_regular
+from edgespec.safe_read.tensors import (
     DTYPES,
     MAX_HEADER_BYTES,
     header_entries,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes, json_files
+from edgespec.artifacts.manifest import QUANTIZE_KIND, QuantizeOrigin
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import BundleError
-from edgespec.manifest import QUANTIZE_KIND, QuantizeOrigin
 
 _UNKNOWN_ORIGIN = "so it is not known what these weights were quantized from"
 
@@ -26,30 +26,30 @@ class Origin:
     doubt: str | None = None  # why the manifest is not trusted
 
 
-def origin_of(checkpoint: Checkpoint, *, hashes: bool = True) -> Origin:
+def origin_of(checkpoint: Checkpoint, *, read_weights: bool = True) -> Origin:
     """Returns the origin of a quantized checkpoint.
 
-    Reads all weights, or with `hashes` False only their sizes. Changes of other files, such as a
-    chat template, are ignored.
+    Reads all weights, or with `read_weights` False only their sizes. Changes of other files,
+    such as a chat template, are ignored.
     """
-    if not (checkpoint.path / bundle.MANIFEST).is_file():
+    if not (checkpoint.path / file_names.MANIFEST).is_file():
         return Origin()
     try:
-        if bundle.read_json(checkpoint.path / bundle.MANIFEST).get("kind") != QUANTIZE_KIND:
+        if json_files.read_json(checkpoint.path / file_names.MANIFEST).get("kind") != QUANTIZE_KIND:
             return Origin()  # a manifest.json of another program
-        recorded = QuantizeOrigin.from_dict(bundle.read_manifest(checkpoint.path))
+        recorded = QuantizeOrigin.from_dict(json_files.read_manifest(checkpoint.path))
     except BundleError as error:
         return Origin(doubt=f"{error.what}, {_UNKNOWN_ORIGIN}")
     try:
-        identity = _identity(checkpoint, recorded, hashes)
+        identity = _identity(checkpoint, recorded, read_weights)
     except BundleError as error:
         return Origin(recorded=recorded, doubt=f"{error.what}, {_UNKNOWN_ORIGIN}")
     return Origin(identity, recorded)
 
 
-def _identity(checkpoint: Checkpoint, recorded: QuantizeOrigin, hashes: bool) -> str:
-    where, again = checkpoint.path / bundle.MANIFEST, "Quantize the original again."
-    listed = bundle.listed_files(checkpoint.path, recorded.files)
+def _identity(checkpoint: Checkpoint, recorded: QuantizeOrigin, read_weights: bool) -> str:
+    where, again = checkpoint.path / file_names.MANIFEST, "Quantize the original again."
+    listed = hashes.listed_files(checkpoint.path, recorded.files)
     weights = {info.file.name if info.file else "" for info in checkpoint.tensors.values()}
     if unlisted := sorted(weights - listed.keys()):
         raise BundleError(f"{where} does not list {unlisted[0] or 'pickled weights'}", again)
@@ -58,7 +58,9 @@ def _identity(checkpoint: Checkpoint, recorded: QuantizeOrigin, hashes: bool) ->
         for name, entry in listed.items()
         if name in weights or name.endswith(".safetensors")
     }
-    for fault in bundle.faults(checkpoint.path, entries, read_up_to=math.inf if hashes else 0):
+    for fault in hashes.faults(
+        checkpoint.path, entries, read_up_to=math.inf if read_weights else 0
+    ):
         raise fault
     if not recorded.identity:
         raise BundleError(f"{where} does not declare its source", again)

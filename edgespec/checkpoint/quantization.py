@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.schemes import SCHEMES, Scheme, scheme_of_algo
+from edgespec.quantization.schemes import SCHEMES, Scheme, scheme_of_algo
 
 # How names of an image encoder begin: in newer files, and in older ones. transformers 4.52 to 4.57
 # has modules of the first and writes tensors of the second, so that settings may have either

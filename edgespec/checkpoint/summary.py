@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes
+from edgespec.artifacts.manifest import QuantizeManifest
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, read_header
 from edgespec.checkpoint.layouts import kv_scale_names, logical_shapes, read_quantization, rule_at
@@ -22,7 +23,6 @@ from edgespec.checkpoint.origin import origin_of
 from edgespec.checkpoint.quantization import Quantization, Rule
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
 from edgespec.errors import BundleError, EdgeSpecError, noted
-from edgespec.manifest import QuantizeManifest
 from edgespec.rope import rope_dict
 
 _NO_PARAMETERS = re.compile(r"(^|\.)(d2t|t2d)$|inv_freq$")
@@ -161,7 +161,7 @@ def summarize_checkpoint(
     """What JSON and headers say. Hashes files of up to `read_up_to` bytes. What cannot be read is
     added to `problems`."""
     config = checkpoint.config
-    tokenizer = [name for name in bundle.TOKENIZER_FILES if (checkpoint.path / name).is_file()]
+    tokenizer = [name for name in file_names.TOKENIZER_FILES if (checkpoint.path / name).is_file()]
     summary = CheckpointSummary(
         architectures=config.get("architectures"),
         model_type=config.get("model_type"),
@@ -311,13 +311,13 @@ def quantize_record(
 ) -> QuantizeManifest | None:
     """What edgespec quantize recorded; None where there is no such record, or one with a
     problem."""
-    origin = origin_of(checkpoint, hashes=False)
+    origin = origin_of(checkpoint, read_weights=False)
     before = len(problems)
     record = None
     if origin.recorded is not None:
         with noted(problems):
             files = origin.recorded.files
-            problems += bundle.faults(checkpoint.path, files, read_up_to=read_up_to)
+            problems += hashes.faults(checkpoint.path, files, read_up_to=read_up_to)
             record = QuantizeManifest.read(checkpoint.path)
     if origin.doubt and len(problems) == before:
         problems.append(BundleError(origin.doubt, "Quantize the original again."))

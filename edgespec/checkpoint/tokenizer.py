@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.checkpoint.files import Checkpoint, read_json
 from edgespec.errors import CheckpointError
-from edgespec.stored.tokenizer import MAX_GROWTH, text_growth
+from edgespec.safe_read.tokenizer import MAX_GROWTH, text_growth
 
 
 def refuse_growth(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError for a normalizer that makes texts many times longer."""
-    path = checkpoint.path / bundle.TOKENIZER
+    path = checkpoint.path / file_names.TOKENIZER
     if path.is_file() and text_growth(read_json(path).get("normalizer")) > MAX_GROWTH:
         what = f"{path}: the normalizer makes a text more than {MAX_GROWTH} times as long."
         raise CheckpointError(what, "Download it again.")

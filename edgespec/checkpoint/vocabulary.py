@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes
 from edgespec.checkpoint.files import Checkpoint, read_json
 from edgespec.errors import CheckpointError, PairingError
 
@@ -28,7 +28,7 @@ class Tokens:
 
 def read_tokens(checkpoint: Checkpoint) -> Tokens | None:
     """None where there is no tokenizer.json. Raises CheckpointError for one that cannot be read."""
-    path = checkpoint.path / bundle.TOKENIZER
+    path = checkpoint.path / file_names.TOKENIZER
     if not path.is_file():
         return None
     raw = read_json(path)
@@ -101,8 +101,8 @@ def compared_tokenizers(base: Checkpoint, draft: Checkpoint) -> Differences | No
         if same_sentencepiece(base, draft):
             return None
         lacking = base if of_base is None else draft
-        what = f"{lacking.path} has no {bundle.TOKENIZER}: its tokens cannot be compared"
-        raise PairingError(what, f"Put the {bundle.TOKENIZER} of the model beside its weights.")
+        what = f"{lacking.path} has no {file_names.TOKENIZER}: its tokens cannot be compared"
+        raise PairingError(what, f"Put the {file_names.TOKENIZER} of the model beside its weights.")
     found = differences(of_base, of_draft)
     if found.others:
         what = f"draft and base have different tokenizers: {other_tokens(found, of_base, of_draft)}"
@@ -115,4 +115,4 @@ def same_sentencepiece(base: Checkpoint, draft: Checkpoint) -> bool:
     paths = [checkpoint.path / SENTENCEPIECE for checkpoint in (base, draft)]
     if not all(path.is_file() for path in paths):
         return False
-    return bundle.sha256_file(paths[0]) == bundle.sha256_file(paths[1])
+    return hashes.sha256_file(paths[0]) == hashes.sha256_file(paths[1])

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from edgespec.prompts import Request
+    from edgespec.runtime.acceptance.verify import AcceptOptions
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.verify import AcceptOptions
 
 RULES = ("exact", "rejection", "typical", "relaxed")  # rows of ACCEPT_RULES; a test compares them
 
@@ -119,7 +119,7 @@ def take_acceptance(ctx: click.Context, values: dict[str, Any]) -> AcceptOptions
         rule = owner
     if rule is None:
         return None
-    from edgespec.runtime.verify import acceptance_of
+    from edgespec.runtime.acceptance.verify import acceptance_of
 
     options = {
         OPTIONS[name][1]: token(value) if name in TOKENS else value
@@ -147,7 +147,7 @@ def notes_of_rules(
 ) -> Iterator[str]:
     """A note for each rule that requests ask for by themselves, of `count` in all, where the engine
     has another one and the rule is not exact; None: a request asks for none."""
-    from edgespec.runtime.verify import EXACT, acceptance_words
+    from edgespec.runtime.acceptance.verify import EXACT, acceptance_words
 
     own = [asked.rule for asked in rules if asked is not None]
     for rule in dict.fromkeys(own):
@@ -159,7 +159,7 @@ def notes_of_rules(
 def refuse_lossy(acceptance: AcceptOptions | None, temperature: float) -> None:
     """Raises RequestError where a lossless check of all requests would compare what is not to be
     equal."""
-    from edgespec.runtime.verify import GUARANTEES, acceptance_of, lossless
+    from edgespec.runtime.acceptance.verify import GUARANTEES, acceptance_of, lossless
 
     asked = acceptance_of(acceptance)
     guarantee = lossless(asked, temperature)
@@ -176,7 +176,7 @@ def refuse_check(
 ) -> None:
     """Raises RequestError where a lossless check would compare what is not to be equal. `source` is
     what asks for the rule where no flag does: a file's block, or a request's."""
-    from edgespec.runtime.verify import GUARANTEES, acceptance_of, lossless
+    from edgespec.runtime.acceptance.verify import GUARANTEES, acceptance_of, lossless
 
     asked = acceptance_of(acceptance)
     rule, other = f"--acceptance {asked.rule}", "--acceptance exact"

@@ -12,8 +12,8 @@ from edgespec.cli.chat.loop import stats
 from edgespec.cli.chat.screen import Screen
 
 if TYPE_CHECKING:
-    from edgespec.runtime.file_runner import FileRun
-    from edgespec.runtime.generation import Chunk
+    from edgespec.runtime.loop.generation import Chunk
+    from edgespec.runtime.requests.file_runner import FileRun
 
 
 class AnswerStream:

@@ -11,10 +11,10 @@ from typing import Any
 import click
 from rich.table import Table
 
-from edgespec import bundle
-from edgespec.cache import Cache, Entry, size_text
+from edgespec.artifacts import atomic
 from edgespec.cli.flags import EdgeCommand, EdgeGroup
 from edgespec.cli.terminal import harmless, json_text, say
+from edgespec.pipeline.cache import Cache, Entry, size_text
 
 UNFINISHED = "unfinished, of a run that was killed or is not over"
 
@@ -97,7 +97,7 @@ def prune(
 
 def opened() -> Cache:
     """The cache of this user."""
-    return Cache(bundle.user_cache())
+    return Cache(atomic.user_cache())
 
 
 def is_chosen(
@@ -108,7 +108,7 @@ def is_chosen(
         return True
     if older_than is not None:
         return entry.age_days(now_s) > older_than
-    from edgespec.oneshot import is_of_no_use
+    from edgespec.pipeline.prepare import is_of_no_use
 
     return is_of_no_use(cache, entry.key)
 

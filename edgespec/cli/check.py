@@ -166,7 +166,7 @@ def text_of(report: Report) -> list[str]:
 
 def speed_of(report: Report) -> dict[str, Any] | None:
     """What the pair may reach here, as JSON; None for one that does not fit."""
-    from edgespec.runtime.cost_estimate import Machine, estimates, to_dict
+    from edgespec.runtime.measuring.cost_estimate import Machine, estimates, to_dict
 
     if report.work is None:
         return None
@@ -176,7 +176,7 @@ def speed_of(report: Report) -> dict[str, Any] | None:
 
 def speed_lines(report: Report) -> Iterator[str]:
     """The same in lines."""
-    from edgespec.runtime.cost_estimate import Machine, estimates, lines
+    from edgespec.runtime.measuring.cost_estimate import Machine, estimates, lines
 
     if report.work is None:
         return

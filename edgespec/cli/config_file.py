@@ -2,7 +2,7 @@
 its `speculative_config` goes to the engine.
 
 Knows flags, and which keys of TensorRT-LLM's files mean nothing here, and why. How YAML is read
-stands in `edgespec.recipe`, what the block means in `runtime.speculative_config`.
+stands in `edgespec.pipeline.recipe`, what the block means in `runtime.speculative_config`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgespec.cli.draft_flags import OWN as OWN_DRAFTER
 from edgespec.cli.flags import EdgeCommand, kebab, rest, until_separator
 from edgespec.cli.paths import FILE
 from edgespec.errors import RequestError, in_words, replaced
-from edgespec.recipe import nearest, read_config, shown
+from edgespec.pipeline.recipe import nearest, read_config, shown
 
 if TYPE_CHECKING:
     from edgespec.runtime.drafters.decoding import DecodingConfig
@@ -298,7 +298,7 @@ def divided(
 def is_of_block(name: str) -> bool:
     """Whether a key is one of a speculative_config."""
     from edgespec.runtime.drafters.options import fields_of
-    from edgespec.runtime.speculative_config import TYPE_KEY, config_classes
+    from edgespec.runtime.opening.speculative_config import TYPE_KEY, config_classes
 
     return name == TYPE_KEY or any(name in fields_of(kind) for kind in config_classes().values())
 
@@ -385,7 +385,7 @@ def configured(ctx: click.Context) -> Configured:
         return Configured()
     if read.block is None:
         return Configured(None, read.notes)
-    from edgespec.runtime.speculative_config import read_config as read_block
+    from edgespec.runtime.opening.speculative_config import read_config as read_block
 
     config, notes = read_block(read.block, read.where)
     assert config is not None
@@ -428,9 +428,13 @@ def with_keys(
     length has those of --spec-draft-step."""
     from edgespec.runtime.drafters.decoding import DecodingConfig
     from edgespec.runtime.drafters.options import fields_of
-    from edgespec.runtime.opening import choose_draft
-    from edgespec.runtime.speculative_config import OWN as USERS
-    from edgespec.runtime.speculative_config import TYPE_KEY, of_engine, read_config
+    from edgespec.runtime.opening.open_engine import choose_draft
+    from edgespec.runtime.opening.speculative_config import OWN as USERS
+    from edgespec.runtime.opening.speculative_config import (
+        TYPE_KEY,
+        of_engine,
+        read_config,
+    )
 
     found, notes = config.config or DecodingConfig(), config.notes
     if drafter is not None and OWN_DRAFTER in drafter:
@@ -469,7 +473,7 @@ def check_draft(engine: Engine, config: DecodingConfig | None) -> None:
 
 def schema(commands: Iterable[click.Command]) -> dict[str, Any]:
     """The JSON schema of a file for any of these commands."""
-    from edgespec.runtime.speculative_config import schema as of_block
+    from edgespec.runtime.opening.speculative_config import schema as of_block
 
     flags: dict[str, dict[str, Any]] = {}
     for command in commands:

@@ -30,7 +30,7 @@ def costs_line(engine_dir: Path, *, measure: bool, unproven: str | None = None) 
     `unproven`: why they cannot run here."""
     from edgespec.backends.base import Progress
     from edgespec.cli.progress import Bars
-    from edgespec.runtime.cost_measure import after_build
+    from edgespec.runtime.measuring.cost_measure import after_build
 
     with Bars() as bars:
         progress = Progress(start=lambda n: bars.start("costs", n), advance=bars.advance)

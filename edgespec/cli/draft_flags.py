@@ -22,11 +22,11 @@ from edgespec.errors import OptionError, in_words, rephrased
 from edgespec.methods import METHODS, find_method
 
 if TYPE_CHECKING:
+    from edgespec.runtime.acceptance.verify import AcceptOptions
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.plans import TreeSpec
-    from edgespec.runtime.policy import SpecPolicy
-    from edgespec.runtime.tree import DraftPlan
-    from edgespec.runtime.verify import AcceptOptions
+    from edgespec.runtime.plans.plan import TreeSpec
+    from edgespec.runtime.plans.policy import SpecPolicy
+    from edgespec.runtime.trees.tree import DraftPlan
 
 # TensorRT Edge-LLM's other names
 ALIASES = {
@@ -175,7 +175,7 @@ def keep_key(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 def keep_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
     """Keeps the values of --drafter-option. Raises click.BadParameter for one without a key, or with
     a key that was given before."""
-    from edgespec.recipe import value_of
+    from edgespec.pipeline.recipe import value_of
 
     for text in values:
         key, equals, written = text.partition("=")
@@ -319,7 +319,7 @@ def tree_of(ctx: click.Context, sizes: Iterable[object]) -> TreeSpec | None:
             " --spec-verify-size too; give one or the other",
             ctx,
         )
-    from edgespec.runtime.static_tree import read_choices
+    from edgespec.runtime.trees.static_tree import read_choices
 
     for flag, key, *_ in TREE_FLAGS:
         if key in CHOICES and key in given:
@@ -367,7 +367,7 @@ def plan_of(
 
 def in_flags(tree: TreeSpec, text: str) -> str:
     """A message about the sizes of a plan, with the flags that say those of a dynamic tree."""
-    from edgespec.runtime.plans import in_drafts
+    from edgespec.runtime.plans.plan import in_drafts
 
     if not getattr(tree, "use_dynamic_tree", False):
         return text
@@ -378,7 +378,7 @@ def check_tree(method: str | None, tree: TreeSpec) -> None:
     """Raises OptionError for a tree that is asked for by flags of another method: those of Medusa
     heads are for them alone, and heads take no others."""
     from edgespec.runtime.drafters.options import fields_of
-    from edgespec.runtime.speculative_config import class_of_method
+    from edgespec.runtime.opening.speculative_config import class_of_method
 
     keys = fields_of(type(tree))  # type: ignore[arg-type]
     of_heads = any(key in keys for key in MEDUSA_KEYS)

@@ -45,7 +45,7 @@ from edgespec.errors import LimitError
 if TYPE_CHECKING:
     from edgespec.evaluation.summarize import Evaluation
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.policy import SpecPolicy
+    from edgespec.runtime.plans.policy import SpecPolicy
 
 FAILED, SOME_FAILED = 1, 5
 NAME = "eval summarize"
@@ -285,7 +285,8 @@ def fitting_len(engine: Engine, max_input_len: int, output_len: int) -> int:
 
 def write(path: Path, value: dict[str, Any]) -> None:
     """Write a JSON file, or what stands for a stream. Raises OutputError."""
-    from edgespec.bundle import write_json, writing
+    from edgespec.artifacts.atomic import writing
+    from edgespec.artifacts.json_files import write_json
     from edgespec.prompts import stream_of
 
     if (stream := stream_of(path)) is not None:

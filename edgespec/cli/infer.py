@@ -53,13 +53,13 @@ from edgespec.prompts.named_templates import NAMED_TEMPLATES
 if TYPE_CHECKING:
     from edgespec.cli.answer_stream import AnswerStream
     from edgespec.prompts import Journal, NoJournal, RequestFile
+    from edgespec.runtime.acceptance.verify import AcceptOptions
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.file_runner import FileRun
-    from edgespec.runtime.plans import TreeSpec
-    from edgespec.runtime.policy import SpecPolicy
-    from edgespec.runtime.profile import RunStats
-    from edgespec.runtime.tree import DraftPlan
-    from edgespec.runtime.verify import AcceptOptions
+    from edgespec.runtime.plans.plan import TreeSpec
+    from edgespec.runtime.plans.policy import SpecPolicy
+    from edgespec.runtime.requests.file_runner import FileRun
+    from edgespec.runtime.requests.profile import RunStats
+    from edgespec.runtime.trees.tree import DraftPlan
 
 STDIN = Path("-")
 MIB = 2**20
@@ -460,7 +460,7 @@ def respond(
     """
     from edgespec.prompts.template import named_template
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.file_runner import FileRun
+    from edgespec.runtime.requests.file_runner import FileRun
 
     check_outputs((requests.path, engine_dir), output_file, profile_output_file)
     config, drafting = engine_arguments(
@@ -616,7 +616,7 @@ def show(
     """Print the summary, and where asked for the times by stage and the answers' text; with `err`
     on stderr."""
     from edgespec.cli import report
-    from edgespec.runtime.profile import profile
+    from edgespec.runtime.requests.profile import profile
 
     report.show(stats, as_json=as_json, err=err)
     if dump_profile:
@@ -628,7 +628,7 @@ def show(
 def check_outputs(inputs: Sequence[Path | None], *outputs: Path | None) -> None:
     """Raises OverwriteError where an output is an input or named twice, OutputError where it cannot
     be written; before any work."""
-    from edgespec.outputs import refuse_overwriting
+    from edgespec.artifacts.outputs import refuse_overwriting
     from edgespec.prompts import check_writable, stream_of
 
     places: list[object] = []
@@ -662,9 +662,10 @@ def kept_in(journal: Journal | NoJournal) -> str:
 
 def write_profile(path: Path, stats: RunStats) -> None:
     """Write profile.json; a link's target is replaced, not the link. Raises OutputError."""
-    from edgespec.bundle import write_json, writing
+    from edgespec.artifacts.atomic import writing
+    from edgespec.artifacts.json_files import write_json
     from edgespec.prompts import stream_of
-    from edgespec.runtime.profile import profile
+    from edgespec.runtime.requests.profile import profile
 
     if (stream := stream_of(path)) is not None:
         stream.write(json.dumps(profile(stats), indent=2).encode() + b"\n")

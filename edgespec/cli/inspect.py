@@ -1,4 +1,4 @@
-"""`edgespec inspect`: `edgespec.inspection` looks, this shows it as aligned text or as JSON."""
+"""`edgespec inspect`: `edgespec.pipeline.inspection` looks, this shows it as aligned text or as JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def command(path: Path, layers: bool, verify: bool, as_json: bool) -> int:
     edgespec inspect engines --verify
     """
     from edgespec.cli.summary import text_of
-    from edgespec.inspection import inspect
+    from edgespec.pipeline.inspection import inspect
 
     found = inspect(path, verify=verify)
     if as_json:

@@ -79,7 +79,7 @@ COMMANDS = {
 }
 
 
-# Raised where something is read: what is written has errors of its own (bundle.writing)
+# Raised where something is read: what is written has errors of its own (atomic.writing)
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 # click's names of what a flag takes, and ours
 NUMBERS = {

@@ -29,10 +29,10 @@ from edgespec.cli.paths import DIRECTORY, MODEL
 from edgespec.cli.progress import Bars
 from edgespec.cli.signals import Terminated, exit_code
 from edgespec.cli.terminal import json_text, say
-from edgespec.schemes import MADE, TARGETS
+from edgespec.quantization.schemes import MADE, TARGETS
 
 if TYPE_CHECKING:
-    from edgespec.manifest import QuantizeCheck
+    from edgespec.artifacts.manifest import QuantizeCheck
     from edgespec.quantize.llm import Options, Quantized
     from edgespec.quantize.modelopt import Log
 

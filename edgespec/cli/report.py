@@ -20,11 +20,11 @@ from edgespec.errors import counted
 from edgespec.methods import METHODS
 from edgespec.prompts import Request
 from edgespec.runtime.acceptance.base import GUARANTEES
-from edgespec.runtime.answers import Answer
-from edgespec.runtime.generation import Chunk
-from edgespec.runtime.metrics import Pooled
-from edgespec.runtime.profile import RunStats, speedup, summary
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.loop.generation import Chunk
+from edgespec.runtime.loop.metrics import Pooled
+from edgespec.runtime.requests.answers import Answer
+from edgespec.runtime.requests.profile import RunStats, speedup, summary
+from edgespec.runtime.trees.tree import DraftPlan
 
 MIN_WIDTH = 100  # characters
 MAX_DIFFERENCES = 10  # that are shown; output.json has all

@@ -1,4 +1,4 @@
-"""`edgespec run`: strings into values, then `edgespec.oneshot` prepares the engines, and `chat` or
+"""`edgespec run`: strings into values, then `edgespec.pipeline.prepare` prepares the engines, and `chat` or
 `infer` answer with them.
 
 Knows flags. Those of a step are taken from the command of that step.
@@ -38,7 +38,7 @@ from edgespec.cli.paths import MODEL
 from edgespec.errors import OptionError, RequestError
 
 if TYPE_CHECKING:
-    from edgespec.runtime.plans import TreeSpec
+    from edgespec.runtime.plans.plan import TreeSpec
 
 T = TypeVar("T")
 LIMITS = ("max_input_len", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
@@ -184,10 +184,10 @@ def command(
         refuse_flags_of_chats(ctx)
     elif named_images:
         raise click.UsageError("--image goes with --prompt; in a chat type /image FILE", ctx)
-    from edgespec import bundle
-    from edgespec.cache import Cache
+    from edgespec.artifacts import atomic
     from edgespec.cli.progress import Steps
-    from edgespec.oneshot import RunRequest, is_engine_dir, prepared
+    from edgespec.pipeline.cache import Cache
+    from edgespec.pipeline.prepare import RunRequest, is_engine_dir, prepared
 
     config = configured(ctx)
     if is_engine_dir(target):
@@ -212,7 +212,7 @@ def command(
     )
     with ExitStack() as stack:
         with Steps() as steps:
-            engine_dir = stack.enter_context(prepared(request, Cache(bundle.user_cache()), steps))
+            engine_dir = stack.enter_context(prepared(request, Cache(atomic.user_cache()), steps))
         if prompts:
             return answer(ctx, engine_dir, prompts, named_images, settings, tree, config)
         code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
@@ -242,7 +242,7 @@ def check_method(config: Configured, method: str | None) -> None:
     """Raises OptionError where speculative_config names another method than the pair's; before
     anything is made of it."""
     if config.config is not None:
-        from edgespec.runtime.speculative_config import of_engine
+        from edgespec.runtime.opening.speculative_config import of_engine
 
         of_engine(config.config, method, "the pair")
 

@@ -1,6 +1,6 @@
 """What `edgespec inspect` found as aligned text: a title, and rows of a label and a value.
 
-Knows words and columns. What is shown of it is decided in `edgespec.inspection` and the packages that
+Knows words and columns. What is shown of it is decided in `edgespec.pipeline.inspection` and the packages that
 it asks.
 """
 
@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgespec.artifacts.component import ComponentConfig, PairConfig
+from edgespec.artifacts.graph_quantization import GraphQuantization
+from edgespec.artifacts.manifest import QuantizeCheck, QuantizeManifest
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.summary import EnginesSummary, EngineSummary, ExportSummary
 from edgespec.backends.visual.summary import VisualSummary
@@ -21,18 +24,15 @@ from edgespec.checkpoint.summary import (
     WeightsSummary,
 )
 from edgespec.cli.visual_summary import vision_rows, visual_text
-from edgespec.component import ComponentConfig, PairConfig
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
 from edgespec.contract import Role, canonical_contract
 from edgespec.errors import counted
-from edgespec.graph_quantization import GraphQuantization
-from edgespec.manifest import QuantizeCheck, QuantizeManifest
 from edgespec.methods import METHODS
-from edgespec.runtime import cost_words
-from edgespec.runtime.cost_profile import CostProfile
+from edgespec.runtime.costs.cost_profile import CostProfile
+from edgespec.runtime.measuring import cost_description
 
 if TYPE_CHECKING:
-    from edgespec.inspection import Inspection
+    from edgespec.pipeline.inspection import Inspection
 
 NUM_WORST = 3  # layers that are named without --layers
 INDENT = 14
@@ -399,7 +399,7 @@ def cost_rows(profile: CostProfile) -> Rows:
     method = METHODS.get(profile.method or "")
     of = "" if method is None else f" with {method.title}"
     title = f"{profile.role.value}{of}, measured here; rows and drafts in plain steps"
-    return [("costs", title), *(("", line) for line in cost_words.table(profile))]
+    return [("costs", title), *(("", line) for line in cost_description.table(profile))]
 
 
 PAIRING = {

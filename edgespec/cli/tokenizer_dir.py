@@ -13,9 +13,9 @@ def check_tokenizer(ctx: click.Context, engine_dir: Path, given: Path | None) ->
     or there is none to compare."""
     if given is None:
         return
-    from edgespec import bundle
+    from edgespec.artifacts import file_names
 
-    name = bundle.TOKENIZER
+    name = file_names.TOKENIZER
     ours, theirs = engine_dir / name, given / name
     if not theirs.is_file():
         what = f"--tokenizer-dir {given}: it has no {name} to compare with that of the engines"

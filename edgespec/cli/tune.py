@@ -289,7 +289,7 @@ def tuned(
         return None
     tuner, summary = found
     if output is None:
-        from edgespec.runtime.tuned_plan import write_tuned
+        from edgespec.runtime.opening.tuned_plan import write_tuned
 
         write_tuned(engine_dir, tuned_plan(tuner, engine_dir))
         summary["kept"] = str(engine_dir)
@@ -355,7 +355,7 @@ def formats(
 ) -> dict[str, Any] | None:
     """Tune the draft in each format of weights, and with `install` build the one whose own drafts
     are fastest; None where it was stopped."""
-    from edgespec.runtime.tuned_plan import write_tuned
+    from edgespec.runtime.opening.tuned_plan import write_tuned
     from edgespec.tuning import draft_formats
     from edgespec.tuning.report import best_own, tuned_plan
 
@@ -390,7 +390,7 @@ def write_yaml(path: Path, value: dict[str, Any]) -> None:
     """Write a file for --config, whole or not at all. Raises OutputError."""
     import yaml
 
-    from edgespec.bundle import replace_file, writing
+    from edgespec.artifacts.atomic import replace_file, writing
 
     with writing(path):
         replace_file(path, yaml.safe_dump(value, sort_keys=False).encode())

@@ -17,7 +17,7 @@ from edgespec.errors import GoldenMismatch
 
 if TYPE_CHECKING:
     from edgespec.prompts import RequestFile
-    from edgespec.runtime.verification import Verification
+    from edgespec.runtime.checks.verification import Verification
 
 RESULT = Path("verify.json")
 OUTCOME_WIDTH, ENGINE_WIDTH = 10, 7
@@ -82,10 +82,11 @@ def command(
     edgespec verify --engine-dir engines --onnx-dir out/llm --onnx-dir out/draft
     edgespec verify --engine-dir engines --output-file thor.json
     """
-    from edgespec.bundle import write_json, writing
-    from edgespec.outputs import refuse_overwriting
+    from edgespec.artifacts.atomic import writing
+    from edgespec.artifacts.json_files import write_json
+    from edgespec.artifacts.outputs import refuse_overwriting
     from edgespec.prompts import check_writable
-    from edgespec.runtime.verification import verify
+    from edgespec.runtime.checks.verification import verify
 
     inputs = [engine_dir, *onnx_dirs, *([input_file] if input_file else [])]
     refuse_overwriting(output_file, inputs)

@@ -3,10 +3,10 @@ built one. Knows words."""
 
 from __future__ import annotations
 
+from edgespec.artifacts.graph_quantization import GraphQuantization
 from edgespec.backends.visual.summary import VisualSummary
 from edgespec.config import VisionConfig
 from edgespec.errors import counted
-from edgespec.graph_quantization import GraphQuantization
 from edgespec.vision.component import VisualConfig
 
 Rows = list[tuple[str, str]]

@@ -20,10 +20,10 @@ from edgespec.evaluation.rouge import rouge
 from edgespec.progress import Progress
 from edgespec.prompts import CANCELLED, Message, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.lossless_check import Difference, first_difference
-from edgespec.runtime.metrics import Pooled, ratio
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.metrics import Pooled, ratio
+from edgespec.runtime.requests.lossless_check import Difference, first_difference
+from edgespec.runtime.trees.tree import DraftPlan
 
 ENDING = " TL;DR:"
 Stopping = Callable[[], bool]

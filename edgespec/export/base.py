@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.checkpoint.names import EMBEDDING
-from edgespec.component import ComponentConfig
 from edgespec.contract import GraphShape
 from edgespec.export.component import Component, rows_of
 from edgespec.export.request import ExportRequest, OpenBase

@@ -14,9 +14,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes, json_files
+from edgespec.artifacts.component import ComponentConfig
+from edgespec.artifacts.manifest import ExportManifest
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.component import ComponentConfig
 from edgespec.config import RopeConfig
 from edgespec.errors import ContractError
 from edgespec.export import sidecars, writer
@@ -26,7 +27,6 @@ from edgespec.graphs import builder
 from edgespec.graphs.assembly import DecoderGraph, build_graph
 from edgespec.graphs.builder import Weight, WeightPlan, save
 from edgespec.graphs.linear import products
-from edgespec.manifest import ExportManifest
 from edgespec.progress import Progress
 
 EmbeddingRows = Callable[[NDArray[Any]], NDArray[Any]]  # ids [S] -> float32 rows [S, H]
@@ -77,22 +77,22 @@ def write_component(
     progress: Progress,
 ) -> Exported:
     """Write the files of a component to `staging`; `recorded` are the options of its manifest."""
-    plan = WeightPlan(bundle.MODEL_DATA)
+    plan = WeightPlan(file_names.MODEL_DATA)
     if component.tokenizer is not None:
         sidecars.copy_tokenizer(component.tokenizer, staging)
     if component.tied_head:
         plan.point("lm_head.weight", tied_weight(component))
-    config, hashes = write_graph(component, plan, staging, request, progress)
+    config, digests = write_graph(component, plan, staging, request, progress)
     if component.d2t is not None:
-        writer.write_small({"d2t": component.d2t}, staging / bundle.D2T)
+        writer.write_small({"d2t": component.d2t}, staging / file_names.D2T)
     if component.heads:
-        writer.write_small(dict(component.heads), staging / bundle.HEADS)
+        writer.write_small(dict(component.heads), staging / file_names.HEADS)
     if request.options.golden:
         write_golden(component, plan, staging, progress)
     schemes = config.quantization.schemes if config.quantization else None
-    files = bundle.file_entries(staging, hashes)
+    files = hashes.file_entries(staging, digests)
     manifest = ExportManifest.make(config.role, request.source(progress), recorded, files, schemes)
-    bundle.write_json(staging / bundle.MANIFEST, manifest.to_dict())
+    json_files.write_json(staging / file_names.MANIFEST, manifest.to_dict())
     notes = (*component.notes, *sidecars.quantization_notes(config.quantization))
     return Exported(staging, config.role.value, files, notes)
 
@@ -102,7 +102,7 @@ def tied_weight(component: Component) -> Weight:
     assert component.embedding is not None
     checkpoint, name = component.embedding
     info = checkpoint.tensors[name]
-    return Weight(checkpoint, info, bundle.EMBEDDING, builder.ALIGN_BYTES)
+    return Weight(checkpoint, info, file_names.EMBEDDING, builder.ALIGN_BYTES)
 
 
 def write_graph(
@@ -123,17 +123,17 @@ def write_graph(
     embedding = component.embedding
     info = embedding[0].tensors[embedding[1]] if embedding else None
     progress.start("weights", plan.size_bytes + (info.num_bytes if info else 0))
-    hashes = {}
+    digests = {}
     if embedding and info:
-        path = staging / bundle.EMBEDDING
-        hashes[path.name], _ = writer.write_embedding(embedding[0], info, path, progress.advance)
-    path = staging / bundle.MODEL_DATA
-    hashes[path.name] = writer.write_weights(plan, path, progress.advance)
-    save(model, staging / bundle.MODEL)
-    check_graph(staging / bundle.MODEL)
+        path = staging / file_names.EMBEDDING
+        digests[path.name], _ = writer.write_embedding(embedding[0], info, path, progress.advance)
+    path = staging / file_names.MODEL_DATA
+    digests[path.name] = writer.write_weights(plan, path, progress.advance)
+    save(model, staging / file_names.MODEL)
+    check_graph(staging / file_names.MODEL)
     config = identified(config, request, progress)
-    bundle.write_json(staging / bundle.CONFIG, config.to_dict())
-    return config, hashes
+    json_files.write_json(staging / file_names.CONFIG, config.to_dict())
+    return config, digests
 
 
 def identified(
@@ -162,7 +162,7 @@ def write_golden(component: Component, plan: WeightPlan, staging: Path, progress
         config.vocab_size,
         lambda: progress.advance(1),
     )
-    writer.write_small(arrays, staging / bundle.GOLDEN)
+    writer.write_small(arrays, staging / file_names.GOLDEN)
 
 
 def check_graph(path: Path) -> None:

@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import atomic, file_names, hashes, json_files
+from edgespec.artifacts.manifest import ExportManifest, ExportSource
+from edgespec.artifacts.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.errors import BundleError
 from edgespec.export.base import PLAIN, base_component
 from edgespec.export.component import Component, Exported, write_component
@@ -30,9 +32,7 @@ from edgespec.export.visual import (
     why_no_visual,
     write_visual,
 )
-from edgespec.manifest import ExportManifest, ExportSource
 from edgespec.methods import METHODS
-from edgespec.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.progress import Progress, Silent
 
 AnyComponent = Component | VisualComponent
@@ -57,7 +57,7 @@ def export(
     logger.info("%s: %s", model, ", ".join(described(request)))
     components = {out / part.directory: part for part in components_of(request)}
     for target in components:
-        bundle.remove_dead(target.parent, target.name)
+        atomic.remove_dead(target.parent, target.name)
     progress = progress or Silent()
     there = {
         target: already_there(target, request, recorded_options(request, part), progress)
@@ -71,10 +71,10 @@ def export(
     ]
     missing = [target for target in components if target not in done and target not in stale]
     request.hash_while_reading()
-    with bundle.staged_directories(*missing) as stagings:
+    with atomic.staged_directories(*missing) as stagings:
         for target, staging in zip(missing, stagings, strict=True):
             began = time.monotonic()
-            with bundle.writing(target):  # which of them it is that has no room
+            with atomic.writing(target):  # which of them it is that has no room
                 written = write(components[target], staging, request, progress)
             logger.info("%s: written in %.2f s", target, time.monotonic() - began)
             done[target] = replace(written, directory=target)
@@ -151,9 +151,9 @@ def already_there(
     """The result of an earlier run of the same request, if it is complete and unchanged; else None.
     Raises BundleError for files that are not those of the manifest, and where the checkpoint is
     not, or no longer, the one that was exported."""
-    if not (target / bundle.MANIFEST).is_file():
+    if not (target / file_names.MANIFEST).is_file():
         return None
-    if bundle.read_manifest(target).get("kind") != "export":
+    if json_files.read_manifest(target).get("kind") != "export":
         return None
     manifest = ExportManifest.read(target)
     if not manifest.is_of(manifest.source, recorded):  # before all weights are read
@@ -161,7 +161,7 @@ def already_there(
     source = request.source(progress)
     if manifest.source != source:
         raise of_another(target, manifest.source, source)
-    bundle.check_files(target, manifest.files)
+    hashes.check_files(target, manifest.files)
     return Exported(target, manifest.role.value, manifest.files, (THERE,))
 
 
@@ -170,9 +170,9 @@ def has_old_processor(
 ) -> bool:
     """Whether `target` is an earlier run of this request, but for the processor files that the
     checkpoint had then. Raises as `already_there` does."""
-    if not isinstance(component, VisualComponent) or not (target / bundle.MANIFEST).is_file():
+    if not isinstance(component, VisualComponent) or not (target / file_names.MANIFEST).is_file():
         return False
-    options = bundle.read_manifest(target).get("options")
+    options = json_files.read_manifest(target).get("options")
     then = options.get(PROCESSOR) if isinstance(options, dict) else None
     recorded = visual_options(component, request) | {PROCESSOR: then}
     return already_there(target, request, recorded, progress) is not None

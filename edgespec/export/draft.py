@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.artifacts.component import NO_SPEC, ComponentConfig, PairConfig
 from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.names import EMBEDDING, stored_name, text_stack
-from edgespec.component import NO_SPEC, ComponentConfig, PairConfig
 from edgespec.export.component import Component, EmbeddingRows, Heads, rows_of
 from edgespec.export.request import ExportRequest, OpenDraft
 from edgespec.graphs.decoder import Decoder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgespec.artifacts.component import PairConfig
 from edgespec.checkpoint.mtp import refuse_other_forms
-from edgespec.component import PairConfig
 from edgespec.export.component import Component
 from edgespec.export.draft import draft_component
 from edgespec.export.request import ExportRequest

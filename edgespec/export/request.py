@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.artifacts.manifest import ExportSource
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.origin import Origin
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.export.options import ExportOptions
-from edgespec.manifest import ExportSource
 from edgespec.progress import Progress
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.artifacts.component import NO_SPEC
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.component import NO_SPEC
 from edgespec.export.component import Component
 from edgespec.export.request import ExportRequest
 from edgespec.methods import SpecConfig

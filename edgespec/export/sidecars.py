@@ -11,13 +11,13 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes
+from edgespec.artifacts.graph_quantization import CacheScales, GraphQuantization, SchemeUse
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import all_kv_scales
 from edgespec.checkpoint.quantization import Quantization
 from edgespec.errors import BundleError, CheckpointError, RequestError
-from edgespec.graph_quantization import CacheScales, GraphQuantization, SchemeUse
-from edgespec.schemes import SCHEMES
+from edgespec.quantization.schemes import SCHEMES
 
 
 def graph_quantization(
@@ -89,16 +89,16 @@ def quantization_notes(found: GraphQuantization | None) -> tuple[str, ...]:
 def text_identity(checkpoint: Checkpoint) -> str:
     """sha256 over the files with settings and those of the tokenizer, as far as they are there."""
     digest = hashlib.sha256()
-    for name in (bundle.CONFIG, "hf_quant_config.json", *bundle.TOKENIZER_FILES):
+    for name in (file_names.CONFIG, "hf_quant_config.json", *file_names.TOKENIZER_FILES):
         path = checkpoint.path / name
-        digest.update(f"{name}:{bundle.sha256_file(path) if path.is_file() else None}\n".encode())
+        digest.update(f"{name}:{hashes.sha256_file(path) if path.is_file() else None}\n".encode())
     return digest.hexdigest()
 
 
 def processor_hashes(checkpoint: Checkpoint) -> dict[str, str]:
     """Name -> sha256 of the files that say how images are prepared, as far as they are there."""
-    paths = (checkpoint.path / name for name in bundle.PROCESSOR_FILES)
-    return {path.name: bundle.sha256_file(path) for path in paths if path.is_file()}
+    paths = (checkpoint.path / name for name in file_names.PROCESSOR_FILES)
+    return {path.name: hashes.sha256_file(path) for path in paths if path.is_file()}
 
 
 def copy_processor(checkpoint: Checkpoint, directory: Path) -> None:
@@ -111,7 +111,7 @@ def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     """Copy tokenizer and chat template files; a checkpoint with only `tokenizer.model` gets a
     tokenizer.json. CheckpointError for a chat template that cannot be compiled."""
     check_chat_template(checkpoint.path)
-    for name in bundle.TOKENIZER_FILES:
+    for name in file_names.TOKENIZER_FILES:
         source = checkpoint.path / name
         if source.is_file():
             shutil.copyfile(source, directory / name)

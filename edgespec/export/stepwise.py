@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.bundle import writing
+from edgespec.artifacts.atomic import writing
 from edgespec.config import DecoderConfig
 from edgespec.export.golden import empty_memory
 from edgespec.export.pieces import OpenPiece, open_piece

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.quantized import decoded
+from edgespec.quantization.quantized_weight import decoded
 
 Floats = NDArray[np.float32]
 PART_ELEMENTS = 1 << 16  # that are dequantized at a time: they stay in a cache of the CPU

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.checkpoint.files import read_json
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
-from edgespec.stored.regular import read_regular
-from edgespec.stored.tokenizer import MAX_GROWTH, MAX_TOKEN_CHARS, charsmap_growth, oversized
+from edgespec.safe_read.regular import read_regular
+from edgespec.safe_read.tokenizer import MAX_GROWTH, MAX_TOKEN_CHARS, charsmap_growth, oversized
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -50,7 +50,7 @@ def convert(source: Path, directory: Path) -> None:
     settings = read_optional(source / "tokenizer_config.json")
     tokenizer = converted(source, model, settings)
     compare(source / MODEL, processor, model, tokenizer)
-    tokenizer.save(str(directory / bundle.TOKENIZER))
+    tokenizer.save(str(directory / file_names.TOKENIZER))
     if not (source / "tokenizer_config.json").is_file():
         path = directory / "tokenizer_config.json"
         path.write_text(json.dumps(special_tokens(model), indent=2) + "\n", encoding="utf-8")

@@ -15,7 +15,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec import bundle
+from edgespec.artifacts import atomic, file_names, hashes, json_files
+from edgespec.artifacts.manifest import ExportManifest
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.vision import vision_prefix
 from edgespec.config import VisionConfig
@@ -31,7 +32,6 @@ from edgespec.graphs.builder import WeightPlan, save
 from edgespec.graphs.completeness import WITHOUT_IMAGES, check_vision
 from edgespec.graphs.linear import products
 from edgespec.graphs.vision import VisionGraph
-from edgespec.manifest import ExportManifest
 from edgespec.progress import Progress
 from edgespec.vision.component import VisualConfig
 from edgespec.vision.contract import PIXELS, vision_contract
@@ -114,28 +114,28 @@ def write_visual(
     """Write the files of an image encoder to `staging`; `recorded` are the options of its
     manifest."""
     sidecars.copy_processor(component.checkpoint, staging)
-    plan = WeightPlan(bundle.MODEL_DATA)
+    plan = WeightPlan(file_names.MODEL_DATA)
     model, table = built_graph(component, plan), component.graph.table
     quantization = sidecars.graph_quantization(
         products(model), table.checkpoint, table.quantization
     )
     progress.start("image encoder", plan.size_bytes)
-    data = staging / bundle.MODEL_DATA
-    hashes = {data.name: writer.write_weights(plan, data, progress.advance)}
-    save(model, staging / bundle.MODEL)
-    check_graph(staging / bundle.MODEL)
+    data = staging / file_names.MODEL_DATA
+    digests = {data.name: writer.write_weights(plan, data, progress.advance)}
+    save(model, staging / file_names.MODEL)
+    check_graph(staging / file_names.MODEL)
     source_of = request.source(progress)
     config = replace(component.config, identity=source_of.identity, quantization=quantization)
-    bundle.write_json(staging / bundle.CONFIG, config.to_dict())
+    json_files.write_json(staging / file_names.CONFIG, config.to_dict())
     if request.options.golden:
         progress.start("golden", 1)
         arrays = golden_arrays(component.graph, staging)
-        writer.write_small(arrays, staging / bundle.GOLDEN)
+        writer.write_small(arrays, staging / file_names.GOLDEN)
         progress.advance(1)
     schemes = quantization.schemes if quantization else None
-    files = bundle.file_entries(staging, hashes)
+    files = hashes.file_entries(staging, digests)
     manifest = ExportManifest.make(Tower.VISUAL, source_of, recorded, files, schemes)
-    bundle.write_json(staging / bundle.MANIFEST, manifest.to_dict())
+    json_files.write_json(staging / file_names.MANIFEST, manifest.to_dict())
     notes = (*component.notes, *sidecars.quantization_notes(quantization))
     return Exported(staging, Tower.VISUAL.value, files, notes)
 
@@ -161,17 +161,17 @@ def renew_processor(
     """Put the checkpoint's processor files into an export that is else unchanged, in place of its
     own; `recorded` are the options of its new manifest. The graph is not made again."""
     before = ExportManifest.read(target)
-    kept = {name: e for name, e in before.files.items() if name not in bundle.PROCESSOR_FILES}
-    with bundle.writing(target), bundle.staging_in(target.parent, target.name) as staging:
+    kept = {name: e for name, e in before.files.items() if name not in file_names.PROCESSOR_FILES}
+    with atomic.writing(target), atomic.staging_in(target.parent, target.name) as staging:
         for name in kept:
-            bundle.link_or_copy(target / name, staging / name)
+            atomic.link_or_copy(target / name, staging / name)
         sidecars.copy_processor(component.checkpoint, staging)
-        hashes = {name: entry["sha256"] for name, entry in kept.items()}
-        files = bundle.file_entries(staging, hashes)
+        digests = {name: entry["sha256"] for name, entry in kept.items()}
+        files = hashes.file_entries(staging, digests)
         schemes = before.quantization
         manifest = ExportManifest.make(before.role, before.source, recorded, files, schemes)
-        bundle.write_json(staging / bundle.MANIFEST, manifest.to_dict())
-        bundle.take_place(staging, target)
+        json_files.write_json(staging / file_names.MANIFEST, manifest.to_dict())
+        atomic.take_place(staging, target)
     return Exported(target, before.role.value, files, (*component.notes, RENEWED))
 
 
@@ -190,7 +190,7 @@ def golden_arrays(graph: VisionGraph, directory: Path) -> dict[str, NDArray[Any]
     config, grid = graph.config, golden_grid(graph.config)
     rng = np.random.default_rng(0)
     pixels = rng.standard_normal((num_patches(grid), config.patch_width), np.float32)
-    piece = open_piece(encoder_piece(graph, WeightPlan(bundle.MODEL_DATA)), directory)
+    piece = open_piece(encoder_piece(graph, WeightPlan(file_names.MODEL_DATA)), directory)
     stored: dict[str, NDArray[Any]] = {PIXELS: pixels, "grid": np.array(grid, np.int64)}
     return stored | encode(piece, config, pixels, grid)
 

@@ -18,7 +18,7 @@ from edgespec.checkpoint.files import ByteSink, Checkpoint, TensorInfo
 from edgespec.checkpoint.layouts import read_weight
 from edgespec.checkpoint.quantization import Quantization
 from edgespec.errors import UnsupportedModel
-from edgespec.quantized import QuantizedWeight
+from edgespec.quantization.quantized_weight import QuantizedWeight
 
 Sharing = Literal["tensor", "channel", "block"]  # the weights that share a scale
 Part = Literal["weight", "weight_scale", "pre_quant_scale", "input_order"]

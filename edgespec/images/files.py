@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from edgespec.errors import RequestError
-from edgespec.stored.regular import open_regular
+from edgespec.safe_read.regular import open_regular
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from edgespec.config.fields import Fields, is_int
 from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.stored.regular import read_regular
+from edgespec.safe_read.regular import read_regular
 
 PREPROCESSOR = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"  # newer: that of images is one of its sections

@@ -13,7 +13,7 @@ from edgespec.checkpoint.summary import summarize_quantization
 from edgespec.config import RopeConfig
 from edgespec.pairing.check_result import CheckResult
 from edgespec.pairing.pair import Pair
-from edgespec.schemes import SCHEMES
+from edgespec.quantization.schemes import SCHEMES
 
 _FAR = 2.0  # a ratio of two thetas from which on positions mean something else
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from edgespec.pass_work import PairWork
+from edgespec.config.model_cost import PairWork
 
 Level = Literal["ok", "warning", "refused"]
 

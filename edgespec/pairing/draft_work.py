@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from edgespec.checkpoint.layouts import logical_shapes, read_quantization
 from edgespec.checkpoint.names import PREDICTION_HEADS
+from edgespec.config.model_cost import ExpertsWork, PairWork, PassWork
 from edgespec.methods import METHODS
 from edgespec.pairing.pair import Pair
-from edgespec.pass_work import ExpertsWork, PairWork, PassWork
 
 NOT_READ, EXPERTS, HEAD = ("embed_tokens", "d2t", "t2d"), ".experts.", "lm_head"
 

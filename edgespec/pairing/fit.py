@@ -50,13 +50,13 @@ def refused(pair: Pair, topic: str, shown: str | None = None) -> CheckResult | N
 def origin(pair: Pair) -> Iterator[CheckResult]:
     """Yields ok, or a warning where edgespec quantize made the draft with another base."""
     draft, _ = pair.drafted()
-    recorded = origin_of(draft, hashes=False).recorded
+    recorded = origin_of(draft, read_weights=False).recorded
     if recorded is None or recorded.base_identity is None:
         yield CheckResult(
             "ok", "origin", "nothing is recorded of the base's weights; names and sizes must do"
         )
         return
-    base_origin = origin_of(pair.base, hashes=False).identity
+    base_origin = origin_of(pair.base, read_weights=False).identity
     # The identity last: it reads all weights of the base
     if base_origin == recorded.base_identity or pair.base.identity() == recorded.base_identity:
         yield CheckResult("ok", "origin", "the draft was quantized with this very base")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.checkpoint.files import open_checkpoint
-from edgespec.component import ComponentConfig
 from edgespec.errors import PairingError
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.bundle import writing
+from edgespec.artifacts.atomic import writing
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.tokenizer import refuse_growth
 from edgespec.checkpoint.vision import vision_prefix
@@ -29,8 +29,8 @@ from edgespec.export.visual import encode, encoder_piece
 from edgespec.graphs.vision import VisionGraph
 from edgespec.images import ImageReader, ImageRules, read_processor
 from edgespec.prompts import ImageItem
-from edgespec.stored.regular import open_regular
-from edgespec.stored.tokenizer import panics_as
+from edgespec.safe_read.regular import open_regular
+from edgespec.safe_read.tokenizer import panics_as
 from edgespec.vision.contract import DEEPSTACK, EMBEDS
 from edgespec.vision.placeholders import expand
 from edgespec.vision.positions import prompt_positions

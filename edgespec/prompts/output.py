@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from types import TracebackType
 
-from edgespec import bundle
+from edgespec.artifacts import atomic
 from edgespec.errors import OutputError
 
 Response = Mapping[str, object]
@@ -32,7 +32,7 @@ def write_output(
     check_writable(target)
     data = document(input_file, responses)
     try:
-        bundle.replace_file(_follow_links(target), data)
+        atomic.replace_file(_follow_links(target), data)
     except OSError as error:
         raise _cannot_write(target, error) from error
 
@@ -61,8 +61,8 @@ def check_writable(path: str | os.PathLike[str]) -> None:
                 "Create the directory first, or name another path.",
             )
         real = _follow_links(target)
-        bundle.remove_dead(real.parent, real.name)
-        probe = real.parent / bundle.temporary_name(real.name)
+        atomic.remove_dead(real.parent, real.name)
+        probe = real.parent / atomic.temporary_name(real.name)
         probe.open("xb").close()
         probe.unlink()
     except OSError as error:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from edgespec.errors import RequestError
 from edgespec.prompts.places import show
-from edgespec.stored.regular import open_regular
+from edgespec.safe_read.regular import open_regular
 
 MAX_FILE_BYTES = 64 * 2**20
 

@@ -29,7 +29,7 @@ from edgespec.prompts.named_templates import NAMED_TEMPLATES
 from edgespec.prompts.places import did_you_mean
 from edgespec.prompts.sandbox import Meter, Sandbox
 from edgespec.prompts.types import Message
-from edgespec.stored.regular import read_regular
+from edgespec.safe_read.regular import read_regular
 
 JINJA_TEMPLATE = "chat_template.jinja"
 FLAT_TEMPLATE = "processed_chat_template.json"

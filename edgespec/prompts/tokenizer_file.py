@@ -14,7 +14,7 @@ import tokenizers
 
 from edgespec.errors import BundleError, RequestError
 from edgespec.prompts.template import COPY_AGAIN, read_text
-from edgespec.stored.tokenizer import (
+from edgespec.safe_read.tokenizer import (
     MAX_AFFIX,
     MAX_DECODED_GROWTH,
     MAX_GROWTH,

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.artifacts.manifest import QuantizeCheck
 from edgespec.checkpoint.files import Checkpoint, some_of
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.errors import BuildError, CheckpointError
-from edgespec.manifest import QuantizeCheck
+from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 from edgespec.quantize.base import EMBEDDING, HEAD, Base
 from edgespec.quantize.decoder import Decoder
 from edgespec.quantize.plan import Plan
 from edgespec.quantize.tensors import as_bytes, to_torch
-from edgespec.quantized import QuantizedWeight, dequantize_stored
 
 HEAD_ROWS = 8192  # vocabulary rows of lm_head in memory at a time
 

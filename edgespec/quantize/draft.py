@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from edgespec import bundle
+from edgespec.artifacts import atomic
+from edgespec.artifacts.manifest import QuantizeBase, QuantizeCheck
+from edgespec.artifacts.outputs import refuse_overwriting
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.checkpoint.names import stored_name, text_stack
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import BuildError, PairingError, UnsupportedModel
-from edgespec.manifest import QuantizeBase, QuantizeCheck
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_aux_layers
-from edgespec.outputs import refuse_overwriting
 from edgespec.progress import Progress
 from edgespec.quantize import calibration, modelopt, work
 from edgespec.quantize import check as checking
@@ -82,10 +82,10 @@ def quantize_draft(
         aux_layers=job.aux_layers,
     )
     request = replace(request, base=made_with)
-    bundle.remove_dead(out.parent, out.name)
+    atomic.remove_dead(out.parent, out.name)
     if (there := already_there(out, request)) is not None:
         return there
-    bundle.refuse_occupied(out)
+    atomic.refuse_occupied(out)
     modelopt.check_installed()
     work.refuse_unfinished(out, request)
     refuse_full_disk(out, size_to_write(job))
@@ -96,7 +96,7 @@ def quantize_draft(
     windows = calibration.cut(texts, tokenizer_of(job.base, log), options.samples, seq_len)
     if not job.plan.streamed:
         calibration.refuse_too_few(windows, texts, options.num_samples)
-    with bundle.staged_directory(out) as staging:
+    with atomic.staged_directory(out) as staging:
         report = write_draft(job, windows, staging, base_dir)
         checking.refuse_broken(report, job.plan)
         job.draft.check_unchanged()

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
-from edgespec.checkpoint.files import Checkpoint, open_checkpoint
-from edgespec.checkpoint.tokenizer import refuse_growth
-from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.manifest import (
+from edgespec.artifacts import atomic, file_names, hashes, json_files, provenance
+from edgespec.artifacts.manifest import (
     NOT_SIMULATED,
     QUANTIZE_KIND,
     QuantizeCalibration,
@@ -28,8 +25,12 @@ from edgespec.manifest import (
     QuantizeSource,
     QuantizeVisual,
 )
-from edgespec.outputs import refuse_overwriting
+from edgespec.artifacts.outputs import refuse_overwriting
+from edgespec.checkpoint.files import Checkpoint, open_checkpoint
+from edgespec.checkpoint.tokenizer import refuse_growth
+from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.progress import Progress
+from edgespec.quantization.schemes import check_target, scheme_to_make
 from edgespec.quantize import calibration, layerwise, modelopt, stream, tower, tower_settings, work
 from edgespec.quantize import check as checking
 from edgespec.quantize.base import EMBEDDING, Base, base_of
@@ -46,10 +47,14 @@ from edgespec.quantize.plan import (
 )
 from edgespec.quantize.tensors import Piece, copied, write_model
 from edgespec.quantize.tower import Scales, TowerPieces, TowerPlan
-from edgespec.schemes import check_target, scheme_to_make
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
-_WRITTEN_HERE = {bundle.CONFIG, bundle.MANIFEST, HF_QUANT_CONFIG, "model.safetensors.index.json"}
+_WRITTEN_HERE = {
+    file_names.CONFIG,
+    file_names.MANIFEST,
+    HF_QUANT_CONFIG,
+    "model.safetensors.index.json",
+}
 _SIDE_FILE_SUFFIXES = {".json", ".jinja", ".model", ".txt"}
 
 
@@ -177,11 +182,11 @@ def quantize_llm(
     images = images.without(plan.left_out) if images else None
     texts = calibration.read_texts(options.calib_data, options.num_tokens)
     request = request_of(base.checkpoint, options, texts, progress, images)
-    bundle.remove_dead(out.parent, out.name)
+    atomic.remove_dead(out.parent, out.name)
     if (there := already_there(out, request)) is not None:
         work.forget_finished(out, request)
         return there
-    bundle.refuse_occupied(out)
+    atomic.refuse_occupied(out)
     modelopt.check_installed()
     job = Job(base, plan, out, options, texts, request, progress, log, images)
     if plan.streamed:
@@ -225,7 +230,7 @@ def run_job(job: Job, kept: work.Work | None) -> Quantized:
     # In minutes it shows what would be lost after hours of text
     scales = None if job.tower is None else calibrate_tower(job.tower, progress)
     settings = None if kept is None else calibrate(job, windows, kept)
-    with bundle.staged_directory(job.out) as staging:
+    with atomic.staged_directory(job.out) as staging:
         if settings is None or kept is None:
             settings = write_streamed(job, staging, scales)
         else:
@@ -257,15 +262,15 @@ def quantize_tower(
     """Writes the checkpoint with its image encoder quantized and all else byte for byte."""
     plan = plan.without(matching(plan.layers.values(), options.exclude))
     request = request_of(base.checkpoint, options, None, progress, plan)
-    bundle.remove_dead(out.parent, out.name)
+    atomic.remove_dead(out.parent, out.name)
     if (there := already_there(out, request)) is not None:
         return there
-    bundle.refuse_occupied(out)
+    atomic.refuse_occupied(out)
     work.refuse_unfinished(out, request)
     refuse_full_disk(out, sum(info.num_bytes for info in base.checkpoint.tensors.values()))
     read_all(base.checkpoint, progress)
     scales = calibrate_tower(plan, progress)
-    with bundle.staged_directory(out) as staging:
+    with atomic.staged_directory(out) as staging:
         every = (copied(base.checkpoint, name) for name in base.checkpoint.tensors)
         pieces = list(TowerPieces(plan, scales)(every))
         progress.start("export", sum(piece.num_bytes for piece in pieces))
@@ -274,7 +279,7 @@ def quantize_tower(
         visual = check_tower(plan, scales, staging, progress)
         base.checkpoint.check_unchanged()
         none_needed = QuantizeCalibration(needed=False, num_samples=0, num_tokens=0)
-        files = bundle.file_entries(staging)
+        files = hashes.file_entries(staging)
         manifest = QuantizeManifest.make(request, none_needed, None, files, visual)
         manifest.write(staging)
     return Quantized(out, manifest, (tower_note(plan), "text is left as it is"))
@@ -407,9 +412,10 @@ def write_sidecars(
     """
     for path in side_files(checkpoint):
         shutil.copyfile(path, staging / path.name)
-    bundle.write_json(staging / HF_QUANT_CONFIG, beside)
-    bundle.write_json(
-        staging / bundle.CONFIG, checkpoint.config | (more or {}) | {"quantization_config": inside}
+    json_files.write_json(staging / HF_QUANT_CONFIG, beside)
+    json_files.write_json(
+        staging / file_names.CONFIG,
+        checkpoint.config | (more or {}) | {"quantization_config": inside},
     )
 
 
@@ -438,8 +444,8 @@ def request_of(
     drops them. Reads all images.
     """
     digest = hashlib.sha256()
-    for path in (checkpoint.path / bundle.CONFIG, *side_files(checkpoint)):
-        digest.update(f"{path.name}:{bundle.sha256_file(path)}\n".encode())
+    for path in (checkpoint.path / file_names.CONFIG, *side_files(checkpoint)):
+        digest.update(f"{path.name}:{hashes.sha256_file(path)}\n".encode())
     source = QuantizeSource(
         name=checkpoint.path.resolve().name,
         identity=checkpoint.identity(progress),
@@ -467,16 +473,16 @@ def already_there(target: Path, request: QuantizeRequest) -> Quantized | None:
 
     Raises BundleError if a file of the result is damaged.
     """
-    if not (target / bundle.MANIFEST).is_file():
+    if not (target / file_names.MANIFEST).is_file():
         return None
-    if bundle.read_manifest(target).get("kind") != QUANTIZE_KIND:
+    if json_files.read_manifest(target).get("kind") != QUANTIZE_KIND:
         return None
     manifest = QuantizeManifest.read(target)
-    if manifest.edgespec != bundle.installed_version("edgespec"):
+    if manifest.edgespec != provenance.installed_version("edgespec"):
         return None
     if manifest.request.unnamed() != request.unnamed():
         return None
-    bundle.check_files(target, manifest.files)
+    hashes.check_files(target, manifest.files)
     return Quantized(target, manifest, ("already up to date: nothing was written",))
 
 
@@ -494,7 +500,7 @@ def write_manifest(
     else:
         ids = windows.calibration
         calibrated = QuantizeCalibration(True, len(ids), sum(map(len, ids)))
-    files = bundle.file_entries(staging)
+    files = hashes.file_entries(staging)
     manifest = QuantizeManifest.make(request, calibrated, check, files, visual)
     manifest.write(staging)
     return manifest

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import provenance
 from edgespec.errors import BuildError, EnvironmentProblem, MissingDependency
+from edgespec.quantization.schemes import Scheme
 from edgespec.quantize.base import HEAD
 from edgespec.quantize.plan import Plan
-from edgespec.schemes import Scheme
 
 SUPPORTED = "0.47."
 INSTALL = "pip install 'edgespec[quantize]'"
@@ -53,9 +53,9 @@ def captured(log: Log) -> Iterator[None]:
 def check_installed() -> None:
     """Raises MissingDependency for a missing package, EnvironmentProblem for another version."""
     for package in ("torch", "transformers", "accelerate", "requests"):
-        if bundle.installed_version(package) is None:
+        if provenance.installed_version(package) is None:
             raise MissingDependency(f"quantize needs {package}, which is not installed.", INSTALL)
-    installed = bundle.installed_version("nvidia-modelopt")
+    installed = provenance.installed_version("nvidia-modelopt")
     if installed is None:
         raise MissingDependency("quantize needs nvidia-modelopt, which is not installed.", INSTALL)
     if not installed.startswith(SUPPORTED):

@@ -17,8 +17,8 @@ import numpy as np
 from edgespec.checkpoint.files import Checkpoint, TensorInfo, some_of
 from edgespec.checkpoint.finite import is_finite
 from edgespec.errors import CheckpointError, OutputError, UnsupportedModel
+from edgespec.quantization.schemes import Scheme, check_shape, scheme_to_make
 from edgespec.quantize.base import HEAD, Base
-from edgespec.schemes import Scheme, check_shape, scheme_to_make
 
 HEAD_SCHEMES = ("fp8", "int4_awq", "nvfp4", "mxfp8")
 # Schemes of lm_head that a body allows (missing: all). AWQ smooths an FP8 lm_head too and runs

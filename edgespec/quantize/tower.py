@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgespec.artifacts.manifest import QuantizeVisual
 from edgespec.checkpoint.files import ByteSink, Checkpoint
 from edgespec.checkpoint.layouts import read_weight
 from edgespec.checkpoint.vision import (
@@ -33,12 +34,11 @@ from edgespec.errors import BuildError, UnsupportedModel
 from edgespec.graphs.builder import WeightPlan, save
 from edgespec.graphs.vision import VisionGraph
 from edgespec.images import PreparedImage, read_processor
-from edgespec.manifest import QuantizeVisual
+from edgespec.quantization.quantized_weight import dequantize
+from edgespec.quantization.schemes import SCHEMES
 from edgespec.quantize.base import Base, base_config
 from edgespec.quantize.pictures import Pictures
 from edgespec.quantize.tensors import Piece, array_piece, as_bytes
-from edgespec.quantized import dequantize
-from edgespec.schemes import SCHEMES
 from edgespec.vision.contract import PIXELS
 from edgespec.vision.grid import encoder_inputs
 

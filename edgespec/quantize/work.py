@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import atomic, hashes, json_files, provenance
+from edgespec.artifacts.manifest import QuantizeFields, QuantizeRequest, QuantizeSource
 from edgespec.errors import BuildError, BundleError, OutputError
-from edgespec.manifest import QuantizeFields, QuantizeRequest, QuantizeSource
 from edgespec.quantize.tensors import array_piece, to_numpy, write_safetensors
 
 FORMAT = 3
@@ -32,7 +32,7 @@ def directory_of(out: Path) -> Path:
 
 def versions() -> dict[str, str | None]:
     """Returns the versions of the packages that shape the result."""
-    return {name: bundle.installed_version(name) for name in _VERSIONS}
+    return {name: provenance.installed_version(name) for name in _VERSIONS}
 
 
 class OtherRun(OutputError):
@@ -64,7 +64,7 @@ class Work:
         """Returns whether a file has its recorded size and hash; if not, drops its entry."""
         path, entry = self.directory / name, self.entries[name]
         same_size = path.is_file() and path.stat().st_size == entry["bytes"]
-        if same_size and bundle.sha256_file(path) == entry["sha256"]:
+        if same_size and hashes.sha256_file(path) == entry["sha256"]:
             return True
         del self.entries[name]
         return False
@@ -103,10 +103,10 @@ class Work:
         staged = path.with_suffix(".tmp")
         pieces = [array_piece(key, to_numpy(value)) for key, value in tensors.items()]
         write_safetensors(staged, pieces, lambda _: None)
-        entry = {"bytes": staged.stat().st_size, "sha256": bundle.sha256_file(staged)}
+        entry = {"bytes": staged.stat().st_size, "sha256": hashes.sha256_file(staged)}
         staged.replace(path)
         left = {key: value for key, value in self.entries.items() if key not in forget}
-        bundle.write_json(self.directory / PROGRESS, left | {name: entry})
+        json_files.write_json(self.directory / PROGRESS, left | {name: entry})
         self.entries = left | {name: entry}
 
 
@@ -125,7 +125,7 @@ def recorded_entries(directory: Path) -> dict[str, dict[str, Any]]:
     if not (directory / PROGRESS).is_file():
         return {}
     try:
-        listed = bundle.listed_files(directory, bundle.read_json(directory / PROGRESS))
+        listed = hashes.listed_files(directory, json_files.read_json(directory / PROGRESS))
     except BundleError:
         return {}
     return {name: entry for name, entry in listed.items() if _NAME.fullmatch(name)}
@@ -145,11 +145,11 @@ def opened(out: Path, request: QuantizeRequest) -> Iterator[Work]:
         stale = why_stale(directory, wanted, out)
         if stale is not None:
             remove_files(directory)
-            with bundle.writing(directory):
-                bundle.write_json(directory / REQUEST, wanted.to_dict())
+            with atomic.writing(directory):
+                json_files.write_json(directory / REQUEST, wanted.to_dict())
         work = Work(directory, stale or "")
         try:
-            with bundle.writing(directory):
+            with atomic.writing(directory):
                 yield work
         except OtherRun:
             raise
@@ -162,7 +162,7 @@ def opened(out: Path, request: QuantizeRequest) -> Iterator[Work]:
             if not work.parts:
                 finish(directory)
                 if made:
-                    bundle.remove_if_empty(directory.parent)
+                    atomic.remove_if_empty(directory.parent)
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def locked(directory: Path) -> Iterator[None]:
     """
     path = directory / LOCK
     while True:
-        with bundle.writing(directory):
+        with atomic.writing(directory):
             directory.parent.mkdir(parents=True, exist_ok=True)
             directory.mkdir(exist_ok=True)
             try:
@@ -225,7 +225,7 @@ class WorkRecord:
         """That of an unfinished run; None if it is missing or unreadable."""
         path = directory / REQUEST
         try:
-            fields = QuantizeFields(bundle.read_json(path), str(path))
+            fields = QuantizeFields(json_files.read_json(path), str(path))
             request = QuantizeRequest.read(fields.section("request"))
             return cls(request, fields.section("versions").raw, fields.count("format"))
         except BundleError:

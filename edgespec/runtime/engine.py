@@ -35,26 +35,29 @@ from edgespec.errors import (
 from edgespec.images import ImageRules
 from edgespec.methods import METHODS
 from edgespec.prompts import SamplingParams
-from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
+from edgespec.runtime.acceptance.verify import (
+    ACCEPT_RULES,
+    EXACT,
+    Acceptance,
+    AcceptOptions,
+    acceptance_of,
+    acceptance_words,
+)
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
 from edgespec.runtime.drafters.user import UserDrafter
-from edgespec.runtime.drafting import Drafting
-from edgespec.runtime.driver import Driver
 from edgespec.runtime.faults import FAULTS, as_error
-from edgespec.runtime.gates import Gates
-from edgespec.runtime.generation import (
-    Chunk,
-    Event,
-    Generation,
-    GenerationRequest,
-    Response,
-)
 from edgespec.runtime.limits import EngineLimits
-from edgespec.runtime.opening import (
+from edgespec.runtime.loop.driver import Driver
+from edgespec.runtime.loop.generation import Chunk, Event, Generation, GenerationRequest, Response
+from edgespec.runtime.loop.prefix import PREFIX_CACHE_BYTES, PrefixCache, check_bytes
+from edgespec.runtime.loop.scheduler import Scheduler
+from edgespec.runtime.loop.session import Session
+from edgespec.runtime.opening.drafting import Drafting
+from edgespec.runtime.opening.open_engine import (
     TunedChoice,
     choose_draft,
     choose_tuned,
@@ -63,8 +66,16 @@ from edgespec.runtime.opening import (
     open_costs,
     with_options,
 )
-from edgespec.runtime.planner import Planner
-from edgespec.runtime.policy import (
+from edgespec.runtime.opening.planner import Planner
+from edgespec.runtime.opening.speculative_config import (
+    check_of_request,
+    drafts_of,
+    gates_of,
+    of_engine,
+    read_config,
+)
+from edgespec.runtime.plans.acceptance_estimate import AcceptanceEstimate
+from edgespec.runtime.plans.policy import (
     ADAPTIVE,
     FIXED,
     POLICIES,
@@ -72,31 +83,20 @@ from edgespec.runtime.policy import (
     AdaptiveState,
     SpecPolicy,
 )
-from edgespec.runtime.prefix import PREFIX_CACHE_BYTES, PrefixCache, check_bytes
-from edgespec.runtime.prompt import Conversation, Prompt, has_images, read_messages, read_prompt
-from edgespec.runtime.prompt_value import Prompt as PromptValue
-from edgespec.runtime.sampling import NEAR_TIE
-from edgespec.runtime.scheduler import Scheduler
-from edgespec.runtime.session import Session
-from edgespec.runtime.speculative_config import (
-    check_of_request,
-    drafts_of,
-    gates_of,
-    of_engine,
-    read_config,
-)
+from edgespec.runtime.plans.schedules import Gates
+from edgespec.runtime.sampling.sampler import NEAR_TIE
 from edgespec.runtime.streams import AsyncStream, Ends, Stream, cancelling, future_end
-from edgespec.runtime.thinking import thinking_note
-from edgespec.runtime.tokenizer import Tokenizer
-from edgespec.runtime.tree import PLAIN, DraftPlan, Plain
-from edgespec.runtime.verify import (
-    ACCEPT_RULES,
-    EXACT,
-    Acceptance,
-    AcceptOptions,
-    acceptance_of,
-    acceptance_words,
+from edgespec.runtime.text.prompt import (
+    Conversation,
+    Prompt,
+    has_images,
+    read_messages,
+    read_prompt,
 )
+from edgespec.runtime.text.prompt_value import Prompt as PromptValue
+from edgespec.runtime.text.thinking import thinking_note
+from edgespec.runtime.text.tokenizer import Tokenizer
+from edgespec.runtime.trees.tree import PLAIN, DraftPlan, Plain
 from edgespec.runtime.vision.image_prompts import ImagePrompts, beside
 from edgespec.vision.placeholders import refuse_marks
 

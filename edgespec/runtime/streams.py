@@ -13,9 +13,9 @@ from queue import SimpleQueue
 from weakref import finalize
 
 from edgespec.errors import EdgeSpecError
-from edgespec.runtime.driver import Driver
 from edgespec.runtime.faults import as_error
-from edgespec.runtime.generation import Chunk, Event, Generation, Response
+from edgespec.runtime.loop.driver import Driver
+from edgespec.runtime.loop.generation import Chunk, Event, Generation, Response
 
 End = Response | EdgeSpecError
 

@@ -15,14 +15,14 @@ from edgespec.backends.base import PlanHints
 from edgespec.benchmark.cases import plan_kind, plan_words
 from edgespec.errors import LimitError
 from edgespec.methods import METHODS
-from edgespec.runtime.cost_model import CostModel, best_static_tree
+from edgespec.runtime.costs.cost_model import CostModel, best_static_tree
 from edgespec.runtime.drafters.block_drafter import BlockLimits
 from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.plans import PlanLimits
-from edgespec.runtime.static_tree import StaticPlan
-from edgespec.runtime.tree import BlockPlan, DraftPlan
-from edgespec.runtime.tuned_plan import plan_of_dict, plan_to_dict
+from edgespec.runtime.opening.tuned_plan import plan_of_dict, plan_to_dict
+from edgespec.runtime.plans.plan import PlanLimits
+from edgespec.runtime.trees.static_tree import StaticPlan
+from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
 
 DEPTHS = (10, 8, 6, 5, 4, 3, 2, 1)  # of the sample's tree, the first that fits
 WIDTHS = (8, 6, 5, 4, 3, 2)

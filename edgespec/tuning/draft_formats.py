@@ -14,13 +14,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import atomic
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.build import build, chosen_backend
 from edgespec.backends.manifest import EngineManifest
 from edgespec.contract import Limits, Role
 from edgespec.errors import BundleError, OptionError
-from edgespec.runtime.tuned_plan import TunedPlan, belonging
+from edgespec.runtime.opening.tuned_plan import TunedPlan, belonging
 
 WEIGHTS = "weights"  # the option of a backend that says how weights are kept
 
@@ -47,8 +47,8 @@ def with_draft(engine_dir: Path, draft_onnx: Path, weights: str, backend: str) -
     """A temporary directory beside `engine_dir` with its base and the draft in a format of weights;
     it goes at the end. Raises what building raises, OutputError."""
     with (
-        bundle.writing(engine_dir.parent),
-        bundle.staging_in(engine_dir.parent, f"{engine_dir.name}.tune-{weights}") as staging,
+        atomic.writing(engine_dir.parent),
+        atomic.staging_in(engine_dir.parent, f"{engine_dir.name}.tune-{weights}") as staging,
     ):
         made = staging / "engines"  # the staging directory itself is locked
         made.mkdir()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from edgespec import bundle
+from edgespec.artifacts import atomic
 from edgespec.errors import OutputError
 
 FORMAT = 1
@@ -39,11 +39,11 @@ class TuneJournal:
         if same:
             self.kept = {(e["kind"], e["key"]): e["value"] for e in lines[1:] if is_entry(e)}
         self.found = len(self.kept)
-        with bundle.writing(path):
+        with atomic.writing(path):
             if not same:
-                bundle.replace_file(path, line({"format": FORMAT, "of": bound_to}))
+                atomic.replace_file(path, line({"format": FORMAT, "of": bound_to}))
             elif not path.read_bytes().endswith(b"\n"):  # a killed run's last line
-                bundle.replace_file(path, b"".join(line(entry) for entry in lines))
+                atomic.replace_file(path, b"".join(line(entry) for entry in lines))
             self.file: IO[bytes] = path.open("ab")
 
     def __enter__(self) -> TuneJournal:
@@ -60,7 +60,7 @@ class TuneJournal:
     def put(self, kind: str, key: str, value: Any) -> None:
         """Keep a measurement. Raises OutputError."""
         self.kept[kind, key] = value
-        with bundle.writing(self.path):
+        with atomic.writing(self.path):
             self.file.write(line({"kind": kind, "key": key, "value": value}))
             self.file.flush()
             os.fsync(self.file.fileno())
@@ -68,7 +68,7 @@ class TuneJournal:
     def remove(self) -> None:
         """The run is complete: the next one measures again. Raises OutputError."""
         self.file.close()
-        with bundle.writing(self.path):
+        with atomic.writing(self.path):
             self.path.unlink(missing_ok=True)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from edgespec.runtime.cost_model import StepCosts
+from edgespec.runtime.costs.cost_model import StepCosts
 from edgespec.tuning.acceptance import by_depth
 from edgespec.tuning.candidates import Candidate
 from edgespec.tuning.replay import Drafted

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.contract import tree_pool_size
-from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
-from edgespec.runtime.draft_budget import DraftBudget
-from edgespec.runtime.policy import AdaptivePolicy, AdaptiveState, Asking
-from edgespec.runtime.static_tree import StaticPlan
-from edgespec.runtime.tree import DraftPlan, DraftTree, TreePool
+from edgespec.runtime.plans.acceptance_estimate import AcceptanceEstimate
+from edgespec.runtime.plans.draft_budget import DraftBudget
+from edgespec.runtime.plans.policy import AdaptivePolicy, AdaptiveState, Asking
+from edgespec.runtime.trees.static_tree import StaticPlan
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree, TreePool
 from edgespec.tuning.steps import LEAST_PROB, SampledStep
 
 

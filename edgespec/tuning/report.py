@@ -12,18 +12,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgespec.artifacts.provenance import installed_version
 from edgespec.benchmark.environment import engines_of, environment
 from edgespec.benchmark.prompts import digest
-from edgespec.bundle import installed_version
 from edgespec.errors import OptionError
 from edgespec.methods import METHODS
 from edgespec.prompts import RequestFile
 from edgespec.runtime.drafters.options import fields_of
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.speculative_config import class_of_method
-from edgespec.runtime.static_tree import StaticPlan
-from edgespec.runtime.tree import BlockPlan
-from edgespec.runtime.tuned_plan import TunedPlan, belonging
+from edgespec.runtime.opening.speculative_config import class_of_method
+from edgespec.runtime.opening.tuned_plan import TunedPlan, belonging
+from edgespec.runtime.trees.static_tree import StaticPlan
+from edgespec.runtime.trees.tree import BlockPlan
 from edgespec.tuning import contest
 from edgespec.tuning.ranking import Ranked
 from edgespec.tuning.tuner import TuneOptions, Tuner

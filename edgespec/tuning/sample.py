@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from edgespec.benchmark.slices import Prompt, Slice, Stopping, served
-from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
-from edgespec.runtime.draft_budget import DraftBudget
 from edgespec.runtime.drafters.base import Tunable
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest
-from edgespec.runtime.policy import AdaptivePolicy, AdaptiveState, Asking, Decision
-from edgespec.runtime.tree import DraftPlan, DraftTree, TreePool
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest
+from edgespec.runtime.plans.acceptance_estimate import AcceptanceEstimate
+from edgespec.runtime.plans.draft_budget import DraftBudget
+from edgespec.runtime.plans.policy import AdaptivePolicy, AdaptiveState, Asking, Decision
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree, TreePool
 from edgespec.tuning.candidates import Candidate
 from edgespec.tuning.steps import SampledStep
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.trees.tree import DraftTree
 
 LEAST_PROB = 1e-9
 

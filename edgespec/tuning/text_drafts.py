@@ -13,7 +13,7 @@ import numpy as np
 
 from edgespec.benchmark.slices import Prompt
 from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from edgespec.tuning.replay import Drafted
 
 LANE = 0

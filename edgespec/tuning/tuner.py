@@ -16,12 +16,12 @@ from edgespec.benchmark.cases import Cell
 from edgespec.benchmark.prompts import PromptSource, in_batches
 from edgespec.benchmark.slices import Prompt, Runner, window
 from edgespec.prompts import RequestFile, SamplingParams
-from edgespec.runtime.cost_model import CostModel
+from edgespec.runtime.costs.cost_model import CostModel
 from edgespec.runtime.drafters.base import Tunable
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.policy import AdaptivePolicy
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.plans.policy import AdaptivePolicy
+from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.tuning import contest
 from edgespec.tuning.acceptance import AcceptanceCounts
 from edgespec.tuning.candidates import Candidate, chains, of_text, static_trees, trees, wide_plan

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast, get_args
 
-from edgespec import bundle
+from edgespec.artifacts import json_files
+from edgespec.artifacts.graph_quantization import GraphQuantization
 from edgespec.config import ImageTokens, VisionConfig
 from edgespec.config.bounds import MAX_WINDOW_SIDE
 from edgespec.config.fields import is_int
 from edgespec.config.values import VisionActivation, VisionNorm
 from edgespec.contract import Tower
-from edgespec.graph_quantization import GraphQuantization
-from edgespec.stored.fields import BundleFields
+from edgespec.safe_read.fields import BundleFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class VisualConfig:
     @classmethod
     def read(cls, path: Path) -> Self:
         """From a config.json; BundleError that names the key that is wrong."""
-        return cls.from_dict(bundle.read_json(path), str(path))
+        return cls.from_dict(json_files.read_json(path), str(path))
 
     @classmethod
     def from_dict(

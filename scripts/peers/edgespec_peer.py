@@ -22,7 +22,7 @@ from measuring import Event, Stream, arguments, measure, own_birth, report
 
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.tree import DraftPlan
+    from edgespec.runtime.trees.tree import DraftPlan
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmark.py
 

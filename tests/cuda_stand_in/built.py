@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.tensorrt import kernels
+from edgespec.backends.cuda import kernels
 from tests import shared
 
 HERE = Path(__file__).parent

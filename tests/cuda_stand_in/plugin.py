@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from edgespec.backends.tensorrt import kernels
-from edgespec.backends.tensorrt.device.base import Device
+from edgespec.backends.cuda import kernels
+from edgespec.backends.cuda.device.base import Device
 
 
 def compile_for_host(self: Device, source: str) -> bytes:

@@ -17,8 +17,8 @@ from edgespec.methods import METHODS, Method
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.drafters.row import DrafterRow
-from edgespec.runtime.plans import TreeLimits
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.plans.plan import TreeLimits
+from edgespec.runtime.trees.tree import DraftTree
 
 NAME = "repeat"
 

@@ -14,7 +14,7 @@ import pytest
 import edgespec
 from edgespec.errors import LimitError, OptionError
 from edgespec.runtime.drafters.trtllm import Drafter
-from edgespec.runtime.quality import log_likelihood
+from edgespec.runtime.requests.quality import log_likelihood
 from tests import shared
 from tests.e2e.workshop import Cli, asked, cli
 from tests.e2e.workshop import infer as infer_of

@@ -3,7 +3,7 @@ lines, and nothing left.
 
 One row for each class of error and each place where a command could leave something half-written.
 Which values are refused, and with which words, is claimed of the parsers: tests/unit/export,
-tests/unit/backends, tests/unit/checkpoint, tests/unit/prompts, tests/unit/cli and test_bundle.
+tests/unit/backends, tests/unit/checkpoint, tests/unit/prompts, tests/unit/cli and test_atomic.
 
 The commands run in this process on a toy pair that is exported and built once; whoever tampers
 takes a copy.
@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import atomic, json_files
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.ort import staging
 from edgespec.backends.ort.backend import OrtBackend
@@ -341,7 +341,7 @@ def test_malformed_input_file(shop: SmallPair, tmp_path: Path, refused: Refused)
     refused(REFUSED, [tmp_path / "input.json", '"temperature"'], *args)
 
 
-# Places that cannot be written; others: tests/unit/test_bundle.py and prompts/test_output.py
+# Places that cannot be written; others: unit/artifacts/test_atomic.py, unit/prompts/test_output.py
 
 
 def test_export_to_where_nothing_can_be_written(
@@ -497,15 +497,15 @@ def test_disk_full_at_the_manifest_of_an_engine(
 
 
 def fill_disk_at(patch: pytest.MonkeyPatch, name: str) -> None:
-    write = bundle.write_json
+    write = json_files.write_json
 
     def limited(path: Path, value: object) -> None:
-        with bundle.writing(path):
+        with atomic.writing(path):
             if path.name == name:
                 no_space()
         write(path, value)
 
-    patch.setattr(bundle, "write_json", limited)
+    patch.setattr(json_files, "write_json", limited)
 
 
 def no_space(*args: object) -> NoReturn:
@@ -709,7 +709,7 @@ def test_ctrl_c_during_infer_keeps_what_is_finished(shop: SmallPair, tmp_path: P
     args = infer_args(shop.engine, tmp_path, "one", "two", "three")
     # One call for prefill and five for the steps of a request: the tenth is that of the third step
     # of the second one, and it is finished.
-    code, err = stopped(signal.SIGINT, "edgespec.runtime.session.accept", 9, *args, halt_s=1.5)
+    code, err = stopped(signal.SIGINT, "edgespec.runtime.loop.session.accept", 9, *args, halt_s=1.5)
     assert code == INTERRUPTED
     assert "stopping after this step" in err
     assert err.splitlines()[-1] == f"what was finished is in {tmp_path / 'output.json'}"

@@ -11,9 +11,9 @@ import pytest
 
 from edgespec.benchmark.report import read_report
 from edgespec.contract import Limits
-from edgespec.runtime.cost_profile import read_profiles
-from edgespec.runtime.cost_words import explained
-from edgespec.runtime.memory import peak_bytes
+from edgespec.runtime.costs.cost_profile import read_profiles
+from edgespec.runtime.measuring.cost_description import explained
+from edgespec.runtime.requests.memory import peak_bytes
 from tests.e2e.workshop import ENGINE_CALL, INTERRUPTED, Cli, cli, happening
 from tests.lossless.engines import make_engines
 from tests.lossless.pairs import make_mtp_pair

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.cli.main import run
 from tests import toys
 from tests.e2e.workshop import Cli, asked, check_rejection, check_tuning, cli, infer
@@ -136,12 +136,12 @@ def test_configs_have_the_mirrored_tools_keys(shop: Shop) -> None:
     assert base[section].items() >= {"block_size": 7, "mask_token_id": 255}.items()
     if shop.method == "jetspec":
         assert base[section]["causal_head"] is draft[section]["causal_head"] is True
-        assert not (shop.engines / bundle.HEADS).exists()
+        assert not (shop.engines / file_names.HEADS).exists()
     else:
         keys = {"markov_rank": 8, "markov_head_type": "vanilla", "enable_confidence_head": True}
         assert draft[section].items() >= keys.items()
-        assert (shop.engines / bundle.HEADS).read_bytes() == (
-            shop.component / bundle.HEADS
+        assert (shop.engines / file_names.HEADS).read_bytes() == (
+            shop.component / file_names.HEADS
         ).read_bytes()
 
 
@@ -224,7 +224,7 @@ def test_a_base_for_another_method_joins_no_draft(shop: Shop, tmp_path: Path, cl
 
 def test_heads_of_an_engine_that_changed_are_refused(shop: Shop, tmp_path: Path, cli: Cli) -> None:
     engines = Path(shutil.copytree(shop.engines, tmp_path / "engines"))
-    heads = engines / bundle.HEADS
+    heads = engines / file_names.HEADS
     line = infer(engines, tmp_path, max_generate_length=4)
     if shop.method == "jetspec":  # it has none: one that lies there is not its own
         shutil.copy(engines / "draft_config.json", heads)
@@ -233,7 +233,7 @@ def test_heads_of_an_engine_that_changed_are_refused(shop: Shop, tmp_path: Path,
         heads.write_bytes(data[:-4] + b"\0\0\xc0\x7f")
     done = cli(*line, "--spec-decode")
     assert done.code == REFUSED
-    assert bundle.HEADS in done.err
+    assert file_names.HEADS in done.err
 
 
 def test_a_quantized_draft_goes_the_same_way(shop: Shop, tmp_path: Path, cli: Cli) -> None:

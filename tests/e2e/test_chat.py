@@ -28,8 +28,8 @@ from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
 from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.loop.generation import Chunk
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.pairs import shared_pair
 
@@ -272,7 +272,7 @@ def test_directory_without_a_draft_decodes_plainly_unless_drafts_are_asked_for(
 DRIVER = """
 import os, sys, time
 os.close(os.open(os.ttyname(0), os.O_RDWR))
-from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.lanes.decoder import CachedDecoder
 run = CachedDecoder.run
 def slowly(self, rows):
     os.write(2, b"(call)\\n")  # at once: this thread is not the one that shows the answer

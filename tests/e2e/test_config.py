@@ -14,11 +14,11 @@ import pytest
 
 import edgespec
 from edgespec.backends.engine_config import EngineWeights
-from edgespec.cache import Cache
 from edgespec.cli import infer, run
 from edgespec.cli.chat import command as chat
 from edgespec.cli.config_file import BLOCK, FOREIGN, divided, flag_name, is_of_files
 from edgespec.errors import EdgeSpecError, OptionError, PairingError, RequestError
+from edgespec.pipeline.cache import Cache
 from tests.e2e.test_run import checkpoints, kept, made
 from tests.e2e.workshop import Cli, Outcome, cli
 from tests.lossless.pairs import shared_pair

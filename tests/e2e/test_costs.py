@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from edgespec.cli import environment
-from edgespec.runtime.cost_model import CostModel
-from edgespec.runtime.cost_profile import FILE, read_profiles
+from edgespec.runtime.costs.cost_model import CostModel
+from edgespec.runtime.costs.cost_profile import FILE, read_profiles
 from tests.e2e.workshop import Cli, asked, cli, infer
 from tests.lossless.pairs import shared_pair
 
@@ -37,7 +37,7 @@ def pair() -> Path:
 @pytest.fixture(scope="module")
 def measured(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Engines of the pair with a profile."""
-    from edgespec.runtime.cost_measure import measure_costs
+    from edgespec.runtime.measuring.cost_measure import measure_costs
 
     engines = tmp_path_factory.mktemp("measured") / "engines"
     shutil.copytree(pair / "engines", engines)

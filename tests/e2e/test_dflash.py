@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.cli.main import run
 from tests import toys
 from tests.e2e.workshop import Cli, Outcome, asked, cli, infer, process
@@ -195,7 +195,7 @@ def test_configs_have_the_mirrored_tools_keys(shop: Shop) -> None:
         "mask_token_id": 255,
     }
     assert draft["dflash_config"].items() >= base["dflash_config"].items()
-    assert not (shop.engines / bundle.D2T).exists()
+    assert not (shop.engines / file_names.D2T).exists()
 
 
 def test_tree_base_is_the_same_base_and_says_so(shop: Shop, tmp_path: Path, cli: Cli) -> None:

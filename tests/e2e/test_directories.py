@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, json_files
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.build import build
 from edgespec.backends.manifest import EngineManifest
@@ -20,7 +20,7 @@ from edgespec.cli.main import run
 from edgespec.contract import Limits, Role
 from edgespec.errors import BundleError, PairingError
 from edgespec.export.components import ExportOptions, export
-from edgespec.runtime import answers as answers_module
+from edgespec.runtime.requests import answers as answers_module
 from tests import toys
 from tests.lossless.pairs import shared_pair
 
@@ -34,7 +34,7 @@ def shop() -> Path:
 
 
 def test_same_export_again_writes_nothing(shop: Path) -> None:
-    model = shop / "onnx_base" / "llm" / bundle.MODEL
+    model = shop / "onnx_base" / "llm" / file_names.MODEL
     before = model.stat()
     again = export(str(shop / "base"), shop / "onnx_base", ExportOptions(base_for="eagle3"))
     assert "already there and unchanged" in again.notes[0]
@@ -188,10 +188,10 @@ def test_base_that_the_draft_records_is_taken_where_it_is_a_directory(
     (draft / "config.json").write_text(json.dumps(config))
     export(str(draft), tmp_path / "onnx", ExportOptions(golden=False))
     export(str(base), tmp_path / "onnx_base", ExportOptions(base_for="eagle3", golden=False))
-    pair = bundle.read_json(tmp_path / "onnx" / "llm" / bundle.CONFIG)["pair"]
+    pair = json_files.read_json(tmp_path / "onnx" / "llm" / file_names.CONFIG)["pair"]
     assert (
         pair["base_identity"]
-        == bundle.read_json(tmp_path / "onnx_base" / "llm" / bundle.CONFIG)["identity"]
+        == json_files.read_json(tmp_path / "onnx_base" / "llm" / file_names.CONFIG)["identity"]
     )
 
 

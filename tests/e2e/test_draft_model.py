@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec.component import ComponentConfig
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.contract import Role
 from edgespec.methods.draft_model import DraftModelSpec
 from tests import shared, toys

@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes
 from edgespec.backends.engine_dir import CONFIGS
 from edgespec.cli.main import run
 from edgespec.contract import Role
@@ -23,7 +23,7 @@ from edgespec.methods import METHODS
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.session import Session
+from edgespec.runtime.loop.session import Session
 from tests import toys
 from tests.e2e.repeating_drafter import METHOD, NAME, ROW, Repeating
 from tests.e2e.workshop import ENVIRON, Cli, Outcome, asked, cli
@@ -187,15 +187,15 @@ def test_plain_engine_that_was_built_without_a_verify_size_says_build_again(
     config = json.loads(path.read_text())
     del config["builder_config"]["max_verify_tree_size"]
     path.write_text(json.dumps(config))
-    manifest = json.loads((old / bundle.MANIFEST).read_text())
+    manifest = json.loads((old / file_names.MANIFEST).read_text())
     files = manifest["engines"]["llm"]["files"]
     stat = path.stat()
     files[path.name] = {
         "bytes": stat.st_size,
-        "sha256": bundle.sha256_file(path),
+        "sha256": hashes.sha256_file(path),
         "mtime_ns": stat.st_mtime_ns,
     }
-    (old / bundle.MANIFEST).write_text(json.dumps(manifest))
+    (old / file_names.MANIFEST).write_text(json.dumps(manifest))
     with Engine(old) as plain:
         assert len(plain.plainly([5, 6, 7], GREEDY).token_ids) > 0
     with pytest.raises(LimitError, match="built to verify no drafts") as error:

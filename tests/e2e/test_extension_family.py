@@ -22,8 +22,8 @@ from edgespec.contract import Role
 from edgespec.families import FAMILIES, Family
 from edgespec.families.base import read_attention, read_decoder, read_layer
 from edgespec.rope import RopeTable
-from edgespec.runtime.decoder import CachedDecoder
-from edgespec.runtime.embedding import EmbeddingTable
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.lanes.embedding import EmbeddingTable
 from tests import toys
 from tests.e2e.workshop import Cli, cli
 from tests.one_lane import OneLane

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from edgespec.artifacts.component import ComponentConfig
+from edgespec.artifacts.manifest import ExportManifest
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.component import ComponentConfig
 from edgespec.config import DraftConfig, Shapes
 from edgespec.contract import Role
 from edgespec.errors import PairingError, UnsupportedModel
@@ -26,7 +27,6 @@ from edgespec.export.request import ExportRequest
 from edgespec.export.row import ComponentRow, Emitted
 from edgespec.export.table import COMPONENTS
 from edgespec.graphs.registry import DRAFTS
-from edgespec.manifest import ExportManifest
 from edgespec.methods import METHODS, DraftFormat, mismatches
 from edgespec.methods.eagle3 import Eagle3Spec, parse_eagle3_config
 from edgespec.pairing.common import common_checks

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from edgespec import bundle
+from edgespec.artifacts import atomic, file_names, hashes
 from edgespec.backends.registry import BACKENDS
 from edgespec.cli.main import run
 from tests import toys
@@ -351,7 +351,7 @@ def test_weights_changed_behind_the_manifest_need_verify_and_their_size_does_not
 ) -> None:
     path = copied(quantised / "base_fp8", tmp_path)
     flipped(path / "model.safetensors")
-    monkeypatch.setattr("edgespec.inspection.SMALL_BYTES", 1000)
+    monkeypatch.setattr("edgespec.pipeline.inspection.SMALL_BYTES", 1000)
     assert cli("inspect", path).code == 0
     done = cli("inspect", path, "--verify")
     assert done.code == 3
@@ -364,13 +364,13 @@ def test_weights_changed_behind_the_manifest_need_verify_and_their_size_does_not
 def test_edited_weights_of_an_engine_are_not_believed(shop: Path, tmp_path: Path, cli: Cli) -> None:
     """A config whose hash was edited as well: `infer` refuses what `inspect` must not praise."""
     path = copied(shop / "engines", tmp_path)
-    config, manifest = path / "base_config.json", path / bundle.MANIFEST
+    config, manifest = path / "base_config.json", path / file_names.MANIFEST
     raw = json.loads(config.read_text())
     raw["weights"] = {"scheme": "int8", "block": 128, "method": "rounded", "rounding": 0.5}
     config.write_text(json.dumps(raw))
     entry = json.loads(manifest.read_text())
     entry["engines"]["base"]["files"][config.name].update(
-        sha256=bundle.sha256_file(config), bytes=config.stat().st_size
+        sha256=hashes.sha256_file(config), bytes=config.stat().st_size
     )
     manifest.write_text(json.dumps(entry))
     done = cli("inspect", path)
@@ -436,7 +436,7 @@ def test_a_pair_that_does_not_fit_is_told(shop: Path, tmp_path: Path, cli: Cli) 
     pair = json.loads(config.read_text())["pair"]
     changed(config, pair=pair | {"base_identity": "another"})
     manifest = json.loads((path / "manifest.json").read_text())
-    entry = {"bytes": config.stat().st_size, "sha256": bundle.sha256_file(config)}
+    entry = {"bytes": config.stat().st_size, "sha256": hashes.sha256_file(config)}
     manifest["engines"]["draft"]["files"]["draft_config.json"] = entry
     (path / "manifest.json").write_text(json.dumps(manifest))
     done = cli("inspect", path)
@@ -527,7 +527,7 @@ def test_what_a_killed_run_left_is_told(shop: Path, tmp_path: Path, cli: Cli) ->
     assert told.code == 3
     assert "is an unfinished run of edgespec quantize" in told.err
     assert "Run its command again" in told.err
-    with bundle.staging_in(path, "draft") as living:
+    with atomic.staging_in(path, "draft") as living:
         assert f"is being written by process {os.getpid()}" in cli("inspect", living).err
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.backends.manifest import EngineManifest
 from tests.e2e.workshop import Cli, cli, halted, infer
 from tests.lossless.pairs import make_pair
@@ -204,7 +204,7 @@ REPLACE = "pathlib:Path.replace"
 def complete(engines: Path) -> bool:
     """Whether a directory holds what its manifest lists, and nothing else."""
     names = {path.name for path in engines.iterdir()}
-    return names == EngineManifest.read(engines).files | {bundle.MANIFEST}
+    return names == EngineManifest.read(engines).files | {file_names.MANIFEST}
 
 
 @pytest.mark.parametrize("again", [False, True])

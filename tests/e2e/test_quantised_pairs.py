@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.cli.main import run
-from edgespec.schemes import MADE
+from edgespec.quantization.schemes import MADE
 from tests import toys
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("needs_modelopt")]
@@ -106,7 +106,7 @@ def answered(tmp_path: Path, base: Path, draft: Path) -> dict[str, object]:
 
 
 def config(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / bundle.CONFIG).read_text())
+    found: dict[str, Any] = json.loads((directory / file_names.CONFIG).read_text())
     return found
 
 
@@ -149,7 +149,7 @@ def test_another_base_is_refused_even_with_a_manifest_copied_beside_it(
     other = toys.make_base(
         tmp_path / "other", "qwen3", layers=4, kv_heads=1, dtype="bfloat16", seed=9, **sizes
     )
-    shutil.copy(shop.checkpoint("base", "fp8") / bundle.MANIFEST, other)
+    shutil.copy(shop.checkpoint("base", "fp8") / file_names.MANIFEST, other)
     call("export", other, tmp_path / "onnx", *TAPPED)
     assert "so it is not known what these weights were quantized from" in capsys.readouterr().out
     assert "quantized_from" not in config(tmp_path / "onnx" / "llm")
@@ -176,9 +176,9 @@ def test_another_base_is_refused_even_with_a_manifest_copied_beside_it(
 
 def test_a_manifest_that_comes_later_makes_another_export(shop: Shop, tmp_path: Path) -> None:
     quantised = Path(shutil.copytree(shop.checkpoint("base", "fp8"), tmp_path / "fp8"))
-    (quantised / bundle.MANIFEST).unlink()
+    (quantised / file_names.MANIFEST).unlink()
     call("export", quantised, tmp_path / "onnx", *TAPPED, "--no-golden")
     assert "quantized_from" not in config(tmp_path / "onnx" / "llm")
-    shutil.copy(shop.checkpoint("base", "fp8") / bundle.MANIFEST, quantised)
+    shutil.copy(shop.checkpoint("base", "fp8") / file_names.MANIFEST, quantised)
     line = ["export", str(quantised), str(tmp_path / "onnx"), *TAPPED, "--no-golden"]
     assert run(line) == 3  # the checkpoint has changed

@@ -19,9 +19,9 @@ import pytest
 from edgespec.prompts import CAPACITY as FULL
 from edgespec.prompts import END_OF_SEQUENCE, MAX_LENGTH, STOP_WORDS, Journal
 from edgespec.prompts.source import MAX_FILE_BYTES
-from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.session import Session
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.loop.session import Session
 from tests.e2e.workshop import (
     ENGINE_CALL,
     INTERRUPTED,
@@ -547,7 +547,7 @@ def test_one_signal_finishes_the_step_and_writes_what_there_is(
     """Three at a time: the first has ended and the fourth has its place when the signal comes."""
     args = infer(engines / "four", tmp_path, *THREE, batch_size=3)
     kill = f"os.kill(os.getpid(), {int(number)}); time.sleep(0.2)"
-    found = happening("edgespec.runtime.session:Session.step", 5, kill, *args, *flags)
+    found = happening("edgespec.runtime.loop.session:Session.step", 5, kill, *args, *flags)
     assert found.code == code, found.err
     assert "stopping after this step; another signal stops at once" in found.err
     assert found.err.splitlines()[-1] == f"what was finished is in {tmp_path / 'output.json'}"
@@ -595,7 +595,7 @@ def test_signal_during_a_check_of_losslessness_keeps_the_answers(
         "--check-lossless",
     ]
     kill = f"os.kill(os.getpid(), {int(signal.SIGINT)}); time.sleep(0.2)"
-    found = happening("edgespec.runtime.file_runner:FileRun.check", 1, kill, *args)
+    found = happening("edgespec.runtime.requests.file_runner:FileRun.check", 1, kill, *args)
     assert found.code == INTERRUPTED, found.err
     assert [a["finish_reason"] for a in responses(tmp_path)] == [MAX_LENGTH] * 2
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.cache import Cache
 from edgespec.cli.chat.loop import Chat
+from edgespec.pipeline.cache import Cache
 from tests import shared, toys
 from tests.e2e.workshop import Cli, Outcome, cli, small_disk
 
@@ -43,7 +43,7 @@ def checkpoints() -> Path:
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     """The cache, which is empty; files that were made just now are taken for old ones."""
-    monkeypatch.setattr("edgespec.oneshot.SETTLED_S", -1.0)
+    monkeypatch.setattr("edgespec.pipeline.prepare.SETTLED_S", -1.0)
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     return Cache(tmp_path / "cache")
 
@@ -163,7 +163,7 @@ def test_hub_name_is_downloaded_once(
         asked.append(name)
         return checkpoints / name.rpartition("/")[2]
 
-    monkeypatch.setattr("edgespec.oneshot.download", download)
+    monkeypatch.setattr("edgespec.pipeline.prepare.download", download)
     command = ("run", "org/base", "--draft", "org/eagle", "--prompt", "a", *GREEDY)
     first, second = cli(*command), cli(*command)
     assert (first.code, second.out) == (0, first.out), first.err
@@ -319,8 +319,8 @@ def test_two_runs_at_once_make_one_entry(
     """The second begins while the first builds: it waits until that is done, and not until the
     first one's chat is over."""
     from edgespec.backends import build as building
-    from edgespec.oneshot import RunRequest, prepared
-    from tests.unit.test_oneshot import Report
+    from edgespec.pipeline.prepare import RunRequest, prepared
+    from tests.unit.pipeline.test_prepare import Report
 
     request, report = RunRequest(target=str(checkpoints / "base")), Report()
     waits, found, real = threading.Event(), [], building.build
@@ -369,7 +369,7 @@ def test_cache_lists_and_prunes(
     assert "nothing to remove" in cli("cache", "prune", "--yes").out
     assert "nothing to remove" in cli("cache", "prune", "--older-than", 1, "--yes").out
     with monkeypatch.context() as patch:
-        patch.setattr("edgespec.oneshot.__version__", "99")
+        patch.setattr("edgespec.pipeline.prepare.__version__", "99")
         assert "in 2 entries" in cli("cache", "prune", "--dry-run").out
     old = kept.entries()[1].path / "entry.json"
     os.utime(old, (1e9, 1e9))

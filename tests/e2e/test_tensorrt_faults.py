@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.backends.tensorrt.device import opening
-from edgespec.backends.tensorrt.device.opening import open_device
+from edgespec.backends.cuda.device import opening
+from edgespec.backends.cuda.device.opening import open_device
 from edgespec.cli.main import run
 from tests import shared
 from tests.e2e.tensorrt_pairs import NATIVE, SIZES, TREES, exported

@@ -17,7 +17,7 @@ import yaml
 import edgespec
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions
-from edgespec.runtime.tuned_plan import FILE, read_tuned
+from edgespec.runtime.opening.tuned_plan import FILE, read_tuned
 from tests import made
 from tests.e2e.workshop import INTERRUPTED, Cli, cli, happening
 from tests.lossless.engines import make_engines
@@ -101,7 +101,7 @@ def tuned(cli: Cli, engines: Path, prompts: Path) -> Path:
     raw = json.loads((engines / FILE).read_text())
     if "draft" not in raw["engines"]:
         from edgespec.contract import Role
-        from edgespec.runtime.tuned_plan import belonging
+        from edgespec.runtime.opening.tuned_plan import belonging
 
         raw |= belonging(engines, Role.BASE, with_draft=True)
         (engines / FILE).write_text(json.dumps(raw))
@@ -154,7 +154,7 @@ def test_a_rebuild_drops_it(cli: Cli, tuned: Path, pair: Path) -> None:
     entry = manifest["engines"]["draft"]["files"]["draft_config.json"]
     entry["sha256"] = "0" * 64  # as another build has it
     (tuned / "manifest.json").write_text(json.dumps(manifest))
-    from edgespec.runtime.cost_measure import after_build
+    from edgespec.runtime.measuring.cost_measure import after_build
 
     after_build(tuned, measure=False)
     assert not (tuned / FILE).exists()

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes
+from edgespec.artifacts.component import ComponentConfig
+from edgespec.backends.cuda.caches import KvCache, Rows
 from edgespec.backends.ort import runner
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.tensorrt import staging
-from edgespec.backends.tensorrt.caches import KvCache, Rows
 from edgespec.cli.main import run
-from edgespec.component import ComponentConfig
 from edgespec.contract import Role, canonical_contract
 from tests import shared, toys
 from tests.e2e.tensorrt_pairs import NATIVE, PORTABLE, SIZES, TREES, exported
@@ -114,7 +114,7 @@ def test_the_result_has_what_a_report_needs_and_no_paths(verify: Verify, tmp_pat
     engines = built("eagle3")
     done, report = verify(engines, "--json")
     assert json.loads(done.out) == report
-    manifest = json.loads((engines / bundle.MANIFEST).read_text())
+    manifest = json.loads((engines / file_names.MANIFEST).read_text())
     for role, entry in manifest["engines"].items():
         found = report["engines"][role]["files"]
         assert {name: file["sha256"] for name, file in found.items()} == {
@@ -147,10 +147,10 @@ def test_a_changed_weight_is_found(verify: Verify, tmp_path: Path) -> None:
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2 // 4 * 4 + 3] ^= 0x40  # the exponent of a float32
     data.write_bytes(raw)
-    path = engines / bundle.MANIFEST
+    path = engines / file_names.MANIFEST
     manifest = json.loads(path.read_text())
     entry = manifest["engines"]["base"]["files"][data.name]
-    entry |= {"sha256": bundle.sha256_file(data), "mtime_ns": data.stat().st_mtime_ns}
+    entry |= {"sha256": hashes.sha256_file(data), "mtime_ns": data.stat().st_mtime_ns}
     path.write_text(json.dumps(manifest))
     done, report = verify(engines)
     assert done.code == DAMAGED
@@ -292,7 +292,9 @@ def test_engines_of_the_simulated_library_pass(
     assert min(memory["base"].values()) > 0
     assert memory["base"]["files"] > memory["base"].get("weights", 0)
     if name == "mtp":  # both places of the state, and the rows before the convolution
-        contract = canonical_contract(ComponentConfig.read(exported(name)[0] / bundle.CONFIG).graph)
+        contract = canonical_contract(
+            ComponentConfig.read(exported(name)[0] / file_names.CONFIG).graph
+        )
         assert memory["base"]["recurrent_state"] > 2 * contract.state_bytes
 
 

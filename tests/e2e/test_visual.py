@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.errors import BundleError, EngineClosed, LimitError, RequestError
 from edgespec.runtime.vision.encoder import VisionEncoder
 from edgespec.vision.grid import Grid
@@ -66,7 +66,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
 def rewritten(directory: Path, change: Callable[[Path], None]) -> None:
     """Change a directory, and let its manifest say so."""
     change(directory)
-    path = directory / bundle.MANIFEST
+    path = directory / file_names.MANIFEST
     manifest = json.loads(path.read_text())
     listed = manifest.get("files") or manifest["engines"]["visual"]["files"]
     for name, entry in listed.items():
@@ -497,9 +497,9 @@ def test_a_dry_run_names_the_flags_that_it_does_not_use_and_what_images_lack(
 ) -> None:
     def remove(directory: Path) -> None:
         (directory / "preprocessor_config.json").unlink()
-        manifest = json.loads((directory / bundle.MANIFEST).read_text())
+        manifest = json.loads((directory / file_names.MANIFEST).read_text())
         del manifest["files"]["preprocessor_config.json"]
-        (directory / bundle.MANIFEST).write_text(json.dumps(manifest))
+        (directory / file_names.MANIFEST).write_text(json.dumps(manifest))
 
     remove(export / "visual")
     files = ("--onnx-dir", export / "visual", "--engine-dir", tmp_path / "e")

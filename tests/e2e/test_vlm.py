@@ -21,8 +21,8 @@ from PIL import Image
 
 import edgespec
 from edgespec.prompts import ImageItem, NoJournal, read_requests
-from edgespec.runtime.file_runner import FileRun
-from edgespec.runtime.token_check import Quiet
+from edgespec.runtime.checks.token_check import Quiet
+from edgespec.runtime.requests.file_runner import FileRun
 from tests import shared
 from tests.e2e.workshop import Cli, cli, responses
 

@@ -14,10 +14,10 @@ import numpy as np
 from edgespec.backends.base import LaneRows
 from edgespec.backends.call import Logits
 from edgespec.backends.ort.lane_rows import OrtLaneRows
+from edgespec.runtime.acceptance.verify import ACCEPT_RULES, AcceptResult, AcceptRow, walk
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import ACCEPT_RULES, AcceptResult, AcceptRow, walk
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
 
 @dataclass

@@ -12,8 +12,8 @@ import numpy as np
 
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.lossless_check import first_difference
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.requests.lossless_check import first_difference
 
 DRAWN = range(3, 15)  # few tokens, so that texts repeat themselves
 GREEDY = SamplingParams(temperature=0.0, seed=0, logit_bias=dict.fromkeys(DRAWN, 50.0))

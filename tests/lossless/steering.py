@@ -18,14 +18,14 @@ from edgespec.backends.base import LaneRows
 from edgespec.backends.host import HostLogits
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import SamplingParams
-from edgespec.runtime.block import BlockOutput
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.block_drafter import BlockDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.lossless_check import first_difference
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.lanes.block import BlockOutput
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.trees.tree import DraftTree
 from tests import reference
 from tests.parity.dflash_reference import DFlashReference
 

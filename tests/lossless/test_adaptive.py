@@ -26,11 +26,11 @@ from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.lossless_check import first_difference
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.static_tree import StaticPlan
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.trees.static_tree import StaticPlan
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests import shared, toys
 from tests.costs import with_costs
 from tests.lossless import draft_models

@@ -29,17 +29,17 @@ from edgespec.errors import EdgeSpecError, EnvironmentProblem
 from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, SamplingParams
 from edgespec.prompts import CAPACITY as FULL
 from edgespec.rope import RopeTable
-from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.lossless_check import first_difference
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.sequence import SequenceState, StepOutput
-from edgespec.runtime.session import Session
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.loop.sequence import SequenceState, StepOutput
+from edgespec.runtime.loop.session import Session
+from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.engineless import assert_same_beside_a_draft
 from tests.lossless.engines import LANES, Engines, make_engines, opened

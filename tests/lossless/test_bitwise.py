@@ -23,7 +23,7 @@ from edgespec.contract import Limits
 from edgespec.errors import LimitError
 from edgespec.export.components import ExportOptions
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.trees.tree import DraftPlan
 from tests import made
 from tests.unit.backends.ort.native.sessions import compiled
 

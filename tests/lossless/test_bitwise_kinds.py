@@ -21,10 +21,10 @@ from edgespec.cli.main import cli
 from edgespec.contract import Limits
 from edgespec.errors import LimitError
 from edgespec.export.components import ExportOptions, export
-from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.trees.tree import DraftPlan
 from tests import toys
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.pairs import agree, shared_pair

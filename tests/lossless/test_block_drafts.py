@@ -21,9 +21,9 @@ from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.dspark import DSparkDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import GenerationRequest
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.tree import BlockPlan, DraftPlan
+from edgespec.runtime.loop.generation import GenerationRequest
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
 from tests import toys
 from tests.lossless.steering import (
     CAPACITY,

@@ -17,15 +17,15 @@ import pytest
 
 import edgespec
 from edgespec.backends.build import build
+from edgespec.backends.cuda.device import opening as device_opening
 from edgespec.backends.registry import open_runner
 from edgespec.backends.tensorrt.backend import BACKEND
-from edgespec.backends.tensorrt.device import opening as device_opening
 from edgespec.backends.variants import VariantRunner
 from edgespec.contract import Limits
-from edgespec.runtime import opening
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.prefix import PrefixCache
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.opening.open_engine import open_engine
 from tests import made, shared
 from tests.lossless.tensorrt_pairs import GREEDY, PAIRS, SAMPLED
 from tests.tensorrt_simulator.device import HostDevice
@@ -83,7 +83,7 @@ def opened(kind: Kind) -> Engine:
 def largest_alone() -> Iterator[None]:
     """Engines are opened as if they had been built for one length."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "open_runner", partial(open_runner, capacity=LARGE))
+        patch.setattr(open_engine, "open_runner", partial(open_runner, capacity=LARGE))
         yield
 
 

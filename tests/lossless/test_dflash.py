@@ -21,13 +21,13 @@ from edgespec.backends.host import HostStates
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
-from edgespec.runtime.block import BlockDecoder
 from edgespec.runtime.drafters.base import Observation
 from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import GenerationRequest
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.tree import BlockPlan, DraftPlan
+from edgespec.runtime.lanes.block import BlockDecoder
+from edgespec.runtime.loop.generation import GenerationRequest
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
 from tests import toys
 from tests.lossless.engineless import assert_same_beside_a_draft
 from tests.lossless.steering import (

@@ -16,15 +16,15 @@ import pytest
 import edgespec
 from edgespec.backends.call import Result
 from edgespec.prompts import SamplingParams
-from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.draft_model import DraftModelDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.lossless_check import first_difference
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.static_tree import StaticPlan
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.trees.static_tree import StaticPlan
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests import toys
 from tests.lossless.draft_models import (
     LANES,

@@ -24,10 +24,10 @@ from edgespec.errors import EdgeSpecError, LimitError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.suffix import SuffixDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.lossless_check import first_difference
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.trees.tree import DraftPlan
 from tests import made, toys
 
 VOCAB, LANES = 110, 4

@@ -21,7 +21,7 @@ from edgespec.backends.ort.options import NATIVE, WeightFormat
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.trees.tree import DraftPlan
 from tests import shared, toys
 from tests.lossless.draft_models import engines, follow, make_model
 from tests.lossless.pairs import agree

@@ -22,12 +22,12 @@ from edgespec.export.components import ExportOptions
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import PLAIN, Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.lossless_check import Replay
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.prompt_value import ImageSlots, Prompt
-from edgespec.runtime.quality import log_likelihood
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.requests.lossless_check import Replay
+from edgespec.runtime.requests.quality import log_likelihood
+from edgespec.runtime.text.prompt_value import ImageSlots, Prompt
+from edgespec.runtime.trees.tree import DraftPlan
 from tests import made, pictures, toys
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.engines import LANES, Engines, opened, write_engines

@@ -22,14 +22,14 @@ from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.errors import LimitError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.rope import RopeTable
-from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.acceptance.verify import ACCEPT_RULES
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Response
-from edgespec.runtime.lossless_check import Replay, first_difference, spelt
-from edgespec.runtime.sampling import NEAR_TIE
-from edgespec.runtime.static_tree import NAMED, StaticPlan
-from edgespec.runtime.tree import DraftPlan, DraftTree
-from edgespec.runtime.verify import ACCEPT_RULES
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.loop.generation import Response
+from edgespec.runtime.requests.lossless_check import Replay, first_difference, spelt
+from edgespec.runtime.sampling.sampler import NEAR_TIE
+from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter, accept_one_more, rule_row
 
 VOCAB = 256

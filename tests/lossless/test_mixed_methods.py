@@ -13,17 +13,17 @@ import pytest
 from edgespec.errors import LimitError, OptionError, RequestError
 from edgespec.methods import METHODS, Method
 from edgespec.prompts import NoJournal, RequestFile, SamplingParams, parse_requests
+from edgespec.runtime.acceptance.verify import TypicalAcceptance
 from edgespec.runtime.drafters.decoding import DecodingType
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.file_runner import FileRun
-from edgespec.runtime.generation import Chunk, Response
-from edgespec.runtime.plans import TreeLimits
-from edgespec.runtime.speculative_config import class_named
-from edgespec.runtime.tree import PLAIN
-from edgespec.runtime.verify import TypicalAcceptance
+from edgespec.runtime.loop.generation import Chunk, Response
+from edgespec.runtime.opening.speculative_config import class_named
+from edgespec.runtime.plans.plan import TreeLimits
+from edgespec.runtime.requests.file_runner import FileRun
+from edgespec.runtime.trees.tree import PLAIN
 from tests.e2e.repeating_drafter import Repeating
 from tests.lossless.engines import api_engines
 

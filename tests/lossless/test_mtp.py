@@ -13,9 +13,9 @@ import pytest
 import edgespec
 from edgespec.errors import LimitError
 from edgespec.prompts import SamplingParams
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.lossless_check import first_difference
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.trees.tree import DraftPlan
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.engineless import assert_same_beside_a_draft
 from tests.lossless.engines import LANES, Engines

@@ -31,13 +31,13 @@ from edgespec.cli.main import cli, run
 from edgespec.contract import Limits
 from edgespec.errors import LimitError
 from edgespec.export.components import ExportOptions, export
-from edgespec.runtime.decoder import CachedDecoder, Rows
+from edgespec.runtime.acceptance.verify import ACCEPT_RULES
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import GenerationRequest, Response
-from edgespec.runtime.lossless_check import Replay, first_difference
-from edgespec.runtime.sampling import NEAR_TIE
-from edgespec.runtime.tree import DraftPlan
-from edgespec.runtime.verify import ACCEPT_RULES
+from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.loop.generation import GenerationRequest, Response
+from edgespec.runtime.requests.lossless_check import Replay, first_difference
+from edgespec.runtime.sampling.sampler import NEAR_TIE
+from edgespec.runtime.trees.tree import DraftPlan
 from tests import made, threads
 from tests.lossless.drafters import accept_one_more, rule_row
 

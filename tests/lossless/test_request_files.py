@@ -36,13 +36,13 @@ from edgespec.prompts import (
     parse_json,
     parse_requests,
 )
-from edgespec.runtime.answers import Answer, Answers, to_dict
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Response
-from edgespec.runtime.lossless_check import first_difference
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.sampling import log_softmax
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.loop.generation import Response
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.requests.answers import Answer, Answers, to_dict
+from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.sampling.sampler import log_softmax
+from edgespec.runtime.trees.tree import DraftPlan
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.engines import Engines, make_engines, opened
 from tests.lossless.pairs import LIMITS

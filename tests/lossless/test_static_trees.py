@@ -18,10 +18,10 @@ from edgespec.errors import OptionError
 from edgespec.export.components import ExportOptions
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.medusa import CartesianPlan
-from edgespec.runtime.generation import GenerationRequest, Response
-from edgespec.runtime.lossless_check import first_difference
-from edgespec.runtime.static_tree import NAMED, StaticPlan
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.loop.generation import GenerationRequest, Response
+from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
+from edgespec.runtime.trees.tree import DraftPlan
 from tests import made, shared, toys
 from tests.lossless.engines import LANES, Engines, opened, write_engines
 from tests.lossless.pairs import make_base

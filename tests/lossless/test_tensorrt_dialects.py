@@ -17,7 +17,7 @@ from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND
 from edgespec.backends.tensorrt.target import Dialect
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.lossless_check import first_difference
+from edgespec.runtime.requests.lossless_check import first_difference
 from tests import made, shared
 from tests.lossless.pairs import LIMITS
 from tests.lossless.tensorrt_pairs import GREEDY, PAIRS, SAMPLED, Parts

@@ -13,7 +13,7 @@ from edgespec.backends.build import build
 from edgespec.backends.tensorrt.backend import BACKEND
 from edgespec.export.components import ExportOptions
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
 from tests import made, pictures, toys
 from tests.lossless.engines import LANES
 from tests.lossless.test_images import CHAIN, COUNT, GREEDY, INTERLEAVED, LIMITS, PROMPTS, TREE

@@ -17,16 +17,16 @@ import pytest
 import edgespec
 from edgespec.backends.build import build
 from edgespec.backends.call import Call, Result
+from edgespec.backends.cuda.logits import DeviceLogits
 from edgespec.backends.host import HostLogits
 from edgespec.backends.tensorrt.backend import BACKEND
-from edgespec.backends.tensorrt.logits import DeviceLogits
 from edgespec.backends.tensorrt.plans import Plan
 from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.lossless_check import first_difference
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.trees.tree import DraftPlan
 from tests import made, shared
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.pairs import LIMITS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import BuildOptions
 from edgespec.backends.engine_config import EngineConfig
@@ -20,8 +20,8 @@ from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
 from edgespec.export.components import ExportOptions
 from edgespec.rope import RopeTable
-from edgespec.runtime.decoder import CachedDecoder
-from edgespec.runtime.embedding import EmbeddingTable
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.lanes.embedding import EmbeddingTable
 from tests import made
 from tests.one_lane import OneLane
 
@@ -41,7 +41,7 @@ class Component:
     def decoder(self) -> OneLane:
         """An empty sequence. The rows of earlier ones are still in the cache and must not be
         seen."""
-        embedding = EmbeddingTable(self.engine_dir / bundle.EMBEDDING, self.config.component)
+        embedding = EmbeddingTable(self.engine_dir / file_names.EMBEDDING, self.config.component)
         local = self.config.component.local_rope
         return OneLane(
             CachedDecoder(

@@ -12,10 +12,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.tensorrt.lowering import lower
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
-from edgespec.component import ComponentConfig
 from edgespec.contract import GraphContract, canonical_contract
 from edgespec.export.components import ExportOptions
 from tests import made, shared, toys
@@ -130,7 +130,7 @@ class Canonical:
 
     @property
     def path(self) -> Path:
-        return self.onnx_dir / bundle.MODEL
+        return self.onnx_dir / file_names.MODEL
 
     def model(self) -> ir.Model:
         return ir.load(self.path)
@@ -169,5 +169,5 @@ def canonical(name: str, *, golden: bool = False) -> Canonical:
         )
         options = ExportOptions(base_model_dir=str(base), as_draft=row.as_draft, golden=golden)
     onnx_dir = made.exported(model, options) / row.component
-    config = ComponentConfig.read(onnx_dir / bundle.CONFIG)
+    config = ComponentConfig.read(onnx_dir / file_names.CONFIG)
     return Canonical(onnx_dir, canonical_contract(config.graph))

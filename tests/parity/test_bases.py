@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from transformers import MinistralConfig, MinistralForCausalLM
 
 from edgespec.contract import Role
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.trees.tree import DraftTree
 from tests import reference, toys
 from tests.calls import Outputs
 from tests.one_lane import OneLane

@@ -16,7 +16,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.backends.base import BuildOptions
 from edgespec.backends.call import Attention, Call, LaneAttention, Result
 from edgespec.backends.host import gather_idx
@@ -443,7 +443,7 @@ def test_a_ragged_batch_is_what_the_canonical_graph_computes(llama: Pair) -> Non
         [s.tree(random_tree(rng, size)[0]) for s, size in zip(sequences, (9, 4), strict=True)]
     )
     session = ort.InferenceSession(
-        str(llama.onnx_dir / bundle.MODEL), providers=["CPUExecutionProvider"]
+        str(llama.onnx_dir / file_names.MODEL), providers=["CPUExecutionProvider"]
     )
     slab = np.zeros((14, 2, 2, CAPACITY, 16), np.float32)
     slab[:, 0, :, :5], slab[:, 1, :, :11] = (

@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes, json_files
 from edgespec.backends.build import build
 from edgespec.backends.host import HostStates
 from edgespec.contract import Limits
@@ -29,7 +29,7 @@ from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.dspark import DSparkDrafter
 from edgespec.runtime.drafters.jetspec import JetSpecDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.tree import BlockPlan, DraftTree
+from edgespec.runtime.trees.tree import BlockPlan, DraftTree
 from tests import reference, toys
 from tests.parity.dflash_reference import DFlashReference
 from tests.parity.dspark_reference import DSparkReference
@@ -282,10 +282,10 @@ def test_a_dspark_draft_makes_chains_alone(dspark: Pair) -> None:
 
 def rewritten(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Other heads in an export, and a manifest that lists them."""
-    save_file(arrays, path / bundle.HEADS)
-    manifest = bundle.read_json(path / bundle.MANIFEST)
-    manifest["files"] = bundle.file_entries(path, {})
-    bundle.write_json(path / bundle.MANIFEST, manifest)
+    save_file(arrays, path / file_names.HEADS)
+    manifest = json_files.read_json(path / file_names.MANIFEST)
+    manifest["files"] = hashes.file_entries(path, {})
+    json_files.write_json(path / file_names.MANIFEST, manifest)
 
 
 W1 = "markov_head.markov_w1.weight"
@@ -308,9 +308,9 @@ def test_other_heads_than_declared_are_refused_at_build(
     path = Path(
         shutil.copytree(made("dspark-deepspec") / "out" / "dspark_draft", tmp_path / "draft")
     )
-    arrays = load_file(path / bundle.HEADS)
+    arrays = load_file(path / file_names.HEADS)
     if change is None:
-        (path / bundle.HEADS).unlink()
+        (path / file_names.HEADS).unlink()
         rewritten_without(path)
     else:
         rewritten(path, {k: v for k, v in (arrays | change).items() if v is not None})
@@ -319,6 +319,6 @@ def test_other_heads_than_declared_are_refused_at_build(
 
 
 def rewritten_without(path: Path) -> None:
-    manifest = bundle.read_json(path / bundle.MANIFEST)
-    del manifest["files"][bundle.HEADS]
-    bundle.write_json(path / bundle.MANIFEST, manifest)
+    manifest = json_files.read_json(path / file_names.MANIFEST)
+    del manifest["files"][file_names.HEADS]
+    json_files.write_json(path / file_names.MANIFEST, manifest)

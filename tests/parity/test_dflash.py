@@ -19,18 +19,18 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes, json_files
 from edgespec.backends.build import build
 from edgespec.backends.host import HostStates
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.contract import Limits
 from edgespec.errors import BuildError
 from edgespec.export.components import ExportOptions, export
-from edgespec.runtime.block import BlockRows
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.tree import BlockPlan, DraftTree
+from edgespec.runtime.lanes.block import BlockRows
+from edgespec.runtime.trees.tree import BlockPlan, DraftTree
 from tests import reference, toys
 from tests.one_lane import OneLane
 from tests.parity.dflash_reference import DFlashReference
@@ -453,14 +453,14 @@ def test_an_engine_that_computes_something_else_is_not_kept(
     draft = toys.make_dflash(tmp_path / "draft", base, layer_types=MIXED, window=4)
     export(str(draft), tmp_path, ExportOptions(base_model_dir=str(base)))
     onnx_dir = tmp_path / "dflash_draft"
-    golden = load_file(onnx_dir / bundle.GOLDEN)
+    golden = load_file(onnx_dir / file_names.GOLDEN)
     golden[f"{label}_{name}"] = np.ascontiguousarray(golden[f"{label}_{name}"][:, :, ::-1])
     if name == "attention_mask":
         golden[f"{label}_{name}"][..., :3] = False
-    save_file(golden, onnx_dir / bundle.GOLDEN)
-    manifest = bundle.read_json(onnx_dir / bundle.MANIFEST)
-    manifest["files"] = bundle.file_entries(onnx_dir, {})
-    manifest["files"].pop(bundle.MANIFEST, None)
-    bundle.write_json(onnx_dir / bundle.MANIFEST, manifest)
+    save_file(golden, onnx_dir / file_names.GOLDEN)
+    manifest = json_files.read_json(onnx_dir / file_names.MANIFEST)
+    manifest["files"] = hashes.file_entries(onnx_dir, {})
+    manifest["files"].pop(file_names.MANIFEST, None)
+    json_files.write_json(onnx_dir / file_names.MANIFEST, manifest)
     with pytest.raises(BuildError, match=f"golden {label}"):
         build(onnx_dir, tmp_path / "engine", LIMITS)

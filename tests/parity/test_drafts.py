@@ -28,7 +28,7 @@ from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests import reference, toys
 from tests.one_lane import OneLane
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from edgespec import bundle
+from edgespec.artifacts import json_files
 from edgespec.backends.host import HostStates
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.static_tree import NAMED, StaticPlan
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests import made, toys
 from tests.one_lane import OneLane
 from tests.reference_eagle1 import MISTAKES, Eagle1Reference, dynamic_tree, static_tree
@@ -211,7 +211,7 @@ def test_the_tree_of_63_nodes_is_drafted_whole(pair: Pair) -> None:
 
 
 def test_an_embedding_that_is_the_bases_is_not_stored_again(pair: Pair) -> None:
-    config = bundle.read_json(pair.engine_dir / "draft_config.json")
+    config = json_files.read_json(pair.engine_dir / "draft_config.json")
     own = "embed_tokens.weight" in pair.reference().weights
     is_own = own and not torch.equal(
         pair.reference().embed_tokens, Eagle1Reference(pair.checkpoint, pair.base).base_table

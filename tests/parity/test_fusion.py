@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.backends.build import build
 from edgespec.backends.golden import golden_calls
 from edgespec.backends.ort import lowering, weights
@@ -48,7 +48,7 @@ def answers(onnx_dir: Path, engine_dir: Path) -> list[NDArray[np.float32]]:
     """Logits and taps of the golden calls: a prompt and a tree."""
     runner, config = open_runner(engine_dir, Role.BASE)
     found = []
-    for call in golden_calls(load_file(onnx_dir / bundle.GOLDEN), config.component.ropes):
+    for call in golden_calls(load_file(onnx_dir / file_names.GOLDEN), config.component.ropes):
         result = outputs_of(runner.run(call))
         assert result.hidden_states is not None
         found += [result.logits.copy(), result.hidden_states.copy()]

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from edgespec.backends.ort.recurrent import uncommitted_bytes
 from edgespec.backends.registry import open_runner
 from edgespec.contract import RECURRENT_CHUNK, Limits, Role
-from edgespec.runtime.decoder import CachedDecoder
-from edgespec.runtime.embedding import EmbeddingTable
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.lanes.embedding import EmbeddingTable
+from edgespec.runtime.trees.tree import DraftTree
 from tests import made, reference, toys
 from tests.one_lane import OneLane
 from tests.parity.conftest import Component, MakeComponent

@@ -18,7 +18,7 @@ from edgespec.config.values import ImageTokens
 from edgespec.images import ImageReader, ImageRules
 from edgespec.images.processor import parse_processor
 from edgespec.prompts import parse_requests
-from edgespec.runtime.tokenizer import Tokenizer
+from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.vision.placeholders import expand, refuse_marks
 from tests.toys.tokenizer import write_tokenizer
 from tests.unit.images.pictures import picture, saved, seen_by_transformers, turned

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.backends.build import build
 from edgespec.backends.golden import golden_calls
 from edgespec.backends.ort import joined_rows, lowering
@@ -79,7 +79,7 @@ KINDS: dict[Callable[[Path], Path], dict[str, int]] = {
 def answers(onnx_dir: Path, engine_dir: Path) -> list[NDArray[np.float32]]:
     """Logits of the golden calls; of the first one where states would have to be kept between."""
     runner, config = open_runner(engine_dir, Role.LLM)
-    calls = golden_calls(load_file(onnx_dir / bundle.GOLDEN), config.component.ropes)
+    calls = golden_calls(load_file(onnx_dir / file_names.GOLDEN), config.component.ropes)
     calls = calls[:1] if config.component.graph.recurrent else calls
     found = [outputs_of(runner.run(call)).logits.copy() for call in calls]
     runner.close()

@@ -20,7 +20,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.backends.base import BuildOptions
 from edgespec.backends.call import Attention, Call, LaneAttention, Result
 from edgespec.backends.host import gather_idx, stacked_states
@@ -66,7 +66,7 @@ class Canonical:
         shape = component.runner.contract.shape
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
-        path = str(component.onnx_dir / bundle.MODEL)
+        path = str(component.onnx_dir / file_names.MODEL)
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         rows = np.zeros((batch, shape.num_kv_heads, CAPACITY, shape.head_dim), np.float32)
         return cls(
@@ -462,11 +462,11 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def test_a_canonical_base_is_valid_onnx_of_the_standard_domain_alone(base: Component) -> None:
-    assert_standard(base.onnx_dir / bundle.MODEL)
+    assert_standard(base.onnx_dir / file_names.MODEL)
 
 
 def test_a_canonical_draft_is_valid_onnx_of_the_standard_domain_alone(draft: Component) -> None:
-    assert_standard(draft.onnx_dir / bundle.MODEL)
+    assert_standard(draft.onnx_dir / file_names.MODEL)
 
 
 def assert_standard(path: Path) -> None:
@@ -478,7 +478,7 @@ def assert_standard(path: Path) -> None:
 
 
 def test_inputs_and_outputs_have_the_types_and_shapes_of_the_contract(draft: Component) -> None:
-    model = ir.load(draft.onnx_dir / bundle.MODEL)
+    model = ir.load(draft.onnx_dir / file_names.MODEL)
     shape = draft.runner.contract.shape
     found = {
         v.name: (str(v.dtype), [str(d) for d in v.shape or ()])
@@ -611,7 +611,7 @@ TAMPERED: dict[str, Tamper] = {
 
 @pytest.mark.parametrize("tamper", TAMPERED)
 def test_lowering_refuses_a_graph_of_another_form(llama: Component, tamper: str) -> None:
-    model = ir.load(llama.onnx_dir / bundle.MODEL)
+    model = ir.load(llama.onnx_dir / file_names.MODEL)
     TAMPERED[tamper](model)
     with pytest.raises(ContractError, match=r"layers\.0/attn"):
         lower(model, "data")
@@ -632,7 +632,7 @@ ALSO_IN_BATCHES = (
 def test_lowering_for_batches_refuses_a_graph_of_another_form(
     llama: Component, tamper: str
 ) -> None:
-    model = ir.load(llama.onnx_dir / bundle.MODEL)
+    model = ir.load(llama.onnx_dir / file_names.MODEL)
     TAMPERED[tamper](model)
     with pytest.raises(ContractError, match=r"layers\.0/attn"):
         lower(model, "data", batched=True)
@@ -642,7 +642,7 @@ def test_lowering_for_batches_refuses_a_graph_of_another_form(
 def test_lowering_takes_the_graph_that_was_not_tampered_with(
     llama: Component, batched: bool
 ) -> None:
-    model = ir.load(llama.onnx_dir / bundle.MODEL)
+    model = ir.load(llama.onnx_dir / file_names.MODEL)
     names = {value.name for value in lower(model, "data", batched).model.graph.inputs}
     assert names == {
         spec.name
@@ -653,8 +653,8 @@ def test_lowering_takes_the_graph_that_was_not_tampered_with(
 
 
 def test_lowering_for_batches_keeps_the_canonical_attention(llama: Component) -> None:
-    before = kinds(ir.load(llama.onnx_dir / bundle.MODEL))
-    after = kinds(lower(ir.load(llama.onnx_dir / bundle.MODEL), "data", batched=True).model)
+    before = kinds(ir.load(llama.onnx_dir / file_names.MODEL))
+    after = kinds(lower(ir.load(llama.onnx_dir / file_names.MODEL), "data", batched=True).model)
     assert {kind: after[kind] for kind in ("Attention", "TensorScatter", "RotaryEmbedding")} == {
         "Attention": 7,
         "TensorScatter": 14,

@@ -19,8 +19,8 @@ from edgespec.export.components import ExportOptions
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.medusa import CartesianPlan, MedusaDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.static_tree import NAMED, StaticPlan
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests import made, toys
 from tests.one_lane import OneLane
 from tests.reference_medusa import best_paths, logits_of, static_paths

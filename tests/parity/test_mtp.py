@@ -17,16 +17,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, json_files
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.build import build
 from edgespec.backends.host import HostStates
-from edgespec.component import ComponentConfig
 from edgespec.contract import Limits, memory_inputs
 from edgespec.export.components import ExportOptions, export
 from edgespec.rope import RopeTable
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.trees.tree import DraftPlan
 from tests import toys
 from tests.one_lane import OneLane
 from tests.reference_mtp import READINGS, MtpReference
@@ -63,10 +63,10 @@ class Exported:
     memory: dict[str, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.config = ComponentConfig.read(self.path / bundle.CONFIG)
+        self.config = ComponentConfig.read(self.path / file_names.CONFIG)
         self.shape, self.rope = self.config.graph, RopeTable.of(self.config.rope, CAPACITY)
         self.session = ort.InferenceSession(
-            str(self.path / bundle.MODEL), providers=["CPUExecutionProvider"]
+            str(self.path / file_names.MODEL), providers=["CPUExecutionProvider"]
         )
         sizes = {"B": 1, "C": CAPACITY, "P": 1}
         for layer in range(self.shape.num_layers):
@@ -221,7 +221,7 @@ def in_chain(pair: Pair) -> tuple[Floats, Floats]:
 
 def test_configurations_say_what_they_are(pair: Pair) -> None:
     base, draft = (
-        bundle.read_json(pair.out / part / bundle.CONFIG) for part in ("llm", "mtp_draft")
+        json_files.read_json(pair.out / part / file_names.CONFIG) for part in ("llm", "mtp_draft")
     )
     hidden = base["hidden_size"]
     assert (base["spec_decode_type"], base["engine_role"]) == ("mtp", "base")
@@ -237,7 +237,7 @@ def test_configurations_say_what_they_are(pair: Pair) -> None:
     )
     assert [kept is None for kept in base["kv_layer_configs"]] == [True, True, True, False]
     assert base["partial_rotary_factor"] == draft["partial_rotary_factor"] < 1
-    assert not (pair.out / "mtp_draft" / bundle.EMBEDDING).exists()
+    assert not (pair.out / "mtp_draft" / file_names.EMBEDDING).exists()
 
 
 @pytest.fixture(scope="module")

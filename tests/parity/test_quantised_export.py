@@ -24,10 +24,10 @@ from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.build import build
 from edgespec.backends.golden import golden_calls
 from edgespec.backends.registry import open_runner
-from edgespec.component import ComponentConfig
 from edgespec.contract import Limits
 from edgespec.errors import BundleError, CheckpointError, UnsupportedModel
 from edgespec.export.components import Exported, ExportOptions, export

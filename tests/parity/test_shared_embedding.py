@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.backends.build import build
 from edgespec.backends.ort import matmul_nbits
 from edgespec.backends.ort.options import FP32, WeightFormat
 from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
 from edgespec.export.components import ExportOptions, export
-from edgespec.quantized import dequantize_stored, quantize_rtn
-from edgespec.runtime.embedding import EmbeddingTable
+from edgespec.quantization.quantized_weight import dequantize_stored, quantize_rtn
+from edgespec.runtime.lanes.embedding import EmbeddingTable
 from tests import toys
 
 LIMITS = Limits(max_input_len=32, max_kv_cache_capacity=32)
@@ -49,10 +49,10 @@ def test_rows_of_a_tied_head_are_the_rounded_embedding(
 ) -> None:
     onnx = exported(tmp_path, tied=True)
     built = build(onnx, tmp_path / "engine", LIMITS, options=weight_format)
-    assert not (tmp_path / "engine" / bundle.EMBEDDING).exists()
+    assert not (tmp_path / "engine" / file_names.EMBEDDING).exists()
     assert any("embedding" in note for note in built.notes)
     runner, config = open_runner(tmp_path / "engine", Role.BASE)
-    table = EmbeddingTable(onnx / bundle.EMBEDDING, config.component).table
+    table = EmbeddingTable(onnx / file_names.EMBEDDING, config.component).table
     tokens = np.array([[0, 5, len(table) - 1]])
     assert runner.table is not None
     assert weight_format.bits is not None
@@ -78,7 +78,7 @@ def test_other_engines_keep_a_table_of_their_own(
     build(onnx, tmp_path / "engine", LIMITS, options=weight_format)
     runner, _ = open_runner(tmp_path / "engine", Role.BASE)
     assert runner.table is None
-    assert (tmp_path / "engine" / bundle.EMBEDDING).read_bytes() == (
-        onnx / bundle.EMBEDDING
+    assert (tmp_path / "engine" / file_names.EMBEDDING).read_bytes() == (
+        onnx / file_names.EMBEDDING
     ).read_bytes()
     runner.close()

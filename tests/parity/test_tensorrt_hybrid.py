@@ -15,13 +15,13 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.rewriting import replace_output
 from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.lowering import indexing, loops, lower, recurrence
 from edgespec.backends.tensorrt.parser_version import RELEASES, ParserVersion
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
-from edgespec.component import ComponentConfig
 from edgespec.contract import (
     GraphShape,
     canonical_contract,
@@ -185,11 +185,11 @@ class Case:
 
     def __init__(self, onnx_dir: Path, work: Path) -> None:
         self.onnx_dir, self.work = onnx_dir, work
-        self.shape = ComponentConfig.read(onnx_dir / bundle.CONFIG).graph
-        self.canonical = Graph.open(onnx_dir / bundle.MODEL, self.shape)
+        self.shape = ComponentConfig.read(onnx_dir / file_names.CONFIG).graph
+        self.canonical = Graph.open(onnx_dir / file_names.MODEL, self.shape)
 
     def model(self) -> ir.Model:
-        return ir.load(self.onnx_dir / bundle.MODEL)
+        return ir.load(self.onnx_dir / file_names.MODEL)
 
     def lowered(self, dialect: Dialect, compute: Compute = "float32", *changes: Change) -> Graph:
         """The whole of lowering, and what `changes` make of its result."""
@@ -206,8 +206,8 @@ class Case:
             change(model)
         out = self.work / f"{len(list(self.work.iterdir()))}"
         shutil.copytree(self.onnx_dir, out)
-        ir.save(model, out / bundle.MODEL)
-        return Graph.open(out / bundle.MODEL, self.shape)
+        ir.save(model, out / file_names.MODEL)
+        return Graph.open(out / file_names.MODEL, self.shape)
 
 
 @pytest.fixture(scope="module", params=ROWS)

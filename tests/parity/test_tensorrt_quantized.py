@@ -14,12 +14,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.lowering import lower, precision, quantization
 from edgespec.backends.tensorrt.parser_version import RELEASES, ParserVersion
 from edgespec.backends.tensorrt.target import Compute, Dialect
-from edgespec.component import ComponentConfig
 from edgespec.contract import (
     ACTIVATIONS,
     INPUT_SCALE,
@@ -30,8 +30,8 @@ from edgespec.contract import (
 )
 from edgespec.errors import ContractError, UnsupportedModel
 from edgespec.export.components import ExportOptions
-from edgespec.quantized import QuantizedWeight
-from edgespec.schemes import SCHEMES
+from edgespec.quantization.quantized_weight import QuantizedWeight
+from edgespec.quantization.schemes import SCHEMES
 from tests import made, toys
 from tests.quantized_products import (
     EXACT,
@@ -324,12 +324,12 @@ def test_a_lowered_base_is_the_canonical_one(
     toy = toys.make_base(tmp_path / "toy", "llama", layers=2)
     shutil.copy(toy / "tokenizer.json", checkpoint)
     (onnx_dir,) = made.exported(checkpoint, ExportOptions(golden=False)).iterdir()
-    shape = ComponentConfig.read(onnx_dir / bundle.CONFIG).graph
+    shape = ComponentConfig.read(onnx_dir / file_names.CONFIG).graph
     work = shutil.copytree(onnx_dir, tmp_path / "work")
-    wanted = Product(ir.load(work / bundle.MODEL), work).emulate(*NOT_ROUNDED)
+    wanted = Product(ir.load(work / file_names.MODEL), work).emulate(*NOT_ROUNDED)
     if name == "w4a8_awq":
         keep_static(wanted)
-    found = Product(ir.load(work / bundle.MODEL), work)
+    found = Product(ir.load(work / file_names.MODEL), work)
     lower(found.model, canonical_contract(shape), target("float32", dialect))
     if dialect is Dialect.PORTABLE:
         assert found.model.graph.opset_imports[""] == OPSETS.get(name, 20)

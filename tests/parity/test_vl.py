@@ -22,8 +22,8 @@ from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import PLAIN, Engine
-from edgespec.runtime.prompt_value import Prompt
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.text.prompt_value import Prompt
+from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.runtime.vision.encoder import VisionEncoder
 from edgespec.vision.contract import ImageLimits
 from tests import made, pictures, reference, toys

@@ -18,7 +18,7 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, json_files
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.build import Built, build
 from edgespec.backends.golden import golden_calls
@@ -119,7 +119,7 @@ def test_a_rounded_engine_computes_what_its_bytes_are_worth(
     plain = in_float32(tmp_path / "engine", tmp_path / "plain")
     from safetensors.numpy import load_file
 
-    golden = load_file(onnx_dir / bundle.GOLDEN)
+    golden = load_file(onnx_dir / file_names.GOLDEN)
     for call in golden_calls(golden, config.component.ropes):
         wanted = outputs_of(plain.run(call)).logits.copy()
         found = outputs_of(runner.run(call)).logits
@@ -136,7 +136,7 @@ def test_the_bytes_are_the_weights_rounded_to_nearest(
     off than half."""
     fmt = FORMATS[name]
     build(onnx_dir, tmp_path, LIMITS, options=fmt)
-    model, canonical = ir.load(tmp_path / "spec_base.onnx"), ir.load(onnx_dir / bundle.MODEL)
+    model, canonical = ir.load(tmp_path / "spec_base.onnx"), ir.load(onnx_dir / file_names.MODEL)
     names = {node.name: node for node in canonical.graph if node.op_type == "MatMul"}
     rounded = {node: parts(str(node.name)) for node in model.graph if node.op_type == "MatMulNBits"}
     assert sorted(name for several in rounded.values() for name in several) == sorted(names)
@@ -186,7 +186,7 @@ def test_products_of_integers_multiply_the_weights_rounded_by_channel(
         "compute": "int8",
         "exact": True,
     }
-    model, canonical = ir.load(tmp_path / "spec_base.onnx"), ir.load(onnx_dir / bundle.MODEL)
+    model, canonical = ir.load(tmp_path / "spec_base.onnx"), ir.load(onnx_dir / file_names.MODEL)
     names = {node.name: node for node in canonical.graph if node.op_type == "MatMul"}
     products = [node for node in model.graph if node.op_type == "MatMulInteger"]
     assert len(products) == len(names) == 7 * 7 + 1
@@ -228,8 +228,8 @@ def test_an_engine_says_what_its_weights_are(onnx_dir: Path, tmp_path: Path) -> 
     built = build(onnx_dir, tmp_path, LIMITS, options=FORMATS["int4-32"])
     for found in (
         built.weights.to_dict(),
-        bundle.read_json(tmp_path / "base_config.json")["weights"],
-        bundle.read_manifest(tmp_path)["engines"]["base"]["weights"],
+        json_files.read_json(tmp_path / "base_config.json")["weights"],
+        json_files.read_manifest(tmp_path)["engines"]["base"]["weights"],
     ):
         assert {name: found[name] for name in ("scheme", "block", "method")} == {
             "scheme": "int4",
@@ -239,7 +239,7 @@ def test_an_engine_says_what_its_weights_are(onnx_dir: Path, tmp_path: Path) -> 
         assert 0.1 <= found["rounding"] < 2
     assert any("lossless up to kernel rounding" in note for note in built.notes)
     assert (
-        bundle.read_json(tmp_path / "manifest.json")["engines"]["base"]["golden_cosine"]
+        json_files.read_json(tmp_path / "manifest.json")["engines"]["base"]["golden_cosine"]
         == built.golden_cosine
     )
 
@@ -260,7 +260,7 @@ def quantized_values_and_floats(engine_dir: Path) -> Iterator[Any]:
 @pytest.mark.parametrize("name", ["int4-128", "int8-32"])
 def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
     """Why not dynamic int8, whose scale is one for all rows."""
-    from edgespec.quantized import quantize_rtn
+    from edgespec.quantization.quantized_weight import quantize_rtn
 
     fmt, rng = FORMATS[name], np.random.default_rng(0)
     assert fmt.bits is not None

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from edgespec.backends.tensorrt.device.base import Device
-from edgespec.backends.tensorrt.device.opening import PACKAGES, check_driver, installed
-from edgespec.backends.tensorrt.device.pycuda_device import primary_context
-from edgespec.backends.tensorrt.workspace import Workspace
+from edgespec.backends.cuda.device.base import Device
+from edgespec.backends.cuda.device.opening import PACKAGES, check_driver, installed
+from edgespec.backends.cuda.device.pycuda_device import primary_context
+from edgespec.backends.cuda.workspace import Workspace
 from edgespec.errors import EnvironmentProblem
 from tests.cuda_stand_in.built import Driver, driver_here
 

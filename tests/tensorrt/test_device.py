@@ -8,15 +8,15 @@ import threading
 import numpy as np
 import pytest
 
-from edgespec.backends.tensorrt import kernels
-from edgespec.backends.tensorrt.device.base import (
+from edgespec.backends.cuda import kernels
+from edgespec.backends.cuda.device.base import (
     ALIGNMENT,
     Device,
     DeviceLost,
     DeviceMemoryFull,
     DeviceProblem,
 )
-from edgespec.backends.tensorrt.workspace import Workspace
+from edgespec.backends.cuda.workspace import Workspace
 from tests.tensorrt.cuda import device, down, get, put, workspace
 
 __all__ = ["device", "workspace"]

@@ -13,16 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.tensorrt import kernels
-from edgespec.backends.tensorrt.caches import KvCache
-from edgespec.backends.tensorrt.device.base import (
-    Device,
-    DeviceLost,
-    DeviceMemoryFull,
-    DeviceProblem,
-)
-from edgespec.backends.tensorrt.device.opening import PACKAGES, Package
-from edgespec.backends.tensorrt.workspace import Workspace
+from edgespec.backends.cuda import kernels
+from edgespec.backends.cuda.caches import KvCache
+from edgespec.backends.cuda.device.base import Device, DeviceLost, DeviceMemoryFull, DeviceProblem
+from edgespec.backends.cuda.device.opening import PACKAGES, Package
+from edgespec.backends.cuda.workspace import Workspace
 from tests.cuda_stand_in.built import Driver
 from tests.tensorrt.cuda import device, down, driver, put, workspace
 
@@ -280,8 +275,8 @@ import threading
 import numpy as np
 from tests.cuda_stand_in import plugin
 from tests.cuda_stand_in.built import driver_here
-from edgespec.backends.tensorrt.device.opening import PACKAGES
-from edgespec.backends.tensorrt.workspace import Workspace
+from edgespec.backends.cuda.device.opening import PACKAGES
+from edgespec.backends.cuda.workspace import Workspace
 driver = driver_here()
 plugin.pytest_configure(None)
 (package,) = (row for row in PACKAGES if row.name == {name!r})

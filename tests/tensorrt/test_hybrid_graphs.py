@@ -10,10 +10,10 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.tensorrt.lowering import indexing, loops, lower
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
-from edgespec.component import ComponentConfig
 from edgespec.contract import canonical_contract
 from edgespec.export.components import ExportOptions
 from tests import made, toys
@@ -37,8 +37,8 @@ def target(dialect: Dialect, compute: Compute) -> Target:
 
 
 def lowered(onnx_dir: Path, dialect: Dialect, compute: Compute) -> bytes:
-    contract = canonical_contract(ComponentConfig.read(onnx_dir / bundle.CONFIG).graph)
-    model = ir.load(onnx_dir / bundle.MODEL)
+    contract = canonical_contract(ComponentConfig.read(onnx_dir / file_names.CONFIG).graph)
+    model = ir.load(onnx_dir / file_names.MODEL)
     return as_bytes(lower(model, contract, target(dialect, compute)))
 
 
@@ -62,12 +62,12 @@ def test_a_hybrid_is_not_parsed_with_a_part_as_export_wrote_it(
     onnx_dir: Path, left_out: object
 ) -> None:
     """Why EyeLike, Compress and Loop are lowered: a parser that takes them is noticed here."""
-    model = ir.load(onnx_dir / bundle.MODEL)
+    model = ir.load(onnx_dir / file_names.MODEL)
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.shape = ir.Shape([128 if fixed(dim) == "C" else dim for dim in value.shape or ()])
     indexing.apply(model, target(Dialect.NATIVE, "float32"))
     if left_out is indexing:
-        model = ir.load(onnx_dir / bundle.MODEL)
+        model = ir.load(onnx_dir / file_names.MODEL)
     assert rtx.ask(as_bytes(model), build=False).step == "parse"
 
 

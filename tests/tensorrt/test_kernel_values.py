@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from edgespec.backends.cuda import kernels
+from edgespec.backends.cuda.logits import TopSearch, find_top
+from edgespec.backends.cuda.workspace import Workspace
 from edgespec.backends.host import HostLogits
-from edgespec.backends.tensorrt import kernels
-from edgespec.backends.tensorrt.logits import TopSearch, find_top
-from edgespec.backends.tensorrt.workspace import Workspace
 from tests.tensorrt.cuda import device, get, orders, put, workspace
 
 __all__ = ["device", "orders", "workspace"]

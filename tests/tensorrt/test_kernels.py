@@ -8,13 +8,13 @@ import re
 import numpy as np
 import pytest
 
+from edgespec.backends.cuda import kernels
+from edgespec.backends.cuda.caches import KvCache
+from edgespec.backends.cuda.device import nvrtc
+from edgespec.backends.cuda.device.base import Device
+from edgespec.backends.cuda.logits import DeviceLogits, Wanted
+from edgespec.backends.cuda.workspace import Workspace
 from edgespec.backends.host import HostLogits
-from edgespec.backends.tensorrt import kernels
-from edgespec.backends.tensorrt.caches import KvCache
-from edgespec.backends.tensorrt.device import nvrtc
-from edgespec.backends.tensorrt.device.base import Device
-from edgespec.backends.tensorrt.logits import DeviceLogits, Wanted
-from edgespec.backends.tensorrt.workspace import Workspace
 from edgespec.errors import InternalError, MissingDependency
 from tests.cuda_stand_in.built import TOO_LARGE, driver_here
 from tests.tensorrt.cuda import device, down, up

@@ -11,10 +11,10 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.tensorrt.lowering import lower
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
-from edgespec.component import ComponentConfig
 from edgespec.contract import canonical_contract
 from edgespec.export.components import ExportOptions
 from tests import made, toys
@@ -27,7 +27,7 @@ COMPUTES: tuple[Compute, ...] = ("float32", "float16", "bfloat16")
 
 
 def asked(product: Product, *, build: bool, sm: int = 120) -> rtx.Answer:
-    path = product.directory / bundle.MODEL
+    path = product.directory / file_names.MODEL
     ir.save(product.model, path)
     return rtx.ask(path, build=build, sm=sm)
 
@@ -131,9 +131,9 @@ def test_a_base_is_compiled(
     toy = toys.make_base(tmp_path / "toy", "llama", layers=2)
     shutil.copy(toy / "tokenizer.json", checkpoint)
     (onnx_dir,) = made.exported(checkpoint, ExportOptions(golden=False)).iterdir()
-    contract = canonical_contract(ComponentConfig.read(onnx_dir / bundle.CONFIG).graph)
+    contract = canonical_contract(ComponentConfig.read(onnx_dir / file_names.CONFIG).graph)
     for compute in COMPUTES:
-        model = ir.load(onnx_dir / bundle.MODEL)
+        model = ir.load(onnx_dir / file_names.MODEL)
         lower(model, contract, Target(dialect=dialect, compute=compute, capacity=64, max_rows=16))
         build = compute == "bfloat16" and rtx.builds()
         answer = rtx.ask(as_bytes(model), build=build)

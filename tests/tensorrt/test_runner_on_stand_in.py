@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.tensorrt.device import opening
-from edgespec.backends.tensorrt.device.base import Device, DeviceLost
-from edgespec.backends.tensorrt.device.cuda_python import CudaPythonDevice
-from edgespec.backends.tensorrt.device.opening import PACKAGES, installed
-from edgespec.backends.tensorrt.device.pycuda_device import PycudaDevice
+from edgespec.backends.cuda.device import opening
+from edgespec.backends.cuda.device.base import Device, DeviceLost
+from edgespec.backends.cuda.device.cuda_python import CudaPythonDevice
+from edgespec.backends.cuda.device.opening import PACKAGES, installed
+from edgespec.backends.cuda.device.pycuda_device import PycudaDevice
 from tests.cuda_stand_in.built import LIBRARY, Driver
 from tests.e2e.tensorrt_pairs import NATIVE, PORTABLE, built, tokens
 from tests.e2e.workshop import Cli, cli

@@ -37,7 +37,7 @@ import json, os, sys, tempfile
 from pathlib import Path
 from edgespec.backends.tensorrt import bindings, execution
 from edgespec.backends.tensorrt.versions import RTX
-from edgespec.backends.tensorrt.workspace import Workspace
+from edgespec.backends.cuda.workspace import Workspace
 from edgespec.errors import EdgeSpecError
 from tests.tensorrt import same_calls
 from tests.tensorrt_simulator.device import HostDevice

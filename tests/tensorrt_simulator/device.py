@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.tensorrt.device.base import (
+from edgespec.backends.cuda.device.base import (
     ALIGNMENT,
     Device,
     DeviceLost,
@@ -22,7 +22,7 @@ from edgespec.backends.tensorrt.device.base import (
     DeviceProblem,
     HostBlock,
 )
-from edgespec.backends.tensorrt.kernels import PART_IDS, STRUCTURES, TOP_THREADS
+from edgespec.backends.cuda.kernels import PART_IDS, STRUCTURES, TOP_THREADS
 
 Bytes = NDArray[np.uint8]
 POISON = 0xFF  # NaN in every floating-point type

@@ -24,6 +24,7 @@ import onnx
 from onnx import helper
 
 from edgespec.backends.call import Attention, Call, LaneAttention
+from edgespec.backends.cuda.workspace import Workspace
 from edgespec.backends.engine_config import EngineLimits
 from edgespec.backends.tensorrt import bindings, runner
 from edgespec.backends.tensorrt.contract import lowered_contract
@@ -31,7 +32,6 @@ from edgespec.backends.tensorrt.profiles import max_rows, profiles_of, slots_of
 from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.backends.tensorrt.versions import TENSORRT, Capabilities, capabilities_of
-from edgespec.backends.tensorrt.workspace import Workspace
 from edgespec.contract import (
     GraphContract,
     GraphShape,

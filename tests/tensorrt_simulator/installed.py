@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.backends.cuda.device import opening
 from edgespec.backends.tensorrt import bindings, devices, process
 from edgespec.backends.tensorrt import fingerprint as fingerprints
-from edgespec.backends.tensorrt.device import opening
 from edgespec.backends.tensorrt.devices import Device
 from edgespec.backends.tensorrt.versions import Library, capabilities_of
 from tests.tensorrt_simulator.device import HostDevice

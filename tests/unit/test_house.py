@@ -19,23 +19,14 @@ HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "tensorrt", "PIL")
 GROUND = (
     "errors",
     "progress",
-    "schemes",
-    "quantized",
+    "quantization",
     "config",
-    "pass_work",
-    "stored",
+    "safe_read",
     "families",
     "rope",
     "contract",
-    "operators",
-    "bundle",
-    "directories",
-    "outputs",
     "methods",
-    "graph_quantization",
-    "component",
-    "component_files",
-    "manifest",
+    "artifacts",
     "prompts",
     "vision",
     "images",
@@ -59,15 +50,33 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
 }
 ROOMS = tuple(LEANS_ON)
 ROOF: dict[str, tuple[str, ...]] = {
-    "cache": GROUND,
-    "inspection": ROOMS,
-    "oneshot": (*ROOMS, "cache", "inspection"),
-    "recipe": ROOMS,
-    "cli": (*ROOMS, "cache", "inspection", "oneshot", "recipe"),
+    "pipeline": ROOMS,
+    "cli": (*ROOMS, "pipeline"),
     "__init__": ROOMS,
-    "__main__": (*ROOMS, "inspection", "recipe", "cli"),
+    "__main__": (*ROOMS, "pipeline", "cli"),
 }
 TABLE = {**LEANS_ON, **ROOF}
+# The rooms of the runtime, lowest first: each leans on those before it alone, also in functions.
+RUNTIME = (
+    "costs",
+    "faults",
+    "limits",
+    "sampling",
+    "text",
+    "lanes",
+    "trees",
+    "acceptance",
+    "plans",
+    "vision",
+    "drafters",
+    "loop",
+    "opening",
+    "streams",
+    "engine",
+    "measuring",
+    "requests",
+    "checks",
+)
 
 
 def room_of(path: Path, package: Path) -> str:
@@ -199,10 +208,14 @@ def test_every_room_has_a_row_in_the_table() -> None:
     [
         (
             "prompts.py",
-            "from edgespec.runtime.tokenizer import Tokenizer",
+            "from edgespec.runtime.text.tokenizer import Tokenizer",
             "prompts leans on runtime",
         ),
-        ("errors.py", "def f():\n    import edgespec.bundle", "errors leans on bundle"),
+        (
+            "errors.py",
+            "def f():\n    import edgespec.artifacts.hashes",
+            "errors leans on artifacts",
+        ),
         ("config.py", "from edgespec import contract", "config leans on contract"),
         (
             "runtime/session.py",
@@ -221,7 +234,7 @@ def test_every_room_has_a_row_in_the_table() -> None:
             "graphs leans on export",
         ),
         ("graphs/eagle.py", "from .decoder import Decoder", "relative import .decoder.Decoder"),
-        ("recipe.py", "from edgespec.cli import main", "recipe leans on cli"),
+        ("pipeline/x.py", "from edgespec.cli import main", "pipeline leans on cli"),
         ("attic/x.py", "from edgespec import errors", "the room attic has no row"),
     ],
 )
@@ -235,7 +248,7 @@ def test_allowed_import_is_not_taken_for_a_violation(tmp_path: Path) -> None:
     plant(
         tmp_path,
         "runtime/session.py",
-        "from edgespec import __version__, bundle\nfrom edgespec.runtime import tree",
+        "from edgespec import __version__, artifacts\nfrom edgespec.runtime import tree",
     )
     plant(
         tmp_path,
@@ -245,10 +258,38 @@ def test_allowed_import_is_not_taken_for_a_violation(tmp_path: Path) -> None:
     assert violations(tmp_path) == []
 
 
+def runtime_violations(package: Path) -> list[str]:
+    """What a room of the runtime imports of one above it."""
+    rank = {room: floor for floor, room in enumerate(RUNTIME)}
+    modules = modules_of(package)
+    found = []
+    for name, path in modules.items():
+        own = name.split(".")[2:3]
+        if not name.startswith("edgespec.runtime.") or own == []:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            for target in imported_modules(node):
+                room = target.split(".")[2:3] if target.startswith("edgespec.runtime.") else own
+                if room != own and (room == [] or rank[room[0]] > rank[own[0]]):
+                    found.append(f"{name}: {own[0]} leans on {target}")
+    return found
+
+
+def test_rooms_of_the_runtime_lean_downward() -> None:
+    assert runtime_violations(PACKAGE) == []
+
+
+def test_an_arrow_up_within_the_runtime_is_caught(tmp_path: Path) -> None:
+    plant(tmp_path, "runtime/loop/session.py", "def f():\n    import edgespec.runtime.measuring.x")
+    assert runtime_violations(tmp_path) == [
+        "edgespec.runtime.loop.session: loop leans on edgespec.runtime.measuring.x"
+    ]
+
+
 def test_files_import_each_other_in_no_circle() -> None:
     graph = file_imports(PACKAGE)
-    assert "edgespec.runtime.session" in graph
-    assert len(graph["edgespec.runtime.session"]) > 3
+    assert "edgespec.runtime.loop.session" in graph
+    assert len(graph["edgespec.runtime.loop.session"]) > 3
     assert circle_of(graph) == []
 
 
@@ -347,6 +388,6 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 def test_running_an_engine_imports_no_onnx() -> None:
     """onnx_ir brings sympy along: half of what `infer` needs to start."""
-    needed = "edgespec.runtime.engine, edgespec.runtime.file_runner, edgespec.backends.ort.runner"
+    needed = "edgespec.runtime.engine, edgespec.runtime.requests, edgespec.backends.ort.runner"
     said = heavy_after(f"import sys, {needed}; print('onnx_ir' in sys.modules)")
     assert said == "False\n['onnxruntime']\n"

@@ -51,13 +51,13 @@ EXCEPTIONS = {
     "methods/eagle3.py": "a key of published configs: use_mtp_layernorm",
     "methods/jetspec.py": "the section of published configs: dflash_config",
     "prompts/template.py": "a key of named templates: suffix",
-    "stored/tokenizer.py": "a key of tokenizer.json: suffix",
+    "safe_read/tokenizer.py": "a key of tokenizer.json: suffix",
     "runtime/drafters/suffix.py": "a key of TensorRT-LLM: max_matching_ngram_size",
     "runtime/drafters/mtp.py": "a key of TensorRT-LLM: mtp_eagle_one_model",
     "runtime/acceptance/typical.py": "whose paper defines the rule",
     "runtime/drafters/tree_drafter.py": "cites the paper of its search",
-    "runtime/static_tree.py": "whose the published tree is",
-    "runtime/profile.py": "a key of TensorRT Edge-LLM's profile",
+    "runtime/trees/static_tree.py": "whose the published tree is",
+    "runtime/requests/profile.py": "a key of TensorRT Edge-LLM's profile",
 }
 
 

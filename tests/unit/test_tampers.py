@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec import bundle
+from edgespec.artifacts import file_names
+from edgespec.artifacts.component_files import d2t_offsets
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.canonical_graph import check_graph
 from edgespec.backends.golden_file import read_golden
 from edgespec.backends.onnx_dir import open_onnx_dir
+from edgespec.backends.operators import OPERATORS
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
-from edgespec.component_files import d2t_offsets
 from edgespec.contract import Role
 from edgespec.errors import EdgeSpecError
-from edgespec.operators import OPERATORS
-from edgespec.runtime.embedding import EmbeddingTable
-from edgespec.runtime.tokenizer import Tokenizer
+from edgespec.runtime.lanes.embedding import EmbeddingTable
+from edgespec.runtime.text.tokenizer import Tokenizer
 from tests import tampers
 from tests.small_pair import SmallPair, small_pair
 from tests.tampers import TAMPERS, Tamper
@@ -63,8 +63,8 @@ def read(where: str, directory: Path) -> None:
 def read_engines(directory: Path) -> None:
     base, _ = engines.open_engine(directory, Role.BASE)
     draft, _ = engines.open_engine(directory, Role.DRAFT)
-    EmbeddingTable(directory / bundle.EMBEDDING, base.component)
-    d2t_offsets(directory / bundle.D2T, draft.component)
+    EmbeddingTable(directory / file_names.EMBEDDING, base.component)
+    d2t_offsets(directory / file_names.D2T, draft.component)
     Tokenizer.open(directory)
 
 

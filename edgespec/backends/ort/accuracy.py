@@ -21,7 +21,7 @@ from edgespec.backends.ort.data_layout import (
 from edgespec.backends.ort.options import EXACT_BLOCK, FLOAT32_TOLERANCE, WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues
 from edgespec.errors import BuildError
-from edgespec.schemes import EMULATED, SCHEMES, Scheme
+from edgespec.quantization.schemes import EMULATED, SCHEMES, Scheme
 
 # The largest difference between a batch and a sequence alone on an engine whose kernels round
 # activations to 8 bits: up to 0.02 was measured; sequences that are mixed up differ by more than

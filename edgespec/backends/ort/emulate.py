@@ -20,7 +20,7 @@ from edgespec.backends.ort.probe import probe_graph, run_probe
 from edgespec.backends.rewriting import Constants, Nodes
 from edgespec.contract import ACTIVATIONS, INPUT_SCALE
 from edgespec.errors import BuildError, ContractError
-from edgespec.schemes import Scheme
+from edgespec.quantization.schemes import Scheme
 
 Floats = NDArray[np.float32]
 

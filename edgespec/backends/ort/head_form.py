@@ -12,7 +12,7 @@ import numpy as np
 
 from edgespec.backends.ort.low_bit_matmul import RowRounding
 from edgespec.backends.ort.native.layout import BLOCK_SIZES, Layout
-from edgespec.stored.fields import BundleFields
+from edgespec.safe_read.fields import BundleFields
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgespec.backends.ort.probe import probe_graph, run_probe
 from edgespec.backends.rewriting import Constants, Nodes
 from edgespec.errors import BuildError
-from edgespec.quantized import QuantizedWeight
+from edgespec.quantization.quantized_weight import QuantizedWeight
 
 INT8_MAX = np.float32(127)
 MIN_SCALE = np.finfo(np.float32).tiny  # of a row's scale: a row of zeros has one too

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgespec.backends.ort.native.layout import BLOCK_SIZES, PANEL, Layout
 from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION, kernels
 from edgespec.errors import BuildError
-from edgespec.quantized import QuantizedWeight, dequantize_stored
+from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgespec.backends.ort.session import FATAL, NO_FALLBACK
 from edgespec.contract import OPSET
 from edgespec.errors import BuildError
-from edgespec.quantized import QuantizedWeight, dequantize_stored
+from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -16,11 +16,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.bundle import contained
+from edgespec.artifacts.hashes import contained
 from edgespec.contract import SCHEME
 from edgespec.errors import ContractError
-from edgespec.quantized import QuantizedWeight
-from edgespec.schemes import SCHEMES, Scheme
+from edgespec.quantization.quantized_weight import QuantizedWeight
+from edgespec.quantization.schemes import SCHEMES, Scheme
 
 NUMPY: dict[ir.DataType, np.dtype[Any]] = {
     ir.DataType.FLOAT: np.dtype(np.float32),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.backends.base import Progress, Staged
 from edgespec.backends.engine_config import LargestWeight, SharedEmbedding, head_file
 from edgespec.backends.onnx_dir import OnnxDir
@@ -81,7 +81,7 @@ def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:
     it is not tied, or not of low bits in blocks."""
     for weight in lowered.weights:
         source = weight.source
-        if not isinstance(source, ir.ExternalTensor) or source.location != bundle.EMBEDDING:
+        if not isinstance(source, ir.ExternalTensor) or source.location != file_names.EMBEDDING:
             continue
         if isinstance(weight, PackedWeight) and weight.rounding.in_blocks:
             return SharedEmbedding(

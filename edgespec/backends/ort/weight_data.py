@@ -24,7 +24,7 @@ from edgespec.backends.ort.data_layout import (
     StoredWeight,
 )
 from edgespec.backends.ort.quantized_values import QuantizedValues, read_tensor
-from edgespec.quantized import QuantizedWeight, dequantize_stored, quantize_rtn
+from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored, quantize_rtn
 
 Pieces = Iterator[tuple[int, NDArray[Any]]]
 

@@ -192,8 +192,8 @@ class TensorRTBackend(Backend):
         of CUDA."""
         canonical = canonical_contract(staged.contract.shape)
         settings = EngineSettings.read(staged.settings, canonical, "the staged engine")
-        from edgespec.backends.tensorrt.device.opening import open_device
-        from edgespec.backends.tensorrt.workspace import Workspace
+        from edgespec.backends.cuda.device.opening import open_device
+        from edgespec.backends.cuda.workspace import Workspace
 
         device = Workspace(open_device())
         return self.opened(staged.engine, settings, device, capacity, lanes, canonical)
@@ -201,8 +201,8 @@ class TensorRTBackend(Backend):
     def open_device(self) -> PairDevice:
         """The workspace of a pair. MissingDependency without a Python package of CUDA,
         EnvironmentProblem without a device."""
-        from edgespec.backends.tensorrt.device.opening import open_device
-        from edgespec.backends.tensorrt.workspace import Workspace
+        from edgespec.backends.cuda.device.opening import open_device
+        from edgespec.backends.cuda.workspace import Workspace
 
         return Workspace(open_device(), shared=True)
 
@@ -226,8 +226,8 @@ class TensorRTBackend(Backend):
         canonical: GraphContract,
     ) -> Runner:
         """A runner of an engine file on a device."""
+        from edgespec.backends.cuda.workspace import Workspace
         from edgespec.backends.tensorrt import bindings, runner
-        from edgespec.backends.tensorrt.workspace import Workspace
 
         assert isinstance(device, Workspace)
         found, contract = bindings.load(self.library), lowered_contract(canonical, settings.target)
@@ -327,10 +327,10 @@ class TensorRTBackend(Backend):
     ) -> EncoderRunner:
         """A runner of an image encoder, on a workspace of its own. MissingDependency without the
         library or a Python package of CUDA, EnvironmentProblem where memory does not do."""
+        from edgespec.backends.cuda.device import opening
+        from edgespec.backends.cuda.workspace import Workspace
         from edgespec.backends.tensorrt.bindings import load
-        from edgespec.backends.tensorrt.device import opening
         from edgespec.backends.tensorrt.encoder import open_encoder
-        from edgespec.backends.tensorrt.workspace import Workspace
 
         own = EngineSettings.read(settings, vision_contract(config), str(path))
         found = load(self.library)

@@ -13,7 +13,7 @@ from functools import cache
 
 from edgespec.backends.tensorrt.target import Compute
 from edgespec.errors import UnsupportedModel
-from edgespec.schemes import SCHEMES
+from edgespec.quantization.schemes import SCHEMES
 
 CU_MAJOR, CU_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 NAME_BYTES = 256

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.backends.emitted import SCRIPT
 from edgespec.backends.tensorrt.options import MIB, TensorRTOptions
 from edgespec.backends.tensorrt.profiles import Profile
@@ -25,7 +25,7 @@ DECOMPOSABLE = "TRT_decomposable"
 def command_of(plan: BuildPlan, options: TensorRTOptions, engine: str) -> list[str]:
     """The words of the command that builds the file `engine` from the graph beside it."""
     capabilities = plan.capabilities
-    words = [plan.library.tool, f"--onnx={bundle.MODEL}", f"--saveEngine={engine}"]
+    words = [plan.library.tool, f"--onnx={file_names.MODEL}", f"--saveEngine={engine}"]
     if capabilities.typed_by_flag and not capabilities.compiles_for:
         words.append("--stronglyTyped")
     if capabilities.compiles_for:

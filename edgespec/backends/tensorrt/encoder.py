@@ -11,12 +11,13 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.cuda.bound import Bound
+from edgespec.backends.cuda.device.base import DeviceMemoryFull
+from edgespec.backends.cuda.workspace import Workspace, attempt
 from edgespec.backends.tensorrt.bindings import Bindings
-from edgespec.backends.tensorrt.device.base import DeviceMemoryFull
 from edgespec.backends.tensorrt.encoder_contract import lowered_contract
-from edgespec.backends.tensorrt.execution import Bound, OpenEngine
+from edgespec.backends.tensorrt.execution import OpenEngine
 from edgespec.backends.tensorrt.settings import EngineSettings
-from edgespec.backends.tensorrt.workspace import Workspace, attempt
 from edgespec.config import VisionConfig
 from edgespec.contract import TensorSpec
 from edgespec.errors import EnvironmentProblem, LimitError

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.capacity import gigabytes
 from edgespec.backends.engine_config import EngineLimits
 from edgespec.backends.machine import machine_bytes, swap_bytes
@@ -18,10 +19,9 @@ from edgespec.backends.tensorrt.devices import COMPUTE_SCHEMES, device_here, mem
 from edgespec.backends.tensorrt.lowered_files import weight_bytes
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.target import Compute, Target
-from edgespec.component import ComponentConfig
 from edgespec.contract import ITEM_BYTES, GraphContract, TensorSpec
 from edgespec.errors import EnvironmentProblem, LimitError
-from edgespec.schemes import SCHEMES
+from edgespec.quantization.schemes import SCHEMES
 
 # Hidden rows of a layer that may be alive at once, beside its products and its scores
 LIVE_HIDDEN = 4

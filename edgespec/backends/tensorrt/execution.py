@@ -9,15 +9,15 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.backends.cuda.bound import Bound
+from edgespec.backends.cuda.workspace import Workspace
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.logger import Errors, cleaned, lines_to, recorder_of
 from edgespec.backends.tensorrt.process import NO_MEMORY
 from edgespec.backends.tensorrt.profiles import Profile
-from edgespec.backends.tensorrt.workspace import Workspace
 from edgespec.contract import GraphContract, TensorSpec
 from edgespec.errors import BundleError, EnvironmentProblem, InternalError
 from edgespec.vision.contract import VisionContract
@@ -37,15 +37,6 @@ DRIVER = (
 # The first error where CUDA fails itself; without a driver one more such follows any other error
 NO_CUDA = re.compile(r"Error Code 1: Cuda Runtime")
 LESS_MEMORY = "Close other programs, or build with a smaller --max-kv-cache-capacity."
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A tensor of a call: where it is, and its shape where that varies."""
-
-    name: str
-    address: int
-    shape: tuple[int, ...] | None = None
 
 
 class OpenEngine:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.tensorrt.lowering import lower
 from edgespec.backends.tensorrt.target import Compute, Target
@@ -76,9 +76,9 @@ def write(
     """Write a lowered graph to `directory`, and beside it, by `put(from, to)`, the files of the
     export `source` that its weights stand in; the path of the graph. Raises OSError."""
     for location in sorted({str(tensor.location) for tensor in external_tensors(model)}):
-        put(bundle.contained(source, location).resolve(), directory / location)
+        put(hashes.contained(source, location).resolve(), directory / location)
     move_out(model, directory)
-    path = directory / bundle.MODEL
+    path = directory / file_names.MODEL
     ir.save(model, path)
     return path
 

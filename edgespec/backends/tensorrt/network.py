@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import atomic
 from edgespec.backends.tensorrt import timing_cache
 from edgespec.backends.tensorrt.bindings import Bindings, Trt
 from edgespec.backends.tensorrt.build_job import BuildJob
@@ -104,7 +104,7 @@ class Build:
         engine = required(engine, "the engine cannot be built")
         data = memoryview(engine)
         path = Path(self.job.engine)
-        with bundle.writing(Path(path.name)), path.open("xb") as file:
+        with atomic.writing(Path(path.name)), path.open("xb") as file:
             file.write(data)
         built = time.monotonic()
         if self.job.timing_cache is not None:

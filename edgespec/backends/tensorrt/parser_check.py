@@ -12,7 +12,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
+from edgespec.artifacts.directories import Kind, kind_of, not_an_export
 from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
 from edgespec.backends.tensorrt import lowered_files
 from edgespec.backends.tensorrt.linter import Report, lint_file
@@ -24,7 +25,6 @@ from edgespec.backends.visual.onnx_dir import (
     is_visual_export,
     open_visual_onnx_dir,
 )
-from edgespec.directories import Kind, kind_of, not_an_export
 from edgespec.vision.contract import vision_contract
 
 # Sizes for which an export is lowered: rules ask that they are fixed, not what they are
@@ -45,7 +45,7 @@ def check(directory: Path, version: ParserVersion) -> Checked:
     damaged."""
     if kind_of(directory) is Kind.EXPORT:
         return check_export(directory, version)
-    path = directory / bundle.MODEL
+    path = directory / file_names.MODEL
     if not path.is_file():
         raise not_an_export(directory, "--tensorrt")
     return Checked(lint_file(path, version), None)

@@ -14,18 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.cuda.bound import Bound
+from edgespec.backends.cuda.kernels import CONVERT_BLOCKS, FINITE_BLOCKS, MASK_THREADS, THREADS
+from edgespec.backends.cuda.logits import TopSearch, Wanted
+from edgespec.backends.cuda.states import DTYPES, KINDS
+from edgespec.backends.cuda.visibility import Visibility
+from edgespec.backends.cuda.workspace import Launch, Workspace, aligned
 from edgespec.backends.tensorrt.contract import memory_names
-from edgespec.backends.tensorrt.execution import Bound, Context
-from edgespec.backends.tensorrt.kernels import (
-    CONVERT_BLOCKS,
-    FINITE_BLOCKS,
-    MASK_THREADS,
-    THREADS,
-)
-from edgespec.backends.tensorrt.logits import TopSearch, Wanted
-from edgespec.backends.tensorrt.states import DTYPES, KINDS
-from edgespec.backends.tensorrt.visibility import Visibility
-from edgespec.backends.tensorrt.workspace import Launch, Workspace, aligned
+from edgespec.backends.tensorrt.execution import Context
 from edgespec.contract import ITEM_BYTES, GraphContract, TensorSpec
 
 MASKS = ("attention_mask", "sliding_attention_mask")

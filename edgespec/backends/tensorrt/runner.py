@@ -20,22 +20,23 @@ import numpy as np
 
 from edgespec.backends.base import LaneRows, Table
 from edgespec.backends.call import Attention, Call, Floats, HiddenStates, Ids, Result
+from edgespec.backends.cuda.bound import Bound
+from edgespec.backends.cuda.caches import DeviceRows, KvCache, Rows
+from edgespec.backends.cuda.device.base import DeviceMemoryFull
+from edgespec.backends.cuda.logits import DeviceLogits, Wanted
+from edgespec.backends.cuda.recurrent import RecurrentCache
+from edgespec.backends.cuda.states import DeviceStates, on_device
+from edgespec.backends.cuda.visibility import width_of
+from edgespec.backends.cuda.workspace import Workspace, attempt
 from edgespec.backends.host import gather_idx
 from edgespec.backends.masks import tree_mask
 from edgespec.backends.tensorrt.bindings import Bindings
-from edgespec.backends.tensorrt.caches import DeviceRows, KvCache, Rows
 from edgespec.backends.tensorrt.contract import memory_names
-from edgespec.backends.tensorrt.device.base import DeviceMemoryFull
-from edgespec.backends.tensorrt.execution import LESS_MEMORY, Bound, OpenEngine
-from edgespec.backends.tensorrt.logits import DeviceLogits, Wanted
+from edgespec.backends.tensorrt.execution import LESS_MEMORY, OpenEngine
 from edgespec.backends.tensorrt.plans import MASKS, STATES, Layout, Plan, Sizes, plan_of
 from edgespec.backends.tensorrt.profiles import Profile
-from edgespec.backends.tensorrt.recurrent import RecurrentCache
 from edgespec.backends.tensorrt.settings import EngineSettings
-from edgespec.backends.tensorrt.states import DeviceStates, on_device
 from edgespec.backends.tensorrt.target import Dialect
-from edgespec.backends.tensorrt.visibility import width_of
-from edgespec.backends.tensorrt.workspace import Workspace, attempt
 from edgespec.contract import ITEM_BYTES, GraphContract, past_names, present_names
 from edgespec.errors import EnvironmentProblem, LimitError
 

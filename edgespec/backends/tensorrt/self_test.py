@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import Runner
 from edgespec.backends.cache_check import check_cache
+from edgespec.backends.cuda.caches import KvCache
+from edgespec.backends.cuda.states import DTYPES
 from edgespec.backends.findings import Finding, failed, not_run, passed
 from edgespec.backends.tensorrt.accuracy import FLOAT32_TOLERANCE
-from edgespec.backends.tensorrt.caches import KvCache
 from edgespec.backends.tensorrt.execution import OpenEngine
 from edgespec.backends.tensorrt.runner import TensorRTRunner
-from edgespec.backends.tensorrt.states import DTYPES
 from edgespec.backends.tensorrt.target import Dialect
 from edgespec.contract import past_names, present_names
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.base import Progress, Staged
 from edgespec.backends.engine_config import (
     AS_EXPORTED,
@@ -44,7 +45,6 @@ from edgespec.backends.tensorrt.versions import (
     capabilities_of,
     faults_of,
 )
-from edgespec.component import ComponentConfig
 from edgespec.contract import GraphContract, Limits, canonical_contract
 from edgespec.errors import (
     BuildError,

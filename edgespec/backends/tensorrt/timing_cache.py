@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import atomic
 from edgespec.backends.tensorrt.devices import Device
 from edgespec.backends.tensorrt.versions import Library
 
@@ -28,7 +28,7 @@ def cache_path(library: Library, version: str, device: Device) -> Path | None:
     digest = hashlib.sha256(f"{device.name}/{device.memory_bytes}".encode()).hexdigest()[:8]
     name = f"{library.module}-{version}-{plain}-{digest}-sm{device.sm}-cuda{device.driver}.timing"
     try:
-        return bundle.user_cache() / DIRECTORY / name
+        return atomic.user_cache() / DIRECTORY / name
     except OSError:
         return None
 
@@ -61,6 +61,6 @@ def store(config: Any, path: Path) -> None:
     if stored is None:
         return
     data = bytes(memoryview(stored))
-    with bundle.writing(path):
+    with atomic.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        bundle.replace_file(path, data)
+        atomic.replace_file(path, data)

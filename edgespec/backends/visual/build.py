@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, json_files
+from edgespec.artifacts.directories import Kind
+from edgespec.artifacts.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.backends.base import Backend, BuildOptions, Progress, StagedEncoder
 from edgespec.backends.build import SILENT, as_bundle_error, chosen_backend, products_text
 from edgespec.backends.canonical_graph import check_canonical
@@ -25,9 +27,7 @@ from edgespec.backends.visual import engine_dir as engines
 from edgespec.backends.visual.config import VisualEngineConfig, check_image_limits
 from edgespec.backends.visual.golden import check_golden, read_golden
 from edgespec.backends.visual.onnx_dir import VisualOnnxDir, open_visual_onnx_dir
-from edgespec.directories import Kind
 from edgespec.errors import OptionError
-from edgespec.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.vision.contract import ImageLimits, vision_contract
 
 logger = logging.getLogger(__name__)
@@ -74,13 +74,13 @@ def build_visual(
             path = staging / f"{engines.NAME}{builder.suffixes[0]}"
             staged = builder.stage_encoder(onnx, path, limits, options, progress)
         found = prove(builder, onnx, staged, progress)
-        for name in bundle.PROCESSOR_FILES:
+        for name in file_names.PROCESSOR_FILES:
             if name in onnx.manifest.files:
                 shutil.copyfile(onnx.path / name, staging / name)
         config = VisualEngineConfig(
             component=onnx.config, limits=limits, weights=staged.weights, settings=staged.settings
         )
-        bundle.write_json(staging / bundle.CONFIG, config.to_dict())
+        json_files.write_json(staging / file_names.CONFIG, config.to_dict())
         entry = engines.write_manifest(staging, entry_of(builder, onnx, staged, found))
     return BuiltEncoder(
         target / staged.engine.name,
@@ -192,8 +192,8 @@ def notes_of(onnx: VisualOnnxDir, staged: StagedEncoder) -> Iterator[str]:
 
 def without_processor(onnx: VisualOnnxDir) -> Iterator[str]:
     """A note where an export does not say how its images are prepared."""
-    if not any(name in onnx.manifest.files for name in bundle.PROCESSOR_FILES):
+    if not any(name in onnx.manifest.files for name in file_names.PROCESSOR_FILES):
         yield (
-            f"{onnx.path} has no {bundle.PROCESSOR_FILES[0]}, and no image can be prepared: put it"
-            " beside the checkpoint's config.json, then export and build again"
+            f"{onnx.path} has no {file_names.PROCESSOR_FILES[0]}, and no image can be prepared: put"
+            " it beside the checkpoint's config.json, then export and build again"
         )

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import json_files
 from edgespec.backends.engine_config import (
     MAX_CAPACITY,
     SETTINGS,
@@ -19,7 +19,7 @@ from edgespec.backends.engine_config import (
     read_weights,
 )
 from edgespec.errors import LimitError
-from edgespec.stored.fields import BundleFields
+from edgespec.safe_read.fields import BundleFields
 from edgespec.vision.component import VisualConfig
 from edgespec.vision.contract import ImageLimits
 
@@ -36,7 +36,7 @@ class VisualEngineConfig:
     @classmethod
     def read(cls, path: Path) -> VisualEngineConfig:
         """From an engine's config.json. BundleError names a wrong key."""
-        raw, source = bundle.read_json(path), str(path)
+        raw, source = json_files.read_json(path), str(path)
         fields = EngineFields(raw, source)
         component = VisualConfig.from_dict(raw, source, EngineFields)
         return cls(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec import bundle
+from edgespec.artifacts import atomic, file_names, hashes, json_files, provenance
 from edgespec.backends.manifest import KIND, EngineEntry, FileEntry, read_entries
 from edgespec.backends.visual.config import VisualEngineConfig
 from edgespec.contract import Tower
@@ -47,17 +47,17 @@ def staged(target: Path) -> Iterator[Path]:
     """A new directory that takes the place of `target` at the end of the block; nothing is changed
     where the block fails. BundleError where `target` holds anything but such an engine."""
     refuse_foreign(target)
-    made = bundle.missing_parents(target)
+    made = atomic.missing_parents(target)
     try:
-        with bundle.writing(target):
+        with atomic.writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            with bundle.staging_in(target.parent, target.name) as staging:
+            with atomic.staging_in(target.parent, target.name) as staging:
                 yield staging
-                with bundle.locked(target.parent):
+                with atomic.locked(target.parent):
                     refuse_foreign(target)
-                    bundle.take_place(staging, target)
+                    atomic.take_place(staging, target)
     finally:
-        bundle.remove_if_empty(*made)
+        atomic.remove_if_empty(*made)
 
 
 def refuse_foreign(target: Path) -> None:
@@ -67,7 +67,7 @@ def refuse_foreign(target: Path) -> None:
     listed = set()
     if is_visual_engine(target):
         listed = set(EngineEntry.from_dict(read_entries(target)[NAME], target, NAME).files)
-        listed.add(bundle.MANIFEST)
+        listed.add(file_names.MANIFEST)
     names = sorted(path.name for path in target.iterdir()) if target.is_dir() else [target.name]
     if foreign := [name for name in names if name not in listed]:
         raise BundleError(
@@ -83,12 +83,12 @@ def write_manifest(directory: Path, entry: EngineEntry) -> EngineEntry:
     files = {path.name: FileEntry.of(path) for path in sorted(directory.iterdir())}
     entry = replace(entry, files=files)
     value = {
-        "format": bundle.MANIFEST_FORMAT,
+        "format": json_files.MANIFEST_FORMAT,
         "kind": KIND,
-        **bundle.provenance(),
+        **provenance.provenance(),
         "engines": {NAME: entry.to_dict()},
     }
-    bundle.write_json(directory / bundle.MANIFEST, value)
+    json_files.write_json(directory / file_names.MANIFEST, value)
     return entry
 
 
@@ -100,11 +100,13 @@ def open_visual_dir(directory: Path) -> tuple[VisualEngineConfig, EngineEntry]:
         raise BundleError(f"{directory} has no engine of an image encoder", BUILD_IT)
     entry = EngineEntry.from_dict(entries[NAME], directory, NAME)
     known = [path.name for path in directory.iterdir() if path.name.startswith(f"{NAME}.")]
-    bundle.refuse_unlisted(directory, entry.files, (bundle.CONFIG,), known)
-    bundle.refuse_unlisted(directory, entry.files, (), bundle.PROCESSOR_FILES)
-    bundle.check_files(directory, entry.files_dict(), trust_unchanged=True)
-    config = VisualEngineConfig.read(directory / bundle.CONFIG)
+    hashes.refuse_unlisted(directory, entry.files, (file_names.CONFIG,), known)
+    hashes.refuse_unlisted(directory, entry.files, (), file_names.PROCESSOR_FILES)
+    hashes.check_files(directory, entry.files_dict(), trust_unchanged=True)
+    config = VisualEngineConfig.read(directory / file_names.CONFIG)
     if config.weights != entry.weights:
-        what = f"{directory / bundle.CONFIG}: its 'weights' are not those of {bundle.MANIFEST}"
-        raise BundleError(what, bundle.EDITED)
+        what = (
+            f"{directory / file_names.CONFIG}: its 'weights' are not those of {file_names.MANIFEST}"
+        )
+        raise BundleError(what, hashes.EDITED)
     return config, entry

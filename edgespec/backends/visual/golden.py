@@ -15,8 +15,8 @@ from edgespec.backends.base import AccuracySpec, EncoderRunner, Remedies
 from edgespec.backends.golden import CHANGED, Agreement, cosine
 from edgespec.config import VisionConfig
 from edgespec.errors import BundleError, GoldenMismatch
-from edgespec.stored.fields import EXPORT_AGAIN
-from edgespec.stored.tensors import read_array, read_tensors
+from edgespec.safe_read.fields import EXPORT_AGAIN
+from edgespec.safe_read.tensors import read_array, read_tensors
 from edgespec.vision.contract import PIXELS, vision_contract
 from edgespec.vision.grid import Arrays, Grid, encoder_inputs, num_patches, num_tokens
 

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes, json_files
+from edgespec.artifacts.manifest import ExportManifest
 from edgespec.backends.manifest import EngineEntry, read_entries
 from edgespec.backends.summary import RunsHere, is_faulty, runs_here, unlisted_files
 from edgespec.backends.visual.config import VisualEngineConfig
 from edgespec.backends.visual.engine_dir import NAME
 from edgespec.errors import EdgeSpecError, noted
-from edgespec.manifest import ExportManifest
 from edgespec.vision.component import VisualConfig
 
 
@@ -44,7 +44,7 @@ class VisualSummary:
     @property
     def golden(self) -> bool:
         """Whether golden inputs and outputs are there."""
-        return bundle.GOLDEN in self.files
+        return file_names.GOLDEN in self.files
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of `edgespec inspect --json`: those that are known."""
@@ -70,15 +70,15 @@ def visual_export_summary(
 ) -> VisualSummary:
     """What edgespec export wrote. Hashes files of up to `read_up_to` bytes; what is wrong is added
     to `problems`. Raises BundleError without a manifest that lists the files."""
-    files = bundle.listed_files(path, bundle.read_manifest(path).get("files"))
-    faults = list(bundle.faults(path, files, read_up_to=read_up_to))
+    files = hashes.listed_files(path, json_files.read_manifest(path).get("files"))
+    faults = list(hashes.faults(path, files, read_up_to=read_up_to))
     problems += faults
     summary = summary_of(path, files)
     with noted(problems):
         summary = replace(summary, manifest=ExportManifest.read(path))
     with noted(problems):
-        if not is_faulty(path / bundle.CONFIG, faults):
-            summary = replace(summary, config=VisualConfig.read(path / bundle.CONFIG))
+        if not is_faulty(path / file_names.CONFIG, faults):
+            summary = replace(summary, config=VisualConfig.read(path / file_names.CONFIG))
     return summary
 
 
@@ -89,13 +89,13 @@ def visual_engine_summary(
     manifest describes no engine."""
     entry = EngineEntry.from_dict(read_entries(path)[NAME], path, NAME)
     files = entry.files_dict()
-    faults = list(bundle.faults(path, files, read_up_to=read_up_to))
+    faults = list(hashes.faults(path, files, read_up_to=read_up_to))
     problems += faults
     here = runs_here(entry, "the image encoder")
     summary = replace(summary_of(path, files), entry=entry, runs_here=here)
     with noted(problems):
-        if not is_faulty(path / bundle.CONFIG, faults):
-            engine = VisualEngineConfig.read(path / bundle.CONFIG)
+        if not is_faulty(path / file_names.CONFIG, faults):
+            engine = VisualEngineConfig.read(path / file_names.CONFIG)
             summary = replace(summary, engine=engine, config=engine.component)
     return summary
 

@@ -21,7 +21,7 @@ from edgespec.checkpoint.layouts.parts import (
 )
 from edgespec.checkpoint.quantization import Quantization, Rule, quantization_of
 from edgespec.errors import CheckpointError
-from edgespec.quantized import QuantizedWeight
+from edgespec.quantization.quantized_weight import QuantizedWeight
 
 __all__ = [
     "LAYOUTS",

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from edgespec.checkpoint.layouts.parts import FLOATS, Parts, integer_weight, unpack_nibbles
 from edgespec.checkpoint.quantization import Rule
-from edgespec.quantized import QuantizedWeight
+from edgespec.quantization.quantized_weight import QuantizedWeight
 
 # The column in each nibble of a word, lowest nibble first
 NIBBLE_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

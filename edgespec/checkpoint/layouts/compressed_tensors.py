@@ -16,8 +16,8 @@ from edgespec.checkpoint.layouts.parts import (
 )
 from edgespec.checkpoint.quantization import Rule
 from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.quantized import QuantizedWeight
-from edgespec.schemes import Scheme
+from edgespec.quantization.quantized_weight import QuantizedWeight
+from edgespec.quantization.schemes import Scheme
 
 
 def weight_shape(parts: Parts, rule: Rule) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from edgespec.checkpoint.layouts.parts import FLOATS, Parts
 from edgespec.checkpoint.quantization import Rule
-from edgespec.quantized import QuantizedWeight
+from edgespec.quantization.quantized_weight import QuantizedWeight
 
 
 def weight_shape(parts: Parts, _: Rule) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from edgespec.checkpoint.layouts.parts import (
 )
 from edgespec.checkpoint.quantization import Rule
 from edgespec.errors import UnsupportedModel
-from edgespec.quantized import QuantizedWeight
+from edgespec.quantization.quantized_weight import QuantizedWeight
 
 
 def weight_shape(parts: Parts, rule: Rule) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from edgespec.checkpoint.layouts.parts import FLOATS, Parts, checked_scales, refuse, unpack_nibbles
 from edgespec.checkpoint.quantization import Rule
 from edgespec.errors import UnsupportedModel
-from edgespec.quantized import QuantizedWeight
-from edgespec.schemes import Scheme
+from edgespec.quantization.quantized_weight import QuantizedWeight
+from edgespec.quantization.schemes import Scheme
 
 
 def weight_shape(parts: Parts, rule: Rule) -> tuple[int, int]:

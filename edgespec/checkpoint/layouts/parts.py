@@ -16,7 +16,7 @@ from edgespec.checkpoint.files import Checkpoint, TensorInfo
 from edgespec.checkpoint.finite import is_finite
 from edgespec.checkpoint.quantization import Quantization, Rule
 from edgespec.errors import CheckpointError
-from edgespec.quantized import QuantizedWeight
+from edgespec.quantization.quantized_weight import QuantizedWeight
 
 FLOATS = ("float32", "float16", "bfloat16")
 

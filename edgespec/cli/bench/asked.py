@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from edgespec.benchmark.synthetic import Dial
     from edgespec.prompts import RequestFile
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.policy import SpecPolicy
-    from edgespec.runtime.tree import DraftPlan
+    from edgespec.runtime.plans.policy import SpecPolicy
+    from edgespec.runtime.trees.tree import DraftPlan
 
 MODES = ("prefill", "decode", "verify", "speculative")  # those of benchmark.cases; a test compares
 PREFILL, _, VERIFY, SPECULATIVE = MODES
@@ -110,7 +110,7 @@ def variants_of(engine: Engine, plans: Sequence[DraftPlan], dials: Sequence[Dial
     """The ways of drafting. Raises LimitError for dialled acceptance by another accept rule than
     the exact one."""
     from edgespec.benchmark.cases import variants
-    from edgespec.runtime.verify import EXACT
+    from edgespec.runtime.acceptance.verify import EXACT
 
     if dials and engine.acceptance.rule != EXACT:
         what = f"--synthetic-acceptance is for the exact rule, and this is {engine.acceptance.rule}"

@@ -23,8 +23,8 @@ def measure_again(engine_dir: Path, *, err: bool = False) -> None:
 
     from edgespec.backends.base import Progress
     from edgespec.cli.progress import Bars
-    from edgespec.runtime.cost_measure import measure_costs
-    from edgespec.runtime.cost_words import built_line
+    from edgespec.runtime.measuring.cost_description import built_line
+    from edgespec.runtime.measuring.cost_measure import measure_costs
 
     began = monotonic()
     with Bars() as bars:
@@ -45,7 +45,7 @@ def say_costs(engine: Engine) -> None:
 def sentences(engine: Engine, report: dict[str, Any] | None) -> Iterator[str]:
     """What the kept costs mean, and of a report how its figures compare with them."""
     from edgespec.benchmark.explanation import of_rows
-    from edgespec.runtime.cost_words import explained
+    from edgespec.runtime.measuring.cost_description import explained
 
     if engine.costs is None:
         yield f"no prediction: {engine.why_no_costs or 'nothing drafts'}"

@@ -20,8 +20,8 @@ def check_pictures(
     OverwriteError for a directory in one of the inputs."""
     if picture is None and pictures is None:
         return
+    from edgespec.artifacts.outputs import refuse_overwriting
     from edgespec.benchmark.pictures import check_installed, format_of
-    from edgespec.outputs import refuse_overwriting
 
     if picture is not None:
         format_of(picture)

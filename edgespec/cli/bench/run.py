@@ -54,7 +54,7 @@ from edgespec.errors import EdgeSpecError, noted
 if TYPE_CHECKING:
     from edgespec.benchmark.measure import Benchmark, Plan
     from edgespec.benchmark.report import Recorder
-    from edgespec.runtime.policy import SpecPolicy
+    from edgespec.runtime.plans.policy import SpecPolicy
 
 
 def list_sizes(function: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.artifacts.outputs import refuse_overwriting
 from edgespec.cli import environment, trtllm
 from edgespec.cli.accept_flags import accept_options, take_acceptance
 from edgespec.cli.chat import slashes
@@ -42,7 +43,6 @@ from edgespec.cli.infer import MIB
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.errors import RequestError
-from edgespec.outputs import refuse_overwriting
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.checks import SAMPLING
 from edgespec.prompts.named_templates import NAMED_TEMPLATES
@@ -51,7 +51,7 @@ from edgespec.prompts.places import Place
 
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.policy import SpecPolicy
+    from edgespec.runtime.plans.policy import SpecPolicy
 
 DEFAULTS = SamplingParams()
 MARKERS = re.compile(r"<\|?\w+\|?>")

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from edgespec.bundle import write_json
+from edgespec.artifacts.json_files import write_json
+from edgespec.artifacts.outputs import refuse_overwriting
 from edgespec.errors import RequestError
-from edgespec.outputs import refuse_overwriting
 from edgespec.prompts import ImageItem, Message
 from edgespec.prompts.parse import messages as parse_messages
 from edgespec.prompts.places import Place

@@ -26,10 +26,10 @@ from edgespec.prompts.places import Place
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edgespec.runtime.chance import NoBetterThanChance
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.generation import Chunk, Response
-    from edgespec.runtime.metrics import RequestMetrics
+    from edgespec.runtime.loop.generation import Chunk, Response
+    from edgespec.runtime.loop.metrics import RequestMetrics
+    from edgespec.runtime.measuring.random_baseline import NoBetterThanChance
     from edgespec.runtime.streams import Stream
 
 MAKE_ROOM = "/undo drops the last exchange, /reset all of them."
@@ -127,7 +127,7 @@ class Chat:
 
     def turn(self, said: Message) -> None:
         """Sends what was said, shows the answer as it comes, and keeps both."""
-        from edgespec.runtime.tree import PLAIN
+        from edgespec.runtime.trees.tree import PLAIN
 
         settings, messages = self.settings, self.conversation.and_then(said)
         with Stopper(in_line=lambda: self.screen.in_line) as stopper:
@@ -217,7 +217,7 @@ class Chat:
     @property
     def chance(self) -> NoBetterThanChance | None:
         """Whether a trained draft was accepted no more often than by chance in this session."""
-        from edgespec.runtime.chance import NoBetterThanChance
+        from edgespec.runtime.measuring.random_baseline import NoBetterThanChance
 
         if not self.engine.has_trained_draft:
             return None

@@ -18,11 +18,11 @@ from edgespec.prompts.checks import MAX_COUNT, SAMPLING, flag, integer
 from edgespec.prompts.places import Place, did_you_mean
 
 if TYPE_CHECKING:
+    from edgespec.runtime.acceptance.verify import AcceptOptions
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.plans import TreeSpec
-    from edgespec.runtime.policy import SpecPolicy
-    from edgespec.runtime.tree import DraftPlan
-    from edgespec.runtime.verify import AcceptOptions
+    from edgespec.runtime.plans.plan import TreeSpec
+    from edgespec.runtime.plans.policy import SpecPolicy
+    from edgespec.runtime.trees.tree import DraftPlan
 
 WORDS: dict[str, object] = {"on": True, "off": False, "none": None}
 DRAFT_SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
@@ -111,7 +111,7 @@ def of_switch(name: str, field_name: str) -> Setting:
 
 def rule_of(settings: Settings) -> AcceptOptions:
     """The accept rule, exact where none was chosen."""
-    from edgespec.runtime.verify import EXACT_ACCEPTANCE
+    from edgespec.runtime.acceptance.verify import EXACT_ACCEPTANCE
 
     return settings.acceptance or EXACT_ACCEPTANCE
 
@@ -119,7 +119,7 @@ def rule_of(settings: Settings) -> AcceptOptions:
 def change_rule(settings: Settings, value: object, place: Place) -> Settings:
     """The settings with another accept rule: its name, and behind it options as NAME=VALUE. Turns
     drafts on."""
-    from edgespec.runtime.verify import acceptance_of
+    from edgespec.runtime.acceptance.verify import acceptance_of
 
     rule, *given = value.split() if isinstance(value, str) and value.strip() else [str(value)]
     if rule not in RULES:
@@ -141,7 +141,7 @@ def of_rule(rule: str, name: str) -> Setting:
     other options; none is the option's default."""
 
     def change(settings: Settings, value: object, place: Place) -> Settings:
-        from edgespec.runtime.verify import acceptance_of
+        from edgespec.runtime.acceptance.verify import acceptance_of
 
         del place
         now = rule_of(settings)

@@ -108,7 +108,7 @@ def change_setting(chat: Chat, text: str) -> None:
 
 def rule_notes(settings: Settings) -> Iterator[str]:
     """What the accept rule guarantees, and what its options mean."""
-    from edgespec.runtime.verify import acceptance_words
+    from edgespec.runtime.acceptance.verify import acceptance_words
 
     rule = settings.acceptance
     if rule is not None:
@@ -169,7 +169,7 @@ def reset(chat: Chat, _: str) -> None:
 def show_stats(chat: Chat, _: str) -> None:
     """/stats: the figures of the last answer, and of the session. Raises RequestError before the
     first answer."""
-    from edgespec.runtime.metrics import Pooled
+    from edgespec.runtime.loop.metrics import Pooled
 
     metrics = [response.metrics for response in chat.responses]
     if not metrics:

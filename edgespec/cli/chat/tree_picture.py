@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.trees.tree import DraftTree
 
 ACCEPTED, REJECTED = "\u25cf", "\u25cb"  # a filled and an empty circle
 

@@ -1,1 +1,1 @@
-"""Accept rules, one file each; their table is `edgespec.runtime.verify.ACCEPT_RULES`."""
+"""Accept rules, one file each; their table is `edgespec.runtime.acceptance.verify.ACCEPT_RULES`."""

@@ -14,8 +14,8 @@ from edgespec.backends.call import Logits
 from edgespec.errors import OptionError
 from edgespec.prompts.checks import is_finite
 from edgespec.prompts.places import did_you_mean, show
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import DraftTree
 
 Lossless = Literal["tokens", "distribution", "no"]
 # How a rule's guarantee is shown

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from edgespec.backends.call import Logits
 from edgespec.runtime.acceptance.base import AcceptOptions, AcceptResult, AcceptRow
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import DraftTree
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,9 @@ import numpy as np
 from edgespec.backends.call import Logits
 from edgespec.runtime.acceptance.base import AcceptOptions, AcceptResult, AcceptRow
 from edgespec.runtime.acceptance.exact import walk
-from edgespec.runtime.draft_sampling import Distribution
-from edgespec.runtime.sampling import Sampler, gumbel, stream, uniform
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.sampling.draft_sampler import Distribution
+from edgespec.runtime.sampling.sampler import Sampler, gumbel, stream, uniform
+from edgespec.runtime.trees.tree import DraftTree
 
 DECISIONS = 2  # the stream of noise that accepts or rejects
 REDRAWS = 3  # the stream that draws after a rejection

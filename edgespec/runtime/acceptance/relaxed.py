@@ -27,8 +27,8 @@ from edgespec.runtime.acceptance.base import (
     ModelTokens,
     is_number,
 )
-from edgespec.runtime.sampling import Sampler, largest
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.sampling.sampler import Sampler, largest
+from edgespec.runtime.trees.tree import DraftTree
 
 MAX_TOKENS = 2**31  # ids of a vocabulary are below
 # What chat templates put around thoughts

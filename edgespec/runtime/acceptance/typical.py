@@ -37,8 +37,8 @@ from edgespec.runtime.acceptance.base import (
     is_number,
 )
 from edgespec.runtime.acceptance.exact import walk
-from edgespec.runtime.sampling import Sampler, gumbel, log_softmax
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.sampling.sampler import Sampler, gumbel, log_softmax
+from edgespec.runtime.trees.tree import DraftTree
 
 Ids = NDArray[np.int64]
 

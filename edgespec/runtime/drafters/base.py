@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.call import HiddenStates
-from edgespec.runtime.draft_budget import DraftBudget
-from edgespec.runtime.draft_sampling import DraftSampler
 from edgespec.runtime.drafters.options import DrafterOptions
-from edgespec.runtime.prompt_value import ImageSlots, cut
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.plans.draft_budget import DraftBudget
+from edgespec.runtime.sampling.draft_sampler import DraftSampler
+from edgespec.runtime.text.prompt_value import ImageSlots, cut
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,28 +12,28 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
+from edgespec.artifacts.component_files import d2t_offsets, required_arrays
 from edgespec.backends.base import LaneRows, PlanHints
 from edgespec.backends.call import Floats, HiddenStates, Ids, Logits
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
-from edgespec.component_files import d2t_offsets, required_arrays
 from edgespec.config.ropes import AXES
 from edgespec.contract import MAX_BLOCK_NODES
 from edgespec.errors import LimitError
 from edgespec.methods import METHODS
 from edgespec.methods.block_draft import BlockSpec
 from edgespec.rope import RopeTable
-from edgespec.runtime.block import NO_TOKENS, BlockDecoder, BlockOutput, BlockRows, MaskSpec
-from edgespec.runtime.draft_budget import Budgeted
-from edgespec.runtime.draft_sampling import Distribution, DraftSampler
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.candidates import best_first, top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DrafterSources
-from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base, no_static_trees
-from edgespec.runtime.prompt_value import on_all_axes
-from edgespec.runtime.static_tree import StaticPlan
-from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
+from edgespec.runtime.lanes.block import NO_TOKENS, BlockDecoder, BlockOutput, BlockRows, MaskSpec
+from edgespec.runtime.plans.draft_budget import Budgeted
+from edgespec.runtime.plans.plan import GUIDE_VERIFY_SIZE, exceeds_base, no_static_trees
+from edgespec.runtime.sampling.draft_sampler import Distribution, DraftSampler
+from edgespec.runtime.text.prompt_value import on_all_axes
+from edgespec.runtime.trees.static_tree import StaticPlan
+from edgespec.runtime.trees.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
 
 MAX_BLOCK_TOP_K = 8
 NO_POSITIONS: Ids = np.empty((0, AXES), np.int64)
@@ -348,8 +348,8 @@ def vocabulary_map(sources: DrafterSources) -> Ids | None:
     """The offsets beside the draft's engine; None where it shares the base's vocabulary. Raises
     BundleError where the file is damaged."""
     assert sources.draft is not None
-    config, path = sources.draft.config.component, sources.engine_dir / bundle.D2T
-    if path.is_file() or bundle.D2T in required_arrays(config):
+    config, path = sources.draft.config.component, sources.engine_dir / file_names.D2T
+    if path.is_file() or file_names.D2T in required_arrays(config):
         return d2t_offsets(path, config, BUILD_AGAIN)
     return None
 

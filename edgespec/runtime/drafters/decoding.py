@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from edgespec.errors import OptionError
 from edgespec.runtime.acceptance.relaxed import MAX_TOKENS, is_token
+from edgespec.runtime.acceptance.verify import AcceptOptions, acceptance_of
 from edgespec.runtime.drafters.options import (
     DrafterOptions,
     fields_of,
@@ -25,9 +26,8 @@ from edgespec.runtime.drafters.options import (
     shown,
     types_of,
 )
-from edgespec.runtime.gates import AcceptanceGate, Schedule
-from edgespec.runtime.plans import TreeSpec, in_drafts
-from edgespec.runtime.verify import AcceptOptions, acceptance_of
+from edgespec.runtime.plans.plan import TreeSpec, in_drafts
+from edgespec.runtime.plans.schedules import AcceptanceGate, Schedule
 
 MAX_DRAFT_LEN = 1024
 MAX_SEQUENCES = 2**16

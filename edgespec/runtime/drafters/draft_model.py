@@ -16,7 +16,6 @@ from edgespec.backends.base import LaneRows
 from edgespec.backends.call import Logits, Result
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.draft_model import NAME, DraftModelSpec
-from edgespec.runtime.decoder import CachedDecoder, Rows
 from edgespec.runtime.drafters.base import DraftRequest, Observation, PromptReader, Snapshot
 from edgespec.runtime.drafters.decoding import DecodingType, TreeDecoding
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
@@ -27,8 +26,9 @@ from edgespec.runtime.drafters.tree_drafter import (
     cached_decoder,
     draft_sizes,
 )
-from edgespec.runtime.plans import TreeLimits
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.plans.plan import TreeLimits
+from edgespec.runtime.trees.tree import DraftTree
 
 # missing tokens that a lane reads beside others in one call, which run as many padding rows
 MAX_TOGETHER = 16

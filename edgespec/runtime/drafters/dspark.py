@@ -15,16 +15,14 @@ from functools import partial
 
 import numpy as np
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
+from edgespec.artifacts.component_files import head_arrays
 from edgespec.backends.base import DEFAULT_ROW_COST
 from edgespec.backends.call import Floats
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
-from edgespec.component_files import head_arrays
 from edgespec.errors import OptionError
 from edgespec.methods.dspark import NAME, DSparkSpec
 from edgespec.methods.dspark_heads import DSparkHeads
-from edgespec.runtime.block import BlockDecoder, BlockOutput
-from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.drafters import block_drafter
 from edgespec.runtime.drafters.base import DraftRequest, Tunable
 from edgespec.runtime.drafters.block_decoding import BlockDecoding
@@ -40,7 +38,9 @@ from edgespec.runtime.drafters.block_drafter import (
 from edgespec.runtime.drafters.decoding import LAYERS_SCHEMA, DecodingType, read_layers
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.lanes.block import BlockDecoder, BlockOutput
+from edgespec.runtime.sampling.draft_sampler import Distribution
+from edgespec.runtime.trees.tree import DraftTree
 
 __all__ = ["NAME", "ROW", "DSparkDrafter", "DSparkOptions"]
 
@@ -143,7 +143,7 @@ def open_drafter(sources: DrafterSources) -> DSparkDrafter:
     assert isinstance(options, DSparkOptions)
     assert config.draft_vocab_size is not None
     ids, offsets = np.arange(config.draft_vocab_size), vocabulary_map(sources)
-    path = sources.engine_dir / bundle.HEADS
+    path = sources.engine_dir / file_names.HEADS
     arrays = head_arrays(path, config, BUILD_AGAIN) if config.graph.features else {}
     heads = DSparkHeads(spec.heads, arrays, ids if offsets is None else ids + offsets)
     return DSparkDrafter(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
+from edgespec.artifacts.component_files import d2t_offsets
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
-from edgespec.component_files import d2t_offsets
 from edgespec.methods.eagle3 import NAME
 from edgespec.runtime.drafters.decoding import (
     LAYERS_SCHEMA,
@@ -21,7 +21,7 @@ from edgespec.runtime.drafters.eagle_options import TWO_ENGINES, EagleDecoding
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter, cached_decoder, draft_sizes
-from edgespec.runtime.plans import TreeLimits
+from edgespec.runtime.plans.plan import TreeLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ def open_drafter(sources: DrafterSources) -> TreeDrafter:
     assert sources.draft is not None
     options = sources.options or Eagle3Options()
     assert isinstance(options, Eagle3Options)
-    path, config = sources.engine_dir / bundle.D2T, sources.draft.config.component
+    path, config = sources.engine_dir / file_names.D2T, sources.draft.config.component
     offsets = d2t_offsets(path, config, BUILD_AGAIN)
     decoder = cached_decoder(sources.draft)
     return TreeDrafter(decoder, offsets, image_rows=options.image_rows)

@@ -13,7 +13,7 @@ from typing import Any, cast
 from edgespec.errors import LimitError, OptionError, counted, in_words
 from edgespec.runtime.drafters.decoding import DecodingConfig, Sizes
 from edgespec.runtime.drafters.options import DrafterOptions, option
-from edgespec.runtime.static_tree import (
+from edgespec.runtime.trees.static_tree import (
     CHOICES_SCHEMA,
     DEFAULT,
     MAX_DEPTH,
@@ -25,7 +25,7 @@ from edgespec.runtime.static_tree import (
     num_non_leaves,
     parse_choices,
 )
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.trees.tree import DraftPlan
 
 NUM_EAGLE_LAYERS = 4
 MAX_DRAFT_LEN = 63

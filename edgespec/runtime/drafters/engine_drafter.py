@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
 from edgespec.backends.base import LaneRows
-from edgespec.runtime.block import BlockDecoder
-from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import Reserving, Snapshot
+from edgespec.runtime.lanes.block import BlockDecoder
+from edgespec.runtime.lanes.decoder import CachedDecoder
 
 Decoder = TypeVar("Decoder", CachedDecoder, BlockDecoder)
 State = TypeVar("State")

@@ -14,11 +14,11 @@ from typing import TypeVar
 import numpy as np
 
 from edgespec.backends.host import HostStates
-from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.drafters.attributes import flag, limit
 from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.guard import BOOKKEEPING, INVALID, PAUSED, Guard, Lost
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.sampling.draft_sampler import Distribution
+from edgespec.runtime.trees.tree import DraftTree
 
 T = TypeVar("T")
 MAX_SECONDS = 1e9  # that an engine may say it took

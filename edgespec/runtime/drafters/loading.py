@@ -25,8 +25,8 @@ from edgespec.runtime.drafters.guarded import GuardedDrafter
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.trtllm import PreparesDraftTokens, TrtLlmDrafter
 from edgespec.runtime.drafters.user import ProposingDrafter, UserDrafter
-from edgespec.runtime.plans import TreeLimits
-from edgespec.runtime.tokenizer import Tokenizer
+from edgespec.runtime.plans.plan import TreeLimits
+from edgespec.runtime.text.tokenizer import Tokenizer
 
 FORMS = (
     "Give it a method propose(context) that returns token ids (docs/own_drafter.md), TensorRT-LLM's"

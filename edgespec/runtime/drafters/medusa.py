@@ -20,15 +20,15 @@ from edgespec.backends.call import Call, HiddenStates, Logits
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, OptionError, counted, in_words, replaced
 from edgespec.methods.medusa import MAX_HEADS, NAME, MedusaSpec
-from edgespec.runtime.draft_budget import Budgeted
-from edgespec.runtime.draft_sampling import Distribution, DraftSampler
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import best_first, top_log_probs
 from edgespec.runtime.drafters.decoding import DecodingConfig, DecodingType, Sizes
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
-from edgespec.runtime.plans import GUIDE_VERIFY_SIZE, exceeds_base
-from edgespec.runtime.static_tree import (
+from edgespec.runtime.plans.draft_budget import Budgeted
+from edgespec.runtime.plans.plan import GUIDE_VERIFY_SIZE, exceeds_base
+from edgespec.runtime.sampling.draft_sampler import Distribution, DraftSampler
+from edgespec.runtime.trees.static_tree import (
     CHOICES_SCHEMA,
     DEFAULT,
     MAX_NODES,
@@ -38,7 +38,7 @@ from edgespec.runtime.static_tree import (
     choices_of,
     parse_choices,
 )
-from edgespec.runtime.tree import DraftPlan, DraftTree, full_tree_size
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree, full_tree_size
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -17,9 +17,9 @@ from edgespec.runtime.drafters.decoding import MAX_DRAFT_LEN, DecodingConfig, De
 from edgespec.runtime.drafters.options import option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter, cached_decoder, draft_sizes
-from edgespec.runtime.plans import TreeLimits
-from edgespec.runtime.static_tree import StaticPlan
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.plans.plan import TreeLimits
+from edgespec.runtime.trees.static_tree import StaticPlan
+from edgespec.runtime.trees.tree import DraftPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.decoding import DecodingType
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
-from edgespec.runtime.plans import TreeLimits
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.plans.plan import TreeLimits
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
 Tokens = tuple[int, ...]
 MAX_BYTES = 100_000_000  # of a pool, about: the oldest patterns go

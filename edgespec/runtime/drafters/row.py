@@ -15,7 +15,7 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingType
 from edgespec.runtime.drafters.options import DrafterOptions
-from edgespec.runtime.plans import PlanLimits
+from edgespec.runtime.plans.plan import PlanLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,8 @@ from edgespec.runtime.drafters.suffix_automaton import (
     SuffixAutomaton,
 )
 from edgespec.runtime.drafters.suffix_confidence import Confidence, Pace
-from edgespec.runtime.plans import TreeLimits
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.plans.plan import TreeLimits
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
 SEPARATOR = -1  # behind an answer in the pool; no token
 # Continuations of a context that are looked at: one that has more is no prediction

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from edgespec.backends.call import Floats, HiddenStates, Ids, Logits, Result
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.runtime.decoder import CachedDecoder, Rows
-from edgespec.runtime.draft_budget import Budgeted
-from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DraftEngine
-from edgespec.runtime.prompt_value import ImageSlots
-from edgespec.runtime.static_tree import Ranks, StaticPlan, children_of
-from edgespec.runtime.tree import DraftTree, TreePool
+from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.plans.draft_budget import Budgeted
+from edgespec.runtime.sampling.draft_sampler import Distribution
+from edgespec.runtime.text.prompt_value import ImageSlots
+from edgespec.runtime.trees.static_tree import Ranks, StaticPlan, children_of
+from edgespec.runtime.trees.tree import DraftTree, TreePool
 
 FIRST: Ids = np.zeros(1, np.int64)
 ALONE = np.ones((1, 1), bool)

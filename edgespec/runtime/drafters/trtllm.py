@@ -18,7 +18,7 @@ from edgespec.runtime.drafters.attributes import attribute
 from edgespec.runtime.drafters.base import DraftRequest, EndObserver, Observation, Snapshot
 from edgespec.runtime.drafters.guard import BOOKKEEPING, Guard, Lost
 from edgespec.runtime.drafters.user import Sequences, Tokens, UserSequence, tree_of
-from edgespec.runtime.tree import DraftTree
+from edgespec.runtime.trees.tree import DraftTree
 
 # ---- the names of TensorRT-LLM
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from edgespec.runtime.drafters.attributes import flag, method
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.guard import INVALID, PAUSED, Guard, Lost
-from edgespec.runtime.tokenizer import Tokenizer
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.text.tokenizer import Tokenizer
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
 Floats = NDArray[np.float32]
 MAX_TOKENS = 1024  # of a proposal: more cannot be meant

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.visual.config import VisualEngineConfig
 from edgespec.backends.visual.engine_dir import (
     NAME,
@@ -21,13 +22,12 @@ from edgespec.backends.visual.engine_dir import (
     is_visual_engine,
     open_visual_dir,
 )
-from edgespec.component import ComponentConfig
 from edgespec.errors import EngineClosed, EnvironmentProblem, LimitError, PairingError, counted
 from edgespec.images import ImageReader, ImageRules, PreparedImage, read_processor
 from edgespec.prompts import ImageItem
-from edgespec.runtime import stages
-from edgespec.runtime.prompt_value import ImageSlots, Prompt
-from edgespec.runtime.stages import StageLog
+from edgespec.runtime.lanes import stages
+from edgespec.runtime.lanes.stages import StageLog
+from edgespec.runtime.text.prompt_value import ImageSlots, Prompt
 from edgespec.runtime.vision.encoder import VisionEncoder
 from edgespec.runtime.vision.image_stats import ImageStats
 from edgespec.vision.grid import num_tokens

@@ -13,7 +13,7 @@ from edgespec.backends import engine_dir as engines
 from edgespec.backends.build import build
 from edgespec.contract import Role
 from edgespec.errors import BundleError, EdgeSpecError
-from edgespec.runtime.opening import choose_draft
+from edgespec.runtime.opening.open_engine import choose_draft
 from tests.small_pair import LIMITS, SmallPair, copied, edit_json, flip_byte, small_pair
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.build import build
 from edgespec.backends.pair_check import check_pairing
-from edgespec.component import ComponentConfig
 from edgespec.contract import Role
 from edgespec.errors import PairingError
 from edgespec.export.components import ExportOptions, export
-from edgespec.inspection import inspect
+from edgespec.pipeline.inspection import inspect
 from tests.small_pair import LIMITS, small_pair
 
 GOLDEN = Path(__file__).parents[2] / "golden"

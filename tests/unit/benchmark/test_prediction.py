@@ -9,9 +9,9 @@ from edgespec.benchmark.explanation import of_rows
 from edgespec.benchmark.prediction import Step, predicted_speed
 from edgespec.benchmark.synthetic import Dial
 from edgespec.contract import Role
-from edgespec.runtime.cost_model import CostModel
-from edgespec.runtime.cost_profile import CostProfile, ObserveTime, PassTime, ProposeTime
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.costs.cost_model import CostModel
+from edgespec.runtime.costs.cost_profile import CostProfile, ObserveTime, PassTime, ProposeTime
+from edgespec.runtime.trees.tree import DraftPlan
 from tests.unit.benchmark.reports import drafted
 
 CELL = Cell(100, 56, 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from edgespec.benchmark.cases import Cell, Variant, cells, plan_words, variants
 from edgespec.benchmark.schedule import MOST_BESIDE_PLAIN, turns
 from edgespec.benchmark.synthetic import Dial
-from edgespec.runtime.static_tree import StaticPlan
-from edgespec.runtime.tree import BlockPlan, DraftPlan
+from edgespec.runtime.trees.static_tree import StaticPlan
+from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
 
 PLAIN = Variant()
 

@@ -11,9 +11,9 @@ from edgespec.benchmark.passes import PassSize
 from edgespec.benchmark.rows import Collected, conditional_acceptance, pass_rows
 from edgespec.benchmark.schedule import Turn
 from edgespec.benchmark.slices import Slice, steps_of, window
-from edgespec.runtime.generation import Response
-from edgespec.runtime.metrics import RequestMetrics
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.loop.generation import Response
+from edgespec.runtime.loop.metrics import RequestMetrics
+from edgespec.runtime.trees.tree import DraftPlan
 
 DRAFTED = Variant(DraftPlan(1, 2, 3))
 

@@ -11,16 +11,16 @@ import pytest
 
 from edgespec.benchmark.synthetic import Dial, SyntheticDrafter, Truth, synthetic
 from edgespec.errors import OptionError
-from edgespec.runtime.acceptance_estimate import AcceptanceEstimate
-from edgespec.runtime.cost_model import StepCosts
-from edgespec.runtime.draft_budget import Budgeted, DraftBudget
+from edgespec.runtime.costs.cost_model import StepCosts
 from edgespec.runtime.drafters.base import DraftRequest, EndObserver, Observation
-from edgespec.runtime.prompt_value import ImageSlots
-from edgespec.runtime.prompt_value import Prompt as PromptValue
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.sequence import SequenceState, StepOutput
-from edgespec.runtime.session import Session
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.loop.sequence import SequenceState, StepOutput
+from edgespec.runtime.loop.session import Session
+from edgespec.runtime.plans.acceptance_estimate import AcceptanceEstimate
+from edgespec.runtime.plans.draft_budget import Budgeted, DraftBudget
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.text.prompt_value import ImageSlots
+from edgespec.runtime.text.prompt_value import Prompt as PromptValue
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from edgespec.vision.rows import ImageRows
 from tests.unit.runtime.hash_model import VOCAB, begin, decoder_of, plainly
 

@@ -32,7 +32,7 @@ from edgespec.checkpoint.layouts import (
     unpack_words,
 )
 from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
-from edgespec.quantized import QuantizedWeight, dequantize, dequantize_stored
+from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize, dequantize_stored
 
 LAYER = "model.layers.0"
 Tensors = Mapping[str, torch.Tensor]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.origin import origin_of
 from tests import toys
@@ -36,9 +36,9 @@ def write_manifest(path: Path, **changed: object) -> None:
         "format": 1,
         "kind": "quantize",
         "source": {"identity": ORIGINAL},
-        "files": bundle.file_entries(path),
+        "files": hashes.file_entries(path),
     }
-    (path / bundle.MANIFEST).write_text(json.dumps(value | changed))
+    (path / file_names.MANIFEST).write_text(json.dumps(value | changed))
 
 
 def test_the_original_is_what_the_manifest_names(quantized: Path) -> None:
@@ -79,7 +79,7 @@ def one_byte_changed(path: Path) -> None:
         (lambda path: write_manifest(path, files={}), "does not list its files"),
         (lambda path: write_manifest(path, files="all"), "does not list its files"),
         (lambda path: write_manifest(path, format=99), "has format 99"),
-        (lambda path: (path / bundle.MANIFEST).write_text("{"), "cannot be read"),
+        (lambda path: (path / file_names.MANIFEST).write_text("{"), "cannot be read"),
     ],
 )
 def test_a_manifest_that_does_not_belong_to_these_weights_is_not_believed(
@@ -94,4 +94,4 @@ def test_a_manifest_that_does_not_belong_to_these_weights_is_not_believed(
 
 def test_without_hashes_only_sizes_are_looked_at(quantized: Path) -> None:
     one_byte_changed(quantized)
-    assert origin_of(Checkpoint(quantized), hashes=False).identity == ORIGINAL
+    assert origin_of(Checkpoint(quantized), read_weights=False).identity == ORIGINAL

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from edgespec.cli import build
 from edgespec.cli.main import cli
 from edgespec.contract import Limits
-from edgespec.runtime.static_tree import DEFAULT, NAMED, num_non_leaves
+from edgespec.runtime.trees.static_tree import DEFAULT, NAMED, num_non_leaves
 
 
 @pytest.mark.parametrize(

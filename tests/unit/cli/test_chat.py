@@ -37,10 +37,7 @@ from edgespec.prompts import (
     SamplingParams,
 )
 from edgespec.prompts.parse import read_requests
-from edgespec.runtime.generation import Chunk, Response
-from edgespec.runtime.metrics import RequestMetrics
-from edgespec.runtime.tree import PLAIN, DraftPlan, DraftTree, Plain
-from edgespec.runtime.verify import (
+from edgespec.runtime.acceptance.verify import (
     ACCEPT_RULES,
     EXACT_ACCEPTANCE,
     AcceptOptions,
@@ -48,6 +45,9 @@ from edgespec.runtime.verify import (
     RelaxedAcceptance,
     TypicalAcceptance,
 )
+from edgespec.runtime.loop.generation import Chunk, Response
+from edgespec.runtime.loop.metrics import RequestMetrics
+from edgespec.runtime.trees.tree import PLAIN, DraftPlan, DraftTree, Plain
 
 Event = Chunk | Response | EdgeSpecError
 

@@ -12,15 +12,15 @@ from rich.table import Table
 from edgespec.cli import report
 from edgespec.errors import RequestError
 from edgespec.prompts import Message, Request, SamplingParams
-from edgespec.runtime import stages
-from edgespec.runtime.answers import Answer
 from edgespec.runtime.drafters.registry import DRAFTERS
-from edgespec.runtime.generation import Chunk, Response
-from edgespec.runtime.lossless_check import Difference
-from edgespec.runtime.metrics import RequestMetrics
-from edgespec.runtime.profile import RunStats, profile, summary
-from edgespec.runtime.sequence import StepOutput
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.lanes import stages
+from edgespec.runtime.loop.generation import Chunk, Response
+from edgespec.runtime.loop.metrics import RequestMetrics
+from edgespec.runtime.loop.sequence import StepOutput
+from edgespec.runtime.requests.answers import Answer
+from edgespec.runtime.requests.lossless_check import Difference
+from edgespec.runtime.requests.profile import RunStats, profile, summary
+from edgespec.runtime.trees.tree import DraftPlan
 
 MEMORY = 300 * 2**20
 

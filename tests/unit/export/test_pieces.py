@@ -19,7 +19,7 @@ import onnxruntime as ort
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.checkpoint import layouts
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.contract import memory_inputs, memory_outputs
@@ -28,7 +28,7 @@ from edgespec.export.components import ExportOptions, export
 from edgespec.export.stored_weights import StoredWeight
 from edgespec.graphs import packing
 from edgespec.graphs.assembly import DecoderGraph, head_piece, layer_piece, stem_piece
-from edgespec.quantized import dequantize
+from edgespec.quantization.quantized_weight import dequantize
 from tests import toys
 
 CHUNK = 64 * 40  # elements: most weights of a toy have several chunks
@@ -78,7 +78,7 @@ def whole_outputs(
 ) -> Feeds:
     """What the written graph gives when it runs as a whole, as golden outputs are called."""
     session = ort.InferenceSession(
-        str(directory / bundle.MODEL), providers=["CPUExecutionProvider"]
+        str(directory / file_names.MODEL), providers=["CPUExecutionProvider"]
     )
     names = [value.name for value in session.get_inputs()]
     layers = range(graph.shape.num_layers)
@@ -252,7 +252,7 @@ def test_quantized_pieces_make_what_their_dequantized_weights_make(
     for checkpoint in quantized_and_dequantized(tmp_path, scheme):
         out = tmp_path / f"onnx_{checkpoint.name}"
         export(str(checkpoint), out, ExportOptions())
-        found.append(load_file(out / "llm" / bundle.GOLDEN))
+        found.append(load_file(out / "llm" / file_names.GOLDEN))
     quantized, plain = found
     for name, array in plain.items():
         if array.dtype == np.float32 and array.size:

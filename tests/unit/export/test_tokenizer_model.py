@@ -19,7 +19,7 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.export import tokenizer_model
 from edgespec.export.sidecars import copy_tokenizer
-from edgespec.runtime.tokenizer import Tokenizer
+from edgespec.runtime.text.tokenizer import Tokenizer
 from tests import shared, toys
 from tests.toys.tokenizer import _TEXT
 

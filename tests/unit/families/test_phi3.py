@@ -19,7 +19,7 @@ from edgespec.config import RopeConfig
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import parse_model_config
 from edgespec.rope import RopeTable, read_rope, rope_dict
-from edgespec.stored.fields import BundleFields
+from edgespec.safe_read.fields import BundleFields
 from tests import toys
 
 ORIGINAL = 64

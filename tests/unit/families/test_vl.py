@@ -22,7 +22,7 @@ from edgespec.config import ModelConfig
 from edgespec.errors import CheckpointError
 from edgespec.families import parse_model_config
 from edgespec.rope import RopeTable, read_rope, rope_dict
-from edgespec.stored.fields import BundleFields
+from edgespec.safe_read.fields import BundleFields
 from tests import toys
 
 Make = Callable[..., Path]

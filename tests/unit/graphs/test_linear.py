@@ -22,8 +22,8 @@ from edgespec.graphs.assembly import Piece
 from edgespec.graphs.builder import GraphBuilder, WeightPlan, save
 from edgespec.graphs.linear import linear, products, quantized_weight
 from edgespec.graphs.packing import Packing, stored_bytes
-from edgespec.quantized import QuantizedWeight, dequantize, dequantize_stored
-from edgespec.schemes import SCHEMES
+from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize, dequantize_stored
+from edgespec.quantization.schemes import SCHEMES
 from tests.one_weight import NAME, table_of
 
 OUT, IN = 24, 64

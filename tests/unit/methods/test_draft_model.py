@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
-from edgespec.component import ComponentConfig
 from edgespec.config import ModelConfig
 from edgespec.contract import Role, canonical_contract
 from edgespec.errors import BundleError

@@ -17,7 +17,7 @@ from edgespec.checkpoint.files import open_checkpoint
 from edgespec.errors import BundleError, CheckpointError, UnsupportedModel
 from edgespec.graphs.completeness import check_complete
 from edgespec.methods.dspark import DSparkConfig, Heads, read_spec, spec_of, write_spec
-from edgespec.stored.fields import BundleFields
+from edgespec.safe_read.fields import BundleFields
 from tests import toys
 
 LAYOUTS = get_args(toys.DSparkLayout)

@@ -15,7 +15,7 @@ from edgespec.errors import BundleError, CheckpointError, EdgeSpecError, Unsuppo
 from edgespec.methods import METHODS
 from edgespec.methods.block_draft import BlockDraftConfig, spec_of
 from edgespec.methods.jetspec import read_spec, write_spec
-from edgespec.stored.fields import BundleFields
+from edgespec.safe_read.fields import BundleFields
 from tests import toys
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.component import ComponentConfig
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.errors import BundleError, CheckpointError, UnsupportedModel
 from edgespec.methods.medusa import MedusaConfig, has_head_tensors, parse_medusa_config
 from tests.toys.medusa import head_shapes

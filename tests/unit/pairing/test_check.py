@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, hashes
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.pairing.check import check
 from edgespec.pairing.check_result import CheckResult, Report
@@ -191,8 +191,8 @@ def test_a_draft_quantised_with_another_base_is_a_warning(
     shop: Path, copied: Callable[[str], Path]
 ) -> None:
     def told(identity: str) -> CheckResult:
-        (draft / bundle.MANIFEST).unlink(missing_ok=True)
-        files = bundle.file_entries(draft)
+        (draft / file_names.MANIFEST).unlink(missing_ok=True)
+        files = hashes.file_entries(draft)
         base = {"name": "other", "identity": identity}
         value = {
             "format": 1,
@@ -201,7 +201,7 @@ def test_a_draft_quantised_with_another_base_is_a_warning(
             "base": base,
             "files": files,
         }
-        (draft / bundle.MANIFEST).write_text(json.dumps(value))
+        (draft / file_names.MANIFEST).write_text(json.dumps(value))
         return one("origin", shop / "base", draft)
 
     draft = copied("eagle")
@@ -221,8 +221,8 @@ def test_a_base_that_changed_in_its_last_byte_is_another_one(
     base, draft = copied("base"), copied("eagle")
     recorded = {"name": "base", "identity": Checkpoint(base).identity()}
     value = {"format": 1, "kind": "quantize", "source": {"identity": "cd"}, "base": recorded}
-    text = json.dumps(value | {"files": bundle.file_entries(draft)})
-    (draft / bundle.MANIFEST).write_text(text)
+    text = json.dumps(value | {"files": hashes.file_entries(draft)})
+    (draft / file_names.MANIFEST).write_text(text)
     assert one("origin", base, draft).level == "ok"
     weights = base / "model.safetensors"
     data = bytearray(weights.read_bytes())

@@ -533,7 +533,7 @@ import json, resource, sys, time
 from edgespec.errors import RequestError
 from edgespec.prompts import Message
 from edgespec.prompts import sandbox, template
-from edgespec.runtime.memory import peak_bytes
+from edgespec.runtime.requests.memory import peak_bytes
 
 resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
 sandbox.MAX_SECONDS = 0.1

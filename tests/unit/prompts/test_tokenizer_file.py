@@ -113,8 +113,8 @@ CHILD = """
 import json, resource, sys, tempfile, time
 from pathlib import Path
 from edgespec.errors import EdgeSpecError
-from edgespec.runtime.tokenizer import Tokenizer
-from edgespec.runtime.memory import peak_bytes
+from edgespec.runtime.text.tokenizer import Tokenizer
+from edgespec.runtime.requests.memory import peak_bytes
 
 resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
 directory = Path(sys.argv[1])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgespec.manifest import QuantizeCheck
+from edgespec.artifacts.manifest import QuantizeCheck
 from edgespec.quantize import check, modelopt
 from edgespec.quantize.llm import Options, quantize_llm
 from tests import toys

@@ -21,12 +21,12 @@ from edgespec.export.components import ExportOptions, export
 from edgespec.methods.block_draft import BlockDraftConfig
 from edgespec.modules.block_draft import BlockDraft
 from edgespec.prompts import SamplingParams
+from edgespec.quantization.schemes import MADE
 from edgespec.quantize import draft, modelopt
 from edgespec.quantize.block_draft import blocks_of
 from edgespec.quantize.llm import Options, Quantized
 from edgespec.quantize.table import QUANTIZABLE
 from edgespec.runtime.engine import Engine
-from edgespec.schemes import MADE
 from tests import toys
 from tests.parity.dflash_reference import DFlashReference
 from tests.unit.quantize.test_llm import HIDDEN, INNER, VOCAB, Told

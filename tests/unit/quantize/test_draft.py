@@ -19,10 +19,10 @@ from edgespec.errors import EdgeSpecError, OutputError, PairingError, Unsupporte
 from edgespec.graphs.eagle3 import named_tensors
 from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.modules.eagle3 import Eagle3
+from edgespec.quantization.schemes import MADE
 from edgespec.quantize import draft, modelopt, work
 from edgespec.quantize.hidden_states import aux_hidden_states
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
-from edgespec.schemes import MADE
 from tests import toys
 from tests.reference import Eagle3Reference
 from tests.unit.quantize.test_llm import HIDDEN, INNER, VOCAB, Told, header, table

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.quantization.schemes import MADE
 from edgespec.quantize import calibration, layerwise, llm, modelopt
 from edgespec.quantize.llm import Options, quantize_llm
-from edgespec.schemes import MADE
 from tests import toys
 from tests.unit.quantize import whole_model
 from tests.unit.quantize.test_llm import Told

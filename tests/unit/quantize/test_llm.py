@@ -18,7 +18,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgespec import bundle
+from edgespec.artifacts import json_files, provenance
+from edgespec.artifacts.manifest import QuantizeCheck
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import (
     BuildError,
@@ -30,11 +31,10 @@ from edgespec.errors import (
     RequestError,
     UnsupportedModel,
 )
-from edgespec.manifest import QuantizeCheck
+from edgespec.quantization.schemes import MADE
 from edgespec.quantize import calibration, check, llm, modelopt, plan
 from edgespec.quantize.base import base_of
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
-from edgespec.schemes import MADE
 from tests import toys
 
 HIDDEN, INNER, VOCAB = 128, 256, 320
@@ -173,7 +173,7 @@ def test_figures_of_the_written_bytes_are_in_the_manifest(
 ) -> None:
     """Random weights are known: section 2.2, within a fifth. INT8's is that of the rounding
     alone."""
-    found = bundle.read_manifest(made[family, name].directory)["check"]
+    found = json_files.read_manifest(made[family, name].directory)["check"]
     typical = {"fp8": 0.026, "int4_awq": 0.118, "int8_sq": 0.0085, "nvfp4": 0.095, "mxfp8": 0.027}[
         name
     ]
@@ -353,7 +353,7 @@ def test_settings_that_cannot_be_read_back_are_our_fault(
 
     def spoil(checkpoint: Checkpoint, staging: Path, *settings: Any) -> None:
         write(checkpoint, staging, *settings)
-        bundle.write_json(staging / "hf_quant_config.json", {"quantization": 1})
+        json_files.write_json(staging / "hf_quant_config.json", {"quantization": 1})
 
     monkeypatch.setattr(llm, "write_sidecars", spoil)
     with pytest.raises(BuildError, match="the written checkpoint cannot be read back"):
@@ -657,8 +657,10 @@ def test_missing_and_foreign_packages_are_refused(
     bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions: dict[str, str | None] = {"nvidia-modelopt": None}
-    real = bundle.installed_version
-    monkeypatch.setattr(bundle, "installed_version", lambda name: versions.get(name, real(name)))
+    real = provenance.installed_version
+    monkeypatch.setattr(
+        provenance, "installed_version", lambda name: versions.get(name, real(name))
+    )
     refused(MissingDependency, "nvidia-modelopt", bases["llama"], tmp_path / "o", "fp8")
     versions["nvidia-modelopt"] = "0.48.0"
     refused(EnvironmentProblem, r"0\.48\.0", bases["llama"], tmp_path / "o", "fp8")

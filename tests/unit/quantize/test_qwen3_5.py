@@ -14,8 +14,8 @@ import torch
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.quantized import dequantize
-from edgespec.schemes import MADE
+from edgespec.quantization.quantized_weight import dequantize
+from edgespec.quantization.schemes import MADE
 from tests.unit.quantize import qwen3_5, whole_model
 from tests.unit.quantize.test_layerwise import batches_of, quantized
 from tests.unit.quantize.test_llm import table

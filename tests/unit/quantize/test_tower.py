@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from edgespec.artifacts.manifest import QuantizeManifest
 from edgespec.backends.visual.build import build_visual
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
@@ -30,8 +31,7 @@ from edgespec.errors import (
 )
 from edgespec.families import parse_model_config
 from edgespec.images import PreparedImage, read_processor
-from edgespec.inspection import inspect
-from edgespec.manifest import QuantizeManifest
+from edgespec.pipeline.inspection import inspect
 from edgespec.progress import Silent
 from edgespec.quantize import layerwise, modelopt, tower
 from edgespec.quantize.llm import Options, Quantized, quantize_llm

@@ -17,12 +17,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgespec import bundle
+from edgespec.artifacts import file_names, json_files
+from edgespec.artifacts.manifest import QuantizeManifest
 from edgespec.errors import BuildError, OutputError
-from edgespec.manifest import QuantizeManifest
+from edgespec.quantization.schemes import SCHEMES
 from edgespec.quantize import layerwise, llm, modelopt, work
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
-from edgespec.schemes import SCHEMES
 from tests import toys
 from tests.unit.quantize import whole_model
 from tests.unit.quantize.test_llm import Told
@@ -95,7 +95,7 @@ def left_halfway(halfway: Path, out: Path) -> Path:
 
 def same_files(ours: Path, theirs: Path) -> bool:
     names = [{path.name for path in side.iterdir()} for side in (ours, theirs)]
-    alike = (names[0] | names[1]) - {bundle.MANIFEST}
+    alike = (names[0] | names[1]) - {file_names.MANIFEST}
     return names[0] == names[1] and all(
         (ours / name).read_bytes() == (theirs / name).read_bytes() for name in alike
     )
@@ -208,9 +208,9 @@ def test_another_request_is_refused_with_what_differs(
 
 def test_run_of_another_version_is_stale(base: Path, halfway: Path, tmp_path: Path) -> None:
     there = left_halfway(halfway, tmp_path / "out")
-    request = bundle.read_json(there / work.REQUEST)
+    request = json_files.read_json(there / work.REQUEST)
     request["versions"]["torch"] = "1.0"
-    bundle.write_json(there / work.REQUEST, request)
+    json_files.write_json(there / work.REQUEST, request)
     notes = quantized(base, tmp_path / "out").notes
     assert "an unfinished run of other versions was removed" in notes
     assert not any("resumed" in note for note in notes)

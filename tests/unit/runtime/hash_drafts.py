@@ -19,8 +19,8 @@ from edgespec.backends.call import Call, Result
 from edgespec.backends.host import gather_idx, host_results, stacked_states
 from edgespec.backends.masks import attention_mask
 from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract
-from edgespec.runtime.block import BlockDecoder, MaskSpec
-from edgespec.runtime.decoder import CachedDecoder
+from edgespec.runtime.lanes.block import BlockDecoder, MaskSpec
+from edgespec.runtime.lanes.decoder import CachedDecoder
 from tests.unit.runtime.hash_model import PositionRows, TokenRows
 
 VOCAB = 7  # of the draft

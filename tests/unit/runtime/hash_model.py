@@ -19,10 +19,10 @@ from edgespec.backends.host import gather_idx, host_results
 from edgespec.backends.masks import attention_mask, tree_mask
 from edgespec.contract import GraphContract, GraphShape, RecurrentShape, Role, canonical_contract
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
-from edgespec.runtime.decoder import CachedDecoder
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.sequence import SequenceState, StepOutput
-from edgespec.runtime.session import Session
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.loop.sequence import SequenceState, StepOutput
+from edgespec.runtime.loop.session import Session
+from edgespec.runtime.sampling.sampler import Sampler
 
 VOCAB = 9
 CONTRACT = canonical_contract(GraphShape(Role.BASE, 1, 1, 1, 2, 2, VOCAB, features=3))

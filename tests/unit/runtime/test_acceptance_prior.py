@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.runtime.acceptance_estimate import PRIOR, AcceptanceEstimate
+from edgespec.runtime.plans.acceptance_estimate import PRIOR, AcceptanceEstimate
 
 
 def test_without_a_prior_all_depths_are_alike() -> None:

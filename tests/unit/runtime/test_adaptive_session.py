@@ -17,19 +17,19 @@ import pytest
 from edgespec.backends.call import Result
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import ERROR
-from edgespec.runtime import session as session_module
-from edgespec.runtime.cost_model import CostModel
-from edgespec.runtime.decoder import CachedDecoder
-from edgespec.runtime.draft_budget import Budgeted
+from edgespec.runtime.costs.cost_model import CostModel
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.gates import AcceptanceGate, Gates, Schedule
-from edgespec.runtime.metrics import RequestMetrics
-from edgespec.runtime.policy import AdaptivePolicy, AdaptiveState
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.sequence import SequenceState, StepOutput
-from edgespec.runtime.session import Session
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.loop import session as session_module
+from edgespec.runtime.loop.metrics import RequestMetrics
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.loop.sequence import SequenceState, StepOutput
+from edgespec.runtime.loop.session import Session
+from edgespec.runtime.plans.draft_budget import Budgeted
+from edgespec.runtime.plans.policy import AdaptivePolicy, AdaptiveState
+from edgespec.runtime.plans.schedules import AcceptanceGate, Gates, Schedule
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests.costs import profile
 from tests.lossless.drafters import ScriptedDrafter, Stateless
 from tests.unit.runtime.hash_model import GREEDY, VOCAB, begin, decoder_of, plainly

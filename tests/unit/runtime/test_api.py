@@ -42,13 +42,13 @@ from edgespec import (
     SamplingParams,
 )
 from edgespec.prompts import CANCELLED
-from edgespec.runtime.detokenizer import TextStream
-from edgespec.runtime.generation import GenerationRequest, Response
-from edgespec.runtime.prompt_value import ImageSlots
-from edgespec.runtime.prompt_value import Prompt as PromptValue
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.scheduler import Scheduler
-from edgespec.runtime.session import Session
+from edgespec.runtime.loop.generation import GenerationRequest, Response
+from edgespec.runtime.loop.scheduler import Scheduler
+from edgespec.runtime.loop.session import Session
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.text.detokenizer import TextStream
+from edgespec.runtime.text.prompt_value import ImageSlots
+from edgespec.runtime.text.prompt_value import Prompt as PromptValue
 from edgespec.vision.rows import ImageRows
 from tests.lossless.engines import api_engines
 from tests.pace import paced
@@ -824,7 +824,7 @@ def test_requests_are_logged_with_their_metrics_and_without_their_text(
 
 def test_library_says_nothing_unless_asked(engine_dir: Path) -> None:
     asked = "import logging; logging.basicConfig(level='INFO'); engine.generate([5, 6], sampling)"
-    assert "INFO:edgespec.runtime.driver:request 2: " in python(asked, engine_dir).stderr
+    assert "INFO:edgespec.runtime.loop.driver:request 2: " in python(asked, engine_dir).stderr
 
 
 # What is public

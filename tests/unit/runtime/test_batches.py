@@ -21,15 +21,15 @@ from edgespec.backends.call import Logits
 from edgespec.errors import EnvironmentProblem
 from edgespec.prompts import CAPACITY as FULL
 from edgespec.prompts import ERROR, MAX_LENGTH
-from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import DraftRequest
-from edgespec.runtime.gates import Gates, Schedule
-from edgespec.runtime.metrics import RequestMetrics
-from edgespec.runtime.prefix import Prefix, PrefixCache
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.sequence import SequenceState, StepOutput
-from edgespec.runtime.session import Session
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.loop.metrics import RequestMetrics
+from edgespec.runtime.loop.prefix import Prefix, PrefixCache
+from edgespec.runtime.loop.sequence import SequenceState, StepOutput
+from edgespec.runtime.loop.session import Session
+from edgespec.runtime.plans.schedules import Gates, Schedule
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter, Stateless
 from tests.unit.runtime.hash_model import GREEDY, VOCAB, begin, decoder_of, plainly
 

@@ -16,8 +16,8 @@ from edgespec.prompts import CANCELLED, Message, SamplingParams
 from edgespec.prompts.template import JinjaTemplate
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.thinking import thinking_note
-from edgespec.runtime.tokenizer import Tokenizer
+from edgespec.runtime.text.thinking import thinking_note
+from edgespec.runtime.text.tokenizer import Tokenizer
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.pairs import shared_pair
 from tests.pace import paced

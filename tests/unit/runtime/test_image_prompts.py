@@ -16,14 +16,14 @@ import pytest
 from edgespec.backends.call import Call
 from edgespec.backends.host import HostStates
 from edgespec.errors import LimitError
-from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.dflash import DFlashDrafter
-from edgespec.runtime.prefix import PrefixCache
-from edgespec.runtime.prompt_value import ImageSlots, Prompt, on_all_axes
-from edgespec.runtime.sequence import SequenceState
-from edgespec.runtime.session import Session
-from edgespec.runtime.tree import BlockPlan, DraftPlan
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.loop.sequence import SequenceState
+from edgespec.runtime.loop.session import Session
+from edgespec.runtime.text.prompt_value import ImageSlots, Prompt, on_all_axes
+from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
 from edgespec.vision.rows import ImageRows
 from tests.lossless.drafters import ScriptedDrafter
 from tests.unit.runtime.hash_drafts import WIDTH as DRAFT_WIDTH

@@ -4,7 +4,7 @@ drafts `draft`."""
 from __future__ import annotations
 
 from edgespec.contract import Role
-from edgespec.runtime.cost_profile import CostProfile, ObserveTime, PassTime, ProposeTime
+from edgespec.runtime.costs.cost_profile import CostProfile, ObserveTime, PassTime, ProposeTime
 
 HERE = {"context": 64, "batch": 1}
 

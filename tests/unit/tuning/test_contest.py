@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.tuning.candidates import Candidate
 from edgespec.tuning.contest import PLAIN, Speeds, Turn, turns, winner
 from edgespec.tuning.ranking import Ranked

@@ -6,10 +6,10 @@ from itertools import combinations
 
 import pytest
 
-from edgespec.runtime.cost_model import CostModel, best_chain, best_static_tree, chosen
-from edgespec.runtime.plans import TreeLimits
-from edgespec.runtime.static_tree import StaticPlan
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.costs.cost_model import CostModel, best_chain, best_static_tree, chosen
+from edgespec.runtime.plans.plan import TreeLimits
+from edgespec.runtime.trees.static_tree import StaticPlan
+from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.tuning.acceptance import AcceptanceCounts
 from edgespec.tuning.candidates import Candidate, chains, static_trees, trees, wide_plan
 from edgespec.tuning.ranking import Ranked, in_order, to_measure, valued

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.runtime.cost_model import CostModel
-from edgespec.runtime.policy import AdaptivePolicy
-from edgespec.runtime.static_tree import StaticPlan
-from edgespec.runtime.tree import BlockPlan, DraftPlan
+from edgespec.runtime.costs.cost_model import CostModel
+from edgespec.runtime.plans.policy import AdaptivePolicy
+from edgespec.runtime.trees.static_tree import StaticPlan
+from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
 from edgespec.tuning.replay import Drafted, adapted, replayed
 from edgespec.tuning.steps import SampledStep
 from tests.unit.tuning.costs import profile

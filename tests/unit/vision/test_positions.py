@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from edgespec.runtime.prompt_value import ImageSlots, Prompt
+from edgespec.runtime.text.prompt_value import ImageSlots, Prompt
 from edgespec.vision.positions import prompt_positions
 from edgespec.vision.rows import ImageRows
 

@@ -28,7 +28,7 @@ from edgespec.backends.tensorrt.lowering.precision import FLOATS, TYPES, keep_fl
 from edgespec.backends.tensorrt.target import Target
 from edgespec.contract import ACTIVATIONS, INPUT_SCALE, KEEP_PRECISION, SCHEME
 from edgespec.errors import UnsupportedModel
-from edgespec.schemes import SCHEMES
+from edgespec.quantization.schemes import SCHEMES
 
 DOMAIN = "trt"  # of the operators that TensorRT's parser has beside ONNX's
 FP4, FP8 = ir.DataType.FLOAT4E2M1, ir.DataType.FLOAT8E4M3FN

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import json_files
 from edgespec.backends import build as building
 from edgespec.backends import row_bits
 from edgespec.backends.base import Progress
@@ -86,7 +86,7 @@ def test_an_engine_for_several_sequences_says_what_its_cache_takes(
     assert cache.startswith(
         f"the KV cache takes {3 * 40061 * 7 * 2 * 16 * 2 * 4 / 1e9:.2f} GB when all 3 sequences"
     )
-    limits = bundle.read_json(tmp_path / "base_config.json")["builder_config"]
+    limits = json_files.read_json(tmp_path / "base_config.json")["builder_config"]
     assert limits["max_batch_size"] == 3
 
 

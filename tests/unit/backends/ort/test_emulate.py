@@ -20,7 +20,7 @@ from edgespec.backends.ort.probe import probe_graph, run_probe
 from edgespec.backends.rewriting import Constants, Nodes
 from edgespec.contract import ACTIVATIONS, INPUT_SCALE, SCHEME
 from edgespec.errors import BuildError, ContractError
-from edgespec.schemes import SCHEMES
+from edgespec.quantization.schemes import SCHEMES
 
 Floats = NDArray[np.float32]
 GLOBAL_SCALES = (1e-4, 0.0123, 3.0)

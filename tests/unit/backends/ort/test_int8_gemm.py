@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from edgespec.backends.ort import int8_gemm
 from edgespec.backends.ort.int8_gemm import Kernel, is_exact_here, pack
 from edgespec.errors import BuildError
-from edgespec.quantized import QuantizedWeight, quantize_rtn
-from edgespec.schemes import SCHEMES
+from edgespec.quantization.quantized_weight import QuantizedWeight, quantize_rtn
+from edgespec.quantization.schemes import SCHEMES
 
 Floats = NDArray[np.float32]
 IN, OUT = 160, 72

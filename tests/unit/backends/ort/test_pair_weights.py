@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec import bundle
+from edgespec.artifacts import file_names
 from edgespec.backends.build import build
 from edgespec.backends.engine_config import EngineConfig, EngineFields, EngineWeights
 from edgespec.backends.engine_dir import STEMS
@@ -51,7 +51,7 @@ def engine_dir(exported: Path) -> Path:
 def prompt_logits(runner: OrtRunner, exported: Path, config: EngineConfig) -> np.ndarray:
     """What the MTP head says of its golden prompt."""
     component = config.component
-    path = exported / "mtp_draft" / bundle.GOLDEN
+    path = exported / "mtp_draft" / file_names.GOLDEN
     golden = read_golden(path, component.graph, component.vocab_size)
     prompt, _ = golden_calls(golden, [component.rope])
     return only_logits(runner, prompt).copy()

@@ -11,7 +11,7 @@ from edgespec.backends.tensorrt.accuracy import (
     accuracy_of,
     schemes_in,
 )
-from edgespec.schemes import SCHEMES
+from edgespec.quantization.schemes import SCHEMES
 
 
 def test_float32_is_compared_by_value() -> None:

@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from edgespec.backends.tensorrt import kernels
-from edgespec.backends.tensorrt.states import DTYPES, KINDS
-from edgespec.backends.tensorrt.workspace import Workspace
+from edgespec.backends.cuda import kernels
+from edgespec.backends.cuda.states import DTYPES, KINDS
+from edgespec.backends.cuda.workspace import Workspace
 from tests.tensorrt_simulator.cpu_kernels import made_device
 
 

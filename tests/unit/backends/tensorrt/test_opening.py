@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.backends.tensorrt.device import opening
-from edgespec.backends.tensorrt.device.base import Device, DeviceProblem
-from edgespec.backends.tensorrt.device.opening import PACKAGES, open_device
+from edgespec.backends.cuda.device import opening
+from edgespec.backends.cuda.device.base import Device, DeviceProblem
+from edgespec.backends.cuda.device.opening import PACKAGES, open_device
 from edgespec.errors import MissingDependency
 from tests.tensorrt_simulator.device import HostDevice
 

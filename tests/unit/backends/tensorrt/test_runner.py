@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.backends.tensorrt.device.base import DeviceMemoryFull, DeviceProblem
+from edgespec.backends.cuda.device.base import DeviceMemoryFull, DeviceProblem
+from edgespec.backends.cuda.workspace import Memory, Workspace
 from edgespec.backends.tensorrt.execution import Context
 from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.backends.tensorrt.target import Dialect
 from edgespec.backends.tensorrt.versions import RTX, capabilities_of
-from edgespec.backends.tensorrt.workspace import Memory, Workspace
 from edgespec.errors import EnvironmentProblem, InternalError
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.host_time import call_of, opened

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgespec.backends.tensorrt.device.base import DeviceLost, DeviceMemoryFull, DeviceProblem
+from edgespec.backends.cuda.device.base import DeviceLost, DeviceMemoryFull, DeviceProblem
 from tests.tensorrt_simulator import building
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.library import Context, Engine, Simulator

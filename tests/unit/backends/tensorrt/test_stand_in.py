@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.tensorrt import kernels
-from edgespec.backends.tensorrt.device.opening import PACKAGES, Package, installed
+from edgespec.backends.cuda import kernels
+from edgespec.backends.cuda.device.opening import PACKAGES, Package, installed
 from tests.cuda_stand_in.built import (
     TOO_LARGE,
     compiled,

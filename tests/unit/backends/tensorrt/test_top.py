@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from edgespec.backends.cuda.kernels import PART_IDS
+from edgespec.backends.cuda.logits import MAX_TOP, DeviceLogits, Wanted
+from edgespec.backends.cuda.workspace import Workspace
 from edgespec.backends.host import HostLogits
-from edgespec.backends.tensorrt.kernels import PART_IDS
-from edgespec.backends.tensorrt.logits import MAX_TOP, DeviceLogits, Wanted
-from edgespec.backends.tensorrt.workspace import Workspace
 from tests.tensorrt_simulator.cpu_kernels import made_device
 
 WIDE = 2 * PART_IDS + 37  # of three parts

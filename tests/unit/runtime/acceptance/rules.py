@@ -12,10 +12,10 @@ import torch
 from scipy import stats
 
 from edgespec.backends.host import HostLogits
-from edgespec.runtime.draft_sampling import Distribution, DraftSampler
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.tree import DraftTree
-from edgespec.runtime.verify import AcceptResult
+from edgespec.runtime.acceptance.verify import AcceptResult
+from edgespec.runtime.sampling.draft_sampler import Distribution, DraftSampler
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import DraftTree
 
 V = 5
 PENDING = 4

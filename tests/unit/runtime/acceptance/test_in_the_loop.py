@@ -13,22 +13,22 @@ import pytest
 from edgespec.backends.host import HostStates
 from edgespec.runtime.acceptance import rejection
 from edgespec.runtime.acceptance.base import AcceptOptions
-from edgespec.runtime.draft_sampling import DraftSampler
-from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.dflash import DFlashDrafter
-from edgespec.runtime.drafters.tree_drafter import TreeDrafter
-from edgespec.runtime.metrics import RequestMetrics
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.sequence import SequenceState, StepOutput
-from edgespec.runtime.session import Session
-from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree
-from edgespec.runtime.verify import (
+from edgespec.runtime.acceptance.verify import (
     ACCEPT_RULES,
     EXACT_ACCEPTANCE,
     RejectionAcceptance,
     RelaxedAcceptance,
     TypicalAcceptance,
 )
+from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.dflash import DFlashDrafter
+from edgespec.runtime.drafters.tree_drafter import TreeDrafter
+from edgespec.runtime.loop.metrics import RequestMetrics
+from edgespec.runtime.loop.sequence import SequenceState, StepOutput
+from edgespec.runtime.loop.session import Session
+from edgespec.runtime.sampling.draft_sampler import DraftSampler
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import BlockPlan, DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter
 from tests.unit.runtime.acceptance.rules import SUSPICIOUS, V, p_value
 from tests.unit.runtime.hash_drafts import VOCAB as DRAFT_VOCAB

@@ -11,10 +11,10 @@ import pytest
 from edgespec.backends.host import HostLogits
 from edgespec.runtime.acceptance import rejection
 from edgespec.runtime.acceptance.rejection import RejectionAcceptance, residual
-from edgespec.runtime.draft_sampling import Distribution, DraftSampler
-from edgespec.runtime.sampling import Sampler, gumbel, log_softmax, stream, uniform
-from edgespec.runtime.tree import DraftTree
-from edgespec.runtime.verify import AcceptResult, walk
+from edgespec.runtime.acceptance.verify import AcceptResult, walk
+from edgespec.runtime.sampling.draft_sampler import Distribution, DraftSampler
+from edgespec.runtime.sampling.sampler import Sampler, gumbel, log_softmax, stream, uniform
+from edgespec.runtime.trees.tree import DraftTree
 from tests.unit.runtime.acceptance.rules import (
     BEFORE,
     DRAFT_FIRST,

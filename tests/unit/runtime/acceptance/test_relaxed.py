@@ -15,8 +15,8 @@ from edgespec.backends.host import HostLogits
 from edgespec.errors import OptionError
 from edgespec.runtime.acceptance import relaxed
 from edgespec.runtime.acceptance.relaxed import RelaxedAcceptance
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.verify import AcceptResult, walk
+from edgespec.runtime.acceptance.verify import AcceptResult, walk
+from edgespec.runtime.sampling.sampler import Sampler
 from tests.unit.runtime.acceptance.rules import tree
 
 BEGIN, END, VOCAB = 90, 91, 100

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.cli import accept_flags
 from edgespec.errors import OptionError, RequestError
-from edgespec.runtime.verify import (
+from edgespec.runtime.acceptance.verify import (
     ACCEPT_RULES,
     EXACT_ACCEPTANCE,
     AcceptOptions,

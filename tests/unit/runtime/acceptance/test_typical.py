@@ -17,9 +17,9 @@ from edgespec.backends.host import HostLogits
 from edgespec.errors import OptionError
 from edgespec.runtime.acceptance import typical
 from edgespec.runtime.acceptance.typical import TypicalAcceptance
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.tree import DraftTree
-from edgespec.runtime.verify import AcceptResult, walk
+from edgespec.runtime.acceptance.verify import AcceptResult, walk
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import DraftTree
 from tests.unit.runtime.acceptance.rules import (
     BEFORE,
     FIRST,

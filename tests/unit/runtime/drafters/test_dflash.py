@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from edgespec.backends.host import HostStates
 from edgespec.backends.ort.backend import BACKEND
 from edgespec.errors import LimitError
-from edgespec.runtime.block import BlockDecoder, MaskSpec
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.block_drafter import BlockLimits
 from edgespec.runtime.drafters.candidates import best_first
 from edgespec.runtime.drafters.dflash import DFlashDrafter
-from edgespec.runtime.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
+from edgespec.runtime.lanes.block import BlockDecoder, MaskSpec
+from edgespec.runtime.trees.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
 from tests.unit.runtime.hash_drafts import EMPTY, WIDTH, Broken, block_said, blocks_of
 
 HINTS = BACKEND.plan_hints

@@ -18,13 +18,13 @@ from edgespec.errors import LimitError
 from edgespec.methods.base import HeadSizes
 from edgespec.methods.dspark import Heads
 from edgespec.methods.dspark_heads import DSparkHeads
-from edgespec.runtime.block import MaskSpec
-from edgespec.runtime.draft_sampling import DraftSampler
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.block_drafter import BlockLimits
 from edgespec.runtime.drafters.dspark import DSparkDrafter, LengthRule, while_it_pays
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.tree import BlockPlan, DraftTree
+from edgespec.runtime.lanes.block import MaskSpec
+from edgespec.runtime.sampling.draft_sampler import DraftSampler
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import BlockPlan, DraftTree
 from tests.unit.runtime.hash_drafts import VOCAB, WIDTH, block_rows_said, blocks_of
 
 MASK_TOKEN, BLOCK, PENDING = 6, 5, 3

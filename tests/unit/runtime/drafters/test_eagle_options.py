@@ -8,9 +8,9 @@ from edgespec.errors import LimitError, OptionError
 from edgespec.runtime.drafters.block_drafter import BlockLimits
 from edgespec.runtime.drafters.eagle_options import EagleOptions
 from edgespec.runtime.drafters.mtp import HeadLimits
-from edgespec.runtime.plans import TreeLimits
-from edgespec.runtime.static_tree import NAMED, StaticPlan
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.plans.plan import TreeLimits
+from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
+from edgespec.runtime.trees.tree import DraftPlan
 
 TREE = [[0], [1], [0, 0], [1, 0], [0, 0, 0]]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgespec.runtime.drafters.candidates import best_first
 from edgespec.runtime.drafters.jetspec import grown_best_first
-from edgespec.runtime.tree import DraftTree, full_tree_size
+from edgespec.runtime.trees.tree import DraftTree, full_tree_size
 
 
 def log_probs(*rows: list[float]) -> np.ndarray:

@@ -20,8 +20,8 @@ from edgespec.runtime.drafters.medusa import (
     MedusaDrafter,
     MedusaOptions,
 )
-from edgespec.runtime.static_tree import NAMED, StaticPlan
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
+from edgespec.runtime.trees.tree import DraftPlan
 
 HEADS, VOCAB, LANES = 3, 8, 4
 ROOTS = [[i] for i in range(8)]

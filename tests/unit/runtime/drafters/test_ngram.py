@@ -21,7 +21,7 @@ from edgespec.errors import OptionError
 from edgespec.runtime.drafters import ngram
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.ngram import NgramDrafter, NgramOptions, Pool, Tokens
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.trees.tree import DraftPlan
 
 SWITCHES = list(product([True, False], repeat=3))
 texts = st.integers(2, 5).flatmap(

@@ -18,8 +18,8 @@ from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation
 from edgespec.runtime.drafters.guard import Guard
 from edgespec.runtime.drafters.ngram import NgramDrafter, NgramOptions
 from edgespec.runtime.drafters.user import ProposingDrafter
-from edgespec.runtime.tokenizer import Tokenizer
-from edgespec.runtime.tree import DraftPlan
+from edgespec.runtime.text.tokenizer import Tokenizer
+from edgespec.runtime.trees.tree import DraftPlan
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGE = ROOT / "docs" / "own_drafter.md"

@@ -25,7 +25,7 @@ from edgespec.runtime.drafters.suffix_confidence import (
     Pace,
     class_of,
 )
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
 ALL = SuffixOptions(min_token_prob=0.0)  # drafts whatever it finds
 PLAN = DraftPlan(3, 6, 12)

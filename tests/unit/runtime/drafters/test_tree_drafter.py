@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from edgespec.backends.host import HostStates
-from edgespec.runtime.decoder import CachedDecoder
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
-from edgespec.runtime.static_tree import StaticPlan, num_non_leaves, parents_of
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.trees.static_tree import StaticPlan, num_non_leaves, parents_of
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests.unit.runtime.hash_drafts import (
     EMPTY,
     VOCAB,

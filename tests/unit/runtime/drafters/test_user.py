@@ -17,7 +17,6 @@ import pytest
 
 from edgespec.backends.host import HostStates
 from edgespec.errors import OptionError
-from edgespec.runtime.draft_sampling import Distribution
 from edgespec.runtime.drafters.base import Drafter as Drafting
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.guard import INVALID, MAX_PAUSE, PAUSED, RAISED, SLOW, Guard, Lost
@@ -33,11 +32,12 @@ from edgespec.runtime.drafters.trtllm import (
     TrtLlmDrafter,
 )
 from edgespec.runtime.drafters.user import DraftContext, Proposal, ProposingDrafter, Tokens
-from edgespec.runtime.metrics import RequestMetrics
-from edgespec.runtime.sampling import Sampler
-from edgespec.runtime.sequence import SequenceState, StepOutput
-from edgespec.runtime.session import Session
-from edgespec.runtime.tree import DraftPlan, DraftTree
+from edgespec.runtime.loop.metrics import RequestMetrics
+from edgespec.runtime.loop.sequence import SequenceState, StepOutput
+from edgespec.runtime.loop.session import Session
+from edgespec.runtime.sampling.draft_sampler import Distribution
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter, Stateless
 from tests.unit.runtime.hash_model import GREEDY, VOCAB, begin, decoder_of, plainly
 

@@ -1,0 +1,534 @@
+"""The manifest.json of an exported component and that of a quantized checkpoint as frozen values.
+
+Knows the keys on disk, and writes what it reads. Knows no graph and no checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+from edgespec.artifacts import file_names, hashes, json_files, provenance
+from edgespec.artifacts.graph_quantization import Schemes, read_schemes, schemes_dict
+from edgespec.config.fields import is_int
+from edgespec.contract import AnyRole, Role, Tower
+from edgespec.errors import BundleError
+from edgespec.safe_read.fields import BundleFields
+
+KIND = "export"
+# The files of every export, by role, and those that an export may have
+GRAPH_FILES = (file_names.MODEL, file_names.MODEL_DATA, file_names.CONFIG)
+BASE_FILES = (*GRAPH_FILES, file_names.EMBEDDING, file_names.TOKENIZER)
+REQUIRED: Mapping[AnyRole, tuple[str, ...]] = {
+    Role.LLM: BASE_FILES,
+    Role.BASE: BASE_FILES,
+    Role.DRAFT: GRAPH_FILES,
+    Tower.VISUAL: GRAPH_FILES,
+}
+KNOWN: Mapping[AnyRole, tuple[str, ...]] = {
+    Role.LLM: (*BASE_FILES, *file_names.TOKENIZER_FILES, file_names.GOLDEN),
+    Role.BASE: (*BASE_FILES, *file_names.TOKENIZER_FILES, file_names.GOLDEN),
+    Role.DRAFT: (
+        *GRAPH_FILES,
+        file_names.EMBEDDING,
+        file_names.D2T,
+        file_names.HEADS,
+        file_names.GOLDEN,
+    ),
+    Tower.VISUAL: (*GRAPH_FILES, *file_names.PROCESSOR_FILES, file_names.GOLDEN),
+}
+QUANTIZE_KIND = "quantize"
+NOT_SIMULATED = "weights only: rounding of activations and of the cache is not simulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSource:
+    """The checkpoints that a component was made from, by sha256.
+
+    `texts` covers settings and tokenizer. `quantized_from` is the identity of the original of the
+    checkpoint, `base_quantized_from` that of the base that a draft was exported for.
+    """
+
+    name: str
+    identity: str
+    texts: str
+    base_identity: str | None = None
+    quantized_from: str | None = None
+    base_quantized_from: str | None = None
+
+    @classmethod
+    def read(cls, fields: BundleFields) -> ExportSource:
+        """From the `source` of manifest.json; BundleError names the key that is wrong."""
+        return cls(
+            name=fields.required_text("name"),
+            identity=fields.required_text("identity"),
+            texts=fields.required_text("texts"),
+            base_identity=fields.text("base_identity"),
+            quantized_from=fields.text("quantized_from"),
+            base_quantized_from=fields.text("base_quantized_from"),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of manifest.json."""
+        keys: dict[str, Any] = {
+            "name": self.name,
+            "identity": self.identity,
+            "texts": self.texts,
+            "base_identity": self.base_identity,
+        }
+        if self.base_quantized_from:
+            keys["base_quantized_from"] = self.base_quantized_from
+        if self.quantized_from:
+            keys["quantized_from"] = self.quantized_from
+        return keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportManifest:
+    """Who exported what, from what and with which options.
+
+    `options` are what was asked for, as JSON has it. `edgespec` is the version that wrote it,
+    `packages` those that shape its content. `files` are name -> {"bytes", "sha256"}. `quantization`
+    are the uses of schemes in its graph, None where it has none.
+    """
+
+    role: AnyRole
+    source: ExportSource
+    options: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]
+    edgespec: str | None
+    command: tuple[str, ...] = ()
+    packages: Mapping[str, str | None]
+    quantization: Schemes | None = None
+
+    @classmethod
+    def make(
+        cls,
+        role: AnyRole,
+        source: ExportSource,
+        options: Mapping[str, Any],
+        files: Mapping[str, Mapping[str, Any]],
+        quantization: Schemes | None = None,
+    ) -> ExportManifest:
+        """Of what this process has just written."""
+        made_by = provenance.provenance()
+        return cls(
+            role=role,
+            source=source,
+            options=json.loads(json.dumps(options)),
+            files=files,
+            edgespec=made_by["edgespec"],
+            command=tuple(made_by["command"]),
+            packages=made_by["packages"],
+            quantization=quantization,
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> ExportManifest:
+        """From an exported directory; BundleError where its manifest.json is none of an export."""
+        raw, where = json_files.read_manifest(directory), str(directory / file_names.MANIFEST)
+        fields = BundleFields(raw, where)
+        role, roles = fields.get("role"), {r.value: r for r in REQUIRED}
+        if fields.get("kind") != KIND or not isinstance(role, str) or role not in roles:
+            what = f"{where} is not that of an export: kind {fields.get('kind')!r}, role {role!r}"
+            raise BundleError(what, "Give the directory of a component that export wrote.")
+        command = fields.get("command") or []
+        files = hashes.listed_files(directory, fields.get("files"))
+        hashes.refuse_unlisted(directory, files, REQUIRED[roles[role]], ())
+        hashes.refuse_unknown(directory, files, KNOWN[roles[role]], role)
+        return cls(
+            role=roles[role],
+            source=ExportSource.read(fields.section("source")),
+            options=fields.section("options").raw,
+            files=files,
+            edgespec=fields.text("edgespec"),
+            command=tuple(command) if isinstance(command, list) else (),
+            packages=fields.optional_section("packages").raw,
+            quantization=read_schemes(fields.optional_section("quantization")) or None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of manifest.json, in the order in which they are written."""
+        return self.without_files() | {"files": dict(self.files)}
+
+    def without_files(self) -> dict[str, Any]:
+        """The same without the list of files."""
+        keys: dict[str, Any] = {
+            "format": json_files.MANIFEST_FORMAT,
+            "kind": KIND,
+            "role": self.role.value,
+            "source": self.source.to_dict(),
+            "options": dict(self.options),
+            "edgespec": self.edgespec,
+            "command": list(self.command),
+            "packages": dict(self.packages),
+        }
+        if self.quantization:
+            keys["quantization"] = schemes_dict(self.quantization)
+        return keys
+
+    def is_of(self, source: ExportSource, options: Mapping[str, Any]) -> bool:
+        """Whether this version would write the same again for this request."""
+        asked = json.loads(json.dumps(options))
+        ours = provenance.installed_version("edgespec")
+        return (self.source, self.options, self.edgespec) == (source, asked, ours)
+
+
+# Quantized checkpoints
+
+
+@dataclass(frozen=True)
+class QuantizeFields(BundleFields):
+    """A JSON object that `edgespec quantize` wrote; errors name the section that it is in."""
+
+    part: str | None = None  # the section of manifest.json
+    remedy: ClassVar[str] = "It was edited or damaged: quantize again."
+
+    def wrong(self, key: str, wanted: str) -> BundleError:
+        """The error for an unreadable value, whatever was `wanted`."""
+        name = repr(key) if self.part is None else f"{self.part!r} ({key})"
+        return BundleError(f"{self.source} has no readable {name}", self.remedy)
+
+    def missing(self, key: str) -> BundleError:
+        """The error for a key that must be there."""
+        return self.wrong(key, "there")
+
+    def section(self, key: str) -> Self:
+        """The object under a key that must be there. Raises BundleError."""
+        value = self.get(key)
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "an object")
+        return type(self)(value, self.source, self.part or key)
+
+    def real(self, key: str) -> float:
+        """A number of any sign. Raises BundleError where it is missing."""
+        value = self.optional_real(key)
+        if value is None:
+            raise self.missing(key)
+        return value
+
+    def optional_real(self, key: str) -> float | None:
+        """A number of any sign, or None where the key is missing or null. Raises BundleError."""
+        value = self.get(key)
+        if value is not None and not is_int(value) and not isinstance(value, float):
+            raise self.wrong(key, "a number")
+        return cast("float | None", value)
+
+    def reals(self, key: str) -> dict[str, float]:
+        """An object of numbers by name. Raises BundleError."""
+        values = self.section(key)
+        return {name: values.real(name) for name in values.raw}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeCheck:
+    """A quantized model against its original, with weights dequantized from the written files."""
+
+    logits_cosine: float  # mean over tokens
+    logits_kl: float  # mean over tokens, in nats: KL(original || quantized)
+    perplexity_before: float | None
+    perplexity_after: float | None
+    top1_agreement: float  # fraction of tokens
+    num_tokens: int
+    weight_errors: Mapping[str, float]  # relative RMS error per Linear
+    simulated: str | None = NOT_SIMULATED
+
+    @classmethod
+    def read(cls, fields: QuantizeFields) -> QuantizeCheck:
+        """From the `check` of manifest.json. Raises BundleError for an unreadable value."""
+        fields.real("max_weight_error")
+        return cls(
+            logits_cosine=fields.real("logits_cosine"),
+            logits_kl=fields.real("logits_kl"),
+            perplexity_before=fields.optional_real("perplexity_before"),
+            perplexity_after=fields.optional_real("perplexity_after"),
+            top1_agreement=fields.real("top1_agreement"),
+            num_tokens=fields.size("num_tokens"),
+            weight_errors=fields.reals("weight_errors"),
+            simulated=fields.text("simulated"),
+        )
+
+    @property
+    def max_weight_error(self) -> float:
+        """The largest relative RMS error of any Linear; 0 where none was quantized."""
+        return max(self.weight_errors.values(), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `check` of manifest.json."""
+        return asdict(self) | {"max_weight_error": self.max_weight_error}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeVisual:
+    """A quantized image encoder against its original: how many images and patches calibrated it,
+    and how close its rows are with rounded weights and activations."""
+
+    num_images: int
+    num_patches: int
+    rows_cosine: float  # mean over rows
+    weight_errors: Mapping[str, float]  # relative RMS error per Linear
+
+    @classmethod
+    def read(cls, fields: QuantizeFields) -> QuantizeVisual:
+        """From the `visual` of manifest.json. Raises BundleError for an unreadable value."""
+        return cls(
+            num_images=fields.size("num_images"),
+            num_patches=fields.size("num_patches"),
+            rows_cosine=fields.real("rows_cosine"),
+            weight_errors=fields.reals("weight_errors"),
+        )
+
+    @property
+    def max_weight_error(self) -> float:
+        """The largest relative RMS error of any Linear."""
+        return max(self.weight_errors.values(), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `visual` of manifest.json."""
+        return asdict(self) | {"max_weight_error": self.max_weight_error}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeCalibration:
+    """How much text a checkpoint was calibrated with; nothing where none was `needed`."""
+
+    needed: bool
+    num_samples: int
+    num_tokens: int
+
+    @classmethod
+    def read(cls, fields: QuantizeFields) -> QuantizeCalibration:
+        """From the `calibrated` of manifest.json. Raises BundleError for an unreadable value."""
+        return cls(
+            needed=fields.flag("needed", False),
+            num_samples=fields.count("num_samples"),
+            num_tokens=fields.count("num_tokens"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeSource:
+    """The original of a quantized checkpoint, by sha256; `texts` covers config and tokenizer."""
+
+    name: str | None
+    identity: str | None
+    texts: str | None
+
+    @classmethod
+    def read(cls, fields: QuantizeFields) -> QuantizeSource:
+        """From the `source` of manifest.json. Raises BundleError for an unreadable value."""
+        return cls(
+            name=fields.text("name"), identity=fields.text("identity"), texts=fields.text("texts")
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeBase:
+    """The base whose hidden states calibrated a draft. On disk `aux_layers` is "taps"."""
+
+    name: str | None
+    identity: str
+    aux_layers: tuple[int, ...]  # hidden_states indices
+
+    @classmethod
+    def read(cls, fields: QuantizeFields) -> QuantizeBase:
+        """From the `base` of manifest.json. Raises BundleError for an unreadable value."""
+        layers = fields.get("taps") or []
+        if not isinstance(layers, list) or not all(map(is_int, layers)):
+            raise fields.wrong("taps", "a list of layers")
+        return cls(
+            name=fields.text("name"),
+            identity=fields.required_text("identity"),
+            aux_layers=tuple(layers),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `base` of manifest.json."""
+        return {"name": self.name, "identity": self.identity, "taps": list(self.aux_layers)}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeRequest:
+    """What to quantize and how; the same request is not run twice.
+
+    `options` are as JSON has them. `base` is that of a draft, None for a base.
+    """
+
+    source: QuantizeSource
+    options: Mapping[str, Any]
+    base: QuantizeBase | None = None
+
+    @classmethod
+    def read(cls, fields: QuantizeFields) -> QuantizeRequest:
+        """From a manifest.json. Raises BundleError for an unreadable value."""
+        base = None if fields.get("base") is None else QuantizeBase.read(fields.section("base"))
+        return cls(
+            QuantizeSource.read(fields.section("source")), fields.section("options").raw, base
+        )
+
+    @property
+    def quantization(self) -> str:
+        """The format of the Linears; of an image encoder's where no others are quantized."""
+        asked = self.options.get("quantization") or self.options.get("visual_quantization")
+        return str(asked)
+
+    @property
+    def calib_data(self) -> str | None:
+        """The name of the calibration text; "shipped" for the one that comes with edgespec."""
+        data = self.options.get("calib_data")
+        name = data.get("name") if isinstance(data, Mapping) else data
+        return None if name is None else str(name)
+
+    def unnamed(self) -> QuantizeRequest:
+        """The request without names, by which requests are compared: "." and a link may name the
+        same checkpoint."""
+        options, base = dict(self.options), self.base
+        for key in ("calib_data", "image_dataset"):
+            if isinstance(data := options.get(key), Mapping):
+                options[key] = {part: data[part] for part in data if part != "name"}
+        return QuantizeRequest(
+            replace(self.source, name=None),
+            options,
+            None if base is None else replace(base, name=None),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of manifest.json and request.json."""
+        keys: dict[str, Any] = {"source": asdict(self.source), "options": dict(self.options)}
+        return keys | ({"base": self.base.to_dict()} if self.base else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeManifest:
+    """Who quantized what, from what and with which options, and how the result compares.
+
+    `weights` are what earlier versions recorded, whose identities did not cover all bytes.
+    `packages` are those that shape the content. `files` are name -> {"bytes", "sha256"}. `check` is
+    that of the text decoder, `visual` that of the image encoder; None where it was not quantized.
+    """
+
+    request: QuantizeRequest
+    weights: Mapping[str, str] | None = None
+    edgespec: str | None
+    command: tuple[str, ...]
+    packages: Mapping[str, str | None]
+    calibrated: QuantizeCalibration
+    check: QuantizeCheck | None
+    visual: QuantizeVisual | None = None
+    files: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def make(
+        cls,
+        request: QuantizeRequest,
+        calibrated: QuantizeCalibration,
+        check: QuantizeCheck | None,
+        files: Mapping[str, Mapping[str, Any]],
+        visual: QuantizeVisual | None = None,
+    ) -> QuantizeManifest:
+        """Of what this process has just written."""
+        made_by = provenance.provenance()
+        used = ("nvidia-modelopt", "torch", "transformers")
+        return cls(
+            request=request,
+            edgespec=made_by["edgespec"],
+            command=tuple(made_by["command"]),
+            packages=made_by["packages"]
+            | {name: provenance.installed_version(name) for name in used},
+            calibrated=calibrated,
+            check=check,
+            visual=visual,
+            files=files,
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> QuantizeManifest:
+        """Of a quantized checkpoint; BundleError where its manifest.json is none, naming the
+        key."""
+        raw, where = json_files.read_manifest(directory), str(directory / file_names.MANIFEST)
+        fields = QuantizeFields(raw, where)
+        if fields.get("kind") != QUANTIZE_KIND:
+            what = f"{where} is not that of a quantized checkpoint: kind {fields.get('kind')!r}"
+            raise BundleError(what, "Give a directory that edgespec quantize wrote.")
+        command = fields.get("command")
+        read_visual = fields.get("visual") is not None
+        visual = QuantizeVisual.read(fields.section("visual")) if read_visual else None
+        return cls(
+            request=QuantizeRequest.read(fields),
+            weights=None if fields.get("weights") is None else fields.section("weights").raw,
+            edgespec=fields.text("edgespec"),
+            command=tuple(command) if isinstance(command, list) else (),
+            packages=fields.section("packages").raw,
+            calibrated=QuantizeCalibration.read(fields.section("calibrated")),
+            check=(
+                None
+                if fields.get("check") is None and visual is not None
+                else QuantizeCheck.read(fields.section("check"))
+            ),
+            visual=visual,
+            files=hashes.listed_files(directory, fields.get("files")),
+        )
+
+    def write(self, directory: Path) -> None:
+        """Writes manifest.json. Raises OSError."""
+        json_files.write_json(directory / file_names.MANIFEST, self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of manifest.json, in the order in which they are written."""
+        return self.without_files() | {"files": dict(self.files)}
+
+    def without_files(self) -> dict[str, Any]:
+        """The same without the list of files."""
+        return {
+            "format": json_files.MANIFEST_FORMAT,
+            "kind": QUANTIZE_KIND,
+            **self.request.to_dict(),
+            **({} if self.weights is None else {"weights": dict(self.weights)}),
+            "edgespec": self.edgespec,
+            "command": list(self.command),
+            "packages": dict(self.packages),
+            "calibrated": asdict(self.calibrated),
+            "check": None if self.check is None else self.check.to_dict(),
+            **({} if self.visual is None else {"visual": self.visual.to_dict()}),
+        }
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all files."""
+        return sum(entry["bytes"] for entry in self.files.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeOrigin:
+    """What a quantized checkpoint's manifest.json says of the originals.
+
+    Read also where another part of the manifest is damaged. None: it does not say. `identity` is
+    that of the original, `base_identity` that of the base that calibrated a draft.
+    """
+
+    identity: str | None
+    base_identity: str | None
+    base_name: str | None
+    files: Mapping[str, Any] | None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> QuantizeOrigin:
+        """From the keys of manifest.json. Values of another type read as missing."""
+        source, base, files = (_mapping(raw.get(key)) for key in ("source", "base", "files"))
+        return cls(
+            identity=_text((source or {}).get("identity")),
+            base_identity=_text((base or {}).get("identity")),
+            base_name=_text((base or {}).get("name")),
+            files=files,
+        )
+
+
+def _mapping(value: object) -> Mapping[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,297 @@
+"""What lies at a path: a checkpoint, an exported directory, an engine directory, a safetensors
+file, or nothing known.
+
+Knows by which files these are distinguished. What is shown of each stands in the package that
+knows it. Nothing is run, and of weights only the headers are read, unless hashes are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.artifacts import atomic, directories, file_names, json_files
+from edgespec.artifacts.directories import Kind
+from edgespec.backends.registry import engine_file_names
+from edgespec.backends.summary import (
+    EnginesSummary,
+    ExportSummary,
+    engines_summary,
+    export_summary,
+)
+from edgespec.backends.visual.engine_dir import NAME as VISUAL
+from edgespec.backends.visual.engine_dir import is_visual_engine
+from edgespec.backends.visual.summary import (
+    VisualSummary,
+    visual_engine_summary,
+    visual_export_summary,
+)
+from edgespec.checkpoint.d2t import read_d2t
+from edgespec.checkpoint.files import PICKLED, Checkpoint, some_of
+from edgespec.checkpoint.summary import (
+    CheckpointSummary,
+    FileSummary,
+    summarize_checkpoint,
+    summarize_file,
+)
+from edgespec.config import DraftConfig, ModelConfig
+from edgespec.errors import BundleError, EdgeSpecError, UnsupportedModel, noted
+from edgespec.runtime.costs.cost_profile import CostProfile, Found, find_profile, read_profiles
+from edgespec.runtime.measuring import cost_description
+
+SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
+_STAGING = re.compile(r"\.(.+)\.tmp-(\d+)")
+_UNFINISHED = re.compile(r"\.(.+)\.quantize")
+_TAKES = "edgespec inspect takes a checkpoint, what export or build wrote, or a .safetensors file."
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is at a path. `problems` are what is wrong, each with its remedy; `notes` what is
+    not."""
+
+    path: Path
+    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary | VisualSummary
+    problems: tuple[EdgeSpecError, ...]
+    notes: tuple[str, ...]
+    costs: tuple[CostProfile, ...] = ()  # of engines, measured on this device
+
+    def to_dict(self) -> dict[str, Any]:
+        """What --json prints of it, without problems and notes."""
+        found = self.summary.to_dict()
+        if isinstance(self.summary, EnginesSummary):
+            found["costs"] = [cost_description.to_dict(profile) for profile in self.costs]
+        return found
+
+
+def inspect(path: Path, *, verify: bool = False) -> Inspection:
+    """Look at a path; with `verify` every file is hashed that a manifest lists.
+
+    Raises BundleError where nothing known is there, CheckpointError where nothing at all can be
+    read of it.
+    """
+    problems: list[EdgeSpecError] = []
+    read_up_to = math.inf if verify else SMALL_BYTES
+    kind = kind_of(path)
+    notes = notes_of_directory(path)
+    if kind == "safetensors":
+        return Inspection(path, summarize_file(path), (), notes)
+    if kind == "checkpoint":
+        summary = look_at_checkpoint(path, problems, read_up_to)
+        return Inspection(path, summary, tuple(problems), (*notes_of(summary), *notes))
+    found = look_at_manifest(path, kind, problems, read_up_to)
+    if found.not_in_manifest:
+        notes = (*notes, f"not in the manifest: {some_of(found.not_in_manifest)}")
+    if is_visual_engine(path / VISUAL):
+        notes = (*notes, f"{VISUAL}/ holds an image encoder: edgespec inspect {path / VISUAL}")
+    costs = look_at_costs(path) if isinstance(found, EnginesSummary) else []
+    why = sorted({f"costs: {one.why}" for one in costs if one.why is not None})
+    profiles = tuple(one.profile for one in costs if one.profile is not None)
+    return Inspection(path, found, tuple(problems), (*notes, *why), profiles)
+
+
+def look_at_manifest(
+    path: Path, kind: str, problems: list[EdgeSpecError], read_up_to: float
+) -> ExportSummary | EnginesSummary | VisualSummary:
+    """The summary of what export wrote or build made, of a language model or an image encoder."""
+    if kind == "export":
+        if json_files.read_manifest(path).get("role") == VISUAL:
+            return visual_export_summary(path, problems, read_up_to)
+        return export_summary(path, problems, read_up_to)
+    if is_visual_engine(path):
+        return visual_engine_summary(path, problems, read_up_to)
+    return engines_summary(path, problems, read_up_to)
+
+
+def look_at_costs(path: Path) -> list[Found]:
+    """The cost profiles of a directory of engines: each one, or why it is not used here."""
+    try:
+        kept = list(read_profiles(path))
+    except BundleError as error:
+        return [Found(None, error.what)]
+    return [
+        find_profile(path, one.role, one.method, has_engine=one.method is not None) for one in kept
+    ]
+
+
+def kind_of(path: Path) -> str:
+    """`checkpoint`, `export`, `engines` or `safetensors`. Raises BundleError for anything else, and
+    for what an unfinished run left."""
+    found = directories.kind_of(path)
+    if found is Kind.FILE:
+        return kind_of_file(path)
+    if found is Kind.MISSING:
+        raise BundleError(
+            f"{path} does not exist", "Give a directory or a .safetensors file that is there."
+        )
+    refuse_staging(path)
+    names = {file.name for file in path.iterdir()}
+    if found is Kind.EMPTY:
+        raise BundleError(f"{path} is empty", "If a run was to fill it, run it again.")
+    kind = manifest_kind(path) if file_names.MANIFEST in names else None
+    if kind is Kind.EMITTED:
+        raise BundleError(f"{path} is {kind.value}", directories.import_remedy(path))
+    if kind is not None:
+        return {Kind.CHECKPOINT: "checkpoint", Kind.EXPORT: "export", Kind.ENGINES: "engines"}[kind]
+    refuse_without_manifest(path, names)
+    if file_names.CONFIG in names or any(name.endswith(".safetensors") for name in names):
+        return "checkpoint"
+    raise nothing_known(path)
+
+
+def kind_of_file(path: Path) -> str:
+    """`safetensors`, by the suffix. Raises BundleError for any other file."""
+    if path.suffix == ".safetensors":
+        return "safetensors"
+    remedy = (
+        f"Give its directory: {path.parent}"
+        if path.suffix in (".json", ".data", *directories.GRAPHS)
+        else _TAKES
+    )
+    raise BundleError(f"{path} is a file of another kind", remedy)
+
+
+def manifest_kind(path: Path) -> Kind | None:
+    """What the manifest says that the directory is; None where it is somebody else's. Raises
+    BundleError for a damaged one."""
+    json_files.read_json(path / file_names.MANIFEST)
+    return directories.manifest_kind(path)
+
+
+def refuse_staging(path: Path) -> None:
+    """Raises BundleError for what a run has not finished yet, or never will."""
+    if _UNFINISHED.fullmatch(path.absolute().name) and (path / "progress.json").is_file():
+        what = f"{path} is an unfinished run of edgespec quantize"
+        raise BundleError(what, "Run its command again: it goes on at the layer where it was.")
+    match = _STAGING.fullmatch(path.absolute().name)
+    if match is None:
+        return
+    if atomic.is_held(path):
+        raise BundleError(
+            f"{path} is being written by process {match[2]}",
+            f"Wait for it: {match[1]} will be there.",
+        )
+    raise BundleError(
+        f"{path} was left unfinished by a run that was killed",
+        "Remove it, and run the command again.",
+    )
+
+
+def refuse_without_manifest(path: Path, names: set[str]) -> None:
+    """Raises BundleError where the graph or an engine is there without a manifest."""
+    for files, command in (([file_names.MODEL], "export"), (engine_file_names(), "build")):
+        if found := [name for name in files if name in names]:
+            what = (
+                f"{path} has {found[0]} and no {file_names.MANIFEST} of edgespec: it is"
+                " half-written, or part of a copy"
+            )
+            raise BundleError(what, f"Copy the whole directory, or run edgespec {command} again.")
+
+
+def nothing_known(path: Path) -> BundleError:
+    """The error for a directory of no known kind; its remedy names those below it that are."""
+    names = [
+        f"{depth}{name}"
+        for depth in ("*/", "*/*/", "*/*/*/")
+        for name in (file_names.MANIFEST, file_names.CONFIG)
+    ]
+    marks = sorted({file.parent for name in names for file in path.glob(name)})
+    shown = [
+        str(mark) for mark in marks if not any(_STAGING.fullmatch(part) for part in mark.parts)
+    ]
+    if shown:
+        return BundleError(
+            f"{path} holds nothing known itself", f"Look at one of these: {some_of(shown)}"
+        )
+    if any(path.glob("*.bin")) or any(path.glob("*.gguf")):
+        return BundleError(
+            f"{path} has weights and no config.json", "Download the whole checkpoint."
+        )
+    return BundleError(
+        f"{path} holds nothing known: {some_of(sorted(file.name for file in path.iterdir()))}",
+        _TAKES,
+    )
+
+
+# A checkpoint
+
+
+def look_at_checkpoint(
+    path: Path, problems: list[EdgeSpecError], read_up_to: float
+) -> CheckpointSummary:
+    """Its summary; what is wrong with its tensors and its vocabulary map is added to `problems`."""
+    checkpoint = Checkpoint(path)
+    if (pickled := only_pickled(path)) is not None:
+        config = checkpoint.config
+        return CheckpointSummary(
+            architectures=config.get("architectures"),
+            model_type=config.get("model_type"),
+            pickled=pickled,
+        )
+    summary = summarize_checkpoint(checkpoint, problems, read_up_to)
+    found = summary.found
+    if found is None:
+        return summary
+    from edgespec.graphs.completeness import check_complete, check_vision
+
+    with noted(problems):
+        check_complete(checkpoint, found)
+        if isinstance(found, ModelConfig):
+            summary = replace(summary, heads=heads_of(checkpoint, found))
+    if isinstance(found, ModelConfig):
+        with noted(problems):
+            check_vision(checkpoint, found)
+    if isinstance(found, DraftConfig) and read_up_to == math.inf:
+        with noted(problems):
+            read_d2t(checkpoint, found)
+    return summary
+
+
+def heads_of(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, str | None]:
+    """The drafts in a base's checkpoint: method -> why it cannot be used, None where it can.
+
+    Raises CheckpointError where one is damaged.
+    """
+    from edgespec.graphs.decoder import Decoder
+    from edgespec.graphs.draft import DraftSource
+    from edgespec.graphs.registry import DRAFTS
+
+    heads: dict[str, str | None] = {}
+    for method, row in DRAFTS.items():
+        if row.in_base is None or not row.in_base(checkpoint, model):
+            continue
+        try:
+            row.open(DraftSource(Decoder.open(checkpoint, model)))
+            heads[method] = None
+        except UnsupportedModel as error:
+            heads[method] = f"{error.what} {error.remedy}"
+    return heads
+
+
+def only_pickled(path: Path) -> str | None:
+    """The name of the pickled weights where there are no others; None else. They are not read: that
+    would take torch, and all of them."""
+    pickled = [name for name in (*PICKLED, f"{PICKLED[0]}.index.json") if (path / name).is_file()]
+    return pickled[0] if pickled and not any(path.glob("*.safetensors*")) else None
+
+
+def notes_of(summary: CheckpointSummary) -> tuple[str, ...]:
+    """What a user should know of a checkpoint and is not wrong."""
+    notes = [why for why in summary.heads.values() if why]
+    if summary.pickled:
+        notes.append(
+            f"{summary.pickled}: pickled weights are not looked into; export reads them with"
+            " --allow-pickle"
+        )
+    return tuple(notes)
+
+
+def notes_of_directory(path: Path) -> tuple[str, ...]:
+    """What runs have left in a directory."""
+    if not path.is_dir():
+        return ()
+    left = sorted(file.name for file in path.iterdir() if _STAGING.fullmatch(file.name))
+    return tuple(f"{name} is of a run that was killed, or is not over" for name in left)

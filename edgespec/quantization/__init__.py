@@ -1,0 +1,1 @@
+"""Quantization schemes as a table, and a quantized weight as a value."""

@@ -1,0 +1,1 @@
+"""`edgespec verify`: what is found of an engine directory."""

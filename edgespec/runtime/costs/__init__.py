@@ -1,0 +1,1 @@
+"""Measured times of steps, and what they and acceptance come to."""

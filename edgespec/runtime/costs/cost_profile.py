@@ -1,0 +1,259 @@
+"""What steps cost on this machine, as it was measured: the values, and cost_profile.json, where
+they are kept beside the engines that they belong to.
+
+Knows seconds, the engines' hashes and the device. How they are measured stands in `cost_measure`,
+what follows from them in `cost_model`. A profile of other engines or of another device is never
+used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edgespec.artifacts import atomic, json_files
+from edgespec.backends import engine_dir as engines
+from edgespec.backends.manifest import EngineManifest
+from edgespec.backends.registry import backend_of
+from edgespec.contract import Role
+from edgespec.errors import BundleError
+
+FILE = engines.COST_PROFILE
+FORMAT = 1
+MAX_BYTES = 4 * 2**20
+MEASURE_AGAIN = "Measure again: edgespec bench ENGINES --measure-costs, or build again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTime:
+    """Seconds of a step of the base over `rows` rows of each of `batch` sequences, behind `context`
+    tokens each: the pass, the accept rule, the commit and the host's part, without any draft."""
+
+    rows: int
+    context: int
+    batch: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposeTime:
+    """Seconds in which a drafter proposes `levels` levels, of `top_k` nodes each, for each of
+    `batch` sequences: slots, where it drafts a block at once."""
+
+    levels: int
+    top_k: int
+    context: int
+    batch: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveTime:
+    """Seconds in which a drafter observes `rows` committed tokens of each of `batch` sequences."""
+
+    rows: int
+    context: int
+    batch: int
+    seconds: float
+
+
+Time = TypeVar("Time", PassTime, ProposeTime, ObserveTime)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostProfile:
+    """The costs of one base, and of one drafting method beside it where `method` names one.
+
+    `engines` are the hashes of the engines by role, `device` is what they were measured on.
+    """
+
+    role: Role  # of the base
+    base: tuple[PassTime, ...]
+    method: str | None = None
+    propose: tuple[ProposeTime, ...] = ()
+    observe: tuple[ObserveTime, ...] = ()
+    engines: Mapping[str, str] = field(default_factory=dict)
+    device: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of a profile in cost_profile.json."""
+        return {
+            "role": self.role.value,
+            "method": self.method,
+            "engines": dict(self.engines),
+            "device": dict(self.device),
+            **{name: [asdict(time) for time in getattr(self, name)] for name in KINDS},
+        }
+
+
+KINDS: Mapping[str, type[Any]] = {"base": PassTime, "propose": ProposeTime, "observe": ObserveTime}
+
+
+# ---- what a profile is bound to
+
+
+def device_of(engine_dir: Path, role: Role) -> dict[str, Any]:
+    """The device and the threads by which costs change, as JSON."""
+    # One that a user binds to fewer cores runs on fewer threads
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {**backend_of(engine_dir, role).device(), "cores": cores}
+
+
+def hashes_of(engine_dir: Path, roles: Sequence[Role]) -> dict[str, str]:
+    """A hash of all files of each engine, by its role; roles that are not there are left out.
+    Raises BundleError."""
+    found = EngineManifest.read(engine_dir).engines
+    return {role.value: hash_of(found[role].files_dict()) for role in roles if role in found}
+
+
+def hash_of(files: Mapping[str, Any]) -> str:
+    """One hash of several files, by their names and hashes."""
+    lines = (f"{name} {entry['sha256']}\n" for name, entry in sorted(files.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def roles_of(profile_role: Role, *, with_draft: bool) -> tuple[Role, ...]:
+    """The engines that a profile depends on."""
+    return (profile_role, Role.DRAFT) if with_draft else (profile_role,)
+
+
+# ---- on disk
+
+
+def write_profile(engine_dir: Path, profile: CostProfile) -> None:
+    """Keep a profile in its directory, in the place of those of the same base; profiles of engines
+    that are no more go. Raises OutputError; the file is whole or as it was."""
+    with atomic.writing(engine_dir / FILE), atomic.locked(engine_dir):
+        others = [p for p in current(engine_dir) if p.role is not profile.role]
+        write_profiles(engine_dir, [*others, profile])
+
+
+def drop_stale(engine_dir: Path) -> None:
+    """Drop the profiles of engines that are no more, and a damaged file. Raises OutputError."""
+    if not (engine_dir / FILE).exists():
+        return
+    with atomic.writing(engine_dir / FILE), atomic.locked(engine_dir):
+        write_profiles(engine_dir, current(engine_dir))
+
+
+def write_profiles(engine_dir: Path, profiles: Sequence[CostProfile]) -> None:
+    """Keep these profiles and no others; no file where there are none. Raises OSError."""
+    if not profiles:
+        (engine_dir / FILE).unlink(missing_ok=True)
+        return
+    found = {"format": FORMAT, "profiles": [one.to_dict() for one in profiles]}
+    json_files.write_json(engine_dir / FILE, found)
+
+
+def current(engine_dir: Path) -> list[CostProfile]:
+    """The profiles of a directory whose engines are still there."""
+    hashes = hashes_of(engine_dir, tuple(Role))
+    return [p for p in kept(engine_dir) if p.engines and p.engines.items() <= hashes.items()]
+
+
+def kept(engine_dir: Path) -> list[CostProfile]:
+    """The profiles of a directory that can be read; those of a damaged file are lost."""
+    try:
+        return list(read_profiles(engine_dir))
+    except BundleError:
+        return []
+
+
+def read_profiles(engine_dir: Path) -> Iterator[CostProfile]:
+    """All profiles of a directory; none where there is no file. BundleError for a damaged one."""
+    path = engine_dir / FILE
+    if not path.exists():
+        return
+    try:
+        if path.stat().st_size > MAX_BYTES or not path.is_file():
+            raise damaged(path, "it is no file of a plausible size")
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(path, str(error)) from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise damaged(path, f"its format is not {FORMAT}")
+    profiles = found.get("profiles")
+    if not isinstance(profiles, list):
+        raise damaged(path, "profiles is not a list")
+    for index, raw in enumerate(profiles):
+        yield profile_of(raw, path, f"profiles[{index}]")
+
+
+def profile_of(raw: object, path: Path, where: str) -> CostProfile:
+    """One profile of a file. BundleError where it is none."""
+    if not isinstance(raw, dict):
+        raise damaged(path, f"{where} is no object")
+    role, method = raw.get("role"), raw.get("method")
+    if role not in {role.value for role in Role} or not isinstance(method, str | None):
+        raise damaged(path, f"{where} names no role or no method")
+    engines, device = raw.get("engines"), raw.get("device")
+    if not isinstance(engines, dict) or not isinstance(device, dict):
+        raise damaged(path, f"{where}: engines and device are no objects")
+    times = {name: times_of(raw.get(name), path, f"{where}.{name}", KINDS[name]) for name in KINDS}
+    if not times["base"]:
+        raise damaged(path, f"{where}.base is empty")
+    return CostProfile(role=Role(role), method=method, engines=engines, device=device, **times)
+
+
+def times_of(raw: object, path: Path, where: str, kind: type[Time]) -> tuple[Time, ...]:
+    """The times of one kind. BundleError for what is no list of them, with what each needs."""
+    if not isinstance(raw, list):
+        raise damaged(path, f"{where} is not a list")
+    names = [column.name for column in fields(kind)]
+    for entry in raw:
+        if not isinstance(entry, dict) or set(entry) != set(names):
+            raise damaged(path, f"{where}: each entry has {', '.join(names)}")
+        *counts, seconds = (entry[name] for name in names)
+        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in counts):
+            raise damaged(path, f"{where}: a count is no whole number")
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not number or not math.isfinite(seconds) or seconds < 0:
+            raise damaged(path, f"{where}: seconds is {seconds!r:.40}")
+    return tuple(kind(**entry) for entry in raw)
+
+
+def damaged(path: Path, why: str) -> BundleError:
+    """The error for a file that is no cost profile."""
+    return BundleError(f"{path} is no cost profile: {why:.200}", MEASURE_AGAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The profile that fits; else None, and in `why` the reason, for the user. `stale`: there is
+    one, and it does not fit."""
+
+    profile: CostProfile | None
+    why: str | None = None
+    stale: bool = True
+
+
+def find_profile(engine_dir: Path, role: Role, method: str | None, *, has_engine: bool) -> Found:
+    """The profile of a base and of what drafts beside it: of `method` itself, or for one that
+    `has_engine` False the base's alone. One of other engines or of another device does not fit."""
+    try:
+        profiles = [profile for profile in read_profiles(engine_dir) if profile.role is role]
+        own = [profile for profile in profiles if profile.method == method]
+        found = own or ([] if has_engine else profiles)
+        if not found:
+            return Found(None, "what a step costs here was not measured", stale=False)
+        hashes = hashes_of(engine_dir, roles_of(role, with_draft=has_engine))
+        if any(found[0].engines.get(name) != value for name, value in hashes.items()):
+            return Found(None, "the engines were built again after their costs were measured")
+        if (here := device_of(engine_dir, role)) != dict(found[0].device):
+            return Found(None, f"the costs were measured on {differing(found[0].device, here)}")
+    except BundleError as error:
+        return Found(None, error.what)
+    return Found(found[0])
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In which way a device is another one."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    name = names[0] if names else "device"
+    return f"another device ({name} {before.get(name)!s:.60}, here {now.get(name)!s:.60})"

@@ -1,0 +1,1 @@
+"""Engines with memory: a lane is the KV cache of one sequence."""

@@ -1,0 +1,233 @@
+"""A block draft with memory: an engine whose cache holds what the draft made of the
+base's aux hidden states at each committed position.
+
+Knows lanes, slots and positions: committed slot i holds the context of position i, and a block
+stands behind it for one call. Knows nothing of how tokens are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.backends.base import LaneRows, Runner, Table
+from edgespec.backends.call import (
+    Attention,
+    Call,
+    HiddenStates,
+    Ids,
+    LaneAttention,
+    Logits,
+    Result,
+)
+from edgespec.backends.variants import VariantRunner
+from edgespec.rope import RopeTable
+from edgespec.runtime.text.prompt_value import on_all_axes
+
+NO_TOKENS: Ids = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskSpec:
+    """What the rows of a block see in one kind of layer: the context within `window`, and the block
+    up to themselves where `causal`, else all of it."""
+
+    window: int | None = None
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """One lane's part of a call: the aux hidden states of its next positions, k*H wide, and the
+    tokens of a block behind them. Without `rope_positions` those of the L rows are their positions,
+    moved by the lane's offset."""
+
+    lane: int
+    hidden_states: HiddenStates  # of L rows
+    tokens: Ids  # [S]; none: no block
+    rope_positions: Ids | None = None  # [L, 3]: time, height, width
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOutput:
+    """What an engine says of one lane's block: the slots that draft. It is valid until the next
+    call."""
+
+    logits: Logits  # [D, Vd]
+    # of D rows, where the engine gives the states that its lm_head reads
+    states: HiddenStates | None
+
+
+@dataclass
+class BlockLane:
+    """`length` counts the positions whose context is in the cache. What follows has `offset` added
+    to its position for its rope position."""
+
+    length: int = 0
+    offset: int = 0
+
+    def offset_behind(self, rope_positions: Ids | None) -> int:
+        """The offset of what follows rows at the lane's next positions."""
+        if rope_positions is None or not len(rope_positions):
+            return self.offset
+        return int(rope_positions[-1].max()) + 1 - self.length - len(rope_positions)
+
+
+class BlockDecoder:
+    """As many sequences as the engine has lanes. `mask_specs` are those of the engine's masks, the
+    first one's first; `first_slot` is the first slot of a block that drafts."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        embedding: Table,
+        rope: RopeTable,
+        mask_specs: Sequence[MaskSpec],
+        first_slot: int = 1,
+    ) -> None:
+        assert len(mask_specs) == 1 + runner.contract.shape.sliding
+        self.runner, self.embedding, self.rope, self.mask_specs = (
+            runner,
+            embedding,
+            rope,
+            tuple(mask_specs),
+        )
+        self.first_slot = first_slot
+        self.lanes = [BlockLane() for _ in range(runner.lanes)]
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a lane, one a token."""
+        return self.runner.capacity
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Rows of context that one call reads at most."""
+        return self.runner.prefill_chunk
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds spent inside the engine so far."""
+        return self.runner.engine_s
+
+    def room(self, lane: int) -> int:
+        """Rows of a lane that can still be written."""
+        return self.capacity - self.lanes[lane].length
+
+    def run(self, parts: Sequence[BlockRows]) -> list[BlockOutput]:
+        """One call: the context of each part is committed, its block is not.
+
+        Lanes with fewer rows than others are filled up, and lanes between them that take no part
+        run a row of nothing: what that writes lies behind their committed rows and is not
+        visible.
+        """
+        assert all(len(p.hidden_states) + len(p.tokens) <= self.room(p.lane) for p in parts)
+        of = {part.lane: part for part in parts}
+        lanes = range(min(of), max(of) + 1)
+        whole = [
+            of.get(lane) or BlockRows(lane, parts[0].hidden_states.take(NO_TOKENS), NO_TOKENS)
+            for lane in lanes
+        ]
+        call = self.call(whole)
+        results = self.runner.run(call)
+        for part in parts:
+            state = self.lanes[part.lane]
+            state.offset = state.offset_behind(part.rope_positions)
+            state.length += len(part.hidden_states)
+        return [self.output(results[part.lane - lanes[0]], part) for part in parts]
+
+    def output(self, result: Result, part: BlockRows) -> BlockOutput:
+        """What the result of a part's lane says of the slots that draft."""
+        states = result.hidden_states
+        own = None if states is None else states.take(self.drafting(part))
+        return BlockOutput(result.logits, own)
+
+    def drafting(self, part: BlockRows) -> Ids:
+        """The slots of a part's block that draft."""
+        return np.arange(self.first_slot, len(part.tokens))
+
+    def call(self, parts: Sequence[BlockRows]) -> Call:
+        """The parts of adjacent lanes as one call."""
+        context = max(len(part.hidden_states) for part in parts)
+        rows = max(1, *(len(part.tokens) for part in parts))
+        starts = np.array([self.lanes[part.lane].length for part in parts], np.int64)
+        tokens, blocks = (np.zeros((len(parts), rows), np.int64) for _ in range(2))
+        for i, part in enumerate(parts):
+            new, count, state = len(part.hidden_states), len(part.tokens), self.lanes[part.lane]
+            tokens[i, :count] = part.tokens
+            first = starts[i] + new + state.offset_behind(part.rope_positions)
+            blocks[i, :count] = first + np.arange(count)
+        cos, sin = self.rope.rows(blocks)
+        context_cos, context_sin = self.rope.rows(self.context_positions(parts, context))
+        kinds = [
+            Attention([self.attended(part, spec) for part in parts], spec.window)
+            for spec in self.mask_specs
+        ]
+        return Call(
+            self.embedding.rows(tokens),
+            cos,
+            sin,
+            kinds[0],
+            starts,
+            [self.drafting(part) for part in parts],
+            first_lane=parts[0].lane,
+            target_hidden=[part.hidden_states for part in parts],
+            context_cos=context_cos,
+            context_sin=context_sin,
+            sliding_attention=kinds[1] if len(kinds) > 1 else None,
+        )
+
+    def context_positions(self, parts: Sequence[BlockRows], rows: int) -> Ids:
+        """The rope positions of the context, filled up to `rows`: [B, L] where all have one axis,
+        else [B, L, 3]."""
+        found = list[Ids]()
+        for part in parts:
+            state, own = self.lanes[part.lane], part.rope_positions
+            if own is None:
+                own = state.length + state.offset + np.arange(len(part.hidden_states))
+            found.append(own)
+        if any(own.ndim > 1 for own in found):
+            found = [on_all_axes(own) for own in found]
+        out = np.zeros((len(parts), rows, *found[0].shape[1:]), np.int64)
+        for row, own in zip(out, found, strict=True):
+            row[: len(own)] = own
+        return out
+
+    def attended(self, part: BlockRows, spec: MaskSpec) -> LaneAttention:
+        """What a lane's block sees: all of the context, and of itself what the mask says."""
+        known, count = self.lanes[part.lane].length + len(part.hidden_states), len(part.tokens)
+        visible = np.tri(count, dtype=bool) if spec.causal else np.ones((count, count), bool)
+        return LaneAttention(known, visible, known + np.arange(count))
+
+    def reserve(self, lane: int, tokens: int) -> None:
+        """A lane's sequence will come to so many tokens, or to the capacity. EnvironmentProblem
+        where there is an engine for that, and no memory for it."""
+        if isinstance(self.runner, VariantRunner):
+            self.runner.reserve(lane, tokens)
+
+    def reset(self, lane: int) -> None:
+        """Forget a lane's sequence. Old rows stay in memory and are not seen."""
+        self.lanes[lane] = BlockLane()
+        self.runner.free(lane)
+
+    def zero(self, lane: int) -> None:
+        """Forget a lane's sequence, whose rows may hold NaN or Inf."""
+        self.lanes[lane] = BlockLane()
+        self.runner.zero(lane)
+
+    def snapshot(self, lane: int, count: int) -> LaneRows:
+        """A copy of the first `count` committed rows, or of as many as there are."""
+        return self.runner.read_rows(lane, min(count, self.lanes[lane].length))
+
+    def restore(self, lane: int, rows: LaneRows) -> None:
+        """Begin a lane with rows that `snapshot` took."""
+        self.runner.write_rows(lane, rows)
+        self.lanes[lane] = BlockLane(len(rows))
+
+    def move(self, source: int, target: int) -> None:
+        """Let a lane's sequence go on in another lane."""
+        self.runner.copy_lane(source, target, self.lanes[source].length)
+        self.lanes[target] = self.lanes[source]
+        self.reset(source)

@@ -1,0 +1,356 @@
+"""A decoder with memory: an engine, its embedding and rotary tables, and how much of each lane is
+committed.
+
+Knows lanes, slots and positions: a lane is the KV cache of one sequence; its committed slot i holds
+position i, and behind the committed slots stand scratch rows that are kept or dropped.
+Positions count tokens, and masks and windows go by them. Rope positions, by which rows are rotated,
+are the same but for prompts with images and what follows them. Knows nothing of how tokens are
+chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgespec.artifacts.component import ComponentConfig
+from edgespec.backends.base import LaneRows, Runner, Table
+from edgespec.backends.call import (
+    Attention,
+    Call,
+    Floats,
+    HiddenStates,
+    Ids,
+    LaneAttention,
+    Mask,
+    Result,
+)
+from edgespec.backends.host import stacked
+from edgespec.backends.variants import VariantRunner
+from edgespec.errors import LimitError
+from edgespec.rope import RopeTable
+from edgespec.runtime.text.prompt_value import ImageSlots, Prompt, on_all_axes
+
+NO_ROWS: Ids = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One lane's part of a call: S tokens at their positions, into its next scratch rows.
+
+    `visible` says which uncommitted rows, earlier scratch first, each token sees; committed rows
+    are all seen, and a sliding window hides what is behind it of both. `gather` are the rows that
+    go through the lm_head. Without `rope_positions` the positions are moved by the lane's offset.
+    `images` replace embeddings of these tokens.
+    """
+
+    lane: int
+    tokens: Ids  # [S]
+    positions: Ids  # [S]
+    visible: Mask  # [S, scratch + S]
+    gather: Ids  # [G]
+    base_hidden: HiddenStates | None = None  # drafts: exactly one of the two, of S rows
+    draft_hidden: HiddenStates | None = None
+    rope_positions: Ids | None = None  # [S], or [S, 3]: time, height, width
+    images: Sequence[ImageSlots] = ()
+
+
+@dataclass
+class Lane:
+    """`length` counts committed rows; `scratch` are the positions of the uncommitted ones behind
+    them, slot by slot. What follows has `offset` added to its position for its rope position."""
+
+    length: int = 0
+    scratch: Ids = field(default_factory=lambda: NO_ROWS)
+    offset: int = 0
+
+    @property
+    def end(self) -> int:
+        """The next slot to be written."""
+        return self.length + len(self.scratch)
+
+
+class CachedDecoder:
+    """As many sequences in one engine as it has lanes.
+
+    `sliding_window` is that of the layers that have one: all of them, or where the engine has a
+    second mask, those that read it. `local_rope` is the second rotary table, where there is one.
+
+    A call has `min_rows` rows at least: kernels for one row alone round otherwise than those for
+    many.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        embedding: Table,
+        rope: RopeTable,
+        sliding_window: int | None = None,
+        min_rows: int = 1,
+        local_rope: RopeTable | None = None,
+    ) -> None:
+        self.min_rows, self.local_rope = min_rows, local_rope
+        self.runner, self.embedding, self.rope, self.sliding_window = (
+            runner,
+            embedding,
+            rope,
+            sliding_window,
+        )
+        self.lanes = [Lane() for _ in range(runner.lanes)]
+
+    @classmethod
+    def of(
+        cls, runner: Runner, embedding: Table, config: ComponentConfig, min_rows: int = 1
+    ) -> CachedDecoder:
+        """The decoder of an open engine, by what its config says of positions."""
+        local = config.local_rope
+        assert config.rope is not None
+        return cls(
+            runner,
+            embedding,
+            RopeTable.of(config.rope, runner.capacity),
+            config.sliding_window,
+            min_rows,
+            local_rope=RopeTable.of(local, runner.capacity) if local else None,
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a lane, one a token."""
+        return self.runner.capacity
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers keep a state, which holds all that is committed."""
+        return self.runner.contract.shape.recurrent is not None
+
+    @property
+    def croppable(self) -> bool:
+        """Whether what a lane holds can be cut to a shorter prefix: rows can, a recurrent state
+        cannot."""
+        return not self.recurrent
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Tokens of a prompt that one call reads at most."""
+        return self.runner.prefill_chunk
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds spent inside the engine so far."""
+        return self.runner.engine_s
+
+    def room(self, lane: int) -> int:
+        """Rows of a lane that can still be written."""
+        return self.capacity - self.lanes[lane].end
+
+    def run(self, parts: Sequence[Rows]) -> list[Result]:
+        """One call over the lanes of `parts`, whose rows become scratch.
+
+        Lanes with fewer rows than others are filled up, and lanes between them that take no part
+        run one row: what that writes lies behind their scratch rows and is not visible.
+        """
+        assert all(len(part.tokens) <= self.room(part.lane) for part in parts)
+        of = {part.lane: part for part in parts}
+        lanes = range(min(of), max(of) + 1)
+        whole = [of.get(lane) or self.idle(lane, like=parts[0]) for lane in lanes]
+        call = self.call(whole, lanes[0])
+        results = self.runner.run(call)
+        for part in parts:
+            here, state = call.attention.lanes[part.lane - lanes[0]], self.lanes[part.lane]
+            state.scratch = here.positions
+            if part.rope_positions is not None:  # of a prompt: the last one is the largest
+                state.offset = int(part.rope_positions[-1].max() - part.positions[-1])
+        return [results[part.lane - lanes[0]] for part in parts]
+
+    def call(self, parts: Sequence[Rows], first_lane: int) -> Call:
+        """The parts of adjacent lanes as one call, filled up to the longest."""
+        positions = stacked(self.rope_positions(parts), self.min_rows)
+        cos, sin = self.rope.rows(positions)
+        local_cos, local_sin = self.local_rope.rows(positions) if self.local_rope else (None, None)
+        sliding = self.runner.contract.shape.sliding
+        attended = [self.attended(part) for part in parts]
+        embeds = self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows))
+        deepstack = self.place_images(parts, embeds)
+        return Call(
+            embeds,
+            cos,
+            sin,
+            Attention(attended, None if sliding else self.sliding_window),
+            np.array([self.lanes[part.lane].end for part in parts], np.int64),
+            [part.gather for part in parts],
+            of_lanes([part.base_hidden for part in parts]),
+            of_lanes([part.draft_hidden for part in parts]),
+            first_lane,
+            sliding_attention=Attention(attended, self.sliding_window) if sliding else None,
+            local_rope_cos=local_cos,
+            local_rope_sin=local_sin,
+            deepstack_embeds=deepstack,
+        )
+
+    def place_images(self, parts: Sequence[Rows], embeds: Floats) -> Floats | None:
+        """Replace embeddings [B, S, H] by rows of images. What of these joins the stream behind the
+        first layers [B, S, k*H]; None without images, or where the graph takes none."""
+        images = [part.images for part in parts]
+        if not any(images):
+            return None
+        width, deepstack = self.runner.contract.shape.deepstack_width, None
+        if width:
+            deepstack = np.zeros((*embeds.shape[:2], width), np.float32)
+        for lane, own in enumerate(images):
+            for image in own:
+                embeds[lane, image.start : image.end] = image.rows.embeds
+                if deepstack is not None:
+                    deepstack[lane, image.start : image.end] = image.rows.deepstack
+        return deepstack
+
+    def check_images(self, prompt: Prompt) -> None:
+        """Raises LimitError where rows of a prompt's images are not as wide as this engine's."""
+        shape = self.runner.contract.shape
+        for rows in (image.rows for image in prompt.images):
+            own = 0 if rows.deepstack is None else rows.deepstack.shape[1]
+            if (rows.embeds.shape[1], own) != (shape.hidden_size, shape.deepstack_width):
+                what = (
+                    f"rows of an image are {rows.embeds.shape[1]} wide (deepstack {own}), those"
+                    f" that the base reads {shape.hidden_size} (deepstack {shape.deepstack_width})"
+                )
+                raise LimitError(what, "Build base and image encoder from one checkpoint.")
+
+    def rope_positions(self, parts: Sequence[Rows]) -> list[Ids]:
+        """The rope positions of each part: all with one axis [S], or all with three [S, 3]."""
+        found, axes = list[Ids](), 1
+        for part in parts:
+            own = part.rope_positions
+            if own is None:
+                offset = self.lanes[part.lane].offset
+                own = part.positions + offset if offset else part.positions
+            axes = max(axes, own.ndim)
+            found.append(own)
+        return found if axes == 1 else [on_all_axes(own) for own in found]
+
+    def attended(self, part: Rows) -> LaneAttention:
+        """What a lane's rows see: all that is committed, and of the rest what they say. Recurrent
+        layers continue what is committed."""
+        state = self.lanes[part.lane]
+        assert not (self.recurrent and len(state.scratch))
+        positions = part.positions
+        if len(state.scratch):
+            positions = np.concatenate([state.scratch, positions])
+        return LaneAttention(state.length, part.visible, positions)
+
+    def idle(self, lane: int, like: Rows) -> Rows:
+        """One padding row for a lane that takes no part in a call."""
+        none = np.zeros(1, np.int64)
+        visible = np.zeros((1, len(self.lanes[lane].scratch) + 1), bool)
+        visible[0, -1] = True
+        base, own = (
+            None if states is None else states.take(NO_ROWS)
+            for states in (like.base_hidden, like.draft_hidden)
+        )
+        return Rows(lane, none, none, visible, none, base, own, rope_positions=none)
+
+    def causal(
+        self,
+        lane: int,
+        tokens: Ids,
+        gather: Ids,
+        base_hidden: HiddenStates | None = None,
+        rope_positions: Ids | None = None,
+        images: Sequence[ImageSlots] = (),
+    ) -> Rows:
+        """Tokens [S] behind the committed ones in a row; the lane must have no scratch rows.
+        `rope_positions` [S, 3] and `images` are those of a prompt that has images."""
+        order = np.arange(len(tokens))
+        return Rows(
+            lane,
+            tokens,
+            self.lanes[lane].length + order,
+            order[:, None] >= order,
+            gather,
+            base_hidden,
+            rope_positions=rope_positions,
+            images=images,
+        )
+
+    def extend(self, parts: Sequence[Rows]) -> list[Result]:
+        """Run `causal` parts and commit all their rows."""
+        results = self.run(parts)
+        for part in parts:
+            self.commit(part.lane, np.arange(len(part.tokens)))
+        return results
+
+    def read(self, lane: int, tokens: Sequence[int] | Ids) -> Result:
+        """Commit tokens, or a prompt with its images, in calls of a bounded size; the result is
+        that of the last token."""
+        prompt = Prompt.of(tokens)
+        for start in range(0, len(prompt), self.prefill_chunk):
+            end = min(start + self.prefill_chunk, len(prompt))
+            (result,) = self.extend([self.part(lane, prompt, start, end)])
+        return result
+
+    def part(self, lane: int, prompt: Prompt, start: int, end: int) -> Rows:
+        """Slots `start` to `end` of a prompt, of which a lane has those before; the last of them
+        goes through the lm_head."""
+        return self.causal(
+            lane,
+            np.array(prompt[start:end], np.int64),
+            np.array([end - start - 1]),
+            rope_positions=prompt.positions_of(start, end),
+            images=prompt.images_of(start, end),
+        )
+
+    def commit(self, lane: int, path: Ids) -> None:
+        """Keep the scratch rows `path` (ascending, counted from the first scratch row) and drop the
+        others."""
+        state = self.lanes[lane]
+        self.runner.keep_rows(lane, state.length + path, state.length)
+        state.length += len(path)
+        self.drop_scratch(lane)
+
+    def drop_scratch(self, lane: int) -> None:
+        """Forget the uncommitted rows of a lane; the next call overwrites them."""
+        self.lanes[lane].scratch = NO_ROWS
+
+    def reserve(self, lane: int, tokens: int) -> None:
+        """A lane's sequence will come to so many tokens, or to the capacity. EnvironmentProblem
+        where there is an engine for that, and no memory for it."""
+        if isinstance(self.runner, VariantRunner):
+            self.runner.reserve(lane, tokens)
+
+    def reset(self, lane: int) -> None:
+        """Forget a lane's sequence. Old rows stay in memory and are not seen."""
+        self.lanes[lane] = Lane()
+        self.runner.free(lane)
+
+    def zero(self, lane: int) -> None:
+        """Forget a lane's sequence, whose rows may hold NaN or Inf."""
+        self.lanes[lane] = Lane()
+        self.runner.zero(lane)
+
+    def snapshot(self, lane: int, count: int) -> LaneRows:
+        """A copy of a lane's first `count` committed rows; of recurrent layers, only of all of
+        them."""
+        assert count <= self.lanes[lane].length
+        return self.runner.read_rows(lane, count)
+
+    def restore(self, lane: int, rows: LaneRows, offset: int = 0) -> None:
+        """Begin a lane with rows that `snapshot` took; what follows them has positions by
+        `offset`."""
+        self.runner.write_rows(lane, rows)
+        self.lanes[lane] = Lane(len(rows), offset=offset)
+
+    def move(self, source: int, target: int) -> None:
+        """Let a lane's sequence go on in another lane."""
+        assert not len(self.lanes[source].scratch)
+        self.runner.copy_lane(source, target, self.lanes[source].length)
+        self.lanes[target] = self.lanes[source]
+        self.reset(source)
+
+
+def of_lanes(states: Sequence[HiddenStates | None]) -> list[HiddenStates] | None:
+    """The lanes' hidden states; None where no lane has any."""
+    given = [lane for lane in states if lane is not None]
+    assert len(given) in (0, len(states))
+    return given or None

@@ -1,0 +1,1 @@
+"""Draft, verify, commit: which request runs when, and what a step does."""

@@ -1,0 +1,222 @@
+"""Keeps what base and drafter remember of prompts' prefixes, so that the next prompt with the same
+prefix need not compute it again.
+
+Knows keys of prompts, rows and a memory budget; what can be cut to a shorter prefix is asked of the
+decoder. Knows nothing of how rows are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.base import LaneRows
+from edgespec.backends.call import HiddenStates
+from edgespec.errors import OptionError
+from edgespec.runtime.drafters.base import Drafter, Snapshot
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.loop.sequence import SequenceState
+
+PREFIX_CACHE_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """`base` rows hold as many positions as the key, a `Prompt.cache_key`. A drafter's snapshot
+    pairs a position with the token after it, so it has at least one fewer; `draft` is that of
+    `drafter`, and None where the request did not draft or its drafter keeps no state.
+
+    A prefix that is not `croppable` is reused whole or not at all. `hidden_state` is that of the
+    last position, for the pair that the snapshot lacks.
+    """
+
+    cache_key: NDArray[np.int64]
+    base: LaneRows
+    draft: Snapshot | None = None
+    hidden_state: HiddenStates | None = None  # of one row
+    croppable: bool = True
+    drafter: Drafter | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the rows of base and draft."""
+        return self.base.nbytes + (0 if self.draft is None else self.draft.nbytes)
+
+    def draft_of(self, drafter: Drafter | None) -> Snapshot | None:
+        """What a drafter itself kept here; None for another's."""
+        return self.draft if drafter is self.drafter else None
+
+    def reusable(self, prompt: NDArray[np.int64], drafter: Drafter | None) -> int:
+        """Positions that a prompt, by its key, need not compute; its last token always is, for its
+        logits.
+
+        With a `drafter` its snapshot has to be there as well.
+        """
+        common = common_length(self.cache_key, prompt)
+        if not self.croppable:
+            whole = len(self.cache_key) == common < len(prompt)
+            return common if whole and (drafter is None or self.completes(drafter)) else 0
+        if drafter is not None:
+            draft = self.draft_of(drafter)
+            common = 0 if draft is None else min(common - 1, len(draft))
+        return max(0, min(common, len(prompt) - 1))
+
+    def completes(self, drafter: Drafter) -> bool:
+        """Whether a drafter can go on at the last position: all pairs but the last are there, and
+        the hidden state of the last one."""
+        draft = self.draft_of(drafter)
+        if draft is None or self.hidden_state is None:
+            return False
+        return len(draft) == len(self.cache_key) - 1
+
+
+@dataclass
+class PrefixCache:
+    """The most recently used prefixes that fit into `budget_bytes`; 0 keeps none."""
+
+    budget_bytes: int
+    entries: list[Prefix] = field(default_factory=list)  # the least recently used first
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all entries."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        self.entries = []
+
+    def find(self, cache_key: Sequence[int], drafter: Drafter | None) -> tuple[Prefix, int] | None:
+        """The entry with the longest prefix of a prompt, by its key, that is reusable, with a
+        `drafter` for it too, and that length."""
+        wanted = np.asarray(cache_key, np.int64)
+        lengths = [entry.reusable(wanted, drafter) for entry in self.entries]
+        if not any(lengths):
+            return None
+        best = int(np.argmax(lengths))
+        entry = self.entries.pop(best)
+        self.entries.append(entry)
+        return entry, lengths[best]
+
+    def holds(self, cache_key: Sequence[int], drafter: Drafter | None) -> bool:
+        """Whether all that has this key is there already, with a `drafter` for it too."""
+        wanted = np.asarray(cache_key, np.int64)
+        return any(
+            serves(entry, wanted) and (drafter is None or entry.draft_of(drafter) is not None)
+            for entry in self.entries
+        )
+
+    def keep(self, new: Prefix) -> None:
+        """Add a prefix; what it covers goes, and the least recently used go until it fits."""
+        if new.size_bytes > self.budget_bytes:
+            return
+        self.entries = [old for old in self.entries if not covers(new, old)]
+        while self.size_bytes + new.size_bytes > self.budget_bytes:
+            self.entries.pop(0)
+        self.entries.append(new)
+
+    # ---- a sequence's lane
+
+    def restore(self, seq: SequenceState, base: CachedDecoder) -> int:
+        """Begin a sequence's lane, of base and drafter, with the longest prefix of its prompt that
+        is there; returns the number of its tokens."""
+        drafter = seq.drafter
+        found = self.find(seq.prompt.cache_key, reader(drafter))
+        if found is None:
+            return 0
+        prefix, count = found
+        base.restore(seq.lane, prefix.base.prefix(count), seq.prompt.offset_at(count))
+        draft = prefix.draft_of(drafter)
+        if drafter is not None and draft is not None:
+            covered = min(count, len(draft))
+            drafter.restore(seq.lane, draft.prefix(covered))
+            if drafter.needs_hidden_states and covered < count:
+                assert prefix.hidden_state is not None
+                state = prefix.hidden_state
+                drafter.observe([seq.prompt_observation(count - 1, count, state)])
+        return count
+
+    def take(self, seq: SequenceState, count: int, base: CachedDecoder) -> Prefix | None:
+        """A copy of the first `count` committed tokens of a sequence, or of as many as the budget
+        holds; None where there is nothing to keep, or it is there already.
+
+        No request fails for it: where memory is short all that was kept goes.
+        """
+        length = base.lanes[seq.lane].length
+        if not length:
+            return None
+        try:
+            if base.croppable:
+                count = min(count, length, self.affordable(seq, base))
+            elif count < length:
+                return None  # it ended within what was accepted, and a state has it all
+            else:
+                count = length
+            return self.copy(seq, count, base)
+        except MemoryError:
+            self.clear()
+            return None
+
+    def affordable(self, seq: SequenceState, base: CachedDecoder) -> int:
+        """Tokens that the budget holds."""
+        if not self.budget_bytes:
+            return 0
+        draft = None if seq.drafter is None else seq.drafter.snapshot(seq.lane, 1)
+        per_token = base.snapshot(seq.lane, 1).nbytes + (0 if draft is None else draft.nbytes)
+        return self.budget_bytes // per_token
+
+    def copy(self, seq: SequenceState, count: int, base: CachedDecoder) -> Prefix | None:
+        """A copy of a lane's first `count` positions; None where there are none, or where an entry
+        serves them already. Raises MemoryError."""
+        drafter, cache_key = seq.drafter, seq.cache_key[:count]
+        if not cache_key or self.holds(cache_key, reader(drafter)):
+            return None
+        draft = None if drafter is None else drafter.snapshot(seq.lane, count - 1)
+        if not base.croppable and draft is not None and len(draft) < count - 1:
+            draft = None  # it never saw the last positions: of use for plain requests alone
+        return Prefix(
+            np.array(cache_key, np.int64),
+            base.snapshot(seq.lane, count),
+            draft,
+            seq.hidden_state if count == base.lanes[seq.lane].length else None,
+            base.croppable,
+            None if draft is None else drafter,
+        )
+
+
+def reader(drafter: Drafter | None) -> Drafter | None:
+    """A drafter that cannot go on without its snapshot of a prefix, as it reads the hidden states
+    of a prompt; None for others."""
+    return drafter if drafter is not None and drafter.needs_hidden_states else None
+
+
+def covers(new: Prefix, old: Prefix) -> bool:
+    """Whether `new` serves every prompt that `old` serves, with and without drafts."""
+    return serves(new, old.cache_key) and (
+        old.draft is None or new.draft_of(old.drafter) is not None
+    )
+
+
+def serves(entry: Prefix, cache_key: NDArray[np.int64]) -> bool:
+    """Whether all that has this key can be taken from an entry."""
+    whole = entry.croppable or len(entry.cache_key) == len(cache_key)
+    return whole and common_length(entry.cache_key, cache_key) == len(cache_key)
+
+
+def common_length(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
+    """Positions with which two sequences begin alike, by their keys."""
+    count = min(len(first), len(second))
+    differing = np.flatnonzero(first[:count] != second[:count])
+    return int(differing[0]) if len(differing) else count
+
+
+def check_bytes(prefix_cache_bytes: object) -> None:
+    """Raises OptionError for a size in bytes that is not a whole number of 0 or more."""
+    if isinstance(prefix_cache_bytes, bool) or not (
+        isinstance(prefix_cache_bytes, int) and prefix_cache_bytes >= 0
+    ):
+        what = f"prefix_cache_bytes is {prefix_cache_bytes!r:.60}"
+        raise OptionError(what, "Give a number of bytes; 0 keeps nothing.")

@@ -1,0 +1,1 @@
+"""Steps of an open engine, timed, and what the times mean in words."""

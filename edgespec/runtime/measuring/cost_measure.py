@@ -1,0 +1,424 @@
+"""Measures what steps cost here: rounds over all points, so that a slow minute of the machine hits
+all of them alike, and of each the median.
+
+Knows which points, how often, and for how long. How one step is timed is known in `cost_steps`,
+what is made of the figures in `cost_model`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from edgespec.backends import engine_dir as engines
+from edgespec.backends.base import Progress
+from edgespec.backends.machine import available_bytes
+from edgespec.backends.pair_check import target_of
+from edgespec.backends.registry import backend_of
+from edgespec.contract import Role
+from edgespec.errors import BundleError, EnvironmentProblem, LimitError
+from edgespec.runtime.costs.cost_profile import (
+    CostProfile,
+    ObserveTime,
+    PassTime,
+    ProposeTime,
+    device_of,
+    drop_stale,
+    hashes_of,
+    roles_of,
+    write_profile,
+)
+from edgespec.runtime.drafters.block_drafter import BlockLimits
+from edgespec.runtime.drafters.engine_drafter import EngineDrafter
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.faults import as_error
+from edgespec.runtime.measuring.cost_description import built_line
+from edgespec.runtime.measuring.cost_steps import BaseSteps, DraftSteps, Place, room_of
+from edgespec.runtime.opening.tuned_plan import drop_stale_plan
+from edgespec.runtime.trees.tree import DraftPlan
+
+logger = logging.getLogger(__name__)
+SILENT = Progress()
+NOT_MEASURED = "costs not measured"
+MEASURE_THERE = "edgespec bench ENGINES --measure-costs"
+BUDGET_S = 10.0
+ROWS = (1, 2, 4, 8, 16, 32, 60)
+CONTEXTS = (128, 2048, 8192)
+BATCHES = (1, 2, 4, 8)
+LEVELS = (1, 2, 4, 8)
+TOP_KS = (1, 4, 10)
+BATCH_ROWS = 64  # of all sequences of a batch together; what is beyond follows from these
+BATCH_CONTEXT = 2048  # up to which batches are measured
+FAR_ROWS = 16  # behind more tokens than these
+BATCH_LEVELS = (1, 4)  # of trees, in batches
+MIN_ROUNDS, MAX_ROUNDS = 2, 9
+MAIN_SHARE = 2  # of the time that there is, within which main places are begun
+OFTEN = 8  # rows up to which a step is measured in all rounds; a longer one is less noisy
+WARM_BELOW_S = 0.005  # a step this short is run twice: another size binds buffers anew
+LONG_S = 0.2  # a plain step this long is timed once a round
+REPEAT_S, MAX_REPEATS = 0.002, 4  # a shorter one is timed several times
+FREE_SHARE = 0.5  # of the memory that is free, which caches may take
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A step of the base over so many rows of each sequence."""
+
+    count: int
+
+
+PLAIN = Rows(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """A draft of so many levels of `top_k` nodes, by a plan."""
+
+    count: int
+    top_k: int
+    plan: DraftPlan
+
+
+@dataclass
+class Points:
+    """What is to be measured, by place in the order of their importance, and what was."""
+
+    rows: dict[Place, list[Rows]] = field(default_factory=dict)
+    levels: dict[Place, list[Levels]] = field(default_factory=dict)
+    base: dict[tuple[Place, Rows], list[float]] = field(default_factory=dict)
+    propose: dict[tuple[Place, Levels], list[float]] = field(default_factory=dict)
+    observe: dict[tuple[Place, Levels], list[float]] = field(default_factory=dict)
+
+    @property
+    def places(self) -> list[Place]:
+        """The places, the main ones first, and of each kind those with the fewest tokens."""
+        return sorted(self.rows, key=lambda p: (not self.is_main(p), p.batch * p.context, p.batch))
+
+    def is_main(self, place: Place) -> bool:
+        """Whether others follow from a place, more or less: of the shorter contexts that of one
+        sequence, and of as many as there are."""
+        if place.context > BATCH_CONTEXT:
+            return False
+        return place.batch in (1, max(place.batch for place in self.rows))
+
+    def drop(self, place: Place) -> None:
+        """Leave a place out."""
+        self.rows.pop(place, None)
+        self.levels.pop(place, None)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.rows.values())) + sum(map(len, self.levels.values()))
+
+
+def measure_costs(
+    engine_dir: Path, *, budget_s: float = BUDGET_S, progress: Progress = SILENT
+) -> CostProfile:
+    """Open the engines of a directory, measure what their steps cost, for about `budget_s` at most,
+    and keep it beside them; returns the profile of the pair, or where there is no draft that of the
+    base. A plain engine beside a pair gets a profile of its own.
+
+    Raises BundleError where there is no base, and what opening, measuring and writing raise.
+    """
+    there = engines.finished_engines(engine_dir).engines
+    pair = is_pair(engine_dir, there)
+    if not {Role.BASE, Role.LLM} & set(there):
+        what = f"{engine_dir} has no base engine, and a draft alone has no steps"
+        raise BundleError(what, "Build the base first.")
+    with Engine(engine_dir, spec_decode=pair, prefix_cache_bytes=0, tuned=False) as engine:
+        found = measure_engine(engine, budget_s=budget_s, progress=progress)
+    write_profile(engine_dir, found)
+    if pair and Role.LLM in there and found.role is not Role.LLM:
+        with Engine(engine_dir, spec_decode=False, prefix_cache_bytes=0, tuned=False) as engine:
+            plain = measure_engine(engine, budget_s=budget_s, progress=progress)
+        write_profile(engine_dir, plain)
+    return found
+
+
+def measure_engine(
+    engine: Engine,
+    *,
+    budget_s: float = BUDGET_S,
+    progress: Progress = SILENT,
+    clock: Callable[[], float] = time.monotonic,
+) -> CostProfile:
+    """What the steps of an open engine cost, and its draft engine's, while it answers nobody.
+
+    No answer and no metric changes. Of recurrent layers contexts are read, so that only the
+    shortest is measured. Raises LimitError where requests are under way, and what a step raises.
+    """
+    with engine.driver.paused():
+        if engine.session.num_free_lanes < len(engine.base.lanes):
+            raise LimitError("the engine answers requests", "Measure once they have ended.")
+        log, recording = engine.session.log, engine.session.log.recording
+        log.recording = False
+        measuring = Measuring(engine, budget_s, progress, clock)
+        try:
+            measuring.run()
+        finally:
+            log.recording = recording
+            measuring.end()
+    return measuring.profile()
+
+
+def is_pair(engine_dir: Path, there: Collection[Role]) -> bool:
+    """Whether there is a draft engine, and the engine that verifies what it drafts. Raises
+    BundleError."""
+    if Role.DRAFT not in there:
+        return False
+    draft = engines.read_config(engine_dir, Role.DRAFT).component
+    return target_of(set(there), draft) is not None
+
+
+def after_build(
+    engine_dir: Path,
+    *,
+    measure: bool,
+    unproven: str | None = None,
+    progress: Progress = SILENT,
+) -> str | None:
+    """Measure the engines of a directory one of which is new, and what is said of it; None where
+    nothing is to be. Profiles of engines that are no more go. It raises nothing: what fails is
+    said. `unproven`: why the engines cannot run here."""
+    try:
+        drop_stale(engine_dir)
+        drop_stale_plan(engine_dir)
+        if not measure:
+            return None
+        if unproven is not None:
+            return f"{NOT_MEASURED}: {unproven}. There: {MEASURE_THERE}"
+        began = time.monotonic()
+        return built_line(measure_costs(engine_dir, progress=progress), time.monotonic() - began)
+    except Exception as raised:  # of whatever kind: the engines are as good as before
+        error = as_error(raised)
+        logger.warning("costs were not measured", exc_info=raised)
+        return f"{NOT_MEASURED}: {error.what}"
+
+
+class Measuring:
+    """One measurement of an idle engine."""
+
+    def __init__(
+        self, engine: Engine, budget_s: float, progress: Progress, clock: Callable[[], float]
+    ) -> None:
+        self.engine, self.budget_s, self.progress, self.clock = engine, budget_s, progress, clock
+        self.base = BaseSteps(engine)
+        self.draft: DraftSteps | None = None
+        self.points = Points(rows=dict(self.base_points()))
+        self.filled: set[Place] = set()
+        self.left = 0  # points, of all rounds
+
+    # ---- which points
+
+    def base_points(self) -> Iterator[tuple[Place, list[Rows]]]:
+        """The sizes of trees by place, as far as the engine verifies them and has room."""
+        for context in self.contexts():
+            for batch in BATCHES:
+                if batch > self.engine.max_batch_size or not self.has_memory(context * batch):
+                    continue
+                if batch > 1 and context > BATCH_CONTEXT:
+                    continue
+                most = max(1, self.base.room(context))
+                sizes = sorted({min(size, most) for size in ROWS})
+                far = context > BATCH_CONTEXT
+                most = FAR_ROWS if far else most if batch == 1 else BATCH_ROWS // batch
+                sizes = [size for size in sizes if size <= most]
+                yield Place(context, batch), [Rows(size) for size in sizes]
+
+    def contexts(self) -> list[int]:
+        """CONTEXTS as far as there is room for them, or the middle of a smaller cache."""
+        behind = min(self.base.most, max(ROWS)) + 2
+        capacity = self.engine.base.capacity
+        fitting = [context for context in CONTEXTS if context + behind <= capacity]
+        fitting = fitting or [max(1, capacity // 2)]
+        return fitting[:1] if self.engine.base.recurrent else fitting
+
+    def has_memory(self, tokens: int) -> bool:
+        """Whether caches of so many tokens take no more than is good for the machine."""
+        free, engine = available_bytes(), self.engine
+        if free is None or tokens <= CONTEXTS[0]:
+            return True
+        directory, configs = engine.drafting.engine_dir, engine.configs.values()
+        size = sum(
+            backend_of(directory, config.role).memory(config).kv_bytes_per_token
+            for config in configs
+        )
+        return tokens * size <= FREE_SHARE * free
+
+    def draft_points(self, place: Place, at_first: bool) -> Iterator[Levels]:
+        """The plans of the engine's drafter at a place: levels of chains, and of trees where it
+        makes some."""
+        drafter, capacity = self.engine.drafter, None
+        if isinstance(drafter, EngineDrafter):
+            capacity = drafter.capacity
+        for top_k in TOP_KS:
+            for levels in LEVELS if at_first or top_k == 1 else BATCH_LEVELS:
+                plan = self.plan(top_k, levels)
+                if plan is None or (top_k > 1 and levels > plan.steps):
+                    continue
+                if capacity is None or place.context + room_of(plan) <= capacity:
+                    yield Levels(plan.steps, top_k, plan)
+
+    def plan(self, top_k: int, levels: int) -> DraftPlan | None:
+        """A plan of so many levels, or of as many as the draft makes; None where it makes none."""
+        engine = self.engine
+        limits = engine.planner.limits()
+        most = engine.config.limits.verify_tree_size
+        levels = min(levels, limits.max_levels or levels, most - 1)
+        steps = None if isinstance(limits, BlockLimits) else levels
+        size = levels + 1 if top_k == 1 else None
+        try:
+            plan = limits.plan(top_k, steps, size, engine.planner.hints)
+        except LimitError:
+            return None
+        return plan.within(levels=levels, nodes=most)
+
+    # ---- rounds
+
+    def run(self) -> None:
+        """Rounds over all points until the time is over; in the first one places are left out for
+        which there would be none."""
+        began, first = self.clock(), self.points.places[0]
+        self.open_draft(first)
+        self.left = MAX_ROUNDS * len(self.points)
+        self.progress.start(self.left)
+        for place in self.points.places:
+            share = MAIN_SHARE if self.points.is_main(place) else 1 / MIN_ROUNDS
+            if place != first and self.clock() - began > self.budget_s * share:
+                self.points.drop(place)
+                continue
+            try:
+                self.measure(place)
+            except EnvironmentProblem:
+                if place == first:
+                    raise
+                self.points.drop(place)  # there was no memory for it
+        for done in range(1, MAX_ROUNDS):
+            spent = self.clock() - began
+            if done >= MIN_ROUNDS and spent * (done + 1) / done > self.budget_s:
+                break
+            for place in self.points.places:
+                self.measure(place, max(ROWS) if done < MIN_ROUNDS else OFTEN)
+        self.advance(self.left)
+
+    def advance(self, points: int) -> None:
+        """So many points are done, or left out."""
+        self.left -= points
+        self.progress.advance(points)
+
+    def open_draft(self, first: Place) -> None:
+        """Find out what is to be measured of the draft engine; nothing where there is none."""
+        engine = self.engine
+        if engine.drafter is None or engine.draft_config is None:
+            return
+        states = None
+        if engine.drafter.needs_hidden_states:
+            self.base.begin(first)
+            states = self.base.hidden_states()
+        self.draft = DraftSteps(engine.drafter, states, self.base, engine.max_batch_size)
+        for place in self.points.places:
+            found = dict.fromkeys(self.draft_points(place, at_first=place == first))
+            if found:
+                self.points.levels[place] = [*found]
+
+    def measure(self, place: Place, most: int = max(ROWS)) -> None:
+        """All points of a place, once more; of the base those of up to `most` rows, each behind a
+        plain step, to which all others are compared."""
+        fill = place not in self.filled
+        self.filled.add(place)
+        self.base.begin(place, fill=fill)
+        for rows in self.points.rows[place]:
+            plain = self.points.base.setdefault((place, PLAIN), [])
+            again = 1 < rows.count <= OFTEN and plain[-1] < LONG_S
+            for size in (PLAIN, rows) if again else (rows,):
+                if rows.count <= most:
+                    known = self.points.base.setdefault((place, size), [])
+                    known.append(repeated(partial(self.base.step, size.count)))
+            self.advance(1)
+        wanted = self.points.levels.get(place, [])
+        if self.draft is None or not wanted:
+            return
+        self.draft.begin(place, max((levels.plan for levels in wanted), key=room_of), fill=fill)
+        usual = self.draft.seconds(wanted[0].plan)
+        for levels in wanted:
+            proposed = self.points.propose.setdefault((place, levels), [])
+            if levels.top_k > 1:
+                proposed.append(repeated(partial(self.draft.seconds, levels.plan)))
+            else:
+                times = self.draft.time(levels.plan, wanted[0].plan, usual)
+                proposed.append(times.propose)
+                self.points.observe.setdefault((place, levels), []).append(times.observe)
+            self.advance(1)
+
+    def end(self) -> None:
+        """Leave the engine as it was."""
+        self.base.end()
+        if self.draft is not None:
+            self.draft.end()
+
+    # ---- what was found
+
+    def profile(self) -> CostProfile:
+        """The medians, bound to the engines and the device."""
+        engine = self.engine
+        directory, role = engine.drafting.engine_dir, engine.config.role
+        method = engine.method if self.draft is not None else None
+        return CostProfile(
+            role=role,
+            base=tuple(self.passes()),
+            method=method,
+            propose=tuple(self.proposals()),
+            observe=tuple(self.observations()),
+            engines=hashes_of(directory, roles_of(role, with_draft=method is not None)),
+            device=device_of(directory, role),
+        )
+
+    def passes(self) -> Iterator[PassTime]:
+        """Of the base."""
+        for (place, rows), seconds in self.points.base.items():
+            yield PassTime(
+                rows=rows.count,
+                context=place.context,
+                batch=place.batch,
+                seconds=rounded(median(seconds)),
+            )
+
+    def proposals(self) -> Iterator[ProposeTime]:
+        """Of the drafter, by levels."""
+        for (place, levels), seconds in self.points.propose.items():
+            yield ProposeTime(
+                levels=levels.count,
+                top_k=levels.top_k,
+                context=place.context,
+                batch=place.batch,
+                seconds=rounded(median(seconds)),
+            )
+
+    def observations(self) -> Iterator[ObserveTime]:
+        """Of the drafter, by rows that it observes."""
+        for (place, levels), seconds in self.points.observe.items():
+            yield ObserveTime(
+                rows=levels.count,
+                context=place.context,
+                batch=place.batch,
+                seconds=rounded(max(0.0, median(seconds))),
+            )
+
+
+def repeated(step: Callable[[], float]) -> float:
+    """What a step takes: a long one as it is, a short one once what changes with its size is
+    bound, the median of several."""
+    first = step()
+    if first >= WARM_BELOW_S:
+        return first
+    count = min(MAX_REPEATS, 1 + int(REPEAT_S / max(first, 1e-9)))
+    return median(step() for _ in range(count))
+
+
+def rounded(seconds: float) -> float:
+    """Seconds as they are kept, in nanoseconds."""
+    return round(seconds, 9)

@@ -1,0 +1,1 @@
+"""From an engine directory and options to engines that are open, with what drafts."""

@@ -1,0 +1,149 @@
+"""What drafts for an open engine: the drafter that it was opened with, and methods without an
+engine that requests name.
+
+Knows names, options and open drafters. What drafts for which sequence is the session's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgespec.backends.engine_config import NO_DRAFTS
+from edgespec.errors import LimitError
+from edgespec.methods import find_method
+from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.options import DrafterOptions
+from edgespec.runtime.drafters.registry import DRAFTERS
+from edgespec.runtime.opening.open_engine import (
+    BUILD_AGAIN,
+    DraftChoice,
+    OpenBase,
+    OpenDraft,
+    engineless,
+    open_draft,
+    options_of,
+    with_options,
+)
+
+MAX_NAMED = 8  # methods with options that are open at a time beside the default
+
+Options = DrafterOptions | Mapping[str, object] | None
+
+
+class Drafting:
+    """The drafters of an open base. `default` is None where the engine was opened without drafts.
+
+    Any thread may ask.
+    """
+
+    def __init__(self, engine_dir: Path, base: OpenBase, choice: DraftChoice) -> None:
+        self.engine_dir, self.base = engine_dir, base
+        self.default = open_draft(engine_dir, choice, base)
+        # By method and options, the least recently named first
+        self.named: OrderedDict[tuple[str, DrafterOptions | None], OpenDraft] = OrderedDict()
+        # Drafters of the user's by the id of the object, which is kept alive beside them
+        self.own: OrderedDict[int, tuple[object, OpenDraft]] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def of(self, drafter: str | Drafter | None, options: Options = None) -> OpenDraft | None:
+        """What a request drafts with: by default that of the engine, or by a method's name, which
+        is opened when it is first named, or a drafter of the user's own.
+
+        Raises LimitError for a name that cannot be, or where these engines cannot, and OptionError
+        for options that the method does not have.
+        """
+        default = self.default
+        if drafter is None and not options:
+            return default
+        if drafter is None and default is not None:
+            drafter = default.method
+        if isinstance(drafter, str):
+            found = self.by_name(drafter, options)
+        elif drafter is None:
+            options_of(None, options)  # there is no method that they could be of
+            return default
+        else:
+            found = self.by_object(drafter, options)
+        self.check(found)
+        return found
+
+    def by_name(self, name: str, options: Options) -> OpenDraft:
+        """A method that is open already, with these options or, where none were given, with those
+        of the engine; else it is opened."""
+        default, row = self.default, find_method(name)
+        if default is not None and row is not None and row.name == default.method:
+            if not options or options_of(row.name, options) == default.options:
+                return default
+            if default.config is not None:
+                what = f"the drafter of this engine was opened with other options than {options}"
+                raise LimitError(what, "Open the engine with them: drafter_options.")
+        method = engineless(name)
+        key = (method, options_of(method, options))
+        with self.lock:
+            if key not in self.named:
+                choice = DraftChoice(method, options=key[1])
+                opened = open_draft(self.engine_dir, choice, self.base)
+                assert opened is not None
+                self.named[key] = opened
+            self.named.move_to_end(key)
+            # A sequence that still drafts with what goes here keeps it alive
+            while len(self.named) > MAX_NAMED:
+                self.named.popitem(last=False)
+            return self.named[key]
+
+    def by_object(self, drafter: object, options: Options) -> OpenDraft:
+        """A drafter of the user's own, behind one guard for all requests that give it. The options
+        are those of the first."""
+        with self.lock:
+            if id(drafter) not in self.own:
+                choice = with_options(DraftChoice(drafter=drafter), options)
+                opened = open_draft(self.engine_dir, choice, self.base)
+                assert opened is not None
+                self.own[id(drafter)] = drafter, opened
+            self.own.move_to_end(id(drafter))
+            while len(self.own) > MAX_NAMED:
+                _, (_, idle) = self.own.popitem(last=False)
+                if idle.guard is not None:
+                    idle.guard.close()  # its thread, which a later call begins anew
+            return self.own[id(drafter)][1]
+
+    def drafts(self) -> list[OpenDraft]:
+        """All that is open."""
+        own = [draft for _, draft in self.own.values()]
+        default = [] if self.default is None else [self.default]
+        return [*default, *self.named.values(), *own]
+
+    def notes(self) -> tuple[str, ...]:
+        """What drafters of the user's failed at so far, once for each reason."""
+        with self.lock:
+            guards = [draft.guard for draft in self.drafts() if draft.guard is not None]
+        return tuple(note for guard in guards for note in guard.notes)
+
+    def check(self, draft: OpenDraft) -> None:
+        """Raises LimitError where the base verifies no drafts, has no hidden states for a drafter
+        that reads them, or runs more sequences than the drafter holds."""
+        base = self.base.config
+        if base.limits.verify_tree_size == NO_DRAFTS:
+            raise LimitError("the engine was built to verify no drafts", BUILD_AGAIN)
+        if draft.drafter.needs_hidden_states and not base.component.graph.features:
+            what = "the drafter reads the base's hidden states, and this engine gives none"
+            raise LimitError(what, "Open the engine with spec_decode=True, or name another.")
+        lanes, held = len(self.base.decoder.lanes), draft.drafter.num_lanes
+        if held is not None and held < lanes:
+            what = f"the drafter holds {held} sequences at a time, and the engine runs {lanes}"
+            raise LimitError(what, "Give one that holds as many.")
+
+    def forget(self) -> None:
+        """Drop what sequences that ended have left behind for later ones; none may be running."""
+        for draft in self.drafts():
+            row = None if draft.method is None else DRAFTERS[draft.method]
+            if row is not None and row.forget is not None:
+                row.forget(draft.drafter)
+
+    def close(self) -> None:
+        """Free what is open; closing twice is harmless."""
+        for draft in self.drafts():
+            draft.drafter.close()

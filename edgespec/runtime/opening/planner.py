@@ -1,0 +1,196 @@
+"""The drafting plans of an open engine: what is chosen where sizes are left open, and which plans
+base, drafter and accept rule take.
+
+Knows the engine's config, what may draft, and what the engine was opened with. The arithmetic of
+sizes is in `plans`, that of each method in its row of DRAFTERS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+from edgespec.backends.base import PlanHints
+from edgespec.backends.engine_config import EngineConfig
+from edgespec.errors import EdgeSpecError, LimitError, counted, rephrased
+from edgespec.runtime.acceptance.verify import ACCEPT_RULES, EXACT, AcceptOptions, acceptance_of
+from edgespec.runtime.drafters.base import Drafter
+from edgespec.runtime.drafters.decoding import DecodingConfig
+from edgespec.runtime.opening.drafting import Drafting, Options
+from edgespec.runtime.plans.plan import SMALLEST_TREE, PlanLimits, TreeSpec
+from edgespec.runtime.plans.policy import ADAPTIVE, MOST, SpecPolicy
+from edgespec.runtime.trees.static_tree import StaticPlan
+from edgespec.runtime.trees.tree import DraftPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Makes and checks plans. `hints` say how much to draft where the engine runs; `acceptance` is
+    its accept rule, and `speculative_config` the block that it was opened with. `policy` says
+    whether plans are adaptive: None is where no sizes are given and `can_adapt`, as costs are
+    known. `tuned` is the plan of the engine's own drafter where no sizes are given.
+
+    Errors name the flags of the command line, and those of a config its keys.
+    """
+
+    config: EngineConfig
+    hints: PlanHints
+    drafting: Drafting
+    exact: bool
+    acceptance: AcceptOptions
+    speculative_config: DecodingConfig | None = None
+    policy: SpecPolicy | None = None
+    can_adapt: bool = False
+    tuned: DraftPlan | None = None
+
+    def by_sizes(
+        self,
+        top_k: int | None = None,
+        steps: int | None = None,
+        verify_size: int | None = None,
+        *,
+        drafter: str | Drafter | None = None,
+    ) -> DraftPlan:
+        """The plan of the sizes that were given, the others chosen to go with them; with none that
+        of the speculative_config, where there is one. Raises LimitError where it cannot be."""
+        config = self.speculative_config if drafter is None else None
+        if config is not None and (top_k, steps, verify_size) == (None, None, None):
+            return self.by_config(config, self.acceptance)
+        open_sizes = drafter is None and (top_k, steps, verify_size) == (None, None, None)
+        if open_sizes and (tuned := self.by_tuning()) is not None:
+            return tuned
+        if top_k is None and self.wants_chains(self.acceptance):
+            top_k = 1
+        adaptive = drafter is None and self.adapts(sized=any((top_k, steps, verify_size)))
+        hints = MOST if adaptive else self.hints
+        plan = self.limits(drafter).plan(top_k, steps, verify_size, hints)
+        self.check_chain(plan)
+        self.check_acceptance(self.acceptance, plan)
+        return replace(plan, adaptive=adaptive)
+
+    def by_tuning(self) -> DraftPlan | None:
+        """The tuned plan, adaptive as it was measured unless the policy says otherwise; None where
+        there is none, or where only chains will do and it is none."""
+        tuned = self.tuned
+        if tuned is None or (tuned.top_k != 1 and self.wants_chains(self.acceptance)):
+            return None
+        asked = tuned.adaptive if self.policy is None else self.policy == ADAPTIVE
+        limits, plan = self.limits(), tuned
+        if type(tuned) is DraftPlan:  # the method may have plans of its own kind
+            plan = limits.plan(tuned.top_k, tuned.steps, tuned.verify_size, self.hints)
+        limits.check(plan)
+        return replace(plan, adaptive=self.can_adapt and asked)
+
+    def adapts(self, *, sized: bool) -> bool:
+        """Whether a plan of the engine's own drafter is adaptive, where sizes were given or not."""
+        if self.policy is None:
+            return self.can_adapt and not sized
+        return self.can_adapt and self.policy == ADAPTIVE
+
+    def by_config(
+        self, config: DecodingConfig, acceptance: AcceptOptions | None = None
+    ) -> DraftPlan:
+        """The plan of a speculative_config, for an accept rule or its own. Raises LimitError, which
+        names its keys, where it cannot be."""
+        acceptance = acceptance or config.acceptance or self.acceptance
+        drafter = cast(str | Drafter | None, config.drafts_by)
+        limits = self.limits(drafter, None if drafter is None else config.options)
+        try:
+            with rephrased(config.in_keys):
+                plan = self.of_keys(config, limits, acceptance)
+                self.check_acceptance(acceptance, plan)
+        except LimitError as error:
+            what = f"decoding_type {config.decoding_type}: {error.what}"
+            raise LimitError(what, error.remedy) from error
+        return plan
+
+    def of_keys(
+        self, config: DecodingConfig, limits: PlanLimits, acceptance: AcceptOptions
+    ) -> DraftPlan:
+        """`by_config`, within limits that are known; errors name flags."""
+        if config.tree is not None:
+            return self.of_tree(config.tree, limits)
+        top_k, steps, verify_size = config.sizes
+        sized = any((top_k, steps, verify_size))
+        adaptive = config.drafts_by is None and self.adapts(sized=sized)
+        if top_k is None and self.wants_chains(acceptance):
+            top_k = 1
+        plan = limits.plan(top_k, steps, verify_size, MOST if adaptive else self.hints)
+        self.check_chain(plan)
+        return replace(plan, adaptive=adaptive)
+
+    def by_tree(self, tree: TreeSpec) -> DraftPlan:
+        """The plan of a tree that is asked for otherwise than by its three sizes, such as a static
+        one. Raises LimitError where it cannot be."""
+        return self.of_tree(tree, self.limits())
+
+    def of_tree(self, tree: TreeSpec, limits: PlanLimits) -> DraftPlan:
+        """`by_tree`, within limits that are known."""
+        try:
+            plan = tree.plan(self.config.limits.verify_tree_size, limits.max_levels)
+        except EdgeSpecError:
+            limits.check(SMALLEST_TREE)  # what a drafter does not make at all is said first
+            raise
+        limits.check(plan)
+        self.check_chain(plan)
+        return replace(plan, adaptive=self.adapts(sized=True))
+
+    def limits(self, drafter: str | Drafter | None = None, options: Options = None) -> PlanLimits:
+        """What base and drafter can take; LimitError where nothing drafts."""
+        draft = self.drafting.of(drafter, options)
+        if draft is None:
+            what = "a drafting plan was asked for, and this engine was opened without its draft"
+            raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
+        return draft.limits(self.config)
+
+    def check(
+        self,
+        plan: DraftPlan,
+        acceptance: AcceptOptions,
+        drafter: str | Drafter | None,
+        options: Options,
+    ) -> None:
+        """Raises LimitError for a plan that base, drafter or accept rule do not take."""
+        self.limits(drafter, options).check(plan)
+        self.check_chain(plan)
+        self.check_acceptance(acceptance, plan)
+
+    def wants_chains(self, acceptance: AcceptOptions) -> bool:
+        """Whether only chains will do, so that no tree is chosen where the user named none."""
+        return self.exact_chains or ACCEPT_RULES[acceptance.rule].chains_only
+
+    @property
+    def exact_chains(self) -> bool:
+        """Whether drafts are to leave every bit as it is, and only chains do."""
+        return self.exact and not self.config.weights.is_bitwise
+
+    def check_chain(self, plan: DraftPlan) -> None:
+        """Raises LimitError for a tree where only chains are exact."""
+        if self.exact_chains and plan.top_k != 1:
+            what, remedy = branches(plan)
+            raise LimitError(
+                f"{what}, and only chains are exact", f"{remedy}, or leave --exact out."
+            )
+
+    def check_acceptance(self, asked: AcceptOptions, plan: DraftPlan) -> None:
+        """Raises RequestError for a rule that is in no table, LimitError for one that does not go
+        with the plan or the engine."""
+        acceptance_of(asked)
+        row = ACCEPT_RULES[asked.rule]
+        if self.exact and asked.rule != EXACT:
+            what = (
+                f"{row.title} is not what plain decoding gives bit for bit, and --exact asks for it"
+            )
+            raise LimitError(what, "Leave one of the two out.")
+        if row.chains_only and plan.top_k != 1:
+            what, remedy = branches(plan)
+            what = f"{row.title} is for chains, and {what}"
+            raise LimitError(what, f"{remedy}, or take another accept rule.")
+
+
+def branches(plan: DraftPlan) -> tuple[str, str]:
+    """What makes a plan one of trees, and how to draft a chain instead, as parts of sentences."""
+    if isinstance(plan, StaticPlan):
+        size = counted(len(plan.choices), "node")
+        return f"the static tree of {size} branches", "Give choices without branches, or none"
+    return f"--spec-draft-top-k {plan.top_k} drafts trees", "Set --spec-draft-top-k to 1"

@@ -1,0 +1,246 @@
+"""The plan that `edgespec tune` found best for a directory's engines: the value, and tuned.json,
+where it is kept beside them.
+
+Knows plans, hashes and the device. How it was found is not known here. One that was found for other
+engines or on another device is never used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgespec.artifacts import atomic, json_files
+from edgespec.backends import engine_dir as engines
+from edgespec.contract import Role
+from edgespec.errors import BundleError, EdgeSpecError
+from edgespec.runtime.costs.cost_profile import device_of, differing, hashes_of, roles_of
+from edgespec.runtime.drafters.registry import DRAFTERS
+from edgespec.runtime.trees.static_tree import MAX_DEPTH, StaticPlan
+from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
+
+FILE = engines.TUNED
+FORMAT = 1
+MAX_BYTES = 2**20
+TUNE_AGAIN = "Tune again: edgespec tune ENGINES --prompts FILE; or remove the file."
+SIZES = ("top_k", "steps", "verify_size")
+MAX_SIZE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedPlan:
+    """What drafts best here: `method` with `options` by `plan`; both None where drafts do not pay.
+
+    `acceptance` [depth][rank] is how often a draft of that rank was accepted where its parent was,
+    `prior` [depth] the same of any draft of the plan. `over_plain` is the speed that was measured,
+    plain decoding being 1. `engines` are the hashes of the engines by role, `device` is what they
+    ran on, `words` how the plan is shown.
+    """
+
+    role: Role
+    method: str | None
+    plan: DraftPlan | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    over_plain: float | None = None
+    acceptance: tuple[tuple[float, ...], ...] = ()
+    prior: tuple[float, ...] = ()
+    words: str = ""
+    engines: Mapping[str, str] = field(default_factory=dict)
+    device: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of tuned.json."""
+        return {
+            "format": FORMAT,
+            "role": self.role.value,
+            "method": self.method,
+            "options": dict(self.options),
+            "plan": None if self.plan is None else plan_to_dict(self.plan),
+            "over_plain": self.over_plain,
+            "acceptance": [[*rates] for rates in self.acceptance],
+            "prior": [*self.prior],
+            "words": self.words,
+            "engines": dict(self.engines),
+            "device": dict(self.device),
+        }
+
+    @property
+    def line(self) -> str:
+        """What `infer` says of it."""
+        speed = "" if self.over_plain is None else f", {self.over_plain:.2f} x plain when measured"
+        return f"tuned plan: {self.words}{speed}"
+
+
+def plan_to_dict(plan: DraftPlan) -> dict[str, Any]:
+    """A plan as JSON; `plan_of_dict` reads it."""
+    found: dict[str, Any] = {name: getattr(plan, name) for name in SIZES}
+    found["adaptive"] = plan.adaptive
+    if isinstance(plan, StaticPlan):
+        found["choices"] = [[*path] for path in plan.choices]
+    if isinstance(plan, BlockPlan):
+        found["first_slot"] = plan.first_slot
+    return found
+
+
+def plan_of_dict(raw: object) -> DraftPlan:
+    """The plan of `plan_to_dict`. Raises ValueError for what is none, OptionError for choices that
+    are no tree."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("adaptive"), bool):
+        raise ValueError("plan has no sizes")
+    top_k, steps, verify_size = (size_of(raw, name) for name in SIZES)
+    adaptive = raw["adaptive"]
+    if "choices" in raw:
+        plan = StaticPlan.of(raw["choices"])
+        return StaticPlan(plan.top_k, plan.steps, plan.verify_size, plan.choices, adaptive=adaptive)
+    if "first_slot" in raw:
+        if raw["first_slot"] not in (0, 1):
+            raise ValueError("first_slot is neither 0 nor 1")
+        return BlockPlan(top_k, steps, verify_size, raw["first_slot"], adaptive=adaptive)
+    return DraftPlan(top_k, steps, verify_size, adaptive=adaptive)
+
+
+def size_of(raw: Mapping[str, Any], name: str) -> int:
+    """One size of a plan. Raises ValueError."""
+    value = raw.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
+        raise ValueError(f"{name} is no size of a plan")
+    return value
+
+
+# ---- on disk
+
+
+def write_tuned(engine_dir: Path, tuned: TunedPlan) -> None:
+    """Keep a plan in its directory, in the place of another. Raises OutputError; the file is whole
+    or as it was."""
+    with atomic.writing(engine_dir / FILE), atomic.locked(engine_dir):
+        json_files.write_json(engine_dir / FILE, tuned.to_dict())
+
+
+def read_tuned(engine_dir: Path) -> TunedPlan | None:
+    """The plan of a directory; None where there is none. BundleError for a damaged file."""
+    path = engine_dir / FILE
+    if not path.exists():
+        return None
+    try:
+        if path.stat().st_size > MAX_BYTES or not path.is_file():
+            raise ValueError("it is no file of a plausible size")
+        return tuned_of(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError, EdgeSpecError) as error:
+        what = f"{path} is no tuned plan: {error!s:.200}"
+        raise BundleError(what, TUNE_AGAIN) from None
+
+
+def tuned_of(raw: object) -> TunedPlan:
+    """The plan of a file's content. Raises ValueError for what is none, and what its parts
+    raise."""
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise ValueError(f"its format is not {FORMAT}")
+    method, plan, options = raw.get("method"), raw.get("plan"), raw.get("options")
+    if raw.get("role") not in {role.value for role in Role}:
+        raise ValueError("it names no role")
+    if (method is None) != (plan is None) or not (method is None or method in DRAFTERS):
+        raise ValueError("it names no drafting method")
+    engine_hashes, device = raw.get("engines"), raw.get("device")
+    for found in (options, engine_hashes, device):
+        if not isinstance(found, dict):
+            raise ValueError("options, engines and device are no objects")
+    over_plain, words = raw.get("over_plain"), raw.get("words")
+    if over_plain is not None and not is_number(over_plain, math.inf):
+        raise ValueError("over_plain is no speed")
+    if not isinstance(words, str) or len(words) > 200:
+        raise ValueError("words is no short text")
+    acceptance = raw.get("acceptance")
+    if not isinstance(acceptance, list):
+        raise ValueError("acceptance is no list")
+    return TunedPlan(
+        role=Role(raw["role"]),
+        method=method,
+        plan=None if plan is None else plan_of_dict(plan),
+        options=dict(options or {}),
+        over_plain=over_plain,
+        acceptance=tuple(rates_of(depth) for depth in acceptance[:MAX_DEPTH]),
+        prior=rates_of(raw.get("prior")),
+        words=words,
+        engines=dict(engine_hashes or {}),
+        device=dict(device or {}),
+    )
+
+
+def rates_of(raw: object) -> tuple[float, ...]:
+    """A list of shares from 0 to 1. Raises ValueError."""
+    if not isinstance(raw, list) or not all(is_number(rate, 1.0) for rate in raw):
+        raise ValueError("acceptance and prior have rates from 0 to 1")
+    return tuple(float(rate) for rate in raw)
+
+
+def is_number(value: object, most: float) -> bool:
+    """Whether a value is a finite number from 0 to `most`."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) and 0 <= value <= most
+
+
+# ---- whether it fits
+
+
+def belonging(engine_dir: Path, role: Role, *, with_draft: bool) -> dict[str, Any]:
+    """What a plan is bound to: `engines` and `device`, as TunedPlan has them. Raises
+    BundleError."""
+    roles = roles_of(role, with_draft=with_draft)
+    return {"engines": hashes_of(engine_dir, roles), "device": device_of(engine_dir, role)}
+
+
+def is_of_engines(engine_dir: Path, tuned: TunedPlan) -> bool:
+    """Whether the engines that a plan was tuned for are here as they were. Raises BundleError."""
+    roles = roles_of(tuned.role, with_draft=Role.DRAFT.value in tuned.engines)
+    return dict(tuned.engines) == hashes_of(engine_dir, roles) != {}
+
+
+def misfit(engine_dir: Path, tuned: TunedPlan) -> str | None:
+    """Why a plan is not for the engines that are here now; None where it is. Raises BundleError."""
+    if not is_of_engines(engine_dir, tuned):
+        return "the engines were built again after it was tuned"
+    if (here := device_of(engine_dir, tuned.role)) != dict(tuned.device):
+        return f"it was tuned on {differing(tuned.device, here)}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlan:
+    """The plan that fits; else None, and in `note` why one that is there does not, for the user."""
+
+    tuned: TunedPlan | None = None
+    note: str | None = None
+
+
+def find_tuned(engine_dir: Path) -> FoundPlan:
+    """The plan of a directory where it fits the engines and the device."""
+    try:
+        tuned = read_tuned(engine_dir)
+        why = None if tuned is None else misfit(engine_dir, tuned)
+    except BundleError as error:
+        return FoundPlan(note=f"{error.what}. {error.remedy}")
+    if why is None:
+        return FoundPlan(tuned)
+    return FoundPlan(note=f"the tuned plan is not taken: {why}. {TUNE_AGAIN}")
+
+
+def drop_stale_plan(engine_dir: Path) -> None:
+    """Drop a plan that was tuned for engines that are no more, and a damaged file. Raises
+    OutputError."""
+    path = engine_dir / FILE
+    if not path.exists():
+        return
+    try:
+        tuned = read_tuned(engine_dir)
+        keeps = tuned is not None and is_of_engines(engine_dir, tuned)
+    except BundleError:
+        keeps = False
+    if not keeps:
+        with atomic.writing(path), atomic.locked(engine_dir):
+            path.unlink(missing_ok=True)

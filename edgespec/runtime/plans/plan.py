@@ -1,0 +1,181 @@
+"""How much to draft: what base and drafter can take, and what is chosen where the user gave no
+sizes.
+
+Knows limits and arithmetic. Knows no engine library, no method and no search.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.backends.base import PlanHints
+from edgespec.contract import tree_pool_size
+from edgespec.errors import LimitError, counted, replaced
+from edgespec.runtime.trees.static_tree import StaticPlan, num_non_leaves
+from edgespec.runtime.trees.tree import DraftPlan
+
+GUIDE_VERIFY_SIZE = 60
+
+
+class PlanLimits(Protocol):
+    """What a base and a drafter can take; a method's row in DRAFTERS makes it."""
+
+    @property
+    def max_levels(self) -> int | None:
+        """Levels that the draft has by its make, such as heads; None where it goes on and on."""
+
+    def plan(
+        self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
+    ) -> DraftPlan:
+        """The values given, and others chosen to go with them and with the device; LimitError
+        where it cannot be."""
+
+    def check(self, plan: DraftPlan) -> None:
+        """LimitError for a plan that base and drafter cannot do."""
+
+
+class TreeSpec(Protocol):
+    """A tree that is asked for by a method's own options; they make the plan."""
+
+    def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> DraftPlan:
+        """The plan for a base that verifies so many nodes and a draft of so many levels, None for
+        any number. Raises OptionError and LimitError."""
+
+
+SMALLEST_TREE = StaticPlan.of([[0]])
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLimits:
+    """For drafters that make chains and trees level by level. Sizes are nodes, the root included;
+    None where the drafter itself has no limit."""
+
+    max_verify_tree_size: int
+    max_draft_tree_size: int | None = None
+    draft_vocab_size: int | None = None
+    static_trees: bool = False  # whether the drafter makes the tree of a StaticPlan
+
+    @property
+    def max_levels(self) -> int | None:
+        """None: each level follows from the one before."""
+        return None
+
+    def plan(
+        self, top_k: int | None, steps: int | None, verify_size: int | None, hints: PlanHints
+    ) -> DraftPlan:
+        """The values given, and others chosen to go with them and with the device; LimitError
+        where it cannot be."""
+        k = 1 if top_k is None else top_k
+        if steps is None:
+            steps = self.chosen_steps(k, verify_size, hints)
+        if verify_size is None:
+            pool = tree_pool_size(k, steps)
+            verify_size = min(GUIDE_VERIFY_SIZE, self.max_verify_tree_size, pool)
+        plan = DraftPlan(k, steps, verify_size)
+        self.check(plan)
+        return plan
+
+    def chosen_steps(self, top_k: int, verify_size: int | None, hints: PlanHints) -> int:
+        """Levels where none were given: those of a chain that fills the verify size, or what suits
+        the device as far as it fits."""
+        if top_k == 1 and verify_size is not None and verify_size > 1:
+            return verify_size - 1
+        most = min(hints.steps, self.max_verify_tree_size - 1)
+        if self.max_draft_tree_size is not None:
+            most = min(most, self.max_draft_tree_size // max(top_k, 1))
+        return max(1, most)
+
+    def check(self, plan: DraftPlan) -> None:
+        """LimitError for a plan that base and drafter cannot do."""
+        if isinstance(plan, StaticPlan):
+            return self.check_static(plan)
+        k, s, n = plan.top_k, plan.steps, plan.verify_size
+        if min(k, s, n) < 1:
+            raise LimitError(
+                f"draft top-k {k}, step {s} and verify size {n} must be at least 1", "Raise it."
+            )
+        if n > tree_pool_size(k, s):
+            what = (
+                f"--spec-verify-size {n}: with top-k {k} and step {s} only {tree_pool_size(k, s)}"
+                " nodes can exist, 1 + K + (S-1)*K*K"
+            )
+            raise LimitError(what, self.fewer_nodes(plan))
+        if n > self.max_verify_tree_size:
+            raise exceeds_base(n, self.max_verify_tree_size)
+        self.check_draft(plan)
+
+    def check_draft(self, plan: DraftPlan) -> None:
+        """Raises LimitError for a plan beyond the drafter's own limits."""
+        k, s, most = plan.top_k, plan.steps, self.max_draft_tree_size
+        if most is not None and k == 1 and s > most:
+            what = f"--spec-draft-step {s} exceeds the {most} of the draft engine"
+            remedy = f"Set it to {most} or less, or build the draft with --max-draft-tree-size {s}."
+            raise LimitError(what, remedy)
+        if most is not None and k * s > most:
+            what = (
+                f"--spec-draft-top-k {k} times --spec-draft-step {s} exceeds the {most} of the"
+                " draft engine"
+            )
+            raise LimitError(
+                what, f"Lower them, or build the draft with --max-draft-tree-size {k * s}."
+            )
+        if self.draft_vocab_size is not None and k > self.draft_vocab_size:
+            raise LimitError(f"--spec-draft-top-k {k} exceeds the draft's vocabulary", "Lower it.")
+
+    def check_static(self, plan: StaticPlan) -> None:
+        """Raises LimitError for a static tree that base and drafter cannot do."""
+        if not self.static_trees:
+            raise no_static_trees()
+        if plan.verify_size > self.max_verify_tree_size:
+            what = f"the static tree has {plan.verify_size} nodes, the root included"
+            raise exceeds_base(plan.verify_size, self.max_verify_tree_size, what)
+        below, most = sum(num_non_leaves(plan.choices)[1:]), self.max_draft_tree_size
+        rows = max(below, plan.steps)  # drafts of an accepted path are read in one call
+        if most is not None and rows > most:
+            what = (
+                f"the static tree has {counted(below, 'node')} with children below its root, on"
+                f" {counted(plan.steps, 'level')}, and the draft engine was built for {most}"
+            )
+            raise LimitError(what, f"Build the draft with --max-draft-tree-size {rows}.")
+        if self.draft_vocab_size is not None and plan.top_k > self.draft_vocab_size:
+            what = (
+                f"the static tree has the rank {plan.top_k - 1}, and the draft's vocabulary"
+                f" {self.draft_vocab_size} tokens"
+            )
+            raise LimitError(what, "Leave nodes of such ranks out.")
+
+    def fewer_nodes(self, plan: DraftPlan) -> str:
+        """The remedy for a verify size that the tree cannot fill."""
+        most = tree_pool_size(plan.top_k, plan.steps)
+        return f"Set --spec-verify-size to {most} or less, or raise --spec-draft-step."
+
+
+def in_drafts(text: str, width: str, length: str, nodes: str) -> str:
+    """A message that names the flags of sizes, with other names for them, of which `nodes` counts
+    drafts alone: --spec-verify-size counts the root too."""
+
+    def of_drafts(found: re.Match[str]) -> str:
+        shown = f"{nodes}{found[1] or ''} {int(found[2]) - 1}"
+        return shown if found[1] else f"{shown} ({found[2]} nodes with the root)"
+
+    text = re.sub("--spec-verify-size( to)? ([0-9]+)", of_drafts, text)
+    return replaced({"--spec-draft-top-k": width, "--spec-draft-step": length}, text)
+
+
+def exceeds_base(size: int, most: int, asked: str | None = None) -> LimitError:
+    """The error for a verify size above the base's; `asked` says what it is where no flag does."""
+    shorten = "Take a smaller tree"
+    if asked is None:
+        shorten = f"Set --spec-verify-size to {most} or less"
+    asked = f"--spec-verify-size {size}" if asked is None else f"{asked}, which"
+    what = f"{asked} exceeds the {most} that the base engine was built for"
+    return LimitError(what, f"{shorten}, or build the base with --max-verify-tree-size {size}.")
+
+
+def no_static_trees() -> LimitError:
+    """The error for choices where the drafter makes its trees by itself."""
+    what = "a static tree was asked for, and this drafter makes none"
+    remedy = "Leave it out; --spec-draft-step, or --spec-verify-size for blocks, says how much is"
+    return LimitError(what, f"{remedy} drafted.")

@@ -1,0 +1,1 @@
+"""Files of requests: from input.json to output.json, its profile and its checks."""

@@ -1,0 +1,1 @@
+"""From logits to a token, and to drafts that are drawn."""

@@ -1,0 +1,1 @@
+"""Prompts, tokens and texts."""

@@ -1,0 +1,1 @@
+"""Draft trees, grown and static."""

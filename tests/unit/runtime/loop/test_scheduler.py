@@ -1,0 +1,485 @@
+"""The queue in front of the lanes: it idles, admits while others run, cancels at any time, and no
+prompt holds up those that run for more than one chunk.
+
+The model is `hash_model`'s, and so is what is right: each request gets what it gets alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgespec.backends.call import Logits
+from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError
+from edgespec.prompts import CANCELLED, ERROR, MAX_LENGTH, SamplingParams
+from edgespec.runtime.lanes.decoder import CachedDecoder
+from edgespec.runtime.loop.generation import Chunk, Generation, GenerationRequest, Response
+from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.loop.scheduler import Scheduler
+from edgespec.runtime.loop.session import Session
+from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.trees.tree import DraftPlan
+from tests.lossless.drafters import ScriptedDrafter, Stateless
+from tests.unit.runtime.hash_model import VOCAB, decoder_of, plainly
+
+PLAN = DraftPlan(3, 4, 9)
+CHUNK = 4
+CAPACITY = 64
+# what a text needs of a tokenizer, where no token has any
+WORDLESS = SimpleNamespace(
+    split_stops=lambda stop: (frozenset(), ()),
+    token=lambda token_id: None,
+    is_special=lambda token_id: False,
+    decode=lambda ids, **flags: "",
+)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CachedDecoder, "prefill_chunk", CHUNK)
+
+
+def request(
+    length: int, max_new: int, plan: DraftPlan | None = PLAN, seed: int = 0, **more: Any
+) -> GenerationRequest:
+    prompt = np.random.default_rng([seed, length]).integers(0, VOCAB, length).tolist()
+    sampling = SamplingParams(temperature=1.0, seed=seed, max_generate_length=max_new)
+    return GenerationRequest(prompt, sampling, plan, **more)
+
+
+def alone(asked: GenerationRequest) -> list[int]:
+    sampler = Sampler.of(asked.sampling)
+    return plainly(
+        asked.prompt_ids, sampler, asked.sampling.max_generate_length, capacity=CAPACITY
+    )[0]
+
+
+def scheduler_for(
+    *requests: GenerationRequest,
+    lanes: int = 2,
+    capacity: int = CAPACITY,
+    kind: type[ScriptedDrafter] = ScriptedDrafter,
+    budget: int = 0,
+) -> Scheduler:
+    scripts = [
+        (r.prompt_ids, plainly(r.prompt_ids, Sampler.of(r.sampling), 40)[0]) for r in requests
+    ]
+    drafter = kind(scripts, VOCAB, 0.7)
+    session = Session(decoder_of(capacity, lanes=lanes), drafter, PrefixCache(budget))
+    return Scheduler(session, lambda r: Generation(r, WORDLESS, frozenset()), lanes)
+
+
+class Received:
+    """What came of each handle, step by step."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[Generation, list[Chunk]] = defaultdict(list)
+        self.ends: dict[Generation, Response | EdgeSpecError] = {}
+
+    def step(self, scheduler: Scheduler) -> list[Generation]:
+        """Whom a step gave a token."""
+        assert_lanes_without_a_gap(scheduler)
+        given = []
+        for handle, event in scheduler.step():
+            assert handle not in self.ends, "an end comes once, and last"
+            if isinstance(event, Chunk):
+                self.chunks[handle].append(event)
+                given += [handle] if event.token_ids else []
+            else:
+                self.ends[handle] = event
+        return given
+
+    def run(self, scheduler: Scheduler) -> Received:
+        while scheduler.has_work:
+            self.step(scheduler)
+        return self
+
+    def tokens(self, handle: Generation) -> list[int]:
+        return [token for chunk in self.chunks[handle] for token in chunk.token_ids]
+
+
+def assert_lanes_without_a_gap(scheduler: Scheduler) -> None:
+    session = scheduler.session
+    lanes = [seq.lane for seq in session.running]
+    if session.reading is not None:
+        lanes.append(session.reading.lane)
+    assert lanes == list(range(len(lanes)))
+    assert [*scheduler.active] == [
+        *sorted(session.running, key=scheduler.active.index),
+        *([session.reading] if session.reading is not None else []),
+    ]
+
+
+def assert_as_alone(received: Received, handles: Sequence[Generation]) -> None:
+    for handle in handles:
+        end = received.ends[handle]
+        assert isinstance(end, Response)
+        assert (end.token_ids, end.finish_reason) == (alone(handle.request), MAX_LENGTH)
+        assert received.tokens(handle) == end.token_ids
+
+
+def test_scheduler_with_nothing_to_do_may_be_called() -> None:
+    scheduler = scheduler_for()
+    assert not scheduler.has_work
+    assert scheduler.step() == []
+    asked = request(5, 6)
+    scheduler = scheduler_for(asked)
+    assert scheduler.step() == []
+    handle = scheduler.add(asked)
+    received = Received().run(scheduler)
+    assert scheduler.step() == []
+    assert_as_alone(received, [handle])
+
+
+def test_request_that_comes_while_others_run_gets_what_it_gets_alone() -> None:
+    asked = [request(5, 20), request(11, 9), request(3, 12, None), request(14, 4)]
+    scheduler, received = scheduler_for(*asked, lanes=3), Received()
+    handles = []
+    for one in asked:
+        handles.append(scheduler.add(one))
+        received.step(scheduler)
+    received.run(scheduler)
+    assert_as_alone(received, handles)
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(1, 20),  # tokens of the prompt
+        st.integers(1, 12),  # tokens of the answer
+        st.booleans(),  # with drafts
+        st.integers(0, 4),  # steps before the next one comes
+        st.none() | st.integers(0, 6),  # cancelled after so many steps
+        st.sampled_from([0, 3, 7]),  # tokens kept
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(arrivals, st.integers(1, 3), st.sampled_from([ScriptedDrafter, Stateless]), st.booleans())
+def test_whoever_comes_and_goes_each_gets_what_it_gets_alone(
+    arrivals: list[tuple[int, int, bool, int, int | None, int]],
+    lanes: int,
+    kind: type[ScriptedDrafter],
+    keeping: bool,
+) -> None:
+    asked = [
+        request(length, new, PLAN if drafts else None, seed, keep=keep)
+        for seed, (length, new, drafts, *_, keep) in enumerate(arrivals)
+    ]
+    with mock.patch.object(CachedDecoder, "prefill_chunk", CHUNK):
+        scheduler = scheduler_for(*asked, lanes=lanes, kind=kind, budget=10**6 * keeping)
+        received, handles, due = Received(), [], {}
+        for one, (*_, steps, cancelled, _) in zip(asked, arrivals, strict=True):
+            handles.append(scheduler.add(one))
+            if cancelled is not None:
+                due[handles[-1]] = cancelled
+            for _ in range(steps):
+                step_and_cancel(scheduler, received, due)
+        while scheduler.has_work:
+            step_and_cancel(scheduler, received, due)
+    assert set(received.ends) == set(handles)
+    for handle in handles:
+        end, expected = received.ends[handle], alone(handle.request)
+        assert isinstance(end, Response)
+        assert end.token_ids == expected[: len(end.token_ids)]
+        assert end.finish_reason == CANCELLED or end.token_ids == expected
+        assert end.finish_reason == MAX_LENGTH or handle.cancelled
+
+
+def step_and_cancel(scheduler: Scheduler, received: Received, due: dict[Generation, int]) -> None:
+    for handle in [handle for handle, steps in due.items() if steps == 0]:
+        scheduler.cancel(handle)
+        del due[handle]
+    for handle in due:
+        due[handle] -= 1
+    received.step(scheduler)
+
+
+# Who holds up whom
+
+
+def calls_between_tokens(scheduler: Scheduler, handle: Generation, received: Received) -> list[int]:
+    """Base passes between two steps that gave `handle` a token."""
+    runner, counts, before = scheduler.session.base.runner, [], None
+    while handle not in received.ends:
+        if handle in received.step(scheduler):
+            counts += [] if before is None else [len(runner.rows) - before]
+            before = len(runner.rows)
+    return counts
+
+
+@pytest.mark.parametrize("length", [1000, 60])
+def test_long_prompt_holds_up_a_mate_for_one_chunk_at_a_time(length: int) -> None:
+    short, long = request(3, 40, None), request(length, 3, None)
+    scheduler, received = scheduler_for(short, long, capacity=1200), Received()
+    handle = scheduler.add(short)
+    received.step(scheduler)
+    other = scheduler.add(long)
+    counts = calls_between_tokens(scheduler, handle, received)
+    # a chunk and a decode step, as long as there is something to read
+    num_chunks = min(length // CHUNK - 1, len(counts))
+    assert counts == [2] * num_chunks + [1] * (len(counts) - num_chunks)
+    assert max(scheduler.session.base.runner.rows) == CHUNK
+    received.run(scheduler)
+    assert received.tokens(handle) == alone(short)
+    assert len(received.tokens(other)) == 3
+
+
+def test_several_prompts_hold_up_a_mate_for_no_more_than_one_of_them() -> None:
+    asked = [request(3, 30), *(request(3, 4, seed=seed) for seed in range(1, 4))]
+    scheduler, received = scheduler_for(*asked, lanes=4), Received()
+    handle = scheduler.add(asked[0])
+    received.step(scheduler)
+    received.step(scheduler)
+    handles = [handle, *map(scheduler.add, asked[1:])]
+    assert max(calls_between_tokens(scheduler, handle, received)) == 2
+    assert_as_alone(received.run(scheduler), handles)
+
+
+def test_requests_that_come_together_decode_together() -> None:
+    """As long as nobody has decoded and prompts are no longer than a chunk."""
+    asked = [request(length, 5, None, seed) for seed, length in enumerate((2, CHUNK, 3))]
+    scheduler, received = scheduler_for(*asked, lanes=3), Received()
+    handles = [scheduler.add(one) for one in asked]
+    assert [received.step(scheduler) for _ in handles] == [[handle] for handle in handles]
+    received.run(scheduler)
+    assert scheduler.session.base.runner.batches == [1, 1, 1, 3, 3, 3, 3]
+    assert_as_alone(received, handles)
+
+
+def test_long_prompt_behind_short_ones_keeps_nobody_from_decoding() -> None:
+    asked = [request(2, 9, None), request(2 * CHUNK, 5, None), request(3, 5, None)]
+    scheduler, received = scheduler_for(*asked, lanes=3), Received()
+    first, second, third = (scheduler.add(one) for one in asked)
+    given = [received.step(scheduler) for _ in range(4)]
+    assert given == [[first], [first], [second, first, second], [third, *[first, second, third]]]
+
+
+def test_first_token_is_not_held_back_by_a_decode_step() -> None:
+    asked = request(3, 5)
+    scheduler, received = scheduler_for(asked), Received()
+    handle = scheduler.add(asked)
+    assert received.step(scheduler) == [handle]
+    assert len(scheduler.session.base.runner.rows) == 1
+
+
+def test_requests_are_answered_in_the_order_in_which_they_came() -> None:
+    asked = [request(3, 6, None, seed) for seed in range(3)]
+    scheduler, order = scheduler_for(*asked, lanes=1), []
+    handles = [scheduler.add(one) for one in asked]
+    while scheduler.has_work:
+        order += [handle for handle, event in scheduler.step() if isinstance(event, Response)]
+    assert order == handles
+
+
+# Who ends
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_cancelled_while_its_prompt_is_read_it_leaves_its_lane(steps: int) -> None:
+    mate, long, third = request(3, 30), request(40, 5), request(6, 7)
+    scheduler, received = scheduler_for(mate, long, third, lanes=2), Received()
+    handles = [scheduler.add(one) for one in (mate, long, third)]
+    for _ in range(1 + steps):
+        received.step(scheduler)
+    assert scheduler.session.reading is handles[1]
+    assert handles[1].num_read == steps * CHUNK
+    scheduler.cancel(handles[1])
+    received.run(scheduler)
+    end = received.ends[handles[1]]
+    assert isinstance(end, Response)
+    assert (end.finish_reason, end.token_ids) == (CANCELLED, [])
+    assert_as_alone(received, [handles[0], handles[2]])
+
+
+def test_cancelled_while_it_waits_it_never_runs() -> None:
+    asked = [request(3, 9), request(4, 9)]
+    scheduler, received = scheduler_for(*asked, lanes=1), Received()
+    first, second = (scheduler.add(one) for one in asked)
+    scheduler.cancel(second)
+    received.step(scheduler)
+    end = received.ends[second]
+    assert isinstance(end, Response)
+    assert (end.finish_reason, end.token_ids) == (CANCELLED, [])
+    assert_as_alone(received.run(scheduler), [first])
+
+
+def test_mate_that_ends_lets_the_one_that_is_read_move_into_its_place() -> None:
+    short, mate, long = request(3, 4, None), request(4, 20), request(40, 9)
+    scheduler, received = scheduler_for(short, mate, long, lanes=3), Received()
+    handles = [scheduler.add(one) for one in (short, mate, long)]
+    moved: list[tuple[int, int]] = []
+    real = CachedDecoder.move
+
+    def move(self: CachedDecoder, source: int, target: int) -> None:
+        moved.append((source, target))
+        real(self, source, target)
+
+    with mock.patch.object(CachedDecoder, "move", move):
+        received.run(scheduler)
+    assert moved[:2] == [(1, 0), (2, 1)]
+    assert_as_alone(received, handles)
+
+
+def test_prompt_that_fails_harms_nobody_and_the_engine_s_own_fault_all_that_have_a_lane() -> None:
+    asked = [request(3, 9, seed=1), request(12, 9, seed=2), request(5, 9, seed=3)]
+    real = Session.read
+
+    def read(self: Session, seq: Any, start: int, end: int) -> Any:
+        if [*seq.prompt] == [*asked[1].prompt_ids] and start:
+            raise MemoryError
+        return real(self, seq, start, end)
+
+    scheduler = scheduler_for(*asked, lanes=2)
+    handles = [scheduler.add(one) for one in asked]
+    with mock.patch.object(Session, "read", read):
+        received = Received().run(scheduler)
+    assert isinstance(received.ends[handles[1]], EnvironmentProblem)
+    assert_as_alone(received, [handles[0], handles[2]])
+
+    scheduler, received = scheduler_for(*asked, lanes=2), Received()
+    handles = [scheduler.add(one) for one in asked]
+    received.step(scheduler)
+    with mock.patch.object(Session, "step", side_effect=MemoryError):
+        received.step(scheduler)
+    assert all(isinstance(received.ends[handle], EnvironmentProblem) for handle in handles[:2])
+    assert_as_alone(received.run(scheduler), handles[2:])
+
+
+def test_prompt_that_fails_in_a_later_chunk_leaves_no_prefix_behind() -> None:
+    """Its rows may hold NaN although the error shows only with the last chunk's logits."""
+    asked = request(12, 5, keep=3)
+    scheduler = scheduler_for(asked, budget=10**6)
+    real = Session.read
+
+    def read(self: Session, seq: Any, start: int, end: int) -> Any:
+        if end == 12:
+            raise EnvironmentProblem("the engine computed nan as a logit")
+        return real(self, seq, start, end)
+
+    with mock.patch.object(Session, "read", read):
+        scheduler.add(asked)
+        Received().run(scheduler)
+    assert scheduler.session.base.runner.zeroed == [0]
+    assert scheduler.session.prefixes.entries == []
+    scheduler.add(asked)
+    Received().run(scheduler)
+    assert [len(entry.cache_key) for entry in scheduler.session.prefixes.entries] == [3]
+
+
+def test_prompt_beyond_the_cache_is_an_error_of_its_own() -> None:
+    asked = [request(CAPACITY + 1, 3), request(4, 5)]
+    scheduler = scheduler_for(*asked, lanes=1)
+    handles = [scheduler.add(one) for one in asked]
+    received = Received().run(scheduler)
+    assert isinstance(received.ends[handles[0]], LimitError)
+    assert_as_alone(received, handles[1:])
+
+
+def test_draw_that_fails_ends_one_sequence() -> None:
+    asked = [request(3, 9, seed=1), request(4, 9, seed=2)]
+    real = Sampler.pick_from
+
+    def pick(self: Sampler, logits: Logits, row: int, before: Sequence[int]) -> int:
+        if len(before) > 6 and list(before[:4]) == list(asked[1].prompt_ids):
+            raise EnvironmentProblem("the engine computed nan as a logit")
+        return real(self, logits, row, before)
+
+    scheduler = scheduler_for(*asked)
+    handles = [scheduler.add(one) for one in asked]
+    with mock.patch.object(Sampler, "pick_from", pick):
+        received = Received().run(scheduler)
+    assert isinstance(received.ends[handles[1]], EnvironmentProblem)
+    assert all(chunk.finish_reason != ERROR for chunk in received.chunks[handles[1]])
+    assert scheduler.session.base.runner.zeroed == [handles[1].slot]
+    assert_as_alone(received, handles[:1])
+
+
+def test_text_that_fails_ends_one_sequence_whose_rows_are_zeroed() -> None:
+    """Whatever was raised, it is this request's own."""
+    asked = [request(3, 9, seed=1), request(4, 9, seed=2)]
+    scheduler = scheduler_for(*asked)
+    handles = [scheduler.add(one) for one in asked]
+    real = Generation.chunk
+
+    def chunk(self: Generation, output: Any) -> Chunk:
+        if self is handles[0] and self.num_emitted > 3:
+            raise ValueError("no text")
+        return real(self, output)
+
+    with mock.patch.object(Generation, "chunk", chunk):
+        received = Received().run(scheduler)
+    assert isinstance(received.ends[handles[0]], EdgeSpecError)
+    assert scheduler.session.base.runner.zeroed == [handles[0].slot]
+    assert_as_alone(received, handles[1:])
+
+
+def test_step_that_is_interrupted_leaves_nothing_of_its_requests_and_those_that_wait() -> None:
+    asked = [request(3, 9), request(20, 9), request(5, 9)]
+    scheduler, received = scheduler_for(*asked), Received()
+    *_, waiting = [scheduler.add(one) for one in asked]
+    received.step(scheduler)
+    received.step(scheduler)
+    with (
+        mock.patch.object(CachedDecoder, "commit", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        received.step(scheduler)
+    assert not scheduler.active
+    assert scheduler.queued() == {waiting}
+    again = scheduler.add(asked[0])
+    assert_as_alone(Received().run(scheduler), [waiting, again])
+
+
+# What it takes
+
+
+def test_time_that_a_request_waits_for_a_lane_is_its_queue_time() -> None:
+    asked = [request(3, 9), request(4, 2)]
+    scheduler = scheduler_for(*asked, lanes=1)
+    handles = [scheduler.add(one) for one in asked]
+    received = Received().run(scheduler)
+    first, second = (received.ends[handle].metrics for handle in handles)
+    assert second.queue_time >= first.request_latency - first.queue_time > 0
+    for metrics in (first, second):
+        with_queue, without = (
+            metrics.time_to_first_token,
+            metrics.time_to_first_token_without_queue,
+        )
+        assert 0 < without == with_queue - metrics.queue_time
+        assert with_queue <= metrics.request_latency
+
+
+def test_request_that_came_before_it_was_added_has_waited_since() -> None:
+    asked = request(3, 2)
+    scheduler = scheduler_for(asked)
+    now = scheduler.add(asked).arrived_s
+    early = scheduler.add(request(3, 2, arrived_s=now - 5))
+    Received().run(scheduler)
+    assert early.metrics.queue_time > 5
+
+
+# The comparison can see
+
+
+def test_planted_bug_in_moving_is_caught() -> None:
+    short, mate, long = request(3, 4, None), request(4, 20), request(40, 9)
+    scheduler = scheduler_for(short, mate, long, lanes=3)
+    handles = [scheduler.add(one) for one in (short, mate, long)]
+
+    def stay(self: CachedDecoder, source: int, target: int) -> None:
+        self.lanes[target] = self.lanes[source]
+
+    with mock.patch.object(CachedDecoder, "move", stay):
+        received = Received().run(scheduler)
+    assert [received.tokens(handle) for handle in handles] != [alone(h.request) for h in handles]
