@@ -41,6 +41,7 @@ from edgespec.cli.draft_flags import (
     tree_of,
 )
 from edgespec.cli.edgellm import FLAGS, switch
+from edgespec.cli.exit_codes import FAILED, SOME_FAILED
 from edgespec.cli.image_flags import IMAGE, image_flags, take_images
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 STDIN = Path("-")
 MIB = 2**20
 NO_KEYS: Mapping[str, object] = MappingProxyType({})
-FAILED, SOME_FAILED = 1, 5
 OF_REQUESTS = {
     "--enable-thinking": switch(
         'it is a key of requests: write "enable_thinking": true in the input file. edgespec chat and'

@@ -30,7 +30,9 @@ from edgespec.backends.vision.summary import (
     visual_export_summary,
 )
 from edgespec.checkpoint.d2t import read_d2t
-from edgespec.checkpoint.files import PICKLED, Checkpoint, some_of
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.pickled import PICKLED
+from edgespec.checkpoint.source import some_of
 from edgespec.checkpoint.summary import (
     CheckpointSummary,
     FileSummary,

@@ -20,8 +20,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgespec.artifacts.manifest import QuantizeVision
-from edgespec.checkpoint.files import ByteSink, Checkpoint
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_weight
+from edgespec.checkpoint.source import ByteSink
 from edgespec.checkpoint.vision import (
     is_linear,
     stored_vision_names,
