@@ -25,7 +25,7 @@ from tests import toys
 from tests.e2e.workshop import RECIPE, ROOT, script
 
 pytestmark = pytest.mark.slow
-MEASURED_BRIEFLY = {"MEASURED": ["--num-prompts", "1", "--repeats", "1", "--output-tokens", "16"]}
+BRIEFLY = ("--input-file", str(RECIPE / "input.json"), "--repeats", "1", "--output-tokens", "16")
 
 
 @pytest.mark.parametrize(
