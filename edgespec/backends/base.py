@@ -18,7 +18,7 @@ from edgespec.backends.engine_dir import STEMS, variant_name
 from edgespec.backends.findings import Finding, not_run
 from edgespec.backends.machine import machine_bytes
 from edgespec.backends.onnx_dir import OnnxDir
-from edgespec.backends.visual.onnx_dir import VisualOnnxDir
+from edgespec.backends.vision.onnx_dir import VisionOnnxDir
 from edgespec.config import VisionConfig
 from edgespec.contract import GraphContract, Limits, Role
 from edgespec.errors import UnsupportedModel
@@ -428,7 +428,7 @@ class Backend(ABC):
 
     def stage_encoder(
         self,
-        onnx: VisualOnnxDir,
+        onnx: VisionOnnxDir,
         path: Path,
         limits: ImageLimits,
         options: BuildOptions,
@@ -439,7 +439,7 @@ class Backend(ABC):
         raise NotImplementedError
 
     def plan_encoder(
-        self, onnx: VisualOnnxDir, limits: ImageLimits, options: BuildOptions
+        self, onnx: VisionOnnxDir, limits: ImageLimits, options: BuildOptions
     ) -> tuple[str, ...]:
         """What `stage_encoder` would make, a line each, without making it; raises what it would
         raise before its work begins."""

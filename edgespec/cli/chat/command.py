@@ -78,8 +78,8 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
     "--spec-decode/--no-spec-decode",
     default=None,
     help=(
-        "Draft and verify, or decode plainly. By default drafts are used: of the draft engine, or"
-        " where there is only a plain engine of the first method that needs none (see --drafter)."
+        "Draft and verify (the default: with the draft engine, or else the first method that needs"
+        " none), or decode plainly."
     ),
 )
 @draft_options

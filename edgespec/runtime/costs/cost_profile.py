@@ -21,7 +21,7 @@ from edgespec.artifacts import atomic, json_files
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import backend_of
-from edgespec.contract import Role
+from edgespec.contract import DECODERS, Role
 from edgespec.errors import BundleError
 
 FILE = engines.COST_PROFILE
@@ -153,7 +153,7 @@ def write_profiles(engine_dir: Path, profiles: Sequence[CostProfile]) -> None:
 
 def current(engine_dir: Path) -> list[CostProfile]:
     """The profiles of a directory whose engines are still there."""
-    hashes = hashes_of(engine_dir, tuple(Role))
+    hashes = hashes_of(engine_dir, DECODERS)
     return [p for p in kept(engine_dir) if p.engines and p.engines.items() <= hashes.items()]
 
 
@@ -190,7 +190,7 @@ def profile_of(raw: object, path: Path, where: str) -> CostProfile:
     if not isinstance(raw, dict):
         raise damaged(path, f"{where} is no object")
     role, method = raw.get("role"), raw.get("method")
-    if role not in {role.value for role in Role} or not isinstance(method, str | None):
+    if role not in DECODERS or not isinstance(method, str | None):
         raise damaged(path, f"{where} names no role or no method")
     engines, device = raw.get("engines"), raw.get("device")
     if not isinstance(engines, dict) or not isinstance(device, dict):
