@@ -19,6 +19,7 @@ from edgespec.cli.accept_flags import (
     refuse_check,
     relaxed_note,
 )
+from edgespec.cli.costs_flag import measure_busy_again
 from edgespec.cli.draft_flags import ALIASES
 from edgespec.cli.edgellm import FLAGS, switch
 from edgespec.cli.engine_options import (
@@ -384,6 +385,7 @@ def respond(
     from edgespec.runtime.requests.file_runner import FileRun
 
     check_outputs((requests.path, engine_dir), output_file, profile_output_file)
+    measure_busy_again(engine_dir, engine_request.spec_decode, engine_request.spec_policy)
     with opened(engine_request, engine_dir) as open_engine:
         engine, plan = open_engine.engine, planned(open_engine)
         if chat_template:

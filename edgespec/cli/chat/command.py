@@ -24,6 +24,7 @@ from edgespec.cli.chat.reader import Read, read_pipe
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
 from edgespec.cli.config_file import ConfigCommand
+from edgespec.cli.costs_flag import measure_busy_again
 from edgespec.cli.draft_flags import ALIASES
 from edgespec.cli.engine_options import (
     BOTH_WAYS,
@@ -197,6 +198,7 @@ def talk(
     conversation = Conversation(message_text(system, Place("--system")))
     from edgespec.cli.report import opened_line
 
+    measure_busy_again(engine_dir, engine_request.spec_decode, engine_request.spec_policy)
     with opened(engine_request, engine_dir) as open_engine:
         engine = open_engine.engine
         unfit = choose_template(
