@@ -29,6 +29,7 @@ from edgespec.cli.config_file import (
     configured,
     engine_arguments,
 )
+from edgespec.cli.costs_flag import measure_busy_again
 from edgespec.cli.draft_flags import (
     ALIASES,
     LENGTH,
@@ -496,6 +497,7 @@ def respond(
         steps=sizes[1],
         time_budget_ms=time_budget_ms,
     )
+    measure_busy_again(engine_dir, spec_decode, spec_policy)
     with Engine(
         engine_dir,
         spec_decode=spec_decode,

@@ -29,6 +29,7 @@ from edgespec.cli.config_file import (
     configured,
     engine_arguments,
 )
+from edgespec.cli.costs_flag import measure_busy_again
 from edgespec.cli.draft_flags import (
     ALIASES,
     check_time_budget,
@@ -243,6 +244,7 @@ def command(
         steps=spec_draft_step,
         time_budget_ms=drafter_time_budget_ms,
     )
+    measure_busy_again(engine_dir, spec_decode, spec_policy)
     with Engine(
         engine_dir,
         spec_decode=wanted(spec_decode, sized=sized or acceptance is not None),
