@@ -397,7 +397,8 @@ def cost_rows(profile: CostProfile) -> Rows:
     method = METHODS.get(profile.method or "")
     of = "" if method is None else f" with {method.title}"
     title = f"{profile.role.value}{of}, measured here; rows and drafts in plain steps"
-    return [("costs", title), *(("", line) for line in cost_description.table(profile))]
+    lines = [*cost_description.table(profile), *filter(None, [profile.busy])]
+    return [("costs", title), *(("", line) for line in lines)]
 
 
 PAIRING = {

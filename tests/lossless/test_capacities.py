@@ -25,7 +25,7 @@ from edgespec.contract import Limits
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.loop.prefix import PrefixCache
-from edgespec.runtime.opening.open_engine import open_engine
+from edgespec.runtime.opening import open_engine
 from tests import made, shared
 from tests.lossless.tensorrt_pairs import GREEDY, PAIRS, SAMPLED
 from tests.tensorrt_simulator.device import HostDevice

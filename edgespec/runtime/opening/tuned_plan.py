@@ -227,7 +227,12 @@ def find_tuned(engine_dir: Path) -> FoundPlan:
         return FoundPlan(note=f"{error.what}. {error.remedy}")
     if why is None:
         return FoundPlan(tuned)
-    return FoundPlan(note=f"the tuned plan is not taken: {why}. {TUNE_AGAIN}")
+    return FoundPlan(note=not_taken(engine_dir, why))
+
+
+def not_taken(engine_dir: Path, why: str) -> str:
+    """What is said of a plan that is there and does not fit."""
+    return f"the tuned plan in {engine_dir / FILE} is not taken: {why}. {TUNE_AGAIN}"
 
 
 def drop_stale_plan(engine_dir: Path) -> None:
