@@ -102,6 +102,19 @@ class Runner(Protocol):
         """Release the engine; closing twice is harmless."""
 
 
+class SeveralCapacities(ABC):
+    """A runner of the engines of one role for several capacities, in tokens of a sequence: none
+    below `least` tokens is chosen."""
+
+    capacities: tuple[int, ...]
+    least: int
+
+    @abstractmethod
+    def reserve(self, lane: int, tokens: int) -> None:
+        """A lane will come to so many tokens, or to the largest capacity. EnvironmentProblem where
+        the engine for it cannot be opened."""
+
+
 class EncoderRunner(Protocol):
     """An open image encoder."""
 
@@ -398,9 +411,16 @@ class Backend(ABC):
         name = f"{STEMS[role]}{self.suffixes[0]}"
         return directory / (name if variant is None else variant_name(name, variant))
 
-    def slots(self, config: EngineConfig) -> int:
-        """Rows that a lane can hold: its tokens, and what only fills calls up behind them."""
-        return config.limits.max_kv_cache_capacity
+    def open_capacities(
+        self,
+        engine_dir: Path,
+        config: EngineConfig,
+        device: PairDevice,
+        closing: Callable[[], None],
+    ) -> Runner:
+        """A runner of engines for several capacities, also a `SeveralCapacities`, which calls
+        `closing` at its end; asked of a backend with `several_capacities` alone."""
+        raise NotImplementedError
 
     def notes(self, config: EngineConfig) -> tuple[str, ...]:
         """What the user who builds this engine should know of its memory and its kernels."""

@@ -6,8 +6,9 @@ built, and not before: --help and `inspect` need none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -222,6 +223,24 @@ class TensorRTBackend(Backend):
         path = self.engine_path(engine_dir, component.graph.role, config.variant)
         slots, lanes = limits.max_kv_cache_capacity, limits.max_batch_size
         return self.opened(path, settings, device, slots, lanes, canonical)
+
+    def open_capacities(
+        self,
+        engine_dir: Path,
+        config: EngineConfig,
+        device: PairDevice,
+        closing: Callable[[], None],
+    ) -> Runner:
+        """The engines of one role, opened as they are needed."""
+        from edgespec.backends.tensorrt.capacities import Variant, VariantRunner
+
+        variants = []
+        for capacity in config.limits.capacities:
+            own = config.at(capacity)
+            path = self.engine_path(engine_dir, config.role, own.variant)
+            opening = partial(self.open, engine_dir, own, device)
+            variants.append(Variant(capacity, self.slots(own), path.stat().st_size, opening))
+        return VariantRunner(variants, closing)
 
     def opened(
         self,
