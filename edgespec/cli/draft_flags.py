@@ -204,43 +204,38 @@ def draft_options_of(
 ) -> Callable[..., Any]:
     """--drafter, its options and its time budget, --spec-draft-top-k, --spec-draft-step and
     --spec-verify-size, --spec-policy, and the flags of trees, for types of sizes and policies."""
-    for flag, key, kind, text in reversed(TREE_FLAGS):
-        command = tree_option(flag, key, kind, text)(command)
-    command = click.option(
-        "--spec-policy",
-        type=policy,
-        metavar=metavar,
-        envvar=environment.SPEC_POLICY,
-        show_envvar=True,
-        help=POLICY,
-    )(command)
-    for flag, text in (
-        ("--spec-verify-size", VERIFY_SIZE),
-        ("--spec-draft-step", STEP),
-        ("--spec-draft-top-k", TOP_K),
-    ):
-        command = click.option(flag, type=size, metavar=metavar, help=text)(command)
-    positive = click.FloatRange(0.1)
-    command = click.option("--drafter-time-budget-ms", type=positive, help=BUDGET)(command)
-    command = click.option(
-        "--drafter-option",
-        multiple=True,
-        metavar="KEY=VALUE",
-        expose_value=False,
-        callback=keep_options,
-        help=OPTION,
-    )(command)
-    command = click.option(
-        "--max-matching-ngram-size",
-        type=int,
-        expose_value=False,
-        callback=keep_key,
-        help=NGRAM_SIZE,
-    )(command)
-    drafter = click.option(
-        "--drafter", type=DrafterName(), metavar="NAME|MODULE:CLASS", help=DRAFTER
-    )
-    return drafter(command)
+    sized = {"type": size, "metavar": metavar}
+    rows: dict[str, dict[str, Any]] = {
+        "--drafter": {"type": DrafterName(), "metavar": "NAME|MODULE:CLASS", "help": DRAFTER},
+        "--max-matching-ngram-size": {
+            "type": int,
+            "expose_value": False,
+            "callback": keep_key,
+            "help": NGRAM_SIZE,
+        },
+        "--drafter-option": {
+            "multiple": True,
+            "metavar": "KEY=VALUE",
+            "expose_value": False,
+            "callback": keep_options,
+            "help": OPTION,
+        },
+        "--drafter-time-budget-ms": {"type": click.FloatRange(0.1), "help": BUDGET},
+        "--spec-draft-top-k": {**sized, "help": TOP_K},
+        "--spec-draft-step": {**sized, "help": STEP},
+        "--spec-verify-size": {**sized, "help": VERIFY_SIZE},
+        "--spec-policy": {
+            "type": policy,
+            "metavar": metavar,
+            "envvar": environment.SPEC_POLICY,
+            "show_envvar": True,
+            "help": POLICY,
+        },
+    }
+    options = [click.option(flag, **row) for flag, row in rows.items()]
+    for option in reversed([*options, *(tree_option(*row) for row in TREE_FLAGS)]):
+        command = option(command)
+    return command
 
 
 def tree_option(flag: str, key: str, kind: Any, text: str) -> Callable[..., Any]:
