@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from edgespec.cli import trtllm
 from edgespec.cli.accept_flags import accept_options, refuse_lossy, relaxed_note
 from edgespec.cli.config_file import ConfigCommand
 from edgespec.cli.draft_flags import ALIASES
@@ -32,6 +31,7 @@ from edgespec.cli.prompt_options import CHECK_LOSSLESS, COMPARE_QUALITY, TOKENIZ
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import json_text, say
 from edgespec.cli.tokenizer_dir import check_tokenizer
+from edgespec.compat import trtllm
 from edgespec.errors import LimitError
 
 if TYPE_CHECKING:

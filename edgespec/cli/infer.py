@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli import trtllm
 from edgespec.cli.accept_flags import (
     accept_options,
     notes_of_rules,
@@ -21,7 +20,6 @@ from edgespec.cli.accept_flags import (
 )
 from edgespec.cli.costs_flag import measure_busy_again
 from edgespec.cli.draft_flags import ALIASES
-from edgespec.cli.edgellm import FLAGS, switch
 from edgespec.cli.engine_options import (
     EXACT,
     PREFIX_CACHE,
@@ -48,6 +46,8 @@ from edgespec.cli.prompt_options import (
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import say
 from edgespec.cli.tokenizer_dir import check_tokenizer
+from edgespec.compat import trtllm
+from edgespec.compat.edgellm import FLAGS, switch
 from edgespec.errors import OverwriteError, counted
 
 if TYPE_CHECKING:

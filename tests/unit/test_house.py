@@ -40,6 +40,7 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
     "quantize": ("modules", "graphs", "checkpoint", *GROUND),
     "pairing": ("export", "graphs", "checkpoint", *GROUND),
     "train": ("modules", "graphs", "checkpoint", *GROUND),
+    "compat": GROUND,
     "backends": GROUND,
     "runtime": ("backends", *GROUND),
     "evaluation": ("runtime", "backends", *GROUND),

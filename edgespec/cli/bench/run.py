@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli import environment, trtllm
+from edgespec.cli import environment
 from edgespec.cli.bench.asked import (
     MODES,
     ROWS,
@@ -26,7 +26,6 @@ from edgespec.cli.bench.asked import (
 )
 from edgespec.cli.bench.costs import say_costs, sentences
 from edgespec.cli.bench.kept import check_pictures, keep, to_stdout
-from edgespec.cli.bench.their_names import THEIR_NAMES, THEIRS
 from edgespec.cli.config_file import ConfigCommand
 from edgespec.cli.costs_flag import measure_again
 from edgespec.cli.draft_flags import ALIASES, POLICIES, draft_options_of, is_given
@@ -38,6 +37,8 @@ from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import report as tell
 from edgespec.cli.terminal import say
+from edgespec.compat import trtllm
+from edgespec.compat.bench_tools import THEIR_NAMES, THEIRS
 from edgespec.errors import EdgeSpecError, noted
 
 if TYPE_CHECKING:

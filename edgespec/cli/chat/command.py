@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.artifacts.outputs import refuse_overwriting
-from edgespec.cli import trtllm
 from edgespec.cli.accept_flags import accept_options
 from edgespec.cli.chat import slashes
 from edgespec.cli.chat.conversation import Conversation
@@ -38,6 +37,7 @@ from edgespec.cli.image_flags import image_flags
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import FILE
 from edgespec.cli.prompt_options import CHAT_TEMPLATE, sampling_options
+from edgespec.compat import trtllm
 from edgespec.errors import RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.checks import SAMPLING

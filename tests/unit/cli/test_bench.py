@@ -8,8 +8,8 @@ import pytest
 from edgespec.benchmark import cases
 from edgespec.cli.bench.asked import MODES
 from edgespec.cli.bench.run import command
-from edgespec.cli.bench.their_names import THEIR_NAMES
 from edgespec.cli.lists import Counts, Names, Texts
+from edgespec.compat.bench_tools import THEIR_NAMES
 
 
 def test_modes_are_those_of_the_benchmark() -> None:
