@@ -20,7 +20,7 @@ from edgespec.backends.build import build
 from edgespec.backends.cuda.device import opening as device_opening
 from edgespec.backends.registry import open_runner
 from edgespec.backends.tensorrt.backend import BACKEND
-from edgespec.backends.variants import VariantRunner
+from edgespec.backends.tensorrt.capacities import VariantRunner
 from edgespec.contract import Limits
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
