@@ -136,7 +136,7 @@ class Canonical:
     """An exported graph and its contract."""
 
     onnx_dir: Path
-    contract: GraphContract
+    contract: GraphContract = field(hash=False)
 
     @property
     def path(self) -> Path:
