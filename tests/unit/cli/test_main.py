@@ -322,8 +322,7 @@ def test_planted_print_is_found(source: str, count: int) -> None:
 # ---- Ctrl-C at the very start
 
 SLOW_IMPORT = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+import sys
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "edgespec.cli.main":
