@@ -73,6 +73,7 @@ RUNTIME = (
     "opening",
     "streams",
     "engine",
+    "engine_request",
     "measuring",
     "requests",
     "checks",
