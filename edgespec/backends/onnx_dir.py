@@ -52,7 +52,7 @@ def open_onnx_dir(path: Path, *, spec_base: bool, spec_draft: bool) -> OnnxDir:
     """Read and check an exported directory; the flags, where given, must say what its config.json
     says. BundleError otherwise."""
     if spec_base and spec_draft:
-        what = "--spec-base and --spec-draft exclude each other"
+        what = "`spec_base` and `spec_draft` exclude each other"
         raise BundleError(what, "Build base and draft one after the other.")
     check_is_component(path)
     raw, where = json_files.read_json(path / file_names.CONFIG), str(path / file_names.CONFIG)

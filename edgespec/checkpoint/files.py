@@ -467,12 +467,12 @@ def _from_pickle(path: Path, allow_pickle: bool) -> _Weights:
         raise CheckpointError(
             f"{path} has no weights: neither *.safetensors nor {' nor '.join(PICKLED)}.",
             "Download the weights as well. If a Hugging Face repository has only pickled weights,"
-            " pass --allow-pickle.",
+            " pass `allow_pickle`.",
         )
     if not allow_pickle:
         raise CheckpointError(
             f"{path} has only pickled weights ({single.name if single.exists() else index.name}).",
-            "Pass --allow-pickle (they are loaded with weights_only, which executes no code),"
+            "Pass `allow_pickle` (they are loaded with weights_only, which executes no code),"
             " or convert them to safetensors.",
         )
     if single.exists():

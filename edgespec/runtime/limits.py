@@ -29,7 +29,7 @@ class EngineLimits:
                 what = f"batch_size {count}; the {role} engine was built for {most}"
                 raise LimitError(
                     what,
-                    f"Set batch_size to {most}, or build the {role} with --max-batch-size {count}.",
+                    f"Set batch_size to {most}, or build the {role} with `max_batch_size` {count}.",
                 )
         if count > self.max_batch_size:
             what = f"batch_size {count}; the drafter holds {self.max_batch_size} sequences"
@@ -47,9 +47,9 @@ class EngineLimits:
             limits = config.limits
             most = limits.max_input_len
             if count > most:
-                flags = f"--max-input-len {count}"
+                flags = f"`max_input_len` {count}"
                 if count > limits.max_kv_cache_capacity:
-                    flags += f" --max-kv-cache-capacity {count}"
+                    flags += f" `max_kv_cache_capacity` {count}"
                 what = f"the prompt has {count} tokens, the {role} engine was built for {most}"
                 raise LimitError(what, f"Shorten it, or build the {role} with {flags} or more.")
         remedy = "The tokenizer does not fit the model, or the ids are wrong."

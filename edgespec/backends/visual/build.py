@@ -122,7 +122,7 @@ def checked_options(backend: Backend, options: BuildOptions | None) -> BuildOpti
     model can be asked for."""
     options = backend.parse_options({}) if options is None else options
     if backend.emit_dir(options) is not None:
-        what = "--emit-onnx writes the graph of a language model, and this is an image encoder's"
+        what = "`emit_onnx` writes the graph of a language model, and this is an image encoder's"
         raise OptionError(what, "Leave it out, or build the image encoder on its device.")
     return options
 
@@ -136,7 +136,7 @@ def checked(
     check_image_limits(limits)
     refuse_overwriting(target.parent, [onnx_dir])
     refuse_model_directory(  # the engines of the language model may stand there
-        target.parent, "--engine-dir is", "Choose another --engine-dir.", but=(Kind.ENGINES,)
+        target.parent, "`engine_dir` is", "Choose another `engine_dir`.", but=(Kind.ENGINES,)
     )
     onnx = open_visual_onnx_dir(onnx_dir)
     logger.info("%s: image encoder of %s, files as recorded", onnx_dir, onnx.config.model)

@@ -14,10 +14,10 @@ from edgespec.artifacts import atomic, file_names, hashes, json_files, provenanc
 from edgespec.backends.manifest import KIND, EngineEntry, FileEntry, read_entries
 from edgespec.backends.visual.config import VisualEngineConfig
 from edgespec.contract import Tower
-from edgespec.errors import BundleError
+from edgespec.errors import BundleError, command
 
 NAME = Tower.VISUAL.value
-BUILD_IT = "Build it: edgespec build --onnx-dir OUT/visual --engine-dir ENGINES"
+BUILD_IT = f"Build it: {command('build', onnx_dir='OUT/visual', engine_dir='ENGINES')}"
 
 
 def visual_dir(engine_dir: Path) -> Path:
@@ -73,7 +73,7 @@ def refuse_foreign(target: Path) -> None:
         raise BundleError(
             f"{target} has files that edgespec build did not write and would remove:"
             f" {', '.join(foreign[:5])}",
-            "Choose another --engine-dir, or move these files away.",
+            "Choose another `engine_dir`, or move these files away.",
         )
 
 

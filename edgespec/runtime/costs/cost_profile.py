@@ -22,12 +22,12 @@ from edgespec.backends import engine_dir as engines
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import backend_of
 from edgespec.contract import Role
-from edgespec.errors import BundleError
+from edgespec.errors import BundleError, command
 
 FILE = engines.COST_PROFILE
 FORMAT = 1
 MAX_BYTES = 4 * 2**20
-MEASURE_AGAIN = "Measure again: edgespec bench ENGINES --measure-costs, or build again."
+MEASURE_AGAIN = f"Measure again: {command('bench', 'ENGINES', measure_costs=True)}, or build again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
