@@ -17,7 +17,6 @@ import numpy as np
 
 from edgespec.errors import EnvironmentProblem, LimitError
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.lanes.decoder import Lane
 from edgespec.runtime.lanes.stages import StageTimes
 from edgespec.runtime.loop.sequence import SequenceState
 from edgespec.runtime.loop.step_values import Draft
@@ -111,7 +110,7 @@ def hold(engine: Engine, lane: int, tokens: Sequence[int]) -> None:
     if base.recurrent:
         base.read(lane, np.array(tokens[-base.prefill_chunk :], np.int64))
     else:
-        base.lanes[lane] = Lane(len(tokens))
+        base.hold(lane, len(tokens))
 
 
 def pass_s(engine: Engine, sequences: Sequence[SequenceState], rows: int, seed: int) -> float:

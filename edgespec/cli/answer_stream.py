@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from edgespec.cli.chat.loop import stats
 from edgespec.cli.chat.screen import Screen
+from edgespec.cli.stats import stats
 
 if TYPE_CHECKING:
     from edgespec.runtime.loop.generation import Chunk

@@ -33,6 +33,7 @@ from edgespec.cli.draft_flags import (
     plan_of,
     tree_of,
 )
+from edgespec.cli.exit_codes import FAILED, SOME_FAILED
 from edgespec.cli.flags import EdgeGroup
 from edgespec.cli.infer import check_outputs, refuse_without_drafts
 from edgespec.cli.limits import require_stream
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.plans.policy import SpecPolicy
 
-FAILED, SOME_FAILED = 1, 5
 NAME = "eval summarize"
 
 

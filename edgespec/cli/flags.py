@@ -13,9 +13,6 @@ from typing import Any, NoReturn
 import click
 
 from edgespec.cli.edgellm import PROGRAMS, Missing
-from edgespec.cli.startup import INTERRUPTED
-
-__all__ = ["INTERRUPTED", "EdgeCommand", "EdgeGroup", "kebab", "rest", "until_separator"]
 
 HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 GIVEN = f"{__name__}.given"  # in a context's meta: the flags on the command line

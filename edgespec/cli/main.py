@@ -18,7 +18,8 @@ import click
 
 from edgespec import __version__
 from edgespec.cli import environment, logs
-from edgespec.cli.flags import INTERRUPTED, EdgeGroup, rest, until_separator
+from edgespec.cli.exit_codes import BROKEN_PIPE, INTERRUPTED
+from edgespec.cli.flags import EdgeGroup, rest, until_separator
 from edgespec.cli.limits import (
     flush_stdout,
     import_problem,
@@ -89,7 +90,6 @@ NUMBERS = {
     "float": "number",
 }
 PROGRAM = "edgespec"
-BROKEN_PIPE = 141  # 128 + SIGPIPE, the exit code of a shell
 ANYWHERE = ("-v", "--verbose", "--debug")  # flags that work before and after the command
 
 

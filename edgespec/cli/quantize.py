@@ -24,7 +24,8 @@ from rich.progress import (
 
 from edgespec.cli import environment
 from edgespec.cli.edgellm import FLAGS
-from edgespec.cli.flags import INTERRUPTED, EdgeCommand, EdgeGroup
+from edgespec.cli.exit_codes import INTERRUPTED
+from edgespec.cli.flags import EdgeCommand, EdgeGroup
 from edgespec.cli.paths import DIRECTORY, MODEL
 from edgespec.cli.progress import Bars
 from edgespec.cli.signals import Terminated, exit_code

@@ -9,7 +9,7 @@ import os
 import signal
 from types import FrameType
 
-INTERRUPTED = 130  # 128 + SIGINT, the exit code of a shell
+from edgespec.cli.exit_codes import INTERRUPTED
 
 
 def watch() -> None:

@@ -22,7 +22,7 @@ from edgespec.backends.base import BuildOptions
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import DEFAULT_BACKEND, find_backend, get_backend
 from edgespec.checkpoint.hub import download, is_repo_id
-from edgespec.contract import Limits, Role, Tower
+from edgespec.contract import DECODERS, Limits, Role
 from edgespec.errors import (
     BundleError,
     CheckpointError,
@@ -48,7 +48,7 @@ TITLES = {
     Role.LLM.value: "model",
     Role.BASE.value: "base",
     Role.DRAFT.value: "draft",
-    Tower.VISUAL.value: "image encoder",
+    Role.VISUAL.value: "image encoder",
 }
 ATTEMPTS = 3  # at making an entry that others make or use
 RECIPES = (".yaml", ".yml")
@@ -449,9 +449,7 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
     """Export and build below `staging`: the engines stay, each export goes once it is built."""
     from edgespec.backends import base as backends
     from edgespec.backends.build import build
-    from edgespec.backends.visual.build import build_visual
     from edgespec.export.components import export
-    from edgespec.vision.contract import ImageLimits
 
     progress = backends.Progress(
         start=lambda total: report.start("weights", total),
@@ -465,21 +463,17 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
         for component in (first, *first.beside):
             title = TITLES[component.role]
             report.step(f"build the {title}")
-            # on ONNX Runtime, whatever the language model runs on
-            if component.role == Tower.VISUAL:
-                limits, engines = ImageLimits(), staging / "engine"
-                notes = build_visual(component.directory, engines, limits, progress=progress).notes
-            else:
-                notes = build(
-                    component.directory,
-                    staging / "engine",
-                    request.limits,
-                    backend=request.backend,
-                    options=request.options,
-                    progress=progress,
-                ).notes
+            encodes = component.role not in DECODERS  # on ONNX Runtime, whatever the others run on
+            built = build(
+                component.directory,
+                staging / "engine",
+                request.limits,
+                backend=DEFAULT_BACKEND if encodes else request.backend,
+                options=None if encodes else request.options,
+                progress=progress,
+            )
             shutil.rmtree(component.directory)
-            for note in notes:
+            for note in built.notes:
                 report.note(f"{title}: {note}")
     shutil.rmtree(staging / EXPORT)
 

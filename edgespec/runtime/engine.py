@@ -75,6 +75,7 @@ from edgespec.runtime.opening.speculative_config import (
     of_engine,
     read_config,
 )
+from edgespec.runtime.opening.tuned_plan import not_taken
 from edgespec.runtime.plans.acceptance_estimate import AcceptanceEstimate
 from edgespec.runtime.plans.policy import (
     ADAPTIVE,
@@ -230,8 +231,8 @@ class Engine:
             config,
             spec_policy,
             self.can_adapt,
-            None if self.tuned is None else self.tuned.plan,
         )
+        misfit = self.take_tuned_plan()
         policy = None if self.costs is None else AdaptivePolicy(self.costs)
         self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes), policy)
         self.session.log.recording = False
@@ -242,10 +243,25 @@ class Engine:
         # An engine that is dropped without `close` leaves no thread behind
         finalize(self, self.driver.work.close).atexit = False
         self.stop_ids = frozenset(self.config.component.eos_token_ids)
-        chosen_by = [note for note in (choice.note, chosen.note) if note]
+        chosen_by = [note for note in (choice.note, chosen.note, misfit) if note]
         fixed = [costs.note] if costs.note and spec_policy is None else []
         self.notes = (*chosen_by, *notes, *self.warnings(), *fixed)
         self.log_opening(path)
+
+    def take_tuned_plan(self) -> str | None:
+        """Let the planner plan as tuned.json says; where base or drafter do not take that plan, it
+        is left, and a note says so."""
+        tuned = self.tuned
+        if tuned is None:
+            return None
+        planner = replace(self.planner, tuned=tuned.plan)
+        try:
+            planner.by_tuning()
+        except LimitError:
+            self.tuned, self.prior = None, ()
+            return not_taken(self.path, f"these engines do not take its plan ({tuned.words})")
+        self.planner = planner
+        return None
 
     def open_images(
         self, directory: str | Path | None, rules: ImageRules | None

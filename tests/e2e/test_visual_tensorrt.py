@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.visual.build import build_visual
+from edgespec.backends.build import build
+from edgespec.contract import Limits
 from edgespec.errors import LimitError
 from edgespec.runtime.vision.encoder import VisionEncoder
-from edgespec.vision.contract import ImageLimits
 from edgespec.vision.grid import Grid
 from tests import made, shared
 from tests.e2e.tensorrt_pairs import NATIVE, PORTABLE
@@ -20,7 +20,7 @@ from tests.e2e.workshop import Cli, cli
 from tests.parity.test_vision import picture
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.installed import install
-from tests.toys.towers import write_vlm
+from tests.toys.vision import write_vlm
 
 __all__ = ["cli"]
 
@@ -45,7 +45,7 @@ def test_rows_are_those_of_onnx_runtime(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     onnx = exported(model_type)
-    build_visual(onnx, tmp_path / "ort", ImageLimits())
+    build(onnx, tmp_path / "ort", Limits())
     install(monkeypatch, version)
     options = ("--backend", "tensorrt", "--compute", compute)
     done = cli("build", "--onnx-dir", onnx, "--engine-dir", tmp_path / "trt", *options)

@@ -14,9 +14,9 @@ from edgespec.cli.chat.conversation import Conversation
 from edgespec.cli.chat.reader import LineCleared, Read, read_turn
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import Settings
-from edgespec.cli.flags import INTERRUPTED
-from edgespec.cli.infer import SOME_FAILED
+from edgespec.cli.exit_codes import INTERRUPTED, SOME_FAILED
 from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.stats import stats
 from edgespec.cli.terminal import report
 from edgespec.errors import EdgeSpecError, LimitError, RequestError, counted
 from edgespec.prompts import CANCELLED, CAPACITY, MAX_LENGTH, ImageItem, Message
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.loop.generation import Chunk, Response
-    from edgespec.runtime.loop.metrics import RequestMetrics
     from edgespec.runtime.measuring.random_baseline import NoBetterThanChance
     from edgespec.runtime.streams import Stream
 
@@ -226,20 +225,3 @@ class Chat:
             [response.metrics for response in drafted],
             [response.token_ids for response in drafted],
         )
-
-
-def stats(metrics: RequestMetrics, *, drafted: bool) -> str:
-    """The statistics of one answer in one line, without those that are undefined."""
-    guarantee = metrics.guarantee if drafted and metrics.lossless != "tokens" else None
-    lost = sum(metrics.lost_drafts.values()) or None
-    shown = [
-        (counted(metrics.completion_tokens, "token"), "{}"),
-        (counted(metrics.steps, "base pass", "es"), "{} after prefill"),
-        (metrics.acceptance_length if drafted else None, "acceptance length {:.2f}"),
-        (guarantee, "{}"),
-        (lost and counted(lost, "step"), "drafts lost in {}"),
-        (metrics.tokens_per_s, "{:.1f} tokens/s"),
-        (metrics.time_to_first_token, "time to first token {:.3f} s"),
-        (metrics.reused_tokens, f"{{}} of {metrics.prompt_tokens} prompt tokens reused"),
-    ]
-    return f"[{', '.join(form.format(value) for value, form in shown if value is not None)}]"

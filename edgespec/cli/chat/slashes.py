@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edgespec.cli.accept_flags import RULES
 from edgespec.cli.chat import conversation as files
-from edgespec.cli.chat.loop import Chat, stats
+from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.settings import (
     SETTINGS,
     Settings,
@@ -19,6 +19,7 @@ from edgespec.cli.chat.settings import (
     shown,
 )
 from edgespec.cli.chat.tree_picture import tree_picture
+from edgespec.cli.stats import stats
 from edgespec.errors import RequestError, counted, in_terms_of
 from edgespec.prompts.image_item import MAX_IMAGES
 from edgespec.prompts.parse import message_text

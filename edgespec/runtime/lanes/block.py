@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.backends.base import LaneRows, Runner, Table
+from edgespec.backends.base import Runner, Table
 from edgespec.backends.call import (
     Attention,
     Call,
@@ -22,8 +22,8 @@ from edgespec.backends.call import (
     Logits,
     Result,
 )
-from edgespec.backends.variants import VariantRunner
 from edgespec.rope import RopeTable
+from edgespec.runtime.lanes.base import Lane, LaneDecoder, adjacent
 from edgespec.runtime.text.prompt_value import on_all_axes
 
 NO_TOKENS: Ids = np.empty(0, np.int64)
@@ -60,13 +60,8 @@ class BlockOutput:
     states: HiddenStates | None
 
 
-@dataclass
-class BlockLane:
-    """`length` counts the positions whose context is in the cache. What follows has `offset` added
-    to its position for its rope position."""
-
-    length: int = 0
-    offset: int = 0
+class BlockLane(Lane):
+    """Its rows are the positions whose context is in the cache."""
 
     def offset_behind(self, rope_positions: Ids | None) -> int:
         """The offset of what follows rows at the lane's next positions."""
@@ -75,7 +70,7 @@ class BlockLane:
         return int(rope_positions[-1].max()) + 1 - self.length - len(rope_positions)
 
 
-class BlockDecoder:
+class BlockDecoder(LaneDecoder[BlockLane]):
     """As many sequences as the engine has lanes. `mask_specs` are those of the engine's masks, the
     first one's first; `first_slot` is the first slot of a block that drafts."""
 
@@ -88,33 +83,8 @@ class BlockDecoder:
         first_slot: int = 1,
     ) -> None:
         assert len(mask_specs) == 1 + runner.contract.shape.sliding
-        self.runner, self.embedding, self.rope, self.mask_specs = (
-            runner,
-            embedding,
-            rope,
-            tuple(mask_specs),
-        )
-        self.first_slot = first_slot
-        self.lanes = [BlockLane() for _ in range(runner.lanes)]
-
-    @property
-    def capacity(self) -> int:
-        """Rows of a lane, one a token."""
-        return self.runner.capacity
-
-    @property
-    def prefill_chunk(self) -> int:
-        """Rows of context that one call reads at most."""
-        return self.runner.prefill_chunk
-
-    @property
-    def engine_s(self) -> float:
-        """Seconds spent inside the engine so far."""
-        return self.runner.engine_s
-
-    def room(self, lane: int) -> int:
-        """Rows of a lane that can still be written."""
-        return self.capacity - self.lanes[lane].length
+        super().__init__(runner, embedding, rope, BlockLane)
+        self.mask_specs, self.first_slot = tuple(mask_specs), first_slot
 
     def run(self, parts: Sequence[BlockRows]) -> list[BlockOutput]:
         """One call: the context of each part is committed, its block is not.
@@ -124,19 +94,14 @@ class BlockDecoder:
         visible.
         """
         assert all(len(p.hidden_states) + len(p.tokens) <= self.room(p.lane) for p in parts)
-        of = {part.lane: part for part in parts}
-        lanes = range(min(of), max(of) + 1)
-        whole = [
-            of.get(lane) or BlockRows(lane, parts[0].hidden_states.take(NO_TOKENS), NO_TOKENS)
-            for lane in lanes
-        ]
-        call = self.call(whole)
-        results = self.runner.run(call)
+        nothing = parts[0].hidden_states.take(NO_TOKENS)
+        whole = adjacent(parts, lambda lane: BlockRows(lane, nothing, NO_TOKENS))
+        results = self.runner.run(self.call(whole))
         for part in parts:
             state = self.lanes[part.lane]
             state.offset = state.offset_behind(part.rope_positions)
             state.length += len(part.hidden_states)
-        return [self.output(results[part.lane - lanes[0]], part) for part in parts]
+        return [self.output(results[part.lane - whole[0].lane], part) for part in parts]
 
     def output(self, result: Result, part: BlockRows) -> BlockOutput:
         """What the result of a part's lane says of the slots that draft."""
@@ -200,34 +165,3 @@ class BlockDecoder:
         known, count = self.lanes[part.lane].length + len(part.hidden_states), len(part.tokens)
         visible = np.tri(count, dtype=bool) if spec.causal else np.ones((count, count), bool)
         return LaneAttention(known, visible, known + np.arange(count))
-
-    def reserve(self, lane: int, tokens: int) -> None:
-        """A lane's sequence will come to so many tokens, or to the capacity. EnvironmentProblem
-        where there is an engine for that, and no memory for it."""
-        if isinstance(self.runner, VariantRunner):
-            self.runner.reserve(lane, tokens)
-
-    def reset(self, lane: int) -> None:
-        """Forget a lane's sequence. Old rows stay in memory and are not seen."""
-        self.lanes[lane] = BlockLane()
-        self.runner.free(lane)
-
-    def zero(self, lane: int) -> None:
-        """Forget a lane's sequence, whose rows may hold NaN or Inf."""
-        self.lanes[lane] = BlockLane()
-        self.runner.zero(lane)
-
-    def snapshot(self, lane: int, count: int) -> LaneRows:
-        """A copy of the first `count` committed rows, or of as many as there are."""
-        return self.runner.read_rows(lane, min(count, self.lanes[lane].length))
-
-    def restore(self, lane: int, rows: LaneRows) -> None:
-        """Begin a lane with rows that `snapshot` took."""
-        self.runner.write_rows(lane, rows)
-        self.lanes[lane] = BlockLane(len(rows))
-
-    def move(self, source: int, target: int) -> None:
-        """Let a lane's sequence go on in another lane."""
-        self.runner.copy_lane(source, target, self.lanes[source].length)
-        self.lanes[target] = self.lanes[source]
-        self.reset(source)

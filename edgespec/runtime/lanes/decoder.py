@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgespec.artifacts.component import ComponentConfig
-from edgespec.backends.base import LaneRows, Runner, Table
+from edgespec.backends.base import Runner, Table
 from edgespec.backends.call import (
     Attention,
     Call,
@@ -28,9 +28,9 @@ from edgespec.backends.call import (
     Result,
 )
 from edgespec.backends.host import stacked
-from edgespec.backends.variants import VariantRunner
 from edgespec.errors import LimitError
 from edgespec.rope import RopeTable
+from edgespec.runtime.lanes.base import Lane, LaneDecoder, adjacent
 from edgespec.runtime.text.prompt_value import ImageSlots, Prompt, on_all_axes
 
 NO_ROWS: Ids = np.empty(0, np.int64)
@@ -58,13 +58,11 @@ class Rows:
 
 
 @dataclass
-class Lane:
-    """`length` counts committed rows; `scratch` are the positions of the uncommitted ones behind
-    them, slot by slot. What follows has `offset` added to its position for its rope position."""
+class ScratchLane(Lane):
+    """`scratch` are the positions of the uncommitted rows behind the committed ones, slot by
+    slot."""
 
-    length: int = 0
     scratch: Ids = field(default_factory=lambda: NO_ROWS)
-    offset: int = 0
 
     @property
     def end(self) -> int:
@@ -72,7 +70,7 @@ class Lane:
         return self.length + len(self.scratch)
 
 
-class CachedDecoder:
+class CachedDecoder(LaneDecoder[ScratchLane]):
     """As many sequences in one engine as it has lanes.
 
     `sliding_window` is that of the layers that have one: all of them, or where the engine has a
@@ -92,13 +90,8 @@ class CachedDecoder:
         local_rope: RopeTable | None = None,
     ) -> None:
         self.min_rows, self.local_rope = min_rows, local_rope
-        self.runner, self.embedding, self.rope, self.sliding_window = (
-            runner,
-            embedding,
-            rope,
-            sliding_window,
-        )
-        self.lanes = [Lane() for _ in range(runner.lanes)]
+        super().__init__(runner, embedding, rope, ScratchLane)
+        self.sliding_window = sliding_window
 
     @classmethod
     def of(
@@ -117,11 +110,6 @@ class CachedDecoder:
         )
 
     @property
-    def capacity(self) -> int:
-        """Rows of a lane, one a token."""
-        return self.runner.capacity
-
-    @property
     def recurrent(self) -> bool:
         """Whether some layers keep a state, which holds all that is committed."""
         return self.runner.contract.shape.recurrent is not None
@@ -132,20 +120,6 @@ class CachedDecoder:
         cannot."""
         return not self.recurrent
 
-    @property
-    def prefill_chunk(self) -> int:
-        """Tokens of a prompt that one call reads at most."""
-        return self.runner.prefill_chunk
-
-    @property
-    def engine_s(self) -> float:
-        """Seconds spent inside the engine so far."""
-        return self.runner.engine_s
-
-    def room(self, lane: int) -> int:
-        """Rows of a lane that can still be written."""
-        return self.capacity - self.lanes[lane].end
-
     def run(self, parts: Sequence[Rows]) -> list[Result]:
         """One call over the lanes of `parts`, whose rows become scratch.
 
@@ -153,17 +127,16 @@ class CachedDecoder:
         run one row: what that writes lies behind their scratch rows and is not visible.
         """
         assert all(len(part.tokens) <= self.room(part.lane) for part in parts)
-        of = {part.lane: part for part in parts}
-        lanes = range(min(of), max(of) + 1)
-        whole = [of.get(lane) or self.idle(lane, like=parts[0]) for lane in lanes]
-        call = self.call(whole, lanes[0])
+        whole = adjacent(parts, lambda lane: self.idle(lane, like=parts[0]))
+        first = whole[0].lane
+        call = self.call(whole, first)
         results = self.runner.run(call)
         for part in parts:
-            here, state = call.attention.lanes[part.lane - lanes[0]], self.lanes[part.lane]
+            here, state = call.attention.lanes[part.lane - first], self.lanes[part.lane]
             state.scratch = here.positions
             if part.rope_positions is not None:  # of a prompt: the last one is the largest
                 state.offset = int(part.rope_positions[-1].max() - part.positions[-1])
-        return [results[part.lane - lanes[0]] for part in parts]
+        return [results[part.lane - first] for part in parts]
 
     def call(self, parts: Sequence[Rows], first_lane: int) -> Call:
         """The parts of adjacent lanes as one call, filled up to the longest."""
@@ -312,41 +285,6 @@ class CachedDecoder:
     def drop_scratch(self, lane: int) -> None:
         """Forget the uncommitted rows of a lane; the next call overwrites them."""
         self.lanes[lane].scratch = NO_ROWS
-
-    def reserve(self, lane: int, tokens: int) -> None:
-        """A lane's sequence will come to so many tokens, or to the capacity. EnvironmentProblem
-        where there is an engine for that, and no memory for it."""
-        if isinstance(self.runner, VariantRunner):
-            self.runner.reserve(lane, tokens)
-
-    def reset(self, lane: int) -> None:
-        """Forget a lane's sequence. Old rows stay in memory and are not seen."""
-        self.lanes[lane] = Lane()
-        self.runner.free(lane)
-
-    def zero(self, lane: int) -> None:
-        """Forget a lane's sequence, whose rows may hold NaN or Inf."""
-        self.lanes[lane] = Lane()
-        self.runner.zero(lane)
-
-    def snapshot(self, lane: int, count: int) -> LaneRows:
-        """A copy of a lane's first `count` committed rows; of recurrent layers, only of all of
-        them."""
-        assert count <= self.lanes[lane].length
-        return self.runner.read_rows(lane, count)
-
-    def restore(self, lane: int, rows: LaneRows, offset: int = 0) -> None:
-        """Begin a lane with rows that `snapshot` took; what follows them has positions by
-        `offset`."""
-        self.runner.write_rows(lane, rows)
-        self.lanes[lane] = Lane(len(rows), offset=offset)
-
-    def move(self, source: int, target: int) -> None:
-        """Let a lane's sequence go on in another lane."""
-        assert not len(self.lanes[source].scratch)
-        self.runner.copy_lane(source, target, self.lanes[source].length)
-        self.lanes[target] = self.lanes[source]
-        self.reset(source)
 
 
 def of_lanes(states: Sequence[HiddenStates | None]) -> list[HiddenStates] | None:

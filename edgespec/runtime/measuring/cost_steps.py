@@ -19,8 +19,8 @@ from edgespec.errors import LimitError
 from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.lanes.block import BlockDecoder, BlockLane
-from edgespec.runtime.lanes.decoder import CachedDecoder, Lane
+from edgespec.runtime.lanes.block import BlockDecoder
+from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.sequence import SequenceState
 from edgespec.runtime.loop.session import Session
 from edgespec.runtime.sampling.sampler import Sampler
@@ -132,10 +132,8 @@ class Held:
         for lane in range(place.batch):
             if self.recurrent:
                 self.decoder.restore(lane, self.states[place.context])
-            elif isinstance(self.decoder, BlockDecoder):
-                self.decoder.lanes[lane] = BlockLane(place.context)
             else:
-                self.decoder.lanes[lane] = Lane(place.context)
+                self.decoder.hold(lane, place.context)
 
     def fill(self, place: Place) -> None:
         """Write the rows of a context once: reading memory that was never written costs less. The

@@ -16,7 +16,7 @@ import numpy as np
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.faults import FAULTS
 from edgespec.runtime.lanes import stages
-from edgespec.runtime.lanes.decoder import CachedDecoder, Lane
+from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.sequence import SequenceState
 from edgespec.runtime.measuring.speedup import StepCost
 from edgespec.runtime.sampling.sampler import Sampler
@@ -64,7 +64,7 @@ def hold(base: CachedDecoder, lane: int, tokens: Sequence[int]) -> None:
     """Let a lane be as long as these tokens; a recurrent state, whose length matters little, that
     of the last few."""
     if not base.recurrent:
-        base.lanes[lane] = Lane(len(tokens))
+        base.hold(lane, len(tokens))
         return
     base.reset(lane)
     base.read(lane, np.array(tokens[-base.prefill_chunk :], np.int64))

@@ -21,12 +21,13 @@ import pytest
 from edgespec.cli.chat import command as chat_command
 from edgespec.cli.chat import slashes
 from edgespec.cli.chat.conversation import Conversation
-from edgespec.cli.chat.loop import Chat, stats
+from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.reader import LineCleared, read_pipe, read_turn
 from edgespec.cli.chat.screen import Screen, wrapped
 from edgespec.cli.chat.settings import Settings
 from edgespec.cli.chat.slashes import SLASHES
 from edgespec.cli.main import run
+from edgespec.cli.stats import stats
 from edgespec.errors import EdgeSpecError, LimitError, RequestError
 from edgespec.prompts import (
     CANCELLED,

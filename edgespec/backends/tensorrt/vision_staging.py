@@ -11,44 +11,45 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from edgespec.backends.base import Progress, StagedEncoder
+from edgespec.backends.base import Progress, Staged
+from edgespec.backends.onnx_dir import VisionOnnxDir
 from edgespec.backends.tensorrt import lowered_files, staging
 from edgespec.backends.tensorrt.accuracy import accuracy_of
 from edgespec.backends.tensorrt.devices import check_formats, title_of
-from edgespec.backends.tensorrt.encoder_contract import lowered_contract
 from edgespec.backends.tensorrt.estimate import profile_lines
 from edgespec.backends.tensorrt.fingerprint import fingerprint_of
-from edgespec.backends.tensorrt.lowering.encoder import lower_encoder
+from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.options import TensorRTOptions
 from edgespec.backends.tensorrt.profiles import Profile, Range, made
 from edgespec.backends.tensorrt.target import Target
 from edgespec.backends.tensorrt.versions import Library, capabilities_of
-from edgespec.backends.visual.golden import read_golden
-from edgespec.backends.visual.onnx_dir import VisualOnnxDir
+from edgespec.backends.tensorrt.vision_contract import lowered_contract
+from edgespec.backends.vision.golden import read_golden
 from edgespec.config import VisionConfig
-from edgespec.vision.contract import ImageLimits, VisionContract, vision_contract
+from edgespec.contract import Limits
+from edgespec.vision.contract import VisionContract, vision_contract
 from edgespec.vision.grid import num_tokens
 
 
-def stage_encoder(
+def stage_vision(
     library: Library,
-    onnx: VisualOnnxDir,
-    limits: ImageLimits,
+    onnx: VisionOnnxDir,
+    limits: Limits,
     options: TensorRTOptions,
     path: Path,
     progress: Progress,
-) -> StagedEncoder:
+) -> Staged:
     """Lower the graph of an export and build the engine `path`. MissingDependency without the
     library, BuildError or EnvironmentProblem where it cannot be built."""
     version, model = staging.installed(library, options), ir.load(onnx.model)
     plan = plan_of(library, onnx, limits, options, version, model)
     staging.check_device(plan)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="lowered-") as directory:
-        lowered = lower_encoder(model, vision_contract(onnx.config.vision), plan.target)
+        lowered = lower_vision(model, vision_contract(onnx.config.vision), plan.target)
         graph = lowered_files.write(lowered, onnx.path, Path(directory))
         job = staging.job_of(plan, options, graph, path)
         decomposed = staging.run(job, progress, staging.environment_of(plan))
-    return StagedEncoder(
+    return Staged(
         engine=path,
         weights=plan.weights,
         accuracy=accuracy_of(plan.schemes, plan.target.compute, recurrent=False),
@@ -60,8 +61,8 @@ def stage_encoder(
 
 def planned(
     library: Library,
-    onnx: VisualOnnxDir,
-    limits: ImageLimits,
+    onnx: VisionOnnxDir,
+    limits: Limits,
     options: TensorRTOptions,
     version: str,
 ) -> tuple[str, ...]:
@@ -69,7 +70,7 @@ def planned(
     BuildError for a graph that its parser refuses."""
     model = ir.load(onnx.model)
     plan = plan_of(library, onnx, limits, options, version, model)
-    lowered = lower_encoder(model, vision_contract(onnx.config.vision), plan.target)
+    lowered = lower_vision(model, vision_contract(onnx.config.vision), plan.target)
     staging.check_rules(lowered, plan)
     where, target = f"{library.title} {version} for {title_of(plan.sm)}", plan.target
     line = f"{where}: {target.dialect.value} graph, {target.compute}"
@@ -78,8 +79,8 @@ def planned(
 
 def plan_of(
     library: Library,
-    onnx: VisualOnnxDir,
-    limits: ImageLimits,
+    onnx: VisionOnnxDir,
+    limits: Limits,
     options: TensorRTOptions,
     version: str,
     model: ir.Model,
@@ -105,7 +106,7 @@ def plan_of(
     return plan
 
 
-def proven(onnx: VisualOnnxDir, limits: ImageLimits) -> ImageLimits:
+def proven(onnx: VisionOnnxDir, limits: Limits) -> Limits:
     """The limits, with room for the golden image. Raises BundleError for a damaged one."""
     if onnx.golden is None:
         return limits
@@ -118,7 +119,7 @@ def proven(onnx: VisualOnnxDir, limits: ImageLimits) -> ImageLimits:
     )
 
 
-def profile_of(contract: VisionContract, config: VisionConfig, limits: ImageLimits) -> Profile:
+def profile_of(contract: VisionContract, config: VisionConfig, limits: Limits) -> Profile:
     """The one profile of an encoder: images within the limits, most often half as large as the
     largest."""
     block = config.merge_size**2
