@@ -18,7 +18,7 @@ from edgespec.cli.draft_flags import KEY_NAMES, LENGTH, TREE_NAMES, drafter_argu
 from edgespec.cli.draft_flags import OWN as OWN_DRAFTER
 from edgespec.cli.flags import EdgeCommand, kebab, rest, until_separator
 from edgespec.cli.paths import FILE
-from edgespec.errors import RequestError, in_terms_of
+from edgespec.errors import RequestError, in_terms_of, spelled
 from edgespec.pipeline.recipe import nearest, read_config, shown
 
 if TYPE_CHECKING:
@@ -233,8 +233,12 @@ class ConfigCommand(EdgeCommand):
                 keys[key] = key
             elif source is ParameterSource.COMMANDLINE:
                 keys.pop(key, None)
-        with in_terms_of(keys):
-            return super().invoke(ctx)
+        try:
+            with in_terms_of(keys):
+                return super().invoke(ctx)
+        except click.UsageError as error:
+            error.message = spelled(error.message, keys)
+            raise
 
 
 HELP = (
