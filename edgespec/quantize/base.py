@@ -75,8 +75,7 @@ def base_config(checkpoint: Checkpoint) -> ModelConfig:
     if not isinstance(found, ModelConfig):
         raise UnsupportedModel(
             f"{checkpoint.path} is {METHODS[found.method].draft_title}, not a base model.",
-            f"{command('quantize draft', base_model_dir='BASE', draft_model_dir='DRAFT')} ..."
-            " quantizes drafts.",
+            f"{command('quantize draft', base_model_dir='BASE')} ... quantizes drafts.",
         )
     return found
 
