@@ -19,6 +19,9 @@
         EngineMismatch            exit 4  the engine was built by another runtime or for another CPU
         OutputError               exit 4  a path cannot be written, or the disk is full
 
+A message names a parameter in backticks, by its neutral name: `max_kv_cache_capacity`. Each surface
+has a table of how its users type it: the command line, a file, Python, a chat.
+
 Knows nothing else of the project.
 """
 
@@ -26,27 +29,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+
+PARAM = re.compile(r"`([a-z][A-Za-z0-9_]*)((?:\[[0-9]+\])?)`((?: to)? [0-9]+)?")
+# By parameter: its other name, or what makes one of it and of the number behind it, as in " to 4"
+Spellings = Mapping[str, str | Callable[[str], str]]
 
 
 class EdgeSpecError(Exception):
     """The base of all errors for users: `what` happened, and the `remedy`.
 
-    Without a remedy the class's `usual_remedy` is used.
+    `param` is the parameter at fault: as given, else the first that `what` names. Without a remedy
+    the class's `usual_remedy` is used.
     """
 
     exit_code = 1
     usual_remedy = ""
 
-    def __init__(self, what: str, remedy: str = "") -> None:
+    def __init__(self, what: str, remedy: str = "", param: str | None = None) -> None:
         remedy = remedy or self.usual_remedy
         super().__init__(f"{what}\n{remedy}" if remedy else what)
         self.what = what
         self.remedy = remedy
+        named = PARAM.search(what)
+        self.param = param or (named[1] if named else None)
 
-    def __reduce__(self) -> tuple[Callable[..., EdgeSpecError], tuple[str, str]]:
-        """What `pickle` and `copy` make it anew from: the two parts and not the whole text."""
-        return type(self), (self.what, self.remedy)
+    def __reduce__(self) -> tuple[Callable[..., EdgeSpecError], tuple[str, str, str | None]]:
+        """What `pickle` and `copy` make it anew from: its parts and not the whole text."""
+        return type(self), (self.what, self.remedy, self.param)
+
+    def spelled(self, spellings: Spellings) -> EdgeSpecError:
+        """The error with parameters as users of a surface know them."""
+        what, remedy = spelled(self.what, spellings), spelled(self.remedy, spellings)
+        return type(self)(what, remedy, self.param)
 
 
 class CheckpointError(EdgeSpecError):
@@ -156,25 +171,37 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{plural}"
 
 
+def spelled(text: str, spellings: Spellings) -> str:
+    """A text with the parameters of a table spelled as it says; others stay as they are."""
+
+    def one(match: re.Match[str]) -> str:
+        spelling, index, number = spellings.get(match[1]), match[2], match[3] or ""
+        if spelling is None:
+            return match[0]
+        return spelling + index + number if isinstance(spelling, str) else spelling(number)
+
+    return PARAM.sub(one, text)
+
+
 @contextmanager
-def rephrased(rephrase: Callable[[str], str]) -> Iterator[None]:
-    """Puts both parts of a LimitError, OptionError or RequestError of the block in other words."""
+def in_terms_of(spellings: Spellings) -> Iterator[None]:
+    """Spells the parameters that an error of the block names."""
     try:
         yield
-    except (LimitError, OptionError, RequestError) as error:
-        raise type(error)(rephrase(error.what), rephrase(error.remedy)) from error
+    except EdgeSpecError as error:
+        raise error.spelled(spellings) from error
 
 
-def in_words(names: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Replaces whole words in such an error: what is a flag on the command line has another name
-    elsewhere."""
-    return rephrased(lambda text: replaced(names, text))
+def flag_of(param: str) -> str:
+    """A parameter as a flag of the command line."""
+    return f"--{param.replace('_', '-')}"
 
 
-def replaced(names: Mapping[str, str], text: str) -> str:
-    """A text with whole words replaced, all at once."""
-    words = "|".join(map(re.escape, names)) or "(?!)"
-    return re.sub(rf"(?<![\w-])({words})(?![\w-])", lambda found: names[found[1]], text)
+def command(*words: object, **params: object) -> str:
+    """A command of the shell, for remedies: its words, then flags with values; True is a switch."""
+    values = {key: "" if value is True else f" {value}" for key, value in params.items()}
+    flags = [flag_of(key) + value for key, value in values.items()]
+    return " ".join(["edgespec", *map(str, words), *flags])
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 
 from edgespec.artifacts import file_names
-from edgespec.errors import BundleError
+from edgespec.errors import BundleError, command
 
 GRAPHS = (".onnx", ".engine")  # how files of exports and of engines end
 
@@ -80,16 +80,16 @@ def below(path: Path, kind: Kind) -> list[Path]:
 # ---- messages
 
 
-def not_an_export(path: Path, flag: str = "--onnx-dir") -> BundleError:
+def not_an_export(path: Path, param: str = "onnx_dir") -> BundleError:
     """The error for a path that `build` cannot read as an export: what it is, and what to do."""
-    kind = kind_of(path)
+    kind, flag = kind_of(path), f"`{param}`"
     remedies = {
         Kind.MISSING: "Give a directory that edgespec export wrote.",
         Kind.FILE: f"Give its directory: {flag} {path.parent}",
         Kind.EMPTY: "Run edgespec export first: edgespec export MODEL OUT",
         Kind.CHECKPOINT: f"Export it first: edgespec export {path} OUT, then pass OUT/llm.",
         Kind.ENGINES: (
-            f"Give a directory that edgespec export wrote to {flag}, and this one to --engine-dir."
+            f"Give a directory that edgespec export wrote to {flag}, and this one to `engine_dir`."
         ),
     }
     if kind is Kind.EMITTED:
@@ -105,18 +105,14 @@ def not_an_export(path: Path, flag: str = "--onnx-dir") -> BundleError:
 def not_engines(path: Path) -> BundleError:
     """The error for a path that holds no engine: what it is, and what to do."""
     kind = kind_of(path)
-    build = f"edgespec build --onnx-dir {path} --engine-dir ENGINES"
     remedies = {
         Kind.MISSING: "Give a directory that edgespec build made.",
         Kind.FILE: f"Give its directory: {path.parent}",
-        Kind.EMPTY: (
-            f"Build an engine into it: edgespec build --onnx-dir OUT/llm --engine-dir {path}"
-        ),
+        Kind.EMPTY: f"Build an engine into it: {build_command('OUT/llm', path)}",
         Kind.CHECKPOINT: (
-            f"Export it, then build it: edgespec export {path} OUT, then edgespec build --onnx-dir"
-            f" OUT/llm --engine-dir ENGINES"
+            f"Export it, then build it: edgespec export {path} OUT, then {build_command('OUT/llm')}"
         ),
-        Kind.EXPORT: f"Build it first: {build}",
+        Kind.EXPORT: f"Build it first: {build_command(path)}",
     }
     if kind is Kind.EMITTED:
         return BundleError(described("", path, kind), import_remedy(path))
@@ -124,7 +120,7 @@ def not_engines(path: Path) -> BundleError:
         return BundleError(f"{path} is not an engine directory itself", f"Give {inside[0]}")
     if inside := below(path, Kind.EXPORT):
         what = f"{path} holds exports, no engines"
-        return BundleError(what, f"Build them first: edgespec build --onnx-dir {inside[0]} ...")
+        return BundleError(what, f"Build them first: {command('build', onnx_dir=inside[0])} ...")
     if kind is not Kind.EXPORT and any(file.suffix in GRAPHS for file in path.glob("*.*")):
         what = f"{path} has engine files and no {file_names.MANIFEST}: it is half-written, or part"
         return BundleError(f"{what} of a copy", "Copy all of it, or run edgespec build again.")
@@ -132,9 +128,14 @@ def not_engines(path: Path) -> BundleError:
     return BundleError(described("", path, kind), remedies.get(kind, usual))
 
 
+def build_command(onnx_dir: Path | str, engine_dir: Path | str = "ENGINES") -> str:
+    """The command that builds the engine of an export."""
+    return command("build", onnx_dir=onnx_dir, engine_dir=engine_dir)
+
+
 def import_remedy(path: Path) -> str:
     """The remedy for a graph that --emit-onnx wrote, where something else is wanted."""
-    return f"Build and import its engine: edgespec import {path} --engine-dir ENGINES"
+    return f"Build and import its engine: {command('import', path, engine_dir='ENGINES')}"
 
 
 def not_a_checkpoint(path: Path) -> BundleError | None:
@@ -143,7 +144,7 @@ def not_a_checkpoint(path: Path) -> BundleError | None:
     kind = kind_of(path)
     if kind is Kind.EXPORT:
         what = f"{path} is an export, not a checkpoint"
-        return BundleError(what, f"Build it: edgespec build --onnx-dir {path} --engine-dir ENGINES")
+        return BundleError(what, f"Build it: {build_command(path)}")
     if kind in (Kind.ENGINES, Kind.EMITTED):
         what = f"{path} is {kind.value}, not a checkpoint"
         return BundleError(what, "Give the model's checkpoint, a directory or a hub id.")

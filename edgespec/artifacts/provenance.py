@@ -9,7 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-TEXT_FLAGS = ("--prompt", "--system")
+from edgespec.errors import flag_of
+
+TEXT_FLAGS = tuple(map(flag_of, ("prompt", "system")))
 
 
 def provenance() -> dict[str, Any]:
@@ -27,11 +29,11 @@ def without_texts(arguments: Sequence[str]) -> list[str]:
     outlives a conversation and may be given away."""
     shown = []
     for before, argument in pairwise(["", *arguments]):
-        flag, equals, _ = argument.partition("=")
+        name, equals, _ = argument.partition("=")
         if before in TEXT_FLAGS:
             shown.append("...")
         else:
-            shown.append(f"{flag}=..." if equals and flag in TEXT_FLAGS else argument)
+            shown.append(f"{name}=..." if equals and name in TEXT_FLAGS else argument)
     return shown
 
 

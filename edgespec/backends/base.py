@@ -184,20 +184,16 @@ OptionValue = str | bool | None
 class BuildOption:
     """An option of `edgespec build` that is a backend's own.
 
-    `flag` as typed ("--weight-block"). One with a default of True or False is a switch with a
-    --no- form; all others take a text, one of `choices` where there are any.
+    `name` is its key in `Backend.parse_options`, such as weight_block. One with a default of True
+    or False is a switch with a --no- form; all others take a text, one of `choices` where there are
+    any.
     """
 
-    flag: str
+    name: str
     help: str
     choices: tuple[str, ...] = ()
     default: OptionValue = None
     metavar: str | None = None  # what a text is, in --help
-
-    @property
-    def name(self) -> str:
-        """The key in `Backend.parse_options`: "weight_block"."""
-        return self.flag.removeprefix("--").replace("-", "_")
 
 
 @dataclass(frozen=True, slots=True)

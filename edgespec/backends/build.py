@@ -220,7 +220,7 @@ def checked_export(
     place = engine_dir if role in DECODERS else engine_dir.parent  # beside the decoders, or alone
     refuse_overwriting(place, [onnx_dir])
     refuse_model_directory(
-        place, "--engine-dir is", "Choose another --engine-dir.", but=(Kind.ENGINES,)
+        place, "`engine_dir` is", "Choose another `engine_dir`.", but=(Kind.ENGINES,)
     )
     onnx = open_export(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
     logger.info("%s: %s of %s, files as recorded", onnx_dir, onnx.role.value, onnx.config.model)
@@ -235,12 +235,12 @@ def check_role(backend: Backend, role: Role, options: BuildOptions) -> None:
     """UnsupportedModel where a backend builds no engines of a role, OptionError where the options
     ask for what an encoder does not have."""
     if role not in backend.roles:
-        what = f"--backend {backend.name}: {backend.title} builds no {role.value} engines"
+        what = f"`backend` {backend.name}: {backend.title} builds no {role.value} engines"
         raise UnsupportedModel(
-            what, "Leave --backend out: the engines of a model may differ in it."
+            what, "Leave `backend` out: the engines of a model may differ in it."
         )
     if role not in DECODERS and backend.emit_dir(options) is not None:
-        what = "--emit-onnx writes the graph of a language model, and this is an image encoder's"
+        what = "`emit_onnx` writes the graph of a language model, and this is an image encoder's"
         raise OptionError(what, "Leave it out, or build the image encoder on its device.")
 
 
@@ -268,7 +268,7 @@ def chosen_backend(name: str) -> Backend:
     """The backend of that name; OptionError where there is none."""
     found = find_backend(name)
     if found is None:
-        what = f"--backend {name}: this version has no such backend"
+        what = f"`backend` {name}: this version has no such backend"
         raise OptionError(what, f"Choose one of: {', '.join(BACKENDS)}.")
     return found
 
@@ -304,18 +304,18 @@ def check_limits(limits: Limits) -> None:
     smaller = limits.smaller_kv_cache_capacities
     for name, value in (*sizes.items(), *(("max_kv_cache_capacity", each) for each in smaller)):
         if value < 1:
-            raise LimitError(f"--{name.replace('_', '-')} is {value}", "It must be at least 1.")
+            raise LimitError(f"`{name}` is {value}", "It must be at least 1.")
     if limits.max_input_len > limits.max_kv_cache_capacity:
         raise LimitError(
-            f"--max-input-len {limits.max_input_len} exceeds --max-kv-cache-capacity"
+            f"`max_input_len` {limits.max_input_len} exceeds `max_kv_cache_capacity`"
             f" {limits.max_kv_cache_capacity}",
             "Raise the capacity or lower the input length.",
         )
     if limits.max_batch_size > MAX_BATCH_SIZE:
         raise LimitError(
-            f"--max-batch-size {limits.max_batch_size} exceeds {MAX_BATCH_SIZE}: with so many"
+            f"`max_batch_size` {limits.max_batch_size} exceeds {MAX_BATCH_SIZE}: with so many"
             " sequences a step takes longer in proportion, and nobody is served sooner",
-            f"Build with --max-batch-size {MAX_BATCH_SIZE} at most.",
+            f"Build with `max_batch_size` {MAX_BATCH_SIZE} at most.",
         )
 
 
@@ -323,7 +323,7 @@ def check_capacities(backend: Backend, limits: Limits) -> None:
     """LimitError for several capacities that do not ascend, or that the backend has no use for."""
     if not limits.smaller_kv_cache_capacities:
         return
-    flag = f"--max-kv-cache-capacity {','.join(map(str, limits.capacities))}"
+    flag = f"`max_kv_cache_capacity` {','.join(map(str, limits.capacities))}"
     if any(a >= b for a, b in pairwise(limits.capacities)):
         raise LimitError(f"{flag}: the capacities do not ascend", "Give each once.")
     if not backend.several_capacities:
@@ -350,9 +350,9 @@ def check_draft_size(onnx: OnnxDir, limits: Limits) -> None:
     size = METHODS[onnx.config.method].min_draft_tree_size(onnx.config.spec)
     if limits.max_draft_tree_size < size:
         what = (
-            f"--max-draft-tree-size {limits.max_draft_tree_size}: the draft makes blocks of {size}"
+            f"`max_draft_tree_size` {limits.max_draft_tree_size}: the draft makes blocks of {size}"
         )
-        raise LimitError(what, f"Build with --max-draft-tree-size {size} or more.")
+        raise LimitError(what, f"Build with `max_draft_tree_size` {size} or more.")
 
 
 def check_memory(backend: Backend, onnx: OnnxDir, limits: Limits) -> None:
@@ -614,5 +614,5 @@ def losslessness(config: EngineConfig, margin: str) -> str:
     if config.weights.is_bitwise:
         return "speculation is lossless, bitwise: a row has the same bits in every pass"
     exact = config.component.graph.recurrent is None and config.weights.why_not_exact is None
-    bitwise = ", and bitwise with --exact" if exact else ""
+    bitwise = ", and bitwise with `exact`" if exact else ""
     return f"speculation is lossless up to kernel rounding ({margin}){bitwise}"

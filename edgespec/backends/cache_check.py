@@ -52,7 +52,7 @@ def check_lane(runner: Runner, memory: CacheMemory, lane: int, tolerance: float)
     call = made_call(runner.contract, lane, COMMITTED, WRITTEN)
     if COMMITTED + call.written > runner.capacity:
         what = f"{COMMITTED + call.written} slots are needed, and the engine has {runner.capacity}"
-        raise LimitError(what, "Build with a larger --max-kv-cache-capacity.")
+        raise LimitError(what, "Build with a larger `max_kv_cache_capacity`.")
     begin(runner, lane)
     expected = logits_of(runner, call)
     kept = [put_pattern(memory, tensor, lane, COMMITTED) for tensor in range(memory.num_tensors)]

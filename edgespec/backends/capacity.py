@@ -30,10 +30,10 @@ def check_capacity(
         room = max(left // max(per_token, 1), 0)
         sequences = f"{lanes} sequences of " if lanes > 1 else ""
         what = (
-            f"--max-kv-cache-capacity {capacity}: a KV cache for {sequences}{capacity} tokens takes"
+            f"`max_kv_cache_capacity` {capacity}: a KV cache for {sequences}{capacity} tokens takes"
             f" {gigabytes(per_token * capacity)}, and this machine has {gigabytes(total)}"
         )
-        fewer = ", or lower --max-batch-size" if lanes > 1 else ""
+        fewer = ", or lower `max_batch_size`" if lanes > 1 else ""
         raise LimitError(what, f"Build with {room} or less{fewer}.")
     flag, nodes = tree_of(limits)
     needed = lanes * nodes * (component.graph.vocab_size + capacity) * FLOAT_BYTES
@@ -51,7 +51,7 @@ def check_tree(limits: EngineLimits) -> None:
     flag, nodes = tree_of(limits)
     if nodes > max(limits.max_kv_cache_capacity, Limits().max_verify_tree_size):
         what = (
-            f"{flag} {nodes} exceeds --max-kv-cache-capacity {limits.max_kv_cache_capacity}: each"
+            f"{flag} {nodes} exceeds `max_kv_cache_capacity` {limits.max_kv_cache_capacity}: each"
             " node takes a slot of the cache"
         )
         raise LimitError(what, f"Lower {flag}, or raise the capacity.")
@@ -60,8 +60,8 @@ def check_tree(limits: EngineLimits) -> None:
 def tree_of(limits: EngineLimits) -> tuple[str, int]:
     """The flag and the size of the tree that the engine's role verifies or makes."""
     if limits.max_draft_tree_size is not None:
-        return "--max-draft-tree-size", limits.max_draft_tree_size
-    return "--max-verify-tree-size", limits.verify_tree_size
+        return "`max_draft_tree_size`", limits.max_draft_tree_size
+    return "`max_verify_tree_size`", limits.verify_tree_size
 
 
 def gigabytes(size: int) -> str:

@@ -19,13 +19,13 @@ from edgespec.artifacts.manifest import ExportManifest, ExportSource
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.contract import Role
-from edgespec.errors import BundleError
+from edgespec.errors import BundleError, command
 from edgespec.safe_read.fields import BundleFields
 
 KIND = "emitted"
 SCRIPT = "build.sh"  # builds the engine beside the graph
 GRAPH = (file_names.MODEL, file_names.MODEL_DATA)  # which are other ones than the export's
-EMIT_AGAIN = "Write it again: edgespec build --emit-onnx."
+EMIT_AGAIN = f"Write it again: {command('build', emit_onnx=True)}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def open_emitted(path: Path) -> Emitted:
     itself is not needed any more. BundleError otherwise."""
     if kind_of(path) is not Kind.EMITTED:
         what = described("", path, kind_of(path))
-        raise BundleError(what, "Give a directory that edgespec build --emit-onnx wrote.")
+        raise BundleError(what, f"Give a directory that {command('build', emit_onnx=True)} wrote.")
     where = path / file_names.MANIFEST
     fields = BundleFields(json_files.read_manifest(path), str(where))
     files = hashes.listed_files(path, fields.get("files"))

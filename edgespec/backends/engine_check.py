@@ -134,7 +134,7 @@ def golden_outputs(
     component = config.component
     path = golden_path(engine_dir, config, entry, exports)
     if path is None:
-        return not_run(GOLDEN, "give the export that it was built from, if it has any: --onnx-dir")
+        return not_run(GOLDEN, "give the export that it was built from, if it has any: `onnx_dir`")
     spec = backend.accuracy(config)
     if spec is None:
         what = f"{backend.title} does not say how close {config.weights.scheme} must come"
@@ -179,7 +179,7 @@ def check_room(runner: Runner, golden: Golden) -> None:
     slots = slots_of(golden)
     if slots > runner.capacity:
         what = f"the golden calls need {slots} slots, and the engine has {runner.capacity}"
-        raise LimitError(what, "Build with a larger --max-kv-cache-capacity.")
+        raise LimitError(what, "Build with a larger `max_kv_cache_capacity`.")
 
 
 # ---- kernels
@@ -210,7 +210,7 @@ def times(runner: Runner, config: EngineConfig, load_s: float) -> Finding:
     if not shape.heads:
         if room < 1:
             what = f"a call of {rows} rows behind a prompt needs more than {runner.capacity} slots"
-            raise LimitError(what, "Build with a larger --max-kv-cache-capacity.")
+            raise LimitError(what, "Build with a larger `max_kv_cache_capacity`.")
         start = min(PROMPT_ROWS, runner.prefill_chunk, limits.max_input_len, room)
         found[f"prefill_{start}_s"] = median(lambda: read_prompt(runner, start))
         read_prompt(runner, start)

@@ -16,7 +16,7 @@ from pathlib import Path
 from edgespec.artifacts import atomic, file_names, hashes, json_files
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.artifacts.component_files import required_arrays
-from edgespec.artifacts.directories import Kind, kind_of, not_engines
+from edgespec.artifacts.directories import Kind, build_command, kind_of, not_engines
 from edgespec.backends.engine_config import HEAD_FILE, EngineConfig, EngineWeights
 from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry, read_entries
 from edgespec.backends.onnx_dir import AnyOnnxDir, OnnxDir
@@ -155,7 +155,7 @@ def check_same_model(engine_dir: Path, twin: Role, onnx: OnnxDir) -> None:
             f"{engine_dir} holds the {twin.value} engine of another model; both would share one"
             " tokenizer"
         )
-        raise BundleError(what, "Choose another --engine-dir.")
+        raise BundleError(what, "Choose another `engine_dir`.")
 
 
 # ---- files
@@ -308,7 +308,7 @@ def refuse_foreign(engine_dir: Path, names: Iterable[str]) -> None:
         raise BundleError(
             f"{engine_dir} has files that edgespec build did not write and would overwrite:"
             f" {', '.join(foreign)}",
-            "Choose another --engine-dir, or move these files away.",
+            "Choose another `engine_dir`, or move these files away.",
         )
 
 
@@ -409,11 +409,11 @@ def required_sidecars(config: EngineConfig) -> list[str]:
 def missing_remedy(role: Role) -> str:
     """The remedy for a missing engine of that role: the commands that make it."""
     if role is Role.VISUAL:
-        return "Build it: edgespec build --onnx-dir OUT/visual --engine-dir ENGINES"
-    flags = " or ".join(row.export_flag for row in METHODS.values() if row.export_flag)
+        return f"Build it: {build_command('OUT/visual')}"
+    flags = " or ".join(f"`{row.export_param}`" for row in METHODS.values() if row.export_param)
     made = {
         Role.LLM: "edgespec export MODEL OUT",
         Role.BASE: f"edgespec export MODEL OUT with {flags}",
     }
     export = made.get(role, "edgespec export DRAFT OUT")
-    return f"Run {export}, then edgespec build with --engine-dir naming this directory."
+    return f"Run {export}, then edgespec build with `engine_dir` naming this directory."

@@ -43,7 +43,7 @@ def import_engine(directory: Path, engine_dir: Path, progress: Progress = SILENT
     began = time.monotonic()
     refuse_overwriting(engine_dir, [directory])
     refuse_model_directory(
-        engine_dir, "--engine-dir is", "Choose another --engine-dir.", but=(Kind.ENGINES,)
+        engine_dir, "`engine_dir` is", "Choose another `engine_dir`.", but=(Kind.ENGINES,)
     )
     emitted = open_emitted(directory)
     onnx, config = emitted.onnx, emitted.config

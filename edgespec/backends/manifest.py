@@ -143,13 +143,13 @@ def read_entries(directory: Path) -> dict[str, Mapping[str, Any]]:
     if manifest.get("kind") != KIND:
         what = f"{directory} is not an engine directory"
         raise BundleError(
-            f"{what} (its manifest says {manifest.get('kind')!r})", "Choose another --engine-dir."
+            f"{what} (its manifest says {manifest.get('kind')!r})", "Choose another `engine_dir`."
         )
     engines = manifest.get("engines")
     if not isinstance(engines, dict) or not all(isinstance(e, dict) for e in engines.values()):
         raise BundleError(
             f"{directory / file_names.MANIFEST} does not describe engines",
-            "Choose another --engine-dir, or remove this one and build its engines again.",
+            "Choose another `engine_dir`, or remove this one and build its engines again.",
         )
     return engines
 

@@ -70,7 +70,7 @@ def open_export(path: Path, *, spec_base: bool = False, spec_draft: bool = False
     """Read and check an exported directory; the flags, where given, must say what its config.json
     says. BundleError otherwise."""
     if spec_base and spec_draft:
-        what = "--spec-base and --spec-draft exclude each other"
+        what = "`spec_base` and `spec_draft` exclude each other"
         raise BundleError(what, "Build base and draft one after the other.")
     role = exported_role(path)
     asked = Role.BASE if spec_base else Role.DRAFT if spec_draft else role

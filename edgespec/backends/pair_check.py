@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.contract import Role
-from edgespec.errors import PairingError
+from edgespec.errors import PairingError, command
 from edgespec.methods import METHODS, Method, Mismatch, mismatches
 
 ELSEWHERE = "use another engine directory"
@@ -50,12 +50,12 @@ def check_not_plain(there: Collection[Role], draft: ComponentConfig, built: Role
     method = METHODS[draft.method]
     if Role.BASE in there or Role.LLM not in there or not method.reads_base:
         return
-    export = f"edgespec export MODEL OUT {method.export_flag}"
+    export = command("export MODEL OUT", **method.export_params)
     if built is Role.LLM:
         what = f"this is a plain decoder, and {method.draft_title} is in the engine directory"
     else:
         what = f"{method.draft_title} has no base in this engine directory, only a plain decoder"
-    remedy = f"Export the base with {method.export_flag} ({export}) and build it here first"
+    remedy = f"Export the base with `{method.export_param}` ({export}) and build it here first"
     raise PairingError(f"{what}: it emits no hidden states", f"{remedy}, or {ELSEWHERE}.")
 
 
@@ -68,7 +68,7 @@ def another_base(method: Method, built: Role | None) -> tuple[str, str]:
     if method.weights_in == "base_checkpoint":
         name = method.draft_title.split(maxsplit=1)[-1]
         what = f"the {name} and the base were exported from different checkpoints"
-        both = f"edgespec export MODEL OUT {method.export_flag}"
+        both = command("export MODEL OUT", **method.export_params)
         return what, f"Export both at once ({both}), and {ELSEWHERE}."
     if built in (Role.BASE, Role.LLM):
         what = (
@@ -79,13 +79,14 @@ def another_base(method: Method, built: Role | None) -> tuple[str, str]:
     what = (
         "the draft was exported for another base checkpoint than the one in this engine directory"
     )
-    return what, f"Export the draft again with --base-model-dir naming the base, or {ELSEWHERE}."
+    return what, f"Export the draft again with `base_model_dir` naming the base, or {ELSEWHERE}."
 
 
 def another_method(method: Method, built: Role | None) -> str:
     """The remedy where the base emits what another kind of draft reads."""
-    again = "xport the base again for that draft: edgespec export MODEL OUT"
+    export = command("export MODEL OUT", **method.export_params)
+    again = f"xport the base again for that draft: {export}"
     if built is Role.BASE:
         elsewhere = ELSEWHERE.capitalize()
-        return f"{elsewhere} for this base and its own draft, or e{again} {method.export_flag}."
-    return f"E{again} {method.export_flag}, or {ELSEWHERE}."
+        return f"{elsewhere} for this base and its own draft, or e{again}."
+    return f"E{again}, or {ELSEWHERE}."

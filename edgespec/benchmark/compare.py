@@ -142,7 +142,7 @@ def refuse_unlike(found: Sequence[Unlike], allowed: Collection[str]) -> None:
     ]
     if refused:
         names = dict.fromkeys(one.name.partition(".")[0] for one in refused)
-        flags = " ".join(f"--allow {name}" for name in names)
+        flags = " ".join(f"`allow` {name}" for name in names)
         what = "these runs are unlike: " + "; ".join(one.words for one in refused)
         raise RequestError(what, f"Measure both alike, or let it pass: {flags}.")
 

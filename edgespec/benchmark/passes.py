@@ -39,11 +39,11 @@ def check_rows(engine: Engine, rows: Sequence[int], contexts: Sequence[int]) -> 
     """Raises LimitError for passes that the engine cannot run."""
     most, capacity = engine.config.limits.verify_tree_size, engine.base.capacity
     if max(rows) > most:
-        what = f"--rows {max(rows)}: the base engine was built to verify {most} nodes"
-        raise LimitError(what, f"Leave it out, or build with --max-verify-tree-size {max(rows)}.")
+        what = f"`rows` {max(rows)}: the base engine was built to verify {most} nodes"
+        raise LimitError(what, f"Leave it out, or build with `max_verify_tree_size` {max(rows)}.")
     if max(contexts) + max(rows) > capacity:
         what = f"{max(contexts)} tokens and {max(rows)} rows: the KV cache holds {capacity} tokens"
-        raise LimitError(what, "Lower --input-tokens, or build with a larger cache.")
+        raise LimitError(what, "Lower `input_tokens`, or build with a larger cache.")
 
 
 def fitting_rows(engine: Engine, rows: Sequence[int], contexts: Sequence[int]) -> list[int]:

@@ -134,7 +134,7 @@ def panels_of(report: Report) -> dict[str, Callable[[Any, Report], None]]:
     found = {name: draw for name, (rows, draw) in known.items() if rows(report)}
     if not found:
         what = "the report has no rows of which pictures are drawn"
-        raise RequestError(what, "Run edgespec bench with --mode verify or speculative.")
+        raise RequestError(what, "Run edgespec bench with `mode` verify or speculative.")
     return found
 
 

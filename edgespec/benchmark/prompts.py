@@ -151,10 +151,10 @@ def check_sizes(engine: Engine, cells: Sequence[Cell]) -> None:
         whole = cell.input_tokens + cell.output_tokens
         if whole > engine.base.capacity + 1:  # the last token needs no row of its own
             what = (
-                f"--input-tokens {cell.input_tokens} and --output-tokens {cell.output_tokens}: the"
+                f"`input_tokens` {cell.input_tokens} and `output_tokens` {cell.output_tokens}: the"
                 f" KV cache holds {engine.base.capacity} tokens"
             )
-            raise LimitError(what, "Lower one, or build with a larger --max-kv-cache-capacity.")
+            raise LimitError(what, "Lower one, or build with a larger `max_kv_cache_capacity`.")
 
 
 def refuse_own_drafts(requests: RequestFile) -> None:

@@ -18,7 +18,7 @@ from edgespec.artifacts import atomic, json_files, provenance
 from edgespec.benchmark.cases import MODES
 from edgespec.benchmark.environment import engines_of, environment, state
 from edgespec.benchmark.measure import Benchmark, Plan
-from edgespec.errors import RequestError
+from edgespec.errors import RequestError, command
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.requests.memory import peak_bytes
 from edgespec.safe_read.regular import open_regular
@@ -26,7 +26,7 @@ from edgespec.safe_read.regular import open_regular
 FORMAT, KIND = 1, "benchmark"
 MAX_BYTES = 64 * 2**20
 SECTIONS = ("environment", "state", "engine", "settings")
-REMEDY = "Give a report that edgespec bench --json wrote."
+REMEDY = f"Give a report that {command('bench', json=True)} wrote."
 
 
 @dataclass

@@ -217,5 +217,5 @@ def find_weights(path: Path, allow_pickle: bool) -> TensorSource:
     raise CheckpointError(
         f"{path} has no weights: neither *.safetensors nor {' nor '.join(PICKLED)}.",
         "Download the weights as well. If a Hugging Face repository has only pickled weights,"
-        " pass --allow-pickle.",
+        " pass `allow_pickle`.",
     )

@@ -21,7 +21,7 @@ ROOT = "mtp."
 LAYER = "mtp.layers.0"
 _NEXTN = re.compile(r"model\.layers\.\d{1,6}\.eh_proj\.")
 _WITHOUT = (
-    "Use a draft with a checkpoint of its own for this base; without --mtp the head is left out."
+    "Use a draft with a checkpoint of its own for this base; without `mtp` the head is left out."
 )
 
 
@@ -41,7 +41,7 @@ def mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, tuple[int
             f"{checkpoint.path}: config.json declares an MTP head (mtp_num_hidden_layers"
             f" {config.mtp_layers}), but there are no mtp.* tensors.",
             "transformers leaves mtp.* out when it saves a model. Use the original download, or do"
-            " without the head, which is without --mtp.",
+            " without the head, which is without `mtp`.",
         )
     if config.mtp_layers > 1:
         raise UnsupportedModel(
@@ -126,7 +126,7 @@ def _check_whole(
         raise CheckpointError(
             f"{checkpoint.path}: the MTP head lacks {some_of(missing)}.",
             "Download the checkpoint again, all shards of it, or do without the head, which is"
-            " without --mtp.",
+            " without `mtp`.",
         )
 
 

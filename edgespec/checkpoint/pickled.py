@@ -41,7 +41,7 @@ def find(path: Path, *, allow_pickle: bool) -> TensorSource | None:
     if not allow_pickle:
         raise CheckpointError(
             f"{path} has only pickled weights ({single.name if single.exists() else index.name}).",
-            "Pass --allow-pickle (they are loaded with weights_only, which executes no code),"
+            "Pass `allow_pickle` (they are loaded with weights_only, which executes no code),"
             " or convert them to safetensors.",
         )
     if single.exists():

@@ -165,9 +165,9 @@ def refuse_lossy(acceptance: AcceptOptions | None, temperature: float) -> None:
     guarantee = lossless(asked, temperature)
     if guarantee != "tokens":
         raise RequestError(
-            f"--check-lossless compares tokens, and --acceptance {asked.rule} at temperature"
+            f"`check_lossless` compares tokens, and `acceptance` {asked.rule} at temperature"
             f" {temperature:g} is {GUARANTEES[guarantee]}",
-            "Give --compare-quality, which scores plain answers too, or --acceptance exact.",
+            "Give `compare_quality`, which scores plain answers too, or `acceptance` exact.",
         )
 
 
@@ -179,7 +179,7 @@ def refuse_check(
     from edgespec.runtime.acceptance.verify import GUARANTEES, acceptance_of, lossless
 
     asked = acceptance_of(acceptance)
-    rule, other = f"--acceptance {asked.rule}", "--acceptance exact"
+    rule, other = f"`acceptance` {asked.rule}", "`acceptance` exact"
     if source is not None:
         rule = f"the {asked.rule} acceptance that {source} asks for"
         other = f"remove its keys from {source}"
@@ -192,10 +192,10 @@ def refuse_check(
                 f"request {request.index} samples at temperature {request.sampling.temperature:g},"
                 f" and {rule} is {GUARANTEES[guarantee]}: its tokens are others than those of plain"
                 " decoding",
-                f"Give --temperature 0 or {other} to compare tokens, or --compare-quality"
+                f"Give `temperature` 0 or {other} to compare tokens, or `compare_quality`"
                 " to measure the difference.",
             )
         raise RequestError(
-            f"--check-lossless compares with plain decoding, and {rule} is {GUARANTEES[guarantee]}",
-            f"Give --compare-quality, which measures what it costs, or {other}.",
+            f"`check_lossless` compares with plain decoding, and {rule} is {GUARANTEES[guarantee]}",
+            f"Give `compare_quality`, which measures what it costs, or {other}.",
         )

@@ -21,11 +21,11 @@ from edgespec.cli.built import built_dict, built_lines
 from edgespec.cli.costs_flag import MEASURING, costs_line
 from edgespec.cli.flags import EdgeCommand, either, until_separator
 from edgespec.cli.paths import DIRECTORY
-from edgespec.cli.terminal import json_text, say
+from edgespec.cli.terminal import json_text, ours, say
 from edgespec.compat import trtllm
 from edgespec.compat.edgellm import FLAGS
 from edgespec.contract import DECODERS, MAX_BLOCK_NODES, Limits, Role
-from edgespec.errors import OptionError
+from edgespec.errors import OptionError, flag_of
 from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
@@ -125,28 +125,28 @@ def backend_params(name: str | None) -> list[click.Parameter]:
     return [choice, *map(click_option, backend.options)]
 
 
-def backends_with(flag: str) -> list[str]:
+def backends_with(text: str) -> list[str]:
     """The backends that have an option."""
     known = {name: find_backend(name) for name in BACKENDS}
     return [
         name
         for name, backend in known.items()
         if backend is not None
-        and any(flag.replace("--no-", "--") == option.flag for option in backend.options)
+        and any(text.replace("--no-", "--") == flag_of(option.name) for option in backend.options)
     ]
 
 
 def click_option(option: BuildOption) -> click.Option:
     """A backend's option as click has it."""
     is_switch = isinstance(option.default, bool)
-    flag = f"{option.flag}/--no-{option.flag.removeprefix('--')}" if is_switch else option.flag
+    off = f"/{flag_of(f'no_{option.name}')}" if is_switch else ""
     return click.Option(
-        [flag],
+        [flag_of(option.name) + off],
         type=click.Choice(option.choices) if option.choices else None,
         default=option.default,
         show_default=option.default is not None,
         metavar=option.metavar,
-        help=option.help,
+        help=ours(option.help),
     )
 
 

@@ -18,7 +18,7 @@ from edgespec.cli.draft_flags import KEY_NAMES, TREE_NAMES
 from edgespec.cli.flags import EdgeCommand, kebab, rest, until_separator
 from edgespec.cli.paths import FILE
 from edgespec.compat.config_keys import ALSO_CALLED, FOREIGN, Foreign
-from edgespec.errors import RequestError, in_words, replaced
+from edgespec.errors import RequestError, in_terms_of, spelled
 from edgespec.pipeline.recipe import nearest, read_config, shown
 
 if TYPE_CHECKING:
@@ -69,21 +69,22 @@ class ConfigCommand(EdgeCommand):
     def invoke(self, ctx: click.Context) -> Any:
         """Runs it. Errors name what the file says by its keys, and keys that flags gave by
         flags."""
-        names: dict[str, str] = {}
+        read, keys = ctx.meta.get(META), dict[str, str]()
+        if read is not None and read.block is not None:
+            from edgespec.runtime.opening.speculative_config import keys_as_written
+
+            keys = keys_as_written()
         for param in self.get_params(ctx):
             source, key = ctx.get_parameter_source(param.name or ""), flag_name(param)
-            flag = f"--{key.replace('_', '-')}"
             if source is ParameterSource.DEFAULT_MAP:
-                names[flag] = key
-            elif source is ParameterSource.COMMANDLINE and key in (*TREE_NAMES, *KEY_NAMES):
-                names[key] = flag
+                keys[key] = key
+            elif source is ParameterSource.COMMANDLINE:
+                keys.pop(key, None)
         try:
-            with in_words(names):
+            with in_terms_of(keys):
                 return super().invoke(ctx)
         except click.UsageError as error:
-            if not names:
-                raise
-            message = replaced(names, error.format_message())
+            message = spelled(error.format_message(), keys)
             raise click.UsageError(message, error.ctx) from error
 
 
@@ -140,10 +141,9 @@ def divided(
 
 def is_of_block(name: str) -> bool:
     """Whether a key is one of a speculative_config."""
-    from edgespec.runtime.drafters.options import fields_of
-    from edgespec.runtime.opening.speculative_config import TYPE_KEY, config_classes
+    from edgespec.runtime.opening.speculative_config import keys_as_written
 
-    return name == TYPE_KEY or any(name in fields_of(kind) for kind in config_classes().values())
+    return name in keys_as_written()
 
 
 def is_of_files(param: click.Parameter) -> bool:

@@ -8,7 +8,6 @@ gives what they ask for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +16,7 @@ from click.core import ParameterSource
 from edgespec.cli import environment
 from edgespec.cli.paths import Text
 from edgespec.contract import MAX_BLOCK_NODES
-from edgespec.errors import OptionError, in_words, rephrased
+from edgespec.errors import OptionError
 from edgespec.methods import METHODS, find_method
 
 if TYPE_CHECKING:
@@ -127,7 +126,6 @@ TREE_FLAGS: tuple[tuple[str, str, Any, str], ...] = (
         "Medusa heads that draft: levels of the tree.  [default: the choices' depth]",
     ),
 )
-FLAG_OF = {key: flag for flag, key, *_ in TREE_FLAGS}  # what errors of trees name
 MEDUSA_KEYS = ("medusa_choices", "num_medusa_heads")  # those of MedusaOptions alone
 TREE_NAMES = tuple(flag.removeprefix("--").replace("-", "_") for flag, *_ in TREE_FLAGS)
 KEY_NAMES = ("max_matching_ngram_size", "drafter_option")
@@ -280,8 +278,7 @@ def tree_of(ctx: click.Context, sizes: Iterable[object]) -> TreeSpec | None:
     if not any(key in given for key in MEDUSA_KEYS):
         from edgespec.runtime.drafters.eagle_options import EagleOptions
 
-        with in_words(FLAG_OF):
-            return EagleOptions(**given)
+        return EagleOptions(**given)
     from edgespec.runtime.drafters.medusa import MedusaOptions
 
     others = given.keys() - {*MEDUSA_KEYS, "max_draft_len"}
@@ -289,8 +286,7 @@ def tree_of(ctx: click.Context, sizes: Iterable[object]) -> TreeSpec | None:
         flags = " and ".join(flag for flag, key, *_ in TREE_FLAGS if key in others)
         what = f"{flags}: for the trees of EAGLE drafts, and those of Medusa heads are asked for"
         raise click.UsageError(f"{what}; leave one of the two out", ctx)
-    with in_words(FLAG_OF):
-        return MedusaOptions(**given)
+    return MedusaOptions(**given)
 
 
 def plan_of(
@@ -300,24 +296,13 @@ def plan_of(
     acceptance: AcceptOptions | None = None,
     spec_policy: SpecPolicy | None = None,
 ) -> DraftPlan:
-    """That of `engine_request`, with errors that name flags."""
+    """That of `engine_request`, for a tree that what drafts can make."""
     from edgespec.runtime import engine_request
     from edgespec.runtime.drafters.decoding import Sizes
 
-    if tree is None:
-        return engine_request.plan_of(engine, Sizes(*sizes), None, acceptance, spec_policy)
-    check_tree(engine.method, tree)
-    with in_words(FLAG_OF), rephrased(partial(in_flags, tree)):
-        return engine_request.plan_of(engine, Sizes(*sizes), tree, acceptance, spec_policy)
-
-
-def in_flags(tree: TreeSpec, text: str) -> str:
-    """A message about the sizes of a plan, with the flags that say those of a dynamic tree."""
-    from edgespec.runtime.plans.plan import in_drafts
-
-    if not getattr(tree, "use_dynamic_tree", False):
-        return text
-    return in_drafts(text, "dynamic_tree_max_topK", "num_eagle_layers", "max_draft_len")
+    if tree is not None:
+        check_tree(engine.method, tree)
+    return engine_request.plan_of(engine, Sizes(*sizes), tree, acceptance, spec_policy)
 
 
 def check_tree(method: str | None, tree: TreeSpec) -> None:

@@ -165,8 +165,8 @@ def drafts_of(ctx: click.Context, request: EngineRequest, given: bool | None) ->
             "the sizes of drafts mean": request.is_sized or LENGTH in request.options,
             "options of the drafter mean": bool(request.options),
             "an accept rule means": request.acceptance is not None,
-            "--spec-policy means": is_given(ctx, "spec_policy"),
-            "--drafter means": request.drafter is not None,
+            "`spec_policy` means": is_given(ctx, "spec_policy"),
+            "`drafter` means": request.drafter is not None,
         }
         refuse_without_drafts(ctx, asked, "with --no-spec-decode" if both_ways else WITHOUT)
     return drafts

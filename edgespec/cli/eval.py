@@ -151,8 +151,8 @@ def summarize(
     """
     if not engine_request.spec_decode:
         asked = {
-            "--check-lossless means": check_lossless,
-            "--compare-quality means": compare_quality,
+            "`check_lossless` means": check_lossless,
+            "`compare_quality` means": compare_quality,
         }
         refuse_without_drafts(ctx, asked)
     if check_lossless:

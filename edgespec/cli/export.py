@@ -14,7 +14,7 @@ from edgespec.cli.paths import DIRECTORY, MODEL
 from edgespec.cli.terminal import json_text, say
 from edgespec.compat import trtllm
 from edgespec.compat.edgellm import FLAGS
-from edgespec.errors import PairingError
+from edgespec.errors import PairingError, flag_of
 
 if TYPE_CHECKING:
     from edgespec.export.components import Exported
@@ -224,7 +224,7 @@ def chosen_base(bases: Mapping[str, bool]) -> str | None:
 
     chosen = [method for method, wanted in bases.items() if wanted]
     if len(chosen) > 1:
-        flags = " and ".join((METHODS[method].export_flag or "").split()[0] for method in chosen)
+        flags = " and ".join(flag_of(METHODS[method].export_param or "") for method in chosen)
         what = f"{flags} exclude each other: a base emits what one method reads"
         raise PairingError(what, "Export once for each method, to different OUT directories.")
     return chosen[0] if chosen else None

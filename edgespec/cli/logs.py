@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import click
 
-from edgespec.cli.terminal import harmless
+from edgespec.cli.terminal import ours
 
 NAME = "edgespec"
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
@@ -24,7 +24,7 @@ class StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a record; one that cannot be written is dropped, as logging does it."""
         try:
-            click.echo(harmless(self.format(record)), err=True)
+            click.echo(ours(self.format(record)), err=True)
         except (OSError, ValueError):
             self.handleError(record)
 

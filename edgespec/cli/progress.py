@@ -20,7 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from edgespec.cli.terminal import harmless
+from edgespec.cli.terminal import harmless, ours
 
 
 class Bars:
@@ -123,4 +123,4 @@ class Steps(Bars):
 
     def note(self, text: str) -> None:
         """Prints a line above the bar."""
-        self.console.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
+        self.console.print(ours(text), markup=False, highlight=False, soft_wrap=True)

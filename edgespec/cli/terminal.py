@@ -11,7 +11,8 @@ import re
 
 import click
 
-from edgespec.errors import EdgeSpecError
+from edgespec.cli.spellings import SPELLINGS
+from edgespec.errors import EdgeSpecError, spelled
 
 # C0 except \t and \n, DEL, C1; halves of surrogate pairs, which no encoding takes
 CONTROL_CHARACTERS = {
@@ -32,9 +33,14 @@ def json_text(value: object) -> str:
     return IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def ours(text: str) -> str:
+    """A message with parameters as flags and control characters escaped."""
+    return harmless(spelled(text, SPELLINGS))
+
+
 def say(text: str, *, err: bool = False) -> None:
-    """Prints a line on stdout, or on stderr with `err`, with control characters escaped."""
-    click.echo(harmless(text), err=err)
+    """Prints a line of ours on stdout, or on stderr with `err`."""
+    click.echo(ours(text), err=err)
 
 
 def report(error: EdgeSpecError) -> None:

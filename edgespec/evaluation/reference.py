@@ -32,7 +32,7 @@ def load(path: Path) -> Any:
         from transformers.utils import logging
     except ImportError as error:
         raise MissingDependency(
-            "--hf-model-dir needs torch and transformers, which are not installed.",
+            "`hf_model_dir` needs torch and transformers, which are not installed.",
             "pip install edgespec[convert,torch]",
         ) from error
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ def load(path: Path) -> Any:
         model = class_of(config).from_pretrained(str(path), dtype=torch.float32, **known)
     except MemoryError as error:
         raise EnvironmentProblem(
-            f"no memory for {path} in float32", "Leave --hf-model-dir out."
+            f"no memory for {path} in float32", "Leave `hf_model_dir` out."
         ) from error
     except Exception as error:  # whatever the library raises for a checkpoint that it cannot read
         what = f"transformers cannot load {path}: {str(error).partition(chr(10))[0]}"

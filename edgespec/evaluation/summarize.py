@@ -109,7 +109,7 @@ def fitting(engine: Engine, article: Article, most: int, *, chat: bool) -> Seque
             high = middle
     if not best:
         what = f"line {article.number}: not a word of the article fits into {most} tokens"
-        raise RequestError(what, "Raise --max-input-len, or build with a larger one.")
+        raise RequestError(what, "Raise `max_input_len`, or build with a larger one.")
     return best
 
 

@@ -128,7 +128,7 @@ def draft_notes(request: ExportRequest, first: str, aux_layers: str) -> Iterator
     yield f"aux layers: {aux_layers}"
     if request.base is None:
         yield (
-            "no --base-model-dir: the pairing is checked by its shapes at build, not by the base's"
+            "no `base_model_dir`: the pairing is checked by its shapes at build, not by the base's"
             " identity"
         )
 

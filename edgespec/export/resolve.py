@@ -21,7 +21,7 @@ from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, whole_mod
 from edgespec.methods.aux_layers import REMEDY as AUX_LAYERS_REMEDY
 
 _OTHER_BASE = (
-    "Pass the base that this draft was trained for (--base-model-dir where MODEL is the draft), or"
+    "Pass the base that this draft was trained for (`base_model_dir` where MODEL is the draft), or"
     " the draft of this base."
 )
 
@@ -73,32 +73,32 @@ def _base_request(
 def _refuse_beside_base(checkpoint: Checkpoint, options: ExportOptions) -> None:
     """Options that mean nothing where a base is exported."""
     if options.base_model_dir:
-        flag = METHODS[options.base_for].export_flag if options.base_for else None
-        beside = f", and means nothing with {flag}" if flag else ""
+        wanted = METHODS[options.base_for].export_param if options.base_for else None
+        beside = f", and means nothing with `{wanted}`" if wanted else ""
         what = (
-            f"{checkpoint.path} is a base model; --base-model-dir belongs to the export of a draft"
+            f"{checkpoint.path} is a base model; `base_model_dir` belongs to the export of a draft"
             f"{beside}"
         )
         remedy = (
-            f"Leave --base-model-dir out, or give the draft's directory as MODEL{_as_a_draft()}."
+            f"Leave `base_model_dir` out, or give the draft's directory as MODEL{_as_a_draft()}."
         )
         raise PairingError(what, remedy)
     if not options.aux_layers:
         return
     if options.base_for is None:
-        flags = [m.export_flag for m in METHODS.values() if m.takes_aux_layers and m.export_flag]
-        what = f"--aux-layers needs {' or '.join(flags)}"
+        rows = [m for m in METHODS.values() if m.takes_aux_layers and m.export_param]
+        what = f"`aux_layers` needs {' or '.join(f'`{row.export_param}`' for row in rows)}"
         raise PairingError(what, "Without it the graph emits no hidden states.")
     method = METHODS[options.base_for]
     if not method.takes_aux_layers:
-        what = f"--aux-layers means nothing with {method.export_flag}"
-        raise PairingError(what, "Leave --aux-layers out: the draft decides what it reads.")
+        what = f"`aux_layers` means nothing with `{method.export_param}`"
+        raise PairingError(what, "Leave `aux_layers` out: the draft decides what it reads.")
 
 
 def _as_a_draft() -> str:
     """How MODEL itself can be a draft, for the end of a remedy."""
     whole = whole_model_method()
-    return f"; {whole.draft_flag} makes MODEL itself the draft" if whole else ""
+    return f"; `{whole.draft_param}` makes MODEL itself the draft" if whole else ""
 
 
 def _named_draft(method: str, options: ExportOptions) -> OpenDraft:
@@ -124,13 +124,15 @@ def _as_draft(
     PairingError, also for what is a draft by itself."""
     method = METHODS[options.as_draft or ""]
     assert method.of_model is not None
-    flag = method.draft_flag
     if isinstance(found, DraftConfig):
         title = METHODS[found.method].draft_title
         what = f"{checkpoint.path} is {title} by itself, and no whole model"
-        raise PairingError(what, f"Leave {flag} out.")
+        raise PairingError(what, f"Leave `{method.draft_param}` out.")
     if options.base_model_dir is None:
-        what = f"{flag} needs --base-model-dir: the tokens of draft and base are compared"
+        what = (
+            f"`{method.draft_param}` needs `base_model_dir`: the tokens of draft and base are"
+            " compared"
+        )
         raise PairingError(what, "Pass the directory or hub id of the model that it drafts for.")
     return method.of_model(found)
 
@@ -164,13 +166,13 @@ def _refuse_beside_draft(draft: OpenDraft, options: ExportOptions) -> None:
     """Options that mean nothing where a draft is exported."""
     method = METHODS[draft.config.method]
     if options.base_for is not None:
-        flag = METHODS[options.base_for].export_flag
+        flag = f"`{METHODS[options.base_for].export_param}`"
         what = f"{draft.checkpoint.path} is {method.draft_title}; {flag} belongs to a base"
         raise UnsupportedModel(what, f"Leave {flag} out: a draft is detected automatically.")
     if options.aux_layers and not method.takes_aux_layers:
         layers = "names the layers it reads" if method.reads_base else "reads no layers of its base"
         what = f"{draft.checkpoint.path} is {method.draft_title}, and {layers}"
-        raise UnsupportedModel(what, "Leave --aux-layers out.")
+        raise UnsupportedModel(what, "Leave `aux_layers` out.")
 
 
 def recorded_base(config: DraftConfig) -> str | None:
@@ -190,7 +192,7 @@ def _refuse_headless(config: DraftConfig) -> None:
     named = f"; its base is {name!r} by its config.json, and no directory here" if name else ""
     what = f"this draft has no lm_head of its own and shares its base's{named}"
     remedy = (
-        "Pass --base-model-dir with the directory or hub id of the base that it was trained for."
+        "Pass `base_model_dir` with the directory or hub id of the base that it was trained for."
     )
     raise PairingError(what, remedy)
 
@@ -200,7 +202,7 @@ def _base_of_draft(named: str, draft: OpenDraft, options: ExportOptions) -> Open
     checkpoint = open_checkpoint(named, allow_pickle=options.allow_pickle)
     config = detect(checkpoint)
     if not isinstance(config, ModelConfig):
-        what = f"--base-model-dir {checkpoint.path} is itself a draft"
+        what = f"`base_model_dir` {checkpoint.path} is itself a draft"
         raise PairingError(what, "Name the base model's directory.")
     _check_pair(checkpoint, config, draft.config, options)
     return OpenBase(checkpoint, config, origin_of(checkpoint))

@@ -12,7 +12,7 @@ from edgespec.errors import CheckpointError
 from edgespec.graphs.layers import check_buildable
 from edgespec.graphs.registry import DRAFTS
 
-WITHOUT_IMAGES = "Or leave the image encoder out with --skip-visual: text works without it."
+WITHOUT_IMAGES = "Or leave the image encoder out with `skip_visual`: text works without it."
 
 
 def check_complete(checkpoint: Checkpoint, found: ModelConfig | DraftConfig) -> None:

@@ -147,10 +147,10 @@ def shared_head(config: DraftConfig, base: Decoder | None) -> dict[str, WeightTa
         return {}
     if base is None:
         what = "this draft has no lm_head of its own and shares its base's"
-        raise PairingError(what, "Pass --base-model-dir with the base that it was trained for.")
+        raise PairingError(what, "Pass `base_model_dir` with the base that it was trained for.")
     sides = BaseSide.of_checkpoint(base.config), DraftSide.of_checkpoint(config)
     for mismatch in head(*sides):
-        remedy = "Pass --base-model-dir with the base that the draft was trained for."
+        remedy = "Pass `base_model_dir` with the base that the draft was trained for."
         raise PairingError(mismatch.what, remedy)
     return {HEAD: base.table}
 

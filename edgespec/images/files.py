@@ -44,9 +44,7 @@ def read(
                     "image %s is not beside the input file: read from the working directory", shown
                 )
             return found
-    raise RequestError(
-        f"image {shown} is not there.", "Write its path as seen from the input file."
-    )
+    raise RequestError(f"image {shown} is not there.", "Write its path as seen from `image_root`.")
 
 
 def _working_directory() -> Path | None:
@@ -95,5 +93,5 @@ def _opened_path(handle: int, real: str) -> str:
 def _outside(shown: str) -> RequestError:
     return RequestError(
         f"image {shown} is outside the directories that may be read.",
-        "Put it beside the input file, or allow its directory: --allow-image-root DIR.",
+        "Put it in `image_root`, or allow its directory: `allow_image_root`.",
     )

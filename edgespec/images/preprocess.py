@@ -72,7 +72,7 @@ def resized(width: int, height: int, processor: ImageProcessor, shown: str) -> t
         raise RequestError(
             f"image {shown} has {width} x {height} pixels and takes {num_tokens} tokens, and the"
             f" engine takes {processor.max_tokens} of an image.",
-            "Make it smaller or less long, or build with more --max-image-tokens-per-image.",
+            "Make it smaller or less long, or build with more `max_image_tokens_per_image`.",
         )
     return found
 

@@ -50,7 +50,7 @@ def read_bytes(
     if item.kind == "url":
         if not rules.allow_urls:
             what = f"image {item.shown} is a URL, and URLs are not fetched."
-            remedy = "Save the image beside the input file, or allow it: --allow-image-urls."
+            remedy = "Save the image in `image_root`, or allow it: `allow_image_urls`."
             raise RequestError(what, remedy)
         left_s = rules.timeout_s if deadline is None else deadline - time.monotonic()
         return ImageBytes(urls.fetch(item.source, item.shown, max_bytes, left_s))

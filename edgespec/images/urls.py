@@ -33,7 +33,7 @@ HEADERS = {
 }
 PORTS = {"http": 80, "https": 443}
 HOST = re.compile(r"[a-zA-Z0-9.-]+|[0-9a-fA-F:.]+")  # a name, or an address of IPv6
-SAVE_IT = "Save the image beside the input file, and write its path."
+SAVE_IT = "Save the image in `image_root`, and write its path."
 # An address of IPv4 inside one of IPv6 (RFC 6052); of mapped ones `ipaddress` knows
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 INTERNET_V6 = ipaddress.IPv6Network("2000::/3")  # all that was given out so far (RFC 4291)

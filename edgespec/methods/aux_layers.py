@@ -11,7 +11,7 @@ from edgespec.config.values import AuxLayerConvention, DraftConfig
 from edgespec.errors import PairingError
 
 REMEDY = (
-    "Pass --aux-layers with the hidden_states indices that the draft was trained on, such as"
+    "Pass `aux_layers` with the hidden_states indices that the draft was trained on, such as"
     " 2,16,29."
 )
 
@@ -54,7 +54,7 @@ def refuse_other_layers(aux_layers: Sequence[int], num_layers: int) -> None:
     ):
         return
     what = f"aux layers {', '.join(map(str, aux_layers))} do not fit a base of {num_layers} layers"
-    remedy = f"Pass --aux-layers with ascending hidden_states indices from 1 to {num_layers}."
+    remedy = f"Pass `aux_layers` with ascending hidden_states indices from 1 to {num_layers}."
     raise PairingError(what, remedy)
 
 
@@ -105,5 +105,5 @@ def _convention(
     raise PairingError(
         f"the draft names the layers {list(ids)} and does not say how it counts: as hidden_states"
         f" indices they are {list(ids)}, as layer outputs {[i + 1 for i in ids]}.",
-        "Pass --aux-layers with the one list of the two that the draft was trained on.",
+        "Pass `aux_layers` with the one list of the two that the draft was trained on.",
     )

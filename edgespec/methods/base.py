@@ -88,7 +88,8 @@ class Method:
 
     `name` is the `spec_decode_type` of config.json; `aliases` are other spellings that users type.
     `component` is the directory below OUT that `edgespec export` writes the draft to, None where
-    there is nothing to export. `export_flag` are the flags that export the base for this method.
+    there is nothing to export. `export_params` are those of `export` that make the base for this
+    method, with their values, and `export_param` is the first.
     `tensors_in_base` are how the tensors of a draft begin that stands beside its base's, where the
     method's drafts may.
     `read_spec` and `write_spec` turn a config.json's keys into the method's SpecConfig and back:
@@ -98,7 +99,7 @@ class Method:
     stand beside the graph of a draft.
     `thinking` says whether published drafts were trained on answers with thinking, by the
     architecture of their base; it has none that they do not agree on.
-    `of_model` takes a whole model for a draft of this method, by the flag `draft_flag` of export.
+    `of_model` takes a whole model for a draft of this method, by `draft_param` of export.
     `base_rows`, `config_rows` and `spec_rows` are what `edgespec inspect` shows of the method
     alone: of a base's checkpoint, of a draft's, and of an exported component.
     """
@@ -109,7 +110,7 @@ class Method:
     aliases: tuple[str, ...] = ()
     weights_in: WeightsIn = "draft_checkpoint"
     base_output: BaseOutput = "nothing"
-    export_flag: str | None = None
+    export_params: Mapping[str, str | bool] = field(default_factory=dict)
     component: str | None = None
     takes_aux_layers: bool = False
     proposes: Proposal = "chain"
@@ -118,7 +119,7 @@ class Method:
     tensors_in_base: tuple[str, ...] = ()
     format: DraftFormat | None = None
     of_model: Callable[[ModelConfig], DraftConfig] | None = None
-    draft_flag: str | None = None
+    draft_param: str | None = None
     read_spec: Callable[[Fields], SpecConfig] = no_spec
     write_spec: Callable[[SpecConfig], dict[str, Any]] = no_keys
     pair_rules: tuple[PairRule, ...] = ()
@@ -129,6 +130,11 @@ class Method:
     base_rows: Callable[[ModelConfig], Rows] = lambda config: ()
     config_rows: Callable[[DraftConfig], Rows] = lambda config: ()
     spec_rows: Callable[[SpecConfig], Rows] = lambda spec: ()
+
+    @property
+    def export_param(self) -> str | None:
+        """The parameter of `export` that makes the base; None where there is none."""
+        return next(iter(self.export_params), None)
 
     @property
     def reads_base(self) -> bool:

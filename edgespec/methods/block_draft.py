@@ -576,14 +576,14 @@ def block_of(spec: SpecConfig) -> int:
 # What makes a pair, and what `inspect` shows
 
 
-def reads_what_is_emitted(export_flag: str) -> PairRule:
+def reads_what_is_emitted(base_param: str) -> PairRule:
     """The rule that an exported base emits the aux layers that the draft was trained on;
-    `export_flag` are the flags that export such a base."""
+    `base_param` is what exports such a base."""
 
     def rule(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
         if base.aux_layer_ids is None:
             return
-        remedy = f"Export the base again with {export_flag}"
+        remedy = f"Export the base again with `{base_param}`"
         if draft.aux_layer_ids != base.aux_layer_ids:
             emitted, wanted = (
                 [layer - 1 for layer in side.aux_layer_ids or ()] for side in (base, draft)

@@ -37,7 +37,7 @@ from edgespec.methods.block_variants import (
 
 NAME, TITLE = "dflash", "DFlash"
 SECTION = "dflash_config"  # TensorRT Edge-LLM's exports have it too
-EXPORT_FLAG = "--dflash-base --dflash-draft-dir DRAFT"
+EXPORT: dict[str, str | bool] = {"dflash_base": True, "dflash_draft_dir": "DRAFT"}
 
 
 def parse_dflash_config(
@@ -85,13 +85,13 @@ METHOD = Method(
     title=TITLE,
     draft_title="a DFlash draft",
     base_output="aux_hidden_states",
-    export_flag=EXPORT_FLAG,
+    export_params=EXPORT,
     component="dflash_draft",
     proposes="block",
     format=DraftFormat(matches_config=matches_config, parse=parse_dflash_config),
     read_spec=read_spec,
     write_spec=write_spec,
-    pair_rules=(reads_what_is_emitted(EXPORT_FLAG),),
+    pair_rules=(reads_what_is_emitted("dflash_base"),),
     min_draft_tree_size=block_of,
     thinking={
         "Qwen3ForCausalLM": False,

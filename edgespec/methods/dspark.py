@@ -40,7 +40,7 @@ from edgespec.methods.block_variants import DSPARK, SHIFTED, is_variant, refuse_
 NAME, TITLE = "dspark", "DSpark"
 SECTION = "dspark_config"
 PUBLISHED_SECTION = "dflash_config"  # of ModelOpt and SpecForge; DeepSpec has no section
-EXPORT_FLAG = "--dspark-base --dspark-draft-dir DRAFT"
+EXPORT: dict[str, str | bool] = {"dspark_base": True, "dspark_draft_dir": "DRAFT"}
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 MAX_MARKOV_RANK = 4096  # published drafts have 256
 CLASSES = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "DFlashDraftModel")
@@ -294,13 +294,13 @@ METHOD = Method(
     title=TITLE,
     draft_title="a DSpark draft",
     base_output="aux_hidden_states",
-    export_flag=EXPORT_FLAG,
+    export_params=EXPORT,
     component="dspark_draft",
     proposes="block chain",
     format=DraftFormat(matches_config=matches_config, parse=parse_dspark_config),
     read_spec=read_spec,
     write_spec=write_spec,
-    pair_rules=(reads_what_is_emitted(EXPORT_FLAG),),
+    pair_rules=(reads_what_is_emitted("dspark_base"),),
     min_draft_tree_size=block_of,
     head_shapes=head_shapes,
     config_rows=dspark_config_rows,

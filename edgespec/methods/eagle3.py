@@ -406,13 +406,13 @@ def reads_what_is_emitted(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch
     wanted, emitted = draft.aux_layer_ids or default_aux_layers(base.num_layers), base.aux_layer_ids
     if tuple(wanted) != emitted:
         what = f"the base emits hidden_states {list(emitted)}, the draft reads {list(wanted)}"
-        flag = ",".join(map(str, wanted))
-        remedy = f"Export the base again with --eagle-base --aux-layers {flag}"
+        layers = ",".join(map(str, wanted))
+        remedy = f"Export the base again with `eagle_base` `aux_layers` {layers}"
         yield Mismatch("aux layers", what, remedy)
     elif draft.hidden_states_width != base.hidden_states_width:
         what = f"the draft reads {draft.num_aux_layers} aux layers, the base emits {len(emitted)}"
         remedy = (
-            "Export the base again with --aux-layers naming as many as the draft was trained on"
+            "Export the base again with `aux_layers` naming as many as the draft was trained on"
         )
         yield Mismatch("aux layers", what, remedy)
 
@@ -441,7 +441,7 @@ METHOD = Method(
     draft_title="an EAGLE-3 draft",
     aliases=("eagle-3", "eagle"),
     base_output="aux_hidden_states",
-    export_flag="--eagle-base",
+    export_params={"eagle_base": True},
     component="llm",
     takes_aux_layers=True,
     proposes="tree",

@@ -38,7 +38,7 @@ from edgespec.methods.block_variants import JETSPEC, is_variant, refuse_variants
 NAME, TITLE = "jetspec", "JetSpec"
 SECTION = "jetspec_config"
 PUBLISHED_SECTION = "dflash_config"
-EXPORT_FLAG = "--jetspec-base --jetspec-draft-dir DRAFT"
+EXPORT: dict[str, str | bool] = {"jetspec_base": True, "jetspec_draft_dir": "DRAFT"}
 
 
 def parse_jetspec_config(
@@ -124,13 +124,13 @@ METHOD = Method(
     title=TITLE,
     draft_title="a JetSpec draft",
     base_output="aux_hidden_states",
-    export_flag=EXPORT_FLAG,
+    export_params=EXPORT,
     component="jetspec_draft",
     proposes="block",
     format=DraftFormat(matches_config=matches_config, parse=parse_jetspec_config),
     read_spec=read_spec,
     write_spec=write_spec,
-    pair_rules=(reads_what_is_emitted(EXPORT_FLAG),),
+    pair_rules=(reads_what_is_emitted("jetspec_base"),),
     min_draft_tree_size=block_of,
     thinking={"Qwen3ForCausalLM": False},
     config_rows=config_rows,

@@ -73,14 +73,14 @@ def block(pair: Pair) -> Iterator[CheckResult]:
     if size > limit:
         wanted = min(size, MAX_BLOCK_NODES)
         remedy = (
-            f"Build with --max-verify-tree-size {wanted}, or draft less with --spec-verify-size."
+            f"Build with `max_verify_tree_size` {wanted}, or draft less with `spec_verify_size`."
         )
         beyond = f", and at most {MAX_BLOCK_NODES}" if size > wanted else ""
         what = f"{what}; engines verify {limit} by default{beyond}"
         yield CheckResult("warning", "block", what, remedy)
         return
     yield CheckResult(
-        "ok", "block", f"{what}; --spec-verify-size is at most {size}, fewer are drafted as well"
+        "ok", "block", f"{what}; `spec_verify_size` is at most {size}, fewer are drafted as well"
     )
 
 

@@ -47,8 +47,8 @@ def final_state(reads: str) -> Check:
 
     def check(pair: Pair) -> Iterator[CheckResult]:
         if pair.aux_layers is not None:
-            what = f"--aux-layers means nothing to {reads} the state after the last norm"
-            yield CheckResult("refused", "hidden size", what, "Leave --aux-layers out.")
+            what = f"`aux_layers` means nothing to {reads} the state after the last norm"
+            yield CheckResult("refused", "hidden size", what, "Leave `aux_layers` out.")
             return
         _, config = pair.drafted()
         what = f"the state after the last norm, {config.target_hidden_size} wide as the base is"

@@ -42,8 +42,8 @@ def model_of(pair: Pair) -> ModelConfig:
 def aux_layers(pair: Pair) -> Iterator[CheckResult]:
     """Nothing, unless --aux-layers was given: a draft model reads none."""
     if pair.aux_layers is not None:
-        what = "--aux-layers means nothing to a draft model, which reads no hidden states"
-        yield CheckResult("refused", "aux layers", what, "Leave --aux-layers out.")
+        what = "`aux_layers` means nothing to a draft model, which reads no hidden states"
+        yield CheckResult("refused", "aux layers", what, "Leave `aux_layers` out.")
 
 
 def tokenizer(pair: Pair) -> Iterator[CheckResult]:
@@ -167,7 +167,7 @@ def force(pair: Pair, base: Decoder, text: ProbeText) -> Forced:
         what = (
             f"the text holds the token {lacking[0]}, the draft's embedding ends at {len(ids) - 1}"
         )
-        raise PairingError(what, "Give another text to --probe-text.")
+        raise PairingError(what, "Give another text to `probe_text`.")
     rows = EmbeddingRows.read(graph.table.source(EMBEDDING), tokens)
     return ModelForcing(graph, ids, model_of(pair), tokens, rows)
 

@@ -125,8 +125,8 @@ def aux_layers(
     _, config = pair.drafted()
     method = METHODS[pair.method]
     if pair.aux_layers is not None and not method.takes_aux_layers:
-        what = f"--aux-layers means nothing to {method.draft_title}, which names its own layers"
-        yield CheckResult("refused", "aux layers", what, "Leave --aux-layers out.")
+        what = f"`aux_layers` means nothing to {method.draft_title}, which names its own layers"
+        yield CheckResult("refused", "aux layers", what, "Leave `aux_layers` out.")
         return
     if (found := refused(pair, "aux layers")) is not None:
         yield found
@@ -147,7 +147,7 @@ def aux_layers(
 
 def _reading(pair: Pair, layers: tuple[int, ...], stated: tuple[int, ...] | None) -> str:
     if pair.aux_layers is not None:
-        return "as --aux-layers says"
+        return "as `aux_layers` says"
     if stated is None:
         return "the default for this depth, since the draft names none"
     if stated == layers:

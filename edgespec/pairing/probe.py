@@ -38,7 +38,7 @@ MIN_SHARE = 0.1  # a draft that agrees less often hardly knows its base
 ALPHA = 0.01  # how often chance may mislead
 MAX_LOSS = 0.15  # of its agreement: what images may cost a draft without a warning
 UNRELATED = "the draft was not made for this base"
-IMAGE_ROWS = "Pass --drafter-option image_rows=true to infer, chat and run."
+IMAGE_ROWS = "Pass `drafter_option` image_rows=true to infer, chat and run."
 TRAIN_WITH_IMAGES = (
     "Answers are the same. It may have been trained on text alone, or with images at other"
     " positions: look for one that was trained with images."
@@ -224,7 +224,7 @@ def probe_result(probed: Probed, pair: Pair) -> CheckResult:
         )
     remedy = (
         "Make sure that it was trained for this very base; a text of the kind it knows is"
-        " --probe-text FILE."
+        " `probe_text` FILE."
     )
     what += f" ({probed.chance:.1%} by chance)"
     if probed.unrelated:

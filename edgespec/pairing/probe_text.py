@@ -111,7 +111,7 @@ def read_text(source: Path | None) -> str:
         ) from error
     except OSError as error:
         raise RequestError(
-            f"{path} cannot be read: {error.strerror}", "Give a text file to --probe-text."
+            f"{path} cannot be read: {error.strerror}", "Give a text file to `probe_text`."
         ) from error
 
 
@@ -130,7 +130,7 @@ def text_of(
         return ProbeText(ids)
     vision, tokens = model.vision, model.image_tokens
     if vision is None or tokens is None or vision_prefix(base) is None:
-        what = f"{base.path} has no image encoder, and --probe-image was given"
+        what = f"{base.path} has no image encoder, and `probe_image` was given"
         raise UnsupportedModel(what, "Leave it out, or give a vision-language model.")
     rows = [encoded(base, model, path) for path in images]
     marks = int((ids == tokens.image).sum())
@@ -140,7 +140,7 @@ def text_of(
     elif marks != len(rows):
         what = f"the probe's text has {counted(marks, 'mark')} of images"
         raise RequestError(
-            f"{what}, and --probe-image gives {len(rows)}", "Give as many of one as of the other."
+            f"{what}, and `probe_image` gives {len(rows)}", "Give as many of one as of the other."
         )
     whole = expand(ids.tolist(), tokens, [len(image) for image in rows])
     found = np.array(whole.tokens, np.int64)
@@ -179,7 +179,7 @@ def tokens_of(base: Checkpoint, text: str) -> Ids:
     if len(ids) < MIN_TOKENS:
         what = f"the probe's text has {len(ids)} tokens; at least {MIN_TOKENS} are needed"
         raise RequestError(
-            what, "Give a file with some paragraphs to --probe-text, or leave it out."
+            what, "Give a file with some paragraphs to `probe_text`, or leave it out."
         )
     return ids
 

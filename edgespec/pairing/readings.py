@@ -54,4 +54,4 @@ def listed(layers: tuple[int, ...], between: str = ", ") -> str:
 def pass_aux_layers(better: Share) -> str:
     """How to have another reading, where --aux-layers may name it."""
     layers = listed(better.aux_layers, ",")
-    return f"Pass --aux-layers {layers} to the exports of base and draft."
+    return f"Pass `aux_layers` {layers} to the exports of base and draft."

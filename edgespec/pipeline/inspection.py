@@ -270,7 +270,7 @@ def notes_of(summary: CheckpointSummary) -> tuple[str, ...]:
     if summary.pickled:
         notes.append(
             f"{summary.pickled}: pickled weights are not looked into; export reads them with"
-            " --allow-pickle"
+            " `allow_pickle`"
         )
     return tuple(notes)
 

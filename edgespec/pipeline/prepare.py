@@ -30,6 +30,7 @@ from edgespec.errors import (
     OptionError,
     PairingError,
     UnsupportedModel,
+    command,
 )
 from edgespec.methods import METHODS, as_draft
 from edgespec.pipeline.cache import EXPORT, Busy, Cache, key_of
@@ -51,7 +52,7 @@ TITLES = {
 }
 ATTEMPTS = 3  # at making an entry that others make or use
 RECIPES = (".yaml", ".yml")
-NO_DRAFT = "no draft was given, and the model brings none (--draft names one)"
+NO_DRAFT = "no draft was given, and the model brings none (`draft` names one)"
 
 
 class Reporter(Progress, Protocol):
@@ -123,8 +124,8 @@ def prepared(request: RunRequest, cache: Cache, report: Reporter) -> Iterator[Pa
     refuse_what_is_no_model(request)
     if is_engine_dir(request.target):
         if request.draft is not None:
-            what = f"{request.target} is an engine directory, and --draft {request.draft} was given"
-            raise OptionError(what, "Give the model instead, or leave --draft out.")
+            what = f"{request.target} is an engine directory, and `draft` {request.draft} was given"
+            raise OptionError(what, "Give the model instead, or leave `draft` out.")
         yield Path(request.target)
         return
     start = start_of(request)
@@ -210,7 +211,8 @@ def backend_of(request: RunRequest) -> Any:
     """The backend of a request. Raises OptionError where there is none of that name."""
     backend = find_backend(request.backend)
     if backend is None:
-        raise OptionError(f"there is no backend {request.backend!r}", "See edgespec build --help.")
+        what = f"there is no backend {request.backend!r}"
+        raise OptionError(what, f"See {command('build', help=True)}.")
     return backend
 
 
@@ -355,8 +357,8 @@ def as_base(
     what = f"{checkpoint.path} is {METHODS[found.method].draft_title}, not a base model"
     base = found.base_name or "BASE"
     if request.draft is not None:
-        raise PairingError(what, "Give the base first, and the draft with --draft.")
-    raise PairingError(what, f"Run its base with it: edgespec run {base} --draft {request.target}")
+        raise PairingError(what, "Give the base first, and the draft with `draft`.")
+    raise PairingError(what, f"Run its base with it: {command('run', base, draft=request.target)}")
 
 
 def own_method(checkpoint: Checkpoint, model: ModelConfig, report: Reporter) -> str | None:
@@ -372,8 +374,8 @@ def refuse_aux_layers(request: RunRequest) -> None:
     """Raises OptionError for aux layers where no draft reads them."""
     if request.aux_layers is not None:
         raise OptionError(
-            "--aux-layers is for a draft that reads hidden states, and there is none",
-            "Pass --draft with one, or leave it out.",
+            "`aux_layers` is for a draft that reads hidden states, and there is none",
+            "Pass `draft` with one, or leave it out.",
         )
 
 

@@ -40,6 +40,7 @@ class Place(NamedTuple):
         raise RequestError(
             f"{self.source}: {self.path} {what}." if self.steps else f"{self.source} {what}.",
             remedy,
+            param=self.path,
         )
 
 

@@ -148,7 +148,7 @@ def _text(value: object, here: Place) -> str:
     if not isinstance(value, str):
         here.refuse(f"is {show(value)}, not a string", "Write a string.")
     if value.startswith(PLACEHOLDER):
-        remedy = "Prepare the set as its publisher says (specdec_bench), or choose a --category."
+        remedy = "Prepare the set as its publisher says (specdec_bench), or choose a `category`."
         here.refuse("is a placeholder of SPEED-Bench, not a prompt", remedy)
     return message_text(value, here)
 

@@ -45,7 +45,7 @@ SPECIAL_TOKENS = (
 
 COPY_AGAIN = "Copy it again from the model's checkpoint."
 WRITE_IT_YOURSELF = (
-    'set "apply_chat_template": false (with --prompt: --no-chat-template) and write the complete'
+    'set "apply_chat_template": false (with `prompt`: `no_chat_template`) and write the complete'
     " prompt yourself."
 )
 
@@ -141,7 +141,7 @@ class NoTemplate:
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
     ) -> str:
         """Raises RequestError."""
-        remedy = f"Name one with --chat-template ({', '.join(NAMED_TEMPLATES)}), or"
+        remedy = f"Name one with `chat_template` ({', '.join(NAMED_TEMPLATES)}), or"
         raise RequestError("This model has no chat template.", f"{remedy} {WRITE_IT_YOURSELF}")
 
 

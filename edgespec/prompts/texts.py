@@ -18,7 +18,7 @@ from edgespec.prompts.source import MAX_FILE_BYTES, parse_json
 from edgespec.prompts.types import Overrides, RequestFile
 
 STDIN = "stdin"  # its name in messages
-PROMPT = "--prompt"
+PROMPT = "`prompt`"
 
 
 def text_requests(

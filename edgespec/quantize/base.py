@@ -12,7 +12,7 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.checkpoint.names import PREDICTION_HEADS, STACK, beside_roots, stored_name, text_stack
 from edgespec.config import ModelConfig
-from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.errors import CheckpointError, UnsupportedModel, command
 from edgespec.families import parse_model_config
 from edgespec.methods import METHODS
 
@@ -75,8 +75,7 @@ def base_config(checkpoint: Checkpoint) -> ModelConfig:
     if not isinstance(found, ModelConfig):
         raise UnsupportedModel(
             f"{checkpoint.path} is {METHODS[found.method].draft_title}, not a base model.",
-            "edgespec quantize draft --base-model-dir BASE --draft-model-dir DRAFT ... quantizes"
-            " drafts.",
+            f"{command('quantize draft', base_model_dir='BASE')} ... quantizes drafts.",
         )
     return found
 

@@ -66,7 +66,7 @@ def read_texts(source: str | None, num_tokens: int) -> Texts:
     if path.is_file():
         return _from_bytes(path.read_bytes(), path.name, path)
     if path.exists():
-        raise RequestError(f"{path} is not a file.", "Give a text or JSONL file to --calib-data.")
+        raise RequestError(f"{path} is not a file.", "Give a text or JSONL file to `calib_data`.")
     if source in HUB:
         return _from_hub(source, num_tokens)
     raise RequestError(
@@ -135,7 +135,7 @@ def _from_hub(name: str, num_tokens: int) -> Texts:
     except ImportError as error:
         raise MissingDependency(
             f"the hub dataset {name} needs the package datasets, which is not installed.",
-            "pip install 'edgespec[datasets]', or give a local file to --calib-data.",
+            "pip install 'edgespec[datasets]', or give a local file to `calib_data`.",
         ) from error
     repository, configuration, column = HUB[name]
     try:
@@ -147,7 +147,7 @@ def _from_hub(name: str, num_tokens: int) -> Texts:
         reason = str(error).strip().partition("\n")[0]
         raise EnvironmentProblem(
             f"the dataset {name} could not be downloaded from the hub: {reason}",
-            "Check the network, give a local file to --calib-data, or omit the flag.",
+            "Check the network, give a local file to `calib_data`, or omit the flag.",
         ) from error
     return Texts(texts, name, hashlib.sha256("\0".join(texts).encode()).hexdigest())
 
@@ -179,7 +179,7 @@ def cut(texts: Texts, tokenizer: Any, num_samples: int, seq_len: int) -> Windows
         raise RequestError(
             f"the calibration text {texts.name} has {len(stream)} tokens; at least {MIN_TOKENS} are"
             " needed.",
-            "Give some pages of text, or omit --calib-data for the shipped text.",
+            "Give some pages of text, or omit `calib_data` for the shipped text.",
         )
     num_held_out = min(len(stream) // 5, MAX_HELD_OUT)
     width = seq_len - len(first)
@@ -195,9 +195,9 @@ def refuse_too_few(windows: Windows, texts: Texts, asked: int | None) -> None:
     if asked is not None and len(used) < asked:
         raise RequestError(
             f"{texts.title} makes {samples_text(len(used))} of {len(used[0])} tokens, and"
-            f" --num-samples asks for {asked}.",
-            f"Give more text to --calib-data, or pass --num-samples {len(used)} or a smaller"
-            " --calib-seq-len.",
+            f" `num_samples` asks for {asked}.",
+            f"Give more text to `calib_data`, or pass `num_samples` {len(used)} or a smaller"
+            " `calib_seq_len`.",
         )
 
 

@@ -92,12 +92,12 @@ def image_files(directory: Path) -> tuple[Path, ...]:
         found = sorted(directory.iterdir())
     except OSError as error:
         raise RequestError(
-            f"--image-dataset {directory} is no directory that can be read: {error.strerror}.",
+            f"`image_dataset` {directory} is no directory that can be read: {error.strerror}.",
             "Give a directory of images, or omit the flag: a few are drawn.",
         ) from error
     files = [path for path in found if path.suffix.removeprefix(".").lower() in KNOWN_SUFFIXES]
     if not files:
-        raise RequestError(f"--image-dataset {directory} has no image.", remedy)
+        raise RequestError(f"`image_dataset` {directory} has no image.", remedy)
     return tuple(files)
 
 

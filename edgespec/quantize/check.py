@@ -185,7 +185,7 @@ def refuse_broken(report: QuantizeCheck, plan: Plan) -> None:
     The limits (see `Scheme`) hold even for random weights.
     """
     remedy = (
-        "The result is broken and was removed. Run it again with more or other text (--calib-data),"
+        "The result is broken and was removed. Run it again with more or other text (`calib_data`),"
         f" or use another scheme than {plan.body.name}; if it happens again, please report it."
     )
     stats = (report.logits_cosine, report.logits_kl, report.max_weight_error)

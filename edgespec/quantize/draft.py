@@ -70,7 +70,7 @@ def quantize_draft(
     """
     if options.fp8_cache:
         raise UnsupportedModel(
-            "--kv-cache-quantization: a draft's cache stays as it is.", "Leave the flag out."
+            "`kv_cache_quantization`: a draft's cache stays as it is.", "Leave the flag out."
         )
     refuse_overwriting(out, (base_dir, draft_dir, options.calib_data))
     job = open_job(base_dir, draft_dir, options, progress, log)
@@ -189,7 +189,7 @@ def not_calibrated(draft: Checkpoint, config: DraftConfig) -> UnsupportedModel:
     return UnsupportedModel(
         f"{draft.path} is {METHODS[config.method].draft_title}, which is not quantized here: data"
         f" calibrates the decoder layers of {titles} drafts alone.",
-        "Export it as it is, and build it with --weights int8 or int4, which needs no data.",
+        "Export it as it is, and build it with `weights` int8 or int4, which needs no data.",
     )
 
 
@@ -197,7 +197,7 @@ def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> Non
     """Raises PairingError for the first mismatch."""
     sides = BaseSide.of_checkpoint(model, str(base.path)), DraftSide.of_checkpoint(config)
     for mismatch in mismatches(*sides):
-        remedy = "Pass --base-model-dir with the base that this draft was trained for."
+        remedy = "Pass `base_model_dir` with the base that this draft was trained for."
         raise PairingError(mismatch.what, mismatch.remedy or remedy)
 
 
@@ -243,7 +243,7 @@ def plan_draft(
             shapes[module] = (shape[0], shape[1])
     if options.lm_head_quantization and HEAD not in shapes:
         raise UnsupportedModel(
-            f"--lm-head-quantization: {draft.path} has no lm_head of its own, it uses the base's.",
+            f"`lm_head_quantization`: {draft.path} has no lm_head of its own, it uses the base's.",
             "Leave the flag out, and quantize the base's lm_head with the base.",
         )
     assert options.quantization is not None, "the flag is required for drafts"

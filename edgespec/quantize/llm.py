@@ -105,35 +105,35 @@ class Options:
         visual = self.visual_quantization
         if visual not in (None, "fp8"):
             raise UnsupportedModel(
-                f"--visual-quantization {visual}: image encoders are quantized to fp8 alone.",
-                "Use --visual-quantization fp8.",
+                f"`visual_quantization` {visual}: image encoders are quantized to fp8 alone.",
+                "Use `visual_quantization` fp8.",
             )
         if visual is None and self.image_dataset is not None:
             raise UnsupportedModel(
-                "--image-dataset without --visual-quantization: text calibration needs no image.",
-                "Add --visual-quantization fp8, or omit --image-dataset.",
+                "`image_dataset` without `visual_quantization`: text calibration needs no image.",
+                "Add `visual_quantization` fp8, or omit `image_dataset`.",
             )
         if self.quantization is not None:
             return
         if visual is None:
             raise UnsupportedModel(
                 "nothing is to be quantized.",
-                "Give --quantization, --visual-quantization fp8, or both.",
+                "Give `quantization`, `visual_quantization` fp8, or both.",
             )
         texts = {
-            "--calib-data": self.calib_data,
-            "--num-samples": self.num_samples,
-            "--calib-seq-len": self.calib_seq_len,
+            "`calib_data`": self.calib_data,
+            "`num_samples`": self.num_samples,
+            "`calib_seq_len`": self.calib_seq_len,
         }
         if given := [flag for flag, value in texts.items() if value is not None]:
             raise UnsupportedModel(
-                f"{given[0]} without --quantization: text calibrates no image encoder.",
-                "Add --quantization, or omit it; --image-dataset names the images.",
+                f"{given[0]} without `quantization`: text calibrates no image encoder.",
+                "Add `quantization`, or omit it; `image_dataset` names the images.",
             )
         if self.lm_head_quantization or self.fp8_cache:
-            flag = "--lm-head-" if self.lm_head_quantization else "--kv-cache-"
+            part = "lm_head" if self.lm_head_quantization else "kv_cache"
             raise UnsupportedModel(
-                f"{flag}quantization without --quantization.", "Add --quantization."
+                f"`{part}_quantization` without `quantization`.", "Add `quantization`."
             )
 
     @property
@@ -530,11 +530,11 @@ def notes_of(
         if fewer:
             notes.append(
                 f"{texts.title} makes no more samples of {len(windows.calibration[0])} tokens: give"
-                " more text to --calib-data for a closer result"
+                " more text to `calib_data` for a closer result"
             )
         elif options.device == "cpu" and options.num_samples is None:
             notes.append(
-                "the CPU default is few samples; --num-samples and --calib-seq-len raise it"
+                "the CPU default is few samples; `num_samples` and `calib_seq_len` raise it"
             )
     notes.append(NOT_SIMULATED)
     return tuple(notes)

@@ -17,7 +17,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 from edgespec.artifacts import provenance
-from edgespec.errors import BuildError, EnvironmentProblem, MissingDependency
+from edgespec.errors import BuildError, EnvironmentProblem, MissingDependency, command
 from edgespec.quantization.schemes import Scheme
 from edgespec.quantize.base import HEAD
 from edgespec.quantize.plan import Plan
@@ -72,7 +72,7 @@ def check_device(device: str) -> None:
 
     if device == "cuda" and not torch.cuda.is_available():
         raise EnvironmentProblem(
-            "--device cuda: torch finds no CUDA device here.", "Omit --device: cpu works."
+            "`device` cuda: torch finds no CUDA device here.", "Omit `device`: cpu works."
         )
 
 
@@ -227,6 +227,6 @@ def pack(module: Any, probe: Callable[[], object], dtype: Any, log: Log) -> dict
             last = str(error).strip().partition("\n")[0]
             raise BuildError(
                 f"ModelOpt could not pack the quantized weights: {type(error).__name__}: {last}",
-                "edgespec --debug shows its output. Try another scheme.",
+                f"{command(debug=True)} shows its output. Try another scheme.",
             ) from error
         return {name: tensor.cpu() for name, tensor in packed.items()}

@@ -96,7 +96,7 @@ def refuse_experts(base: Base) -> None:
     if any(".experts." in name for name in base.checkpoint.tensors):
         raise UnsupportedModel(
             f"{base.checkpoint.path} has layers of experts, which this version does not quantize.",
-            "Export it as it is and build with --weights int4, or export a checkpoint that was"
+            "Export it as it is and build with `weights` int4, or export a checkpoint that was"
             " quantized elsewhere.",
         )
 
@@ -119,7 +119,7 @@ def make_plan(
     if head_scheme is not None and head_scheme.name not in HEAD_SCHEMES:
         raise UnsupportedModel(
             f"lm_head cannot be {head_scheme.name}.",
-            f"Use one of {', '.join(HEAD_SCHEMES)}, or omit --lm-head-quantization.",
+            f"Use one of {', '.join(HEAD_SCHEMES)}, or omit `lm_head_quantization`.",
         )
     refuse_mixture(body, head_scheme)
     left_out = matching([*shapes, *beside], exclude)
@@ -133,7 +133,7 @@ def make_plan(
         check_layer(scheme, shapes[name], name)
         layers[name] = scheme
     if not layers:
-        raise UnsupportedModel("no Linear is left to quantize.", "Omit some --exclude flags.")
+        raise UnsupportedModel("no Linear is left to quantize.", "Omit some `exclude` flags.")
     return Plan(layers, left_out, body, head_scheme, fp8_cache)
 
 
@@ -146,7 +146,7 @@ def matching(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]
         if not hits:
             kinds = sorted({name.rpartition(".")[2] for name in names})
             raise UnsupportedModel(
-                f"--exclude {pattern!r} names no Linear of this checkpoint.",
+                f"`exclude` {pattern!r} names no Linear of this checkpoint.",
                 f"Give a name such as {names[0]!r}, or a glob such as '*.{kinds[0]}'; kinds:"
                 f" {', '.join(kinds)}.",
             )
@@ -162,7 +162,7 @@ def check_layer(scheme: Scheme, shape: tuple[int, int], name: str) -> None:
         kind = name.rpartition(".")[2]
         raise UnsupportedModel(
             error.what,
-            f"Exclude such layers with --exclude '*{kind}', or use another scheme.",
+            f"Exclude such layers with `exclude` '*{kind}', or use another scheme.",
         ) from error
 
 
@@ -173,13 +173,13 @@ def refuse_mixture(body: Scheme, head: Scheme | None) -> None:
     allowed = _ALLOWED_HEADS.get(body.name)
     if allowed is not None and head.name not in allowed:
         remedy = (
-            f"use --lm-head-quantization {' or '.join(allowed)}"
+            f"use `lm_head_quantization` {' or '.join(allowed)}"
             if allowed
-            else "omit --lm-head-quantization"
+            else "omit `lm_head_quantization`"
         )
         raise UnsupportedModel(
             f"lm_head as {head.name} with {body.name}: ModelOpt cannot calibrate both in one run.",
-            f"With --quantization {body.name} {remedy}.",
+            f"With `quantization` {body.name} {remedy}.",
         )
 
 

@@ -73,7 +73,7 @@ class VisionPlan:
         config, prefix = base_config(checkpoint).vision, vision_prefix(checkpoint)
         if config is None or prefix is None:
             raise UnsupportedModel(
-                f"--visual-quantization: {checkpoint.path} has no image encoder.",
+                f"`visual_quantization`: {checkpoint.path} has no image encoder.",
                 "Omit the flag: this is a text model.",
             )
         stored = stored_vision_names(checkpoint, config)
@@ -94,7 +94,7 @@ class VisionPlan:
         layers = {own: module for own, module in self.layers.items() if module not in gone}
         if not layers:
             what = "no Linear of the image encoder is left to quantize."
-            raise UnsupportedModel(what, "Omit some --exclude flags, or --visual-quantization.")
+            raise UnsupportedModel(what, "Omit some `exclude` flags, or `visual_quantization`.")
         out = (module for module in self.layers.values() if module in gone)
         return replace(self, layers=layers, kept=(*out, *self.kept))
 
@@ -321,8 +321,8 @@ def cosine_of_rows(before: Array, after: Array) -> NDArray[np.float64]:
 def refuse_broken(found: QuantizeVision) -> None:
     """Raises BuildError for a check beyond the limits of FP8."""
     remedy = (
-        "The result is broken and was removed. Give other images (--image-dataset), or omit"
-        " --visual-quantization; if it happens again, please report it."
+        "The result is broken and was removed. Give other images (`image_dataset`), or omit"
+        " `visual_quantization`; if it happens again, please report it."
     )
     worst = found.max_weight_error
     if not worst <= FP8.max_weight_error:

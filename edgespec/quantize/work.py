@@ -194,7 +194,7 @@ def lock_or_refuse(lock: Any, directory: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise OutputError(
-            f"another run works on {directory}.", "Wait for it, or choose another --output-dir."
+            f"another run works on {directory}.", "Wait for it, or choose another `output_dir`."
         ) from error
 
 
@@ -279,7 +279,7 @@ def described(source: QuantizeSource) -> str:
 def remedy_of(directory: Path) -> str:
     """Returns the remedy for a work directory of another run."""
     return (
-        "Run its command again to finish it, choose another --output-dir, or start over: rm -r"
+        "Run its command again to finish it, choose another `output_dir`, or start over: rm -r"
         f" {directory}"
     )
 

@@ -29,8 +29,9 @@ from edgespec.errors import (
     LimitError,
     OptionError,
     RequestError,
+    command,
     counted,
-    in_words,
+    in_terms_of,
 )
 from edgespec.images import ImageRules
 from edgespec.methods import METHODS
@@ -105,17 +106,12 @@ logger = logging.getLogger(__name__)
 # What the library has to say goes where the application's logging sends it, else nowhere
 logging.getLogger("edgespec").addHandler(logging.NullHandler())
 
-# Flags of the command line, by what they are in Python
-API_WORDS = {
-    "--spec-draft-top-k": "top_k",
-    "--spec-draft-step": "steps",
-    "--spec-verify-size": "verify_size",
-    "--exact": "exact",
-    "--multimodal-engine-dir": "multimodal_engine_dir",
-    "--allow-image-root DIR": "image_root=[..., DIR]",
-    "--allow-image-urls": "allow_image_urls=True",
-    "beside the input file": "in image_root",
-    "from the input file": "from image_root",
+# How Python spells parameters that have another name here
+KEYWORDS = {
+    "spec_draft_top_k": "top_k",
+    "spec_draft_step": "steps",
+    "spec_verify_size": "verify_size",
+    "allow_image_root": "image_root",
 }
 
 T = TypeVar("T")
@@ -413,7 +409,7 @@ class Engine:
         `steps` is 1 or left open.
         """
         self.driver.check_open()
-        with in_words(API_WORDS):
+        with in_terms_of(KEYWORDS):
             return self.planner.by_sizes(top_k, steps, verify_size, drafter=drafter)
 
     def tuned_line(self, plan: DraftPlan) -> str | None:
@@ -467,7 +463,7 @@ class Engine:
             what = "spec_policy adaptive: nothing is known of the cost of a drafter of your own"
             raise LimitError(what, "Leave it out, or set it to fixed.")
         what = f"spec_policy adaptive: {self.why_no_costs}"
-        raise LimitError(what, f"Measure it: edgespec bench {self.path} --measure-costs.")
+        raise LimitError(what, f"Measure it: {command('bench', self.path, measure_costs=True)}.")
 
     # ---- which drafts are accepted
 
@@ -517,7 +513,7 @@ class Engine:
         if isinstance(found, tuple):
             rendered = self.render(found, enable_thinking=enable_thinking)
             add = not self.tokenizer.template.has_special_tokens
-            with in_words(API_WORDS):
+            with in_terms_of(KEYWORDS):
                 return self.encode_rendered(rendered, found, add_special_tokens=add)
         if enable_thinking:
             what = (
@@ -556,7 +552,7 @@ class Engine:
             what = f"the prompt has {counted(len(items), 'image')}, and there is no image encoder"
             raise RequestError(
                 what,
-                "Name its directory, ENGINES/visual, by --multimodal-engine-dir, or remove the"
+                "Name its directory, ENGINES/visual, by `multimodal_engine_dir`, or remove the"
                 " images.",
             )
         check = partial(self.limits.check_prompt, drafts=False)
@@ -615,7 +611,7 @@ class Engine:
         """`plan()`, for an accept rule of a request's own: a chain where only chains will do."""
         self.driver.check_open()
         planner = self.planner if rule is None else replace(self.planner, acceptance=rule)
-        with in_words(API_WORDS):
+        with in_terms_of(KEYWORDS):
             return planner.by_sizes()
 
     def drafts_by(
@@ -660,7 +656,7 @@ class Engine:
         self.limits.check_prompt(request.prompt_ids, drafts=by_engine)
         if request.plan is not None:
             acceptance = request.acceptance or self.acceptance
-            with in_words(API_WORDS):
+            with in_terms_of(KEYWORDS):
                 self.planner.check(
                     request.plan, acceptance, request.drafter, request.drafter_options
                 )

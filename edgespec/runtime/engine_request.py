@@ -214,8 +214,4 @@ def plan_of(
         planner = replace(planner, policy=spec_policy)
     if acceptance is not None:
         planner = replace(planner, acceptance=acceptance)
-    if tree is None:
-        return planner.by_sizes(*sizes)
-    plan = planner.by_tree(tree)
-    planner.check_acceptance(planner.acceptance, plan)
-    return plan
+    return planner.by_sizes(*sizes) if tree is None else planner.by_tree(tree)

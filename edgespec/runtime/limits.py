@@ -29,43 +29,45 @@ class EngineLimits:
                 what = f"batch_size {count}; the {role} engine was built for {most}"
                 raise LimitError(
                     what,
-                    f"Set batch_size to {most}, or build the {role} with --max-batch-size {count}.",
+                    f"Set batch_size to {most}, or build the {role} with `max_batch_size` {count}.",
+                    param="batch_size",
                 )
         if count > self.max_batch_size:
             what = f"batch_size {count}; the drafter holds {self.max_batch_size} sequences"
-            raise LimitError(what, f"Set batch_size to {self.max_batch_size}.")
+            raise LimitError(what, f"Set batch_size to {self.max_batch_size}.", "batch_size")
 
     def check_prompt(self, prompt_ids: Sequence[int], *, drafts: bool) -> None:
         """Raises LimitError or RequestError for a prompt that these engines cannot take; `drafts`
         says whether the draft engine is to draft for it."""
         count = len(prompt_ids)
         if not count:
-            raise LimitError("the prompt is empty", "Give at least one token.")
+            raise LimitError("the prompt is empty", "Give at least one token.", "prompt")
         for role, config in self.configs.items():
             if role == "draft" and not (drafts and takes_whole_prompts(config)):
                 continue
             limits = config.limits
             most = limits.max_input_len
             if count > most:
-                flags = f"--max-input-len {count}"
+                flags = f"`max_input_len` {count}"
                 if count > limits.max_kv_cache_capacity:
-                    flags += f" --max-kv-cache-capacity {count}"
+                    flags += f" `max_kv_cache_capacity` {count}"
                 what = f"the prompt has {count} tokens, the {role} engine was built for {most}"
-                raise LimitError(what, f"Shorten it, or build the {role} with {flags} or more.")
+                remedy = f"Shorten it, or build the {role} with {flags} or more."
+                raise LimitError(what, remedy, "prompt")
         remedy = "The tokenizer does not fit the model, or the ids are wrong."
-        self.check_ids("the prompt holds", prompt_ids, remedy)
+        self.check_ids("prompt", "the prompt holds", prompt_ids, remedy)
 
     def check_logit_bias(self, token_ids: Iterable[int]) -> None:
         """Raises RequestError for a token that the model does not have."""
-        self.check_ids("logit_bias names", token_ids, "Remove it.")
+        self.check_ids("logit_bias", "logit_bias names", token_ids, "Remove it.")
 
-    def check_ids(self, where: str, token_ids: Iterable[int], remedy: str) -> None:
+    def check_ids(self, param: str, where: str, token_ids: Iterable[int], remedy: str) -> None:
         """Raises RequestError for an id outside the base's vocabulary."""
         rows = self.configs["base"].component.vocab_size
         invalid = next((token for token in token_ids if not 0 <= token < rows), None)
         if invalid is not None:
             what = f"{where} the token id {invalid}, the model's vocabulary ends at {rows - 1}"
-            raise RequestError(what, remedy)
+            raise RequestError(what, remedy, param)
 
 
 def takes_whole_prompts(draft: EngineConfig) -> bool:

@@ -119,7 +119,7 @@ def wide_plan(limits: PlanLimits, *, trees: bool = True) -> DraftPlan:
         return tree
     chains = (planned(limits, 1, n, n + 1) for n in range(LONGEST, 0, -1))
     if (chain := next(filter(None, chains), None)) is None:
-        raise LimitError("the engines draft nothing", "Build with --max-verify-tree-size 60.")
+        raise LimitError("the engines draft nothing", "Build with `max_verify_tree_size` 60.")
     return chain
 
 

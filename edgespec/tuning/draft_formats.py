@@ -36,7 +36,7 @@ def check(engine_dir: Path, weights: list[str]) -> str:
     option = next((o for o in backend.options if o.name == WEIGHTS), None)
     if option is None:
         what = f"the backend {base.backend} has no formats of weights to choose from"
-        raise OptionError(what, "Leave --draft-weights out.")
+        raise OptionError(what, "Leave `draft_weights` out.")
     for name in weights:
         backend.parse_options({WEIGHTS: name})
     return base.backend

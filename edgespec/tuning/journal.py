@@ -34,7 +34,7 @@ class TuneJournal:
         same = bool(lines) and lines[0] == {"format": FORMAT, "of": bound_to}
         self.other = bool(lines) and not same
         if lines and not (isinstance(lines[0], dict) and "format" in lines[0]):
-            raise OutputError(f"{path} is no journal of tune", "Name another --journal.")
+            raise OutputError(f"{path} is no journal of tune", "Name another `journal`.")
         self.kept: dict[tuple[str, str], Any] = {}
         if same:
             self.kept = {(e["kind"], e["key"]): e["value"] for e in lines[1:] if is_entry(e)}
@@ -83,7 +83,7 @@ def read_lines(path: Path) -> Iterator[Any]:
     if not path.exists():
         return
     if not path.is_file() or path.stat().st_size > MAX_BYTES:
-        raise OutputError(f"{path} is no journal of tune", "Name another --journal.")
+        raise OutputError(f"{path} is no journal of tune", "Name another `journal`.")
     for number, text in enumerate(path.read_bytes().splitlines()):
         try:
             yield json.loads(text)

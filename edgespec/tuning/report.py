@@ -151,7 +151,7 @@ def config_of(row: Ranked) -> dict[str, Any]:
     keys = dict(sizes_of(row, {*fields_of(kind)})) | dict(candidate.options)
     if unknown := keys.keys() - fields_of(kind).keys():
         what = f"{candidate.words}: decoding_type {kind.decoding_type} has no {min(unknown)}"
-        remedy = "Leave --output out: the plan is kept beside the engines."
+        remedy = "Leave `output` out: the plan is kept beside the engines."
         raise OptionError(what, remedy)
     block = {"decoding_type": kind.decoding_type, **keys}
     policy = {"spec_policy": "adaptive" if plan.adaptive else "fixed"} if candidate.own else {}
@@ -173,7 +173,7 @@ def sizes_of(row: Ranked, known: set[str]) -> Iterator[tuple[str, Any]]:
         if not isinstance(plan, BlockPlan):
             if "use_dynamic_tree" not in known:
                 what = f"{row.candidate.words}: a tree of {METHODS[method].title} has no keys"
-                raise OptionError(what, "Leave --output out: the plan is kept beside the engines.")
+                raise OptionError(what, "Leave `output` out: the plan is kept beside the engines.")
             yield "use_dynamic_tree", True
             yield "max_draft_len", plan.steps
         yield "dynamic_tree_max_topK", plan.top_k

@@ -296,7 +296,7 @@ def test_prompt_beyond_the_engine_harms_no_other_request(
     first, failed, last = json.loads((tmp_path / "output.json").read_text())["responses"]
     assert failed["finish_reason"] == "error"
     assert failed["output_text"] == ""
-    assert "--max-input-len" in failed["error"]
+    assert "`max_input_len`" in failed["error"]
     assert [first["output_ids"], last["output_ids"]] == [
         response["output_ids"] for response in alone
     ]
@@ -325,7 +325,7 @@ def test_prompt_that_fills_the_cache(shop: SmallPair, tmp_path: Path, cli: Cli) 
     ]
     assert refused
     assert refused == list(range(refused[0], 27))
-    assert all("--max-input-len" in r["error"] for r in found[refused[0] - 10 :])
+    assert all("`max_input_len`" in r["error"] for r in found[refused[0] - 10 :])
     code, done = answers(*range(10, refused[0]))
     assert code == 0
     assert [r["output_ids"] for r in done] == [r["output_ids"] for r in found[: len(done)]]

@@ -328,7 +328,7 @@ def test_python_refuses_the_model_that_the_commands_refuse(pair: Path) -> None:
             loaded(model)
     with pytest.raises(PairingError, match="is not what the draft engine was made from"):
         loaded(pair / "base")
-    with pytest.raises(OptionError, match="speculative_model is empty"):
+    with pytest.raises(OptionError, match="`speculative_model` is empty"):
         loaded("")
     with pytest.raises(PairingError, match=r"speculative_config names \[0, 1, 2\]"):
         loaded(pair / "draft", eagle3_layers_to_capture=[0, 1, 2])

@@ -109,8 +109,8 @@ class ToyBackend(Backend):
     plan_hints = PlanHints(steps=2, block_nodes=4)
     float32_tolerance = 1e-3
     options = (
-        BuildOption(flag="--spare-slots", choices=("1", "2"), default="1", help="Slots to spare."),
-        BuildOption(flag="--polite", default=False, help="Be polite."),
+        BuildOption(name="spare_slots", choices=("1", "2"), default="1", help="Slots to spare."),
+        BuildOption(name="polite", default=False, help="Be polite."),
     )
 
     def parse_options(self, values: Mapping[str, OptionValue]) -> ToyOptions:

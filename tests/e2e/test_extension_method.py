@@ -68,7 +68,7 @@ METHOD = replace(
     title="Glider",
     draft_title="a Glider draft",
     aliases=(),
-    export_flag="--glider-base",
+    export_params={"glider_base": True},
     component="glider_draft",
     takes_aux_layers=False,
     format=DraftFormat(matches_config=lambda config: "glider_layers" in config, parse=parse),

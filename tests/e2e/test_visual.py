@@ -198,7 +198,7 @@ def test_text_goes_on_without_a_damaged_encoder(
     checked = cli("check", damaged, checkpoint, "--json")
     found = {result["topic"]: result for result in json.loads(checked.out)["results"]}
     assert found["image encoder"]["level"] == "warning"
-    assert "--skip-visual" in found["image encoder"]["remedy"]
+    assert "`skip_visual`" in found["image encoder"]["remedy"]
     assert found["tensors"]["level"] == "ok"
     sizes = ("--max-input-len", 48, "--max-kv-cache-capacity", 64, "--max-generate-length", 2)
     run = ("run", damaged, "--prompt", "a", *sizes)
@@ -541,10 +541,10 @@ def test_images_beyond_the_limits_name_the_flag(export: Path, tmp_path: Path, cl
         assert len(encoder.encode(image(6, 8))) == 12
         with pytest.raises(LimitError, match=r"requests\[0\] image 1 has 14 tokens") as caught:
             encoder.encode(image(4, 14))
-        assert "--max-image-tokens-per-image" in caught.value.remedy
+        assert "`max_image_tokens_per_image`" in caught.value.remedy
         with pytest.raises(LimitError, match="has 2 tokens") as caught:
             encoder.encode(image(2, 4))
-        assert "--min-image-tokens" in caught.value.remedy
+        assert "`min_image_tokens`" in caught.value.remedy
         with pytest.raises(RequestError, match="has 2 frames"):
             encoder.encode(image(4, 4, frames=2))
         with pytest.raises(BundleError, match="prepared as"):

@@ -4,6 +4,7 @@ light."""
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -79,6 +80,21 @@ RUNTIME = (
     "requests",
     "checks",
 )
+
+
+# Files outside cli/ that name flags: those of other programs, and how ours are spelled
+NAMES_FLAGS = {
+    "errors.py": "flag_of",
+    "compat/bench_tools.py": "flags of other tools, and which of ours are meant",
+    "compat/config_keys.py": "why a key of another tool means nothing here",
+    "compat/edgellm.py": "flags of other tools, and what to do instead",
+    "compat/trtllm.py": "flags of other tools, and what to do instead",
+    "backends/cuda/device/nvrtc.py": "NVRTC",
+    "backends/tensorrt/emit.py": "trtexec",
+    "backends/tensorrt/versions.py": "pip, venv",
+    "images/decode.py": "pip",
+}
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
 
 
 def room_of(path: Path, package: Path) -> str:
@@ -393,3 +409,28 @@ def test_running_an_engine_imports_no_onnx() -> None:
     needed = "edgespec.runtime.engine, edgespec.runtime.requests, edgespec.backends.ort.runner"
     said = heavy_after(f"import sys, {needed}; print('onnx_ir' in sys.modules)")
     assert said == "False\n['onnxruntime']\n"
+
+
+def texts_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of each string of a file's code, without its docstrings; a value in an f-string
+    is an x."""
+    tree = ast.parse(path.read_text())
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = (getattr(part, "value", "x") for part in node.values)
+            yield node.lineno, "".join(part if isinstance(part, str) else "x" for part in parts)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            yield node.lineno, node.value
+
+
+def test_flags_are_named_on_the_command_line_alone() -> None:
+    """Messages name parameters; each surface spells them."""
+    flags = [
+        f"{path.relative_to(PACKAGE)}:{line}: {text}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if room_of(path, PACKAGE) != "cli" and str(path.relative_to(PACKAGE)) not in NAMES_FLAGS
+        for line, text in texts_of(path)
+        if FLAG.search(text)
+    ]
+    assert not flags, "\n".join(flags)

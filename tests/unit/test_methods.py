@@ -34,6 +34,7 @@ EXCEPTIONS = {
     "cli/check.py": "the flag --mtp, and examples in the help",
     "cli/draft_flags.py": "other names of flags, as TensorRT Edge-LLM has them",
     "cli/export.py": "the flags of each method, and examples in the help",
+    "cli/spellings.py": "parameters of export and of trees, whose messages name them",
     "compat/edgellm.py": "flags of TensorRT Edge-LLM that are refused by name",
     "compat/trtllm.py": "flags of TensorRT-LLM's scripts",
     "cli/infer.py": "the default without a draft, and an example in the help",

@@ -111,10 +111,10 @@ def weights_of(
     names = scheme_names(exported)
     if weight_format.bits is not None:
         what = (
-            f"{export} is quantized already ({names}), and --weights asks for"
+            f"{export} is quantized already ({names}), and `weights` asks for"
             f" {weight_format.scheme}"
         )
-        raise BuildError(what, "Leave --weights out, or export the unquantized checkpoint.")
+        raise BuildError(what, "Leave `weights` out, or export the unquantized checkpoint.")
     lowered = [weight.lowered for weight in exported]
     blocks = {block for weight in lowered if (block := block_of(weight)) is not None}
     compute = sorted({name for weight in lowered if (name := compute_of(weight)) is not None})

@@ -58,8 +58,8 @@ class OrtBackend(Backend):
     remedies = Remedies(
         mismatch="This ONNX Runtime computes another result.",
         too_coarse=(
-            "Build with finer weights (--weights int8, --weight-block 32 or fp32) or a finer cache"
-            " (--kv-cache-dtype fp16 or fp32), or export a finer format."
+            "Build with finer weights (`weights` int8, `weight_block` 32 or fp32) or a finer cache"
+            " (`kv_cache_dtype` fp16 or fp32), or export a finer format."
         ),
     )
     # More rows cost more than they bring on a CPU: of a block's rows each costs nearly in full
@@ -164,7 +164,7 @@ class OrtBackend(Backend):
             notes += (f"{what}: as large and as slow as unquantized weights",)
         if weights.embedding is not None:
             what = "the lm_head's weights are the embedding too"
-            notes += (f"{what}: --no-share-embedding keeps that as exported",)
+            notes += (f"{what}: `no_share_embedding` keeps that as exported",)
         return notes
 
     def kernel_notes(self, config: EngineConfig) -> tuple[str, ...]:

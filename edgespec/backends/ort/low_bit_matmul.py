@@ -143,7 +143,7 @@ def prove(
             f"LowBitMatMul computes {weight.name} with an error of {difference:.1e}, allowed is"
             f" {PROBE_TOLERANCE}"
         )
-        raise BuildError(what, "Build with --kernels onnxruntime, and please report it.")
+        raise BuildError(what, "Build with `kernels` onnxruntime, and please report it.")
 
 
 def run(

@@ -175,7 +175,7 @@ def prove(
             f" {PROBE_TOLERANCE}"
         )
         raise BuildError(
-            what, "This ONNX Runtime reads another layout on this CPU: build with --weights fp32."
+            what, "This ONNX Runtime reads another layout on this CPU: build with `weights` fp32."
         )
 
 

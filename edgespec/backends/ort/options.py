@@ -79,13 +79,13 @@ FP32 = WeightFormat()
 
 OPTIONS = (
     BuildOption(
-        flag="--weights",
+        name="weights",
         choices=SCHEMES,
         default=FLOAT32,
         help="What the weights of matrix products become, rounded to nearest on this machine.",
     ),
     BuildOption(
-        flag="--weight-block",
+        name="weight_block",
         choices=tuple(map(str, BLOCKS)),
         help=(
             "Weights that share a scale: 128 (the default) is faster and smaller, 32 is more"
@@ -95,7 +95,7 @@ OPTIONS = (
         ),
     ),
     BuildOption(
-        flag="--share-embedding",
+        name="share_embedding",
         default=True,
         help=(
             "With int8 or int4 in blocks, use the weights of a tied lm_head as the embedding too,"
@@ -103,7 +103,7 @@ OPTIONS = (
         ),
     ),
     BuildOption(
-        flag="--kernels",
+        name="kernels",
         choices=KERNELS,
         help=(
             "Whose kernels the engine runs on: native, edgespec's own, which give a row the same"
@@ -111,12 +111,12 @@ OPTIONS = (
         ),
     ),
     BuildOption(
-        flag="--kv-cache-dtype",
+        name="kv_cache_dtype",
         choices=tuple(CACHE_TYPES),
         default=FP32_CACHE,
         help=(
             "The type of keys and values in the cache: fp16 and int8 (a scale per token and head)"
-            " take less memory and are read sooner, but are rounded. For --kernels native."
+            " take less memory and are read sooner, but are rounded. For `kernels` native."
         ),
     ),
 )
@@ -127,11 +127,11 @@ def parse_options(values: Mapping[str, OptionValue]) -> WeightFormat:
     scheme, block = values.get("weights") or FLOAT32, values.get("weight_block")
     share = values.get("share_embedding", True)
     if scheme == FLOAT32 and block:
-        what = "--weight-block means nothing with --weights fp32"
-        raise OptionError(what, "Leave it out, or choose --weights int8 or int4.")
+        what = "`weight_block` means nothing with `weights` fp32"
+        raise OptionError(what, "Leave it out, or choose `weights` int8 or int4.")
     if scheme != "int8" and block == str(PER_CHANNEL):
-        what = f"--weight-block {PER_CHANNEL} is for --weights int8"
-        raise OptionError(what, "Choose a block of 32 or 128, or --weights int8.")
+        what = f"`weight_block` {PER_CHANNEL} is for `weights` int8"
+        raise OptionError(what, "Choose a block of 32 or 128, or `weights` int8.")
     size = DEFAULT_BLOCK if block is None else int(str(block))
     cache = str(values.get("kv_cache_dtype") or FP32_CACHE)
     return WeightFormat(
@@ -149,10 +149,10 @@ def chosen_kernels(asked: OptionValue, cache: str) -> Kernels:
     compiled."""
     missing = why_missing()
     if asked == NATIVE and missing:
-        raise EnvironmentProblem(missing, f"{BUILD_IT} Or leave --kernels native out.")
+        raise EnvironmentProblem(missing, f"{BUILD_IT} Or leave `kernels` native out.")
     kernels = asked or (ONNX_RUNTIME if missing else NATIVE)
     if kernels != NATIVE and cache != FP32_CACHE:
-        what = f"--kv-cache-dtype {cache} is for --kernels native"
+        what = f"`kv_cache_dtype` {cache} is for `kernels` native"
         why = f", and {missing}" if missing and asked is None else ""
-        raise OptionError(f"{what}{why}", "Leave --kv-cache-dtype out, or use the native kernels.")
+        raise OptionError(f"{what}{why}", "Leave `kv_cache_dtype` out, or use the native kernels.")
     return cast(Kernels, kernels)

@@ -149,7 +149,7 @@ class OrtRunner:
         except RuntimeError as error:
             remedy = (
                 "If memory ran out, close other programs or build with a smaller"
-                " --max-kv-cache-capacity."
+                " `max_kv_cache_capacity`."
             )
             what = f"ONNX Runtime failed in a call of {batch} x {rows} rows: {error}"
             raise EnvironmentProblem(what, remedy) from error
@@ -453,9 +453,9 @@ def fits(found: Sequence[int | str | None], wanted: Sequence[Dim]) -> bool:
 def cache_too_large(contract: GraphContract, capacity: int, lanes: int) -> EnvironmentProblem:
     """The error for a KV cache that cannot be allocated, with its size in GB."""
     size = lanes * capacity * contract.kv_bytes_per_token
-    sequences, flags = "", "--max-kv-cache-capacity"
+    sequences, flags = "", "`max_kv_cache_capacity`"
     if lanes > 1:
-        sequences, flags = f"{lanes} sequences of ", "--max-batch-size or --max-kv-cache-capacity"
+        sequences, flags = f"{lanes} sequences of ", "`max_batch_size` or `max_kv_cache_capacity`"
     return EnvironmentProblem(
         f"no memory for a KV cache of {size / 1e9:.1f} GB ({sequences}{capacity} tokens)",
         f"Build the engine with a smaller {flags}.",

@@ -54,7 +54,7 @@ class TensorRTBackend(Backend):
     suffixes = (".engine",)
     remedies = Remedies(
         mismatch="This version of the library, or this device, computes another result.",
-        too_coarse="Build with a finer type (--compute fp32), or export a finer format.",
+        too_coarse="Build with a finer type (`compute` fp32), or export a finer format.",
     )
     # A verified row costs little on a GPU until its arithmetic is full
     plan_hints = PlanHints(steps=5, block_nodes=16)
@@ -147,7 +147,7 @@ class TensorRTBackend(Backend):
 
         assert isinstance(options, TensorRTOptions)
         if len(limits.capacities) > 1:
-            what = "--emit-onnx writes the graph of one capacity, and several are named"
+            what = "`emit_onnx` writes the graph of one capacity, and several are named"
             raise LimitError(what, "Write each to a directory of its own.")
         version = version_here(self.library, options)
         plan = plan_of(self.library, onnx, limits, options, version)

@@ -69,7 +69,7 @@ def check_formats(sm: int, schemes: Iterable[str], compute: Compute) -> None:
     or the compute type, or TensorRT at all; names of `schemes` are keys of SCHEMES."""
     if sm < OLDEST:
         what = f"TensorRT needs compute capability {OLDEST / 10}, and {title_of(sm)} has {sm / 10}"
-        raise UnsupportedModel(what, "Build for another device, or with --backend ort.")
+        raise UnsupportedModel(what, "Build for another device, or with `backend` ort.")
     for name in schemes:
         scheme = SCHEMES[name]
         if sm < scheme.min_sm:
@@ -81,7 +81,7 @@ def check_formats(sm: int, schemes: Iterable[str], compute: Compute) -> None:
             raise UnsupportedModel(what, f"Quantize to one of {fit}, or build for another device.")
     if sm < SCHEMES[COMPUTE_SCHEMES[compute]].min_sm:
         what = f"{title_of(sm)} has no {compute} arithmetic"
-        raise UnsupportedModel(what, "Build with --compute fp16.")
+        raise UnsupportedModel(what, "Build with `compute` fp16.")
 
 
 # ---- the device that is here

@@ -193,16 +193,16 @@ def remedy(memory: MemoryEstimate, limits: EngineLimits, size: int) -> str:
     tokens = limits.max_kv_cache_capacity * max(left, 0) // max(memory.cache, 1)
     if not tokens:
         return f"{SMALLER_WEIGHTS[0].upper()}{SMALLER_WEIGHTS[1:]}, or take a smaller model."
-    fewer = ", or lower --max-batch-size" if limits.max_batch_size > 1 else ""
-    return f"Build with --max-kv-cache-capacity {tokens} or less{fewer}, or {SMALLER_WEIGHTS}."
+    fewer = ", or lower `max_batch_size`" if limits.max_batch_size > 1 else ""
+    return f"Build with `max_kv_cache_capacity` {tokens} or less{fewer}, or {SMALLER_WEIGHTS}."
 
 
 def smaller_flags(limits: EngineLimits) -> str:
     """The flags whose smaller values make calls and caches smaller, as the start of a sentence's
     end."""
-    tree = "--max-draft-tree-size" if limits.max_draft_tree_size else "--max-verify-tree-size"
-    flags = ["--max-kv-cache-capacity", "--max-input-len", tree]
-    flags += ["--max-batch-size"] if limits.max_batch_size > 1 else []
+    tree = "`max_draft_tree_size`" if limits.max_draft_tree_size else "`max_verify_tree_size`"
+    flags = ["`max_kv_cache_capacity`", "`max_input_len`", tree]
+    flags += ["`max_batch_size`"] if limits.max_batch_size > 1 else []
     return f"lower {', '.join(flags[:-1])} or {flags[-1]}"
 
 
@@ -231,5 +231,5 @@ def slow_attention(compute: Compute, sm: int) -> Iterator[str]:
     if compute != "float32":
         return
     has_bf16 = sm >= SCHEMES[COMPUTE_SCHEMES["bfloat16"]].min_sm
-    flags = "--compute bf16 or fp16" if has_bf16 else "--compute fp16"
+    flags = "`compute` bf16 or fp16" if has_bf16 else "`compute` fp16"
     yield f"attention in float32 has no fused kernel and is slow: build with {flags}"

@@ -36,7 +36,7 @@ DRIVER = (
 )
 # The first error where CUDA fails itself; without a driver one more such follows any other error
 NO_CUDA = re.compile(r"Error Code 1: Cuda Runtime")
-LESS_MEMORY = "Close other programs, or build with a smaller --max-kv-cache-capacity."
+LESS_MEMORY = "Close other programs, or build with a smaller `max_kv_cache_capacity`."
 
 
 class OpenEngine:

@@ -57,10 +57,10 @@ def options_of(library: Library) -> tuple[BuildOption, ...]:
 def version_option(library: Library) -> BuildOption:
     """The version that --dry-run and --emit-onnx are for."""
     return BuildOption(
-        flag="--library-version",
+        name="library_version",
         metavar="VERSION",
         help=(
-            "With --dry-run or --emit-onnx: the version that the graph is for"
+            "With `dry_run` or `emit_onnx`: the version that the graph is for"
             f" ({known_versions(library)}), instead of the installed one."
         ),
     )
@@ -68,7 +68,7 @@ def version_option(library: Library) -> BuildOption:
 
 COMMON = (
     BuildOption(
-        flag="--compute",
+        name="compute",
         choices=tuple(COMPUTES),
         help=(
             "The type of products, hidden states and KV cache; logits and what overflows stay"
@@ -76,17 +76,17 @@ COMMON = (
         ),
     ),
     BuildOption(
-        flag="--opt-level",
+        name="opt_level",
         choices=LEVELS,
         help="How long the builder looks for faster kernels. [default: the library's, 3]",
     ),
     BuildOption(
-        flag="--workspace-mib",
+        name="workspace_mib",
         metavar="MIB",
         help="Memory that kernels may take for their work, in MiB. [default: what there is]",
     ),
     BuildOption(
-        flag="--emit-onnx",
+        name="emit_onnx",
         metavar="DIR",
         help=(
             "Write the graph for this library to the new directory DIR with its weights, print the"
@@ -95,7 +95,7 @@ COMMON = (
     ),
 )
 TIMING = BuildOption(
-    flag="--timing-cache",
+    name="timing_cache",
     metavar="FILE",
     help=(
         "The file that keeps what the builder measured, so that the next build is faster;"
@@ -112,11 +112,11 @@ def target_option(library: Library) -> BuildOption:
             " [default: the device of this machine]"
         ),
         TENSORRT.backend: (
-            "With --dry-run or --emit-onnx: the device that the graph is for, such as SM110"
+            "With `dry_run` or `emit_onnx`: the device that the graph is for, such as SM110"
             " (Jetson Thor). Engines are built on the device itself."
         ),
     }
-    return BuildOption(flag="--compute-capability", metavar="SM", help=helps[library.backend])
+    return BuildOption(name="compute_capability", metavar="SM", help=helps[library.backend])
 
 
 OWN = {
@@ -135,7 +135,7 @@ def parse_options(values: Mapping[str, OptionValue]) -> TensorRTOptions:
     compute, level, cache = text("compute"), text("opt_level"), text("timing_cache")
     version, emit = text("library_version"), text("emit_onnx")
     if version is not None and parsed(version) is None:
-        raise OptionError(f"--library-version {version} is no version", "Write it as 10.13.")
+        raise OptionError(f"`library_version` {version} is no version", "Write it as 10.13.")
     return TensorRTOptions(
         compute=None if compute is None else COMPUTES[compute],
         sm=sm_of(text("compute_capability")),
@@ -155,7 +155,7 @@ def sm_of(text: str | None) -> int | None:
         return None
     match = re.fullmatch(r"(?:sm_?)?(\d{2,3})|(\d{1,2})\.(\d)", text.strip(), re.IGNORECASE)
     if match is None:
-        what = f"--compute-capability {text} is no compute capability"
+        what = f"`compute_capability` {text} is no compute capability"
         raise OptionError(what, "Write it as SM120, or as 12.0.")
     return int(match[1] or match[2] + match[3])
 
@@ -166,6 +166,6 @@ def workspace_of(text: str | None) -> int | None:
         return None
     if not text.isdigit() or not int(text):
         raise OptionError(
-            f"--workspace-mib {text} is no size", "Give a whole number of MiB from 1."
+            f"`workspace_mib` {text} is no size", "Give a whole number of MiB from 1."
         )
     return int(text) * MIB

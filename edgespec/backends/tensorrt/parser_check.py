@@ -42,7 +42,7 @@ def check(directory: Path, version: ParserVersion) -> Checked:
         return check_export(directory, version)
     path = directory / file_names.MODEL
     if not path.is_file():
-        raise not_an_export(directory, "--tensorrt")
+        raise not_an_export(directory, "tensorrt")
     return Checked(lint_file(path, version), None)
 
 

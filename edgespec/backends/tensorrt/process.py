@@ -15,12 +15,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from edgespec.backends.tensorrt.build_job import BuildJob, Message
-from edgespec.errors import (
-    BuildError,
-    EdgeSpecError,
-    EnvironmentProblem,
-    InternalError,
-)
+from edgespec.errors import BuildError, EdgeSpecError, EnvironmentProblem, InternalError, command
 
 logger = logging.getLogger(__name__)
 
@@ -157,13 +152,14 @@ def refused(what: str, lines: list[str], node: str) -> EdgeSpecError:
     said = text.lower()
     if any(words in said for words in NO_MEMORY):
         remedy = (
-            "The memory does not do: close other programs, lower --workspace-mib or the sizes"
-            " (--max-input-len, --max-kv-cache-capacity), or quantize the checkpoint."
+            "The memory does not do: close other programs, lower `workspace_mib` or the sizes"
+            " (`max_input_len`, `max_kv_cache_capacity`), or quantize the checkpoint."
         )
         return EnvironmentProblem(text, remedy)
+    check = command("check", tensorrt="VERSION ONNX_DIR")
     remedy = (
-        "edgespec check --tensorrt VERSION ONNX_DIR says which rules of the parser a graph breaks."
-        " If it finds none, please report this."
+        f"{check} says which rules of the parser a graph breaks. If it finds none, please report"
+        " this."
     )
     return BuildRefused(text, remedy, lines, node)
 
@@ -181,10 +177,10 @@ def ended(code: int, printed: str) -> EdgeSpecError:
     if code == -signal.SIGKILL:
         what = "the process of the build was killed, as Linux does where memory runs out"
         return EnvironmentProblem(
-            what, "Close other programs, lower --workspace-mib, or quantize the checkpoint."
+            what, "Close other programs, lower `workspace_mib`, or quantize the checkpoint."
         )
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
     what = f"the compiler ended {how} in the middle of the build{tail}"
     return BuildError(
-        what, "Try another --opt-level or another version of the library, and report this."
+        what, "Try another `opt_level` or another version of the library, and report this."
     )

@@ -193,7 +193,7 @@ class TensorRTRunner:
                 return index
         has = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items() if size)
         what = f"{self.engine.path} was not built for a call of {has}"
-        raise LimitError(what, "Build it with a larger --max-input-len or tree size.")
+        raise LimitError(what, "Build it with a larger `max_input_len` or tree size.")
 
     def memory_bound(self, call: Call, taken: int) -> list[Bound]:
         """What a call binds of caches and states."""
@@ -467,7 +467,7 @@ def cache_too_large(size: int, capacity: int, lanes: int) -> EnvironmentProblem:
     """The error for a cache of so many bytes that the device has no room for."""
     of = f"{lanes} sequences of {capacity} tokens" if lanes > 1 else f"{capacity} tokens"
     flags = (
-        "--max-batch-size or --max-kv-cache-capacity" if lanes > 1 else "--max-kv-cache-capacity"
+        "`max_batch_size` or `max_kv_cache_capacity`" if lanes > 1 else "`max_kv_cache_capacity`"
     )
     return EnvironmentProblem(
         f"the device has no memory for a KV cache of {size / 1e9:.1f} GB ({of})",

@@ -153,13 +153,13 @@ def sm_of(capabilities: Capabilities, options: TensorRTOptions) -> int:
     if options.sm is None:
         if device is None:
             what = "no CUDA device is here, and nothing says for which one the engine is"
-            raise EnvironmentProblem(what, "Name it: --compute-capability SM120.")
+            raise EnvironmentProblem(what, "Name it: `compute_capability` SM120.")
         return device.sm
     known = capabilities.compiles_for
     if known and options.sm not in known:
         names = ", ".join(f"SM{sm}" for sm in known)
         what = f"{capabilities.name} does not compile for {title_of(options.sm)}"
-        raise OptionError(f"--compute-capability SM{options.sm}: {what}", f"It knows: {names}.")
+        raise OptionError(f"`compute_capability` SM{options.sm}: {what}", f"It knows: {names}.")
     return options.sm
 
 
@@ -193,7 +193,7 @@ def version_here(library: Library, options: TensorRTOptions) -> str:
     try:
         return bindings.load(library).version
     except MissingDependency as error:
-        remedy = f"{error.remedy} Or name a version: --library-version."
+        remedy = f"{error.remedy} Or name a version: `library_version`."
         raise MissingDependency(error.what, remedy) from error
 
 
@@ -265,7 +265,7 @@ def installed(library: Library, options: TensorRTOptions) -> str:
     """The installed version, which builds. OptionError where another one is named,
     MissingDependency where there is none."""
     if options.library_version is not None:
-        what = "--library-version is for --dry-run and --emit-onnx"
+        what = "`library_version` is for `dry_run` and `emit_onnx`"
         raise OptionError(what, "Leave it out: the installed version builds.")
     return bindings.load(library).version
 
@@ -291,7 +291,7 @@ def check_device(plan: DevicePlan) -> None:
     what = f"{plan.library.title} builds on the device itself: {here}"
     raise EnvironmentProblem(
         what,
-        f"Build on {title_of(plan.sm)}, or write the graph for it with --emit-onnx DIR.",
+        f"Build on {title_of(plan.sm)}, or write the graph for it with `emit_onnx` DIR.",
     )
 
 

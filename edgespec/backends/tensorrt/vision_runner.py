@@ -32,7 +32,7 @@ TYPES: dict[str, np.dtype[np.generic]] = {
     "bool": np.dtype(bool),
 }
 LESS_MEMORY = (
-    "Close other programs, or build the image encoder with a smaller --max-image-tokens-per-image."
+    "Close other programs, or build the image encoder with a smaller `max_image_tokens_per_image`."
 )
 
 
@@ -108,7 +108,7 @@ class TensorRTEncoder:
             for least, size, most in zip(shapes[0], array.shape, shapes[2], strict=True)
         ):
             what = f"{self.path}: {spec.name} {list(array.shape)} is beyond {shapes[2]}"
-            raise LimitError(what, "Build with a larger --max-image-tokens-per-image.")
+            raise LimitError(what, "Build with a larger `max_image_tokens_per_image`.")
         self.workspace.put(
             self.memory[spec.name], np.ascontiguousarray(array.astype(TYPES[spec.dtype]))
         )

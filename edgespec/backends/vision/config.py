@@ -50,15 +50,15 @@ class ImageLimits:
         """LimitError that names the flags unless minimum <= per image <= maximum."""
         for name, value in asdict(self).items():
             if not 1 <= value <= MAX_CAPACITY:
-                flag = f"--{name.replace('_', '-')}"
+                flag = f"`{name}`"
                 raise LimitError(f"{flag} is {value}", f"It must be from 1 to {MAX_CAPACITY}.")
         least, most = self.min_image_tokens, self.max_image_tokens
         one = self.max_image_tokens_per_image
         if least > one:
-            what = f"--min-image-tokens {least} exceeds --max-image-tokens-per-image {one}"
+            what = f"`min_image_tokens` {least} exceeds `max_image_tokens_per_image` {one}"
             raise LimitError(what, "Lower the one or raise the other.")
         if one > most:
-            what = f"--max-image-tokens-per-image {one} exceeds --max-image-tokens {most}"
+            what = f"`max_image_tokens_per_image` {one} exceeds `max_image_tokens` {most}"
             raise LimitError(what, "Lower the one or raise the other.")
 
     def to_dict(self, role: Role) -> dict[str, Any]:

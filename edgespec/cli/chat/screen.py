@@ -13,7 +13,7 @@ from typing import TextIO
 
 import click
 
-from edgespec.cli.terminal import harmless
+from edgespec.cli.terminal import harmless, ours
 
 
 class Screen:
@@ -42,7 +42,7 @@ class Screen:
     def note(self, text: str) -> None:
         """Writes a note that is not the model's on stderr, broken between words at the width of a
         terminal; click removes the style where stderr is no terminal."""
-        text = harmless(text)
+        text = ours(text)
         if sys.stderr.isatty():
             text = wrapped(text, shutil.get_terminal_size().columns)
         click.echo(click.style(text, dim=True) if self.has_colors else text, err=True)

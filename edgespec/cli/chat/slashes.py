@@ -13,8 +13,6 @@ from edgespec.cli.accept_flags import RULES
 from edgespec.cli.chat import conversation as files
 from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.settings import (
-    DRAFT_SIZES,
-    RULE_OPTIONS,
     SETTINGS,
     Settings,
     changed,
@@ -22,7 +20,7 @@ from edgespec.cli.chat.settings import (
 )
 from edgespec.cli.chat.tree_picture import tree_picture
 from edgespec.cli.stats import stats
-from edgespec.errors import RequestError, counted, in_words
+from edgespec.errors import RequestError, counted, in_terms_of
 from edgespec.prompts.image_item import MAX_IMAGES
 from edgespec.prompts.parse import message_text
 from edgespec.prompts.places import Place, did_you_mean
@@ -30,11 +28,9 @@ from edgespec.prompts.places import Place, did_you_mean
 if TYPE_CHECKING:
     from edgespec.runtime.vision.image_prompts import ImagePrompts
 
-# Errors of the engine name flags, and here settings are typed
-AS_SETTINGS = {f"--{name.replace('_', '-')}": name for name in (*DRAFT_SIZES, *RULE_OPTIONS)}
-# Errors of images name an input file, and here that is the one to be loaded, or there is none
-OF_THE_FILE = {"input file": "file"}
-AS_TYPED = {"its path as seen from the input file": "the path of an image"}
+AS_SETTINGS = {name: name for name in SETTINGS}  # what /set takes
+IN_THE_FILE = {"image_root": "the directory of the file"}
+HERE = {"image_root": "the directory where the chat was started"}
 
 
 def run(chat: Chat, said: str) -> None:
@@ -82,7 +78,7 @@ def change_setting(chat: Chat, text: str) -> None:
     if not value:
         raise RequestError(f"{name} has no value", "Write it behind the name: /set top_k 20.")
     settings = changed(chat.settings, name, value)
-    with in_words(AS_SETTINGS):
+    with in_terms_of(AS_SETTINGS):
         if settings.acceptance is not None:  # raises for what the model lacks
             rule = chat.engine.acceptance_for(settings.acceptance)
             settings = replace(settings, acceptance=rule)
@@ -236,7 +232,7 @@ def load(chat: Chat, text: str) -> None:
     found = files.load(path)
     if found.images:
         images = encoder_of(chat)
-        with in_words(OF_THE_FILE):
+        with in_terms_of(IN_THE_FILE):
             found = found.with_images(images.taken(found.images, path.absolute().parent))
     drop_images(chat)
     chat.conversation = found
@@ -258,7 +254,7 @@ def attach_image(chat: Chat, text: str) -> None:
         remedy = "/undo drops the last exchange, /image without a name what waits for the next one."
         raise RequestError(what, remedy)
     path = files.home_path(text)
-    with in_words(AS_TYPED):
+    with in_terms_of(HERE):
         item, num_tokens = images.typed(path)
     chat.images.append(item)
     chat.screen.note(f"[{path}: {counted(num_tokens, 'token')}; it goes with the next turn]")

@@ -54,7 +54,8 @@ def acceptance_of(asked: Acceptance, **values: Any) -> AcceptOptions:
         asked = EXACT
     if not isinstance(asked, str):
         what = f"acceptance is of type {type(asked).__name__}"
-        raise RequestError(what, f"Give one of {', '.join(ACCEPT_RULES)}, or its options.")
+        remedy = f"Give one of {', '.join(ACCEPT_RULES)}, or its options."
+        raise RequestError(what, remedy, param="acceptance")
     if asked not in ACCEPT_RULES:
         raise unknown(asked)
     return made(ACCEPT_RULES[asked].options, values)
@@ -63,7 +64,8 @@ def acceptance_of(asked: Acceptance, **values: Any) -> AcceptOptions:
 def unknown(name: str) -> RequestError:
     """The error for a rule that there is none of."""
     near = did_you_mean(name, ACCEPT_RULES, "Did you mean {}? ")
-    return RequestError(f"there is no accept rule {name!r}", f"{near}Rules: {names()}.")
+    what = f"there is no accept rule {name!r}"
+    return RequestError(what, f"{near}Rules: {names()}.", param="acceptance")
 
 
 def names() -> str:

@@ -22,12 +22,12 @@ from edgespec.backends.machine import cores
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import backend_of
 from edgespec.contract import DECODERS, Role
-from edgespec.errors import BundleError
+from edgespec.errors import BundleError, command
 
 FILE = engines.COST_PROFILE
 FORMAT = 1
 MAX_BYTES = 4 * 2**20
-MEASURE_AGAIN = "Measure again: edgespec bench ENGINES --measure-costs, or build again."
+MEASURE_AGAIN = f"Measure again: {command('bench', 'ENGINES', measure_costs=True)}, or build again."
 # What a file may say: to the nanosecond, of a day at most, of no more rows than any cache has
 MIN_SECONDS, MAX_SECONDS, MAX_COUNT = 1e-9, 86400.0, 2**31
 WAITED = 0.1  # of the time without a core, from which a measurement is one of a busy machine

@@ -258,9 +258,9 @@ class BlockLimits:
     ) -> BlockPlan:
         """A chain of one block, or with a top-k above 1 a tree; LimitError where it cannot be."""
         if steps not in (None, 1):
-            what = f"--spec-draft-step {steps}: {self.draft_title} makes its block in one step"
+            what = f"`spec_draft_step` {steps}: {self.draft_title} makes its block in one step"
             raise LimitError(
-                what, "Set it to 1, or leave it out; --spec-verify-size says how much is drafted."
+                what, "Set it to 1, or leave it out; `spec_verify_size` says how much is drafted."
             )
         k = 1 if top_k is None else top_k
         if verify_size is None:
@@ -282,10 +282,10 @@ class BlockLimits:
         self.check_top_k(k)
         if n > MAX_BLOCK_NODES:
             what = (
-                f"--spec-verify-size {n}: trees of {self.draft_title} have at most"
+                f"`spec_verify_size` {n}: trees of {self.draft_title} have at most"
                 f" {MAX_BLOCK_NODES} nodes"
             )
-            raise LimitError(what, f"Set --spec-verify-size to {MAX_BLOCK_NODES} or less.")
+            raise LimitError(what, f"Set `spec_verify_size` to {MAX_BLOCK_NODES} or less.")
         if n > self.max_verify_tree_size:
             raise exceeds_base(n, self.max_verify_tree_size)
         if plan.steps > self.levels:
@@ -296,30 +296,30 @@ class BlockLimits:
             raise LimitError(what, f"Draft at most {self.levels} levels.")
         if n > (most := full_tree_size(k, self.levels, n)):
             what = (
-                f"--spec-verify-size {n}: with top-k {k} the draft's blocks of {self.block_size}"
+                f"`spec_verify_size` {n}: with top-k {k} the draft's blocks of {self.block_size}"
                 f" make {most} nodes at most"
             )
-            higher = ", or raise --spec-draft-top-k" if k == 1 < self.max_top_k else ""
-            raise LimitError(what, f"Set --spec-verify-size to {most} or less{higher}.")
+            higher = ", or raise `spec_draft_top_k`" if k == 1 < self.max_top_k else ""
+            raise LimitError(what, f"Set `spec_verify_size` to {most} or less{higher}.")
 
     def check_top_k(self, k: int) -> None:
         """Raises LimitError for candidates that the draft does not make."""
         if k > 1 == self.max_top_k:
             what = (
-                f"--spec-draft-top-k {k}: {self.draft_title} makes chains, each of whose slots"
+                f"`spec_draft_top_k` {k}: {self.draft_title} makes chains, each of whose slots"
                 " follows from the token before it"
             )
             raise LimitError(what, "Set it to 1, or leave it out.")
         if k > self.max_top_k:
             what = (
-                f"--spec-draft-top-k {k}: trees of {self.draft_title} have at most"
+                f"`spec_draft_top_k` {k}: trees of {self.draft_title} have at most"
                 f" {self.max_top_k} children a node"
             )
             raise LimitError(
                 what, f"Set it to 1 for a chain, or to 2 to {self.max_top_k} for a tree."
             )
         if k > self.draft_vocab_size:
-            raise LimitError(f"--spec-draft-top-k {k} exceeds the draft's vocabulary", "Lower it.")
+            raise LimitError(f"`spec_draft_top_k` {k} exceeds the draft's vocabulary", "Lower it.")
 
 
 def limits(base: EngineConfig, draft: EngineConfig | None) -> BlockLimits:

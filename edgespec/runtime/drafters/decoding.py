@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, make_dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from edgespec.errors import OptionError
+from edgespec.errors import OptionError, Spellings
 from edgespec.runtime.acceptance.relaxed import MAX_TOKENS, is_token
 from edgespec.runtime.acceptance.verify import AcceptOptions, acceptance_of
 from edgespec.runtime.drafters.options import (
@@ -26,7 +26,7 @@ from edgespec.runtime.drafters.options import (
     shown,
     types_of,
 )
-from edgespec.runtime.plans.plan import TreeSpec, in_drafts
+from edgespec.runtime.plans.plan import TreeSpec, sizes_as
 from edgespec.runtime.plans.schedules import AcceptanceGate, Schedule
 
 MAX_DRAFT_LEN = 1024
@@ -72,7 +72,7 @@ def read_schedule(name: str, value: Any) -> tuple[tuple[int, int], ...]:
         batch = int(key) if isinstance(key, str) and DIGITS.fullmatch(key) else key  # as in JSON
         sound = type(batch) is int and 1 <= batch <= MAX_SEQUENCES and batch not in pairs
         if not sound or type(length) is not int or not 0 <= length <= MAX_DRAFT_LEN:
-            refuse(f"{name}[{shown(key)}]", length, remedy)
+            refuse(name, length, remedy, f"[{shown(key)}]")
         pairs[batch] = length
     return tuple(sorted(pairs.items()))
 
@@ -220,16 +220,16 @@ class DecodingConfig(DrafterOptions):
         DrafterOptions.__post_init__(self)
         self.check_schedule()
         if self.speculative_model == "":
-            what = "speculative_model is empty"
+            what = "`speculative_model` is empty"
             raise OptionError(what, "Give a directory or a name on the hub, or leave it out.")
         if self.speculative_model is not None and self.drafts_by is not None:
-            what = f"speculative_model is given, and {self.decoding_type} drafts without a model"
+            what = f"`speculative_model` is given, and {self.decoding_type} drafts without a model"
             raise OptionError(what, "Leave it out.")
         if self.acceptance_length_threshold is not None and not self.acceptance_window:
-            what = "acceptance_length_threshold is given, and acceptance_window is not"
+            what = "`acceptance_length_threshold` is given, and `acceptance_window` is not"
             raise OptionError(what, "Give the number of answers to average over.")
         if self.acceptance_window and self.acceptance_length_threshold is None:
-            what = "acceptance_window is given, and acceptance_length_threshold is not"
+            what = "`acceptance_window` is given, and `acceptance_length_threshold` is not"
             raise OptionError(what, "Give the drafts a step below which drafting stops.")
         _ = self.sizes, self.acceptance  # raise OptionError where keys contradict each other
 
@@ -238,16 +238,16 @@ class DecodingConfig(DrafterOptions):
         if self.draft_len_schedule is None:
             return
         if self.max_concurrency is not None:
-            what = "max_concurrency and draft_len_schedule exclude each other"
+            what = "`max_concurrency` and `draft_len_schedule` exclude each other"
             raise OptionError(what, "The schedule drafts nothing above its last batch size.")
         pairs = self.schedule_pairs
         (first, length), most = pairs[0], max(length for _, length in pairs)
         if self.given_len is not None and length != self.given_len:
             key = self.len_key
-            what = f"draft_len_schedule[{first}] is {length}, and {key} {self.given_len}"
-            raise OptionError(what, f"The smallest batch size has {key}.")
+            what = f"`draft_len_schedule`[{first}] is {length}, and `{key}` {self.given_len}"
+            raise OptionError(what, f"The smallest batch size has `{key}`.")
         if most > length:
-            what = f"draft_len_schedule goes up to {most}, above the {length} of the first"
+            what = f"`draft_len_schedule` goes up to {most}, above the {length} of the first"
             raise OptionError(what, "Draft less where more sequences run.")
 
     @property
@@ -285,7 +285,7 @@ class DecodingConfig(DrafterOptions):
         """Raises OptionError for a number of nodes that no chain of max_draft_len has."""
         total = self.max_total_draft_tokens
         if total is not None and total != self.draft_len:
-            what = f"max_total_draft_tokens is {total}, and {self.len_key} {self.draft_len}"
+            what = f"`max_total_draft_tokens` is {total}, and `{self.len_key}` {self.draft_len}"
             raise OptionError(what, "They are equal for a chain of drafts: leave one out.")
 
     @property
@@ -312,9 +312,10 @@ class DecodingConfig(DrafterOptions):
         """The key that says how many drafts a step verifies in all: for a chain their length."""
         return self.len_key if self.max_total_draft_tokens is None else "max_total_draft_tokens"
 
-    def in_keys(self, text: str) -> str:
-        """A message about the sizes of a plan, with the keys that say them in place of flags."""
-        return in_drafts(text, WIDTH, self.len_key, self.nodes_key)
+    @property
+    def spellings(self) -> Spellings:
+        """The keys that say the sizes of a plan."""
+        return sizes_as(WIDTH, self.len_key, self.nodes_key)
 
     @property
     def schedule(self) -> Schedule | None:

@@ -6,13 +6,14 @@ Knows the keys, their defaults, and what TensorRT-LLM checks. Knows no engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from edgespec.errors import LimitError, OptionError, counted, in_words
+from edgespec.errors import LimitError, OptionError, Spellings, counted, in_terms_of
 from edgespec.runtime.drafters.decoding import DecodingConfig, Sizes
 from edgespec.runtime.drafters.options import DrafterOptions, option
+from edgespec.runtime.plans.plan import sizes_as
 from edgespec.runtime.trees.static_tree import (
     CHOICES_SCHEMA,
     DEFAULT,
@@ -33,7 +34,8 @@ MAX_DRAFT_LEN = 63
 
 def checked_choices(name: str, value: Any) -> Choices:
     """The choices of a list, of its text, or of a published tree's name. Raises OptionError."""
-    return parse_choices(value, name) if isinstance(value, str) else choices_of(value, name)
+    source = f"`{name}`"
+    return parse_choices(value, source) if isinstance(value, str) else choices_of(value, source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +68,21 @@ class EagleOptions(DrafterOptions):
     def __post_init__(self) -> None:
         DrafterOptions.__post_init__(self)
         if self.use_dynamic_tree and self.eagle_choices is not None:
-            what = "eagle_choices and use_dynamic_tree exclude each other"
-            remedy = "Give choices for a static tree, or use_dynamic_tree for EAGLE-2."
+            what = "`eagle_choices` and `use_dynamic_tree` exclude each other"
+            remedy = "Give choices for a static tree, or `use_dynamic_tree` for EAGLE-2."
             raise OptionError(what, remedy)
         if self.use_dynamic_tree and self.dynamic_tree_max_topK is None:
-            what = "use_dynamic_tree needs dynamic_tree_max_topK, the children of a node"
+            what = "`use_dynamic_tree` needs `dynamic_tree_max_topK`, the children of a node"
             raise OptionError(what, "Give it; 10 is usual.")
         if self.dynamic_tree_max_topK is not None and not self.use_dynamic_tree:
-            what = "dynamic_tree_max_topK is for dynamic trees, and none was asked for"
-            raise OptionError(what, "Give use_dynamic_tree too, or leave it out.")
+            what = "`dynamic_tree_max_topK` is for dynamic trees, and none was asked for"
+            raise OptionError(what, "Give `use_dynamic_tree` too, or leave it out.")
+
+    @property
+    def spellings(self) -> Spellings:
+        """The keys that say the sizes of a dynamic tree."""
+        names = sizes_as("dynamic_tree_max_topK", "num_eagle_layers", "max_draft_len")
+        return names if self.use_dynamic_tree else {}
 
     def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> DraftPlan:
         """The plan for a base that verifies so many nodes, and a draft of any number of levels.
@@ -91,14 +99,14 @@ class EagleOptions(DrafterOptions):
         whose = "the choices" if given else f"the default choices, {DEFAULT},"
         levels, most = self.num_eagle_layers, self.max_draft_len
         if levels is not None and plan.steps != levels:
-            what = f"{whose} are {counted(plan.steps, 'level')} deep, num_eagle_layers {levels}"
-            remedy = f"Give choices of depth {levels}, or num_eagle_layers {plan.steps}."
+            what = f"{whose} are {counted(plan.steps, 'level')} deep, `num_eagle_layers` {levels}"
+            remedy = f"Give choices of depth {levels}, or `num_eagle_layers` {plan.steps}."
             raise LimitError(what, remedy)
         if most is not None and len(plan.choices) > most:
             nodes = len(plan.choices)
-            what = f"{whose} have {counted(nodes, 'node')}, max_draft_len is {most}"
-            remedy = f"Raise max_draft_len to {nodes}, or give choices of fewer nodes;"
-            raise LimitError(what, f"{remedy} a chain of {most} is --spec-draft-step {most}.")
+            what = f"{whose} have {counted(nodes, 'node')}, `max_draft_len` is {most}"
+            remedy = f"Raise `max_draft_len` to {nodes}, or give choices of fewer nodes;"
+            raise LimitError(what, f"{remedy} a chain of {most} is `spec_draft_step` {most}.")
         for depth, count in enumerate(num_non_leaves(plan.choices)):
             self.check_non_leaves(depth, count, max(num_non_leaves(plan.choices)))
         return plan
@@ -121,9 +129,9 @@ class EagleOptions(DrafterOptions):
         if most is not None and count > most:
             what = (
                 f"the tree has {counted(count, 'node')} with children at depth {depth}, and"
-                f" max_non_leaves_per_layer is {most}"
+                f" `max_non_leaves_per_layer` is {most}"
             )
-            raise LimitError(what, f"Raise max_non_leaves_per_layer to {needed}.")
+            raise LimitError(what, f"Raise `max_non_leaves_per_layer` to {needed}.")
 
 
 # ---- the keys of a speculative_config
@@ -166,11 +174,11 @@ class EagleDecoding(DecodingConfig):
     def __post_init__(self) -> None:
         DecodingConfig.__post_init__(self)
         if self.greedy_sampling and self.posterior_threshold is not None:
-            what = "posterior_threshold is for typical acceptance, and greedy_sampling is true"
+            what = "`posterior_threshold` is for typical acceptance, and `greedy_sampling` is true"
             raise OptionError(what, "Leave one of the two out.")
         layers = self.num_eagle_layers
         if layers is not None and self.max_draft_len not in (None, layers):
-            what = f"num_eagle_layers is {layers}, and max_draft_len {self.max_draft_len}"
+            what = f"`num_eagle_layers` is {layers}, and `max_draft_len` {self.max_draft_len}"
             raise OptionError(what, "Both are the levels of the tree: leave one out.")
         _ = self.tree  # raises OptionError where keys contradict each other
 
@@ -203,12 +211,17 @@ class EagleDecoding(DecodingConfig):
         """The static or the dynamic tree; None for a chain. Raises OptionError."""
         if self.eagle_choices is None and not self.is_dynamic:
             if self.max_non_leaves_per_layer is not None:
-                what = "max_non_leaves_per_layer is for trees, and a chain is drafted"
-                raise OptionError(what, "Give eagle_choices or use_dynamic_tree, or leave it out.")
+                what = "`max_non_leaves_per_layer` is for trees, and a chain is drafted"
+                raise OptionError(
+                    what, "Give `eagle_choices` or `use_dynamic_tree`, or leave it out."
+                )
             return None
         # The options' names on the left mean in a config what stands on the right
-        names = {"max_draft_len": "max_total_draft_tokens", "num_eagle_layers": self.len_key}
-        with in_words(names):
+        names = {
+            "max_draft_len": "`max_total_draft_tokens`",
+            "num_eagle_layers": f"`{self.len_key}`",
+        }
+        with in_terms_of(names):
             options = EagleOptions(
                 eagle_choices=self.eagle_choices,
                 use_dynamic_tree=self.is_dynamic,
@@ -217,7 +230,7 @@ class EagleDecoding(DecodingConfig):
                 max_non_leaves_per_layer=self.max_non_leaves_per_layer,
                 max_draft_len=self.max_total_draft_tokens,
             )
-        return EagleTree(options, names)
+        return EagleTree(options, {**names, **self.spellings})
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +239,7 @@ class EagleTree:
     times its levels, as far as the base verifies so many."""
 
     options: EagleOptions
-    names: Mapping[str, str]  # in errors: what the config calls what the options call otherwise
+    spellings: Spellings  # the config's names for those of the options
 
     def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> DraftPlan:
         """The plan for a base that verifies so many nodes. Raises OptionError and LimitError."""
@@ -235,5 +248,4 @@ class EagleTree:
             nodes = width * (options.num_eagle_layers or NUM_EAGLE_LAYERS)
             most = max(1, min(nodes, max_verify_tree_size - 1))
             options = replace(options, max_draft_len=most)
-        with in_words(self.names):
-            return options.plan(max_verify_tree_size, max_levels)
+        return options.plan(max_verify_tree_size, max_levels)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgespec.backends.base import PlanHints, Runner
 from edgespec.backends.call import Call, HiddenStates, Logits
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import LimitError, OptionError, counted, in_words, replaced
+from edgespec.errors import LimitError, OptionError, Spellings, counted, in_terms_of
 from edgespec.methods.medusa import MAX_HEADS, NAME, MedusaSpec
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import best_first, top_log_probs
@@ -231,7 +231,7 @@ class HeadLimits:
             what = (
                 f"the tree has nodes of rank {k - 1}, and the vocabulary {self.vocab_size} tokens"
             )
-            raise LimitError(what, "Lower --spec-draft-top-k, or leave such nodes out.")
+            raise LimitError(what, "Lower `spec_draft_top_k`, or leave such nodes out.")
         if isinstance(plan, StaticPlan):
             if n > self.max_verify_tree_size:
                 what = f"the static tree has {n} nodes, the root included"
@@ -240,7 +240,7 @@ class HeadLimits:
         most = full_tree_size(k, s, n + 1)
         if n > most:
             what = (
-                f"--spec-verify-size {n}: with top-k {k} and step {s} only {most} nodes can exist"
+                f"`spec_verify_size` {n}: with top-k {k} and step {s} only {most} nodes can exist"
             )
             raise LimitError(what, "Lower the verify size, or raise top-k or step.")
         if n > self.max_verify_tree_size:
@@ -252,14 +252,15 @@ class HeadLimits:
         if isinstance(plan, StaticPlan):
             what = f"the choices are {counted(plan.steps, 'level')} deep, and there are {heads}"
             remedy = f"Give choices of at most {counted(self.num_heads, 'level')}; for"
-            return LimitError(what, f"{remedy} {DEFAULT} num_medusa_heads {self.num_heads}.")
-        what = f"--spec-draft-step {plan.steps}: there are {heads}, one a level"
+            return LimitError(what, f"{remedy} {DEFAULT} `num_medusa_heads` {self.num_heads}.")
+        what = f"`spec_draft_step` {plan.steps}: there are {heads}, one a level"
         return LimitError(what, f"Set it to {self.num_heads} or less.")
 
 
 def read_choices(key: str, value: object) -> Choices:
     """The choices of a list, of its text, or of a published tree's name. Raises OptionError."""
-    return parse_choices(value, key) if isinstance(value, str) else choices_of(value, key)
+    source = f"`{key}`"
+    return parse_choices(value, source) if isinstance(value, str) else choices_of(value, source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +284,11 @@ class MedusaOptions(DrafterOptions):
         None, "Nodes of the tree at most, without the root.", low=1, high=MAX_NODES
     )
 
+    @property
+    def spellings(self) -> Spellings:
+        """None: the keys are the options' own."""
+        return {}
+
     def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> StaticPlan:
         """The plan of the tree, whatever the base verifies. Raises LimitError for more heads than
         there are."""
@@ -290,7 +296,7 @@ class MedusaOptions(DrafterOptions):
         heads, most = self.num_medusa_heads, self.max_draft_len
         if heads is not None and max_levels is not None and heads > max_levels:
             there = counted(max_levels, "Medusa head")
-            what = f"num_medusa_heads {heads}, and the draft has {there}"
+            what = f"`num_medusa_heads` {heads}, and the draft has {there}"
             remedy = f"Set it to {max_levels} or less, or leave it out: the choices say how many"
             raise LimitError(what, f"{remedy} draft.")
         chosen = StaticPlan.of(cast(Choices | None, self.medusa_choices) or NAMED[DEFAULT])
@@ -298,15 +304,15 @@ class MedusaOptions(DrafterOptions):
             chosen = chosen.within(heads, 1 + len(chosen.choices))
         if heads is not None and chosen.steps > heads:
             what = (
-                f"the choices are {counted(chosen.steps, 'level')} deep, num_medusa_heads {heads}"
+                f"the choices are {counted(chosen.steps, 'level')} deep, `num_medusa_heads` {heads}"
             )
             remedy = f"Give choices of at most {counted(heads, 'level')}, or"
-            raise OptionError(what, f"{remedy} num_medusa_heads {chosen.steps}.")
+            raise OptionError(what, f"{remedy} `num_medusa_heads` {chosen.steps}.")
         if most is not None and len(chosen.choices) > most:
             nodes = counted(len(chosen.choices), "node")
             whose = "the choices" if self.medusa_choices else f"the default choices, {DEFAULT},"
-            what = f"{whose} have {nodes}, max_draft_len is {most}"
-            remedy = f"Raise max_draft_len to {len(chosen.choices)}"
+            what = f"{whose} have {nodes}, `max_draft_len` is {most}"
+            remedy = f"Raise `max_draft_len` to {len(chosen.choices)}"
             raise OptionError(what, f"{remedy}, or give choices of fewer nodes.")
         return chosen
 
@@ -340,32 +346,28 @@ class MedusaDecoding(DecodingConfig):
         """None: `tree` says how much is drafted."""
         nodes, total = self.max_draft_len, self.max_total_draft_tokens
         if None not in (nodes, total) and nodes != total:
-            what = f"max_total_draft_tokens is {total}, and max_draft_len {nodes}"
+            what = f"`max_total_draft_tokens` is {total}, and `max_draft_len` {nodes}"
             raise OptionError(what, "Both are the nodes of the tree: leave one out.")
-        with in_words(self.names):
+        with in_terms_of(self.spellings):
             _ = self.tree.plan(0)  # raises OptionError where keys contradict each other
         return Sizes()
 
     @property
     def tree(self) -> MedusaOptions:
         """The static tree. Raises OptionError."""
-        with in_words(self.names):
-            return MedusaOptions(
-                medusa_choices=self.medusa_choices,
-                num_medusa_heads=self.draft_len,
-                max_draft_len=self.max_draft_len or self.max_total_draft_tokens,
-            )
+        return MedusaOptions(
+            medusa_choices=self.medusa_choices,
+            num_medusa_heads=self.draft_len,
+            max_draft_len=self.max_draft_len or self.max_total_draft_tokens,
+        )
 
     @property
-    def names(self) -> dict[str, str]:
+    def spellings(self) -> Spellings:
         """The keys that were given for what the tree's options name."""
         given = self.max_draft_len is not None or self.max_total_draft_tokens is None
         nodes = "max_draft_len" if given else "max_total_draft_tokens"
-        return {"num_medusa_heads": self.len_key, "max_draft_len": nodes}
-
-    def in_keys(self, text: str) -> str:
-        """The same for the names of the tree's options."""
-        return replaced(self.names, DecodingConfig.in_keys(self, text))
+        names = {"num_medusa_heads": f"`{self.len_key}`", "max_draft_len": f"`{nodes}`"}
+        return {**super().spellings, **names}
 
 
 # ---- the method's row

@@ -30,7 +30,7 @@ class HeadLimits(TreeLimits):
         """LimitError for a tree too."""
         if plan.top_k > 1 and not isinstance(plan, StaticPlan):
             what = (
-                f"--spec-draft-top-k {plan.top_k}: an MTP head drafts a chain, one token a step, "
+                f"`spec_draft_top_k` {plan.top_k}: an MTP head drafts a chain, one token a step, "
                 "and no trees"
             )
             raise LimitError(what, "Set it to 1, or leave it out.")
@@ -38,7 +38,7 @@ class HeadLimits(TreeLimits):
 
     def fewer_nodes(self, plan: DraftPlan) -> str:
         size = plan.verify_size
-        return f"Lower it to {plan.steps + 1}, or raise --spec-draft-step to {size - 1}."
+        return f"Lower it to {plan.steps + 1}, or raise `spec_draft_step` to {size - 1}."
 
 
 def limits(base: EngineConfig, draft: EngineConfig | None) -> HeadLimits:

@@ -220,11 +220,11 @@ class NgramLimits(TreeLimits):
     def check_draft(self, plan: DraftPlan) -> None:
         """LimitError for trees, and for chains that are longer than the pool's matches."""
         if plan.top_k > 1:
-            what = f"--spec-draft-top-k {plan.top_k}: n-grams draft chains, and no trees"
+            what = f"`spec_draft_top_k` {plan.top_k}: n-grams draft chains, and no trees"
             raise LimitError(what, "Set it to 1, or leave it out.")
         if plan.steps > self.max_draft_len:
             what = (
-                f"--spec-draft-step {plan.steps} exceeds the max_draft_len of {self.max_draft_len}"
+                f"`spec_draft_step` {plan.steps} exceeds the max_draft_len of {self.max_draft_len}"
             )
             raise LimitError(what, f"Lower it, or set max_draft_len to {plan.steps}.")
 

@@ -118,9 +118,9 @@ def describe(allowed: Mapping[str, Any]) -> str:
     return "" if high is None else f" of {high} or less"
 
 
-def refuse(name: str, value: object, remedy: str) -> NoReturn:
-    """Raises OptionError with the key, its value and the remedy."""
-    raise OptionError(f"{name} is {shown(value)}", remedy)
+def refuse(name: str, value: object, remedy: str, place: str = "") -> NoReturn:
+    """Raises OptionError with the key, the place in it, its value and the remedy."""
+    raise OptionError(f"`{name}`{place} is {shown(value)}", remedy)
 
 
 def shown(value: object) -> str:

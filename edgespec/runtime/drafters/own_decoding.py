@@ -32,8 +32,8 @@ class OwnDecoding(DecodingConfig):
 
     drafter: object | None = option(
         None,
-        "The drafter: an object, or package.module:Class; only in Python. In files it comes from"
-        " --drafter.",
+        "The drafter: an object, or package.module:Class; only in Python. For a file the command"
+        " line names it.",
         read=any_object,
         schema=IN_PYTHON,
     )

@@ -135,7 +135,7 @@ class Session:
                 f" {self.base.capacity}"
             )
             raise LimitError(
-                what, "Shorten the prompt, or build with a larger --max-kv-cache-capacity."
+                what, "Shorten the prompt, or build with a larger `max_kv_cache_capacity`."
             )
         self.base.check_images(seq.prompt)
 

@@ -21,7 +21,7 @@ from edgespec.backends.machine import available_bytes, waited_s
 from edgespec.backends.pair_check import target_of
 from edgespec.backends.registry import backend_of
 from edgespec.contract import Role
-from edgespec.errors import BundleError, EnvironmentProblem, LimitError
+from edgespec.errors import BundleError, EnvironmentProblem, LimitError, command
 from edgespec.runtime.costs.cost_profile import (
     FILE,
     ONCE_MORE,
@@ -49,7 +49,7 @@ from edgespec.runtime.trees.tree import DraftPlan
 logger = logging.getLogger(__name__)
 SILENT = Progress()
 NOT_MEASURED = "costs not measured"
-MEASURE_THERE = "edgespec bench ENGINES --measure-costs"
+MEASURE_THERE = command("bench", "ENGINES", measure_costs=True)
 BUDGET_S = 10.0
 ROWS = (1, 2, 4, 8, 16, 32, 60)
 CONTEXTS = (128, 2048, 8192)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.errors import counted
+from edgespec.errors import command, counted
 from edgespec.runtime.loop.metrics import RequestMetrics
 
 MIN_STEPS = 24  # with drafts; fewer say nothing
 CERTAIN = 0.01  # by chance, acceptance that is better than the guess's is taken for it so seldom
 GOOD = 0.5  # acceptance above it is no fault, however uniform the answers are
-NEXT = "edgespec check BASE DRAFT --probe says which"
+NEXT = f"{command('check', 'BASE', 'DRAFT', probe=True)} says which"
 CAUSES = (
     "the draft was made for another base",
     "it reads other layers of the base than it was trained on (aux layers)",

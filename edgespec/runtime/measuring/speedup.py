@@ -158,7 +158,7 @@ class Speedup:
         if cause is None:
             return None
         assert self.plain is not None
-        check = CHECK.format("--check-lossless" if self.lossless else "--compare-quality")
+        check = CHECK.format("`check_lossless`" if self.lossless else "`compare_quality`")
         about, tail = ("about ", check) if self.by_the_way else ("", "")
         return (
             f"slower than plain decoding ({about}{self.over_plain:.2f}x): {self.step_words}, a"
@@ -191,9 +191,9 @@ class Speedup:
         if self.batch_size > 1:
             return (
                 f"Verifying takes {share} more: {self.batch_size} requests at a time leave drafts"
-                " no free arithmetic. Lower --batch-size or --spec-verify-size."
+                " no free arithmetic. Lower `batch_size` or `spec_verify_size`."
             )
-        return f"Verifying takes {share} more: too many rows. Lower --spec-verify-size."
+        return f"Verifying takes {share} more: too many rows. Lower `spec_verify_size`."
 
     @property
     def drafts_words(self) -> str:

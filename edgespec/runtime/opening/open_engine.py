@@ -44,7 +44,7 @@ from edgespec.runtime.plans.plan import PlanLimits
 EXACT_ROWS = 2  # from here on kernels give a row the same bits whatever their number
 AUTO: Final = "auto"
 SpecDecode = bool | Literal["auto"] | None
-BUILD_AGAIN = "Build it again: edgespec build leaves room for drafts (--max-verify-tree-size)."
+BUILD_AGAIN = "Build it again: edgespec build leaves room for drafts (`max_verify_tree_size`)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,10 +350,10 @@ def check_exact(engine_dir: Path, config: EngineConfig) -> None:
     if why := config.why_not_exact:
         what = f"the engine in {engine_dir} cannot be exact: {why}"
         if config.component.graph.recurrent:
-            raise LimitError(what, "Leave --exact out: no engine of such a base is.")
-        known = "--weights fp32, int4 --weight-block 32 or int8 --weight-block 0"
+            raise LimitError(what, "Leave `exact` out: no engine of such a base is.")
+        known = "`weights` fp32, int4 `weight_block` 32 or int8 `weight_block` 0"
         quantized = "of quantized exports int8_sq, int8_token and int4 in blocks of 32 are exact"
         raise LimitError(
             what,
-            f"Build it with --kernels native, or for one sequence, with {known}; {quantized}.",
+            f"Build it with `kernels` native, or for one sequence, with {known}; {quantized}.",
         )

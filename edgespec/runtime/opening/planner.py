@@ -12,7 +12,7 @@ from typing import cast
 
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import EdgeSpecError, LimitError, counted, rephrased
+from edgespec.errors import EdgeSpecError, LimitError, counted, in_terms_of
 from edgespec.runtime.acceptance.verify import ACCEPT_RULES, EXACT, AcceptOptions, acceptance_of
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
@@ -30,7 +30,7 @@ class Planner:
     whether plans are adaptive: None is where no sizes are given and `can_adapt`, as costs are
     known. `tuned` is the plan of the engine's own drafter where no sizes are given.
 
-    Errors name the flags of the command line, and those of a config its keys.
+    Errors name the sizes as `by_sizes` has them, and those of a config or a tree by its keys.
     """
 
     config: EngineConfig
@@ -96,7 +96,7 @@ class Planner:
         drafter = cast(str | Drafter | None, config.drafts_by)
         limits = self.limits(drafter, None if drafter is None else config.options)
         try:
-            with rephrased(config.in_keys):
+            with in_terms_of(config.spellings):
                 plan = self.of_keys(config, limits, acceptance)
                 self.check_acceptance(acceptance, plan)
         except LimitError as error:
@@ -107,9 +107,9 @@ class Planner:
     def of_keys(
         self, config: DecodingConfig, limits: PlanLimits, acceptance: AcceptOptions
     ) -> DraftPlan:
-        """`by_config`, within limits that are known; errors name flags."""
+        """`by_config`, within limits that are known."""
         if config.tree is not None:
-            return self.of_tree(config.tree, limits)
+            return self.of_tree(config.tree, limits, acceptance)
         top_k, steps, verify_size = config.sizes
         sized = any((top_k, steps, verify_size))
         adaptive = config.drafts_by is None and self.adapts(sized=sized)
@@ -122,17 +122,19 @@ class Planner:
     def by_tree(self, tree: TreeSpec) -> DraftPlan:
         """The plan of a tree that is asked for otherwise than by its three sizes, such as a static
         one. Raises LimitError where it cannot be."""
-        return self.of_tree(tree, self.limits())
+        return self.of_tree(tree, self.limits(), self.acceptance)
 
-    def of_tree(self, tree: TreeSpec, limits: PlanLimits) -> DraftPlan:
-        """`by_tree`, within limits that are known."""
-        try:
-            plan = tree.plan(self.config.limits.verify_tree_size, limits.max_levels)
-        except EdgeSpecError:
-            limits.check(SMALLEST_TREE)  # what a drafter does not make at all is said first
-            raise
-        limits.check(plan)
-        self.check_chain(plan)
+    def of_tree(self, tree: TreeSpec, limits: PlanLimits, acceptance: AcceptOptions) -> DraftPlan:
+        """`by_tree`, within limits and for an accept rule that are known."""
+        with in_terms_of(tree.spellings):
+            try:
+                plan = tree.plan(self.config.limits.verify_tree_size, limits.max_levels)
+            except EdgeSpecError:
+                limits.check(SMALLEST_TREE)  # what a drafter does not make at all is said first
+                raise
+            limits.check(plan)
+            self.check_chain(plan)
+            self.check_acceptance(acceptance, plan)
         return replace(plan, adaptive=self.adapts(sized=True))
 
     def limits(self, drafter: str | Drafter | None = None, options: Options = None) -> PlanLimits:
@@ -169,7 +171,7 @@ class Planner:
         if self.exact_chains and plan.top_k != 1:
             what, remedy = branches(plan)
             raise LimitError(
-                f"{what}, and only chains are exact", f"{remedy}, or leave --exact out."
+                f"{what}, and only chains are exact", f"{remedy}, or leave `exact` out."
             )
 
     def check_acceptance(self, asked: AcceptOptions, plan: DraftPlan) -> None:
@@ -179,7 +181,7 @@ class Planner:
         row = ACCEPT_RULES[asked.rule]
         if self.exact and asked.rule != EXACT:
             what = (
-                f"{row.title} is not what plain decoding gives bit for bit, and --exact asks for it"
+                f"{row.title} is not what plain decoding gives bit for bit, and `exact` asks for it"
             )
             raise LimitError(what, "Leave one of the two out.")
         if row.chains_only and plan.top_k != 1:
@@ -193,4 +195,4 @@ def branches(plan: DraftPlan) -> tuple[str, str]:
     if isinstance(plan, StaticPlan):
         size = counted(len(plan.choices), "node")
         return f"the static tree of {size} branches", "Give choices without branches, or none"
-    return f"--spec-draft-top-k {plan.top_k} drafts trees", "Set --spec-draft-top-k to 1"
+    return f"`spec_draft_top_k` {plan.top_k} drafts trees", "Set `spec_draft_top_k` to 1"

@@ -58,6 +58,12 @@ def config_classes() -> dict[str, type[DecodingConfig]]:
     return classes | {own_decoding.TYPE.name: OWN}
 
 
+def keys_as_written() -> dict[str, str]:
+    """All keys of a block, as errors spell them for whoever wrote them in a file."""
+    keys = {TYPE_KEY}.union(*map(fields_of, config_classes().values()))
+    return {key: key for key in keys}
+
+
 def class_of_method(method: str | None) -> type[DecodingConfig]:
     """The class of a method's decoding type; that of AUTO where it has none."""
     row = None if method is None else DRAFTERS.get(method)
@@ -161,7 +167,7 @@ def read_config(
     known = fields_of(found)
     if isinstance(values.get("drafter"), str) and "drafter" in known:
         what = f"{where}: the drafter {values['drafter'][:60]} is code, and a file runs none"
-        raise OptionError(what, "Name it on the command line: --drafter package.module:Class.")
+        raise OptionError(what, "Name it on the command line: `drafter` package.module:Class.")
     for name in values:
         if name not in known:
             raise foreign_key(name, found, where)
@@ -195,7 +201,7 @@ def drafts_of(
     takes_one = isinstance(config, OWN) and config.drafts_by is None
     if takes_one and drafter is None:
         what = f"decoding_type {config.decoding_type} was given without a drafter"
-        raise OptionError(what, "Name it: --drafter package.module:Class, or drafter= in Python.")
+        raise OptionError(what, "Name it: `drafter` package.module:Class, or drafter= in Python.")
     given = {"spec_decode=False": spec_decode is False, "drafter_options": bool(options)}
     for name, is_given in (given | {"drafter": drafter is not None and not takes_one}).items():
         if is_given:
@@ -210,7 +216,7 @@ def check_of_request(config: DecodingConfig) -> None:
     if isinstance(config, OWN) and config.drafts_by is None:
         what = f"decoding_type {config.decoding_type} needs a drafter, and a request runs no code"
         remedy = (
-            "Name the drafter for the whole run: --drafter package.module:Class, or drafter= in"
+            "Name the drafter for the whole run: `drafter` package.module:Class, or drafter= in"
             " Python. Requests without a decoding_type draft with it."
         )
         raise OptionError(what, remedy)
@@ -262,8 +268,9 @@ def of_request(raw: object, where: str, method: str | None) -> DecodingConfig:
         assert config is not None
         check_of_request(config)
     except OptionError as error:
-        what = error.what if error.what.startswith(where) else f"{where}: {error.what}"
-        raise RequestError(what, error.remedy) from error
+        said = error.spelled(keys_as_written())
+        what = said.what if said.what.startswith(where) else f"{where}: {said.what}"
+        raise RequestError(what, said.remedy, said.param) from error
     return config
 
 

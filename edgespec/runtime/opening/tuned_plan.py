@@ -17,7 +17,7 @@ from typing import Any
 from edgespec.artifacts import atomic, json_files
 from edgespec.backends import engine_dir as engines
 from edgespec.contract import DECODERS, Role
-from edgespec.errors import BundleError, EdgeSpecError
+from edgespec.errors import BundleError, EdgeSpecError, command
 from edgespec.runtime.costs.cost_profile import device_of, differing, hashes_of, roles_of
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.trees.static_tree import MAX_DEPTH, StaticPlan
@@ -26,7 +26,7 @@ from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
 FILE = engines.TUNED
 FORMAT = 1
 MAX_BYTES = 2**20
-TUNE_AGAIN = "Tune again: edgespec tune ENGINES --prompts FILE; or remove the file."
+TUNE_AGAIN = f"Tune again: {command('tune', 'ENGINES', prompts='FILE')}; or remove the file."
 SIZES = ("top_k", "steps", "verify_size")
 MAX_SIZE = 1024
 

@@ -6,13 +6,12 @@ Knows limits and arithmetic. Knows no engine library, no method and no search.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.backends.base import PlanHints
 from edgespec.contract import tree_pool_size
-from edgespec.errors import LimitError, counted, replaced
+from edgespec.errors import LimitError, Spellings, counted
 from edgespec.runtime.trees.static_tree import StaticPlan, num_non_leaves
 from edgespec.runtime.trees.tree import DraftPlan
 
@@ -37,7 +36,12 @@ class PlanLimits(Protocol):
 
 
 class TreeSpec(Protocol):
-    """A tree that is asked for by a method's own options; they make the plan."""
+    """A tree that is asked for by a method's own options; they make the plan. `spellings` are how
+    its user says the sizes that errors name."""
+
+    @property
+    def spellings(self) -> Spellings:
+        """By parameter; empty where the names are the same."""
 
     def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> DraftPlan:
         """The plan for a base that verifies so many nodes and a draft of so many levels, None for
@@ -98,7 +102,7 @@ class TreeLimits:
             )
         if n > tree_pool_size(k, s):
             what = (
-                f"--spec-verify-size {n}: with top-k {k} and step {s} only {tree_pool_size(k, s)}"
+                f"`spec_verify_size` {n}: with top-k {k} and step {s} only {tree_pool_size(k, s)}"
                 " nodes can exist, 1 + K + (S-1)*K*K"
             )
             raise LimitError(what, self.fewer_nodes(plan))
@@ -110,19 +114,19 @@ class TreeLimits:
         """Raises LimitError for a plan beyond the drafter's own limits."""
         k, s, most = plan.top_k, plan.steps, self.max_draft_tree_size
         if most is not None and k == 1 and s > most:
-            what = f"--spec-draft-step {s} exceeds the {most} of the draft engine"
-            remedy = f"Set it to {most} or less, or build the draft with --max-draft-tree-size {s}."
+            what = f"`spec_draft_step` {s} exceeds the {most} of the draft engine"
+            remedy = f"Set it to {most} or less, or build the draft with `max_draft_tree_size` {s}."
             raise LimitError(what, remedy)
         if most is not None and k * s > most:
             what = (
-                f"--spec-draft-top-k {k} times --spec-draft-step {s} exceeds the {most} of the"
+                f"`spec_draft_top_k` {k} times `spec_draft_step` {s} exceeds the {most} of the"
                 " draft engine"
             )
             raise LimitError(
-                what, f"Lower them, or build the draft with --max-draft-tree-size {k * s}."
+                what, f"Lower them, or build the draft with `max_draft_tree_size` {k * s}."
             )
         if self.draft_vocab_size is not None and k > self.draft_vocab_size:
-            raise LimitError(f"--spec-draft-top-k {k} exceeds the draft's vocabulary", "Lower it.")
+            raise LimitError(f"`spec_draft_top_k` {k} exceeds the draft's vocabulary", "Lower it.")
 
     def check_static(self, plan: StaticPlan) -> None:
         """Raises LimitError for a static tree that base and drafter cannot do."""
@@ -138,7 +142,7 @@ class TreeLimits:
                 f"the static tree has {counted(below, 'node')} with children below its root, on"
                 f" {counted(plan.steps, 'level')}, and the draft engine was built for {most}"
             )
-            raise LimitError(what, f"Build the draft with --max-draft-tree-size {rows}.")
+            raise LimitError(what, f"Build the draft with `max_draft_tree_size` {rows}.")
         if self.draft_vocab_size is not None and plan.top_k > self.draft_vocab_size:
             what = (
                 f"the static tree has the rank {plan.top_k - 1}, and the draft's vocabulary"
@@ -149,33 +153,37 @@ class TreeLimits:
     def fewer_nodes(self, plan: DraftPlan) -> str:
         """The remedy for a verify size that the tree cannot fill."""
         most = tree_pool_size(plan.top_k, plan.steps)
-        return f"Set --spec-verify-size to {most} or less, or raise --spec-draft-step."
+        return f"Set `spec_verify_size` to {most} or less, or raise `spec_draft_step`."
 
 
-def in_drafts(text: str, width: str, length: str, nodes: str) -> str:
-    """A message that names the flags of sizes, with other names for them, of which `nodes` counts
-    drafts alone: --spec-verify-size counts the root too."""
+def sizes_as(width: str, length: str, nodes: str) -> Spellings:
+    """Other names for the sizes of a plan, of which `nodes` counts drafts alone: spec_verify_size
+    counts the root too."""
 
-    def of_drafts(found: re.Match[str]) -> str:
-        shown = f"{nodes}{found[1] or ''} {int(found[2]) - 1}"
-        return shown if found[1] else f"{shown} ({found[2]} nodes with the root)"
+    def drafts(number: str) -> str:
+        to, _, size = number.rpartition(" ")
+        shown = f"`{nodes}`{to} {int(size) - 1}" if size else f"`{nodes}`"
+        return shown if to or not size else f"{shown} ({size} nodes with the root)"
 
-    text = re.sub("--spec-verify-size( to)? ([0-9]+)", of_drafts, text)
-    return replaced({"--spec-draft-top-k": width, "--spec-draft-step": length}, text)
+    return {
+        "spec_draft_top_k": f"`{width}`",
+        "spec_draft_step": f"`{length}`",
+        "spec_verify_size": drafts,
+    }
 
 
 def exceeds_base(size: int, most: int, asked: str | None = None) -> LimitError:
     """The error for a verify size above the base's; `asked` says what it is where no flag does."""
     shorten = "Take a smaller tree"
     if asked is None:
-        shorten = f"Set --spec-verify-size to {most} or less"
-    asked = f"--spec-verify-size {size}" if asked is None else f"{asked}, which"
+        shorten = f"Set `spec_verify_size` to {most} or less"
+    asked = f"`spec_verify_size` {size}" if asked is None else f"{asked}, which"
     what = f"{asked} exceeds the {most} that the base engine was built for"
-    return LimitError(what, f"{shorten}, or build the base with --max-verify-tree-size {size}.")
+    return LimitError(what, f"{shorten}, or build the base with `max_verify_tree_size` {size}.")
 
 
 def no_static_trees() -> LimitError:
     """The error for choices where the drafter makes its trees by itself."""
     what = "a static tree was asked for, and this drafter makes none"
-    remedy = "Leave it out; --spec-draft-step, or --spec-verify-size for blocks, says how much is"
+    remedy = "Leave it out; `spec_draft_step`, or `spec_verify_size` for blocks, says how much is"
     return LimitError(what, f"{remedy} drafted.")

@@ -15,8 +15,8 @@ NO_SUCH_MODE = (
 COSTS = "fewer of them will be accepted, the answers are the same."
 # (set by a flag, trained with thinking) -> what to do
 REMEDIES = {
-    (True, True): "Give --enable-thinking.",
-    (True, False): "Leave --enable-thinking out.",
+    (True, True): "Give `enable_thinking`.",
+    (True, False): "Leave `enable_thinking` out.",
     (False, True): 'Set "enable_thinking": true.',
     (False, False): 'Leave "enable_thinking" out.',
 }
@@ -38,7 +38,7 @@ def thinking_note(
         return NO_SUCH_MODE.format(COSTS) if trained else None
     mode, other = ("on", "off") if trained else ("off", "on")
     who = (
-        "--enable-thinking is"
+        "`enable_thinking` is"
         if by_flag
         else f"{num_others} of {len(asked)} requests have enable_thinking"
     )

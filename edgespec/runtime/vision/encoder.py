@@ -118,12 +118,12 @@ class VisionEncoder:
         if tokens > limits.max_image_tokens_per_image:
             raise LimitError(
                 f"{what}, the image encoder takes {limits.max_image_tokens_per_image}",
-                "Give a smaller image, or build with a larger --max-image-tokens-per-image.",
+                "Give a smaller image, or build with a larger `max_image_tokens_per_image`.",
             )
         if tokens < limits.min_image_tokens:
             raise LimitError(
                 f"{what}, the image encoder takes {limits.min_image_tokens} or more",
-                "Give a larger image, or build with a smaller --min-image-tokens.",
+                "Give a larger image, or build with a smaller `min_image_tokens`.",
             )
 
     def close(self) -> None:

@@ -140,7 +140,7 @@ class ImagePrompts:
         if total > most:
             what = f"the images of the prompt have {total} tokens, the image encoder takes {most}"
             raise LimitError(
-                what, "Send fewer or smaller images, or build with a larger --max-image-tokens."
+                what, "Send fewer or smaller images, or build with a larger `max_image_tokens`."
             )
 
     def read(

@@ -39,16 +39,16 @@ def test_largest_capacity_that_fits_is_named_and_taken(lanes: int) -> None:
         check(limits(10**9, lanes), GIB)
     room = re.search(r"Build with (\d+) or less", refusal.value.remedy)
     assert room is not None
-    assert ("--max-batch-size" in refusal.value.remedy) == (lanes > 1)
+    assert ("`max_batch_size`" in refusal.value.remedy) == (lanes > 1)
     check(limits(int(room[1]), lanes, nodes=1), GIB)
-    with pytest.raises(LimitError, match="--max-kv-cache-capacity"):
+    with pytest.raises(LimitError, match="`max_kv_cache_capacity`"):
         check(limits(int(room[1]) + 1, lanes, nodes=1), GIB)
 
 
 @pytest.mark.parametrize("role", [Role.BASE, Role.DRAFT, Role.LLM])
 def test_tree_with_more_nodes_than_slots_is_refused_by_its_flag(role: Role) -> None:
-    flag = "--max-draft-tree-size" if role is Role.DRAFT else "--max-verify-tree-size"
-    with pytest.raises(LimitError, match=f"{flag} 100000 exceeds --max-kv-cache-capacity 4096"):
+    flag = "`max_draft_tree_size`" if role is Role.DRAFT else "`max_verify_tree_size`"
+    with pytest.raises(LimitError, match=f"{flag} 100000 exceeds `max_kv_cache_capacity` 4096"):
         check(limits(4096, nodes=100_000, role=role), None)
     check(limits(4096, nodes=4096, role=role), None)
 

@@ -128,5 +128,5 @@ def test_export_is_no_place_for_engines(pair: SmallPair, tmp_path: Path) -> None
         build(pair.draft_onnx, onnx, LIMITS)
     assert caught.value.exit_code == 3
     assert str(onnx) in caught.value.what
-    assert "--engine-dir" in caught.value.remedy
+    assert "`engine_dir`" in caught.value.remedy
     assert sorted(path.name for path in onnx.iterdir()) == before

@@ -16,12 +16,12 @@ LIMITS = Limits(max_input_len=48, max_kv_cache_capacity=64)
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("max_input_len", 0, ["--max-input-len is 0"]),
-        ("max_input_len", 65, ["--max-input-len 65", "--max-kv-cache-capacity 64"]),
-        ("max_kv_cache_capacity", -3, ["--max-kv-cache-capacity is -3"]),
-        ("max_batch_size", 17, ["--max-batch-size 17", "exceeds 16"]),
-        ("max_verify_tree_size", 0, ["--max-verify-tree-size is 0"]),
-        ("max_draft_tree_size", 0, ["--max-draft-tree-size is 0"]),
+        ("max_input_len", 0, ["`max_input_len` is 0"]),
+        ("max_input_len", 65, ["`max_input_len` 65", "`max_kv_cache_capacity` 64"]),
+        ("max_kv_cache_capacity", -3, ["`max_kv_cache_capacity` is -3"]),
+        ("max_batch_size", 17, ["`max_batch_size` 17", "exceeds 16"]),
+        ("max_verify_tree_size", 0, ["`max_verify_tree_size` is 0"]),
+        ("max_draft_tree_size", 0, ["`max_draft_tree_size` is 0"]),
     ],
 )
 def test_limit_that_cannot_be(name: str, value: int, words: list[str]) -> None:

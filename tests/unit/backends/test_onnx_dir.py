@@ -104,7 +104,7 @@ def test_manifest_that_is_not_one(onnx: Path, case: str) -> None:
 
 
 def test_one_level_too_high(pair: SmallPair) -> None:
-    assert f"--onnx-dir {pair.draft_onnx}" in refusal(pair.draft_onnx.parent)
+    assert f"`onnx_dir` {pair.draft_onnx}" in refusal(pair.draft_onnx.parent)
 
 
 def test_nowhere(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_only_a_draft_that_is_being_built_can_be_exported_for_the_other_base() -
     base, draft = {"identity": "b"}, {"pair": PAIR}
     with pytest.raises(PairingError, match="the one in this engine directory") as found:
         pairing(base, draft, Role.DRAFT)
-    assert found.value.remedy.startswith("Export the draft again with --base-model-dir")
+    assert found.value.remedy.startswith("Export the draft again with `base_model_dir`")
     with pytest.raises(PairingError, match="than this one") as found:
         pairing(base, draft, Role.BASE)
     assert found.value.remedy.startswith("Use another engine directory for this base")
@@ -161,7 +161,7 @@ def test_base_of_another_kind_is_refused_with_the_flag_that_would_fit() -> None:
 def test_layers_that_a_base_does_not_emit_are_named_with_the_flag_that_would_fit() -> None:
     with pytest.raises(PairingError) as found:
         pairing({"eagle_hidden_state_layers": [1, 4, 5]}, {"pair": PAIR})
-    assert "--eagle-base --aux-layers 2,4,5, or use" in found.value.remedy
+    assert "`eagle_base` `aux_layers` 2,4,5, or use" in found.value.remedy
 
 
 # A draft beside a plain engine
@@ -174,7 +174,7 @@ def test_draft_beside_a_plain_engine_is_refused(tmp_path: Path) -> None:
     build(plain / "llm", tmp_path / "first", LIMITS)
     with pytest.raises(PairingError, match="no base in this engine directory, only a plain") as no:
         build(pair.draft_onnx, tmp_path / "first", LIMITS)
-    assert "--eagle-base" in no.value.remedy
+    assert "`eagle_base`" in no.value.remedy
     build(pair.draft_onnx, tmp_path / "second", LIMITS)
     with pytest.raises(PairingError, match="this is a plain decoder, and an EAGLE-3 draft"):
         build(plain / "llm", tmp_path / "second", LIMITS)

@@ -51,7 +51,7 @@ def test_unlike_runs_are_refused_by_name(path: str, value: Any, name: str) -> No
     with pytest.raises(RequestError, match=f"these runs are unlike: {name}: ") as caught:
         refuse_unlike(found, ["cores"])
     top = name.partition(".")[0]
-    assert caught.value.remedy.endswith(f"--allow {top}.")
+    assert caught.value.remedy.endswith(f"`allow` {top}.")
     refuse_unlike(found, [top])
     refuse_unlike(found, [name])
 

@@ -195,7 +195,7 @@ def test_other_kinds_are_refused_by_name(
 def test_pickled_medusa_heads_want_a_flag(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 3}')
     torch.save({"0.0.linear.weight": torch.zeros(4, 4)}, tmp_path / "medusa_lm_head.pt")
-    with pytest.raises(CheckpointError, match="--allow-pickle") as caught:
+    with pytest.raises(CheckpointError, match="`allow_pickle`") as caught:
         detect(open_checkpoint(tmp_path))
     assert "medusa_lm_head.pt" in caught.value.what
 

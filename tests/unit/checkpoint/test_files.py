@@ -338,7 +338,7 @@ def test_directory_without_config_or_weights_says_which(tmp_path: Path) -> None:
 def test_pickles_are_refused_unless_allowed(write: Callable[[Path], Path], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="only pickled weights") as error:
         _ = open_checkpoint(write(tmp_path)).tensors
-    assert "--allow-pickle" in error.value.remedy
+    assert "`allow_pickle`" in error.value.remedy
 
 
 class Bomb:

@@ -105,7 +105,7 @@ class Plans:
 
     def by_sizes(self, top_k: int | None, steps: int | None, verify_size: int | None) -> DraftPlan:
         if top_k == 99:
-            raise LimitError("--spec-draft-top-k 99", "Lower --spec-verify-size.")
+            raise LimitError("`spec_draft_top_k` 99", "Lower `spec_verify_size`.")
         return DraftPlan(top_k or 1, steps or 3, verify_size or 4)
 
     def check_acceptance(self, asked: AcceptOptions, plan: DraftPlan) -> None:
@@ -581,9 +581,7 @@ def test_sizes_of_drafts_want_drafts(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_defaults_are_those_of_input_json() -> None:
     given = {
-        p.name: p.default
-        for p in chat_command.command.params
-        if p.name in SamplingParams.__slots__
+        p.name: p.default for p in chat_command.command.params if p.name in SamplingParams.__slots__
     }
     assert len(given) == 8
     numbers: dict[str, Any] = {

@@ -76,7 +76,7 @@ def test_a_typed_path_that_is_not_there_is_no_path_of_an_input_file(
     assert talk(seeing(), f"/image {tmp_path}/x.png") == 5
     said = capsys.readouterr().err
     assert "is not there" in said
-    assert "Write the path of an image." in said
+    assert "Write its path as seen from the directory where the chat was started." in said
 
 
 def test_image_without_a_name_says_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:

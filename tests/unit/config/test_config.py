@@ -692,7 +692,7 @@ def test_named_taps_become_hidden_states_indices(
 
 
 def test_taps_that_can_be_read_two_ways_are_refused() -> None:
-    with pytest.raises(PairingError, match=r"\[5, 10, 21\].*\n.*--aux-layers"):
+    with pytest.raises(PairingError, match=r"\[5, 10, 21\].*\n.*`aux_layers`"):
         resolve_aux_layers(named(4, 9, 20, where="plain"), 32)
     assert resolve_aux_layers(named(4, 9, 20, where="plain"), 32, (5, 10, 21)) == (5, 10, 21)
 
@@ -703,7 +703,7 @@ def test_impossible_taps_are_refused_with_the_flag_that_mends_them(
 ) -> None:
     with pytest.raises(PairingError) as error:
         resolve_aux_layers(parse(), 32, override)
-    assert "--aux-layers" in error.value.remedy
+    assert "`aux_layers`" in error.value.remedy
 
 
 def test_base_too_shallow_for_the_default_taps_is_refused() -> None:

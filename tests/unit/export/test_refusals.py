@@ -165,13 +165,13 @@ def test_settings_of_a_quantization_that_no_tensor_shows(
 
 def test_flag_of_a_base_with_a_draft(pair: SmallPair, tmp_path: Path) -> None:
     said = refusal(pair.draft, tmp_path / "out", UnsupportedModel, base_for="eagle3")
-    assert_named([pair.draft, "--eagle-base"], said)
+    assert_named([pair.draft, "`eagle_base`"], said)
 
 
 def test_base_of_a_base(pair: SmallPair, tmp_path: Path) -> None:
     named = {"base_model_dir": str(pair.base)}
     said = refusal(pair.base, tmp_path / "out", PairingError, **named)
-    assert_named([pair.base, "--base-model-dir"], said)
+    assert_named([pair.base, "`base_model_dir`"], said)
 
 
 def test_draft_as_its_own_base(pair: SmallPair, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_shared_head_without_the_base(pair: SmallPair, tmp_path: Path) -> None:
         tmp_path / "draft", pair.base, "eagle", draft_vocab=None, own_head=False
     )
     said = refusal(draft, tmp_path / "out", PairingError)
-    assert_named(["lm_head", "--base-model-dir"], said)
+    assert_named(["lm_head", "`base_model_dir`"], said)
 
 
 @pytest.mark.parametrize("layers", [(2, 4, 9), (4, 2, 5)])
@@ -194,12 +194,12 @@ def test_aux_layers_that_the_base_does_not_have(
 ) -> None:
     asked = {"base_for": "eagle3", "aux_layers": layers}
     said = refusal(pair.base, tmp_path / "out", PairingError, **asked)
-    assert_named([", ".join(map(str, layers)), "8 layers", "--aux-layers"], said)
+    assert_named([", ".join(map(str, layers)), "8 layers", "`aux_layers`"], said)
 
 
 def test_aux_layers_of_a_plain_decoder(pair: SmallPair, tmp_path: Path) -> None:
     said = refusal(pair.base, tmp_path / "out", PairingError, aux_layers=(2, 4, 5))
-    assert_named(["--aux-layers", "--eagle-base"], said)
+    assert_named(["`aux_layers`", "`eagle_base`"], said)
 
 
 # A draft for another base
@@ -208,14 +208,14 @@ def test_aux_layers_of_a_plain_decoder(pair: SmallPair, tmp_path: Path) -> None:
 def test_base_of_another_hidden_size(pair: SmallPair, tmp_path: Path) -> None:
     base = toys.make_base(tmp_path / "base", **SIZES | {"hidden": 48, "heads": 3})
     said = refusal(pair.draft, tmp_path / "out", PairingError, base_model_dir=str(base))
-    assert_named([base, 32, 48, "--base-model-dir"], said)
+    assert_named([base, 32, 48, "`base_model_dir`"], said)
 
 
 def test_aux_layers_beyond_the_base(pair: SmallPair, tmp_path: Path) -> None:
     base = toys.make_base(tmp_path / "base", **SIZES | {"layers": 6})
     draft = toys.make_draft(tmp_path / "draft", pair.base, "modelopt", aux_layers=(2, 4, 7))
     said = refusal(draft, tmp_path / "out", PairingError, base_model_dir=str(base))
-    assert_named(["2, 4, 7", "6 layers", "--aux-layers"], said)
+    assert_named(["2, 4, 7", "6 layers", "`aux_layers`"], said)
 
 
 # Places

@@ -157,7 +157,7 @@ def test_an_image_that_cannot_be_made_to_fit_is_refused() -> None:
         prepare(picture(3000, 20), limited, '"a.png"')
     said = "has 3000 x 20 pixels and takes 48 tokens, and the engine takes 16 of an image."
     assert caught.value.what == f'image "a.png" {said}'
-    assert "--max-image-tokens-per-image" in caught.value.remedy
+    assert "`max_image_tokens_per_image`" in caught.value.remedy
 
 
 # ---- keys

@@ -135,7 +135,7 @@ def test_numbers_of_taps_are_told_as_they_were_read(shop: Path) -> None:
         == "hidden_states 2, 5, as the draft names them"
     )
     given = one("aux layers", shop / "base", shop / "eagle", aux_layers=(1, 2, 3))
-    assert given.what == "hidden_states 1, 2, 3, as --aux-layers says"
+    assert given.what == "hidden_states 1, 2, 3, as `aux_layers` says"
 
 
 def test_a_draft_that_names_no_taps_has_eagle3_s(shop: Path, tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_taps_beyond_the_base_are_refused_and_the_last_one_is_a_warning(
 
 def test_a_dflash_draft_takes_no_other_taps(shop: Path) -> None:
     told = one("aux layers", shop / "base", shop / "dflash", aux_layers=(2, 6))
-    assert (told.level, told.remedy) == ("refused", "Leave --aux-layers out.")
+    assert (told.level, told.remedy) == ("refused", "Leave `aux_layers` out.")
 
 
 def test_masks_that_no_graph_has_are_refused(
@@ -378,7 +378,7 @@ def test_taps_that_can_be_read_two_ways_are_refused_with_both(
     told = one("aux layers", shop / "base", draft)
     assert told.level == "refused"
     assert "as hidden_states indices they are [1, 2, 6], as layer outputs [2, 3, 7]" in told.what
-    assert "--aux-layers" in told.remedy
+    assert "`aux_layers`" in told.remedy
     assert one("aux layers", shop / "base", draft, aux_layers=(2, 3, 7)).level == "ok"
 
 
@@ -470,11 +470,11 @@ def test_a_block_beyond_what_engines_verify_is_a_warning(shop: Path, tmp_path: P
     draft = toys.make_dflash(tmp_path / "draft", shop / "base", aux_layers=[2, 6], block_size=96)
     told = one("block", shop / "base", draft)
     assert told.level == "warning"
-    assert "--max-verify-tree-size 96" in told.remedy
+    assert "`max_verify_tree_size` 96" in told.remedy
     changed(draft / "config.json", block_size=256)
     told = one("block", shop / "base", draft)
     assert "at most 128" in told.what
-    assert "--max-verify-tree-size 128," in told.remedy
+    assert "`max_verify_tree_size` 128," in told.remedy
 
 
 def test_a_mask_that_text_is_made_of_is_a_warning(shop: Path, tmp_path: Path) -> None:
@@ -590,7 +590,7 @@ def test_a_head_that_is_missing_or_lost_is_refused_with_the_remedy(
     assert (told.level, told.remedy) == (
         "refused",
         (
-            "Use a draft with a checkpoint of its own for this base; without --mtp the head is"
+            "Use a draft with a checkpoint of its own for this base; without `mtp` the head is"
             " left out."
         ),
     )

@@ -139,7 +139,7 @@ def test_draft_that_states_other_taps_than_it_knows_is_found_out(
     result, report = probed(base, draft)
     assert result.level == "warning"
     assert "it was trained on what it reads with aux layers one" in result.what
-    assert f"--aux-layers {flag}" in result.remedy
+    assert f"`aux_layers` {flag}" in result.remedy
     assert report.count("refused") == 0
     mended, report = probed(base, draft, aux_layers=aux_layers)
     assert mended.level == "ok"
@@ -158,7 +158,7 @@ def test_padding_of_the_file_does_not_touch_the_text(base: Path, tmp_path: Path)
 def test_draft_that_knows_nothing_of_its_base_is_told(base: Path, tmp_path: Path) -> None:
     result, report = probed(base, toys.make_draft(tmp_path / "draft", base, "eagle"))
     assert (result.level, "was not made for this base" in result.what) == ("refused", True)
-    assert "--probe-text" in result.remedy
+    assert "`probe_text`" in result.remedy
     assert report.probe is not None
     assert report.probe.unrelated
     assert summary(report) == ("EAGLE-3: shapes fit, but the draft was not made for this base")
@@ -398,7 +398,7 @@ def test_images_stand_where_the_text_marks_them_and_else_before_it(
 
 
 def test_marks_and_images_must_be_as_many(seeing: Path, photo: Path) -> None:
-    with pytest.raises(RequestError, match="1 mark of images, and --probe-image gives 2"):
+    with pytest.raises(RequestError, match="1 mark of images, and `probe_image` gives 2"):
         text_with(seeing, f"{SHORT}<|image_pad|>", photo, photo)
 
 

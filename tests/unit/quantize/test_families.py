@@ -65,7 +65,7 @@ def test_layers_one_by_one_make_what_the_whole_model_makes(tmp_path: Path, name:
 
 def test_experts_are_refused_before_any_work(tmp_path: Path) -> None:
     base = base_of(open_checkpoint(toys.make_qwen3_moe(tmp_path, layers=1, tokenizer=False)))
-    with pytest.raises(UnsupportedModel, match=r"layers of experts.*\n*.*--weights int4"):
+    with pytest.raises(UnsupportedModel, match=r"layers of experts.*\n*.*`weights` int4"):
         plan_base(base, "int4_awq", None, (), fp8_cache=False)
 
 

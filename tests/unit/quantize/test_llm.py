@@ -454,7 +454,7 @@ def test_width_that_the_block_does_not_divide_is_refused_by_the_layers_name(tmp_
     )
     with pytest.raises(UnsupportedModel) as caught:
         quantized(base, tmp_path / "o", "int4_awq")
-    assert "--exclude '*down_proj'" in caught.value.remedy
+    assert "`exclude` '*down_proj'" in caught.value.remedy
     quantized(base, tmp_path / "o", "int4_awq", exclude=("*down_proj",))
 
 
@@ -581,7 +581,7 @@ def test_fewer_samples_than_asked_for_are_refused_with_what_there_is(
     said = r"four.jsonl makes \d+ samples? of 32 tokens"
     with pytest.raises(RequestError, match=said) as refusal:
         quantize_llm(str(bases["llama"]), tmp_path / "o", few, Told(), modelopt.Log())
-    number = re.search(r"--num-samples (\d+)", refusal.value.remedy)
+    number = re.search(r"`num_samples` (\d+)", refusal.value.remedy)
     assert number is not None
     assert not (tmp_path / "o").exists()
     enough = Options("fp8", num_samples=int(number[1]), calib_seq_len=32, calib_data=text)

@@ -378,13 +378,13 @@ def test_a_checkpoint_without_its_processor_is_refused(tmp_path: Path) -> None:
     [
         ({"visual_quantization": "int4_awq"}, "to fp8 alone"),
         ({"visual_quantization": None}, "nothing is to be quantized"),
-        ({"visual_quantization": None, "image_dataset": Path("x")}, "--image-dataset without"),
-        ({"lm_head_quantization": "fp8"}, "--lm-head-quantization without --quantization"),
-        ({"fp8_cache": True}, "--kv-cache-quantization without --quantization"),
+        ({"visual_quantization": None, "image_dataset": Path("x")}, "`image_dataset` without"),
+        ({"lm_head_quantization": "fp8"}, "`lm_head_quantization` without `quantization`"),
+        ({"fp8_cache": True}, "`kv_cache_quantization` without `quantization`"),
         ({"target": "orin"}, "orin"),
-        ({"calib_data": "texts.txt"}, "--calib-data without --quantization"),
-        ({"num_samples": 2}, "--num-samples without --quantization"),
-        ({"calib_seq_len": 32}, "--calib-seq-len without --quantization"),
+        ({"calib_data": "texts.txt"}, "`calib_data` without `quantization`"),
+        ({"num_samples": 2}, "`num_samples` without `quantization`"),
+        ({"calib_seq_len": 32}, "`calib_seq_len` without `quantization`"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(flags: dict[str, Any], text: str) -> None:

@@ -230,7 +230,7 @@ def test_layers_of_another_checkpoint_are_refused_and_kept(
         quantized(other, tmp_path / "out")
     assert "is of base (weights " in refused.value.what
     assert "this one of other (weights " in refused.value.what
-    assert f"choose another --output-dir, or start over: rm -r {there}" in refused.value.remedy
+    assert f"choose another `output_dir`, or start over: rm -r {there}" in refused.value.remedy
     assert work.Work(there).parts == {0, 1}
 
 

@@ -857,7 +857,7 @@ def test_sizes_are_refused_in_words_of_python(engine: Engine) -> None:
     with pytest.raises(LimitError) as refused:
         engine.generate([5], plan=DraftPlan(1, 2, 9))
     assert refused.value.what.startswith("verify_size 9: with top-k 1")
-    assert "--spec" not in str(refused.value)
+    assert "`spec`" not in str(refused.value)
 
 
 @pytest.mark.parametrize("nowhere", [None, "", 5])

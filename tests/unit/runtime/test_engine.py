@@ -83,8 +83,8 @@ def test_note_on_thinking_names_what_to_change() -> None:
         assert told.endswith('Set "enable_thinking": true.')
     assert note(False, qwen3, [True], switch=True).endswith('Leave "enable_thinking" out.')
     chat = note(True, hybrid, [False], switch=True, by_flag=True)
-    assert chat.startswith("--enable-thinking is off")
-    assert chat.endswith("Give --enable-thinking.")
+    assert chat.startswith("`enable_thinking` is off")
+    assert chat.endswith("Give `enable_thinking`.")
     assert note(True, hybrid, [True], switch=True) == ""
     assert note(None, "LlamaForCausalLM", [True], switch=True) == ""
 

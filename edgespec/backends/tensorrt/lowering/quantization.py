@@ -267,7 +267,7 @@ def check_range(graph: ir.Graph) -> None:
         if lost.any():
             few = scales[beyond]
             what = f"{scale.name}: float16 does not hold scales of {few.min():.1e} to"
-            remedy = "Build with --compute bf16, or with --compute fp32."
+            remedy = "Build with `compute` bf16, or with `compute` fp32."
             raise UnsupportedModel(f"{what} {few.max():.1e}", remedy)
 
 

@@ -141,9 +141,9 @@ def test_progress_is_told_of_every_byte_and_of_every_golden_pass(
 @pytest.mark.parametrize(
     ("limits", "flag"),
     [
-        (Limits(max_batch_size=17), "--max-batch-size 17"),
-        (Limits(max_input_len=64, max_kv_cache_capacity=32), "--max-kv-cache-capacity 32"),
-        (Limits(max_verify_tree_size=0), "--max-verify-tree-size"),
+        (Limits(max_batch_size=17), "`max_batch_size` 17"),
+        (Limits(max_input_len=64, max_kv_cache_capacity=32), "`max_kv_cache_capacity` 32"),
+        (Limits(max_verify_tree_size=0), "`max_verify_tree_size`"),
     ],
 )
 def test_impossible_limits_are_refused_by_their_flag(

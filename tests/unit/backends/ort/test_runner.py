@@ -177,11 +177,11 @@ def test_padding_of_block_drafts_has_room_for_a_neighbours_context_too() -> None
 @pytest.mark.parametrize(
     ("lanes", "said", "remedy"),
     [
-        (1, r"KV cache of 0.0 GB \(12 tokens\)", "a smaller --max-kv-cache-capacity"),
+        (1, r"KV cache of 0.0 GB \(12 tokens\)", "a smaller `max_kv_cache_capacity`"),
         (
             5,
             r"KV cache of 0.0 GB \(5 sequences of 12 tokens\)",
-            "a smaller --max-batch-size or --max-kv-cache-capacity",
+            "a smaller `max_batch_size` or `max_kv_cache_capacity`",
         ),
     ],
 )

@@ -68,11 +68,11 @@ def test_kernels_that_were_not_compiled_are_refused_with_the_remedy(
     monkeypatch.setattr(options, "why_missing", lambda: "there is no compiler")
     with pytest.raises(EnvironmentProblem, match="there is no compiler") as found:
         parse_options({"kernels": "native"})
-    assert "leave --kernels native out" in found.value.remedy
-    with pytest.raises(OptionError, match="fp16 is for --kernels native, and there is no compiler"):
+    assert "leave `kernels` native out" in found.value.remedy
+    with pytest.raises(OptionError, match="fp16 is for `kernels` native, and there is no compiler"):
         parse_options({"kv_cache_dtype": "fp16"})
 
 
 def test_a_rounded_cache_is_refused_on_the_kernels_of_onnx_runtime() -> None:
-    with pytest.raises(OptionError, match="--kv-cache-dtype int8 is for --kernels native"):
+    with pytest.raises(OptionError, match="`kv_cache_dtype` int8 is for `kernels` native"):
         parse_options({"kernels": "onnxruntime", "kv_cache_dtype": "int8"})

@@ -45,7 +45,7 @@ def test_a_device_that_tensorrt_does_not_run_on_is_refused() -> None:
 def test_turing_has_no_bfloat16() -> None:
     with pytest.raises(UnsupportedModel, match="no bfloat16 arithmetic") as error:
         check_formats(75, [], "bfloat16")
-    assert "--compute fp16" in error.value.remedy
+    assert "`compute` fp16" in error.value.remedy
     check_formats(75, [], "float16")
 
 

@@ -78,7 +78,7 @@ def test_attention_without_a_kernel_is_recognized() -> None:
 def test_too_little_memory_is_the_machine_s(line: str) -> None:
     with pytest.raises(EnvironmentProblem, match="no engine") as error:
         run(refused("no engine", line))
-    assert "--workspace-mib" in error.value.remedy
+    assert "`workspace_mib`" in error.value.remedy
 
 
 def test_a_process_without_the_library_says_what_to_install() -> None:

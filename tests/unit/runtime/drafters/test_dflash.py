@@ -62,7 +62,7 @@ def test_only_open_sizes_shrink_to_the_engines() -> None:
         (LIMITS, (0, None, None), "at least 1"),
         (LIMITS, (1, None, 0), "at least 1"),
         (LIMITS, (1, None, 17), "16 nodes at most"),
-        (LIMITS, (2, None, 61), "--max-verify-tree-size 61"),
+        (LIMITS, (2, None, 61), "`max_verify_tree_size` 61"),
         (BlockLimits(400, 16, 1000), (8, None, 129), "128 nodes"),
         (BlockLimits(60, 16, 1000), (8, None, 200), "128 or less"),
         (BlockLimits(60, 3, 1000), (2, None, 8), "7 nodes at most"),

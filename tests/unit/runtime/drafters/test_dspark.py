@@ -227,9 +227,9 @@ def test_open_sizes_follow_from_those_given(
         (
             (1, None, 9),
             "blocks of 7 make 8 nodes at most",
-            r"Set --spec-verify-size to 8 or less\.$",
+            r"Set `spec_verify_size` to 8 or less\.$",
         ),
-        ((1, 2, None), "makes its block in one step", "--spec-verify-size"),
+        ((1, 2, None), "makes its block in one step", "`spec_verify_size`"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(

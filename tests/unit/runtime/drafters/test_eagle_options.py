@@ -30,13 +30,13 @@ def test_choices_are_the_tree(given: object) -> None:
 @pytest.mark.parametrize(
     ("keys", "said", "remedy"),
     [
-        ({"num_eagle_layers": 4}, "3 levels deep, num_eagle_layers 4", "num_eagle_layers 3"),
-        ({"num_eagle_layers": 2}, "3 levels deep, num_eagle_layers 2", "choices of depth 2"),
-        ({"max_draft_len": 4}, "5 nodes, max_draft_len is 4", "max_draft_len to 5"),
+        ({"num_eagle_layers": 4}, "3 levels deep, `num_eagle_layers` 4", "`num_eagle_layers` 3"),
+        ({"num_eagle_layers": 2}, "3 levels deep, `num_eagle_layers` 2", "choices of depth 2"),
+        ({"max_draft_len": 4}, "5 nodes, `max_draft_len` is 4", "`max_draft_len` to 5"),
         (
             {"max_non_leaves_per_layer": 1},
-            "2 nodes with children at depth 1, and max_non_leaves_per_layer is 1",
-            "max_non_leaves_per_layer to 2",
+            "2 nodes with children at depth 1, and `max_non_leaves_per_layer` is 1",
+            "`max_non_leaves_per_layer` to 2",
         ),
     ],
 )
@@ -54,7 +54,7 @@ def test_default_choices_are_named_where_none_were_given() -> None:
     with pytest.raises(LimitError) as found:
         EagleOptions(max_draft_len=4).plan(64)
     assert "the default choices, mc_sim_7b_63, have 63 nodes" in found.value.what
-    assert "--spec-draft-step 4" in found.value.remedy
+    assert "`spec_draft_step` 4" in found.value.remedy
     with pytest.raises(LimitError, match=r"the default choices, .* 4 levels deep"):
         EagleOptions(num_eagle_layers=3).plan(64)
 
@@ -94,7 +94,7 @@ def test_only_a_length_that_was_not_given_shrinks_to_what_the_base_verifies() ->
     assert left_open.plan(16).verify_size == 16
     given = EagleOptions(use_dynamic_tree=True, dynamic_tree_max_topK=10, max_draft_len=20)
     plan = given.plan(16)
-    with pytest.raises(LimitError, match="--max-verify-tree-size 21"):
+    with pytest.raises(LimitError, match="`max_verify_tree_size` 21"):
         TreeLimits(16, 60).check(plan)
 
 
@@ -113,7 +113,7 @@ def test_a_dynamic_tree_keeps_to_the_non_leaves_too() -> None:
             {"eagle_choices": TREE, "use_dynamic_tree": True, "dynamic_tree_max_topK": 4},
             "exclude each other",
         ),
-        ({"use_dynamic_tree": True}, "needs dynamic_tree_max_topK"),
+        ({"use_dynamic_tree": True}, "needs `dynamic_tree_max_topK`"),
         ({"dynamic_tree_max_topK": 4}, "is for dynamic trees"),
         ({"eagle_choices": [[1, 0]]}, r"\[1\] is not in the tree"),
         ({"eagle_choices": "mc_sim"}, "mc_sim"),
@@ -130,12 +130,12 @@ def test_keys_that_contradict_each_other_are_refused(keys: dict[str, object], sa
         (
             TreeLimits(5, 60, 96, static_trees=True),
             "6 nodes, the root included",
-            "--max-verify-tree-size 6",
+            "`max_verify_tree_size` 6",
         ),
         (
             TreeLimits(6, 2, 96, static_trees=True),
             "3 nodes with children",
-            "--max-draft-tree-size 3",
+            "`max_draft_tree_size` 3",
         ),
         (TreeLimits(6, 3, 1, static_trees=True), "the rank 1", "Leave nodes of such ranks out"),
     ],
@@ -155,7 +155,7 @@ def test_a_draft_engine_has_room_for_the_longest_path_of_a_static_tree() -> None
     must fit behind a lane that is full."""
     narrow = StaticPlan.of([[0], [0, 0], [0, 0, 0]])
     TreeLimits(6, 3, static_trees=True).check(narrow)
-    with pytest.raises(LimitError, match=r"3 levels, .* built for 2\nBuild.*tree-size 3"):
+    with pytest.raises(LimitError, match=r"3 levels, .* built for 2\nBuild.*tree_size` 3"):
         TreeLimits(6, 2, static_trees=True).check(narrow)
 
 

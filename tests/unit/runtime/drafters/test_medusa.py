@@ -243,7 +243,7 @@ def test_options_that_cannot_be_are_refused(keys: dict[str, Any], error: type[Ex
 def test_more_heads_than_there_are_are_refused_however_deep_the_choices_are() -> None:
     options = MedusaOptions(medusa_choices=[[0], [0, 0]], num_medusa_heads=4)
     assert options.plan(64, 4).steps == 2
-    with pytest.raises(LimitError, match="num_medusa_heads 4, and the draft has 3 Medusa heads"):
+    with pytest.raises(LimitError, match="`num_medusa_heads` 4, and the draft has 3 Medusa heads"):
         options.plan(64, LIMITS.max_levels)
 
 

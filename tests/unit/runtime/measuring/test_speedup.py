@@ -86,7 +86,7 @@ def test_a_few_plain_steps_at_the_end_say_that_drafts_did_not_pay() -> None:
     line = found.line
     assert line is not None
     assert line.startswith("slower than plain decoding (about 0.77x)")
-    assert line.endswith("--check-lossless measures whole requests.")
+    assert line.endswith("`check_lossless` measures whole requests.")
     assert found.to_dict()["plain_steps_of"] == "end"
     assert speedup(decoded(20, 1, 15, 11, 0, 0)).to_dict()["plain_steps_of"] == "requests"
 
@@ -96,10 +96,10 @@ def test_answers_that_a_check_refuses_are_measured_by_their_quality(lossless: Lo
     drafted = replace(decoded(20, 1, 15, 11, 0, 0), lossless=lossless)
     line = by_the_way(drafted, 10.0).line
     assert line is not None
-    assert line.endswith("--compare-quality measures whole requests.")
+    assert line.endswith("`compare_quality` measures whole requests.")
     both = Speedup.of([drafted, decoded(20, 1, 15, 11, 0, 0)], [], 2, StepCost(0.0, 0.01, 0.0, 0.0))
     assert both is not None
-    assert "--compare-quality" in (both.line or "")
+    assert "`compare_quality`" in (both.line or "")
 
 
 def test_a_run_that_too_many_requests_kept_from_drafting_is_not_called_slow() -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import FP32_WEIGHTS
-from edgespec.errors import LimitError, OptionError, rephrased
+from edgespec.errors import LimitError, OptionError, in_terms_of
 from edgespec.runtime.acceptance.verify import RejectionAcceptance, acceptance_of
 from edgespec.runtime.drafters.eagle_options import EagleOptions
 from edgespec.runtime.opening.planner import Planner
-from edgespec.runtime.opening.speculative_config import read_config
+from edgespec.runtime.opening.speculative_config import keys_as_written, read_config
 from edgespec.runtime.plans.plan import TreeLimits
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan
@@ -39,13 +39,13 @@ def test_a_static_tree_that_branches_is_refused_as_such_where_only_chains_will_d
     with pytest.raises(LimitError, match="63 nodes branches, and only chains are exact") as exact:
         planner(exact=True).by_tree(BRANCHING)
     assert "choices" in exact.value.remedy
-    assert "--exact" in exact.value.remedy
+    assert "`exact`" in exact.value.remedy
     assert "top-k" not in exact.value.what + exact.value.remedy
     rejection = planner(acceptance=RejectionAcceptance())
     with pytest.raises(LimitError, match="for chains, and the static tree of 63 nodes branches"):
         rejection.check_acceptance(rejection.acceptance, StaticPlan.of("mc_sim_7b_63"))
     assert planner(exact=True).by_tree(CHAIN).top_k == 1
-    with pytest.raises(LimitError, match="--spec-draft-top-k 4 drafts trees"):
+    with pytest.raises(LimitError, match="`spec_draft_top_k` 4 drafts trees"):
         planner(exact=True).by_sizes(4, 2, 8)
 
 
@@ -88,7 +88,7 @@ def test_heads_are_those_of_the_draft_whoever_asks_for_them() -> None:
         lambda: planner(drafting=drafting).by_config(config),
     ]
     for plan in asked:
-        with pytest.raises(LimitError, match="num_medusa_heads 4, and the draft has 3") as error:
+        with pytest.raises(LimitError, match="`num_medusa_heads` 4, and the draft has 3") as error:
             plan()
         assert "Set it to 3 or less" in error.value.remedy
 
@@ -104,7 +104,7 @@ LIMITED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"use_dynamic_tree": True, "dynamic_tree_max_topK": 2, "num_eagle_layers": 40},
         "dynamic_tree_max_topK 2 times num_eagle_layers 40 exceeds",
-        "--max-draft-tree-size 80",
+        "`max_draft_tree_size` 80",
     ),
     (
         {"use_dynamic_tree": True, "dynamic_tree_max_topK": 9, "max_total_draft_tokens": 70},
@@ -136,9 +136,10 @@ def test_limits_of_a_config_are_named_by_the_keys_that_were_given(
     assert config is not None
     with pytest.raises(LimitError) as error:
         planner().by_config(config)
-    assert what in error.value.what
-    assert remedy in error.value.remedy
-    assert "--spec" not in str(error.value)
+    said = error.value.spelled(keys_as_written())
+    assert what in said.what
+    assert remedy in said.remedy
+    assert "spec_" not in str(said)
 
 
 def test_a_schedule_s_length_is_that_of_heads_too() -> None:
@@ -146,10 +147,10 @@ def test_a_schedule_s_length_is_that_of_heads_too() -> None:
     assert config is not None
     assert config.tree is not None
     assert config.tree.plan(64).steps == 3
-    said = pytest.raises(LimitError, match=r"draft_len_schedule\[1\] 3, and the draft has 2")
-    with said, rephrased(config.in_keys):
+    said = pytest.raises(LimitError, match=r"`draft_len_schedule\[1\]` 3, and the draft has 2")
+    with said, in_terms_of(config.spellings):
         config.tree.plan(64, 2)
-    with pytest.raises(OptionError, match=r"draft_len_schedule\[1\] is 7"):
+    with pytest.raises(OptionError, match=r"draft_len_schedule\[1\]` is 7"):
         read_config({"decoding_type": "Medusa", "draft_len_schedule": {1: 7}})
 
 

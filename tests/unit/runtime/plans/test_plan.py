@@ -26,22 +26,22 @@ def test_a_chosen_chain_drafts_no_more_than_is_verified(
 def test_a_head_s_remedy_is_no_tree() -> None:
     with pytest.raises(LimitError) as found:
         HeadLimits(60, 60, 1000).plan(1, 3, 7, HINTS)
-    assert found.value.remedy == "Lower it to 4, or raise --spec-draft-step to 6."
-    with pytest.raises(LimitError, match="to 4 or less, or raise --spec-draft-step"):
+    assert found.value.remedy == "Lower it to 4, or raise `spec_draft_step` to 6."
+    with pytest.raises(LimitError, match="to 4 or less, or raise `spec_draft_step`"):
         TreeLimits(60, 60, 1000).plan(1, 3, 7, HINTS)
 
 
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ((4, 3, 17), ["--spec-verify-size 17", "16", "--max-verify-tree-size 17"]),
-        ((2, 2, 8), ["--spec-verify-size 8", "7 nodes", "1 + K + (S-1)*K*K"]),
-        ((1, 3, 5), ["--spec-verify-size 5", "4 nodes"]),
+        ((4, 3, 17), ["`spec_verify_size` 17", "16", "`max_verify_tree_size` 17"]),
+        ((2, 2, 8), ["`spec_verify_size` 8", "7 nodes", "1 + K + (S-1)*K*K"]),
+        ((1, 3, 5), ["`spec_verify_size` 5", "4 nodes"]),
         (
             (4, 4, 12),
-            ["--spec-draft-top-k 4", "--spec-draft-step 4", "12", "--max-draft-tree-size 16"],
+            ["`spec_draft_top_k` 4", "`spec_draft_step` 4", "12", "`max_draft_tree_size` 16"],
         ),
-        ((97, 1, 4), ["--spec-draft-top-k 97"]),  # 96 tokens
+        ((97, 1, 4), ["`spec_draft_top_k` 97"]),  # 96 tokens
     ],
 )
 def test_a_tree_beyond_what_can_be_is_refused_by_the_flag_to_change(
@@ -73,8 +73,8 @@ LIMITS = TreeLimits(max_verify_tree_size=10, max_draft_tree_size=12, draft_vocab
 @pytest.mark.parametrize(
     ("fits", "exceeds", "said"),
     [
-        (DraftPlan(3, 3, 10), DraftPlan(3, 3, 11), "--max-verify-tree-size 11"),
-        (DraftPlan(3, 4, 10), DraftPlan(3, 5, 10), "--max-draft-tree-size 15"),
+        (DraftPlan(3, 3, 10), DraftPlan(3, 3, 11), "`max_verify_tree_size` 11"),
+        (DraftPlan(3, 4, 10), DraftPlan(3, 5, 10), "`max_draft_tree_size` 15"),
         (DraftPlan(6, 2, 10), DraftPlan(7, 1, 8), "vocabulary"),
         (DraftPlan(2, 2, 7), DraftPlan(2, 2, 8), "only 7 nodes can exist"),
         (DraftPlan(1, 1, 1), DraftPlan(1, 0, 1), "at least 1"),

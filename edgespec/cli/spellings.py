@@ -1,0 +1,31 @@
+"""How the command line spells the parameters that messages name.
+
+A flag is its parameter in kebab-case, but for the rows of OTHERWISE. Knows names alone.
+"""
+
+from __future__ import annotations
+
+from edgespec.errors import flag_of
+
+NAMES = """
+acceptance allow allow_image_root allow_image_urls allow_pickle aux_layers backend
+base_model_dir batch_size calib_data calib_seq_len category chat_template check_lossless
+compare_quality compute compute_capability device dflash_base draft draft_model draft_weights
+drafter drafter_option dry_run dspark_base eagle1_base eagle_base eagle_choices emit_onnx
+enable_thinking engine_dir exact exclude hf_model_dir image_dataset input_tokens jetspec_base
+journal kernels kv_cache_dtype kv_cache_quantization library_version lm_head_quantization
+max_batch_size max_draft_len max_draft_tree_size max_image_tokens max_image_tokens_per_image
+max_input_len max_kv_cache_capacity max_matching_ngram_size max_non_leaves_per_layer
+max_verify_tree_size medusa_base medusa_choices min_image_tokens mode mtp multimodal_engine_dir
+no_chat_template no_share_embedding num_eagle_layers num_medusa_heads num_samples onnx_dir
+opt_level output output_dir output_tokens probe_image probe_text prompt quantization rows
+skip_visual spec_base spec_draft spec_draft_step spec_draft_top_k spec_policy spec_verify_size
+speculative_model temperature tensorrt visual_quantization weight_block weights workspace_mib
+""".split()  # noqa: SIM905 - a line each otherwise
+OTHERWISE = {
+    "allow_image_root": "--allow-image-root DIR",
+    "dynamic_tree_max_topK": "--eagle-dynamic-tree-max-top-k",
+    "image_root": "the directory of the input file",
+    "use_dynamic_tree": "--eagle-use-dynamic-tree",
+}
+SPELLINGS = {name: flag_of(name) for name in NAMES} | OTHERWISE

@@ -1,0 +1,66 @@
+"""How the command line spells the parameters that messages name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from edgespec.backends.registry import BACKENDS, find_backend
+from edgespec.cli.main import cli
+from edgespec.cli.spellings import OTHERWISE, SPELLINGS
+from edgespec.errors import PARAM, LimitError
+
+PACKAGE = Path(__file__).resolve().parents[3] / "edgespec"
+
+
+def flags_below(command: click.Command, ctx: click.Context) -> Iterator[str]:
+    for param in command.get_params(ctx):
+        yield from (*param.opts, *param.secondary_opts)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            inner = command.get_command(ctx, name)
+            assert inner is not None
+            yield from flags_below(inner, click.Context(inner, parent=ctx, info_name=name))
+
+
+@pytest.fixture(scope="module")
+def names() -> set[str]:
+    """All flags of all commands, as parameters."""
+    flags = set(flags_below(cli, click.Context(cli)))
+    params = {flag.removeprefix("--").replace("-", "_") for flag in flags}
+    backends = [backend for backend in map(find_backend, BACKENDS) if backend is not None]
+    return params | {option.name for backend in backends for option in backend.options}
+
+
+def test_what_is_spelled_as_a_flag_is_one(names: set[str]) -> None:
+    flags = {text.split()[0] for name, text in SPELLINGS.items() if name != "image_root"}
+    assert {flag.removeprefix("--").replace("-", "_") for flag in flags} <= names
+
+
+def test_each_flag_that_a_message_names_is_spelled(names: set[str]) -> None:
+    nodes = [
+        node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    told = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    named = {
+        match[1]
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told
+        for match in PARAM.finditer(node.value)
+    }
+    assert len(named) > 80
+    assert named & names <= SPELLINGS.keys()
+
+
+def test_an_error_is_spelled_and_keeps_its_parameter() -> None:
+    error = LimitError("`max_input_len` 70 exceeds 64", "Lower `dynamic_tree_max_topK` to 2.")
+    spelled = error.spelled(SPELLINGS)
+    assert (error.param, spelled.param) == ("max_input_len", "max_input_len")
+    assert str(error).startswith("`max_input_len` 70 exceeds")
+    assert spelled.what == "--max-input-len 70 exceeds 64"
+    assert spelled.remedy == f"Lower {OTHERWISE['dynamic_tree_max_topK']} to 2."
+    assert LimitError("too long", param="prompt").param == "prompt"
