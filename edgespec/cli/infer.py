@@ -570,12 +570,12 @@ def notes_of(
         if request.apply_chat_template and not request.disable_spec_decode
     ]
     thinking = engine.thinking_note(asked) or relaxed_note(engine, asked)
-    line = engine.tuned_line(plan) or report.plan_line(
+    line = engine.planner.tuned_line(plan) or report.plan_line(
         plan,
         chosen=chosen,
-        words=engine.drafter_words,
+        words=engine.drafting.words,
         could_be_tree=report.could_be_tree(sizes, engine.method),
-        can_adapt=engine.can_adapt,
+        can_adapt=engine.planner.can_adapt,
     )
     return [line, *engine.notes, *smaller, *([thinking] if thinking else [])]
 

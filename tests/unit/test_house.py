@@ -72,6 +72,7 @@ RUNTIME = (
     "loop",
     "opening",
     "streams",
+    "batch",
     "engine",
     "measuring",
     "requests",

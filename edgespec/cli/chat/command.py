@@ -269,13 +269,13 @@ def command(
         )
         plan, screen = settings.plan(engine), Screen(sys.stdout)
         screen.note(
-            engine.tuned_line(plan)
+            engine.planner.tuned_line(plan)
             or plan_line(
                 plan,
                 chosen=not sized and not config.has_sizes,
-                words=engine.drafter_words,
+                words=engine.drafting.words,
                 could_be_tree=could_be_tree([*sizes.values()], engine.method),
-                can_adapt=engine.can_adapt,
+                can_adapt=engine.planner.can_adapt,
             )
             if plan
             else "decoding plainly, without drafts"

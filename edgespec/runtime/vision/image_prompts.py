@@ -22,6 +22,7 @@ from edgespec.backends.visual.engine_dir import (
     is_visual_engine,
     open_visual_dir,
 )
+from edgespec.config.values import ImageTokens
 from edgespec.errors import EngineClosed, EnvironmentProblem, LimitError, PairingError, counted
 from edgespec.images import ImageReader, ImageRules, PreparedImage, read_processor
 from edgespec.prompts import ImageItem
@@ -83,6 +84,11 @@ class ImagePrompts:
         processor = read_processor(found).limited(limits.max_image_tokens_per_image)
         return cls(found, config, ImageReader(rules or ImageRules(), processor))
 
+    @property
+    def tokens(self) -> ImageTokens:
+        """The model's own marks of images and videos."""
+        return self.config.component.tokens
+
     def prompt(
         self,
         ids: Sequence[int],
@@ -105,7 +111,7 @@ class ImagePrompts:
             vision = self.config.component.vision
             counts = [num_tokens(vision, image.grid) for image in images]
             self.check_total(sum(counts))
-            whole = expand(ids, self.config.component.tokens, counts)
+            whole = expand(ids, self.tokens, counts)
             check(whole.tokens)
             rows = [self.rows(image, stopping) for image in images]
         slots = [ImageSlots(start, one) for start, one in zip(whole.starts, rows, strict=True)]
