@@ -12,6 +12,9 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 LIGHT := $(VENV)/.installed-light
 FULL := $(VENV)/.installed-full
 
+# Tests start many processes: without bytecode each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # NVIDIA's compilers stand beside the packages, so that nothing else imports them.
 RTX := $(VENV)/tensorrt-rtx
 RTX_OLD := $(VENV)/tensorrt-rtx-1.4
@@ -21,7 +24,7 @@ PYCUDA := $(VENV)/pycuda
 NATIVE := edgespec/backends/ort/native
 KERNELS := $(NATIVE)/libedgespec_kernels.so
 
-.PHONY: help setup check check-native fix test test-fast test-tensorrt test-pycuda faults kills demo bench docs
+.PHONY: help setup check check-native fix test test-fast test-deep test-tensorrt test-pycuda faults kills demo bench docs
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r verb what; do \
@@ -43,11 +46,14 @@ fix: $(FULL) ## mend what the linter and the formatter can mend
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-test: $(FULL) $(KERNELS) ## all tests that a CPU can run, on every core (WORKERS=0: one after the other)
-	$(PY) -m pytest -n $(WORKERS)
+test: $(FULL) $(KERNELS) ## all tests that a CPU can run but the deep ones, on every core (WORKERS=0: one after the other)
+	$(PY) -m pytest -n $(WORKERS) -m "not deep"
 
 test-fast: $(FULL) $(KERNELS) ## unit tests without the slow ones
-	$(PY) -m pytest -n $(WORKERS) tests/unit -m "not slow"
+	$(PY) -m pytest -n $(WORKERS) tests/unit -m "not slow and not deep"
+
+test-deep: $(FULL) $(KERNELS) ## the dear tests of scripts, trainings and kills: before a release, and when their code changes
+	$(PY) -m pytest -n $(WORKERS) -m deep
 
 test-tensorrt: $(FULL) $(RTX)/.installed $(RTX_OLD)/.installed ## build engines with NVIDIA's own compilers, TensorRT-RTX 1.7 and 1.4 (downloads them; no GPU needed)
 	PYTHONPATH=$(CURDIR)/$(RTX) $(PY) -m pytest -m tensorrt tests/tensorrt

@@ -34,20 +34,15 @@ INPUT_SCALE = "edgespec.input_scale"  # nvfp4: the activations' global scale
 
 
 class Role(StrEnum):
-    """What an engine does: decode plainly, verify drafts, or make them."""
+    """What an engine does: decode plainly, verify drafts, make them, or encode images."""
 
     LLM = "llm"
     BASE = "base"
     DRAFT = "draft"
-
-
-class Tower(StrEnum):
-    """What stands beside a language model and encodes its images."""
-
     VISUAL = "visual"
 
 
-AnyRole = Role | Tower  # of whatever is exported and built
+DECODERS = (Role.LLM, Role.BASE, Role.DRAFT)  # their engines share a directory
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from `--help`, docs/api.md from docstrings, docs/config.schema.json and the
+"""Writes docs/cli.md from `--help`, all of it, docs/api.md from docstrings, docs/config.schema.json and the
 tables of docs/config.md from the tables of keys, and the rules in docs/tensorrt.md from theirs, so
 that they cannot say anything else; `--check` fails where they do.
 
@@ -18,6 +18,8 @@ import api_page
 import click
 import config_page
 import rules_page
+
+from edgespec.cli.help_pages import whole
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 WIDTH = 100
@@ -66,7 +68,7 @@ def sections(command: click.Command, name: str, parent: click.Context | None) ->
         "help_option_names": ["-h", "--help"],
     }
     context = click.Context(command, info_name=name, parent=parent, **settings)
-    help_text = click.unstyle(command.get_help(context)).rstrip()
+    help_text = click.unstyle(whole(command).get_help(context)).rstrip()
     help_text = "\n".join(line.rstrip() for line in help_text.splitlines())
     yield f"\n## {context.command_path}\n\n```text\n{help_text}\n```\n"
     if isinstance(command, click.Group):

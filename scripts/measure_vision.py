@@ -26,10 +26,10 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from edgespec.backends.ort.options import parse_options
-from edgespec.backends.visual.build import build_visual
+from edgespec.backends.vision.build import build_visual
 from edgespec.export.options import ExportOptions
 from edgespec.export.resolve import resolve
-from edgespec.export.visual import visual_component, write_visual
+from edgespec.export.vision import vision_component, write_vision
 from edgespec.progress import Silent
 from edgespec.runtime.vision.encoder import VisionEncoder
 from edgespec.vision.contract import ImageLimits
@@ -82,10 +82,10 @@ def made(directory: Path, depth: int) -> Any:
 def built(checkpoint: Path, out: Path, weights: list[str]) -> dict[str, Path]:
     """The directory of an engine for each format of weights."""
     request = resolve(str(checkpoint), ExportOptions(golden=False))
-    component = visual_component(request)
+    component = vision_component(request)
     assert component is not None
     (out / "visual").mkdir(parents=True)
-    write_visual(component, out / "visual", request, {}, Silent())
+    write_vision(component, out / "visual", request, {}, Silent())
     limits = ImageLimits(max_image_tokens=4096, max_image_tokens_per_image=4096)
     for name in weights:
         scheme, _, block = name.partition(":")

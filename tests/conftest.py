@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -36,7 +37,6 @@ LONG_FILES = (
     "e2e/test_tensorrt_simulated.py",
     "unit/backends/tensorrt/test_stand_in.py",
     "e2e/test_robustness.py",
-    "e2e/test_scripts.py",
     "unit/quantize/test_work.py",
     "lossless/test_dflash.py",
     "lossless/test_draft_model.py",
@@ -70,6 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[environment.MEASURE_COSTS] = "0"  # also in the processes that tests start
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
     shared.begin()
 
 

@@ -15,7 +15,7 @@ from edgespec.artifacts import json_files
 from edgespec.artifacts.graph_quantization import GraphQuantization
 from edgespec.config import DecoderConfig, RopeConfig
 from edgespec.config.fields import token_ids
-from edgespec.contract import GraphShape, RecurrentShape, Role
+from edgespec.contract import DECODERS, GraphShape, RecurrentShape, Role
 from edgespec.errors import BundleError
 from edgespec.methods import METHODS, PLAIN_METHOD, BaseSide, DraftSide, SpecConfig
 from edgespec.methods.base import HeadSizes
@@ -309,7 +309,7 @@ def read_method(fields: BundleFields) -> tuple[str | None, Role]:
     """(method, role) of a config.json; BundleError for those that this version does not know."""
     kind, role = fields.get("spec_decode_type"), fields.get("engine_role")
     known = (PLAIN_METHOD, *METHODS)
-    if kind not in known or role not in [r.value for r in Role]:
+    if kind not in known or role not in DECODERS:
         what = f"{fields.source}: spec_decode_type {kind!r:.80} with engine_role {role!r:.80}"
         raise BundleError(what, f"This version builds: {', '.join(known)}. {fields.remedy}")
     if (kind == PLAIN_METHOD) != (role == Role.LLM.value):

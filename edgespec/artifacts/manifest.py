@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, cast
 from edgespec.artifacts import file_names, hashes, json_files, provenance
 from edgespec.artifacts.graph_quantization import Schemes, read_schemes, schemes_dict
 from edgespec.config.fields import is_int
-from edgespec.contract import AnyRole, Role, Tower
+from edgespec.contract import Role
 from edgespec.errors import BundleError
 from edgespec.safe_read.fields import BundleFields
 
@@ -22,13 +22,13 @@ KIND = "export"
 # The files of every export, by role, and those that an export may have
 GRAPH_FILES = (file_names.MODEL, file_names.MODEL_DATA, file_names.CONFIG)
 BASE_FILES = (*GRAPH_FILES, file_names.EMBEDDING, file_names.TOKENIZER)
-REQUIRED: Mapping[AnyRole, tuple[str, ...]] = {
+REQUIRED: Mapping[Role, tuple[str, ...]] = {
     Role.LLM: BASE_FILES,
     Role.BASE: BASE_FILES,
     Role.DRAFT: GRAPH_FILES,
-    Tower.VISUAL: GRAPH_FILES,
+    Role.VISUAL: GRAPH_FILES,
 }
-KNOWN: Mapping[AnyRole, tuple[str, ...]] = {
+KNOWN: Mapping[Role, tuple[str, ...]] = {
     Role.LLM: (*BASE_FILES, *file_names.TOKENIZER_FILES, file_names.GOLDEN),
     Role.BASE: (*BASE_FILES, *file_names.TOKENIZER_FILES, file_names.GOLDEN),
     Role.DRAFT: (
@@ -38,7 +38,7 @@ KNOWN: Mapping[AnyRole, tuple[str, ...]] = {
         file_names.HEADS,
         file_names.GOLDEN,
     ),
-    Tower.VISUAL: (*GRAPH_FILES, *file_names.PROCESSOR_FILES, file_names.GOLDEN),
+    Role.VISUAL: (*GRAPH_FILES, *file_names.PROCESSOR_FILES, file_names.GOLDEN),
 }
 QUANTIZE_KIND = "quantize"
 NOT_SIMULATED = "weights only: rounding of activations and of the cache is not simulated"
@@ -95,7 +95,7 @@ class ExportManifest:
     are the uses of schemes in its graph, None where it has none.
     """
 
-    role: AnyRole
+    role: Role
     source: ExportSource
     options: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
@@ -107,7 +107,7 @@ class ExportManifest:
     @classmethod
     def make(
         cls,
-        role: AnyRole,
+        role: Role,
         source: ExportSource,
         options: Mapping[str, Any],
         files: Mapping[str, Mapping[str, Any]],
@@ -262,7 +262,7 @@ class QuantizeCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeVisual:
+class QuantizeVision:
     """A quantized image encoder against its original: how many images and patches calibrated it,
     and how close its rows are with rounded weights and activations."""
 
@@ -272,7 +272,7 @@ class QuantizeVisual:
     weight_errors: Mapping[str, float]  # relative RMS error per Linear
 
     @classmethod
-    def read(cls, fields: QuantizeFields) -> QuantizeVisual:
+    def read(cls, fields: QuantizeFields) -> QuantizeVision:
         """From the `visual` of manifest.json. Raises BundleError for an unreadable value."""
         return cls(
             num_images=fields.size("num_images"),
@@ -417,7 +417,7 @@ class QuantizeManifest:
     packages: Mapping[str, str | None]
     calibrated: QuantizeCalibration
     check: QuantizeCheck | None
-    visual: QuantizeVisual | None = None
+    visual: QuantizeVision | None = None
     files: Mapping[str, Mapping[str, Any]]
 
     @classmethod
@@ -427,7 +427,7 @@ class QuantizeManifest:
         calibrated: QuantizeCalibration,
         check: QuantizeCheck | None,
         files: Mapping[str, Mapping[str, Any]],
-        visual: QuantizeVisual | None = None,
+        visual: QuantizeVision | None = None,
     ) -> QuantizeManifest:
         """Of what this process has just written."""
         made_by = provenance.provenance()
@@ -455,7 +455,7 @@ class QuantizeManifest:
             raise BundleError(what, "Give a directory that edgespec quantize wrote.")
         command = fields.get("command")
         read_visual = fields.get("visual") is not None
-        visual = QuantizeVisual.read(fields.section("visual")) if read_visual else None
+        visual = QuantizeVision.read(fields.section("visual")) if read_visual else None
         return cls(
             request=QuantizeRequest.read(fields),
             weights=None if fields.get("weights") is None else fields.section("weights").raw,

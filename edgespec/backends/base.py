@@ -18,7 +18,7 @@ from edgespec.backends.engine_dir import STEMS, variant_name
 from edgespec.backends.findings import Finding, not_run
 from edgespec.backends.machine import machine_bytes
 from edgespec.backends.onnx_dir import OnnxDir
-from edgespec.backends.visual.onnx_dir import VisualOnnxDir
+from edgespec.backends.vision.onnx_dir import VisionOnnxDir
 from edgespec.config import VisionConfig
 from edgespec.contract import GraphContract, Limits, Role
 from edgespec.errors import UnsupportedModel
@@ -103,6 +103,19 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Release the engine; closing twice is harmless."""
+
+
+class SeveralCapacities(ABC):
+    """A runner of the engines of one role for several capacities, in tokens of a sequence: none
+    below `least` tokens is chosen."""
+
+    capacities: tuple[int, ...]
+    least: int
+
+    @abstractmethod
+    def reserve(self, lane: int, tokens: int) -> None:
+        """A lane will come to so many tokens, or to the largest capacity. EnvironmentProblem where
+        the engine for it cannot be opened."""
 
 
 class EncoderRunner(Protocol):
@@ -408,9 +421,16 @@ class Backend(ABC):
         name = f"{STEMS[role]}{self.suffixes[0]}"
         return directory / (name if variant is None else variant_name(name, variant))
 
-    def slots(self, config: EngineConfig) -> int:
-        """Rows that a lane can hold: its tokens, and what only fills calls up behind them."""
-        return config.limits.max_kv_cache_capacity
+    def open_capacities(
+        self,
+        engine_dir: Path,
+        config: EngineConfig,
+        device: PairDevice,
+        closing: Callable[[], None],
+    ) -> Runner:
+        """A runner of engines for several capacities, also a `SeveralCapacities`, which calls
+        `closing` at its end; asked of a backend with `several_capacities` alone."""
+        raise NotImplementedError
 
     def notes(self, config: EngineConfig) -> tuple[str, ...]:
         """What the user who builds this engine should know of its memory and its kernels."""
@@ -428,7 +448,7 @@ class Backend(ABC):
 
     def stage_encoder(
         self,
-        onnx: VisualOnnxDir,
+        onnx: VisionOnnxDir,
         path: Path,
         limits: ImageLimits,
         options: BuildOptions,
@@ -439,7 +459,7 @@ class Backend(ABC):
         raise NotImplementedError
 
     def plan_encoder(
-        self, onnx: VisualOnnxDir, limits: ImageLimits, options: BuildOptions
+        self, onnx: VisionOnnxDir, limits: ImageLimits, options: BuildOptions
     ) -> tuple[str, ...]:
         """What `stage_encoder` would make, a line each, without making it; raises what it would
         raise before its work begins."""

@@ -37,7 +37,7 @@ from edgespec.backends.golden_file import Golden, read_golden, slots_of
 from edgespec.backends.manifest import EngineEntry, EngineManifest
 from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from edgespec.backends.visual.onnx_dir import VisualOnnxDir
+from edgespec.backends.vision.onnx_dir import VisionOnnxDir
 from edgespec.config import RopeConfig
 from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
 from edgespec.errors import BundleError, ContractError, LimitError, OptionError, counted
@@ -217,7 +217,7 @@ def check_canonical(onnx: OnnxDir) -> None:
 
 
 @contextmanager
-def as_bundle_error(onnx: OnnxDir | VisualOnnxDir) -> Iterator[None]:
+def as_bundle_error(onnx: OnnxDir | VisionOnnxDir) -> Iterator[None]:
     """Converts a ContractError: what was checked is data, it may be of another exporter."""
     try:
         yield

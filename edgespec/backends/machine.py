@@ -1,13 +1,15 @@
-"""The memory of this machine. Knows Linux's control groups and /proc/meminfo."""
+"""The memory and the cores of this machine. Knows Linux's control groups and /proc."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
+TASKS = Path("/proc/self/task")
 # What a container may take, in the first and the second version of control groups
 GROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -48,3 +50,14 @@ def meminfo_bytes(name: str, meminfo: Path) -> int | None:
     except OSError:
         return None
     return 1024 * int(found[1]) if found else None
+
+
+def waited_s(tasks: Path = TASKS) -> float:
+    """Seconds for which threads of this process were ready and had no core, so far, summed over
+    those that are there: wall time that is neither processor time nor sleep. 0 where the system
+    does not count it."""
+    found = 0
+    for path in tasks.glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # a thread that has ended
+            found += int(path.read_text().split()[1])
+    return found / 1e9

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgespec.checkpoint.files import Checkpoint, Rows
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import is_quantized
+from edgespec.checkpoint.source import Rows
 from edgespec.config import AttentionSpec, layer_tensors
 from edgespec.config.tensors import qkv_rows
 from edgespec.errors import CheckpointError, UnsupportedModel

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import Checkpoint, TensorInfo
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.source import TensorInfo
 from edgespec.config import DraftConfig
 from edgespec.errors import CheckpointError
 

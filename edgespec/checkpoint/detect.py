@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from edgespec.checkpoint.files import Checkpoint, some_of
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import (
     is_quantized,
     kv_scale_names,
@@ -22,6 +22,7 @@ from edgespec.checkpoint.layouts import (
     tensor_names,
 )
 from edgespec.checkpoint.quantization import Quantization
+from edgespec.checkpoint.source import some_of
 from edgespec.checkpoint.unsupported import OTHERS, SPECULATORS, Unsupported, bare_shapes
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import CheckpointError, UnsupportedModel

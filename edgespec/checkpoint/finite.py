@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.checkpoint.files import ByteSink, TensorInfo
+from edgespec.checkpoint.source import ByteSink, TensorInfo
 from edgespec.errors import CheckpointError
 
 # dtype -> unsigned integer, mask without the sign, the least value that is not finite

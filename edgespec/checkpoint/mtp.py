@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from edgespec.checkpoint.files import Checkpoint, some_of
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import tensor_names
+from edgespec.checkpoint.source import some_of
 from edgespec.config import AttentionSpec, DecoderConfig, ModelConfig, layer_tensors
 from edgespec.errors import CheckpointError, UnsupportedModel
 

@@ -1,7 +1,8 @@
 """The tensors of a base: which there are, and their names in a checkpoint.
 
 Own names are always those of a text model: model.layers.0, lm_head. On disk the decoder may have a
-longer prefix, beside vision or audio towers; the rows of the families list them. Knows no graphs.
+longer prefix, beside encoders of images or audio; the rows of the families list them. Knows no
+graphs.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def beside_text(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def beside_roots() -> tuple[str, ...]:
-    """Returns the prefixes of tensors outside the decoder: towers, multi-token prediction heads."""
+    """The prefixes of tensors outside the decoder: encoders, multi-token prediction heads."""
     return tuple(dict.fromkeys(root for row in FAMILIES.values() for root in row.beside))
 
 

@@ -17,10 +17,12 @@ from typing import Any
 from edgespec.artifacts import file_names, hashes
 from edgespec.artifacts.manifest import QuantizeManifest
 from edgespec.checkpoint.detect import detect
-from edgespec.checkpoint.files import Checkpoint, TensorInfo, read_header
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import kv_scale_names, logical_shapes, read_quantization, rule_at
 from edgespec.checkpoint.origin import origin_of
 from edgespec.checkpoint.quantization import Quantization, Rule
+from edgespec.checkpoint.safetensors import read_header
+from edgespec.checkpoint.source import TensorInfo
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
 from edgespec.errors import BundleError, EdgeSpecError, noted
 from edgespec.rope import rope_dict

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from edgespec.artifacts import file_names
-from edgespec.checkpoint.files import Checkpoint, read_json
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.source import read_json
 from edgespec.errors import CheckpointError
 from edgespec.safe_read.tokenizer import MAX_GROWTH, text_growth
 

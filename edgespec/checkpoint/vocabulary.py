@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.artifacts import file_names, hashes
-from edgespec.checkpoint.files import Checkpoint, read_json
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.source import read_json
 from edgespec.errors import CheckpointError, PairingError
 
 SENTENCEPIECE = "tokenizer.model"

@@ -262,7 +262,7 @@ def command(
             f"{error.what}. {error.remedy}", click.get_current_context()
         ) from None
     from edgespec.backends.build import build, plan
-    from edgespec.backends.visual.onnx_dir import is_visual_export
+    from edgespec.backends.vision.onnx_dir import is_visual_export
     from edgespec.cli.progress import Bars
 
     if is_visual_export(onnx_dir):

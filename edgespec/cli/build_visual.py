@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from edgespec.backends.base import BuildOptions, Progress
 from edgespec.cli.built import built_dict, built_lines
 from edgespec.cli.terminal import json_text, say
-from edgespec.contract import Tower
+from edgespec.contract import Role
 from edgespec.errors import BundleError
 from edgespec.vision.contract import ImageLimits
 
@@ -55,11 +55,11 @@ def run(
 ) -> None:
     """Build the engine of an image encoder and print it; `asked_role` is what the flags say that
     the component is, `unused` are names of limits that it does not have."""
-    from edgespec.backends.visual.build import build_visual, plan_visual
+    from edgespec.backends.vision.build import build_visual, plan_visual
     from edgespec.cli.progress import Bars
 
     if asked_role is not None:
-        what = f"{onnx_dir} is exported as {Tower.VISUAL.value}, the flag says {asked_role}"
+        what = f"{onnx_dir} is exported as {Role.VISUAL.value}, the flag says {asked_role}"
         raise BundleError(what, f"Leave the flag out, or give the directory of the {asked_role}.")
     if dry_run:
         lines = plan_visual(onnx_dir, engine_dir, limits, backend=backend, options=options)
@@ -81,9 +81,9 @@ def run(
         )
     notes = (*built.notes, *given(unused, "a language model"))
     if as_json:
-        click.echo(json_text(built_dict(Tower.VISUAL.value, built, notes)))
+        click.echo(json_text(built_dict(Role.VISUAL.value, built, notes)))
         return
-    for line in built_lines(Tower.VISUAL.value, built, notes):
+    for line in built_lines(Role.VISUAL.value, built, notes):
         say(line)
 
 
@@ -98,8 +98,8 @@ def given(names: Iterable[str], owner: str) -> Iterator[str]:
 def show_planned(lines: Iterable[str], *, as_json: bool) -> None:
     """Print what would be built."""
     if as_json:
-        click.echo(json_text({"role": Tower.VISUAL.value, "lines": list(lines)}))
+        click.echo(json_text({"role": Role.VISUAL.value, "lines": list(lines)}))
         return
-    say(f"{Tower.VISUAL.value}: no engine built")
+    say(f"{Role.VISUAL.value}: no engine built")
     for line in lines:
         say(f"  {line}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgespec.backends.build import Built
-    from edgespec.backends.visual.build import BuiltEncoder
+    from edgespec.backends.vision.build import BuiltEncoder
 
 
 def built_dict(name: str, built: Built | BuiltEncoder, notes: Iterable[str]) -> dict[str, Any]:

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 BLOCK = "speculative_config"
 META = f"{__name__}.read"  # in a context's meta: what the file and the overrides say
-OWN = ("config", "key_values", "help", "drafter")  # parameters that a file does not give
+OWN = (
+    "config",
+    "key_values",
+    "help",
+    "help_all",
+    "drafter",
+)  # parameters that a file does not give
 SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
 
 
@@ -235,8 +241,8 @@ class ConfigCommand(EdgeCommand):
 
 
 HELP = (
-    "YAML with speculative_config, as TensorRT-LLM has it, and with flags of this command by their"
-    " names; key=value overrides one of its keys."
+    "YAML with speculative_config, as TensorRT-LLM has it, and with flags of this command;"
+    " key=value overrides a key."
 )
 
 

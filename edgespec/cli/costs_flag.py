@@ -1,15 +1,18 @@
-"""--measure-costs: what `build`, `import` and `run` have in common of it.
+"""--measure-costs: what `build`, `import` and `run` have in common of it, and how costs are measured
+again.
 
 Knows the flag, and what is said of a measurement.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
 from edgespec.cli import environment
+from edgespec.cli.terminal import say
 
 MEASURING = click.option(
     "--measure-costs/--no-measure-costs",
@@ -35,3 +38,40 @@ def costs_line(engine_dir: Path, *, measure: bool, unproven: str | None = None) 
     with Bars() as bars:
         progress = Progress(start=lambda n: bars.start("costs", n), advance=bars.advance)
         return after_build(engine_dir, measure=measure, unproven=unproven, progress=progress)
+
+
+def measure_again(engine_dir: Path, *, err: bool = False, again: bool = False) -> None:
+    """Measure what steps of these engines cost here, keep it, and say it in a line, with `err` on
+    stderr. `again`: costs are there, and in doubt. Raises what opening and measuring raise."""
+    from time import monotonic
+
+    from edgespec.backends.base import Progress
+    from edgespec.cli.progress import Bars
+    from edgespec.runtime.measuring.cost_description import built_line
+    from edgespec.runtime.measuring.cost_measure import measure_costs
+
+    began = monotonic()
+    with Bars() as bars:
+        progress = Progress(start=lambda n: bars.start("costs", n), advance=bars.advance)
+        found = measure_costs(engine_dir, progress=progress, again=again)
+    say(built_line(found, monotonic() - began), err=err)
+
+
+def measure_busy_again(
+    engine_dir: Path, spec_decode: bool | str | None, spec_policy: str | None
+) -> None:
+    """Measure costs once more that a busy machine measured, where a run with these arguments of
+    Engine goes by them, and say so. What fails is said: the engines run with what there is."""
+    from edgespec.errors import EdgeSpecError
+    from edgespec.runtime.measuring.cost_measure import to_measure_again
+    from edgespec.runtime.plans.policy import FIXED
+
+    wanted = not environment.is_off(os.environ, environment.MEASURE_COSTS)
+    if spec_decode is False or spec_policy == FIXED or not wanted:
+        return
+    try:
+        if why := to_measure_again(engine_dir):
+            say(f"{why}: measuring once more", err=True)
+            measure_again(engine_dir, err=True, again=True)
+    except EdgeSpecError as error:
+        say(f"costs not measured: {error.what}", err=True)

@@ -48,7 +48,7 @@ LENGTH = "max_draft_len"  # an option of methods
 DRAFTER = (
     "Draft with a method that needs no engine, also where there is a draft:"
     f" {', '.join(row.name for row in METHODS.values() if not row.needs_engine)}. Or with a class of"
-    " your own, looked for in the working directory first (docs/own_drafter.md)."
+    " your own (docs/own_drafter.md)."
 )
 BUDGET = "Milliseconds of each call of a drafter of your own; one that takes more pauses.  [default: 100]"
 NGRAM_SIZE = "Tokens that n-gram lookup and suffix decoding match, at most."

@@ -38,7 +38,7 @@ def switch(instead: str, *, beside: tuple[str, ...] = ()) -> Missing:
 
 DONE_ANYWAY = Missing(instead="", switch=True, neutral=("",))  # it asks for what is done
 NO_TOWERS = "this version quantizes text decoders and image encoders; leave the flag out"
-NO_TOWER = "a draft has no vision tower; leave the flag out"
+NO_VISION = "a draft has no vision tower; leave the flag out"
 NO_AUDIO = "this version calibrates with text and images; leave the flag out, and see --calib-data"
 OWN_TYPE = (
     "weights that are not quantized keep the checkpoint's type, and engines compute in float32."
@@ -69,13 +69,13 @@ FLAGS: dict[str, dict[str, Missing]] = {
     "quantize llm": _QUANTIZE,
     "quantize draft": _QUANTIZE
     | {
-        "--visual-quantization": Missing(instead=NO_TOWER),
-        "--image-dataset": Missing(instead=NO_TOWER),
+        "--visual-quantization": Missing(instead=NO_VISION),
+        "--image-dataset": Missing(instead=NO_VISION),
     },
     "export": {
         "--model-dir": Missing(instead=AS_ARGUMENTS),
         "--output-dir": Missing(instead=AS_ARGUMENTS),
-        "--dtype": Missing(instead=OWN_TYPE, neutral=("float16", "fp16")),  # of towers there
+        "--dtype": Missing(instead=OWN_TYPE, neutral=("float16", "fp16")),  # of encoders there
         "--skip-llm": switch(
             "nothing would be left to export; leave the flag out, or pass --dflash-draft,"
             " --jetspec-draft or --dspark-draft for the draft alone",

@@ -31,18 +31,25 @@ VARIABLES = {
     CALIB_DATA: "`--calib-data` of `quantize`",
     DEVICE: "`--device` of `quantize`",
     TARGET: "`--target` of `quantize`",
-    MEASURE_COSTS: "`--measure-costs` of `build`, `import` and `run`, off with the value 0",
+    MEASURE_COSTS: "`--measure-costs` of `build`, `import` and `run`, off with the value 0; then "
+    "`infer` and `chat` do not measure again either",
     KERNEL_LEVEL: "the instructions that edgespec's own kernels use, such as `portable`",
     VERBOSE: "`--verbose`, with the value 1",
     DEBUG: "`--debug`, with the value 1",
 }
 NO_FLAGS = (CACHE, KERNEL_LEVEL)
 ON = ("1", "true", "yes", "on")
+OFF = ("0", "false", "no", "off")
 
 
 def is_on(environ: Mapping[str, str], name: str) -> bool:
     """Whether a switch is set by its variable."""
     return environ.get(name, "").lower() in ON
+
+
+def is_off(environ: Mapping[str, str], name: str) -> bool:
+    """Whether a switch that is on by default is unset by its variable."""
+    return environ.get(name, "").lower() in OFF
 
 
 def mistyped(environ: Mapping[str, str]) -> list[str]:

@@ -43,10 +43,7 @@ IMAGE: dict[str, Any] = {
     "multiple": True,
     "type": EXISTING_FILE,
     "metavar": "FILE",
-    "help": (
-        "Send this image with each --prompt, before its text; may be given repeatedly, and be"
-        " anywhere."
-    ),
+    "help": ("Send this image with each --prompt, before its text; may be given repeatedly."),
 }
 
 

@@ -23,13 +23,13 @@ from edgespec.cli.accept_flags import (
 )
 from edgespec.cli.config_file import (
     NOT_CONFIGURED,
-    ConfigCommand,
     Configured,
     check_draft,
     config_options,
     configured,
     engine_arguments,
 )
+from edgespec.cli.costs_flag import measure_busy_again
 from edgespec.cli.draft_flags import (
     ALIASES,
     LENGTH,
@@ -42,6 +42,7 @@ from edgespec.cli.draft_flags import (
 )
 from edgespec.cli.edgellm import FLAGS, switch
 from edgespec.cli.exit_codes import FAILED, SOME_FAILED
+from edgespec.cli.help_pages import PagedCommand
 from edgespec.cli.image_flags import IMAGE, image_flags, take_images
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
@@ -65,6 +66,25 @@ if TYPE_CHECKING:
 STDIN = Path("-")
 MIB = 2**20
 NO_KEYS: Mapping[str, object] = MappingProxyType({})
+PAGE = (
+    "engine_dir",
+    "config",
+    "input_file",
+    "texts",
+    "named_images",
+    "output_file",
+    "spec_decode",
+    "drafter",
+    "spec_draft_top_k",
+    "spec_draft_step",
+    "spec_verify_size",
+    "batch_size",
+    "max_generate_length",
+    "temperature",
+    "seed",
+    "check_lossless",
+    "as_json",
+)
 OF_REQUESTS = {
     "--enable-thinking": switch(
         'it is a key of requests: write "enable_thinking": true in the input file. edgespec chat and'
@@ -75,7 +95,8 @@ OF_REQUESTS = {
 
 @click.command(
     "infer",
-    cls=ConfigCommand,
+    cls=PagedCommand,
+    page=PAGE,
     aliases={**ALIASES, **trtllm.ALIASES["infer"]},
     missing={**FLAGS["infer"], **trtllm.FLAGS["infer"], **OF_REQUESTS},
 )
@@ -108,7 +129,7 @@ OF_REQUESTS = {
     metavar="TEXT",
     help=(
         "Instead: one request with this text; may be given repeatedly. Without --output-file the"
-        " answers go to stdout as they come, and all else to stderr."
+        " answers go to stdout."
     ),
 )
 @click.option("--image", "named_images", **IMAGE)
@@ -144,8 +165,8 @@ OF_REQUESTS = {
     "--spec-decode",
     is_flag=True,
     help=(
-        "Decode speculatively, with the base and the draft of the engine directory; on one with a"
-        " plain engine alone, with the first method that needs no draft (see --drafter)."
+        "Decode speculatively, with the draft of the engine directory; where there is none, with the"
+        " first method that needs none (see --drafter)."
     ),
 )
 @draft_options
@@ -153,7 +174,7 @@ OF_REQUESTS = {
 @click.option(
     "--batch-size",
     type=int,
-    help="Requests at a time. This flag and those below, to --num-logprobs, override the input file.",
+    help="Requests at a time. This flag and those of sampling override the input file.",
 )
 @click.option("--max-generate-length", type=int, help="Tokens per answer, at most.")
 @click.option("--temperature", type=float, help="0 is greedy.")
@@ -243,8 +264,17 @@ def command(
     as_json: bool,
     **overrides: Any,
 ) -> int:
-    """Answer the requests of --input-file with the engines of --engine-dir.
+    """Answer the requests of --input-file, or of --prompt, with the engines of --engine-dir.
 
+    With --spec-decode the output equals that of plain decoding, up to rounding; --check-lossless
+    compares the two. Without the three sizes what suits the device is drafted. Ctrl-C ends the run
+    after the current step and writes what was generated (exit 130).
+
+    \b
+    edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
+    edgespec infer --engine-dir engines --prompt 'Why is the sky blue?' --spec-decode
+    edgespec infer --engine-dir engines --prompt 'What is it?' --image ship.jpg --spec-decode
+    \f
     With --spec-decode the output equals that of plain decoding, greedy and sampled: in float32
     token for token; with quantized weights or recurrent layers up to what kernels for one row and
     for many round differently. --check-lossless compares the two on the requests at hand, and
@@ -262,14 +292,10 @@ def command(
     is the default: it drafts what followed the same words before, as a tree of up to 60 nodes, as
     far as that pays, and nothing where nothing repeats.
 
-    Ctrl-C ends the run after the current step and writes what was generated (exit 130); a second
-    one stops at once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written,
+    A second Ctrl-C stops at once. Finished responses are also kept in OUTPUT.partial.jsonl until the output is written,
     unless that is stdout or a device.
 
     \b
-    edgespec infer --engine-dir engines --input-file input.json --output-file output.json --spec-decode
-    edgespec infer --engine-dir engines --prompt 'Why is the sky blue?' --spec-decode
-    edgespec infer --engine-dir engines --prompt 'What is it?' --image ship.jpg --spec-decode
     edgespec infer --engine-dir engines --input-text 'Once upon' --max-output-len 100 --spec-decode
     edgespec infer --engine-dir engines --prompt 'Rewrite this function: ...' --drafter suffix
     edgespec infer --engine-dir engines --input-file - --output-file - < input.json | jq .responses
@@ -471,6 +497,7 @@ def respond(
         steps=sizes[1],
         time_budget_ms=time_budget_ms,
     )
+    measure_busy_again(engine_dir, spec_decode, spec_policy)
     with Engine(
         engine_dir,
         spec_decode=spec_decode,

@@ -21,7 +21,7 @@ from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer, trtllm
 from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
 from edgespec.cli.chat import command as chat
-from edgespec.cli.config_file import ConfigCommand, Configured, config_params, configured
+from edgespec.cli.config_file import Configured, config_params, configured
 from edgespec.cli.draft_flags import (
     ALIASES,
     KEY_NAMES,
@@ -32,6 +32,7 @@ from edgespec.cli.draft_flags import (
     tree_of,
     wanted,
 )
+from edgespec.cli.help_pages import PagedCommand
 from edgespec.cli.image_flags import IMAGE, take_images
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import MODEL
@@ -89,13 +90,32 @@ MAKING = (
 )
 
 
+PAGE = (
+    "draft",
+    "prompts",
+    "named_images",
+    "weights",
+    "system",
+    "spec_decode",
+    "drafter",
+    "spec_draft_top_k",
+    "spec_draft_step",
+    "spec_verify_size",
+    "show_speculation",
+    "max_generate_length",
+    "temperature",
+    "seed",
+    "enable_thinking",
+)
+
+
 def taken(command: click.Command, names: Iterable[str]) -> list[click.Parameter]:
     """The options of another command, in the order of `names`; KeyError where it lacks one."""
     params = {param.name: param for param in command.params}
     return [params[name] for name in names]
 
 
-class RunCommand(ConfigCommand, build.BuildCommand):
+class RunCommand(PagedCommand, build.BuildCommand):
     """A command with the options of the backend that it builds for."""
 
     before = "system"
@@ -134,6 +154,7 @@ PARAMS = [
 @click.command(
     "run",
     cls=RunCommand,
+    page=PAGE,
     aliases={**ALIASES, **trtllm.ALIASES["run"]},
     missing=trtllm.FLAGS["run"],
     params=PARAMS,
@@ -159,19 +180,18 @@ def command(
 
     TARGET is a model: a checkpoint directory or a name on the Hugging Face hub; or an engine
     directory that edgespec build made. --draft names the draft that was trained for it, or a
-    smaller model with the same tokenizer. Without one, a draft in the model's own checkpoint is
-    used (an MTP head). Where there is none, drafts are made of the text itself, where it repeats
-    (suffix decoding): the answer stays the same, and --no-spec-decode turns it off.
-
-    The engines are kept in EDGESPEC_CACHE, XDG_CACHE_HOME/edgespec or ~/.cache/edgespec, by the
-    identity of the checkpoints, these options and this machine, so that a second start is
-    immediate; edgespec cache lists and removes them. Downloads are kept in the hub's own cache.
+    smaller model with the same tokenizer. Without one the model's own MTP head drafts, or the text
+    itself where it repeats: the answer stays the same.
 
     \b
     edgespec run recipes/demo/base --draft recipes/demo/draft --prompt 'def area(radius):'
     edgespec run Qwen/Qwen3-8B --draft Tengyunw/qwen3_8b_eagle3 --weights int4
     edgespec run Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --weights int4
     echo 'Why is the sky blue?' | edgespec run Qwen/Qwen3-0.6B
+    \f
+    The engines are kept in EDGESPEC_CACHE, XDG_CACHE_HOME/edgespec or ~/.cache/edgespec, by the
+    identity of the checkpoints, these options and this machine, so that a second start is
+    immediate; edgespec cache lists and removes them. Downloads are kept in the hub's own cache.
     """
     for name in ("stdout",) if prompts else ("stdin", "stdout"):
         require_stream(name)

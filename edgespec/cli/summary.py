@@ -15,7 +15,7 @@ from edgespec.artifacts.graph_quantization import GraphQuantization
 from edgespec.artifacts.manifest import QuantizeCheck, QuantizeManifest
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.summary import EnginesSummary, EngineSummary, ExportSummary
-from edgespec.backends.visual.summary import VisualSummary
+from edgespec.backends.vision.summary import VisionSummary
 from edgespec.checkpoint.summary import (
     CheckpointSummary,
     DtypeSummary,
@@ -23,7 +23,7 @@ from edgespec.checkpoint.summary import (
     QuantizationSummary,
     WeightsSummary,
 )
-from edgespec.cli.visual_summary import vision_rows, visual_text
+from edgespec.cli.vision_summary import vision_rows, visual_text
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
 from edgespec.contract import Role, canonical_contract
 from edgespec.errors import counted
@@ -48,7 +48,7 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
     elif isinstance(summary, FileSummary):
         title, rows = file_text(summary, layers)
         size = summary.bytes
-    elif isinstance(summary, VisualSummary):
+    elif isinstance(summary, VisionSummary):
         title, rows = visual_text(summary, layers)
         size = summary.bytes
     elif isinstance(summary, ExportSummary):
@@ -66,7 +66,7 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
 
 
 def completeness(
-    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary | VisualSummary,
+    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary | VisionSummary,
     verify: bool,
 ) -> str:
     """How far the files were compared with what is recorded of them."""
@@ -399,7 +399,8 @@ def cost_rows(profile: CostProfile) -> Rows:
     method = METHODS.get(profile.method or "")
     of = "" if method is None else f" with {method.title}"
     title = f"{profile.role.value}{of}, measured here; rows and drafts in plain steps"
-    return [("costs", title), *(("", line) for line in cost_description.table(profile))]
+    lines = [*cost_description.table(profile), *filter(None, [profile.busy])]
+    return [("costs", title), *(("", line) for line in lines)]
 
 
 PAIRING = {

@@ -251,23 +251,21 @@ def spread(requests: Sequence[Any], count: int) -> list[Any]:
     return [requests[i * len(requests) // count] for i in range(count)]
 
 
-def measure_costs(engine_dir: Path) -> None:
-    """Measure what steps cost here, where that is not known, and say so. Raises what measuring
-    raises."""
-    from edgespec.cli.bench.costs import measure_again
-
-    say("what a step costs here was not measured: measuring it", err=True)
-    measure_again(engine_dir, err=True)
-
-
-def has_costs(engine_dir: Path, batch_size: int) -> bool:
-    """Whether the costs of what drafts are known. Raises LimitError for a batch that the engines
-    do not take."""
+def check_costs(engine_dir: Path, batch_size: int, *, goes_on: bool) -> None:
+    """Measure what steps cost where that is not known or in doubt, and say so; a search that
+    `goes_on` keeps what it began with. Raises LimitError for a batch that the engines do not take,
+    and what measuring raises."""
+    from edgespec.cli.costs_flag import measure_again
     from edgespec.runtime.engine import Engine
+    from edgespec.runtime.measuring.cost_measure import doubt
 
     with Engine(engine_dir, spec_decode=True, prefix_cache_bytes=0, tuned=False) as engine:
         engine.limits.check_batch_size(batch_size)
-        return engine.costs is not None
+        known = engine.costs is not None
+        why = None if known and goes_on else doubt(engine)
+    if why is not None:
+        say(f"{why}: measuring", err=True)
+        measure_again(engine_dir, err=True, again=known)
 
 
 def tuned(
@@ -319,8 +317,7 @@ def searched(
     from edgespec.tuning.tuner import Tuner
 
     began = monotonic()
-    if not has_costs(engine_dir, options.batch_size):
-        measure_costs(engine_dir)
+    check_costs(engine_dir, options.batch_size, goes_on=place.exists())
     with Engine(
         engine_dir, spec_decode=True, prefix_cache_bytes=0, tuned=False, **images
     ) as engine:
@@ -355,6 +352,7 @@ def formats(
 ) -> dict[str, Any] | None:
     """Tune the draft in each format of weights, and with `install` build the one whose own drafts
     are fastest; None where it was stopped."""
+    from edgespec.cli.costs_flag import measure_again
     from edgespec.runtime.opening.tuned_plan import write_tuned
     from edgespec.tuning import draft_formats
     from edgespec.tuning.report import best_own, tuned_plan
@@ -381,7 +379,7 @@ def formats(
     line = f"fastest draft: {name}, {words}, {speed:.2f} x plain"
     if install:
         draft_formats.build_draft(engine_dir, engine_dir, draft_onnx, name, backend)
-        measure_costs(engine_dir)
+        measure_again(engine_dir, err=True)
         write_tuned(engine_dir, draft_formats.bound_again(engine_dir, plan))
     return {"kind": "tune formats", "formats": results, "line": line, "installed": install}
 

@@ -23,19 +23,19 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.request import ExportRequest
 from edgespec.export.resolve import resolve
 from edgespec.export.table import COMPONENTS
-from edgespec.export.visual import (
+from edgespec.export.vision import (
     PROCESSOR,
-    VisualComponent,
+    VisionComponent,
     renew_processor,
-    visual_component,
-    visual_options,
-    why_no_visual,
-    write_visual,
+    vision_component,
+    vision_options,
+    why_no_vision,
+    write_vision,
 )
 from edgespec.methods import METHODS
 from edgespec.progress import Progress, Silent
 
-AnyComponent = Component | VisualComponent
+AnyComponent = Component | VisionComponent
 
 __all__ = ["ExportOptions", "Exported", "export"]
 
@@ -80,12 +80,12 @@ def export(
             done[target] = replace(written, directory=target)
     for target in stale:
         part = components[target]
-        assert isinstance(part, VisualComponent)
-        done[target] = renew_processor(part, target, visual_options(part, request))
+        assert isinstance(part, VisionComponent)
+        done[target] = renew_processor(part, target, vision_options(part, request))
     first, *others = (done[target] for target in components)
     doubt = request.base.origin.doubt if request.base else None
     notes = (*first.notes, doubt) if doubt else first.notes
-    if (why := why_no_visual(request)) is not None:
+    if (why := why_no_vision(request)) is not None:
         notes = (*notes, why)
     return replace(first, notes=notes, beside=tuple(others))
 
@@ -108,8 +108,8 @@ def write(
 ) -> Exported:
     """Write the files of a component to `staging`."""
     recorded = recorded_options(request, component)
-    if isinstance(component, VisualComponent):
-        return write_visual(component, staging, request, recorded, progress)
+    if isinstance(component, VisionComponent):
+        return write_vision(component, staging, request, recorded, progress)
     return write_component(component, staging, request, recorded, progress)
 
 
@@ -123,7 +123,7 @@ def components_of(request: ExportRequest) -> tuple[AnyComponent, ...]:
     found: list[AnyComponent] = [base_component(request, row.emits(request) if row else PLAIN)]
     if row is not None and drafts_in_base(request):
         found.append(row.draft(request))
-    visual = visual_component(request)
+    visual = vision_component(request)
     return (*found, visual) if visual is not None else tuple(found)
 
 
@@ -137,8 +137,8 @@ def drafts_in_base(request: ExportRequest) -> bool:
 
 def recorded_options(request: ExportRequest, component: AnyComponent) -> dict[str, Any]:
     """The options of a request on which a component depends, as manifest.json keeps them."""
-    if isinstance(component, VisualComponent):
-        return visual_options(component, request)
+    if isinstance(component, VisionComponent):
+        return vision_options(component, request)
     asked: dict[str, Any] = {}
     for row in COMPONENTS.values():
         asked |= row.recorded(request)
@@ -170,11 +170,11 @@ def has_old_processor(
 ) -> bool:
     """Whether `target` is an earlier run of this request, but for the processor files that the
     checkpoint had then. Raises as `already_there` does."""
-    if not isinstance(component, VisualComponent) or not (target / file_names.MANIFEST).is_file():
+    if not isinstance(component, VisionComponent) or not (target / file_names.MANIFEST).is_file():
         return False
     options = json_files.read_manifest(target).get("options")
     then = options.get(PROCESSOR) if isinstance(options, dict) else None
-    recorded = visual_options(component, request) | {PROCESSOR: then}
+    recorded = vision_options(component, request) | {PROCESSOR: then}
     return already_there(target, request, recorded, progress) is not None
 
 

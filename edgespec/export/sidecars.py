@@ -13,9 +13,10 @@ from pathlib import Path
 
 from edgespec.artifacts import file_names, hashes
 from edgespec.artifacts.graph_quantization import CacheScales, GraphQuantization, SchemeUse
-from edgespec.checkpoint.files import Checkpoint, some_of
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import all_kv_scales
 from edgespec.checkpoint.quantization import Quantization
+from edgespec.checkpoint.source import some_of
 from edgespec.errors import BundleError, CheckpointError, RequestError
 from edgespec.quantization.schemes import SCHEMES
 

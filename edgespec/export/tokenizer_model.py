@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.artifacts import file_names
-from edgespec.checkpoint.files import read_json
+from edgespec.checkpoint.source import read_json
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
 from edgespec.safe_read.regular import read_regular
 from edgespec.safe_read.tokenizer import MAX_GROWTH, MAX_TOKEN_CHARS, charsmap_growth, oversized

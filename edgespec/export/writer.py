@@ -14,8 +14,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import Checkpoint, TensorInfo
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.finite import FiniteSink
+from edgespec.checkpoint.source import TensorInfo
 from edgespec.graphs.builder import ALIGN_BYTES, WeightPlan
 
 Advance = Callable[[int], None]

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import ByteSink, TensorInfo
+from edgespec.checkpoint.source import ByteSink, TensorInfo
 from edgespec.contract import OPSET, TensorSpec
 
 IR_VERSION = 11  # the newest that TensorRT's parsers for opset 24 read

@@ -14,9 +14,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import ByteSink, Checkpoint, TensorInfo
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_weight
 from edgespec.checkpoint.quantization import Quantization
+from edgespec.checkpoint.source import ByteSink, TensorInfo
 from edgespec.errors import UnsupportedModel
 from edgespec.quantization.quantized_weight import QuantizedWeight
 

@@ -13,14 +13,14 @@ import onnx_ir as ir
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.vision import PATCHES, stored_vision_names, vision_quantization
 from edgespec.config import VisionConfig
-from edgespec.contract import Tower
+from edgespec.contract import Role
 from edgespec.graphs.builder import GraphBuilder, WeightPlan
 from edgespec.graphs.linear import fp32
 from edgespec.graphs.vision_layers import axes, block, full_groups, merger, window_groups
 from edgespec.graphs.weights import WeightTable
 from edgespec.vision.contract import DEEPSTACK, EMBEDS, PIXELS, vision_contract
 
-NAME = Tower.VISUAL.value
+NAME = Role.VISUAL.value
 
 
 @dataclass(frozen=True)

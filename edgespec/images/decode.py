@@ -1,6 +1,6 @@
 """Bytes of an image to upright RGB pixels, by Pillow.
 
-What comes from strangers is limited before anything is decoded: bytes, pixels, frames, scans.
+What comes from strangers is limited before anything is decoded: bytes, formats, pixels, frames.
 Knows nothing of where the bytes come from, nor of models.
 """
 
@@ -12,13 +12,13 @@ import struct
 import threading
 import warnings
 import zlib
-from importlib import import_module
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from edgespec.errors import MissingDependency, RequestError
-from edgespec.images.header import Header, read_header
-from edgespec.images.parts import DAMAGED, check_parts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,17 +26,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # Pillow's names
+DAMAGED = "Copy it again, or save it anew as PNG or JPEG."
 MAX_IMAGE_BYTES = 32 * 2**20
 MAX_PIXELS = 50_000_000  # 150 MB as RGB; cameras of telephones make up to that
-
-# Of Pillow: the plugin of a format, and the library that it may have been built without
-PLUGINS = {
-    "PNG": ("PngImagePlugin", "zlib"),
-    "JPEG": ("JpegImagePlugin", "jpg"),
-    "WEBP": ("WebPImagePlugin", "webp"),
-    "BMP": ("BmpImagePlugin", ""),
-    "GIF": ("GifImagePlugin", ""),
-}
 
 ORIENTATION = 0x0112  # of EXIF
 # How an image was turned -> the method of Pillow's Transpose that turns it upright
@@ -78,16 +71,25 @@ FAULTS = (
 _pillow = threading.Lock()  # filters of warnings are the whole process's
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A format of FORMATS, and the size in pixels that the file declares."""
+
+    format: str
+    width: int
+    height: int
+
+
 def check_size(data: bytes, shown: str) -> Header:
     """The header of an image within all limits; `shown` is its name in messages.
 
-    Raises RequestError for what is too large, and as `read_header`.
+    Raises RequestError for what is too large, damaged or of another format, MissingDependency
+    without Pillow.
     """
     if len(data) > MAX_IMAGE_BYTES:
         raise too_large(shown)
-    header = read_header(data, shown)
-    _check_pixels(header.width, header.height, shown)
-    return header
+    with _opened(data, shown) as image:
+        return Header(_format(image), *image.size)
 
 
 def too_large(shown: str) -> RequestError:
@@ -105,30 +107,20 @@ def decode(data: bytes, header: Header, shown: str, claimed: str = "") -> Image:
     is damaged, animated or beyond a limit, MissingDependency without Pillow.
     """
     pillow = import_pillow()
-    _check_plugin(header.format)
-    check_parts(data, header.format, shown)
-    with _pillow, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with pillow.open(io.BytesIO(data), formats=(header.format,)) as image:
-                width, height = image.size
-                _check_pixels(width, height, shown)
-                _check_frames(image, shown)
-                image.load()
-                if image.mode.startswith("I;16") or image.mode == "I":
-                    logger.warning(
-                        "image %s has grey levels of 16 bits: those above 255 become white, as in"
-                        " transformers; save it with 8 bits",
-                        shown,
-                    )
-                upright = _upright(image, pillow)
-                found: Image = upright.convert("RGB") if upright.mode != "RGB" else upright
-        except (*FAULTS, pillow.DecompressionBombError) as error:
-            what = f"image {shown} cannot be decoded: the {header.format} is damaged or cut off."
-            raise RequestError(what, DAMAGED) from error
+    with _opened(data, shown) as image:
+        _check_frames(image, shown)
+        image.load()
+        if image.mode.startswith("I;16") or image.mode == "I":
+            logger.warning(
+                "image %s has grey levels of 16 bits: those above 255 become white, as in"
+                " transformers; save it with 8 bits",
+                shown,
+            )
+        upright = _upright(image, pillow)
+        rgb: Image = upright.convert("RGB") if upright.mode != "RGB" else upright
     if claimed.lower() in KNOWN_SUFFIXES - set(SUFFIXES[header.format]):
         logger.warning("image %s is a %s: read as that", shown, header.format)
-    return found
+    return rgb
 
 
 def import_pillow() -> ModuleType:
@@ -141,24 +133,43 @@ def import_pillow() -> ModuleType:
     return PIL.Image
 
 
-def _check_plugin(format: str) -> None:
-    """Imports the one plugin of Pillow that is needed. Raises MissingDependency where this Pillow
-    was built without the format's library."""
-    from PIL import features
+@contextmanager
+def _opened(data: bytes, shown: str) -> Iterator[ImageFile]:
+    """An image of FORMATS of which nothing but the header is read. Raises RequestError for what is
+    none, for one of too many pixels and, also while it is used, for damage."""
+    pillow = import_pillow()
+    if not data:
+        raise RequestError(f"image {shown} is empty.", DAMAGED)
+    with _pillow, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with pillow.open(io.BytesIO(data), formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise _too_many_pixels(f"{width} x {height}", shown)
+                yield image
+        except pillow.UnidentifiedImageError as error:
+            raise RequestError(
+                f"image {shown} is no PNG, JPEG, WebP, BMP or GIF, or is damaged.",
+                "Save it as PNG or JPEG; of a video, send some frames as images.",
+            ) from error
+        except pillow.DecompressionBombError as error:
+            raise _too_many_pixels(f"more than {MAX_PIXELS}", shown) from error
+        except FAULTS as error:
+            raise RequestError(
+                f"image {shown} cannot be decoded: it is damaged or cut off.", DAMAGED
+            ) from error
 
-    plugin, library = PLUGINS[format]
-    import_module(f"PIL.{plugin}")
-    if library and not features.check(library):
-        what = f"this Pillow was built without the library of {format}."
-        raise MissingDependency(what, "Run: pip install --force-reinstall pillow.")
+
+def _format(image: ImageFile) -> str:
+    """A JPEG that may have several images is one."""
+    return "JPEG" if image.format == "MPO" else str(image.format)
 
 
-def _check_pixels(width: int, height: int, shown: str) -> None:
-    if width * height > MAX_PIXELS:
-        raise RequestError(
-            f"image {shown} has {width} x {height} pixels, and {MAX_PIXELS} is the limit.",
-            "Make it smaller.",
-        )
+def _too_many_pixels(size: str, shown: str) -> RequestError:
+    return RequestError(
+        f"image {shown} has {size} pixels, and {MAX_PIXELS} is the limit.", "Make it smaller."
+    )
 
 
 def _check_frames(image: ImageFile, shown: str) -> None:

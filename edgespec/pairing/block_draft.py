@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import Checkpoint, read_json
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.source import read_json
 from edgespec.config import DraftConfig
 from edgespec.contract import MAX_BLOCK_NODES, Limits
 from edgespec.methods import METHODS

@@ -25,7 +25,7 @@ from edgespec.config import ModelConfig
 from edgespec.errors import CheckpointError, RequestError, UnsupportedModel, counted
 from edgespec.export.sidecars import copy_tokenizer
 from edgespec.export.stepwise import opened
-from edgespec.export.visual import encode, encoder_piece
+from edgespec.export.vision import encode, encoder_piece
 from edgespec.graphs.vision import VisionGraph
 from edgespec.images import ImageReader, ImageRules, read_processor
 from edgespec.prompts import ImageItem

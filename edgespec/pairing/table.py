@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from edgespec.pairing import dflash, draft_model, dspark, eagle1, eagle3, jetspec, medusa, mtp
+from edgespec.methods import dflash, jetspec
+from edgespec.pairing import draft_model, dspark, eagle1, eagle3, medusa, mtp
+from edgespec.pairing.block_draft import pairing_row
 from edgespec.pairing.row import PairingRow
 
 PAIRINGS: dict[str, PairingRow] = {
     eagle1.NAME: eagle1.PAIRING,
     eagle3.NAME: eagle3.PAIRING,
-    dflash.NAME: dflash.PAIRING,
-    jetspec.NAME: jetspec.PAIRING,
+    dflash.NAME: pairing_row(),
+    jetspec.NAME: pairing_row(),
     dspark.NAME: dspark.PAIRING,
     mtp.NAME: mtp.PAIRING,
     medusa.NAME: medusa.PAIRING,

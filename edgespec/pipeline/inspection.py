@@ -22,15 +22,17 @@ from edgespec.backends.summary import (
     engines_summary,
     export_summary,
 )
-from edgespec.backends.visual.engine_dir import NAME as VISUAL
-from edgespec.backends.visual.engine_dir import is_visual_engine
-from edgespec.backends.visual.summary import (
-    VisualSummary,
+from edgespec.backends.vision.engine_dir import NAME as VISUAL
+from edgespec.backends.vision.engine_dir import is_visual_engine
+from edgespec.backends.vision.summary import (
+    VisionSummary,
     visual_engine_summary,
     visual_export_summary,
 )
 from edgespec.checkpoint.d2t import read_d2t
-from edgespec.checkpoint.files import PICKLED, Checkpoint, some_of
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.pickled import PICKLED
+from edgespec.checkpoint.source import some_of
 from edgespec.checkpoint.summary import (
     CheckpointSummary,
     FileSummary,
@@ -54,7 +56,7 @@ class Inspection:
     not."""
 
     path: Path
-    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary | VisualSummary
+    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary | VisionSummary
     problems: tuple[EdgeSpecError, ...]
     notes: tuple[str, ...]
     costs: tuple[CostProfile, ...] = ()  # of engines, measured on this device
@@ -95,7 +97,7 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
 
 def look_at_manifest(
     path: Path, kind: str, problems: list[EdgeSpecError], read_up_to: float
-) -> ExportSummary | EnginesSummary | VisualSummary:
+) -> ExportSummary | EnginesSummary | VisionSummary:
     """The summary of what export wrote or build made, of a language model or an image encoder."""
     if kind == "export":
         if json_files.read_manifest(path).get("role") == VISUAL:

@@ -22,7 +22,7 @@ from edgespec.backends.base import BuildOptions
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import DEFAULT_BACKEND, find_backend, get_backend
 from edgespec.checkpoint.hub import download, is_repo_id
-from edgespec.contract import Limits, Role, Tower
+from edgespec.contract import Limits, Role
 from edgespec.errors import (
     BundleError,
     CheckpointError,
@@ -47,7 +47,7 @@ TITLES = {
     Role.LLM.value: "model",
     Role.BASE.value: "base",
     Role.DRAFT.value: "draft",
-    Tower.VISUAL.value: "image encoder",
+    Role.VISUAL.value: "image encoder",
 }
 ATTEMPTS = 3  # at making an entry that others make or use
 RECIPES = (".yaml", ".yml")
@@ -447,7 +447,7 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
     """Export and build below `staging`: the engines stay, each export goes once it is built."""
     from edgespec.backends import base as backends
     from edgespec.backends.build import build
-    from edgespec.backends.visual.build import build_visual
+    from edgespec.backends.vision.build import build_visual
     from edgespec.export.components import export
     from edgespec.vision.contract import ImageLimits
 
@@ -464,7 +464,7 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
             title = TITLES[component.role]
             report.step(f"build the {title}")
             # on ONNX Runtime, whatever the language model runs on
-            if component.role == Tower.VISUAL:
+            if component.role == Role.VISUAL:
                 limits, engines = ImageLimits(), staging / "engine"
                 notes = build_visual(component.directory, engines, limits, progress=progress).notes
             else:

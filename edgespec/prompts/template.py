@@ -1,17 +1,14 @@
 """Renders a conversation with the checkpoint's chat template, in Jinja or as a flattened one.
 
-Knows the files of chat templates. `sandbox` limits what an untrusted template can do. Knows nothing
-of token ids.
+Knows the files of chat templates. A template runs in a `sandbox`. Knows nothing of token
+ids.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import (
-    Mapping,
-    Sequence,
-)
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +24,7 @@ import jinja2.runtime
 from edgespec.errors import BundleError, RequestError
 from edgespec.prompts.named_templates import NAMED_TEMPLATES
 from edgespec.prompts.places import did_you_mean
-from edgespec.prompts.sandbox import Meter, Sandbox
+from edgespec.prompts.sandbox import sandbox
 from edgespec.prompts.types import Message
 from edgespec.safe_read.regular import read_regular
 
@@ -262,6 +259,8 @@ def _object(raw: object, where: object) -> dict[str, object]:
 
 MAX_TEMPLATE_BYTES = 2**16  # twice the longest ones in use
 MAX_REASON_CHARS = 500
+MAX_PROMPT_CHARS = 2**20  # in addition to the allowance for the messages
+CHARS_PER_MESSAGES = 8  # allowance: times the size of the messages
 
 # The errors that an expression in a template can raise, Jinja's own included
 TEMPLATE_FAULTS = (
@@ -279,7 +278,7 @@ TEMPLATE_FAULTS = (
 
 
 class JinjaTemplate:
-    """A chat template as transformers runs it, with limited time and memory.
+    """A chat template as transformers runs it, with prompts of bounded size.
 
     It is compiled at its first use. `place` names its file in errors.
     """
@@ -291,11 +290,11 @@ class JinjaTemplate:
     ) -> None:
         self._source, self._place = source, place
         self._special_tokens = dict(special_tokens)
-        self._sandbox = Sandbox()
+        self._sandbox = sandbox()
         self._compiled: jinja2.Template | None = None
         self._reads: set[str] = set()  # the variables that it reads
         self._knows_images = False
-        self._lock = threading.Lock()  # the sandbox has one meter
+        self._lock = threading.Lock()  # it is compiled once
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
@@ -308,26 +307,26 @@ class JinjaTemplate:
         turns = [{"role": message.role, "content": _items(message)} for message in messages]
         with self._lock:
             template = self._compiled or self._compile()
-            if enable_thinking and THINKING not in self._reads:
-                raise _no_thinking_mode()
-            if _has_images(messages) and not self._knows_images:
-                raise _knows_no_images()
-            self._sandbox.meter = Meter(turns)
-            try:
-                text = template.render(
-                    messages=turns,
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                    enable_thinking=enable_thinking,
-                    **self._special_tokens,
-                )
-                text.encode()  # raises for an unpaired surrogate
-            except TEMPLATE_FAULTS as error:
-                raise RequestError(
-                    f"The chat template rejects these messages: {_reason(error)}.",
-                    f"Change the messages, or {WRITE_IT_YOURSELF}",
-                ) from error
+        if enable_thinking and THINKING not in self._reads:
+            raise _no_thinking_mode()
+        if _has_images(messages) and not self._knows_images:
+            raise _knows_no_images()
+        given = {
+            "messages": turns,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            "enable_thinking": enable_thinking,
+        }
+        limit = MAX_PROMPT_CHARS + CHARS_PER_MESSAGES * len(str(turns))
+        try:
+            text = _joined(template.generate(**given, **self._special_tokens), limit)
+            text.encode()  # raises for an unpaired surrogate
+        except TEMPLATE_FAULTS as error:
+            raise RequestError(
+                f"The chat template rejects these messages: {_reason(error)}.",
+                f"Change the messages, or {WRITE_IT_YOURSELF}",
+            ) from error
         return text
 
     def knows_thinking(self) -> bool:
@@ -347,7 +346,6 @@ class JinjaTemplate:
             size = f"{size_bytes} bytes, and {MAX_TEMPLATE_BYTES} is the limit"
             what = f"The chat template in {self._place} is {size}."
             raise RequestError(what, _sentence(WRITE_IT_YOURSELF))
-        self._sandbox.meter = Meter([])  # the compiler evaluates constant expressions
         try:
             tree = self._sandbox.parse(self._source)
             self._reads = jinja2.meta.find_undeclared_variables(tree)
@@ -361,6 +359,18 @@ class JinjaTemplate:
                 f"Fix it in the checkpoint, then export and build again, or {WRITE_IT_YOURSELF}",
             ) from error
         return self._compiled
+
+
+def _joined(pieces: Iterable[str], limit: int) -> str:
+    """The text of a rendering. Raises jinja2.TemplateRuntimeError above `limit` characters."""
+    written: list[str] = []
+    left = limit
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise jinja2.TemplateRuntimeError(f"it makes a prompt of more than {limit} characters")
+        written.append(piece)
+    return "".join(written)
 
 
 def _items(message: Message) -> str | list[dict[str, str]]:

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from edgespec.artifacts.manifest import QuantizeCheck
-from edgespec.checkpoint.files import Checkpoint, some_of
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
+from edgespec.checkpoint.source import some_of
 from edgespec.errors import BuildError, CheckpointError
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 from edgespec.quantize.base import EMBEDDING, HEAD, Base

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.checkpoint.files import some_of
 from edgespec.checkpoint.names import STACK
+from edgespec.checkpoint.source import some_of
 from edgespec.errors import CheckpointError
 from edgespec.quantize.base import EMBEDDING, HEAD, Base
 from edgespec.quantize.tensors import to_torch

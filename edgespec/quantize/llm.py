@@ -23,7 +23,7 @@ from edgespec.artifacts.manifest import (
     QuantizeManifest,
     QuantizeRequest,
     QuantizeSource,
-    QuantizeVisual,
+    QuantizeVision,
 )
 from edgespec.artifacts.outputs import refuse_overwriting
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
@@ -31,7 +31,15 @@ from edgespec.checkpoint.tokenizer import refuse_growth
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.progress import Progress
 from edgespec.quantization.schemes import check_target, scheme_to_make
-from edgespec.quantize import calibration, layerwise, modelopt, stream, tower, tower_settings, work
+from edgespec.quantize import (
+    calibration,
+    layerwise,
+    modelopt,
+    stream,
+    vision,
+    vision_settings,
+    work,
+)
 from edgespec.quantize import check as checking
 from edgespec.quantize.base import EMBEDDING, Base, base_of
 from edgespec.quantize.decoder import Decoder
@@ -46,7 +54,7 @@ from edgespec.quantize.plan import (
     size_bytes,
 )
 from edgespec.quantize.tensors import Piece, copied, write_model
-from edgespec.quantize.tower import Scales, TowerPieces, TowerPlan
+from edgespec.quantize.vision import Scales, VisionPieces, VisionPlan
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
 _WRITTEN_HERE = {
@@ -167,28 +175,28 @@ def quantize_llm(
         out, (model_dir, options.calib_data, None if dataset is None else str(dataset))
     )
     base = base_of(open_checkpoint(model_dir, allow_pickle=options.allow_pickle))
-    images = TowerPlan.of(base, dataset) if options.visual_quantization else None
+    vision_plan = VisionPlan.of(base, dataset) if options.visual_quantization else None
     if options.quantization is None:
-        assert images is not None
-        return quantize_tower(base, images, out, options, progress)
+        assert vision_plan is not None
+        return quantize_vision(base, vision_plan, out, options, progress)
     plan = plan_base(
         base,
         options.quantization,
         options.lm_head_quantization,
         options.exclude,
         options.fp8_cache,
-        images.layers.values() if images else (),
+        vision_plan.layers.values() if vision_plan else (),
     )
-    images = images.without(plan.left_out) if images else None
+    vision_plan = vision_plan.without(plan.left_out) if vision_plan else None
     texts = calibration.read_texts(options.calib_data, options.num_tokens)
-    request = request_of(base.checkpoint, options, texts, progress, images)
+    request = request_of(base.checkpoint, options, texts, progress, vision_plan)
     atomic.remove_dead(out.parent, out.name)
     if (there := already_there(out, request)) is not None:
         work.forget_finished(out, request)
         return there
     atomic.refuse_occupied(out)
     modelopt.check_installed()
-    job = Job(base, plan, out, options, texts, request, progress, log, images)
+    job = Job(base, plan, out, options, texts, request, progress, log, vision_plan)
     if plan.streamed:
         work.refuse_unfinished(out, request)
         refuse_full_disk(out, size_bytes(base.checkpoint, plan, base.source_of))
@@ -211,7 +219,7 @@ class Job:
     request: QuantizeRequest
     progress: Progress
     log: modelopt.Log
-    tower: TowerPlan | None = None
+    vision: VisionPlan | None = None
 
 
 def run_job(job: Job, kept: work.Work | None) -> Quantized:
@@ -228,15 +236,15 @@ def run_job(job: Job, kept: work.Work | None) -> Quantized:
         finished_bytes = sum(entry["bytes"] for entry in kept.entries.values())
         refuse_full_disk(job.out, calibrated_bytes(job, windows) - finished_bytes)
     # In minutes it shows what would be lost after hours of text
-    scales = None if job.tower is None else calibrate_tower(job.tower, progress)
+    scales = None if job.vision is None else calibrate_vision(job.vision, progress)
     settings = None if kept is None else calibrate(job, windows, kept)
     with atomic.staged_directory(job.out) as staging:
         if settings is None or kept is None:
             settings = write_streamed(job, staging, scales)
         else:
             merge(job, kept, staging, scales)
-        if job.tower is not None:
-            settings = tower_settings.joined(settings, plan, job.tower)
+        if job.vision is not None:
+            settings = vision_settings.joined(settings, plan, job.vision)
         write_sidecars(base.checkpoint, staging, *settings)
         progress.start("check", checking.num_steps(base))
         with modelopt.captured(job.log):
@@ -244,20 +252,20 @@ def run_job(job: Job, kept: work.Work | None) -> Quantized:
                 base, Checkpoint(staging), plan, windows.held_out, progress.advance
             )
         checking.refuse_broken(report, plan)
-        visual = check_tower(job.tower, scales, staging, progress)
+        visual = check_vision(job.vision, scales, staging, progress)
         base.checkpoint.check_unchanged()
         manifest = write_manifest(staging, job.request, plan, windows, report, visual)
     notes = (*resumed_notes(base, kept), *notes_of(plan, windows, options, job.texts))
-    if job.tower is not None:
-        notes = (*notes, tower_note(job.tower))
+    if job.vision is not None:
+        notes = (*notes, vision_note(job.vision))
     return Quantized(job.out, manifest, notes)
 
 
 # Image encoder
 
 
-def quantize_tower(
-    base: Base, plan: TowerPlan, out: Path, options: Options, progress: Progress
+def quantize_vision(
+    base: Base, plan: VisionPlan, out: Path, options: Options, progress: Progress
 ) -> Quantized:
     """Writes the checkpoint with its image encoder quantized and all else byte for byte."""
     plan = plan.without(matching(plan.layers.values(), options.exclude))
@@ -269,44 +277,44 @@ def quantize_tower(
     work.refuse_unfinished(out, request)
     refuse_full_disk(out, sum(info.num_bytes for info in base.checkpoint.tensors.values()))
     read_all(base.checkpoint, progress)
-    scales = calibrate_tower(plan, progress)
+    scales = calibrate_vision(plan, progress)
     with atomic.staged_directory(out) as staging:
         every = (copied(base.checkpoint, name) for name in base.checkpoint.tensors)
-        pieces = list(TowerPieces(plan, scales)(every))
+        pieces = list(VisionPieces(plan, scales)(every))
         progress.start("export", sum(piece.num_bytes for piece in pieces))
         write_model(staging, pieces, progress.advance)
-        write_sidecars(base.checkpoint, staging, *tower_settings.of_tower(base, plan))
-        visual = check_tower(plan, scales, staging, progress)
+        write_sidecars(base.checkpoint, staging, *vision_settings.of_vision(base, plan))
+        visual = check_vision(plan, scales, staging, progress)
         base.checkpoint.check_unchanged()
         none_needed = QuantizeCalibration(needed=False, num_samples=0, num_tokens=0)
         files = hashes.file_entries(staging)
         manifest = QuantizeManifest.make(request, none_needed, None, files, visual)
         manifest.write(staging)
-    return Quantized(out, manifest, (tower_note(plan), "text is left as it is"))
+    return Quantized(out, manifest, (vision_note(plan), "text is left as it is"))
 
 
-def calibrate_tower(plan: TowerPlan, progress: Progress) -> Scales:
+def calibrate_vision(plan: VisionPlan, progress: Progress) -> Scales:
     """Runs the images through the image encoder, whose weights stand in a temporary directory
     meanwhile."""
     refuse_full_disk(Path(tempfile.gettempdir()), plan.size_bytes)
-    progress.start("calibrate image encoder", len(plan.pictures))
-    return tower.calibrate(plan, progress.advance)
+    progress.start("calibrate image encoder", len(plan.images))
+    return vision.calibrate(plan, progress.advance)
 
 
-def check_tower(
-    plan: TowerPlan | None, scales: Scales | None, staging: Path, progress: Progress
-) -> QuantizeVisual | None:
+def check_vision(
+    plan: VisionPlan | None, scales: Scales | None, staging: Path, progress: Progress
+) -> QuantizeVision | None:
     """Compares the written image encoder with the original; None where it is not quantized."""
     if plan is None or scales is None:
         return None
     progress.start("check image encoder", len(scales.rows))
-    return tower.compare(plan, scales, Checkpoint(staging), progress.advance)
+    return vision.compare(plan, scales, Checkpoint(staging), progress.advance)
 
 
-def tower_note(plan: TowerPlan) -> str:
+def vision_note(plan: VisionPlan) -> str:
     """The note about the images for the user."""
     layers = f"{len(plan.layers)} Linears of the image encoder"
-    return f"fp8 for {layers}, calibrated with {plan.pictures.title}"
+    return f"fp8 for {layers}, calibrated with {plan.images.title}"
 
 
 def read_all(checkpoint: Checkpoint, progress: Progress) -> None:
@@ -354,16 +362,16 @@ def write_streamed(job: Job, staging: Path, scales: Scales | None) -> modelopt.S
     job.progress.start("export", size_bytes(job.base.checkpoint, job.plan, job.base.source_of))
 
     def changed(pieces: Iterable[Piece]) -> Iterable[Piece]:
-        return with_tower(job, scales, pieces)
+        return with_vision(job, scales, pieces)
 
     return stream.write_mxfp8(job.base, job.plan, staging, job.progress.advance, changed)
 
 
-def with_tower(job: Job, scales: Scales | None, pieces: Iterable[Piece]) -> Iterable[Piece]:
+def with_vision(job: Job, scales: Scales | None, pieces: Iterable[Piece]) -> Iterable[Piece]:
     """The tensors to write, with the quantized ones of the image encoder."""
-    if job.tower is None or scales is None:
+    if job.vision is None or scales is None:
         return pieces
-    return TowerPieces(job.tower, scales)(pieces)
+    return VisionPieces(job.vision, scales)(pieces)
 
 
 def calibrate(job: Job, windows: calibration.Windows, kept: work.Work) -> modelopt.Settings:
@@ -379,7 +387,7 @@ def calibrate(job: Job, windows: calibration.Windows, kept: work.Work) -> modelo
 def merge(job: Job, kept: work.Work, staging: Path, scales: Scales | None) -> None:
     """Writes the finished parts and the unquantized tensors into `staging`."""
     paths = [kept.path(number) for number in sorted(kept.parts)]
-    pieces = list(with_tower(job, scales, layerwise.merged(paths, job.base.checkpoint)))
+    pieces = list(with_vision(job, scales, layerwise.merged(paths, job.base.checkpoint)))
     job.progress.start("export", sum(piece.num_bytes for piece in pieces))
     write_model(staging, pieces, job.progress.advance)
 
@@ -436,7 +444,7 @@ def request_of(
     options: Options,
     texts: calibration.Texts | None,
     progress: Progress,
-    images: TowerPlan | None = None,
+    vision_plan: VisionPlan | None = None,
 ) -> QuantizeRequest:
     """Returns the request as the manifest records it: source and options.
 
@@ -461,10 +469,10 @@ def request_of(
         "calib_data": {"name": texts.name, "sha256": texts.sha256} if texts else None,
         "device": options.device,
     }
-    if images is not None:
-        pictures = images.pictures
+    if vision_plan is not None:
+        images = vision_plan.images
         asked["visual_quantization"] = options.visual_quantization
-        asked["image_dataset"] = {"name": pictures.name, "sha256": pictures.digest()}
+        asked["image_dataset"] = {"name": images.name, "sha256": images.digest()}
     return QuantizeRequest(source, json.loads(json.dumps(asked)))
 
 
@@ -492,7 +500,7 @@ def write_manifest(
     plan: Plan,
     windows: calibration.Windows,
     check: QuantizeCheck,
-    visual: QuantizeVisual | None = None,
+    visual: QuantizeVision | None = None,
 ) -> QuantizeManifest:
     """Writes manifest.json into `staging` and returns its content."""
     if plan.streamed:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.checkpoint.files import Checkpoint, TensorInfo, some_of
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.finite import is_finite
+from edgespec.checkpoint.source import TensorInfo, some_of
 from edgespec.errors import CheckpointError, OutputError, UnsupportedModel
 from edgespec.quantization.schemes import Scheme, check_shape, scheme_to_make
 from edgespec.quantize.base import HEAD, Base

@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import ByteSink, Checkpoint
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.source import ByteSink
 from edgespec.quantize.base import EMBEDDING, HEAD, Base, unquantized_globs
 from edgespec.quantize.plan import Plan
 from edgespec.quantize.tensors import Piece, as_bytes, copied, write_model

@@ -17,7 +17,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import ByteSink, Checkpoint
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.source import ByteSink
 
 # Name in numpy, ml_dtypes and torch -> name in a safetensors header
 SAFETENSORS_DTYPES = {

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import ctypes
 import math
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from edgespec.errors import EdgeSpecError
 
@@ -28,7 +25,6 @@ MAX_SPLIT_GROWTH = 32  # that a pre_tokenizer makes of one; ByteLevel makes 4 of
 MAX_DECODED_GROWTH = 4  # that a decoder makes of one; most make 1
 MAX_PREFIX = 4  # characters that a normalizer puts before a text, and between two added tokens
 MAX_AFFIX = 1024  # tokens that are put before or behind a text
-CLONE_FILES = 0x400  # of Linux' sched.h
 # Unicode's own rules, by the most characters that they make of one
 UNICODE_GROWTH = {
     "NFC": 3,
@@ -41,7 +37,6 @@ UNICODE_GROWTH = {
 }
 CONTAINERS = (str, dict, list)
 SEQUENCES = ("normalizers", "decoders", "pretokenizers")
-T = TypeVar("T")
 
 
 def oversized(document: Mapping[str, Any]) -> str | None:
@@ -182,34 +177,3 @@ def panics_as(make: Callable[[str], EdgeSpecError]) -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise make(str(error)) from None
-
-
-def without_stderr(run: Callable[[], T]) -> T:
-    """The result of a call whose panic the library would report on stderr, past Python.
-
-    It runs in a thread with file descriptors of its own, so nothing of other threads is dropped.
-    `run` must open and close no file. Where the system has no such threads, or forbids them, as
-    some containers do, the report is printed.
-    """
-    result: list[T] = []
-    failure: list[BaseException] = []
-
-    def work() -> None:
-        _leave_stderr()
-        try:
-            result.append(run())
-        except BaseException as error:  # PanicException is none of the others
-            failure.append(error)
-
-    thread = threading.Thread(target=work, name="tokenizer", daemon=True)
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
-
-
-def _leave_stderr() -> None:
-    unshare = getattr(ctypes.CDLL(None), "unshare", None)
-    if unshare is not None and unshare(CLONE_FILES) == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -107,7 +107,12 @@ def line(tuner: Tuner) -> str:
         return NOT_PAYING
     speed = speed_of(tuner, tuner.winner)
     assert speed is not None
-    return f"fastest: {tuner.winner.candidate.words}, {speed:.2f} x plain"
+    words = f"{tuner.winner.candidate.words}, {speed:.2f} x plain"
+    best = max(tuner.measured, key=lambda row: speed_of(tuner, row) or 0.0)
+    most = speed_of(tuner, best) or 0.0
+    if most <= speed:
+        return f"fastest: {words}"
+    return f"chosen: {words}; {best.candidate.words}, {most:.2f} x, is no faster beyond noise"
 
 
 def tuned_plan(tuner: Tuner, engine_dir: Path) -> TunedPlan:

@@ -17,12 +17,12 @@ from edgespec.config import ImageTokens, VisionConfig
 from edgespec.config.bounds import MAX_WINDOW_SIDE
 from edgespec.config.fields import is_int
 from edgespec.config.values import VisionActivation, VisionNorm
-from edgespec.contract import Tower
+from edgespec.contract import Role
 from edgespec.safe_read.fields import BundleFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VisualConfig:
+class VisionComponentConfig:
     """An exported image encoder of the model `model`, whose rows stand for `tokens.image`.
 
     `identity` is that of the checkpoint, the same as that of the exported language model;
@@ -50,8 +50,8 @@ class VisualConfig:
     ) -> Self:
         """From the keys of config.json; BundleError names a wrong key of `source`."""
         fields = fields_of(raw, source)
-        if fields.get("engine_role") != Tower.VISUAL:
-            raise fields.wrong("engine_role", f"{Tower.VISUAL.value!r}")
+        if fields.get("engine_role") != Role.VISUAL:
+            raise fields.wrong("engine_role", f"{Role.VISUAL.value!r}")
         quantization = fields.optional_section("quantization")
         return cls(
             model=fields.required_text("model"),
@@ -66,7 +66,7 @@ class VisualConfig:
         """The keys of config.json, in the order in which they are written."""
         keys: dict[str, Any] = {
             "model": self.model,
-            "engine_role": Tower.VISUAL.value,
+            "engine_role": Role.VISUAL.value,
             "vision_config": vision_dict(self.vision),
             "image_token_id": self.tokens.image,
             "video_token_id": self.tokens.video,
@@ -86,7 +86,7 @@ class VisualConfig:
 
 def is_visual(raw: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of an image encoder."""
-    return raw.get("engine_role") == Tower.VISUAL
+    return raw.get("engine_role") == Role.VISUAL
 
 
 def read_tokens(fields: BundleFields) -> ImageTokens:

@@ -622,8 +622,7 @@ def test_debug_adds_the_traceback_and_nothing_else(shop: SmallPair, tmp_path: Pa
 # Ctrl-C
 
 SLOWED = """
-import pkgutil, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+import pkgutil, sys, time
 place, name, calls = sys.argv[1].rsplit(".", 1) + [int(sys.argv[2])]
 module = pkgutil.resolve_name(place)
 real = getattr(module, name)

@@ -4,6 +4,7 @@ estimated by `check`."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -164,6 +165,27 @@ def test_infer_says_what_the_stored_costs_say_of_the_run(
     plain = CostModel(profile).at(32).plain  # of one context: the same behind all
     assert found["predicted_plain_step_s"] == pytest.approx(plain)
     assert found["predicted_step_s"] >= plain
+
+
+def test_infer_measures_once_more_what_a_busy_machine_measured(
+    cli: Cli, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = edited(
+        measured, tmp_path, lambda raw: raw["profiles"][0].update(waited=9.0, attempts=1)
+    )
+    os.utime(engines / FILE, (0, 0))
+    line = infer(engines, tmp_path, asked("one two"), max_generate_length=40)
+    drafted = [*line, "--spec-decode"]
+    said = "waited for a core 900 % of the time"
+    assert said in cli("inspect", engines).out
+    assert said in cli(*drafted).err  # but not measured: tests are told not to
+    monkeypatch.delenv(environment.MEASURE_COSTS)
+    for quiet in (line, [*drafted, "--spec-policy", "fixed"]):
+        assert "measuring" not in cli(*quiet).err
+    again = cli(*drafted).err
+    assert f"{said}: measuring once more" in again
+    assert "costs, behind 32 tokens: a plain step" in again
+    assert said not in cli(*drafted).err
 
 
 def test_infer_is_silent_without_a_profile(cli: Cli, pair: Path, tmp_path: Path) -> None:

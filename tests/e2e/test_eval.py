@@ -16,7 +16,7 @@ from edgespec.runtime.engine import Engine
 from tests import made, shared
 from tests.e2e.workshop import Cli, cli
 from tests.lossless.pairs import shared_pair
-from tests.toys.towers import write_vlm
+from tests.toys.vision import write_vlm
 
 __all__ = ["cli"]  # a fixture
 

@@ -17,7 +17,7 @@ from PIL import Image
 from edgespec.cli.main import run
 from edgespec.quantize.work import Work
 from tests import toys
-from tests.toys.towers import write_vlm
+from tests.toys.vision import write_vlm
 
 needs_modelopt = pytest.mark.skipif(
     importlib.util.find_spec("modelopt") is None, reason="needs nvidia-modelopt"

@@ -17,6 +17,8 @@ import yaml
 import edgespec
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions
+from edgespec.runtime.costs import cost_profile
+from edgespec.runtime.measuring import cost_measure
 from edgespec.runtime.opening.tuned_plan import FILE, read_tuned
 from tests import made
 from tests.e2e.workshop import INTERRUPTED, Cli, cli, happening
@@ -37,6 +39,14 @@ JOURNAL = "tune_journal.jsonl"
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_engines(tmp_path_factory.mktemp("tune"), limits=LIMITS) / "four"
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that is all ours: costs are in no doubt."""
+    monkeypatch.setattr(cost_profile, "WAITED", float("inf"))
+    monkeypatch.setattr(cost_profile, "FALLS", 0.0)
+    monkeypatch.setattr(cost_measure, "DIFFERS", float("inf"))
 
 
 @pytest.fixture
@@ -165,6 +175,22 @@ def test_a_damaged_plan_is_said_and_not_taken(cli: Cli, tuned: Path) -> None:
     said = infer(cli, tuned)
     assert "is no tuned plan" in said
     assert "chain of 2" not in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plan": {"top_k": 4, "steps": 9, "verify_size": 1000, "adaptive": False}},
+        {"options": {"by_whom": "somebody"}},
+    ],
+)
+def test_a_plan_that_does_not_fit_is_a_note_that_names_the_file(
+    cli: Cli, tuned: Path, changes: dict[str, Any]
+) -> None:
+    winning(tuned, **changes)
+    said = infer(cli, tuned)
+    assert f"the tuned plan in {tuned / FILE} is not taken: " in said
+    assert "drafting adaptively: up to " in said  # as without it
 
 
 def test_the_winner_as_yaml(cli: Cli, engines: Path, prompts: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from edgespec.runtime.vision.encoder import VisionEncoder
 from edgespec.vision.grid import Grid
 from tests import made, shared, toys
 from tests.e2e.workshop import Cli, cli
-from tests.toys.towers import IMAGE_TOKENS, write_vlm
+from tests.toys.vision import IMAGE_TOKENS, write_vlm
 
 __all__ = ["cli"]
 

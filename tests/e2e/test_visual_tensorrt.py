@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.visual.build import build_visual
+from edgespec.backends.vision.build import build_visual
 from edgespec.errors import LimitError
 from edgespec.runtime.vision.encoder import VisionEncoder
 from edgespec.vision.contract import ImageLimits
@@ -20,7 +20,7 @@ from tests.e2e.workshop import Cli, cli
 from tests.parity.test_vision import picture
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.installed import install
-from tests.toys.towers import write_vlm
+from tests.toys.vision import write_vlm
 
 __all__ = ["cli"]
 

@@ -6,14 +6,16 @@ Knows how commands are called and what they leave. Knows nothing of what they sh
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +32,13 @@ REFUSING = (
 )
 TEMPLATE = REFUSING + toys.CHAT_TEMPLATE
 NO_EOS = {"0": -100, "2": -100}  # a logit_bias: toys end by chance otherwise
-ENVIRON = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "demo"
+ENVIRON = os.environ | {"PYTHONPATH": str(ROOT)}
 
 # Runs a command in which something happens at the n-th call of a function or method.
 HAPPENING = """
 import importlib, os, resource, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 place, calls, code = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 module, _, name = place.partition(":")
 owner = importlib.import_module(module)
@@ -131,6 +134,20 @@ def ended(child: subprocess.Popen[str], timeout_s: float) -> Outcome:
     out, err = child.communicate(timeout=timeout_s)
     assert "Traceback" not in out + err
     return Outcome(child.returncode, out, err)
+
+
+def script(name: str, *args: str | Path, constants: dict[str, Any] | None = None) -> str:
+    """Run a script as `python scripts/NAME` does, in this process: torch is imported already.
+    `constants` stand in place of its own. Returns what it printed."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.syspath_prepend(ROOT / "scripts")
+        patch.setattr(sys, "argv", [name, *map(str, args)])
+        run_as = "__main__" if constants is None else "script"
+        module = runpy.run_path(str(ROOT / "scripts" / name), run_name=run_as)
+        if constants is not None:
+            module["main"].__globals__.update(constants)
+            module["main"]()
+    return out.getvalue()
 
 
 # ---- requests and responses

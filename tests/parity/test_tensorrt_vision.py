@@ -11,21 +11,21 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgespec.backends.golden import cosine
-from edgespec.backends.tensorrt.encoder_contract import lowered_contract
-from edgespec.backends.tensorrt.lowering.encoder import lower_encoder
+from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.parser_check import check
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.rules import Level
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
+from edgespec.backends.tensorrt.vision_contract import lowered_contract
 from edgespec.progress import Silent
 from edgespec.quantize.llm import Options, quantize_llm
 from edgespec.quantize.modelopt import Log
-from edgespec.vision.component import VisualConfig
+from edgespec.vision.component import VisionComponentConfig
 from edgespec.vision.contract import PIXELS, vision_contract
 from edgespec.vision.grid import Grid, encoder_inputs
 from tests import made, shared
 from tests.tensorrt_on_ort import open_session, widened
-from tests.toys.towers import write_vlm
+from tests.toys.vision import write_vlm
 
 # Largest difference of a row's element, relative to the largest: what half precision rounds
 TOLERANCE: dict[Compute, float] = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
@@ -41,10 +41,10 @@ def exported(model_type: str) -> Path:
 
 
 def lowered(directory: Path, dialect: Dialect, compute: Compute) -> ir.Model:
-    config = VisualConfig.read(directory / "config.json")
+    config = VisionComponentConfig.read(directory / "config.json")
     target = Target(dialect=dialect, compute=compute, capacity=64, max_rows=64)
     model = ir.load(directory / "model.onnx")
-    return lower_encoder(model, vision_contract(config.vision), target)
+    return lower_vision(model, vision_contract(config.vision), target)
 
 
 @pytest.mark.parametrize("compute", list(TOLERANCE))
@@ -55,7 +55,7 @@ def test_a_lowered_encoder_gives_the_golden_rows(
 ) -> None:
     directory = exported(model_type)
     config, golden = (
-        VisualConfig.read(directory / "config.json"),
+        VisionComponentConfig.read(directory / "config.json"),
         load_file(directory / "golden.safetensors"),
     )
     model = lowered(directory, dialect, compute)
@@ -78,7 +78,7 @@ def test_a_lowered_encoder_gives_the_golden_rows(
 def test_a_lowered_encoder_keeps_its_contract(model_type: str, dialect: Dialect) -> None:
     directory = exported(model_type)
     model = lowered(directory, dialect, "float16")
-    config = VisualConfig.read(directory / "config.json")
+    config = VisionComponentConfig.read(directory / "config.json")
     target = Target(dialect=dialect, compute="float16", capacity=64, max_rows=64)
     contract = lowered_contract(vision_contract(config.vision), target)
     assert [v.name for v in model.graph.inputs] == [spec.name for spec in contract.inputs]
@@ -108,7 +108,7 @@ def test_fp8_stays_where_the_export_has_it(model_type: str, dialect: Dialect) ->
         lambda path: quantize_llm(str(checkpoint), path, options, Silent(), Log()),
     )
     directory = made.exported(quantized) / "visual"
-    config = VisualConfig.read(directory / "config.json").vision
+    config = VisionComponentConfig.read(directory / "config.json").vision
     golden = load_file(directory / "golden.safetensors")
     model = lowered(directory, dialect, "float32")
     assert sum(node.op_type == "QuantizeLinear" for node in model.graph) == 22

@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edgespec.backends.visual.build import build_visual
+from edgespec.backends.vision.build import build_visual
 from edgespec.config import VisionConfig
 from edgespec.errors import EnvironmentProblem
 from edgespec.runtime.vision.encoder import VisionEncoder
@@ -22,7 +22,7 @@ from edgespec.vision.contract import PIXELS, ImageLimits
 from edgespec.vision.grid import Grid, encoder_inputs, num_patches
 from edgespec.vision.rows import ImageRows
 from tests import made, shared
-from tests.toys.towers import write_vlm
+from tests.toys.vision import write_vlm
 
 Floats = NDArray[np.float32]
 

@@ -15,7 +15,7 @@ import torch
 
 from edgespec.backends.host import HostStates
 from edgespec.backends.ort.options import WeightFormat
-from edgespec.backends.visual.build import build_visual
+from edgespec.backends.vision.build import build_visual
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions
 from edgespec.prompts import SamplingParams

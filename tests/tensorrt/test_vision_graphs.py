@@ -12,17 +12,17 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
-from edgespec.backends.tensorrt.lowering.encoder import lower_encoder
+from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.progress import Silent
 from edgespec.quantize import modelopt
 from edgespec.quantize.llm import Options, quantize_llm
-from edgespec.vision.component import VisualConfig
+from edgespec.vision.component import VisionComponentConfig
 from edgespec.vision.contract import vision_contract
 from tests import made, shared
 from tests.tensorrt import rtx
 from tests.tensorrt_on_ort import as_bytes
-from tests.toys.towers import write_vlm
+from tests.toys.vision import write_vlm
 
 pytestmark = pytest.mark.tensorrt
 # Heads of 16, and of the published widths: 80 in Qwen2.5-VL, 72 in Qwen3-VL
@@ -73,10 +73,10 @@ def exported_in_fp8(name: str) -> Path:
 
 
 def lowered(directory: Path, dialect: Dialect, compute: Compute) -> bytes:
-    config = VisualConfig.read(directory / "config.json")
+    config = VisionComponentConfig.read(directory / "config.json")
     target = Target(dialect=dialect, compute=compute, capacity=64, max_rows=64)
     model = ir.load(directory / "model.onnx")
-    return as_bytes(lower_encoder(model, vision_contract(config.vision), target))
+    return as_bytes(lower_vision(model, vision_contract(config.vision), target))
 
 
 @dialects

@@ -26,7 +26,7 @@ WORDS = {
 TABLES = ("table.py", "registry.py")  # one row per method
 # File -> why it names a method all the same.
 EXCEPTIONS = {
-    "checkpoint/files.py": "a name of published files: medusa_lm_head.pt",
+    "checkpoint/pickled.py": "a name of published files: medusa_lm_head.pt",
     "checkpoint/names.py": "the root of prediction heads on disk is `mtp.`",
     "checkpoint/unsupported.py": "kinds that are detected and refused by name",
     "cli/accept_flags.py": "a flag of TensorRT-LLM: --eagle-posterior-threshold",

@@ -41,7 +41,7 @@ from edgespec.backends.ort.options import (
     parse_options,
 )
 from edgespec.backends.ort.settings import EngineSettings, settings_of
-from edgespec.backends.visual.onnx_dir import VisualOnnxDir
+from edgespec.backends.vision.onnx_dir import VisionOnnxDir
 from edgespec.config import VisionConfig
 from edgespec.contract import RECURRENT_CHUNK, Limits, canonical_contract
 from edgespec.vision.contract import ImageLimits
@@ -205,7 +205,7 @@ class OrtBackend(Backend):
 
     def stage_encoder(
         self,
-        onnx: VisualOnnxDir,
+        onnx: VisionOnnxDir,
         path: Path,
         limits: ImageLimits,
         options: BuildOptions,
@@ -214,17 +214,17 @@ class OrtBackend(Backend):
         """Lower the canonical graph and write it with its data file; its sizes are those of each
         call. ContractError where the graph has another form, BuildError where a kernel computes
         something else."""
-        from edgespec.backends.ort.visual_staging import stage_encoder
+        from edgespec.backends.ort.vision_staging import stage_encoder
 
         del limits
         assert isinstance(options, WeightFormat)
         return stage_encoder(onnx, path, options, progress)
 
     def plan_encoder(
-        self, onnx: VisualOnnxDir, limits: ImageLimits, options: BuildOptions
+        self, onnx: VisionOnnxDir, limits: ImageLimits, options: BuildOptions
     ) -> tuple[str, ...]:
         """Its weights. BuildError where they cannot be what is asked for."""
-        from edgespec.backends.ort.visual_staging import planned
+        from edgespec.backends.ort.vision_staging import planned
 
         del limits
         assert isinstance(options, WeightFormat)
@@ -234,7 +234,7 @@ class OrtBackend(Backend):
         self, path: Path, config: VisionConfig, settings: Mapping[str, Any]
     ) -> EncoderRunner:
         """A runner of an image encoder. EnvironmentProblem where it cannot be opened."""
-        from edgespec.backends.ort.visual import OrtEncoder
+        from edgespec.backends.ort.vision_runner import OrtEncoder
 
         return OrtEncoder(path, config, EngineSettings.read(settings, str(path)))
 

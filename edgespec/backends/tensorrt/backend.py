@@ -6,8 +6,9 @@ built, and not before: --help and `inspect` need none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,7 +40,7 @@ from edgespec.backends.tensorrt.options import TensorRTOptions, options_of, pars
 from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.backends.tensorrt.target import Dialect, Target
 from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library
-from edgespec.backends.visual.onnx_dir import VisualOnnxDir
+from edgespec.backends.vision.onnx_dir import VisionOnnxDir
 from edgespec.config import VisionConfig
 from edgespec.contract import GraphContract, Limits, canonical_contract
 from edgespec.errors import EnvironmentProblem, LimitError
@@ -216,6 +217,24 @@ class TensorRTBackend(Backend):
         slots, lanes = limits.max_kv_cache_capacity, limits.max_batch_size
         return self.opened(path, settings, device, slots, lanes, canonical)
 
+    def open_capacities(
+        self,
+        engine_dir: Path,
+        config: EngineConfig,
+        device: PairDevice,
+        closing: Callable[[], None],
+    ) -> Runner:
+        """The engines of one role, opened as they are needed."""
+        from edgespec.backends.tensorrt.capacities import Variant, VariantRunner
+
+        variants = []
+        for capacity in config.limits.capacities:
+            own = config.at(capacity)
+            path = self.engine_path(engine_dir, config.role, own.variant)
+            opening = partial(self.open, engine_dir, own, device)
+            variants.append(Variant(capacity, self.slots(own), path.stat().st_size, opening))
+        return VariantRunner(variants, closing)
+
     def opened(
         self,
         path: Path,
@@ -298,7 +317,7 @@ class TensorRTBackend(Backend):
 
     def stage_encoder(
         self,
-        onnx: VisualOnnxDir,
+        onnx: VisionOnnxDir,
         path: Path,
         limits: ImageLimits,
         options: BuildOptions,
@@ -306,21 +325,21 @@ class TensorRTBackend(Backend):
     ) -> StagedEncoder:
         """Lower the canonical graph and build it in a process of its own. MissingDependency without
         the library, BuildError with its words where it refuses."""
-        from edgespec.backends.tensorrt.encoder_staging import stage_encoder
+        from edgespec.backends.tensorrt.vision_staging import stage_encoder
 
         assert isinstance(options, TensorRTOptions)
         return stage_encoder(self.library, onnx, limits, options, path, progress)
 
     def plan_encoder(
-        self, onnx: VisualOnnxDir, limits: ImageLimits, options: BuildOptions
+        self, onnx: VisionOnnxDir, limits: ImageLimits, options: BuildOptions
     ) -> tuple[str, ...]:
         """Its profile. Refuses what a build would, but for a device that is not here."""
-        from edgespec.backends.tensorrt import encoder_staging
+        from edgespec.backends.tensorrt import vision_staging
         from edgespec.backends.tensorrt.staging import version_here
 
         assert isinstance(options, TensorRTOptions)
         version = version_here(self.library, options)
-        return encoder_staging.planned(self.library, onnx, limits, options, version)
+        return vision_staging.planned(self.library, onnx, limits, options, version)
 
     def open_encoder(
         self, path: Path, config: VisionConfig, settings: Mapping[str, Any]
@@ -330,7 +349,7 @@ class TensorRTBackend(Backend):
         from edgespec.backends.cuda.device import opening
         from edgespec.backends.cuda.workspace import Workspace
         from edgespec.backends.tensorrt.bindings import load
-        from edgespec.backends.tensorrt.encoder import open_encoder
+        from edgespec.backends.tensorrt.vision_runner import open_encoder
 
         own = EngineSettings.read(settings, vision_contract(config), str(path))
         found = load(self.library)

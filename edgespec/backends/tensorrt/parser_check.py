@@ -17,11 +17,11 @@ from edgespec.artifacts.directories import Kind, kind_of, not_an_export
 from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
 from edgespec.backends.tensorrt import lowered_files
 from edgespec.backends.tensorrt.linter import Report, lint_file
-from edgespec.backends.tensorrt.lowering.encoder import lower_encoder
+from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.target import Target
-from edgespec.backends.visual.onnx_dir import (
-    VisualOnnxDir,
+from edgespec.backends.vision.onnx_dir import (
+    VisionOnnxDir,
     is_visual_export,
     open_visual_onnx_dir,
 )
@@ -53,7 +53,7 @@ def check(directory: Path, version: ParserVersion) -> Checked:
 
 def check_export(directory: Path, version: ParserVersion) -> Checked:
     """Lower the graph of an export for the release, and look at what comes out."""
-    onnx: OnnxDir | VisualOnnxDir = (
+    onnx: OnnxDir | VisionOnnxDir = (
         open_visual_onnx_dir(directory)
         if is_visual_export(directory)
         else open_onnx_dir(directory, spec_base=False, spec_draft=False)
@@ -65,8 +65,8 @@ def check_export(directory: Path, version: ParserVersion) -> Checked:
         capacity=CAPACITY,
         max_rows=MAX_ROWS,
     )
-    if isinstance(onnx, VisualOnnxDir):
-        lowered = lower_encoder(model, vision_contract(onnx.config.vision), target)
+    if isinstance(onnx, VisionOnnxDir):
+        lowered = lower_vision(model, vision_contract(onnx.config.vision), target)
     else:
         lowered = lowered_files.lowered_model(onnx, target, model)
     with tempfile.TemporaryDirectory(prefix="edgespec-check-") as place:

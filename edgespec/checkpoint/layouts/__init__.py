@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from edgespec.checkpoint.files import Checkpoint, read_json
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import awq, compressed_tensors, fp8, gptq, modelopt
 from edgespec.checkpoint.layouts.parts import (
     FLOATS,
@@ -20,6 +20,7 @@ from edgespec.checkpoint.layouts.parts import (
     unpack_words,
 )
 from edgespec.checkpoint.quantization import Quantization, Rule, quantization_of
+from edgespec.checkpoint.source import read_json
 from edgespec.errors import CheckpointError
 from edgespec.quantization.quantized_weight import QuantizedWeight
 

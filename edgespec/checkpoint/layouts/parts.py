@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import Checkpoint, TensorInfo
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.finite import is_finite
 from edgespec.checkpoint.quantization import Quantization, Rule
+from edgespec.checkpoint.source import TensorInfo
 from edgespec.errors import CheckpointError
 from edgespec.quantization.quantized_weight import QuantizedWeight
 

@@ -1,12 +1,11 @@
-"""`bench --measure-costs` and `--explain`: what steps cost here, measured again and in sentences.
+"""`bench --explain`: what steps cost here, in sentences.
 
-Knows an engine's kept costs. What they mean stands in `runtime.cost_words`.
+Knows an engine's kept costs. What they mean stands in `measuring.cost_description`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.terminal import say
@@ -14,23 +13,6 @@ from edgespec.errors import LimitError
 
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
-
-
-def measure_again(engine_dir: Path, *, err: bool = False) -> None:
-    """Measure what steps of these engines cost here, keep it, and say it in a line, with `err` on
-    stderr. Raises what opening and measuring raise."""
-    from time import monotonic
-
-    from edgespec.backends.base import Progress
-    from edgespec.cli.progress import Bars
-    from edgespec.runtime.measuring.cost_description import built_line
-    from edgespec.runtime.measuring.cost_measure import measure_costs
-
-    began = monotonic()
-    with Bars() as bars:
-        progress = Progress(start=lambda n: bars.start("costs", n), advance=bars.advance)
-        found = measure_costs(engine_dir, progress=progress)
-    say(built_line(found, monotonic() - began), err=err)
 
 
 def say_costs(engine: Engine) -> None:

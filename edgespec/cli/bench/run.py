@@ -23,7 +23,7 @@ from edgespec.cli.bench.asked import (
     sampling_of,
     variants_of,
 )
-from edgespec.cli.bench.costs import measure_again, say_costs, sentences
+from edgespec.cli.bench.costs import say_costs, sentences
 from edgespec.cli.bench.kept import check_pictures, keep, to_stdout
 from edgespec.cli.bench.their_names import THEIR_NAMES, THEIRS
 from edgespec.cli.config_file import (
@@ -33,6 +33,7 @@ from edgespec.cli.config_file import (
     configured,
     engine_arguments,
 )
+from edgespec.cli.costs_flag import measure_again
 from edgespec.cli.draft_flags import (
     ALIASES,
     POLICIES,

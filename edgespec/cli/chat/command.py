@@ -29,6 +29,7 @@ from edgespec.cli.config_file import (
     configured,
     engine_arguments,
 )
+from edgespec.cli.costs_flag import measure_busy_again
 from edgespec.cli.draft_flags import (
     ALIASES,
     check_time_budget,
@@ -78,8 +79,8 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
     "--spec-decode/--no-spec-decode",
     default=None,
     help=(
-        "Draft and verify, or decode plainly. By default drafts are used: of the draft engine, or"
-        " where there is only a plain engine of the first method that needs none (see --drafter)."
+        "Draft and verify (the default: with the draft engine, or else the first method that needs"
+        " none), or decode plainly."
     ),
 )
 @draft_options
@@ -243,6 +244,7 @@ def command(
         steps=spec_draft_step,
         time_budget_ms=drafter_time_budget_ms,
     )
+    measure_busy_again(engine_dir, spec_decode, spec_policy)
     with Engine(
         engine_dir,
         spec_decode=wanted(spec_decode, sized=sized or acceptance is not None),

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,13 +21,18 @@ from edgespec.artifacts import atomic, json_files
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import backend_of
-from edgespec.contract import Role
+from edgespec.contract import DECODERS, Role
 from edgespec.errors import BundleError
 
 FILE = engines.COST_PROFILE
 FORMAT = 1
 MAX_BYTES = 4 * 2**20
 MEASURE_AGAIN = "Measure again: edgespec bench ENGINES --measure-costs, or build again."
+# What a file may say: to the nanosecond, of a day at most, of no more rows than any cache has
+MIN_SECONDS, MAX_SECONDS, MAX_COUNT = 1e-9, 86400.0, 2**31
+WAITED = 0.1  # of the time without a core, from which a measurement is one of a busy machine
+FALLS = 0.8  # more rows that take less than this share of what fewer take are noise
+ONCE_MORE = 2  # measurements of a busy machine, one of them at a later start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,8 @@ class CostProfile:
     """The costs of one base, and of one drafting method beside it where `method` names one.
 
     `engines` are the hashes of the engines by role, `device` is what they were measured on.
+    `waited` is how long threads of the process were ready and had no core meanwhile, in shares of
+    the time that it took, and `attempts` how often it was measured because of that.
     """
 
     role: Role  # of the base
@@ -80,6 +87,31 @@ class CostProfile:
     observe: tuple[ObserveTime, ...] = ()
     engines: Mapping[str, str] = field(default_factory=dict)
     device: Mapping[str, Any] = field(default_factory=dict)
+    waited: float = 0.0
+    attempts: int = 1
+
+    @property
+    def busy(self) -> str | None:
+        """Why these costs are not to be relied on, for the user; None where they are. What falls
+        twice is how these kernels are."""
+        if self.waited > WAITED:
+            return (
+                "costs were measured on a busy machine: threads waited for a core"
+                f" {100 * self.waited:.0f} % of the time"
+            )
+        return self.falling() if self.attempts < ONCE_MORE else None
+
+    def falling(self) -> str | None:
+        """The first step that takes less than one of fewer rows; None where none does."""
+        steps = sorted(self.base, key=lambda time: (time.batch, time.context, time.rows))
+        for few, more in pairwise(steps):
+            alike = (few.batch, few.context) == (more.batch, more.context)
+            if alike and more.seconds < FALLS * few.seconds:
+                return (
+                    f"costs were measured on a busy machine: {more.rows} rows took"
+                    f" {more.seconds / few.seconds:.2f} times as long as {few.rows}"
+                )
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of a profile in cost_profile.json."""
@@ -88,6 +120,8 @@ class CostProfile:
             "method": self.method,
             "engines": dict(self.engines),
             "device": dict(self.device),
+            "waited": self.waited,
+            "attempts": self.attempts,
             **{name: [asdict(time) for time in getattr(self, name)] for name in KINDS},
         }
 
@@ -153,7 +187,7 @@ def write_profiles(engine_dir: Path, profiles: Sequence[CostProfile]) -> None:
 
 def current(engine_dir: Path) -> list[CostProfile]:
     """The profiles of a directory whose engines are still there."""
-    hashes = hashes_of(engine_dir, tuple(Role))
+    hashes = hashes_of(engine_dir, DECODERS)
     return [p for p in kept(engine_dir) if p.engines and p.engines.items() <= hashes.items()]
 
 
@@ -190,7 +224,7 @@ def profile_of(raw: object, path: Path, where: str) -> CostProfile:
     if not isinstance(raw, dict):
         raise damaged(path, f"{where} is no object")
     role, method = raw.get("role"), raw.get("method")
-    if role not in {role.value for role in Role} or not isinstance(method, str | None):
+    if role not in DECODERS or not isinstance(method, str | None):
         raise damaged(path, f"{where} names no role or no method")
     engines, device = raw.get("engines"), raw.get("device")
     if not isinstance(engines, dict) or not isinstance(device, dict):
@@ -198,7 +232,18 @@ def profile_of(raw: object, path: Path, where: str) -> CostProfile:
     times = {name: times_of(raw.get(name), path, f"{where}.{name}", KINDS[name]) for name in KINDS}
     if not times["base"]:
         raise damaged(path, f"{where}.base is empty")
-    return CostProfile(role=Role(role), method=method, engines=engines, device=device, **times)
+    waited, attempts = raw.get("waited", 0.0), raw.get("attempts", 1)  # which older files lack
+    if not is_within(waited, 0, MAX_COUNT) or not is_count(attempts):
+        raise damaged(path, f"{where}: waited and attempts are no numbers")
+    return CostProfile(
+        role=Role(role),
+        method=method,
+        engines=engines,
+        device=device,
+        waited=waited,
+        attempts=attempts,
+        **times,
+    )
 
 
 def times_of(raw: object, path: Path, where: str, kind: type[Time]) -> tuple[Time, ...]:
@@ -210,12 +255,23 @@ def times_of(raw: object, path: Path, where: str, kind: type[Time]) -> tuple[Tim
         if not isinstance(entry, dict) or set(entry) != set(names):
             raise damaged(path, f"{where}: each entry has {', '.join(names)}")
         *counts, seconds = (entry[name] for name in names)
-        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in counts):
-            raise damaged(path, f"{where}: a count is no whole number")
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not number or not math.isfinite(seconds) or seconds < 0:
+        if not all(map(is_count, counts)):
+            raise damaged(path, f"{where}: a count is no whole number of tokens")
+        # What a draft observes may cost nothing
+        least = 0.0 if kind is ObserveTime else MIN_SECONDS
+        if not is_within(seconds, least, MAX_SECONDS):
             raise damaged(path, f"{where}: seconds is {seconds!r:.40}")
     return tuple(kind(**entry) for entry in raw)
+
+
+def is_count(value: object) -> bool:
+    """Whether a value counts rows, tokens or sequences."""
+    return isinstance(value, int) and is_within(value, 0, MAX_COUNT)
+
+
+def is_within(value: object, least: float, most: float) -> bool:
+    """Whether a value is a number from `least` to `most`."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
 def damaged(path: Path, why: str) -> BundleError:

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgespec.errors import counted
 from edgespec.runtime.costs.cost_model import Choice, CostModel, StepCosts, best_chain, break_even
-from edgespec.runtime.costs.cost_profile import CostProfile
+from edgespec.runtime.costs.cost_profile import MEASURE_AGAIN, CostProfile
 from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.measuring.speedup import MIN_STEPS, ms
 
@@ -20,6 +20,7 @@ ACCEPTANCES = (0.3, 0.5, 0.7, 0.9)
 LEVELS = 8  # of chains, where no draft engine says how many it makes
 SHOWN_ROWS = (2, 4, 8, 16, 32)
 SHOWN_LEVELS = (1, 2, 3, 4, 6, 8)
+NEXT_START = "The next infer, chat or run with drafts measures once more."
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ def outlooks(profile: CostProfile) -> list[Outlook]:
 
 def to_dict(profile: CostProfile) -> dict[str, Any]:
     """What --json prints of a profile: the measured times, and what they mean."""
-    return profile.to_dict() | {"outlook": [one.to_dict() for one in outlooks(profile)]}
+    outlook = [one.to_dict() for one in outlooks(profile)]
+    return profile.to_dict() | {"busy": profile.busy, "outlook": outlook}
 
 
 # ---- sentences
@@ -99,6 +101,8 @@ def explained(profile: CostProfile) -> Iterator[str]:
     """What the costs of an engine directory mean, a sentence or two a line."""
     found = outlooks(profile)
     first, alone = found[0], [one for one in found if one.batch == found[0].batch]
+    if profile.busy:
+        yield f"{profile.busy[0].upper()}{profile.busy[1:]}. {MEASURE_AGAIN}"
     steps = [f"{ms(one.costs.plain)} behind {one.context} tokens" for one in alone]
     yield f"A plain step takes {listed(steps)}."
     for one in alone:
@@ -174,7 +178,8 @@ def built_line(profile: CostProfile, seconds: float) -> str:
         levels = levels_of(profile)
         drafts = counted(levels, "draft")
         parts.append(f"{drafts} {ms(one.draft_factor(levels) * one.costs.plain)}")
-    return f"costs, behind {one.context} tokens: {', '.join(parts)} (measured in {seconds:.1f} s)"
+    line = f"costs, behind {one.context} tokens: {', '.join(parts)} (measured in {seconds:.1f} s)"
+    return f"{line}; {profile.busy}. {NEXT_START}" if profile.busy else line
 
 
 def table(profile: CostProfile) -> Iterator[str]:

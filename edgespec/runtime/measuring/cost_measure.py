@@ -10,23 +10,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Progress
-from edgespec.backends.machine import available_bytes
+from edgespec.backends.machine import available_bytes, waited_s
 from edgespec.backends.pair_check import target_of
 from edgespec.backends.registry import backend_of
 from edgespec.contract import Role
 from edgespec.errors import BundleError, EnvironmentProblem, LimitError
 from edgespec.runtime.costs.cost_profile import (
+    FILE,
+    ONCE_MORE,
     CostProfile,
     ObserveTime,
     PassTime,
     ProposeTime,
+    current,
     device_of,
     drop_stale,
     hashes_of,
@@ -39,6 +42,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.faults import as_error
 from edgespec.runtime.measuring.cost_description import built_line
 from edgespec.runtime.measuring.cost_steps import BaseSteps, DraftSteps, Place, room_of
+from edgespec.runtime.measuring.speedup import ms
 from edgespec.runtime.opening.tuned_plan import drop_stale_plan
 from edgespec.runtime.trees.tree import DraftPlan
 
@@ -63,6 +67,9 @@ WARM_BELOW_S = 0.005  # a step this short is run twice: another size binds buffe
 LONG_S = 0.2  # a plain step this long is timed once a round
 REPEAT_S, MAX_REPEATS = 0.002, 4  # a shorter one is timed several times
 FREE_SHARE = 0.5  # of the memory that is free, which caches may take
+LATER_S = 60.0  # a machine that is busy still is so a moment later
+LOOKS = 5  # plain steps by which kept costs are doubted
+DIFFERS = 1.25  # times as long, or as short, as kept costs say: they are of another machine's state
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +123,16 @@ class Points:
 
 
 def measure_costs(
-    engine_dir: Path, *, budget_s: float = BUDGET_S, progress: Progress = SILENT
+    engine_dir: Path,
+    *,
+    budget_s: float = BUDGET_S,
+    progress: Progress = SILENT,
+    again: bool = False,
 ) -> CostProfile:
     """Open the engines of a directory, measure what their steps cost, for about `budget_s` at most,
     and keep it beside them; returns the profile of the pair, or where there is no draft that of the
-    base. A plain engine beside a pair gets a profile of its own.
+    base. A plain engine beside a pair gets a profile of its own. `again`: kept costs were doubted;
+    those of a busier machine do not take their place.
 
     Raises BundleError where there is no base, and what opening, measuring and writing raise.
     """
@@ -131,12 +143,62 @@ def measure_costs(
         raise BundleError(what, "Build the base first.")
     with Engine(engine_dir, spec_decode=pair, prefix_cache_bytes=0, tuned=False) as engine:
         found = measure_engine(engine, budget_s=budget_s, progress=progress)
+    found = kept_of(engine_dir, found) if again else found
     write_profile(engine_dir, found)
     if pair and Role.LLM in there and found.role is not Role.LLM:
         with Engine(engine_dir, spec_decode=False, prefix_cache_bytes=0, tuned=False) as engine:
             plain = measure_engine(engine, budget_s=budget_s, progress=progress)
-        write_profile(engine_dir, plain)
+        write_profile(engine_dir, kept_of(engine_dir, plain) if again else plain)
     return found
+
+
+def kept_of(engine_dir: Path, found: CostProfile) -> CostProfile:
+    """Of two measurements of the same the one whose machine was less busy, as not to be measured
+    once more."""
+    for old in current(engine_dir):
+        same = (old.role, old.method, dict(old.device)) == (
+            found.role,
+            found.method,
+            dict(found.device),
+        )
+        if same and found.busy and old.waited < found.waited:
+            found = old
+    return replace(found, attempts=ONCE_MORE)
+
+
+def to_measure_again(engine_dir: Path) -> str | None:
+    """Why the costs of a directory are to be measured once more here; None where they are not, or
+    were a moment ago. Raises BundleError."""
+    path = engine_dir / FILE
+    if not path.exists() or time.time() - path.stat().st_mtime < LATER_S:
+        return None
+    for profile in current(engine_dir):
+        here = dict(profile.device) == device_of(engine_dir, profile.role)
+        if here and profile.busy and profile.attempts < ONCE_MORE:
+            return profile.busy
+    return None
+
+
+def doubt(engine: Engine) -> str | None:
+    """Why the kept costs of an open and idle engine are to be measured: there are none, they were
+    measured on a busy machine, or a plain step takes another time now. None where they are as
+    good as any."""
+    if engine.costs is None:
+        return engine.why_no_costs
+    profile = engine.costs.profile
+    if profile.busy and profile.attempts < ONCE_MORE:
+        return profile.busy
+    plain = min(profile.base, key=lambda time: (time.rows, time.batch, time.context))
+    steps = BaseSteps(engine)
+    with engine.driver.paused():
+        try:
+            steps.begin(Place(plain.context, plain.batch), fill=True)
+            now = median(repeated(partial(steps.step, plain.rows)) for _ in range(LOOKS))
+        finally:
+            steps.end()
+    if 1 / DIFFERS < now / plain.seconds < DIFFERS:
+        return None
+    return f"a plain step takes {ms(now)}, and took {ms(plain.seconds)} when costs were measured"
 
 
 def measure_engine(
@@ -208,6 +270,7 @@ class Measuring:
         self.points = Points(rows=dict(self.base_points()))
         self.filled: set[Place] = set()
         self.left = 0  # points, of all rounds
+        self.waited = 0.0  # of the time, without a core
 
     # ---- which points
 
@@ -279,6 +342,12 @@ class Measuring:
     def run(self) -> None:
         """Rounds over all points until the time is over; in the first one places are left out for
         which there would be none."""
+        wall, waited = time.perf_counter(), waited_s()
+        self.rounds()
+        self.waited = (waited_s() - waited) / (time.perf_counter() - wall)
+
+    def rounds(self) -> None:
+        """All that is timed."""
         began, first = self.clock(), self.points.places[0]
         self.open_draft(first)
         self.left = MAX_ROUNDS * len(self.points)
@@ -372,6 +441,7 @@ class Measuring:
             observe=tuple(self.observations()),
             engines=hashes_of(directory, roles_of(role, with_draft=method is not None)),
             device=device_of(directory, role),
+            waited=round(max(0.0, self.waited), 3),
         )
 
     def passes(self) -> Iterator[PassTime]:

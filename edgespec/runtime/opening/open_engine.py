@@ -38,7 +38,7 @@ from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.drafters.row import DraftEngine, DrafterSources
 from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.lanes.embedding import EmbeddingTable
-from edgespec.runtime.opening.tuned_plan import TunedPlan, find_tuned
+from edgespec.runtime.opening.tuned_plan import TunedPlan, find_tuned, not_taken
 from edgespec.runtime.plans.plan import PlanLimits
 
 EXACT_ROWS = 2  # from here on kernels give a row the same bits whatever their number
@@ -240,7 +240,11 @@ def choose_tuned(engine_dir: Path, choice: DraftChoice, spec_decode: SpecDecode)
         if spec_decode == AUTO:
             return TunedChoice(DraftChoice(note=f"decoding plainly: {note}"))
         return TunedChoice(choice, note=note)
-    best = replace(choice, method=tuned.method, options=options_of(tuned.method, tuned.options))
+    try:
+        options = options_of(tuned.method, tuned.options)
+    except OptionError as error:
+        return TunedChoice(choice, note=not_taken(engine_dir, error.what))
+    best = replace(choice, method=tuned.method, options=options)
     if role_for(engine_dir, best) is not tuned.role:
         return TunedChoice(choice)
     return TunedChoice(replace(best, note=None), tuned)
@@ -249,7 +253,7 @@ def choose_tuned(engine_dir: Path, choice: DraftChoice, spec_decode: SpecDecode)
 @dataclass(frozen=True, slots=True)
 class OpenCosts:
     """What steps cost here; else None, and `why` they are not known. `note` is for the user, where
-    costs were measured and do not fit any more."""
+    costs were measured and do not fit any more, or the machine was busy."""
 
     model: CostModel | None = None
     why: str | None = None
@@ -263,7 +267,8 @@ def open_costs(engine_dir: Path, base: OpenBase, choice: DraftChoice) -> OpenCos
     has_engine = METHODS[choice.method].needs_engine
     found = find_profile(engine_dir, base.config.role, choice.method, has_engine=has_engine)
     if found.profile is not None:
-        return OpenCosts(CostModel(found.profile))
+        busy = found.profile.busy
+        return OpenCosts(CostModel(found.profile), note=busy and f"{busy}. {MEASURE_AGAIN}")
     note = None
     if found.stale:
         note = f"drafting by a fixed plan: {found.why}. {MEASURE_AGAIN}"

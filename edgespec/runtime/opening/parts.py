@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import counted
+from edgespec.errors import LimitError, counted
 from edgespec.images import ImageRules
 from edgespec.runtime.acceptance.verify import (
     EXACT,
@@ -40,6 +40,7 @@ from edgespec.runtime.opening.open_engine import (
 )
 from edgespec.runtime.opening.planner import Planner, check_policy
 from edgespec.runtime.opening.speculative_config import drafts_of, gates_of, of_engine, read_config
+from edgespec.runtime.opening.tuned_plan import TunedPlan, not_taken
 from edgespec.runtime.plans.policy import SpecPolicy
 from edgespec.runtime.sampling.sampler import NEAR_TIE
 from edgespec.runtime.text.tokenizer import Tokenizer
@@ -151,7 +152,7 @@ def open_parts(
     chosen = TunedChoice(with_options(choice, drafter_options))
     if tuned and drafter is None and config is None and not drafter_options:
         chosen = choose_tuned(path, chosen.choice, spec_decode)
-    choice, best = chosen.choice, chosen.tuned
+    choice = chosen.choice
     with ExitStack() as undo:
         base = open_base(path, choice, exact=exact)
         undo.callback(base.devices.close)
@@ -172,12 +173,12 @@ def open_parts(
             config,
             spec_policy,
             can_adapt=costs.model is not None and not drafting.is_paced,
-            tuned=best,
             why_no_costs=costs.why,
             gates=gates_of(config),
         )
         if drafting.default is not None:
             planner.check_adaptive(spec_policy)
+        planner, misfit = with_tuned(planner, chosen.tuned)
         undo.pop_all()
     parts = EngineParts(
         path,
@@ -188,11 +189,25 @@ def open_parts(
         tokenizer,
         images,
         costs,
-        () if best is None else best.prior,
+        () if planner.tuned is None else planner.tuned.prior,
     )
     fixed = costs.note if spec_policy is None else None
-    notes = (choice.note, chosen.note, *config_notes, *parts.warnings(), fixed)
+    notes = (choice.note, chosen.note, misfit, *config_notes, *parts.warnings(), fixed)
     return replace(parts, notes=tuple(note for note in notes if note))
+
+
+def with_tuned(planner: Planner, tuned: TunedPlan | None) -> tuple[Planner, str | None]:
+    """A planner that plans as tuned.json says; where base or drafter do not take that plan, it is
+    left, and a note says so."""
+    if tuned is None:
+        return planner, None
+    tuned_planner = replace(planner, tuned=tuned)
+    try:
+        tuned_planner.by_tuning()
+    except LimitError:
+        why = f"these engines do not take its plan ({tuned.words})"
+        return planner, not_taken(planner.drafting.engine_dir, why)
+    return tuned_planner, None
 
 
 def open_images(

@@ -16,7 +16,7 @@ from typing import Any
 
 from edgespec.artifacts import atomic, json_files
 from edgespec.backends import engine_dir as engines
-from edgespec.contract import Role
+from edgespec.contract import DECODERS, Role
 from edgespec.errors import BundleError, EdgeSpecError
 from edgespec.runtime.costs.cost_profile import device_of, differing, hashes_of, roles_of
 from edgespec.runtime.drafters.registry import DRAFTERS
@@ -141,7 +141,7 @@ def tuned_of(raw: object) -> TunedPlan:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise ValueError(f"its format is not {FORMAT}")
     method, plan, options = raw.get("method"), raw.get("plan"), raw.get("options")
-    if raw.get("role") not in {role.value for role in Role}:
+    if raw.get("role") not in DECODERS:
         raise ValueError("it names no role")
     if (method is None) != (plan is None) or not (method is None or method in DRAFTERS):
         raise ValueError("it names no drafting method")
@@ -227,7 +227,12 @@ def find_tuned(engine_dir: Path) -> FoundPlan:
         return FoundPlan(note=f"{error.what}. {error.remedy}")
     if why is None:
         return FoundPlan(tuned)
-    return FoundPlan(note=f"the tuned plan is not taken: {why}. {TUNE_AGAIN}")
+    return FoundPlan(note=not_taken(engine_dir, why))
+
+
+def not_taken(engine_dir: Path, why: str) -> str:
+    """What is said of a plan that is there and does not fit."""
+    return f"the tuned plan in {engine_dir / FILE} is not taken: {why}. {TUNE_AGAIN}"
 
 
 def drop_stale_plan(engine_dir: Path) -> None:

@@ -17,11 +17,10 @@ from edgespec.errors import RequestError
 from edgespec.prompts import Message
 from edgespec.prompts.template import ChatTemplate, NoTemplate, read_template
 from edgespec.prompts.tokenizer_file import check_growth, normalizer_growth, read_tokenizer
-from edgespec.safe_read.tokenizer import panics_as, without_stderr
+from edgespec.safe_read.tokenizer import panics_as
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 ANCHOR = "a"
-RUN = re.compile(r"(.)\1{29}", re.DOTALL)  # where a regular expression may give up
 
 
 class Tokenizer:
@@ -76,13 +75,9 @@ class Tokenizer:
         Raises RequestError for a text that the tokenizer's regular expressions cannot split, and
         for one that its normalizer makes many times as long.
         """
-
-        def encoded() -> tokenizers.Encoding:
-            check_growth(self._tokenizer, text, self._growth)
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
         with panics_as(_cannot_split):
-            return list((without_stderr(encoded) if RUN.search(text) else encoded()).ids)
+            check_growth(self._tokenizer, text, self._growth)
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of ids. Invalid UTF-8 becomes U+FFFD; unknown ids are omitted."""

@@ -16,8 +16,8 @@ from typing import Protocol, Self
 from edgespec.backends.base import EncoderRunner
 from edgespec.backends.manifest import FileEntry
 from edgespec.backends.registry import get_backend
-from edgespec.backends.visual.config import VisualEngineConfig
-from edgespec.backends.visual.engine_dir import BUILD_IT, NAME, find_visual_dir, open_visual_dir
+from edgespec.backends.vision.config import VisionEngineConfig
+from edgespec.backends.vision.engine_dir import BUILD_IT, NAME, find_visual_dir, open_visual_dir
 from edgespec.errors import BundleError, EngineClosed, LimitError, RequestError
 from edgespec.vision.contract import DEEPSTACK, EMBEDS, PIXELS
 from edgespec.vision.grid import Grid, encoder_inputs, num_patches, num_tokens
@@ -49,7 +49,7 @@ class VisionEncoder:
     """An open image encoder. `engine_s` are the seconds inside of its engine so far."""
 
     directory: Path
-    config: VisualEngineConfig
+    config: VisionEngineConfig
     version: str  # of the engine's files, by their hashes
     runner: EncoderRunner | None
     engine_s: float = 0.0

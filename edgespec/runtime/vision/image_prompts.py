@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import Lock
 
 from edgespec.artifacts.component import ComponentConfig
-from edgespec.backends.visual.config import VisualEngineConfig
-from edgespec.backends.visual.engine_dir import (
+from edgespec.backends.vision.config import VisionEngineConfig
+from edgespec.backends.vision.engine_dir import (
     NAME,
     find_visual_dir,
     is_visual_engine,
@@ -58,7 +58,7 @@ class ImagePrompts:
     one image is encoded at a time, as the engine has all processors."""
 
     directory: Path
-    config: VisualEngineConfig
+    config: VisionEngineConfig
     reader: ImageReader
     cache_bytes: int = CACHE_BYTES
     stats: ImageStats = field(default_factory=ImageStats)
@@ -238,7 +238,7 @@ def beside(engine_dir: Path) -> Path | None:
     return found if is_visual_engine(found) else None
 
 
-def check_pair(directory: Path, config: VisualEngineConfig, base: ComponentConfig) -> None:
+def check_pair(directory: Path, config: VisionEngineConfig, base: ComponentConfig) -> None:
     """Raises PairingError where an encoder is not that of a base."""
     own, vision = config.component, config.component.vision
     levels = len(vision.deepstack_layers)

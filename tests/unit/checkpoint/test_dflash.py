@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from edgespec.checkpoint.block_draft import IGNORED, expected_tensors, named_as_ours
 from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.detect import check_tensors, detect
-from edgespec.checkpoint.files import Checkpoint, Rows, open_checkpoint
+from edgespec.checkpoint.files import Checkpoint, open_checkpoint
+from edgespec.checkpoint.source import Rows
 from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
 from edgespec.graphs.completeness import check_complete
 from edgespec.methods.block_draft import BlockDraftConfig

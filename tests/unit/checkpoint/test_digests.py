@@ -14,7 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from edgespec.checkpoint import digests
-from edgespec.checkpoint.files import Checkpoint, Rows, open_checkpoint
+from edgespec.checkpoint.files import Checkpoint, open_checkpoint
+from edgespec.checkpoint.source import Rows
 from edgespec.errors import CheckpointError
 
 TENSORS = {

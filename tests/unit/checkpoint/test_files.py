@@ -1,4 +1,5 @@
-"""Claims about checkpoint/files.py, held against files that safetensors and torch write."""
+"""Claims about checkpoint/files.py and its formats, held against files that safetensors and torch
+write."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ import torch
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
-from edgespec.checkpoint import files
+from edgespec.checkpoint import safetensors
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
+from edgespec.checkpoint.source import TensorInfo
 from edgespec.checkpoint.tokenizer import refuse_growth
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
 
@@ -473,11 +475,11 @@ def test_headers_are_read_once_and_only_when_asked_for(
 ) -> None:
     read: list[Path] = []
 
-    def note(file: Path) -> list[files.TensorInfo]:
+    def note(file: Path) -> list[TensorInfo]:
         read.append(file)
         return []
 
-    monkeypatch.setattr(files, "read_header", note)
+    monkeypatch.setattr(safetensors, "read_header", note)
     checkpoint = Checkpoint(write_single(tmp_path))
     assert read == []
     assert checkpoint.tensors is checkpoint.tensors

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from edgespec.checkpoint.files import TensorInfo
 from edgespec.checkpoint.finite import FORMATS, PIECE_BYTES, FiniteSink, is_finite
+from edgespec.checkpoint.source import TensorInfo
 from edgespec.errors import CheckpointError
 
 

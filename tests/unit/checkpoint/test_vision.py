@@ -21,7 +21,7 @@ from edgespec.progress import Silent
 from edgespec.quantize import modelopt
 from edgespec.quantize.llm import Options, quantize_llm
 from tests import shared
-from tests.toys.towers import write_vlm
+from tests.toys.vision import write_vlm
 
 PREFIXES = {"qwen2_5_vl": "visual.", "qwen3_vl": "model.visual."}
 families = pytest.mark.parametrize("family", PREFIXES)

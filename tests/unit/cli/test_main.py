@@ -17,6 +17,7 @@ import pytest
 import edgespec
 from edgespec.cli import environment, startup
 from edgespec.cli.chat.screen import Screen
+from edgespec.cli.flags import flags_of
 from edgespec.cli.infer import warn
 from edgespec.cli.main import COMMANDS, cli, hoisted, run
 from edgespec.cli.terminal import harmless, json_text, say
@@ -72,6 +73,22 @@ def test_help_says_what_the_flag_says(command: str, capsys: Said) -> None:
     assert run([*words, "--help"]) == 0
     assert helped == capsys.readouterr().out
     assert helped.startswith(f"Usage: edgespec {command}".strip())
+
+
+@pytest.mark.parametrize("command", ["infer", "run"])
+def test_help_is_a_page_and_help_all_has_every_flag(command: str, capsys: Said) -> None:
+    assert run([command, "--help"]) == 0
+    page = capsys.readouterr().out
+    assert run([command, "--help-all"]) == 0
+    whole = capsys.readouterr().out
+    assert len(page.splitlines()) <= 60
+    assert "Trees, by the names of TensorRT-LLM:" in whole
+    there = cli.get_command(click.Context(cli), command)
+    assert there is not None
+    flags = flags_of(there, click.Context(there))
+    assert [flag for flag in flags if f"  {flag}" not in whole and f"/ {flag}" not in whole] == []
+    assert "--eagle-choices" in flags
+    assert "--eagle-choices" not in page
 
 
 @pytest.mark.parametrize(("line", "code"), [("", 0), ("cache", 2), ("eval", 2)])
@@ -258,6 +275,7 @@ def test_notes_of_an_engine_show_no_control_character(capsys: Said) -> None:
 PRINTED_AS_IT_IS = {
     "completion.py": "a script of click's",
     "help.py": "help texts are ours",
+    "help_pages.py": "help texts are ours",
     "chat/screen.py": "it gives a style to what passed `harmless`",
     "bench/tables.py": "what goes into a table's cells passed `harmless`",
     "report.py": "answers go to files and pipes as they are, and tables have our words",
@@ -304,8 +322,7 @@ def test_planted_print_is_found(source: str, count: int) -> None:
 # ---- Ctrl-C at the very start
 
 SLOW_IMPORT = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+import sys
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "edgespec.cli.main":

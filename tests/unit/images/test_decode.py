@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import logging
-import subprocess
 import sys
 import threading
 import warnings
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import GifImagePlugin, Image, features
+from PIL import GifImagePlugin, Image
 
 from edgespec.errors import MissingDependency, RequestError
 from edgespec.images import decode as decoding
@@ -125,27 +124,27 @@ def test_frames_are_not_counted_which_takes_long(monkeypatch: pytest.MonkeyPatch
     assert "is animated" in refusal(animated("GIF")).what
 
 
-@pytest.mark.parametrize(("width", "height"), [(50_000, 50_000), (50_000, 1001), (7072, 7072)])
-def test_a_bomb_is_refused_by_its_declared_size(width: int, height: int) -> None:
-    error = refusal(bomb(width, height))
-    said = f"has {width} x {height} pixels, and 50000000 is the limit."
-    assert error.what == f'image "a.png" {said}'
-
-
-@pytest.mark.parametrize("format", ["GIF", "WEBP", "BMP", "JPEG"])
-def test_bombs_of_other_formats_are_refused_before_pillow_sees_them(
-    format: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("width", "height", "said"),
+    [(50_000, 50_000, "more than 50000000"), (50_000, 1001, "50000 x 1001")],
+)
+def test_a_bomb_is_refused_by_its_declared_size(
+    width: int, height: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = {"GIF": 6, "WEBP": 26, "BMP": 18}.get(format)
-    data = bytearray(saved(picture(40, 30), format))
-    if at is None:
-        at = bytes(data).index(b"\xff\xc0") + 5
-    width = 4 if format == "BMP" else 2
-    data[at : at + width] = data[at + width : at + 2 * width] = (16_000).to_bytes(width, "little")
-    if format == "JPEG":
-        data[at : at + 4] = (16_000).to_bytes(2, "big") * 2
-    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("opened"))
-    assert "16000 x 16000 pixels" in refusal(bytes(data)).what
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("decoded"))
+    error = refusal(bomb(width, height))
+    assert error.what == f'image "a.png" has {said} pixels, and 50000000 is the limit.'
+
+
+@pytest.mark.parametrize(
+    "data", [b"II*\0\x08\0\0\0", b"%PDF-1.7", b"<svg xmlns='x'/>", b"hello", bytes(100)]
+)
+def test_other_formats_are_refused(data: bytes) -> None:
+    assert "is no PNG, JPEG, WebP, BMP or GIF" in refusal(data).what
+
+
+def test_an_empty_file_is_refused() -> None:
+    assert refusal(b"").what == 'image "a.png" is empty.'
 
 
 def test_a_frame_larger_than_its_screen_is_refused() -> None:
@@ -161,35 +160,12 @@ def test_too_many_bytes_are_refused_unseen() -> None:
     assert refusal(data).what == f'image "a.png" has more than {MAX_IMAGE_BYTES} bytes.'
 
 
-def test_too_many_parts_are_refused() -> None:
-    """A decoder would take seconds or minutes to walk through them."""
-    data = saved(picture(40, 30), "JPEG", progressive=True)
-    last = data.rindex(b"\xff\xda")
-    assert decoded(data).size == (40, 30)
-    many = {
-        "more than 100 scans": data[:last] + data[last:-2] * 200 + data[last:],
-        "more than 4096 segments": data[:last] + b"\xff\xfe\0\2" * 5000 + data[last:],
-        "more than 4096 bytes of nothing": data[:2] + b"\xff" * 5000 + data[2:],
-    }
-    for said, repeated in many.items():
-        assert refusal(repeated).what == f'image "a.png" is a JPEG of {said}.'
-    assert decoded(data[:2] + b"\xff" * 4000 + data[2:]).size == (40, 30)
-    chunks = png()[:33] + chunk(b"prVt", b"") * 2**16 + png()[33:]
-    assert "is a PNG of more than 65536 chunks" in refusal(chunks).what
-
-
-def test_what_stands_behind_a_jpeg_is_not_counted() -> None:
-    """Telephones put the video of a moving photograph there."""
-    data = saved(picture(40, 30), "JPEG") + b"\xff\xda\0\2" * 5000
-    assert decoded(data).size == (40, 30)
-
-
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "BMP", "GIF"])
 @pytest.mark.parametrize("kept", [0.5, 0.9])
 def test_a_truncated_file_is_refused_without_the_librarys_words(format: str, kept: float) -> None:
     data = saved(picture(300, 200), format)
     error = refusal(data[: int(len(data) * kept)])
-    what = f'image "a.png" cannot be decoded: the {format} is damaged or cut off.'
+    what = 'image "a.png" cannot be decoded: it is damaged or cut off.'
     assert error.what == what
     assert "0x" not in str(error)
 
@@ -203,7 +179,7 @@ def test_errors_of_all_kinds_of_damage_are_plain() -> None:
     whole = png(100, 100)
     text_bomb = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**27), 9))
     for data in (whole.replace(b"IDAT", b"IDAX"), whole[:33] + text_bomb + whole[33:]):
-        assert "cannot be decoded: the PNG is damaged" in refusal(data).what
+        assert "damaged" in refusal(data).what
 
 
 def test_an_image_without_memory_for_it_is_not_called_damaged(
@@ -254,23 +230,11 @@ def test_without_pillow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
     assert "edgespec[images]" in caught.value.remedy
 
 
-def test_a_pillow_without_the_library_of_a_format_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "check", lambda name: name != "webp")
-    with pytest.raises(MissingDependency, match="built without the library of WEBP"):
-        decoded(saved(picture(40, 30), "WEBP"))
-    assert decoded(png()).size == (40, 30)
-
-
-def test_only_the_plugin_of_the_format_is_loaded() -> None:
+def test_no_other_format_of_pillow_is_reached() -> None:
     """The others are code that strangers' bytes should not reach."""
-    code = (
-        "import sys; from edgespec.images.decode import check_size, decode\n"
-        "data = sys.stdin.buffer.read(); decode(data, check_size(data, 'x'), 'x')\n"
-        "print([n for n in sys.modules if n.startswith(('PIL.TiffImage', 'PIL.Psd', 'PIL.Eps'))])"
-    )
-    data = saved(picture(40, 30), "WEBP")
-    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)
-    assert done.stdout == b"[]\n"
+    tiff = saved(picture(40, 30), "TIFF")
+    assert Image.open(io.BytesIO(tiff)).format == "TIFF"
+    assert "is no PNG" in refusal(tiff).what
 
 
 WHOLE = [

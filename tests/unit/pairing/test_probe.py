@@ -35,7 +35,7 @@ from edgespec.pairing.readings import AS_STATED
 from edgespec.pairing.table import PAIRINGS
 from tests import reference, toys
 from tests.reference_mtp import PRE_NORM, MtpReference
-from tests.toys.towers import IMAGE_TOKENS, write_vlm
+from tests.toys.vision import IMAGE_TOKENS, write_vlm
 
 TEXT, SHORT = (
     probe_text.read_text(None)[:count] for count in (330, 125)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import base64
-import ctypes
 import math
-import os
-import threading
 from typing import Any
 
 import pytest
 
 from edgespec.errors import BundleError
 from edgespec.safe_read.tokenizer import (
-    CLONE_FILES,
     MAX_ADDED_CHARS,
     MAX_AFFIX,
     MAX_DECODED_GROWTH,
@@ -26,7 +22,6 @@ from edgespec.safe_read.tokenizer import (
     oversized,
     panics_as,
     text_growth,
-    without_stderr,
 )
 
 LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
@@ -189,41 +184,3 @@ def test_a_panic_becomes_an_error_and_nothing_else_does() -> None:
         raise PanicException("retry-limit over")
     with pytest.raises(KeyboardInterrupt), panics_as(BundleError):
         raise KeyboardInterrupt
-
-
-def test_what_a_call_prints_is_dropped_and_what_others_print_meanwhile_is_not(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    dropping, printed, allowed = threading.Event(), threading.Event(), []
-
-    def call() -> int:
-        # A second time is no change, and tells whether this system lets a thread do it at all
-        allowed.append(ctypes.CDLL(None).unshare(CLONE_FILES) == 0)
-        os.write(2, b"panicked\n")
-        dropping.set()
-        assert printed.wait(10)
-        return 5
-
-    def other() -> None:
-        assert dropping.wait(10)
-        os.write(2, b"of another thread\n")
-        printed.set()
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    assert without_stderr(call) == 5
-    thread.join()
-    os.write(2, b"after\n")
-    kept = "of another thread\nafter\n"
-    assert capfd.readouterr().err == (kept if allowed[0] else f"panicked\n{kept}")
-
-
-def test_an_error_of_a_call_without_stderr_arrives() -> None:
-    with pytest.raises(ZeroDivisionError):
-        without_stderr(lambda: 1 // 0)
-    with pytest.raises(BundleError, match="over"), panics_as(BundleError):
-        without_stderr(panic)
-
-
-def panic() -> None:
-    raise PanicException("retry-limit over")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
+
 from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.tuning.candidates import Candidate
 from edgespec.tuning.contest import PLAIN, Speeds, Turn, turns, winner
 from edgespec.tuning.ranking import Ranked
+from edgespec.tuning.report import line
+from edgespec.tuning.tuner import Tuner
 
 
 def row(nodes: int, *, adaptive: bool = False) -> Ranked:
@@ -42,6 +48,23 @@ def test_the_simplest_wins_where_the_difference_is_noise() -> None:
     for group in range(8):  # by turns one and the other is faster
         of[Turn(0, group, large.candidate.key)] = 150.0 + 20 * (-1) ** group
     assert winner(Speeds(of), [small, large]) is small
+
+
+def said(measured: Speeds, rows: Sequence[Ranked]) -> str:
+    """The line of a search that came to this."""
+    found = SimpleNamespace(speeds=measured, measured=rows, winner=winner(measured, rows))
+    return line(cast(Tuner, found))
+
+
+def test_a_winner_that_is_not_the_fastest_is_not_called_so() -> None:
+    small, large = row(3), row(9)
+    of = speeds({PLAIN: 100.0, small.candidate.key: 149.0}).of
+    for group in range(8):
+        of[Turn(0, group, large.candidate.key)] = 150.0 + 20 * (-1) ** group
+    assert said(Speeds(of), [small, large]) == (
+        "chosen: chain of 2, 1.49 x plain; chain of 8, 1.50 x, is no faster beyond noise"
+    )
+    assert said(Speeds(of), [small]) == "fastest: chain of 2, 1.49 x plain"
 
 
 def test_noise_alone_does_not_let_a_much_slower_one_win() -> None:

@@ -71,6 +71,42 @@ def test_a_profile_is_read_as_it_was_written(engines: Path) -> None:
     assert find_profile(engines, Role.BASE, "eagle3", has_engine=True).profile == profile
 
 
+def test_a_profile_of_before_busy_machines_were_noticed_is_read(engines: Path) -> None:
+    write_profile(engines, profile_of(engines))
+    edited(engines, lambda raw: [raw["profiles"][0].pop(name) for name in ("waited", "attempts")])
+    assert list(read_profiles(engines)) == [profile_of(engines)]
+
+
+# ---- busy machines
+
+
+def steps(*seconds: float) -> tuple[PassTime, ...]:
+    return tuple(
+        PassTime(rows=2**i, context=128, batch=1, seconds=one) for i, one in enumerate(seconds)
+    )
+
+
+def test_threads_that_waited_for_a_core_say_that_the_machine_was_busy(engines: Path) -> None:
+    quiet = profile_of(engines)
+    assert quiet.busy is None
+    assert replace(quiet, waited=0.05).busy is None
+    assert replace(quiet, waited=0.34, attempts=2).busy == (
+        "costs were measured on a busy machine: threads waited for a core 34 % of the time"
+    )
+
+
+def test_more_rows_that_cost_less_say_so_until_they_do_again(engines: Path) -> None:
+    falling = replace(profile_of(engines), base=steps(0.0059, 0.177, 0.112))
+    assert falling.busy == (
+        "costs were measured on a busy machine: 4 rows took 0.63 times as long as 2"
+    )
+    assert replace(falling, attempts=2).busy is None  # so are these kernels
+    assert replace(falling, base=steps(0.010, 0.0095, 0.011)).busy is None
+    elsewhere = (*steps(0.02), *steps(0.01))  # of two places
+    apart = tuple(replace(time, context=100 * i) for i, time in enumerate(elsewhere))
+    assert replace(falling, base=apart).busy is None
+
+
 def test_no_profile_was_measured(engines: Path) -> None:
     assert why(engines) == "what a step costs here was not measured"
     assert list(read_profiles(engines)) == []
@@ -141,6 +177,12 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "propose is not a list": lambda raw: raw["profiles"][0].update(propose=None),
     "each entry has": lambda raw: raw["profiles"][0]["base"][0].pop("rows"),
     "a count is no whole number": lambda raw: raw["profiles"][0]["base"][0].update(rows=True),
+    "no whole number of tokens": lambda raw: raw["profiles"][0]["base"][0].update(rows=10**4000),
+    "seconds is 0.0": lambda raw: raw["profiles"][0]["base"][0].update(seconds=0.0),
+    "seconds is 1e-320": lambda raw: raw["profiles"][0]["propose"][0].update(seconds=1e-320),
+    "seconds is 1e+308": lambda raw: raw["profiles"][0]["base"][0].update(seconds=1e308),
+    "waited and attempts are no": lambda raw: raw["profiles"][0].update(waited=float("nan")),
+    "and attempts are no numbers": lambda raw: raw["profiles"][0].update(attempts="2"),
     "seconds is -1": lambda raw: raw["profiles"][0]["base"][0].update(seconds=-1),
     "seconds is inf": lambda raw: raw["profiles"][0]["base"][0].update(seconds=float("inf")),
     "seconds is 'x'": lambda raw: raw["profiles"][0]["base"][0].update(seconds="x"),

@@ -16,16 +16,21 @@ from edgespec.contract import Limits, Role
 from edgespec.errors import BundleError, EnvironmentProblem, LimitError
 from edgespec.export.components import ExportOptions
 from edgespec.prompts import SamplingParams
+from edgespec.runtime.costs import cost_profile
 from edgespec.runtime.costs.cost_model import CostModel
 from edgespec.runtime.costs.cost_profile import FILE, CostProfile, find_profile, read_profiles
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.sequence import SequenceState
 from edgespec.runtime.measuring import cost_measure
+from edgespec.runtime.measuring.cost_description import explained
 from edgespec.runtime.measuring.cost_measure import (
     MIN_ROUNDS,
     after_build,
+    doubt,
+    kept_of,
     measure_costs,
     measure_engine,
+    to_measure_again,
 )
 from edgespec.runtime.measuring.cost_steps import BaseSteps
 from edgespec.runtime.sampling.sampler import Sampler
@@ -224,6 +229,71 @@ def test_engines_of_another_device_are_measured_there(tmp_path: Path) -> None:
     assert line is not None
     assert "it is for sm_110" in line
     assert "edgespec bench ENGINES --measure-costs" in line
+
+
+# ---- on a busy machine
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads wait two seconds for a core in each measurement."""
+    waited = count(0.0, 2.0)
+    monkeypatch.setattr(cost_measure, "waited_s", lambda: next(waited))
+
+
+def made_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_measure, "waited_s", lambda: 0.0)
+    monkeypatch.setattr(cost_profile, "FALLS", 0.0)
+
+
+@pytest.mark.usefixtures("busy")
+def test_costs_of_a_busy_machine_are_kept_as_such_and_said(tmp_path: Path) -> None:
+    engines = eagle_pair(tmp_path)
+    said = after_build(engines, measure=True)
+    (profile,) = read_profiles(engines)
+    assert profile.busy is not None
+    assert f"; {profile.busy}. The next infer, chat or run with drafts measures" in str(said)
+    assert next(explained(profile)).startswith("Costs were measured on a busy machine: threads ")
+    with edgespec.load(engines, spec_decode=True) as engine:
+        assert [note for note in engine.notes if profile.busy in note]
+        assert doubt(engine) == profile.busy
+
+
+@pytest.mark.usefixtures("busy")
+def test_they_are_measured_once_more_and_a_quiet_machine_s_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = eagle_pair(tmp_path)
+    first = measure_costs(engines)
+    assert to_measure_again(engines) is None  # it was but a moment ago
+    monkeypatch.setattr(cost_measure, "LATER_S", 0.0)
+    assert to_measure_again(engines) == first.busy
+    worse = replace(first, waited=first.waited + 1e6)
+    assert kept_of(engines, worse) == replace(first, attempts=2)
+    made_idle(monkeypatch)
+    quiet = measure_costs(engines, again=True)
+    assert (quiet.busy, quiet.attempts) == (None, 2)
+    assert list(read_profiles(engines)) == [quiet]
+    assert to_measure_again(engines) is None
+
+
+def test_costs_are_doubted_where_a_plain_step_takes_another_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_idle(monkeypatch)
+    engines = eagle_pair(tmp_path)
+    profile = measure_costs(engines)
+    with edgespec.load(engines, spec_decode=True) as engine:
+        before = answers(engine)
+        for factor in (0.1, 10.0):
+            base = tuple(replace(t, seconds=factor * t.seconds) for t in profile.base)
+            engine.costs = CostModel(replace(profile, base=base))
+            assert "a plain step takes " in str(doubt(engine))
+        monkeypatch.setattr(cost_measure, "DIFFERS", 100.0)
+        assert doubt(engine) is None
+        engine.costs, engine.why_no_costs = None, "there are none"
+        assert doubt(engine) == "there are none"
+        assert answers(engine) == before
 
 
 def test_a_draft_alone_has_no_steps(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,11 @@ def test_a_missing_or_damaged_library_says_why(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.so"
     damaged.write_bytes(b"no library")
     assert "cannot be loaded" in str(library.load(damaged))
+
+
+@pytest.mark.skipif(not os.environ.get("CI"), reason="a desk may have no compiler; CI may not")
+def test_ci_tests_the_kernels() -> None:
+    assert library.why_missing() is None
 
 
 @compiled

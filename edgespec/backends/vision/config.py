@@ -20,25 +20,25 @@ from edgespec.backends.engine_config import (
 )
 from edgespec.errors import LimitError
 from edgespec.safe_read.fields import BundleFields
-from edgespec.vision.component import VisualConfig
+from edgespec.vision.component import VisionComponentConfig
 from edgespec.vision.contract import ImageLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VisualEngineConfig:
+class VisionEngineConfig:
     """A built image encoder. `settings` is what its backend has to know of it, as JSON."""
 
-    component: VisualConfig
+    component: VisionComponentConfig
     limits: ImageLimits
     weights: EngineWeights
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> VisualEngineConfig:
+    def read(cls, path: Path) -> VisionEngineConfig:
         """From an engine's config.json. BundleError names a wrong key."""
         raw, source = json_files.read_json(path), str(path)
         fields = EngineFields(raw, source)
-        component = VisualConfig.from_dict(raw, source, EngineFields)
+        component = VisionComponentConfig.from_dict(raw, source, EngineFields)
         return cls(
             component=component,
             limits=read_limits(fields.section("builder_config")),

@@ -19,9 +19,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.artifacts.manifest import QuantizeVisual
-from edgespec.checkpoint.files import ByteSink, Checkpoint
+from edgespec.artifacts.manifest import QuantizeVision
+from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_weight
+from edgespec.checkpoint.source import ByteSink
 from edgespec.checkpoint.vision import (
     is_linear,
     stored_vision_names,
@@ -37,7 +38,7 @@ from edgespec.images import PreparedImage, read_processor
 from edgespec.quantization.quantized_weight import dequantize
 from edgespec.quantization.schemes import SCHEMES
 from edgespec.quantize.base import Base, base_config
-from edgespec.quantize.pictures import Pictures
+from edgespec.quantize.calibration_images import CalibrationImages
 from edgespec.quantize.tensors import Piece, array_piece, as_bytes
 from edgespec.vision.contract import PIXELS
 from edgespec.vision.grid import encoder_inputs
@@ -52,7 +53,7 @@ _SAME_INPUT = ("gate_proj", "up_proj")  # they share their scales, so that engin
 
 
 @dataclass(frozen=True, slots=True)
-class TowerPlan:
+class VisionPlan:
     """What is quantized of an image encoder: `layers`, own name -> module on disk. `kept` are the
     modules that keep their weights, as the settings name them."""
 
@@ -61,10 +62,10 @@ class TowerPlan:
     prefix: str
     layers: Mapping[str, str]
     kept: tuple[str, ...]
-    pictures: Pictures
+    images: CalibrationImages
 
     @classmethod
-    def of(cls, base: Base, dataset: Path | None) -> TowerPlan:
+    def of(cls, base: Base, dataset: Path | None) -> VisionPlan:
         """All Linears but the patch embedding. Raises UnsupportedModel without an image encoder,
         CheckpointError where its tensors or its processor's file are not those of its
         configuration, RequestError for a folder without images."""
@@ -84,10 +85,10 @@ class TowerPlan:
         }
         others = (n for n, shape in tensors.items() if len(shape) > 1 and not is_linear(n, shape))
         kept = tuple(f"{prefix}{name.partition('.')[0]}*" for name in others)
-        pictures = Pictures.of(dataset, read_processor(checkpoint.path))
-        return cls(checkpoint, config, prefix, layers, kept, pictures)
+        images = CalibrationImages.of(dataset, read_processor(checkpoint.path))
+        return cls(checkpoint, config, prefix, layers, kept, images)
 
-    def without(self, left_out: Iterable[str]) -> TowerPlan:
+    def without(self, left_out: Iterable[str]) -> VisionPlan:
         """The same without modules on disk. Raises UnsupportedModel where none is left."""
         gone = set(left_out)
         layers = {own: module for own, module in self.layers.items() if module not in gone}
@@ -115,7 +116,7 @@ class Scales:
     num_patches: int = 0
 
 
-def calibrate(plan: TowerPlan, advance: Callable[[int], None]) -> Scales:
+def calibrate(plan: VisionPlan, advance: Callable[[int], None]) -> Scales:
     """Runs all images through the encoder as it is; calls `advance(1)` after each.
 
     Raises BuildError for a value that is not finite.
@@ -123,7 +124,7 @@ def calibrate(plan: TowerPlan, advance: Callable[[int], None]) -> Scales:
     found = Scales(dict.fromkeys(plan.layers, 0.0))
     with tempfile.TemporaryDirectory() as directory:
         encoder = RunningEncoder(plan.checkpoint, plan.config, Path(directory), tuple(plan.layers))
-        for image in plan.pictures:
+        for image in plan.images:
             rows, largest = encoder.run(image)
             for name, value in largest.items():
                 if not math.isfinite(value):
@@ -153,7 +154,7 @@ class RunningEncoder:
     ) -> None:
         import onnxruntime as ort
 
-        self.config, plan = config, WeightPlan("tower.data")
+        self.config, plan = config, WeightPlan("vision.data")
         model = VisionGraph.open(checkpoint, config).build(plan)
         self.outputs = [str(value.name) for value in model.graph.outputs]
         if probed:
@@ -162,7 +163,7 @@ class RunningEncoder:
             for weight in plan.written_here():
                 file.seek(weight.offset)
                 weight.source.write_to(weight.info.name, file)
-        path = directory / "tower.onnx"
+        path = directory / "vision.onnx"
         save(model, path)
         options = ort.SessionOptions()
         options.log_severity_level = 4
@@ -215,10 +216,10 @@ def weight_name(node: ir.Node) -> str | None:
 # ---- what is written
 
 
-class TowerPieces:
+class VisionPieces:
     """Replaces the weights of a plan among the tensors that are written."""
 
-    def __init__(self, plan: TowerPlan, scales: Scales) -> None:
+    def __init__(self, plan: VisionPlan, scales: Scales) -> None:
         self.plan, self.scales = plan, scales
         self.own = {f"{module}.weight": own for own, module in plan.layers.items()}
 
@@ -272,20 +273,20 @@ def rounded(weight: Array, scale: np.float32) -> Array:
 
 
 def compare(
-    plan: TowerPlan, scales: Scales, written: Checkpoint, advance: Callable[[int], None]
-) -> QuantizeVisual:
+    plan: VisionPlan, scales: Scales, written: Checkpoint, advance: Callable[[int], None]
+) -> QuantizeVision:
     """The written encoder, read back and run with rounded activations, against the original over
     the first images. Raises BuildError for a result that is broken."""
     errors = weight_errors(plan, written)
     cosines: list[float] = []
     with tempfile.TemporaryDirectory() as directory:
         encoder = RunningEncoder(written, plan.config, Path(directory))
-        for wanted, image in zip(scales.rows, plan.pictures, strict=False):
+        for wanted, image in zip(scales.rows, plan.images, strict=False):
             rows, _ = encoder.run(image)
             for before, after in zip(wanted, rows, strict=True):
                 cosines += cosine_of_rows(before, after).tolist()
             advance(1)
-    found = QuantizeVisual(
+    found = QuantizeVision(
         num_images=scales.num_images,
         num_patches=scales.num_patches,
         rows_cosine=float(np.mean(cosines)),
@@ -295,7 +296,7 @@ def compare(
     return found
 
 
-def weight_errors(plan: TowerPlan, written: Checkpoint) -> dict[str, float]:
+def weight_errors(plan: VisionPlan, written: Checkpoint) -> dict[str, float]:
     """The relative RMS error of each weight by its module on disk."""
     quantization = vision_quantization(written, plan.config)
     errors: dict[str, float] = {}
@@ -317,7 +318,7 @@ def cosine_of_rows(before: Array, after: Array) -> NDArray[np.float64]:
     return cosines
 
 
-def refuse_broken(found: QuantizeVisual) -> None:
+def refuse_broken(found: QuantizeVision) -> None:
     """Raises BuildError for a check beyond the limits of FP8."""
     remedy = (
         "The result is broken and was removed. Give other images (--image-dataset), or omit"

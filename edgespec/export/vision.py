@@ -20,7 +20,7 @@ from edgespec.artifacts.manifest import ExportManifest
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.vision import vision_prefix
 from edgespec.config import VisionConfig
-from edgespec.contract import Tower
+from edgespec.contract import Role
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.export import sidecars, writer
 from edgespec.export.component import Exported, check_graph
@@ -33,7 +33,7 @@ from edgespec.graphs.completeness import WITHOUT_IMAGES, check_vision
 from edgespec.graphs.linear import products
 from edgespec.graphs.vision import VisionGraph
 from edgespec.progress import Progress
-from edgespec.vision.component import VisualConfig
+from edgespec.vision.component import VisionComponentConfig
 from edgespec.vision.contract import PIXELS, vision_contract
 from edgespec.vision.grid import Grid, encoder_inputs, num_patches
 
@@ -43,39 +43,39 @@ NO_PROCESSOR = (
 )
 RENEWED = "already there, and its processor files are those of the checkpoint now: build again"
 PROCESSOR = "processor"  # the option of manifest.json that holds their sha256
-NO_TOWER = "the checkpoint has no tensors of its image encoder: text alone is exported"
+NO_VISION = "the checkpoint has no tensors of its image encoder: text alone is exported"
 LEFT_OUT = "this version has no image encoder of this family: text alone is exported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VisualComponent:
+class VisionComponent:
     """What an export directory will hold of an image encoder. `config` has no identity yet."""
 
     graph: VisionGraph
-    config: VisualConfig
+    config: VisionComponentConfig
     checkpoint: Checkpoint
-    directory: str = Tower.VISUAL.value  # below OUT
+    directory: str = Role.VISUAL.value  # below OUT
     notes: tuple[str, ...] = ()
 
 
-def visual_component(request: ExportRequest) -> VisualComponent | None:
+def vision_component(request: ExportRequest) -> VisionComponent | None:
     """The image encoder of the base of a request; None where there is none, or none is asked for.
     Raises CheckpointError where its tensors are not those of its configuration."""
     base = request.base
     if base is None or not request.writes_base or request.options.skip_visual:
         return None
     model, checkpoint = base.config, base.checkpoint
-    if model.vision is None or model.image_tokens is None or lacks_tower(request):
+    if model.vision is None or model.image_tokens is None or lacks_vision(request):
         return None
     check_vision(checkpoint, model)
-    config = VisualConfig(
+    config = VisionComponentConfig(
         model=model.architecture,
         vision=model.vision,
         tokens=model.image_tokens,
-        identity="",  # write_visual knows it, once the weights are read
+        identity="",  # write_vision knows it, once the weights are read
         quantized_from=base.origin.identity,
     )
-    return VisualComponent(
+    return VisionComponent(
         graph=VisionGraph.open(checkpoint, model.vision),
         config=config,
         checkpoint=checkpoint,
@@ -83,7 +83,7 @@ def visual_component(request: ExportRequest) -> VisualComponent | None:
     )
 
 
-def why_no_visual(request: ExportRequest) -> str | None:
+def why_no_vision(request: ExportRequest) -> str | None:
     """Why the base of a request, whose config.json has an image encoder, is exported without one
     that was asked for; None where it is not."""
     base = request.base
@@ -91,10 +91,10 @@ def why_no_visual(request: ExportRequest) -> str | None:
         return None
     if base.config.vision is None and base.checkpoint.config.get(SECTION):
         return LEFT_OUT
-    return NO_TOWER if lacks_tower(request) else None
+    return NO_VISION if lacks_vision(request) else None
 
 
-def lacks_tower(request: ExportRequest) -> bool:
+def lacks_vision(request: ExportRequest) -> bool:
     """Whether the base of a request declares an image encoder and has no tensors of one."""
     base = request.base
     return (
@@ -104,8 +104,8 @@ def lacks_tower(request: ExportRequest) -> bool:
     )
 
 
-def write_visual(
-    component: VisualComponent,
+def write_vision(
+    component: VisionComponent,
     staging: Path,
     request: ExportRequest,
     recorded: Mapping[str, Any],
@@ -134,13 +134,13 @@ def write_visual(
         progress.advance(1)
     schemes = quantization.schemes if quantization else None
     files = hashes.file_entries(staging, digests)
-    manifest = ExportManifest.make(Tower.VISUAL, source_of, recorded, files, schemes)
+    manifest = ExportManifest.make(Role.VISUAL, source_of, recorded, files, schemes)
     json_files.write_json(staging / file_names.MANIFEST, manifest.to_dict())
     notes = (*component.notes, *sidecars.quantization_notes(quantization))
-    return Exported(staging, Tower.VISUAL.value, files, notes)
+    return Exported(staging, Role.VISUAL.value, files, notes)
 
 
-def built_graph(component: VisualComponent, plan: WeightPlan) -> ir.Model:
+def built_graph(component: VisionComponent, plan: WeightPlan) -> ir.Model:
     """The canonical graph. UnsupportedModel or CheckpointError, with the way to text alone, for
     weights that it cannot represent and for damaged ones."""
     try:
@@ -149,14 +149,14 @@ def built_graph(component: VisualComponent, plan: WeightPlan) -> ir.Model:
         raise type(error)(error.what, f"{error.remedy} {WITHOUT_IMAGES}") from error
 
 
-def visual_options(component: VisualComponent, request: ExportRequest) -> dict[str, Any]:
+def vision_options(component: VisionComponent, request: ExportRequest) -> dict[str, Any]:
     """The options on which an image encoder depends: the same beside any base."""
     processor = sidecars.processor_hashes(component.checkpoint)
     return {"golden": request.options.golden, PROCESSOR: processor}
 
 
 def renew_processor(
-    component: VisualComponent, target: Path, recorded: Mapping[str, Any]
+    component: VisionComponent, target: Path, recorded: Mapping[str, Any]
 ) -> Exported:
     """Put the checkpoint's processor files into an export that is else unchanged, in place of its
     own; `recorded` are the options of its new manifest. The graph is not made again."""

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from edgespec.artifacts import atomic, file_names, hashes, json_files, provenance
 from edgespec.backends.manifest import KIND, EngineEntry, FileEntry, read_entries
-from edgespec.backends.visual.config import VisualEngineConfig
-from edgespec.contract import Tower
+from edgespec.backends.vision.config import VisionEngineConfig
+from edgespec.contract import Role
 from edgespec.errors import BundleError
 
-NAME = Tower.VISUAL.value
+NAME = Role.VISUAL.value
 BUILD_IT = "Build it: edgespec build --onnx-dir OUT/visual --engine-dir ENGINES"
 
 
@@ -92,7 +92,7 @@ def write_manifest(directory: Path, entry: EngineEntry) -> EngineEntry:
     return entry
 
 
-def open_visual_dir(directory: Path) -> tuple[VisualEngineConfig, EngineEntry]:
+def open_visual_dir(directory: Path) -> tuple[VisionEngineConfig, EngineEntry]:
     """Config and manifest entry of a finished image encoder, its files checked; BundleError
     otherwise."""
     entries = read_entries(directory)
@@ -103,7 +103,7 @@ def open_visual_dir(directory: Path) -> tuple[VisualEngineConfig, EngineEntry]:
     hashes.refuse_unlisted(directory, entry.files, (file_names.CONFIG,), known)
     hashes.refuse_unlisted(directory, entry.files, (), file_names.PROCESSOR_FILES)
     hashes.check_files(directory, entry.files_dict(), trust_unchanged=True)
-    config = VisualEngineConfig.read(directory / file_names.CONFIG)
+    config = VisionEngineConfig.read(directory / file_names.CONFIG)
     if config.weights != entry.weights:
         what = (
             f"{directory / file_names.CONFIG}: its 'weights' are not those of {file_names.MANIFEST}"

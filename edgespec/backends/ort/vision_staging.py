@@ -16,11 +16,11 @@ from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.settings import EngineSettings
 from edgespec.backends.ort.staging import write_data
 from edgespec.backends.ort.vision_lowering import lower_vision
-from edgespec.backends.visual.onnx_dir import VisualOnnxDir
+from edgespec.backends.vision.onnx_dir import VisionOnnxDir
 
 
 def stage_encoder(
-    onnx: VisualOnnxDir, path: Path, weight_format: WeightFormat, progress: Progress
+    onnx: VisionOnnxDir, path: Path, weight_format: WeightFormat, progress: Progress
 ) -> StagedEncoder:
     """Write the engine `path` and its weights beside it. BuildError where its weights cannot be
     what is asked for."""
@@ -39,7 +39,7 @@ def stage_encoder(
     )
 
 
-def planned(onnx: VisualOnnxDir, weight_format: WeightFormat) -> tuple[str, ...]:
+def planned(onnx: VisionOnnxDir, weight_format: WeightFormat) -> tuple[str, ...]:
     """What `stage_encoder` would make, a line each. Raises what it would, but for kernels."""
     lowered = lower_vision(ir.load(onnx.model), "", weight_format)
     weights = weights_of(exported_weights(lowered.weights), weight_format, str(onnx.path))

@@ -4,10 +4,10 @@ built one. Knows words."""
 from __future__ import annotations
 
 from edgespec.artifacts.graph_quantization import GraphQuantization
-from edgespec.backends.visual.summary import VisualSummary
+from edgespec.backends.vision.summary import VisionSummary
 from edgespec.config import VisionConfig
 from edgespec.errors import counted
-from edgespec.vision.component import VisualConfig
+from edgespec.vision.component import VisionComponentConfig
 
 Rows = list[tuple[str, str]]
 
@@ -33,7 +33,7 @@ def vision_rows(config: VisionConfig) -> Rows:
     return [("encoder", sizes), ("images", ", ".join(parts))]
 
 
-def visual_text(summary: VisualSummary, layers: bool) -> tuple[str, Rows]:
+def visual_text(summary: VisionSummary, layers: bool) -> tuple[str, Rows]:
     """The title and the rows of an exported or a built image encoder."""
     rows: Rows = []
     if summary.config is not None:
@@ -44,7 +44,7 @@ def visual_text(summary: VisualSummary, layers: bool) -> tuple[str, Rows]:
     return ("export" if summary.entry is None else "engine") + ", visual", rows
 
 
-def component_rows(config: VisualConfig) -> Rows:
+def component_rows(config: VisionComponentConfig) -> Rows:
     """The rows of config.json."""
     origin = f", quantized from {config.quantized_from[:12]}" if config.quantized_from else ""
     return [
@@ -64,7 +64,7 @@ def quantized_rows(found: GraphQuantization | None) -> Rows:
     ]
 
 
-def exported_rows(summary: VisualSummary) -> Rows:
+def exported_rows(summary: VisionSummary) -> Rows:
     """The rows of an export alone."""
     there = "golden inputs and outputs are there"
     rows = [("golden", there if summary.golden else "no golden outputs: build checks nothing")]
@@ -74,7 +74,7 @@ def exported_rows(summary: VisualSummary) -> Rows:
     return rows
 
 
-def engine_rows(summary: VisualSummary) -> Rows:
+def engine_rows(summary: VisionSummary) -> Rows:
     """The rows of an engine alone."""
     entry, here, engine = summary.entry, summary.runs_here, summary.engine
     assert entry is not None

@@ -39,7 +39,7 @@ LINES = ("The quick brown fox", "jumps over 13 lazy dogs.", "0123456789", "TOTAL
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
+class CalibrationImages:
     """The images of `directory` as `processor` prepares them, of at most about MAX_TOKENS each;
     without a directory, those that are drawn. Each is read when it is its turn."""
 
@@ -48,7 +48,7 @@ class Pictures:
     processor: ImageProcessor
 
     @classmethod
-    def of(cls, directory: Path | None, processor: ImageProcessor) -> Pictures:
+    def of(cls, directory: Path | None, processor: ImageProcessor) -> CalibrationImages:
         """Raises RequestError for what is no directory, and for one without images."""
         limited = replace(processor.limited(MAX_TOKENS), max_tokens=None)
         return cls(directory, () if directory is None else image_files(directory), limited)

@@ -15,14 +15,14 @@ from edgespec.artifacts import file_names, hashes, json_files
 from edgespec.artifacts.manifest import ExportManifest
 from edgespec.backends.manifest import EngineEntry, read_entries
 from edgespec.backends.summary import RunsHere, is_faulty, runs_here, unlisted_files
-from edgespec.backends.visual.config import VisualEngineConfig
-from edgespec.backends.visual.engine_dir import NAME
+from edgespec.backends.vision.config import VisionEngineConfig
+from edgespec.backends.vision.engine_dir import NAME
 from edgespec.errors import EdgeSpecError, noted
-from edgespec.vision.component import VisualConfig
+from edgespec.vision.component import VisionComponentConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VisualSummary:
+class VisionSummary:
     """An image encoder, exported or built (`entry`). What could not be read is None.
 
     `files` are sizes in bytes by name, `not_in_manifest` the files that the manifest does not list.
@@ -31,9 +31,9 @@ class VisualSummary:
     files: Mapping[str, int]
     not_in_manifest: tuple[str, ...]
     manifest: ExportManifest | None = None
-    config: VisualConfig | None = None
+    config: VisionComponentConfig | None = None
     entry: EngineEntry | None = None
-    engine: VisualEngineConfig | None = None
+    engine: VisionEngineConfig | None = None
     runs_here: RunsHere | None = None
 
     @property
@@ -67,7 +67,7 @@ class VisualSummary:
 
 def visual_export_summary(
     path: Path, problems: list[EdgeSpecError], read_up_to: float
-) -> VisualSummary:
+) -> VisionSummary:
     """What edgespec export wrote. Hashes files of up to `read_up_to` bytes; what is wrong is added
     to `problems`. Raises BundleError without a manifest that lists the files."""
     files = hashes.listed_files(path, json_files.read_manifest(path).get("files"))
@@ -78,13 +78,13 @@ def visual_export_summary(
         summary = replace(summary, manifest=ExportManifest.read(path))
     with noted(problems):
         if not is_faulty(path / file_names.CONFIG, faults):
-            summary = replace(summary, config=VisualConfig.read(path / file_names.CONFIG))
+            summary = replace(summary, config=VisionComponentConfig.read(path / file_names.CONFIG))
     return summary
 
 
 def visual_engine_summary(
     path: Path, problems: list[EdgeSpecError], read_up_to: float
-) -> VisualSummary:
+) -> VisionSummary:
     """What edgespec build made, and whether this machine runs it. Raises BundleError where the
     manifest describes no engine."""
     entry = EngineEntry.from_dict(read_entries(path)[NAME], path, NAME)
@@ -95,12 +95,12 @@ def visual_engine_summary(
     summary = replace(summary_of(path, files), entry=entry, runs_here=here)
     with noted(problems):
         if not is_faulty(path / file_names.CONFIG, faults):
-            engine = VisualEngineConfig.read(path / file_names.CONFIG)
+            engine = VisionEngineConfig.read(path / file_names.CONFIG)
             summary = replace(summary, engine=engine, config=engine.component)
     return summary
 
 
-def summary_of(path: Path, files: Mapping[str, Mapping[str, Any]]) -> VisualSummary:
+def summary_of(path: Path, files: Mapping[str, Mapping[str, Any]]) -> VisionSummary:
     """The files of a directory by what its manifest lists."""
     sizes = {name: int(entry["bytes"]) for name, entry in files.items()}
-    return VisualSummary(files=sizes, not_in_manifest=tuple(unlisted_files(path, set(files))))
+    return VisionSummary(files=sizes, not_in_manifest=tuple(unlisted_files(path, set(files))))

@@ -15,18 +15,18 @@ from edgespec.quantize.base import EMBEDDING, HEAD, Base
 from edgespec.quantize.modelopt import Settings
 from edgespec.quantize.plan import Plan
 from edgespec.quantize.stream import PRODUCER
-from edgespec.quantize.tower import TowerPlan
+from edgespec.quantize.vision import VisionPlan
 
 FP8, MIXED = "FP8", "MIXED_PRECISION"
 _OF_A_LAYER = ("quant_algo", "group_size", "has_zero_point", "pre_quant_scale")
 _FP8_VALUES = {"dynamic": False, "num_bits": 8, "type": "float"}
 
 
-def of_tower(base: Base, tower: TowerPlan) -> Settings:
+def of_vision(base: Base, vision: VisionPlan) -> Settings:
     """The settings of a checkpoint with nothing else quantized."""
-    roots = (root.removesuffix(".") for root in other_roots(base, tower))
+    roots = (root.removesuffix(".") for root in other_roots(base, vision))
     others = [HEAD, base.stored(EMBEDDING), f"{base.stack}.layers*", *(f"{r}*" for r in roots)]
-    excluded = [*others, *tower.kept]
+    excluded = [*others, *vision.kept]
     quantization = {"quant_algo": FP8, "kv_cache_quant_algo": None, "exclude_modules": excluded}
     groups = {
         "group_0": {
@@ -45,16 +45,16 @@ def of_tower(base: Base, tower: TowerPlan) -> Settings:
     return {"producer": PRODUCER, "quantization": quantization}, inside
 
 
-def joined(settings: Settings, plan: Plan, tower: TowerPlan) -> Settings:
-    """The settings of a quantized text decoder and of the tower. One algorithm for both stays one;
+def joined(settings: Settings, plan: Plan, vision: VisionPlan) -> Settings:
+    """The settings of a quantized text decoder and of the vision. One algorithm for both stays one;
     otherwise each layer has its own."""
     beside, inside = copy.deepcopy(settings)
     quantization = beside["quantization"]
     for section, key in ((quantization, "exclude_modules"), (inside, "ignore")):
-        section[key] = [*without_tower(section.get(key) or (), tower), *tower.kept]
+        section[key] = [*without_vision(section.get(key) or (), vision), *vision.kept]
     if quantization["quant_algo"] != FP8:
         layers = quantized_layers(quantization, plan.layers)
-        layers |= {module: {"quant_algo": FP8} for module in tower.layers.values()}
+        layers |= {module: {"quant_algo": FP8} for module in vision.layers.values()}
         for section in (quantization, inside):
             section |= {"quant_algo": MIXED, "quantized_layers": layers}
         for key in ("group_size", "has_zero_point", "pre_quant_scale"):
@@ -73,17 +73,17 @@ def quantized_layers(
     return {name: dict(row) for name in names}
 
 
-def without_tower(excluded: Iterable[str], tower: TowerPlan) -> list[str]:
-    """The excluded modules but those of the tower."""
-    root = tower.prefix.removesuffix(".")
+def without_vision(excluded: Iterable[str], vision: VisionPlan) -> list[str]:
+    """The excluded modules but those of the vision."""
+    root = vision.prefix.removesuffix(".")
     return [name for name in excluded if not name.startswith(root)]
 
 
-def other_roots(base: Base, tower: TowerPlan) -> list[str]:
-    """What stands beside decoder and tower, such as heads of multi-token prediction."""
+def other_roots(base: Base, vision: VisionPlan) -> list[str]:
+    """What stands beside decoder and image encoder, such as heads of multi-token prediction."""
     names = base.checkpoint.tensors
     return [
         root
         for root in beside_roots()
-        if not root.startswith(tower.prefix) and any(name.startswith(root) for name in names)
+        if not root.startswith(vision.prefix) and any(name.startswith(root) for name in names)
     ]

@@ -14,7 +14,7 @@ _FLOAT32 = frozenset(("rope_cos", "rope_sin", "position_weight"))
 
 
 def lowered_contract(contract: VisionContract, target: Target) -> VisionContract:
-    """The contract of the graph that `lower_encoder` makes: pixels and rows are of the compute
+    """The contract of the graph that `lower_vision` makes: pixels and rows are of the compute
     type; names and order stay."""
 
     def lowered(spec: TensorSpec) -> TensorSpec:

@@ -11,17 +11,17 @@ from pathlib import Path
 from edgespec.artifacts import file_names, hashes, json_files
 from edgespec.artifacts.manifest import ExportManifest
 from edgespec.backends.onnx_dir import check_is_component
-from edgespec.contract import Tower
+from edgespec.contract import Role
 from edgespec.errors import BundleError
-from edgespec.vision.component import VisualConfig, is_visual
+from edgespec.vision.component import VisionComponentConfig, is_visual
 
 
 @dataclass(frozen=True, slots=True)
-class VisualOnnxDir:
+class VisionOnnxDir:
     """An export whose files are those of its manifest."""
 
     path: Path
-    config: VisualConfig
+    config: VisionComponentConfig
     manifest: ExportManifest
 
     @property
@@ -42,15 +42,15 @@ def is_visual_export(path: Path) -> bool:
     return config.is_file() and is_visual(json_files.read_json(config))
 
 
-def open_visual_onnx_dir(path: Path) -> VisualOnnxDir:
+def open_visual_onnx_dir(path: Path) -> VisionOnnxDir:
     """Read and check an exported image encoder. BundleError for anything else."""
     check_is_component(path)
-    config = VisualConfig.read(path / file_names.CONFIG)
+    config = VisionComponentConfig.read(path / file_names.CONFIG)
     manifest = ExportManifest.read(path)
-    if manifest.role is not Tower.VISUAL:
-        said = f"the role {manifest.role.value}, its config.json {Tower.VISUAL.value}"
+    if manifest.role is not Role.VISUAL:
+        said = f"the role {manifest.role.value}, its config.json {Role.VISUAL.value}"
         raise BundleError(f"{path / file_names.MANIFEST} has {said}", hashes.EDITED)
     known = (*file_names.EXPORT_FILES, *file_names.PROCESSOR_FILES)
     hashes.refuse_unlisted(path, manifest.files, (), known)
     hashes.check_files(path, manifest.files)
-    return VisualOnnxDir(path, config, manifest)
+    return VisionOnnxDir(path, config, manifest)

@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from edgespec.artifacts.manifest import QuantizeManifest
-from edgespec.backends.visual.build import build_visual
+from edgespec.backends.vision.build import build_visual
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.checkpoint.vision import vision_quantization
@@ -33,13 +33,13 @@ from edgespec.families import parse_model_config
 from edgespec.images import PreparedImage, read_processor
 from edgespec.pipeline.inspection import inspect
 from edgespec.progress import Silent
-from edgespec.quantize import layerwise, modelopt, tower
+from edgespec.quantize import layerwise, modelopt, vision
+from edgespec.quantize.calibration_images import SIZES, CalibrationImages
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
-from edgespec.quantize.pictures import SIZES, Pictures
 from edgespec.runtime.vision.encoder import VisionEncoder
 from edgespec.vision.contract import ImageLimits
 from tests import made, shared, toys
-from tests.toys.towers import write_vlm
+from tests.toys.vision import write_vlm
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -81,8 +81,8 @@ class Case:
     out: Path
 
     @property
-    def pictures(self) -> list[PreparedImage]:
-        return list(Pictures.of(self.images, read_processor(self.base)))
+    def prepared(self) -> list[PreparedImage]:
+        return list(CalibrationImages.of(self.images, read_processor(self.base)))
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -98,10 +98,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(request.param, base, images, root / "out")
 
 
-# ---- the reference: transformers' tower, with Linears whose inputs are watched or rounded
+# ---- the reference: transformers' encoder, with Linears whose inputs are watched or rounded
 
 
-def reference_tower(base: Path) -> Any:
+def reference_encoder(base: Path) -> Any:
     from transformers import AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
@@ -165,8 +165,8 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def test_scales_cover_all_images(case: Case) -> None:
-    visual, tensors, prefix = reference_tower(case.base), case.tensors, PREFIXES[case.family]
-    each = [largest_inputs(visual, image) for image in case.pictures]
+    visual, tensors, prefix = reference_encoder(case.base), case.tensors, PREFIXES[case.family]
+    each = [largest_inputs(visual, image) for image in case.prepared]
     assert len(each) == 3
     for name in linears(visual):
         wanted = max(found[name] for found in each) / E4M3_MAX
@@ -177,7 +177,7 @@ def test_scales_cover_all_images(case: Case) -> None:
 
 def test_engine_computes_what_torch_does_with_rounded_weights_and_activations(case: Case) -> None:
     """With the scales as they are written, whose last bits decide how a value is rounded."""
-    plain, visual = reference_tower(case.base), reference_tower(case.base)
+    plain, visual = reference_encoder(case.base), reference_encoder(case.base)
     tensors, prefix = case.tensors, PREFIXES[case.family]
     round_weights(visual)
 
@@ -189,14 +189,14 @@ def test_engine_computes_what_torch_does_with_rounded_weights_and_activations(ca
     built = build_visual(exported / "visual", engines, LIMITS)
     assert any("fp8 is emulated" in note for note in built.notes)
     with VisionEncoder.open(engines) as encoder, hooked(visual, rounding):
-        for image in case.pictures:
+        for image in case.prepared:
             found = encoder.encode(image)
             parts = [found.embeds, *([] if found.deepstack is None else [found.deepstack])]
             ours = torch.from_numpy(np.concatenate(parts, axis=-1))
             wanted = rows(visual, image)
             assert (ours - wanted).norm() < 1e-3 * wanted.norm()
     with VisionEncoder.open(engines) as encoder:
-        for image in case.pictures:
+        for image in case.prepared:
             embeds = torch.from_numpy(encoder.encode(image).embeds)
             before = rows(plain, image)[:, : embeds.shape[1]]
             assert 0.99 < cosine(embeds, before) < 0.99999
@@ -212,7 +212,7 @@ def test_all_else_is_byte_for_byte(case: Case) -> None:
         else:
             assert torch.equal(tensor, after[name])
     quantized_names = {n.removesuffix(".weight_scale") for n in after if n.endswith("weight_scale")}
-    stored = {f"{prefix}{n}" for n in linears(reference_tower(case.base))}
+    stored = {f"{prefix}{n}" for n in linears(reference_encoder(case.base))}
     assert quantized_names == stored
     assert (case.out / "preprocessor_config.json").is_file()
 
@@ -271,9 +271,9 @@ def test_text_formats_stand_beside_it(family: str, name: str, tmp_path: Path) ->
     written = Checkpoint(out)
     settings = read_quantization(written)
     assert settings is not None
-    tower_names = set(visual.weight_errors)
-    assert not any(n.endswith("attn.proj") for n in tower_names)
-    for module, scheme in [(n, "fp8") for n in tower_names] + [
+    vision_names = set(visual.weight_errors)
+    assert not any(n.endswith("attn.proj") for n in vision_names)
+    for module, scheme in [(n, "fp8") for n in vision_names] + [
         (n, name) for n in check.weight_errors
     ]:
         rule = settings.rule(module)
@@ -287,7 +287,7 @@ def test_text_formats_stand_beside_it(family: str, name: str, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("needs_modelopt")
-def test_a_tower_that_cannot_be_quantized_is_found_before_text_is_calibrated(
+def test_an_encoder_that_cannot_be_quantized_is_found_before_text_is_calibrated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = Path(shutil.copytree(checkpoint_of("qwen3_vl"), tmp_path / "base"))
@@ -306,8 +306,8 @@ def test_images_are_counted_in_words(files: int, title: str, tmp_path: Path) -> 
     processor, folder = read_processor(checkpoint_of("qwen3_vl")), write_images(tmp_path / "photos")
     for name in ("a.png", "b.bmp", "c.jpg")[files:]:
         (folder / name).unlink()
-    assert Pictures.of(folder, processor).title == f"{title} the folder photos"
-    assert Pictures.of(None, processor).title == "8 drawn images"
+    assert CalibrationImages.of(folder, processor).title == f"{title} the folder photos"
+    assert CalibrationImages.of(None, processor).title == "8 drawn images"
 
 
 # ---- images
@@ -315,7 +315,7 @@ def test_images_are_counted_in_words(files: int, title: str, tmp_path: Path) -> 
 
 def test_drawn_images_are_always_the_same_and_of_several_shapes() -> None:
     processor = read_processor(checkpoint_of("qwen3_vl"))
-    first, second = Pictures.of(None, processor), Pictures.of(None, processor)
+    first, second = CalibrationImages.of(None, processor), CalibrationImages.of(None, processor)
     assert first.digest() == second.digest()
     images = list(first)
     assert len(images) == len(first) == len(SIZES)
@@ -325,7 +325,7 @@ def test_drawn_images_are_always_the_same_and_of_several_shapes() -> None:
 
 def test_large_images_are_made_smaller(tmp_path: Path) -> None:
     Image.new("RGB", (3000, 2000), "red").save(tmp_path / "large.png")
-    (image,) = Pictures.of(tmp_path, read_processor(checkpoint_of("qwen2_5_vl")))
+    (image,) = CalibrationImages.of(tmp_path, read_processor(checkpoint_of("qwen2_5_vl")))
     assert image.num_tokens <= 512
 
 
@@ -412,21 +412,21 @@ def test_wrong_scales_of_activations_are_found(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calibrate = tower.calibrate
+    calibrate = vision.calibrate
 
-    def wrong(*args: Any) -> tower.Scales:
+    def wrong(*args: Any) -> vision.Scales:
         found = calibrate(*args)
         found.amax = {name: value * factor for name, value in found.amax.items()}
         return found
 
-    monkeypatch.setattr(tower, "calibrate", wrong)
+    monkeypatch.setattr(vision, "calibrate", wrong)
     with pytest.raises(error, match=text):
         quantized(checkpoint_of("qwen3_vl"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_wrong_scales_of_weights_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    amax = tower.TowerPieces.amax
-    monkeypatch.setattr(tower.TowerPieces, "amax", lambda self, own: amax(self, own) / 3)
+    amax = vision.VisionPieces.amax
+    monkeypatch.setattr(vision.VisionPieces, "amax", lambda self, own: amax(self, own) / 3)
     with pytest.raises(BuildError, match="relative error"):
         quantized(checkpoint_of("qwen3_vl"), tmp_path / "out")

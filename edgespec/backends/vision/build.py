@@ -23,10 +23,10 @@ from edgespec.backends.engine_config import FLOAT32, EngineWeights
 from edgespec.backends.golden import Agreement
 from edgespec.backends.manifest import EngineEntry
 from edgespec.backends.registry import DEFAULT_BACKEND
-from edgespec.backends.visual import engine_dir as engines
-from edgespec.backends.visual.config import VisualEngineConfig, check_image_limits
-from edgespec.backends.visual.golden import check_golden, read_golden
-from edgespec.backends.visual.onnx_dir import VisualOnnxDir, open_visual_onnx_dir
+from edgespec.backends.vision import engine_dir as engines
+from edgespec.backends.vision.config import VisionEngineConfig, check_image_limits
+from edgespec.backends.vision.golden import check_golden, read_golden
+from edgespec.backends.vision.onnx_dir import VisionOnnxDir, open_visual_onnx_dir
 from edgespec.errors import OptionError
 from edgespec.vision.contract import ImageLimits, vision_contract
 
@@ -77,7 +77,7 @@ def build_visual(
         for name in file_names.PROCESSOR_FILES:
             if name in onnx.manifest.files:
                 shutil.copyfile(onnx.path / name, staging / name)
-        config = VisualEngineConfig(
+        config = VisionEngineConfig(
             component=onnx.config, limits=limits, weights=staged.weights, settings=staged.settings
         )
         json_files.write_json(staging / file_names.CONFIG, config.to_dict())
@@ -129,7 +129,7 @@ def checked_options(backend: Backend, options: BuildOptions | None) -> BuildOpti
 
 def checked(
     onnx_dir: Path, engine_dir: Path, limits: ImageLimits, backend: str
-) -> tuple[Backend, VisualOnnxDir, Path]:
+) -> tuple[Backend, VisionOnnxDir, Path]:
     """The backend, the export and where its engine goes, checked with all that may be said of a
     build before its work begins."""
     builder, target = chosen_backend(backend), engines.visual_dir(engine_dir)
@@ -150,7 +150,7 @@ def checked(
 
 
 def prove(
-    backend: Backend, onnx: VisualOnnxDir, staged: StagedEncoder, progress: Progress
+    backend: Backend, onnx: VisionOnnxDir, staged: StagedEncoder, progress: Progress
 ) -> Agreement | None:
     """How a staged engine agrees with the golden image; None where there is none. BuildError where
     it computes something else."""
@@ -168,7 +168,7 @@ def prove(
 
 
 def entry_of(
-    backend: Backend, onnx: VisualOnnxDir, staged: StagedEncoder, found: Agreement | None
+    backend: Backend, onnx: VisionOnnxDir, staged: StagedEncoder, found: Agreement | None
 ) -> EngineEntry:
     """The manifest entry of a proven engine, without its files."""
     return EngineEntry(
@@ -181,7 +181,7 @@ def entry_of(
     )
 
 
-def notes_of(onnx: VisualOnnxDir, staged: StagedEncoder) -> Iterator[str]:
+def notes_of(onnx: VisionOnnxDir, staged: StagedEncoder) -> Iterator[str]:
     """What the user should know about this engine."""
     if staged.weights.scheme != FLOAT32:
         yield f"{products_text(staged.weights)}; images look a little different to the model"
@@ -190,7 +190,7 @@ def notes_of(onnx: VisualOnnxDir, staged: StagedEncoder) -> Iterator[str]:
     yield from without_processor(onnx)
 
 
-def without_processor(onnx: VisualOnnxDir) -> Iterator[str]:
+def without_processor(onnx: VisionOnnxDir) -> Iterator[str]:
     """A note where an export does not say how its images are prepared."""
     if not any(name in onnx.manifest.files for name in file_names.PROCESSOR_FILES):
         yield (

@@ -18,7 +18,6 @@ from edgespec.backends.rewriting import (
     require,
     required,
 )
-from edgespec.backends.tensorrt.encoder_contract import lowered_contract
 from edgespec.backends.tensorrt.lowering import (
     basic_norms,
     basic_ropes,
@@ -30,10 +29,11 @@ from edgespec.backends.tensorrt.lowering import (
 from edgespec.backends.tensorrt.lowering.masks import NEVER
 from edgespec.backends.tensorrt.lowering.precision import TYPES, keep_float32
 from edgespec.backends.tensorrt.target import Dialect, Target
+from edgespec.backends.tensorrt.vision_contract import lowered_contract
 from edgespec.vision.contract import VisionContract
 
 
-def lower_encoder(model: ir.Model, contract: VisionContract, target: Target) -> ir.Model:
+def lower_vision(model: ir.Model, contract: VisionContract, target: Target) -> ir.Model:
     """Rewrite `model`, a canonical graph that keeps `contract`, in place; returns it.
 
     Its external weights stay where they are. ContractError where the graph is not one that export

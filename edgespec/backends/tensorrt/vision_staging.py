@@ -15,16 +15,16 @@ from edgespec.backends.base import Progress, StagedEncoder
 from edgespec.backends.tensorrt import lowered_files, staging
 from edgespec.backends.tensorrt.accuracy import accuracy_of
 from edgespec.backends.tensorrt.devices import check_formats, title_of
-from edgespec.backends.tensorrt.encoder_contract import lowered_contract
 from edgespec.backends.tensorrt.estimate import profile_lines
 from edgespec.backends.tensorrt.fingerprint import fingerprint_of
-from edgespec.backends.tensorrt.lowering.encoder import lower_encoder
+from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.options import TensorRTOptions
 from edgespec.backends.tensorrt.profiles import Profile, Range, made
 from edgespec.backends.tensorrt.target import Target
 from edgespec.backends.tensorrt.versions import Library, capabilities_of
-from edgespec.backends.visual.golden import read_golden
-from edgespec.backends.visual.onnx_dir import VisualOnnxDir
+from edgespec.backends.tensorrt.vision_contract import lowered_contract
+from edgespec.backends.vision.golden import read_golden
+from edgespec.backends.vision.onnx_dir import VisionOnnxDir
 from edgespec.config import VisionConfig
 from edgespec.vision.contract import ImageLimits, VisionContract, vision_contract
 from edgespec.vision.grid import num_tokens
@@ -32,7 +32,7 @@ from edgespec.vision.grid import num_tokens
 
 def stage_encoder(
     library: Library,
-    onnx: VisualOnnxDir,
+    onnx: VisionOnnxDir,
     limits: ImageLimits,
     options: TensorRTOptions,
     path: Path,
@@ -44,7 +44,7 @@ def stage_encoder(
     plan = plan_of(library, onnx, limits, options, version, model)
     staging.check_device(plan)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="lowered-") as directory:
-        lowered = lower_encoder(model, vision_contract(onnx.config.vision), plan.target)
+        lowered = lower_vision(model, vision_contract(onnx.config.vision), plan.target)
         graph = lowered_files.write(lowered, onnx.path, Path(directory))
         job = staging.job_of(plan, options, graph, path)
         decomposed = staging.run(job, progress, staging.environment_of(plan))
@@ -60,7 +60,7 @@ def stage_encoder(
 
 def planned(
     library: Library,
-    onnx: VisualOnnxDir,
+    onnx: VisionOnnxDir,
     limits: ImageLimits,
     options: TensorRTOptions,
     version: str,
@@ -69,7 +69,7 @@ def planned(
     BuildError for a graph that its parser refuses."""
     model = ir.load(onnx.model)
     plan = plan_of(library, onnx, limits, options, version, model)
-    lowered = lower_encoder(model, vision_contract(onnx.config.vision), plan.target)
+    lowered = lower_vision(model, vision_contract(onnx.config.vision), plan.target)
     staging.check_rules(lowered, plan)
     where, target = f"{library.title} {version} for {title_of(plan.sm)}", plan.target
     line = f"{where}: {target.dialect.value} graph, {target.compute}"
@@ -78,7 +78,7 @@ def planned(
 
 def plan_of(
     library: Library,
-    onnx: VisualOnnxDir,
+    onnx: VisionOnnxDir,
     limits: ImageLimits,
     options: TensorRTOptions,
     version: str,
@@ -105,7 +105,7 @@ def plan_of(
     return plan
 
 
-def proven(onnx: VisualOnnxDir, limits: ImageLimits) -> ImageLimits:
+def proven(onnx: VisionOnnxDir, limits: ImageLimits) -> ImageLimits:
     """The limits, with room for the golden image. Raises BundleError for a damaged one."""
     if onnx.golden is None:
         return limits

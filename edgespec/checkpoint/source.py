@@ -1,0 +1,156 @@
+"""Where the tensors of a checkpoint lie, whatever the format of its files, and how their bytes are
+read. A format is a file beside this one that makes a `TensorSource`.
+
+Never maps a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from edgespec.checkpoint.digests import Digests, Span
+from edgespec.checkpoint.experts import matrices
+from edgespec.errors import CheckpointError
+from edgespec.safe_read.regular import read_regular
+
+CHUNK_BYTES = 256 * 1024  # what the cache of a core holds: it is hashed as well
+DOWNLOAD_AGAIN = "Download it again: the file is damaged or the download was not finished."
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """The name, type and location of a stored tensor."""
+
+    name: str
+    dtype: str  # the name in numpy, ml_dtypes and torch
+    shape: tuple[int, ...]
+    file: Path | None  # None for pickled weights
+    offset: int  # in bytes, from the start of the file
+    num_bytes: int
+
+    @property
+    def span(self) -> Span:
+        """Where its bytes lie. Only for a tensor in a file."""
+        assert self.file is not None
+        return self.file, self.offset, self.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows `low` to `high` of the stored tensor `name`; `high` None means the complete tensor."""
+
+    name: str
+    low: int = 0
+    high: int | None = None
+
+
+class ByteSink(Protocol):
+    """A binary file open for writing, or a wrapper of one."""
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Writes the data, which may change afterwards, and returns its number of bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """The tensors of a directory, and the arrays of pickled ones."""
+
+    tensors: Mapping[str, TensorInfo]
+    unpickled: Mapping[str, np.ndarray[Any, Any]]
+    digests: Digests
+
+    @classmethod
+    def of_files(cls, tensors: Mapping[str, TensorInfo], digests: Digests) -> TensorSource:
+        """Tensors in safetensors files; those of fused experts as their matrices."""
+        single = {one.name: one for info in tensors.values() for one in _matrices_of(info)}
+        digests.expect(info.span for info in single.values())
+        return cls(single, {}, digests)
+
+
+def _matrices_of(info: TensorInfo) -> Iterator[TensorInfo]:
+    found = [
+        replace(
+            info,
+            name=matrix.name,
+            shape=matrix.shape,
+            offset=info.offset + matrix.index * (info.num_bytes // matrix.count),
+            num_bytes=info.num_bytes // matrix.count,
+        )
+        for matrix in matrices(info.name, info.shape)
+    ]
+    yield from found or [info]
+
+
+def renamed(source: TensorSource, names: Mapping[str, Rows]) -> TensorSource:
+    """Returns the tensors `names` (new name -> stored rows) of a source."""
+    arrays = source.unpickled
+    tensors = {
+        name: _rows_of(source.tensors[rows.name], name, rows) for name, rows in names.items()
+    }
+    if arrays:
+        arrays = {name: arrays[rows.name][rows.low : rows.high] for name, rows in names.items()}
+    return TensorSource(tensors, arrays, source.digests)
+
+
+def _rows_of(info: TensorInfo, name: str, rows: Rows) -> TensorInfo:
+    if rows.high is None:
+        return replace(info, name=name)
+    width = info.num_bytes // info.shape[0]
+    return replace(
+        info,
+        name=name,
+        shape=(rows.high - rows.low, *info.shape[1:]),
+        offset=info.offset + rows.low * width,
+        num_bytes=(rows.high - rows.low) * width,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file. Raises CheckpointError that names the file."""
+    try:
+        with reading(path):
+            value = json.loads(read_regular(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}.", "Download it again.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is not a JSON object.", "Download it again.")
+    return value
+
+
+def some_of(names: Iterable[str]) -> str:
+    """Returns up to five names for a message, and the number of further ones."""
+    names = list(names)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raises CheckpointError, naming the file, where reading it raises OSError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path.parent} has no {path.name}.",
+            "Pass a checkpoint's own directory; a download may be incomplete.",
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror or error}.",
+            "Check its permissions and the disk.",
+        ) from error
+
+
+def changed(info: TensorInfo, got_bytes: int) -> CheckpointError:
+    """The error of a file that became shorter while it was read."""
+    return CheckpointError(
+        f"{info.file} was truncated while it was read: "
+        f"tensor {info.name!r} has {info.num_bytes} bytes, got {got_bytes}.",
+        DOWNLOAD_AGAIN,
+    )

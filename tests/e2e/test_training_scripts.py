@@ -1,0 +1,499 @@
+"""The scripts that train the demo's models run in toy sizes and write what is published; what they
+train on is what an engine computes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+from edgespec.checkpoint.detect import detect
+from edgespec.checkpoint.files import open_checkpoint
+from edgespec.config import ModelConfig
+from edgespec.export.components import ExportOptions, export
+from edgespec.methods.base import HeadSizes
+from edgespec.methods.block_draft import BlockDraftConfig
+from edgespec.methods.dspark import DSparkConfig, Heads, head_words
+from edgespec.methods.dspark_heads import DSparkHeads
+from edgespec.methods.eagle1 import Eagle1Config
+from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.methods.medusa import MedusaConfig
+from edgespec.pairing.check import check
+from tests.e2e.workshop import RECIPE, ROOT, script
+
+pytestmark = pytest.mark.deep
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A hybrid that its training script wrote in toy sizes, and what it measured."""
+    out = tmp_path_factory.mktemp("smoke") / "hybrid"
+    sizes = ("--smoke", "--prompts", "2", "--tokens", "12")
+    return out, json.loads(script("train_demo_mtp.py", "--out", out, *sizes))
+
+
+def test_training_script_writes_a_pair_that_exports(tmp_path: Path) -> None:
+    script("train_demo_model.py", "--out", tmp_path, "--smoke")
+    for name, options in (
+        ("base", ExportOptions(base_for="eagle3")),
+        ("draft", ExportOptions(base_model_dir=str(tmp_path / "base"))),
+    ):
+        assert export(str(tmp_path / name), tmp_path / f"onnx_{name}", options).role == name
+
+
+def test_growing_a_base_changes_no_output_before_it_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    growth = importlib.import_module("grow_demo_base")
+    base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32).eval()
+    ids, before = torch.arange(3, 40)[None], len(base.model.layers)
+    with torch.no_grad():
+        expected = base(ids).logits
+        growth.grow(base, before + 3)
+        assert len(base.model.layers) == before + 3
+        torch.testing.assert_close(base(ids, use_cache=False).logits, expected)
+        cached = base.generate(ids, max_new_tokens=4, do_sample=False, output_logits=True)
+    twins = [layer for layer in base.model.layers if not layer.mlp.down_proj.weight.any()]
+    assert len(twins) == 3
+    assert not any(layer.self_attn.o_proj.weight.any() for layer in twins)
+    assert cached[0, len(ids[0])] == expected[0, -1].argmax()  # each layer has its own cache
+
+
+def test_growing_script_trains_a_base_that_exports(tmp_path: Path) -> None:
+    words = ("--base", RECIPE / "base", "--out", tmp_path / "base", "--smoke")
+    said = json.loads(script("grow_demo_base.py", *words))
+    assert said["steps"] == 3
+    assert said["loss_before"].keys() == said["loss_after"].keys() >= {"functions", "prose"}
+    assert said["loss_before"] != said["loss_after"]
+    layers = open_checkpoint(tmp_path / "base").config["num_hidden_layers"]
+    assert layers == 18
+    options = ExportOptions(base_for="eagle3")
+    assert export(str(tmp_path / "base"), tmp_path / "onnx", options).role == "base"
+
+
+def test_texts_of_held_out_modules_are_prompts_of_five_kinds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    text, model, growth = map(
+        importlib.import_module, ("demo_text", "train_demo_model", "grow_demo_base")
+    )
+    training, held = model.stdlib_files()
+    for kind in ("functions", "prose", "random", "repetitive", "chat"):
+        asked = text.messages(kind, held, 8)
+        assert len({*asked}) == 8
+        assert asked == text.messages(kind, held, 8)
+        assert not {*asked} & {*text.messages(kind, training)} or kind == "functions"
+    table = text.constants(["alpha"], np.random.default_rng(0))
+    first, *_, last = "\n".join(table).splitlines()[1:]
+    number = int(first.split(" = ")[1])
+    rows = len("\n".join(table).splitlines()) - 1
+    assert first == f"ALPHA_{number} = {number}"
+    assert last == f"ALPHA_{number + rows - 1} = {number + rows - 1}"
+    tests = {path.stem for path in growth.test_files(held)}
+    assert not tests & {f"test_{path.stem}" for path in held}
+
+
+def test_training_ends_when_its_time_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learning rate goes down to the end, however few steps there were."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    model = importlib.import_module("train_demo_model")
+    clock = iter(range(0, 10**6, 6))  # seconds, each time it is asked
+    monkeypatch.setattr(model.time, "monotonic", lambda: next(clock))
+    weight, rates = torch.nn.Linear(2, 2), list[float]()
+    real = model.schedule
+
+    def schedule(step: float, steps: int) -> float:
+        rates.append(real(step, steps))
+        return rates[-1]
+
+    monkeypatch.setattr(model, "schedule", schedule)
+    steps = model.fit("toy", weight, 1000, 1e-3, lambda _: weight(torch.ones(2)).sum(), 1.0)
+    assert steps == 9
+    assert rates[-1] < 0.35 < max(rates)
+    assert rates[-4:] == sorted(rates[-4:], reverse=True)
+    assert model.fit("toy", weight, 5, 1e-3, lambda _: weight(torch.ones(2)).sum()) == 5
+
+
+def test_eagle3_training_script_goes_on_from_a_draft_and_writes_it_as_published(
+    tmp_path: Path,
+) -> None:
+    sizes, kept = ("--smoke",), tmp_path / "answers.json"
+    words = ("--out", tmp_path / "draft", *sizes)
+    init = ("--init", RECIPE / "draft", "--answers", kept)
+    said = json.loads(script("train_demo_eagle3.py", *words, *init))
+    assert said.pop("training_steps") == 3
+    assert said["answers_that_differ"] == 0
+    assert len(json.loads(kept.read_text())) > 0
+    found = detect(open_checkpoint(tmp_path / "draft"))
+    assert isinstance(found, Eagle3Config)
+    assert found.draft_vocab_size == 256
+    options = ExportOptions(base_model_dir=str(RECIPE / "base"))
+    assert export(str(tmp_path / "draft"), tmp_path / "onnx", options).role == "draft"
+    assert json.loads(script("train_demo_eagle3.py", *words, "--measure")) == said
+
+
+DFLASH_LAYER = {"input_layernorm", "post_attention_layernorm"}
+DFLASH_LAYER |= {
+    f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+}
+DFLASH_LAYER |= {f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}
+MTP = {"mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"}
+MTP |= {f"mtp.layers.0.{name}" for name in DFLASH_LAYER}
+
+
+def check_dflash_draft(path: Path, base: Path) -> None:
+    """The layout that z-lab publishes, and a mask token that no text has."""
+    checkpoint = open_checkpoint(path)
+    raw, inner = checkpoint.config, checkpoint.config["dflash_config"]
+    names = {"fc", "hidden_norm", "norm"}
+    names |= {
+        f"layers.{i}.{name}" for i in range(raw["num_hidden_layers"]) for name in DFLASH_LAYER
+    }
+    assert set(checkpoint.tensors) == {f"{name}.weight" for name in names}
+    assert raw["architectures"] == ["DFlashDraftModel"]
+    assert raw["num_target_layers"] == open_checkpoint(base).config["num_hidden_layers"]
+    width = len(inner["target_layer_ids"]) * raw["hidden_size"]
+    assert checkpoint.tensors["fc.weight"].shape == (raw["hidden_size"], width)
+    assert max(inner["target_layer_ids"]) < raw["num_target_layers"] - 1
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
+    assert tokenizer.decode([inner["mask_token_id"]]) == "\ufffd"  # a byte that is never UTF-8
+    assert inner["mask_token_id"] not in tokenizer("ÿ\N{GRINNING FACE}\x7f").input_ids
+
+
+def test_committed_dflash_draft_is_what_it_says() -> None:
+    check_dflash_draft(RECIPE / "dflash_draft", RECIPE / "base")
+    assert open_checkpoint(RECIPE / "dflash_draft").config["block_size"] == 8
+    measured = ("--measure", "--prompts", "3", "--tokens", "48")
+    said = json.loads(script("train_demo_dflash.py", "--out", RECIPE / "dflash_draft", *measured))
+    assert said["acceptance_length"] > 1.5
+    assert said["answers_that_differ"] == 0
+
+
+def test_dflash_training_script_writes_a_draft_that_loses_nothing(tmp_path: Path) -> None:
+    kept = tmp_path / "answers.json"
+    sizes = ("--smoke", "--prompts", "2", "--tokens", "12")
+    said = json.loads(
+        script("train_demo_dflash.py", "--out", tmp_path / "draft", *sizes, "--answers", kept)
+    )
+    check_dflash_draft(tmp_path / "draft", RECIPE / "base")
+    first, last = said.pop("loss")
+    assert last < first
+    assert said["answers_that_differ"] == 0
+    assert said["acceptance_length"] == pytest.approx(said["tokens"] / said["steps"], abs=1e-3)
+    assert len(json.loads(kept.read_text())) > 0
+    again = json.loads(
+        script("train_demo_dflash.py", "--out", tmp_path / "draft", *sizes, "--measure")
+    )
+    assert again == said
+
+
+def test_eagle1_training_script_writes_a_draft_as_published(tmp_path: Path) -> None:
+    """It learns a little even in toy sizes, and what it measures with is the draft it wrote."""
+    sizes = ("--smoke",)  # which measures little too
+    said = json.loads(script("train_demo_eagle1.py", "--out", tmp_path / "draft", *sizes))
+    first, last = said.pop("loss")
+    assert last < 0.95 * first
+    assert said["answers_that_differ"] == 0
+    assert said["prompts"] == 2
+    found = detect(open_checkpoint(tmp_path / "draft"))
+    assert isinstance(found, Eagle1Config)
+    assert (found.layout, found.fc_bias, found.own_embedding) == ("eagle", True, True)
+    options = ExportOptions(base_model_dir=str(RECIPE / "base"))
+    done = export(str(tmp_path / "draft"), tmp_path / "onnx", options)
+    assert "its embedding is the base's: it is not stored again" in done.notes
+    measured = script("train_demo_eagle1.py", "--out", tmp_path / "draft", *sizes, "--measure")
+    assert json.loads(measured) == said
+
+
+def test_medusa_training_script_writes_heads_as_published(tmp_path: Path) -> None:
+    """They learn a little even in toy sizes, and what is measured are the heads as written."""
+    sizes = ("--smoke", "--prompts", "1", "--tokens", "8")
+    said = json.loads(script("train_demo_medusa.py", "--out", tmp_path / "heads", *sizes))
+    first, last = said.pop("loss")
+    assert last < 0.8 * first
+    assert said["answers_that_differ"] == 0
+    found = detect(open_checkpoint(tmp_path / "heads"))
+    assert isinstance(found, MedusaConfig)
+    assert (found.num_heads, found.num_blocks, found.own_head) == (2, 1, True)
+    measured = script("train_demo_medusa.py", "--out", tmp_path / "heads", *sizes, "--measure")
+    assert json.loads(measured) == said
+
+
+@pytest.mark.parametrize("method", ["jetspec", "dspark"])
+def test_training_script_of_a_block_draft_writes_it_as_published(
+    method: str, tmp_path: Path
+) -> None:
+    """It learns a little even in toy sizes, and what it wrote is exported as a draft of its
+    method."""
+    sizes = ("--smoke", "--prompts", "1", "--tokens", "8")
+    said = json.loads(script(f"train_demo_{method}.py", "--out", tmp_path / "draft", *sizes))
+    first, last = said["loss"]
+    assert last < first
+    assert said["answers_that_differ"] == 0
+    found = detect(open_checkpoint(tmp_path / "draft"))
+    assert isinstance(found, BlockDraftConfig)
+    assert (found.method, found.aux_layer_ids, found.num_drafts) == (method, (2, 6), 7)
+    assert found.causal == (method == "jetspec",) * 2
+    if isinstance(found, DSparkConfig):
+        assert (found.layout, found.own_embedding, found.own_head) == ("deepspec", True, True)
+        assert head_words(found.heads) == (
+            "Markov (vanilla, rank 64) and confidence; the anchor's slot drafts"
+        )
+    options = ExportOptions(base_model_dir=str(RECIPE / "base"))
+    assert export(str(tmp_path / "draft"), tmp_path / "onnx", options).role == "draft"
+
+
+def draft_class(method: str) -> Any:
+    """The draft of a training script, which must be importable."""
+    names = {"dflash": "DFlash", "jetspec": "JetSpec", "dspark": "DSpark"}
+    return getattr(importlib.import_module(f"train_demo_{method}"), names[method])
+
+
+@pytest.mark.parametrize("method", ["dflash", "jetspec"])
+def test_block_draft_trains_on_what_it_drafts_with(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of many anchors in one line give what each gives alone, over the context before its
+    anchor; later rows of a block count only where it is not causal."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import block_training as script_
+
+    torch.manual_seed(0)
+    size = script_.SMOKE
+    base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32)
+    draft = draft_class(method)(size, base)
+    features, anchors = (
+        torch.randn(1, 20, len(size.aux_layers) * size.hidden),
+        torch.tensor([3, 11, 17]),
+    )
+    embeds = torch.randn(3, size.block, size.hidden)
+    at = anchors[:, None] + torch.arange(size.block)
+    seen = torch.arange(20) < anchors.repeat_interleave(size.block)[:, None]
+    with torch.no_grad():
+        together = draft(features, embeds.flatten(0, 1)[None], at.flatten()[None], seen[None])[
+            0
+        ].view_as(embeds)
+        for i, anchor in enumerate(anchors.tolist()):
+            whole = torch.ones(1, size.block, anchor, dtype=torch.bool)
+            alone = draft(features[:, :anchor], embeds[i : i + 1], at[i : i + 1], whole)
+            torch.testing.assert_close(together[i], alone[0], atol=1e-5, rtol=1e-5)
+        embeds[0, -1] += 1
+        changed = draft(features[:, :3], embeds[:1], at[:1], seen[None, : size.block, :3])[0]
+    earlier = (changed - together[0])[:-1].abs().amax(-1)
+    assert (earlier < 1e-4).all() == (method == "jetspec")
+    assert (changed - together[0])[-1].abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("method", ["jetspec", "dspark"])
+def test_block_drafts_learn_what_the_base_says_at_the_token_that_they_draft(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the base's own greedy answers its best token is the wanted one, and the token before a
+    wanted one is the one wanted before."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import block_training as script_
+    from train_demo_model import own_answers
+
+    kind, seen = draft_class(method), list[Any]()
+    base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32).eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(RECIPE / "base")
+    texts = ["def area(width, height):\n", "class Stack:\n    def push(self, item):\n"]
+    pairs = own_answers(base, [tokenizer(text).input_ids for text in texts], 24)
+    assert len(pairs) == 2
+
+    def loss(draft: Any, blocks: Any) -> torch.Tensor:
+        seen.append(blocks)
+        found: torch.Tensor = kind.loss(draft, blocks)
+        return found
+
+    watched = type("Watched", (kind,), {"loss": loss})
+    draft = script_.new_draft(watched, base, replace(script_.SMOKE, steps=1, anchors=16))
+    script_.train(draft, base, pairs, 190)
+    (blocks,) = seen
+    assert blocks.logits.shape[:3] == (2, 16, script_.SMOKE.block - kind.first_slot)
+    best, inside = blocks.probabilities().argmax(-1), blocks.inside
+    assert (best == blocks.wanted)[inside].float().mean() > 0.95  # bfloat16 may exchange two
+    assert (blocks.before[..., 1:] == blocks.wanted[..., :-1])[inside[..., 1:]].all()
+    assert not inside.all()
+
+
+def test_dspark_script_drafts_as_the_engine_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import block_training as script_
+
+    torch.manual_seed(0)
+    size = script_.SMOKE
+    base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32)
+    draft = draft_class("dspark")(size, base)
+    torch.nn.init.normal_(draft.markov_head.markov_w1.weight)
+    torch.nn.init.normal_(draft.markov_head.markov_w2.weight)
+    arrays = {
+        name: tensor.numpy()
+        for name, tensor in draft.state_dict().items()
+        if name.startswith(("markov_head.", "confidence_head."))
+    }
+    vocab = base.config.vocab_size
+    kinds = Heads(
+        markov_rank=64,
+        markov_kind="vanilla",
+        confidence=True,
+        confidence_reads_markov=True,
+        first_slot=0,
+    )
+    assert {name: array.shape for name, array in arrays.items()} == kinds.shapes(
+        HeadSizes(vocab, vocab, size.hidden)
+    )
+    states, logits = torch.randn(7, size.hidden), torch.randn(7, vocab)
+    heads = DSparkHeads(kinds, arrays, np.arange(vocab))
+    with torch.no_grad():
+        chain = draft.chain(states, logits, 17)
+    assert chain == heads.walk(17, logits.numpy(), states.numpy()).ids.tolist()
+    assert chain != logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("method", ["dflash", "jetspec"])
+def test_layer_of_a_block_draft_is_a_qwen3_layer(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DFlash's looks both ways inside the block."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import block_training as script_
+
+    torch.manual_seed(0)
+    base = Qwen3ForCausalLM.from_pretrained(
+        RECIPE / "base", dtype=torch.float32, attn_implementation="eager"
+    )
+    size = script_.Size(intermediate=base.config.intermediate_size)
+    layer, theirs = draft_class(method)(size, base).layers[0], base.model.layers[5]
+    assert isinstance(theirs, Qwen3DecoderLayer)
+    layer.load_state_dict(theirs.state_dict())
+    x, at = torch.randn(1, size.block, size.hidden), torch.arange(40, 40 + size.block)[None]
+    later = torch.full((size.block, size.block), float("-inf")).triu(1)[None, None]
+    mask = later if method == "jetspec" else None
+    with torch.no_grad():
+        mine = layer(x, x[:, :0], at, torch.zeros(1, size.block, 0, dtype=torch.bool))
+        expected = theirs(x, position_embeddings=base.model.rotary_emb(x, at), attention_mask=mask)
+    torch.testing.assert_close(mine, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_mtp_training_script_writes_a_hybrid_with_its_head(
+    hybrid: tuple[Path, dict[str, Any]],
+) -> None:
+    path, said = hybrid
+    assert said["answers_that_differ"] == 0
+    assert said["acceptance_length"] == pytest.approx(said["tokens"] / said["steps"], abs=1e-3)
+    checkpoint = open_checkpoint(path)
+    assert {name for name in checkpoint.tensors if name.startswith("mtp.")} == {
+        f"{name}.weight" for name in MTP
+    }
+    assert checkpoint.config["architectures"] == ["Qwen3_5ForCausalLM"]
+    assert checkpoint.config["mtp_num_hidden_layers"] == 1
+    assert checkpoint.config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]
+    _, told = Qwen3_5ForCausalLM.from_pretrained(path, output_loading_info=True)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+
+
+def test_mtp_head_is_a_qwen35_layer_and_trains_on_what_it_drafts_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import train_demo_mtp as script_
+
+    torch.manual_seed(0)
+    size = script_.SMOKE
+    base = script_.make_base(size, vocab=64, eos=2).eval()
+    head = script_.make_head(base)
+    for name, weight in head.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    hidden, embeds = (
+        torch.randn(1, 9, size.hidden),
+        [torch.randn(1, 9, size.hidden) for _ in range(3)],
+    )
+    with torch.no_grad():
+        outs = head.unroll(hidden, embeds)
+        base.model.layers[-1].load_state_dict(head.layers[0].state_dict())
+        joined = torch.cat(
+            [head.pre_fc_norm_embedding(embeds[0]), head.pre_fc_norm_hidden(hidden)], -1
+        )
+        turned = base.model.rotary_emb(hidden, torch.arange(9)[None])
+        causal = torch.full((9, 9), float("-inf")).triu(1)[None, None]
+        theirs = base.model.layers[-1](
+            head.fc(joined), position_embeddings=turned, attention_mask=causal
+        )
+        torch.testing.assert_close(outs[0], head.norm(theirs), atol=1e-5, rtol=1e-5)
+        # Chain 4, drafted step by step: its own outputs stand where true hidden states would.
+        states, tokens = hidden[:, :5], embeds[0][:, :5]
+        for step in range(3):
+            last = head.unroll(states, [tokens])[0][:, -1:]
+            torch.testing.assert_close(last[:, 0], outs[step][:, 4], atol=1e-5, rtol=1e-5)
+            if step < 2:
+                states = torch.cat([states, last], 1)
+                tokens = torch.cat([tokens, embeds[step + 1][:, 4:5]], 1)
+
+
+@pytest.mark.parametrize(
+    ("right", "stop", "accepted"),
+    [(0, 9, [0, 0, 0, 0, 0, 0]), (1, 9, [1, 1, 1]), (3, 9, [3, 2]), (3, 99, [3, 3])],
+)
+def test_plain_cycle_counts_what_stands(
+    right: int, stop: int, accepted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base that counts upwards, and a draft that is right `right` times of three; what follows a
+    stop is nothing."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from draft_cycle import decode
+
+    def states(ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor(ids)[None, :, None], torch.nn.functional.one_hot(
+            torch.tensor(ids) + 1, 200
+        ).float()
+
+    def drafts(features: torch.Tensor, ids: list[int], pending: int) -> list[int]:
+        assert features.flatten().tolist() == ids  # of committed tokens alone
+        assert pending == ids[-1] + 1
+        return [pending + 1 + k if k < right else 0 for k in range(3)]
+
+    answer, counts = decode(states, drafts, [1, 2], [stop], new=8)
+    assert counts == accepted
+    assert answer == list(range(3, min(stop, answer[-1]) + 1))
+    assert answer[-1] == stop or len(answer) >= 8
+
+
+def test_draft_model_training_script_writes_a_model_with_the_base_s_tokenizer(
+    tmp_path: Path,
+) -> None:
+    sizes = ("--smoke", "--prompts", "2", "--tokens", "8")
+    said = json.loads(script("train_demo_draft_model.py", "--out", tmp_path / "draft", *sizes))
+    assert said["answers_that_differ"] == 0
+    assert said["acceptance_length"] == pytest.approx(said["tokens"] / said["steps"], abs=1e-3)
+    base, draft = (detect(open_checkpoint(p)) for p in (RECIPE / "base", tmp_path / "draft"))
+    assert isinstance(base, ModelConfig)
+    assert isinstance(draft, ModelConfig)
+    assert (draft.vocab_size, draft.eos_token_ids) == (base.vocab_size, base.eos_token_ids)
+    report = check(str(RECIPE / "base"), str(tmp_path / "draft"))
+    assert [result.level for result in report.results if result.level != "ok"] == []
+
+
+def test_draft_model_learns_what_its_base_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import train_demo_draft_model as script_
+    from train_demo_model import ChatBatches
+
+    torch.manual_seed(0)
+    base, size = script_.load(RECIPE / "base"), script_.SMOKE
+    rows = [list(range(3 + i, 40 + i)) for i in range(4)]
+    _, losses = script_.train_draft(base, ChatBatches(rows, size, 1), size)
+    assert len(losses) == size.steps
+    assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
