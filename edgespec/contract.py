@@ -325,7 +325,8 @@ class Limits:
     """What an engine is built for, in tokens; the flags of `edgespec build` by their own names.
 
     With `smaller_kv_cache_capacities`, in ascending order, there is an engine for each of them
-    beside that of the largest capacity.
+    beside that of the largest capacity. An image encoder has the last three: `max_image_tokens` is
+    for all images of a request together.
     """
 
     max_batch_size: int = 1
@@ -334,6 +335,9 @@ class Limits:
     max_verify_tree_size: int = 64  # holds the default trees of TensorRT-LLM: 63 nodes and the root
     max_draft_tree_size: int = 60
     smaller_kv_cache_capacities: tuple[int, ...] = ()
+    min_image_tokens: int = 4
+    max_image_tokens: int = 1024
+    max_image_tokens_per_image: int = 512
 
     @property
     def capacities(self) -> tuple[int, ...]:

@@ -16,16 +16,6 @@ EMBEDS, DEEPSTACK = "image_embeds", "deepstack_embeds"
 CORNERS = 4  # of the grid of learned positions, around a patch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageLimits:
-    """What an encoder's engine is built for, in rows of the language model; the flags of `edgespec
-    build` by their own names. `max_image_tokens` is for all images of a request together."""
-
-    min_image_tokens: int = 4
-    max_image_tokens: int = 1024
-    max_image_tokens_per_image: int = 512
-
-
 @dataclass(frozen=True, slots=True)
 class VisionContract:
     """What a graph reads and gives, in order."""

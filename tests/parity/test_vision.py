@@ -14,11 +14,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edgespec.backends.vision.build import build_visual
+from edgespec.backends.build import build
 from edgespec.config import VisionConfig
+from edgespec.contract import Limits
 from edgespec.errors import EnvironmentProblem
 from edgespec.runtime.vision.encoder import VisionEncoder
-from edgespec.vision.contract import PIXELS, ImageLimits
+from edgespec.vision.contract import PIXELS
 from edgespec.vision.grid import Grid, encoder_inputs, num_patches
 from edgespec.vision.rows import ImageRows
 from tests import made, shared
@@ -27,7 +28,7 @@ from tests.toys.vision import write_vlm
 Floats = NDArray[np.float32]
 
 RTOL = 1e-4  # of the largest value; about 1e-6 is usual
-LIMITS = ImageLimits(min_image_tokens=1)
+LIMITS = Limits(min_image_tokens=1)
 # Pixels as height x width, of patches of 14: one block, one row, windows that are cut off at the
 # right, at the bottom, at both, and none at all
 GRIDS: list[Grid] = [(1, 2, 2), (1, 2, 22), (1, 4, 6), (1, 10, 14), (1, 14, 4), (1, 8, 8)]
@@ -61,7 +62,7 @@ def tower(model_type: str, **vision: Any) -> tuple[Any, Path]:
     exported = made.exported(checkpoint)
     engines = shared.made_once(
         ("visual", model_type, vision),
-        lambda path: build_visual(exported / "visual", path, LIMITS),
+        lambda path: build(exported / "visual", path, LIMITS),
     )
     return model.model.visual, engines
 

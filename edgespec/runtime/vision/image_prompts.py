@@ -15,14 +15,10 @@ from pathlib import Path
 from threading import Lock
 
 from edgespec.artifacts.component import ComponentConfig
+from edgespec.backends.engine_dir import find_encoder, holds_encoder, open_vision
 from edgespec.backends.vision.config import VisionEngineConfig
-from edgespec.backends.vision.engine_dir import (
-    NAME,
-    find_visual_dir,
-    is_visual_engine,
-    open_visual_dir,
-)
 from edgespec.config.values import ImageTokens
+from edgespec.contract import Role
 from edgespec.errors import EngineClosed, EnvironmentProblem, LimitError, PairingError, counted
 from edgespec.images import ImageReader, ImageRules, PreparedImage, read_processor
 from edgespec.prompts import ImageItem
@@ -77,8 +73,8 @@ class ImagePrompts:
         Raises BundleError for a directory without one and for damaged files, PairingError for the
         encoder of another model than `base`.
         """
-        found = find_visual_dir(directory)
-        config, _ = open_visual_dir(found)
+        found = find_encoder(directory, Role.VISUAL)
+        config, _ = open_vision(found)
         check_pair(found, config, base)
         limits = config.limits
         processor = read_processor(found).limited(limits.max_image_tokens_per_image)
@@ -234,8 +230,8 @@ def enough_memory() -> Iterator[None]:
 def beside(engine_dir: Path) -> Path | None:
     """The image encoder that stands in `visual` of an engine directory; None where there is
     none."""
-    found = engine_dir / NAME
-    return found if is_visual_engine(found) else None
+    found = engine_dir / Role.VISUAL.value
+    return found if holds_encoder(found, Role.VISUAL) else None
 
 
 def check_pair(directory: Path, config: VisionEngineConfig, base: ComponentConfig) -> None:

@@ -98,7 +98,7 @@ def test_drafts_in_other_formats_are_tuned_with_the_encoder_beside_the_engines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "visual").mkdir()
-    monkeypatch.setattr(image_prompts, "is_visual_engine", Path.is_dir)
+    monkeypatch.setattr(image_prompts, "holds_encoder", lambda path, role: path.is_dir())
     values = {"multimodal_engine_dir": None, "allow_image_root": (), "allow_image_urls": False}
     found = tune.images_of(dict(values), [tmp_path / "a.json"], tmp_path)
     assert found["multimodal_engine_dir"] == tmp_path / "visual"
