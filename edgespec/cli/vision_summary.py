@@ -25,8 +25,8 @@ def vision_rows(config: VisionConfig) -> Rows:
         parts.append(f"{counted(full, 'layer')} without")
     if config.position_grid:
         parts.append(f"learned positions, {config.position_grid} x {config.position_grid}")
-    if config.deepstack_layers:
-        layers = ", ".join(map(str, config.deepstack_layers))
+    if config.inner_mergers:
+        layers = ", ".join(map(str, config.inner_mergers))
         parts.append(f"features of layers {layers} as well")
     return [("encoder", sizes), ("images", ", ".join(parts))]
 

@@ -56,7 +56,11 @@ def vision_contract(config: VisionConfig) -> VisionContract:
             TensorSpec("position_weight", COMPUTE, (CORNERS, "P")),
         ]
     outputs = [TensorSpec(EMBEDS, COMPUTE, ("T", config.out_hidden_size))]
-    if config.deepstack_layers:
-        width = len(config.deepstack_layers) * config.out_hidden_size
-        outputs.append(TensorSpec(DEEPSTACK, COMPUTE, ("T", width)))
+    outputs += [TensorSpec(name, COMPUTE, ("T", n)) for name, n in extra_widths(config).items()]
     return VisionContract(tuple(inputs), tuple(outputs))
+
+
+def extra_widths(config: VisionConfig) -> dict[str, int]:
+    """What a base reads of an image beside `image_embeds`, by its input -> width."""
+    width = len(config.deepstack_layers) * config.out_hidden_size
+    return {DEEPSTACK: width} if width else {}

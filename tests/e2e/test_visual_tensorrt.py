@@ -61,10 +61,9 @@ def test_rows_are_those_of_onnx_runtime(
             wanted, found = ours.encode(one), encoder.encode(one)
             bound = TOLERANCE[compute] * float(np.abs(wanted.embeds).max())
             np.testing.assert_allclose(found.embeds, wanted.embeds, rtol=0, atol=bound)
-            if wanted.deepstack is not None:
-                assert found.deepstack is not None
-                bound = TOLERANCE[compute] * float(np.abs(wanted.deepstack).max())
-                np.testing.assert_allclose(found.deepstack, wanted.deepstack, rtol=0, atol=bound)
+            for name, more in wanted.extras.items():
+                bound = TOLERANCE[compute] * float(np.abs(more).max())
+                np.testing.assert_allclose(found.extras[name], more, rtol=0, atol=bound)
     device = HostDevice.current
     assert device is not None
     assert device.closed

@@ -102,7 +102,7 @@ def test_rows_of_an_image_of_any_shape_are_transformers(model_type: str, grid: G
         rows = encoder.encode(one)
         wanted, deepstack = reference(visual, one)
         assert_close(rows.embeds, wanted)
-        assert_close(rows.deepstack, deepstack)
+        assert_close(rows.extras.get("deepstack_embeds"), deepstack)
         assert rows.grid == grid
 
 
@@ -115,7 +115,7 @@ def test_images_one_by_one_are_transformers_joint_call(model_type: str) -> None:
     wanted, deepstack = reference(visual, *pictures)
     assert_close(np.concatenate([one.embeds for one in rows]), wanted)
     if deepstack is not None:
-        parts = [one.deepstack for one in rows if one.deepstack is not None]
+        parts = [one.extras["deepstack_embeds"] for one in rows]
         assert_close(np.concatenate(parts), deepstack)
 
 
@@ -139,7 +139,7 @@ def test_values_say_how_encoders_differ(model_type: str, vision: dict[str, Any])
         rows = encoder.encode(one)
         wanted, deepstack = reference(visual, one)
         assert_close(rows.embeds, wanted)
-        assert_close(rows.deepstack, deepstack)
+        assert_close(rows.extras.get("deepstack_embeds"), deepstack)
 
 
 @pytest.fixture

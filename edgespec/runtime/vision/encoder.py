@@ -20,7 +20,7 @@ from edgespec.backends.registry import get_backend
 from edgespec.backends.vision.config import VisionEngineConfig
 from edgespec.contract import Role
 from edgespec.errors import BundleError, EngineClosed, LimitError, RequestError
-from edgespec.vision.contract import DEEPSTACK, EMBEDS, PIXELS
+from edgespec.vision.contract import EMBEDS, PIXELS
 from edgespec.vision.grid import Grid, encoder_inputs, num_patches, num_tokens
 from edgespec.vision.rows import Floats, ImageRows
 
@@ -90,10 +90,10 @@ class VisionEncoder:
         feeds = {PIXELS: image.pixel_values, **encoder_inputs(vision, image.grid)}
         found = self.runner.run(feeds)
         self.engine_s += time.perf_counter() - began
-        embeds: Floats = found[EMBEDS]
+        embeds: Floats = found.pop(EMBEDS)
         assert len(embeds) == num_tokens(vision, image.grid)
         key = hashlib.sha256(f"{self.version}:{image.key}".encode()).hexdigest()
-        return ImageRows(embeds, found.get(DEEPSTACK), image.grid, key)
+        return ImageRows(embeds, found, image.grid, key)
 
     def check_form(self, image: Image) -> None:
         """Raises RequestError for several frames, BundleError for patches of another form."""
