@@ -74,6 +74,7 @@ RUNTIME = (
     "streams",
     "batch",
     "engine",
+    "engine_request",
     "measuring",
     "requests",
     "checks",
