@@ -73,6 +73,7 @@ RUNTIME = (
     "loop",
     "opening",
     "streams",
+    "batch",
     "engine",
     "engine_request",
     "measuring",
