@@ -8,8 +8,6 @@ import hashlib
 import io
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +22,10 @@ from edgespec.prompts import ImageItem, NoJournal, read_requests
 from edgespec.runtime.checks.token_check import Quiet
 from edgespec.runtime.requests.file_runner import FileRun
 from tests import shared
-from tests.e2e.workshop import Cli, cli, responses
+from tests.e2e.workshop import Cli, cli, responses, script
 
 __all__ = ["cli"]  # a fixture
 
-ROOT = Path(__file__).parents[2]
 REFUSED, SOME_FAILED = 3, 5
 SIZES = ["--maxBatchSize", 3, "--maxInputLen", 256, "--maxKVCacheCapacity", 512]
 NO_END = {"0": -100, "2": -100}  # a logit_bias: random models end by chance
@@ -37,9 +34,7 @@ NO_END = {"0": -100, "2": -100}  # a logit_bias: random models end by chance
 def make(path: Path) -> None:
     """A random pair, by the script that trains the demo's, and all that is made of it by the
     guide's commands."""
-    script = ROOT / "scripts" / "train_demo_vlm.py"
-    command = [sys.executable, script, "--out", path / "pair", "--smoke", "--prompts", "0"]
-    subprocess.run(command, check=True, capture_output=True, cwd=script.parent)
+    script("train_demo_vlm.py", "--out", path / "pair", "--smoke", "--prompts", "0")
     base, draft, onnx = path / "pair" / "base", path / "pair" / "draft", path / "onnx"
     call("export", base, onnx / "base_export", "--eagle-base")
     call("export", draft, onnx / "draft_export", "--base-model-dir", base)
@@ -97,12 +92,10 @@ def pictures(tmp_path: Path) -> Path:
 @pytest.mark.deep
 @pytest.mark.parametrize("tokens", [2, 20])
 def test_the_demo_s_answers_are_measured_up_to_so_many_tokens(shop: Shop, tokens: int) -> None:
-    script, drafts = ROOT / "scripts" / "train_demo_vlm.py", 3
-    command = [sys.executable, script, "--out", shop.root / "pair", "--measure", "--prompts", "4"]
-    command += ["--tokens", str(tokens), "--draft-steps", str(drafts)]
-    done = subprocess.run(command, check=True, capture_output=True, cwd=script.parent)
-    for half in json.loads(done.stdout.splitlines()[-1]).values():
-        assert (tokens - 1) <= half["tokens"] / half["questions"] < tokens + drafts
+    sizes = ("--prompts", "4", "--tokens", str(tokens), "--draft-steps", "3")
+    said = script("train_demo_vlm.py", "--out", shop.root / "pair", "--measure", *sizes)
+    for half in json.loads(said.splitlines()[-1]).values():
+        assert (tokens - 1) <= half["tokens"] / half["questions"] < tokens + 3
 
 
 Content = str | list[dict[str, str]]
