@@ -5,13 +5,14 @@ Knows what export writes for a graph of given sizes. What the arrays stand for i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.contract import GraphShape
+from edgespec.contract import Dim, GraphShape, Kind, canonical_contract, graph_inputs
 from edgespec.errors import BundleError
 from edgespec.safe_read.fields import EXPORT_AGAIN
 from edgespec.safe_read.tensors import StoredTensor, read_array, read_tensors
@@ -27,18 +28,29 @@ def read_golden(path: Path, shape: GraphShape, vocab_size: int) -> Golden:
     Raises BundleError where one is missing or unknown, of another type or shape than the graph's,
     or holds NaN or Inf.
     """
-    try:
-        tensors = read_tensors(path, lambda how: refused(path, f"not valid safetensors: {how}"))
+
+    def check(tensors: Mapping[str, StoredTensor]) -> None:
         check_names(path, tensors, shape)
         for tensor in tensors.values():
             check_shape(path, tensor, tensors, shape)
+
+    golden = read_arrays(path, check)
+    check_places(path, golden, shape, vocab_size)
+    return golden
+
+
+def read_arrays(path: Path, check: Callable[[Mapping[str, StoredTensor]], None]) -> Golden:
+    """The arrays of a golden file, whose names, types and shapes `check` refuses. BundleError for a
+    file that is none, and for NaN and Inf."""
+    try:
+        tensors = read_tensors(path, lambda how: refused(path, f"not valid safetensors: {how}"))
+        check(tensors)
         golden = {name: read_array(path, tensor) for name, tensor in tensors.items()}
     except OSError as error:
         raise refused(path, f"it cannot be read ({error.strerror or error})") from error
     for name, array in golden.items():
         if array.dtype == np.float32 and not np.isfinite(array).all():
             raise refused(path, f"{name!r} holds NaN or Inf")
-    check_places(path, golden, shape, vocab_size)
     return golden
 
 
@@ -47,35 +59,19 @@ def refused(path: Path, what: str) -> BundleError:
     return BundleError(f"{path}: {what}.", EXPORT_AGAIN)
 
 
-def arrays_of(shape: GraphShape) -> dict[str, tuple[str, tuple[int | str, ...]]]:
-    """Name -> dtype and dimensions of what each call stores; N rows, C slots, L rows of context,
-    A and B the rows of a draft's two inputs."""
-    if shape.heads:
-        return {
-            "base_hidden": ("float32", (1, "N", shape.base_features)),
-            "logits": ("float32", (1, "N", shape.logits_width)),
-        }
-    found: dict[str, tuple[str, tuple[int | str, ...]]] = {
-        "ids": ("int64", ("N",)),
-        "positions": ("int64", ("N",)),
-        "inputs_embeds": ("float32", (1, "N", shape.hidden_size)),
-        "attention_mask": ("bool", (1, 1, "N", "C")),
-        "logits": ("float32", (1, "N", shape.vocab_size)),
+def arrays_of(shape: GraphShape) -> dict[str, tuple[str, tuple[Dim, ...]]]:
+    """Name -> dtype and dimensions of what each call stores: the inputs of one sequence that do not
+    follow from positions, and the outputs."""
+    contract = canonical_contract(shape)
+    names = {row.name for row in graph_inputs(shape) if row.is_stored} | {"logits", "hidden_states"}
+    found: dict[str, tuple[str, tuple[Dim, ...]]] = {
+        spec.name: (spec.dtype, (1, *spec.shape[1:]))
+        for spec in (*contract.inputs, *contract.outputs)
+        if spec.name in names
     }
-    if shape.sliding:
-        found["sliding_attention_mask"] = found["attention_mask"]
-    if shape.deepstack:
-        found["deepstack_embeds"] = ("float32", (1, "N", shape.deepstack_width))
-    if shape.features:
-        found["hidden_states"] = ("float32", (1, "N", shape.features))
-    if shape.block:
-        found["target_hidden"] = ("float32", (1, "L", shape.base_features))
-        found["context_positions"] = ("int64", ("L",))
-    elif shape.reads_hidden_states:
-        found["base_hidden"] = ("float32", (1, "A", shape.base_features))
-        found["draft_hidden"] = ("float32", (1, "B", shape.features))
-        found["use_base_hidden"] = ("bool", (1,))
-    return found
+    if not shape.heads:
+        found |= {"ids": ("int64", ("S",)), "positions": ("int64", ("S",))}
+    return found | ({"context_positions": ("int64", ("L",))} if shape.block else {})
 
 
 def slots_of(golden: Golden) -> int:
@@ -86,7 +82,7 @@ def slots_of(golden: Golden) -> int:
     return max(int(golden[f"{label}_logits"].shape[1]) for label in LABELS)
 
 
-def check_names(path: Path, tensors: dict[str, StoredTensor], shape: GraphShape) -> None:
+def check_names(path: Path, tensors: Mapping[str, StoredTensor], shape: GraphShape) -> None:
     """BundleError where an array is missing or unknown."""
     wanted = {f"{label}_{name}" for label in LABELS for name in arrays_of(shape)}
     for name in sorted(wanted - tensors.keys()):
@@ -96,7 +92,7 @@ def check_names(path: Path, tensors: dict[str, StoredTensor], shape: GraphShape)
 
 
 def check_shape(
-    path: Path, tensor: StoredTensor, tensors: dict[str, StoredTensor], shape: GraphShape
+    path: Path, tensor: StoredTensor, tensors: Mapping[str, StoredTensor], shape: GraphShape
 ) -> None:
     """BundleError where an array is of another type or shape than its call's."""
     label, _, name = tensor.name.partition("_")
@@ -105,16 +101,21 @@ def check_shape(
         rows = slots = tensors[f"{label}_base_hidden"].shape[1:2]
     else:
         rows, slots = tensors[f"{label}_ids"].shape, tensors["tree_attention_mask"].shape
-    sizes = {"N": rows[0] if rows else 0, "C": slots[-1] if slots else 0}
+    sizes = dict.fromkeys(("S", "G"), rows[0] if rows else 0) | {"C": slots[-1] if slots else 0}
     context = tensors.get(f"{label}_context_positions")
     sizes["L"] = context.shape[0] if context is not None and context.shape else 0
-    sizes |= {"A": sizes["N"] * (label == "prompt"), "B": sizes["N"] * (label == "tree")}
+    sizes |= {"S_base": sizes["S"] * (label == "prompt"), "S_draft": sizes["S"] * (label == "tree")}
     wanted = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
-    if (tensor.dtype, tensor.shape) != (dtype, wanted):
-        is_ = f"{tensor.dtype} {list(tensor.shape)}"
-        raise refused(path, f"{tensor.name!r} is {is_}, not {dtype} {list(wanted)}")
-    if not all(1 <= sizes[dim] <= MAX_ROWS for dim in ("N", "C")) or sizes["L"] > MAX_ROWS:
+    check_form(path, tensor, dtype, wanted)
+    if not all(1 <= sizes[dim] <= MAX_ROWS for dim in ("S", "C")) or sizes["L"] > MAX_ROWS:
         raise refused(path, f"{tensor.name!r} has {list(tensor.shape)}: too many rows, or none")
+
+
+def check_form(path: Path, tensor: StoredTensor, dtype: str, shape: tuple[int, ...]) -> None:
+    """BundleError where an array is of another type or shape."""
+    if (tensor.dtype, tensor.shape) != (dtype, shape):
+        is_ = f"{tensor.dtype} {list(tensor.shape)}"
+        raise refused(path, f"{tensor.name!r} is {is_}, not {dtype} {list(shape)}")
 
 
 def check_places(path: Path, golden: Golden, shape: GraphShape, vocab_size: int) -> None:
@@ -127,9 +128,8 @@ def check_places(path: Path, golden: Golden, shape: GraphShape, vocab_size: int)
             values = golden[f"{label}_{name}"]
             if values.min() < 0 or values.max() >= most:
                 raise refused(path, f"'{label}_{name}' has values beyond 0 to {most - 1}")
-        masks = [golden[f"{label}_attention_mask"]]
-        masks += [golden[f"{label}_sliding_attention_mask"]] if shape.sliding else []
-        if not all(mask.any(-1).all() for mask in masks):
+        masks = graph_inputs(shape, Kind.MASK)
+        if not all(golden[f"{label}_{mask.name}"].any(-1).all() for mask in masks):
             raise refused(path, f"'{label}_attention_mask' has rows that attend to nothing")
     rows = {label: len(golden[f"{label}_ids"]) for label in LABELS}
     if not shape.block:

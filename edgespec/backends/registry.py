@@ -6,7 +6,6 @@ their own. Each module is imported when one of its engines, or its options, are 
 
 from __future__ import annotations
 
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from edgespec.backends.base import Backend, PairDevice, Runner, do_nothing
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.engine_dir import STEMS, open_engine
 from edgespec.backends.manifest import EngineManifest
-from edgespec.backends.variants import Variant, VariantRunner
 from edgespec.contract import Role
 from edgespec.errors import BundleError
 
@@ -99,27 +97,13 @@ def open_runner(
     try:
         device = shared.of(backend)
         if config.variants:
-            variants = variants_of(backend, engine_dir, config, device)
-            return VariantRunner(variants, closing), config
+            return backend.open_capacities(engine_dir, config, device, closing), config
         runner = backend.open(engine_dir, config, device)
     except BaseException:
         closing()
         raise
     closing()
     return runner, config
-
-
-def variants_of(
-    backend: Backend, engine_dir: Path, config: EngineConfig, device: PairDevice
-) -> list[Variant]:
-    """The engines of one role, by capacity, none of them open."""
-    found = []
-    for capacity in config.limits.capacities:
-        own = config.at(capacity)
-        path = backend.engine_path(engine_dir, config.role, own.variant)
-        opening = partial(backend.open, engine_dir, own, device)
-        found.append(Variant(capacity, backend.slots(own), path.stat().st_size, opening))
-    return found
 
 
 def backend_of(engine_dir: Path, role: Role) -> Backend:

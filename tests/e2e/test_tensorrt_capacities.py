@@ -326,8 +326,8 @@ def test_attention_in_float32_is_said_to_be_slow(
 def test_a_build_says_of_slow_attention_before_it_begins(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(monkeypatch, NATIVE)
-    monkeypatch.setenv("SIMULATED_FAULT", "build_serialized_network")
+    trt = install(monkeypatch, NATIVE)
+    trt.faults.after["build_serialized_network"] = 0
     done = cli(*build_line(exported("eagle3")[0], tmp_path / "x", "48,128", "--compute", "fp32"))
     assert done.code == ENVIRONMENT
     assert done.err.count("attention in float32 has no fused kernel and is slow") == 1

@@ -183,10 +183,8 @@ def test_an_engine_whose_profiles_are_not_those_of_its_config(
     assert found.code == DAMAGED, found.err
 
 
-def test_a_build_that_runs_out_of_memory(
-    cli: Cli, trt: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SIMULATED_FAULT", "build_serialized_network")
+def test_a_build_that_runs_out_of_memory(cli: Cli, trt: Simulator, tmp_path: Path) -> None:
+    trt.faults.after["build_serialized_network"] = 0
     base = exported("eagle3")[0]
     line = ["build", "--onnx-dir", base, "--engine-dir", tmp_path / "out", *SIZES, *TREES]
     found = cli(*line, "--backend", "tensorrt", "--compute", "fp32")
@@ -195,7 +193,10 @@ def test_a_build_that_runs_out_of_memory(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_engine_that_the_disk_has_no_room_for(cli: Cli, trt: Simulator, tmp_path: Path) -> None:
+def test_an_engine_that_the_disk_has_no_room_for(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, NATIVE, own_process=True)
     base, out = exported("eagle3")[0], tmp_path / "out"
     line = ["build", "--onnx-dir", base, "--engine-dir", out, *SIZES, *TREES]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -27,8 +27,9 @@ def run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     """Builds a draft with the simulator of a version, for lengths of its cache."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
 
-    def done(*more: object, version: str = NATIVE) -> Outcome:
-        install(monkeypatch, version)
+    def done(*more: object, version: str = NATIVE, fails: str | None = None) -> Outcome:
+        trt = install(monkeypatch, version)
+        trt.faults.after |= {fails: 0} if fails else {}
         dirs = ["--onnx-dir", exported("eagle3")[1], "--engine-dir", tmp_path / "engines"]
         more = (*TREES, "--backend", "tensorrt", "--compute", "fp16", *more)
         return cli("build", *dirs, *SIZES, *more)
@@ -95,11 +96,11 @@ def test_without_a_file_all_is_timed_again(build: Build, tmp_path: Path) -> None
 
 
 def test_a_build_that_fails_leaves_the_file_as_it_was(
-    run: Callable[..., Outcome], build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Outcome], build: Build, tmp_path: Path
 ) -> None:
     path = tmp_path / "times"
     build("--timing-cache", path)
     stored = path.read_bytes()
-    monkeypatch.setenv("SIMULATED_FAULT", "build_serialized_network")
-    assert run("--timing-cache", path, "--max-kv-cache-capacity", "96").code == ENVIRONMENT
+    longer = ("--timing-cache", path, "--max-kv-cache-capacity", "96")
+    assert run(*longer, fails="build_serialized_network").code == ENVIRONMENT
     assert path.read_bytes() == stored

@@ -21,13 +21,11 @@ from edgespec.backends.ort.options import NATIVE, WeightFormat
 from edgespec.cli.main import cli
 from edgespec.contract import Limits
 from edgespec.errors import LimitError
-from edgespec.export.components import ExportOptions
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.trees.tree import DraftPlan
-from tests import made
+from tests.lossless import demo
 from tests.unit.backends.ort.native.sessions import compiled
 
-DEMO = Path(__file__).resolve().parents[2] / "recipes" / "demo"
 LIMITS = Limits(max_input_len=256, max_kv_cache_capacity=256, max_batch_size=4)
 FORMATS = {
     "int4-128": WeightFormat("int4", 128, kernels=NATIVE),
@@ -46,9 +44,7 @@ pytestmark = compiled
 @pytest.fixture(scope="module")
 def exported() -> dict[str, Path]:
     """The components of the demo pair, which other files read as well."""
-    of_base = ExportOptions(base_model_dir=str(DEMO / "base"))
-    base = made.exported(DEMO / "base", ExportOptions(base_for="eagle3"))
-    return {"base": base / "llm", "draft": made.exported(DEMO / "draft", of_base) / "llm"}
+    return dict(zip(("base", "draft"), demo.exports(), strict=True))
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -125,7 +121,7 @@ def test_exact_is_accepted_and_changes_nothing(engine: Engine, engine_dir: Path)
 def test_inspect_and_infer_say_that_it_is_bitwise(engine_dir: Path, tmp_path: Path) -> None:
     said = CliRunner().invoke(cli, ["inspect", str(engine_dir)]).output
     assert "lossless, bitwise" in said
-    args = ["infer", "--engine-dir", str(engine_dir), "--input-file", str(DEMO / "input.json")]
+    args = ["infer", "--engine-dir", str(engine_dir), "--input-file", str(demo.INPUT)]
     args += ["--output-file", str(tmp_path / "out.json"), "--spec-decode", "--check-lossless"]
     found = CliRunner().invoke(cli, [*args, "--max-generate-length", "24"])
     assert found.exit_code == 0, found.output

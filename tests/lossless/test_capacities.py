@@ -20,12 +20,12 @@ from edgespec.backends.build import build
 from edgespec.backends.cuda.device import opening as device_opening
 from edgespec.backends.registry import open_runner
 from edgespec.backends.tensorrt.backend import BACKEND
-from edgespec.backends.variants import VariantRunner
+from edgespec.backends.tensorrt.capacities import VariantRunner
 from edgespec.contract import Limits
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.loop.prefix import PrefixCache
-from edgespec.runtime.opening.open_engine import open_engine
+from edgespec.runtime.opening import open_engine
 from tests import made, shared
 from tests.lossless.tensorrt_pairs import GREEDY, PAIRS, SAMPLED
 from tests.tensorrt_simulator.device import HostDevice
@@ -160,7 +160,7 @@ def test_a_request_runs_in_the_smallest_engine_that_holds_it(
 
 def served(engine: Engine, jobs: Sequence[GenerationRequest]) -> list[Response]:
     found = {}
-    for one, event in engine.serve(deque(jobs), LANES):
+    for one, event in engine.run_queue(deque(jobs), LANES):
         if not isinstance(event, Chunk):
             assert isinstance(event, Response), event
             found[one] = event

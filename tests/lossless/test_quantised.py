@@ -30,7 +30,6 @@ from edgespec.backends.ort.options import WeightFormat
 from edgespec.cli.main import cli, run
 from edgespec.contract import Limits
 from edgespec.errors import LimitError
-from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.acceptance.verify import ACCEPT_RULES
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
@@ -38,10 +37,10 @@ from edgespec.runtime.loop.generation import GenerationRequest, Response
 from edgespec.runtime.requests.lossless_check import Replay, first_difference
 from edgespec.runtime.sampling.sampler import NEAR_TIE
 from edgespec.runtime.trees.tree import DraftPlan
-from tests import made, threads
+from tests import threads
+from tests.lossless import demo
 from tests.lossless.drafters import accept_one_more, rule_row
 
-DEMO = Path(__file__).resolve().parents[2] / "recipes" / "demo"
 LIMITS = Limits(max_input_len=512, max_kv_cache_capacity=512)
 ENGINES = {
     "fp32": WeightFormat(),
@@ -73,17 +72,10 @@ SAMPLINGS = [
 ]
 
 
-def demo_exports() -> tuple[Path, Path]:
-    """Base and draft."""
-    base = made.exported(DEMO / "base", ExportOptions(base_for="eagle3"))
-    draft = made.exported(DEMO / "draft", ExportOptions(base_model_dir=str(DEMO / "base")))
-    return base / "llm", draft / "llm"
-
-
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     work = tmp_path_factory.mktemp("quantised")
-    base_onnx, draft_onnx = demo_exports()
+    base_onnx, draft_onnx = demo.exports()
     for name, weight_format in ENGINES.items():
         if name in OWN_DRAFT:
             build(draft_onnx, work / name, LIMITS, options=weight_format)
@@ -91,23 +83,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             shutil.copytree(work / "fp32", work / name)
         build(base_onnx, work / name, LIMITS, options=weight_format)
     for name in STORED:
-        checkpoint = stored_twin(DEMO / "base", work / f"{name}-checkpoint", *STORED[name])
-        base = export(str(checkpoint), work / f"{name}-base", ExportOptions(base_for="eagle3"))
-        draft = export(
-            str(DEMO / "draft"),
-            work / f"{name}-draft",
-            ExportOptions(base_model_dir=str(checkpoint)),
-        )
-        for exported in (
-            base,
-            draft,
-        ):  # the flag about the embedding means nothing to them, and is no fault
-            build(
-                exported.directory,
-                work / name,
-                LIMITS,
-                options=WeightFormat(share_embedding=False),
-            )
+        checkpoint = stored_twin(demo.base(), work / f"{name}-checkpoint", *STORED[name])
+        for onnx_dir in demo.exports(checkpoint):
+            # The flag about the embedding means nothing to them, and is no fault
+            build(onnx_dir, work / name, LIMITS, options=WeightFormat(share_embedding=False))
     return {name: work / name for name in (*ENGINES, *STORED)}
 
 
@@ -261,7 +240,7 @@ def test_infer_exact_says_yes_and_refuses_what_it_cannot(
             "--engine-dir",
             str(engines[name]),
             "--input-file",
-            str(DEMO / "input.json"),
+            str(demo.INPUT),
         ]
         args += ["--output-file", str(tmp_path / "out.json"), "--spec-decode", "--exact", *more]
         result = CliRunner().invoke(cli, args)
@@ -292,7 +271,7 @@ def test_what_differs_is_explained_by_the_rounding_that_is_measured_there(
         engine.stop_ids = frozenset()
         assert NEAR_TIE < engine.rounding < (5 if name in STORED else 2)
         assert any("lossless up to kernel rounding" in note for note in engine.notes)
-        for length, sampling in product(range(40, 48), SAMPLINGS[::-1]):
+        for length, sampling in product(range(46, 60), SAMPLINGS[::-1]):
             prompt = prompt_of(length)
             plain = engine.plainly(prompt, sampling)
             for plan in plans:
@@ -308,7 +287,7 @@ def test_what_differs_is_explained_by_the_rounding_that_is_measured_there(
 
 def test_a_batch_is_computed_again_in_as_many_lanes(tmp_path: Path) -> None:
     limits, int4 = replace(LIMITS, max_batch_size=2), WeightFormat("int4", 32)
-    for onnx_dir in demo_exports():
+    for onnx_dir in demo.exports():
         build(onnx_dir, tmp_path / "two", limits, options=int4)
     with Engine(tmp_path / "two") as engine:
         engine.stop_ids = frozenset()
@@ -318,7 +297,7 @@ def test_a_batch_is_computed_again_in_as_many_lanes(tmp_path: Path) -> None:
             asked = [GenerationRequest(prompt, sampling, plan) for prompt, sampling in jobs]
             found = {
                 request: event
-                for request, event in engine.serve(deque(asked), 2)
+                for request, event in engine.run_queue(deque(asked), 2)
                 if isinstance(event, Response)
             }
             return [found[request] for request in asked]
@@ -358,7 +337,7 @@ def test_a_wrong_acceptance_is_explained_by_no_rounding(
     """Through the command line: exit 1 with the fault, and 0 without it, on engines whose answers
     may differ."""
     out = tmp_path / "out.json"
-    args = ["infer", "--engine-dir", str(engines[name]), "--input-file", str(DEMO / "input.json")]
+    args = ["infer", "--engine-dir", str(engines[name]), "--input-file", str(demo.INPUT)]
     args += ["--output-file", str(out), "--spec-decode", "--check-lossless", "--json"]
     args += ["--max-generate-length", "60"]
     assert run(args) == 0

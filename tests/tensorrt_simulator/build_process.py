@@ -1,5 +1,4 @@
-"""The process of a build with the simulator for its library; the version is its argument, and the
-variable SIMULATED_FAULT names a call that fails."""
+"""The process of a build with the simulator for its library; the version is its argument."""
 
 from __future__ import annotations
 
@@ -15,8 +14,6 @@ def load(library: Library) -> bindings.Bindings:
     """The simulator as the library."""
     version = sys.argv[1]
     trt = simulator(version)
-    if "SIMULATED_FAULT" in os.environ:
-        trt.faults.after[os.environ["SIMULATED_FAULT"]] = 0
     return bindings.Bindings(library, trt, version, capabilities_of(library, version))
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from edgespec.backends.base import SeveralCapacities
 from edgespec.backends.findings import Finding, failed, not_run, passed
-from edgespec.backends.variants import VariantRunner
 from edgespec.errors import EdgeSpecError, LimitError, RequestError, counted
 from edgespec.prompts import NoJournal, RequestFile, text_requests
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
@@ -72,12 +72,12 @@ def each_capacity(engine: Engine) -> Iterator[str]:
     drafter = engine.drafter
     runners = [engine.base.runner]
     runners += [drafter.decoder.runner] if isinstance(drafter, EngineDrafter) else []
-    several = [runner for runner in runners if isinstance(runner, VariantRunner)]
+    several = [runner for runner in runners if isinstance(runner, SeveralCapacities)]
     if not several:
         yield ""
-    for capacity in sorted({capacity for runner in several for capacity in runner.variants}):
+    for capacity in sorted({capacity for runner in several for capacity in runner.capacities}):
         for runner in several:
-            runner.least = min(capacity, runner.capacity)
+            runner.least = min(capacity, max(runner.capacities))
         yield f", {capacity} tokens"
 
 

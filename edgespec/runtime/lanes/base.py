@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from edgespec.backends.base import LaneRows, Runner, Table
-from edgespec.backends.variants import VariantRunner
+from edgespec.backends.base import LaneRows, Runner, SeveralCapacities, Table
 from edgespec.rope import RopeTable
 
 
@@ -72,7 +71,7 @@ class LaneDecoder(Generic[LaneT]):
     def reserve(self, lane: int, tokens: int) -> None:
         """A lane's sequence will come to so many tokens, or to the capacity. EnvironmentProblem
         where there is an engine for that, and no memory for it."""
-        if isinstance(self.runner, VariantRunner):
+        if isinstance(self.runner, SeveralCapacities):
             self.runner.reserve(lane, tokens)
 
     def hold(self, lane: int, length: int) -> None:

@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from edgespec.backends import variants
 from edgespec.backends.base import LaneRows, Runner
 from edgespec.backends.call import Call
-from edgespec.backends.variants import Variant, VariantRunner
+from edgespec.backends.tensorrt import capacities
+from edgespec.backends.tensorrt.capacities import Variant, VariantRunner
 from edgespec.errors import EnvironmentProblem
 
 LANES = 3
@@ -100,12 +100,10 @@ def runner_on(
     return VariantRunner([Variant(c, SLOTS[c], 0, opening(c)) for c in capacities])
 
 
-def write(
-    runner: VariantRunner, lane: int, start: int, count: int, draft_hidden: object = None
-) -> None:
+def write(runner: VariantRunner, lane: int, start: int, count: int, **extras: object) -> None:
     """A call of one lane."""
     call = SimpleNamespace(
-        write_indices=np.array([start]), written=count, first_lane=lane, draft_hidden=draft_hidden
+        write_indices=np.array([start]), written=count, first_lane=lane, extras=dict(extras)
     )
     runner.run(cast(Call, call))
 
@@ -292,7 +290,7 @@ def test_little_memory_of_the_machine_closes_idle_engines_before(
     device = Device()
     runner = runner_on(device)
     runner.reserve(0, 100)
-    monkeypatch.setattr(variants, "available_bytes", lambda: -1)
+    monkeypatch.setattr(capacities, "available_bytes", lambda: -1)
     runner.reserve(0, 500)
     assert [engine.capacity for engine in device.engines] == [128, 512]
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from edgespec.backends.base import LaneRows, Runner, do_nothing
+from edgespec.backends.base import LaneRows, Runner, SeveralCapacities, do_nothing
 from edgespec.backends.call import Call, Ids, Result
 from edgespec.backends.machine import available_bytes
 from edgespec.errors import EnvironmentProblem
@@ -31,7 +31,7 @@ class Variant:
     open: Callable[[], Runner]
 
 
-class VariantRunner:
+class VariantRunner(SeveralCapacities):
     """A runner that calls one of several engines, which have the same weights, lanes and tree
     sizes.
 
@@ -47,6 +47,7 @@ class VariantRunner:
         self.variants = {row.capacity: row for row in sorted(variants, key=lambda r: r.capacity)}
         self.closing, self.closed = closing, False
         self.capacity, self.least = max(self.variants), 0
+        self.capacities = tuple(self.variants)
         self.runners: OrderedDict[int, Runner] = OrderedDict()  # the least recently used first
         self.engine_s = 0.0
         least = min(self.variants)
@@ -178,7 +179,7 @@ class VariantRunner:
         ends = call.write_indices + call.written
         if ends.max() > self.variants[self.in_use].slots:
             # Hidden states of its own are in the memory of the engine that gave them
-            self.use(self.wanted(int(ends.max())), keep=call.draft_hidden is not None)
+            self.use(self.wanted(int(ends.max())), keep="draft_hidden" in call.extras)
         began_s = self.runner.engine_s
         results = self.runner.run(call)
         self.engine_s += self.runner.engine_s - began_s
