@@ -74,6 +74,7 @@ RUNTIME = (
     "loop",
     "opening",
     "streams",
+    "batch",
     "engine",
     "engine_request",
     "measuring",
