@@ -12,7 +12,8 @@ that a block draft reads.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -53,10 +54,13 @@ class TensorSpec:
     dtype: str
     shape: tuple[Dim, ...]
 
+    def dims(self, **sizes: int) -> tuple[int, ...]:
+        """The shape, of which `sizes` gives the symbolic dimensions by name."""
+        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
+
     def num_bytes(self, **sizes: int) -> int:
         """Bytes of the tensor; `sizes` gives the symbolic dimensions by name."""
-        dims = [sizes[dim] if isinstance(dim, str) else dim for dim in self.shape]
-        return math.prod(dims) * ITEM_BYTES[self.dtype]
+        return math.prod(self.dims(**sizes)) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +121,8 @@ class GraphShape:
     local_rotary_dim: int = 0
     # draft heads side by side over one hidden state: no layers and no memory; 0: a decoder
     heads: int = 0
-    # the first layers, behind each of which rows of images join the stream; 0: none
-    deepstack: int = 0
+    # of optional inputs, by the keys of their rows in INPUTS; 0, or missing: the graph has none
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def reads_hidden_states(self) -> bool:
@@ -127,20 +131,13 @@ class GraphShape:
         return self.role is Role.DRAFT and not self.block and self.base_features > 0
 
     def as_dict(self) -> dict[str, Any]:
-        """As config.json has it; the second rotary table, heads and deepstack are there only where
-        there are some."""
+        """As config.json has it; the second rotary table, heads and the sizes of optional inputs
+        are there only where there are some."""
         out = asdict(self)
-        for name in ("local_rotary_dim", "heads", "deepstack"):
-            if not out[name]:
-                del out[name]
+        sizes = {name: out.pop(name) for name in ("local_rotary_dim", "heads")} | out.pop("sizes")
         if self.recurrent is not None:
             out["recurrent"]["layers"] = list(self.recurrent.layers)
-        return out
-
-    @property
-    def deepstack_width(self) -> int:
-        """Width of `deepstack_embeds`: the rows for all such layers, side by side."""
-        return self.deepstack * self.hidden_size
+        return out | {name: size for name, size in sizes.items() if size}
 
     @property
     def logits_width(self) -> int:
@@ -209,6 +206,198 @@ def delta_names(layer: int) -> tuple[str, str]:
     return f"committed_rows_{layer}", f"delta_rows_{layer}"
 
 
+# ---- inputs, a row each
+
+
+class Kind(StrEnum):
+    """How a call gives an input, and so how it is made, stored, cut and fed."""
+
+    ROWS = "rows"  # an array with a row for each row of the call
+    COS = "cos"  # the same, of the rows' positions: cosines of a rotary table
+    SIN = "sin"
+    MASK = "mask"  # what each row attends to in some of the layers
+    STATES = "states"  # hidden states, sequence by sequence
+    FLAG = "flag"  # which of two inputs is read
+    DERIVED = "derived"  # follows from the rest of the call
+
+
+class Part(StrEnum):
+    """The part of a graph that reads an input."""
+
+    STEM = "stem"
+    LAYERS = "layers"
+    HEAD = "head"
+
+
+Width = Callable[[GraphShape], Dim]
+
+
+def decodes(shape: GraphShape) -> bool:
+    """Whether it is a decoder's graph, and no heads over a hidden state."""
+    return not shape.heads
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInput:
+    """A row: an input that graphs have of which `when` is true, beside what layers remember.
+
+    With `size`, the graph has it where that key of `GraphShape.sizes` (and of config.json) is
+    positive; `max_size` bounds the key, by the role and the number of layers.
+    """
+
+    name: str
+    kind: Kind
+    dims: tuple[Dim | Width, ...]
+    when: Callable[[GraphShape], bool] = decodes
+    dtype: str = COMPUTE
+    parts: tuple[Part, ...] = (Part.LAYERS,)  # that read it
+    default: float | None = None  # where a call does not give it; None: each call does
+    table: int = 0  # of cosines and sines: the rotary table, in the order of a component's `ropes`
+    instead_of: str = ""  # the input in whose place a call gives this one
+    of_images: bool = False  # what images have beside their embeddings
+    size: str = ""
+    max_size: Callable[[Role, int], int] = lambda role, num_layers: num_layers
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether golden files have it: it does not follow from positions and slots."""
+        return self.kind not in (Kind.COS, Kind.SIN, Kind.DERIVED)
+
+    def applies(self, shape: GraphShape) -> bool:
+        """Whether graphs of this shape have it."""
+        return self.when(shape) and (not self.size or shape.sizes.get(self.size, 0) > 0)
+
+    def spec(self, shape: GraphShape) -> TensorSpec:
+        """Name, type and dimensions in a graph of this shape."""
+        dims = tuple(dim(shape) if callable(dim) else dim for dim in self.dims)
+        return TensorSpec(self.name, self.dtype, dims)
+
+
+def is_block(shape: GraphShape) -> bool:
+    """Whether a draft makes a whole block in one call."""
+    return shape.block
+
+
+def recycles(shape: GraphShape) -> bool:
+    """Whether a draft reads the base's hidden states or its own."""
+    return shape.reads_hidden_states and not shape.heads
+
+
+def hidden_size(shape: GraphShape) -> Dim:
+    """H."""
+    return shape.hidden_size
+
+
+def pairs(shape: GraphShape) -> Dim:
+    """The pairs of a head that the first rotary table turns."""
+    return shape.rotary_dim // 2
+
+
+def local_pairs(shape: GraphShape) -> Dim:
+    """The same of the second table."""
+    return shape.local_rotary_dim // 2
+
+
+def base_features(shape: GraphShape) -> Dim:
+    """The width of the base's hidden states."""
+    return shape.base_features
+
+
+ROWS_OF_ATTENTION = ("B", 1, "S", "C")
+CONTEXT = ("B", "L", pairs)
+# By name, in the order of a graph's inputs. `canonical_contract` says what each means.
+INPUTS: dict[str, GraphInput] = {
+    row.name: row
+    for row in (
+        GraphInput(
+            "inputs_embeds",
+            Kind.ROWS,
+            ("B", "S", hidden_size),
+            parts=(Part.STEM, Part.LAYERS),
+        ),
+        GraphInput("rope_cos", Kind.COS, ("B", "S", pairs)),
+        GraphInput("rope_sin", Kind.SIN, ("B", "S", pairs)),
+        GraphInput("attention_mask", Kind.MASK, ROWS_OF_ATTENTION, dtype="bool"),
+        GraphInput("write_indices", Kind.DERIVED, ("B",), dtype="int64"),
+        GraphInput("gather_idx", Kind.DERIVED, ("B", "G"), dtype="int64", parts=(Part.HEAD,)),
+        GraphInput("target_hidden", Kind.STATES, ("B", "L", base_features), is_block),
+        GraphInput("context_cos", Kind.COS, CONTEXT, is_block),
+        GraphInput("context_sin", Kind.SIN, CONTEXT, is_block),
+        GraphInput(
+            "base_hidden",
+            Kind.STATES,
+            ("B", lambda shape: "S" if shape.heads else "S_base", base_features),
+            lambda shape: shape.reads_hidden_states,
+            parts=(Part.STEM,),
+        ),
+        GraphInput(
+            "draft_hidden",
+            Kind.STATES,
+            ("B", "S_draft", lambda shape: shape.features),
+            recycles,
+            parts=(Part.STEM,),
+            instead_of="base_hidden",
+        ),
+        GraphInput("use_base_hidden", Kind.FLAG, (), recycles, "bool", (Part.STEM,)),
+        GraphInput(
+            "sliding_attention_mask",
+            Kind.MASK,
+            ROWS_OF_ATTENTION,
+            lambda shape: shape.sliding,
+            "bool",
+        ),
+        GraphInput(
+            "local_rope_cos",
+            Kind.COS,
+            ("B", "S", local_pairs),
+            lambda shape: shape.local_rotary_dim > 0,
+            table=1,
+        ),
+        GraphInput(
+            "local_rope_sin",
+            Kind.SIN,
+            ("B", "S", local_pairs),
+            lambda shape: shape.local_rotary_dim > 0,
+            table=1,
+        ),
+        GraphInput(
+            "deepstack_embeds",
+            Kind.ROWS,
+            ("B", "S", lambda shape: shape.sizes["deepstack"] * shape.hidden_size),
+            default=0.0,
+            of_images=True,
+            size="deepstack",
+            max_size=lambda role, num_layers: 0 if role is Role.DRAFT else num_layers,
+        ),
+        GraphInput(
+            "tree_mask",
+            Kind.DERIVED,
+            ("B", "S", "S"),
+            lambda shape: shape.recurrent is not None,
+            "bool",
+        ),
+    )
+}
+
+
+def graph_inputs(shape: GraphShape, *kinds: Kind) -> tuple[GraphInput, ...]:
+    """The inputs of a graph of this shape, without memory; with `kinds`, those of these kinds."""
+    return tuple(
+        row for row in INPUTS.values() if row.applies(shape) and (not kinds or row.kind in kinds)
+    )
+
+
+def inputs_named(*kinds: Kind) -> tuple[str, ...]:
+    """The names of all inputs of these kinds, whatever the graph."""
+    return tuple(row.name for row in INPUTS.values() if row.kind in kinds)
+
+
+def image_widths(shape: GraphShape) -> dict[str, int]:
+    """Input -> width of what a base reads of images beside their embeddings."""
+    rows = (row.spec(shape) for row in graph_inputs(shape) if row.of_images)
+    return {spec.name: spec.dims(B=1, S=1)[-1] for spec in rows}
+
+
 def canonical_contract(shape: GraphShape) -> GraphContract:
     """The contract of the exported graph.
 
@@ -238,47 +427,11 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
     Heads over a hidden state read `base_hidden` alone, and keep nothing: each of its rows has one
     row of `logits`, those of the first head first.
     """
-    if shape.heads:
-        hidden = TensorSpec("base_hidden", COMPUTE, ("B", "S", shape.base_features))
-        logits = TensorSpec("logits", COMPUTE, ("B", "S", shape.logits_width))
-        return GraphContract(shape, (hidden,), (logits,))
-    embeds = TensorSpec("inputs_embeds", COMPUTE, ("B", "S", shape.hidden_size))
-    rope: Dim = shape.rotary_dim // 2
-    inputs = [
-        embeds,
-        TensorSpec("rope_cos", COMPUTE, ("B", "S", rope)),
-        TensorSpec("rope_sin", COMPUTE, ("B", "S", rope)),
-        TensorSpec("attention_mask", "bool", ("B", 1, "S", "C")),
-        TensorSpec("write_indices", "int64", ("B",)),
-        TensorSpec("gather_idx", "int64", ("B", "G")),
-    ]
-    if shape.block:
-        inputs += [
-            TensorSpec("target_hidden", COMPUTE, ("B", "L", shape.base_features)),
-            TensorSpec("context_cos", COMPUTE, ("B", "L", rope)),
-            TensorSpec("context_sin", COMPUTE, ("B", "L", rope)),
-        ]
-    elif shape.reads_hidden_states:
-        inputs += [
-            TensorSpec("base_hidden", COMPUTE, ("B", "S_base", shape.base_features)),
-            TensorSpec("draft_hidden", COMPUTE, ("B", "S_draft", shape.features)),
-            TensorSpec("use_base_hidden", "bool", ()),
-        ]
-    if shape.sliding:
-        inputs.append(TensorSpec("sliding_attention_mask", "bool", ("B", 1, "S", "C")))
-    if shape.local_rotary_dim:
-        local: Dim = shape.local_rotary_dim // 2
-        inputs.append(TensorSpec("local_rope_cos", COMPUTE, ("B", "S", local)))
-        inputs.append(TensorSpec("local_rope_sin", COMPUTE, ("B", "S", local)))
-    if shape.deepstack:
-        width = shape.deepstack_width
-        inputs.append(TensorSpec("deepstack_embeds", COMPUTE, ("B", "S", width)))
-    if shape.recurrent:
-        inputs.append(TensorSpec("tree_mask", "bool", ("B", "S", "S")))
-    outputs = [TensorSpec("logits", COMPUTE, ("B", "G", shape.vocab_size))]
+    rows: Dim = "S" if shape.heads else "G"
+    outputs = [TensorSpec("logits", COMPUTE, ("B", rows, shape.logits_width))]
     if shape.features:
         outputs.append(TensorSpec("hidden_states", COMPUTE, ("B", "S", shape.features)))
-    layers = range(shape.num_layers)
+    inputs, layers = [row.spec(shape) for row in graph_inputs(shape)], range(shape.num_layers)
     return GraphContract(
         shape,
         (*inputs, *(spec for i in layers for spec in memory_inputs(shape, i))),
@@ -325,7 +478,8 @@ class Limits:
     """What an engine is built for, in tokens; the flags of `edgespec build` by their own names.
 
     With `smaller_kv_cache_capacities`, in ascending order, there is an engine for each of them
-    beside that of the largest capacity.
+    beside that of the largest capacity. An image encoder has the last three: `max_image_tokens` is
+    for all images of a request together.
     """
 
     max_batch_size: int = 1
@@ -334,6 +488,9 @@ class Limits:
     max_verify_tree_size: int = 64  # holds the default trees of TensorRT-LLM: 63 nodes and the root
     max_draft_tree_size: int = 60
     smaller_kv_cache_capacities: tuple[int, ...] = ()
+    min_image_tokens: int = 4
+    max_image_tokens: int = 1024
+    max_image_tokens_per_image: int = 512
 
     @property
     def capacities(self) -> tuple[int, ...]:

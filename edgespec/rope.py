@@ -10,14 +10,16 @@ as in token-by-token decoding there.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, cast, get_args
+from typing import Any, Protocol, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.config import RopeConfig, RopeKind
 from edgespec.config.ropes import ATTENTION_FACTOR, AXES, MAX_ATTENTION_FACTOR
+from edgespec.contract import GraphInput, Kind
 from edgespec.safe_read.fields import BundleFields
 
 Rows = NDArray[np.float32]
@@ -131,6 +133,34 @@ class RopeTable:
                 return self.cos[places], self.sin[places]
             positions = positions[..., 0]
         return self.cos.take(positions, 0), self.sin.take(positions, 0)
+
+
+class Rotary(Protocol):
+    """Whatever has cosines and sines of positions, as a RopeTable has."""
+
+    def rows(self, positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
+        """cos and sin, each [B, S, rotary/2], of positions [B, S] or [B, S, 3]."""
+
+
+def rotations(
+    inputs: Iterable[GraphInput],
+    tables: Sequence[Rotary],
+    positions: Mapping[str, NDArray[np.int64]],
+) -> dict[str, Rows]:
+    """What graphs with these inputs read of their rotary tables. `positions` are those of the rows
+    of a call, by the symbol of the dimension: S, and L where there is context."""
+    turned: dict[tuple[int, Any], tuple[Rows, Rows]] = {}
+    found: dict[str, Rows] = {}
+    for row in inputs:
+        if row.kind not in (Kind.COS, Kind.SIN):
+            continue
+        rows = row.dims[1]
+        if rows not in positions or row.table >= len(tables):
+            continue
+        if (row.table, rows) not in turned:
+            turned[row.table, rows] = tables[row.table].rows(positions[str(rows)])
+        found[row.name] = turned[row.table, rows][row.kind is Kind.SIN]
+    return found
 
 
 def axes_of(config: RopeConfig) -> NDArray[np.int64] | None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from edgespec import PLAIN, SamplingParams
 from edgespec.backends.build import build
-from edgespec.backends.call import Attention, Call, LaneAttention, Logits
+from edgespec.backends.call import Attention, Call, LaneAttention, Logits, Value
 from edgespec.backends.host import HostStates
 from edgespec.backends.ort import lowering
 from edgespec.backends.ort.options import NATIVE, WeightFormat
@@ -83,10 +83,10 @@ def call_of(runner: OrtRunner, rows: int) -> Call:
     """Rows of a chain behind a context of zeros."""
     shape, random = runner.contract.shape, np.random.default_rng(rows)
     angles = random.standard_normal((1, rows, shape.rotary_dim // 2), np.float32)
-    states = None
+    extras: dict[str, Value] = {}
     if shape.reads_hidden_states:
         width = shape.base_features
-        states = [HostStates(random.standard_normal((rows, width), np.float32))]
+        extras["base_hidden"] = [HostStates(random.standard_normal((rows, width), np.float32))]
     return Call(
         random.standard_normal((1, rows, shape.hidden_size), np.float32),
         np.cos(angles),
@@ -94,7 +94,7 @@ def call_of(runner: OrtRunner, rows: int) -> Call:
         Attention([LaneAttention(CONTEXT, np.tri(rows, dtype=bool), CONTEXT + np.arange(rows))]),
         np.array([CONTEXT]),
         [np.arange(rows)],
-        base_hidden=states,
+        extras,
     )
 
 

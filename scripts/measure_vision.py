@@ -25,14 +25,14 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from edgespec.backends.build import build
 from edgespec.backends.ort.options import parse_options
-from edgespec.backends.vision.build import build_visual
+from edgespec.contract import Limits
 from edgespec.export.options import ExportOptions
 from edgespec.export.resolve import resolve
 from edgespec.export.vision import vision_component, write_vision
 from edgespec.progress import Silent
 from edgespec.runtime.vision.encoder import VisionEncoder
-from edgespec.vision.contract import ImageLimits
 from edgespec.vision.grid import Grid
 
 PATCH = 14
@@ -86,11 +86,11 @@ def built(checkpoint: Path, out: Path, weights: list[str]) -> dict[str, Path]:
     assert component is not None
     (out / "visual").mkdir(parents=True)
     write_vision(component, out / "visual", request, {}, Silent())
-    limits = ImageLimits(max_image_tokens=4096, max_image_tokens_per_image=4096)
+    limits = Limits(max_image_tokens=4096, max_image_tokens_per_image=4096)
     for name in weights:
         scheme, _, block = name.partition(":")
         options = parse_options({"weights": scheme, "weight_block": block or None})
-        build_visual(out / "visual", out / name, limits, options=options)
+        build(out / "visual", out / name, limits, options=options)
     return {name: out / name for name in weights}
 
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows, Table
-from edgespec.backends.call import Attention, Call
-from edgespec.backends.host import gather_idx, stacked_states
-from edgespec.backends.masks import attention_mask, tree_mask
-from edgespec.contract import GraphContract, TensorSpec, past_names, present_names
+from edgespec.backends.call import Call
+from edgespec.backends.feeds import array_of
+from edgespec.backends.masks import attention_mask
+from edgespec.contract import GraphContract, Kind, graph_inputs, past_names, present_names
 
 Array = NDArray[Any]
 DTYPES: dict[str, Any] = {
@@ -80,34 +80,18 @@ class HostRunner:
     def feeds(self, call: Call) -> dict[str, Array]:
         """The inputs of a call by name, without what layers remember."""
         feeds: dict[str, Array] = {}
-        for spec in self.contract.inputs:
-            if spec.name in ("base_hidden", "draft_hidden"):
-                feeds[spec.name] = self.hidden(spec, call)
-            elif spec.name == "use_base_hidden":
-                feeds[spec.name] = np.array(call.base_hidden is not None)
-            elif spec.name in ("attention_mask", "sliding_attention_mask"):
-                kind: Attention = getattr(call, spec.name.removesuffix("_mask"))
+        sizes = {"B": len(call.inputs_embeds), "S": call.rows, "S_base": 0, "S_draft": 0}
+        for row in graph_inputs(self.contract.shape):
+            if row.kind is Kind.MASK:
+                kind = call.attended(row.name)
                 mask = np.zeros((len(kind.lanes), 1, call.rows, self.slots), np.bool_)
-                feeds[spec.name] = attention_mask(call, kind, mask)
-            elif spec.name == "tree_mask":
-                feeds[spec.name] = tree_mask(call)
-            elif spec.name == "gather_idx":
-                feeds[spec.name] = gather_idx(call)
-            elif spec.name == "target_hidden":
-                assert call.target_hidden is not None
-                feeds[spec.name] = stacked_states(call.target_hidden, call.context_rows)
-            elif hasattr(call, spec.name):
-                feeds[spec.name] = getattr(call, spec.name)
+                feeds[row.name] = attention_mask(call, kind, mask)
+            elif (array := array_of(row, call)) is not None:
+                feeds[row.name] = array
+            else:
+                dims = self.specs[row.name].dims(**sizes)
+                feeds[row.name] = np.full(dims, row.default or 0, np.float32)
         return feeds
-
-    def hidden(self, spec: TensorSpec, call: Call) -> Array:
-        """A hidden input; the one that is not read has S rows where the contract says so."""
-        given = getattr(call, spec.name)
-        if given is not None:
-            return stacked_states(given, call.rows)
-        batch, rows = call.inputs_embeds.shape[:2]
-        unread = rows if spec.shape[1] == "S" else 0
-        return np.zeros((batch, unread, int(spec.shape[2])), np.float32)
 
     def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
         for rows in self.cache.values():

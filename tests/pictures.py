@@ -85,8 +85,8 @@ def rows_of(model: Any, picture: Picture) -> ImageRows:
         found = model.model.get_image_features(picture.pixels, torch.tensor([picture.grid]))
     (embeds,) = found.pooler_output
     layers = getattr(found, "deepstack_features", None)
-    deepstack = torch.cat(list(layers), -1).numpy() if layers else None
-    return ImageRows(embeds.numpy(), deepstack, picture.grid, picture.key)
+    extras = {"deepstack_embeds": torch.cat(list(layers), -1).numpy()} if layers else {}
+    return ImageRows(embeds.numpy(), extras, picture.grid, picture.key)
 
 
 def prompt_of(model: Any, parts: Sequence[Part]) -> Prompt:

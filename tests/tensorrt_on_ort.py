@@ -36,7 +36,7 @@ from edgespec.backends.base import (
 )
 from edgespec.backends.call import Call, Result
 from edgespec.backends.engine_config import FP32_WEIGHTS, EngineConfig
-from edgespec.backends.host import gather_idx, host_results, stacked_states
+from edgespec.backends.host import gather_idx, host_results
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.recurrent import RecurrentCache
 from edgespec.backends.rewriting import replace_output
@@ -157,9 +157,8 @@ class GraphRunner(HostRunner):
     def run(self, call: Call) -> list[Result]:
         heads = self.contract.shape.heads
         if heads:
-            assert call.base_hidden is not None
-            states = stacked_states(call.base_hidden, call.rows)
-            out = self.execute({"base_hidden": states}, {"B": len(states), "S": call.rows})
+            feeds = self.feeds(call)
+            out = self.execute(feeds, {"B": len(feeds["base_hidden"]), "S": call.rows})
             return host_results(call, out["logits"], None, heads)
         batch, rows = call.inputs_embeds.shape[:2]
         context = call.written - rows

@@ -15,7 +15,7 @@ from edgespec.artifacts import json_files
 from edgespec.artifacts.graph_quantization import GraphQuantization
 from edgespec.config import DecoderConfig, RopeConfig
 from edgespec.config.fields import token_ids
-from edgespec.contract import DECODERS, GraphShape, RecurrentShape, Role
+from edgespec.contract import DECODERS, INPUTS, GraphShape, RecurrentShape, Role
 from edgespec.errors import BundleError
 from edgespec.methods import METHODS, PLAIN_METHOD, BaseSide, DraftSide, SpecConfig
 from edgespec.methods.base import HeadSizes
@@ -338,26 +338,29 @@ def read_graph(graph: BundleFields, role: Role) -> GraphShape:
         sliding=graph.flag("sliding", False),
         recurrent=read_recurrent(recurrent, num_layers) if recurrent.raw else None,
         local_rotary_dim=graph.count("local_rotary_dim"),
-        deepstack=read_deepstack(graph, role, num_layers),
+        sizes=read_sizes(graph, role, num_layers),
     )
 
 
-def read_deepstack(graph: BundleFields, role: Role, num_layers: int) -> int:
-    """The layers behind which rows of images join the stream. Raises BundleError for those of a
-    draft, and for more than there are."""
-    count = graph.count("deepstack")
-    if count > (0 if role is Role.DRAFT else num_layers):
-        raise graph.wrong("deepstack", f"at most {num_layers}, of a base")
-    return count
+def read_sizes(graph: BundleFields, role: Role, num_layers: int) -> dict[str, int]:
+    """The sizes of optional inputs. Raises BundleError for more than such a graph can have."""
+    sizes = {}
+    for row in INPUTS.values():
+        if row.size and (size := graph.count(row.size)):
+            if size > (most := row.max_size(role, num_layers)):
+                raise graph.wrong(row.size, f"at most {most}")
+            sizes[row.size] = size
+    return sizes
 
 
 def read_heads(graph: BundleFields, role: Role, heads: int) -> GraphShape:
     """The sizes of heads over a hidden state, which have neither layers nor memory."""
     if role is not Role.DRAFT or heads > MAX_HEADS:
         raise graph.wrong("heads", f"1 to {MAX_HEADS}, of a draft")
-    for key in ("num_layers", "num_kv_heads", "head_dim", "rotary_dim", "features", "deepstack"):
+    for key in ("num_layers", "num_kv_heads", "head_dim", "rotary_dim", "features"):
         if graph.count(key):
             raise graph.wrong(key, "0: heads have no layers")
+    read_sizes(graph, role, num_layers=0)
     if any(graph.flag(key, False) for key in ("block", "sliding")) or graph.get("recurrent"):
         raise graph.refused("heads beside layers")
     return GraphShape(

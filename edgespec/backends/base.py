@@ -17,12 +17,9 @@ from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.engine_dir import STEMS, variant_name
 from edgespec.backends.findings import Finding, not_run
 from edgespec.backends.machine import machine_bytes
-from edgespec.backends.onnx_dir import OnnxDir
-from edgespec.backends.vision.onnx_dir import VisionOnnxDir
+from edgespec.backends.onnx_dir import OnnxDir, VisionOnnxDir
 from edgespec.config import VisionConfig
-from edgespec.contract import GraphContract, Limits, Role
-from edgespec.errors import UnsupportedModel
-from edgespec.vision.contract import ImageLimits
+from edgespec.contract import DECODERS, GraphContract, Limits, Role
 from edgespec.vision.grid import Arrays
 
 # ---- what runs an engine
@@ -240,27 +237,16 @@ class Staged:
     """An engine whose files stand in the staging directory; its first file is `engine`.
 
     `weights` lack the rounding margin, which is measured. Where they have an `embedding`, the
-    engine needs no embedding file beside it. `settings` is what the backend itself has to know of
-    it later, as JSON. `fingerprint`: what it is bound to, where that is not this machine.
-    `unproven` says why it cannot be run here: it is then kept without a proof.
+    engine needs no embedding file beside it. `contract` is a decoder's; an encoder's follows from
+    its config. `settings` is what the backend itself has to know of it later, as JSON.
+    `fingerprint`: what it is bound to, where that is not this machine. `unproven` says why it
+    cannot be run here: it is then kept without a proof.
     """
 
     engine: Path
-    contract: GraphContract
     weights: EngineWeights
     accuracy: AccuracySpec
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    fingerprint: Mapping[str, Any] | None = None
-    unproven: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedEncoder:
-    """An image encoder whose files stand in the staging directory, as `Staged` has it."""
-
-    engine: Path
-    weights: EngineWeights
-    accuracy: AccuracySpec
+    contract: GraphContract | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Mapping[str, Any] | None = None
     unproven: str | None = None
@@ -316,6 +302,7 @@ class Backend(ABC):
     `name` stands in manifests and after --backend, `title` in texts. `suffixes` end the names of
     the engine's files, the one that is opened first. `float32_tolerance` is how far its kernels may
     compute from one another where nothing is rounded on purpose, relative to the largest value.
+    `roles` are those that it builds and runs engines of.
     `several_capacities`: a step costs by the capacity of its engine, so that there may be an engine
     for each of several; their files may be renamed.
     """
@@ -326,6 +313,7 @@ class Backend(ABC):
     remedies: ClassVar[Remedies]
     plan_hints: ClassVar[PlanHints]
     float32_tolerance: ClassVar[float]
+    roles: ClassVar[tuple[Role, ...]] = DECODERS
     several_capacities: ClassVar[bool] = False
     options: ClassVar[tuple[BuildOption, ...]] = ()
 
@@ -338,7 +326,7 @@ class Backend(ABC):
     @abstractmethod
     def stage(
         self,
-        onnx: OnnxDir,
+        onnx: OnnxDir | VisionOnnxDir,
         limits: Limits,
         options: BuildOptions,
         staging: Path,
@@ -352,7 +340,9 @@ class Backend(ABC):
         del onnx, limits, options
         return ()
 
-    def plan(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
+    def plan(
+        self, onnx: OnnxDir | VisionOnnxDir, limits: Limits, options: BuildOptions
+    ) -> tuple[str, ...]:
         """What `stage` would make for each capacity, a line each, without making it; raises what it
         would raise before its work begins."""
         del onnx, limits, options
@@ -437,39 +427,11 @@ class Backend(ABC):
         del config
         return ()
 
-    # ---- image encoders
-
-    def check_encoder(self) -> None:
-        """UnsupportedModel where this backend builds no image encoders."""
-        what = f"--backend {self.name}: {self.title} builds no image encoders"
-        raise UnsupportedModel(
-            what, "Leave --backend out: the engines of a model may differ in it."
-        )
-
-    def stage_encoder(
-        self,
-        onnx: VisionOnnxDir,
-        path: Path,
-        limits: ImageLimits,
-        options: BuildOptions,
-        progress: Progress,
-    ) -> StagedEncoder:
-        """Write the engine of an image encoder to `path`, and what it needs beside it. BuildError
-        where it cannot be built. Asked where `check_encoder` raises nothing."""
-        raise NotImplementedError
-
-    def plan_encoder(
-        self, onnx: VisionOnnxDir, limits: ImageLimits, options: BuildOptions
-    ) -> tuple[str, ...]:
-        """What `stage_encoder` would make, a line each, without making it; raises what it would
-        raise before its work begins."""
-        del onnx, limits, options
-        return ()
-
     def open_encoder(
         self, path: Path, config: VisionConfig, settings: Mapping[str, Any]
     ) -> EncoderRunner:
-        """A runner of such an engine. EnvironmentProblem where it cannot be opened."""
+        """A runner of the engine `path` of an image encoder. EnvironmentProblem where it cannot be
+        opened."""
         raise NotImplementedError
 
     # ---- what `edgespec verify` asks of a finished engine

@@ -35,12 +35,25 @@ from edgespec.backends.engine_config import (
 from edgespec.backends.golden import Agreement, check_golden, num_passes, rounding
 from edgespec.backends.golden_file import Golden, read_golden, slots_of
 from edgespec.backends.manifest import EngineEntry, EngineManifest
-from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
+from edgespec.backends.onnx_dir import (
+    OnnxDir,
+    VisionOnnxDir,
+    exported_role,
+    open_export,
+)
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from edgespec.backends.vision.onnx_dir import VisionOnnxDir
+from edgespec.backends.vision import steps as vision_steps
+from edgespec.backends.vision.config import ImageLimits, VisionEngineConfig
 from edgespec.config import RopeConfig
-from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
-from edgespec.errors import BundleError, ContractError, LimitError, OptionError, counted
+from edgespec.contract import DECODERS, MAX_BATCH_SIZE, Limits, Role
+from edgespec.errors import (
+    BundleError,
+    ContractError,
+    LimitError,
+    OptionError,
+    UnsupportedModel,
+    counted,
+)
 from edgespec.methods import METHODS
 from edgespec.safe_read.fields import EXPORT_AGAIN
 
@@ -74,7 +87,7 @@ class Proven:
     none, or `staged` says why it cannot be run here)."""
 
     staged: Staged
-    config: EngineConfig
+    config: EngineConfig | VisionEngineConfig
     agreement: Agreement | None
 
 
@@ -98,18 +111,19 @@ def build(
     spec_draft: bool = False,
     progress: Progress = SILENT,
 ) -> Built:
-    """Build the engine of an exported directory into `engine_dir`; nothing is left behind when it
-    fails.
+    """Build the engine of an exported directory into `engine_dir`, that of an image encoder into
+    `engine_dir`/visual; nothing is left behind when it fails.
 
     `options` None: the backend's defaults. Raises OptionError, BundleError, LimitError,
-    PairingError, OverwriteError, BuildError or OutputError.
+    UnsupportedModel, PairingError, OverwriteError, BuildError or OutputError.
     """
     began = time.monotonic()
     builder = chosen_backend(backend)
-    onnx = checked_export(
-        builder, onnx_dir, engine_dir, limits, spec_base=spec_base, spec_draft=spec_draft
-    )
     options = builder.parse_options({}) if options is None else options
+    onnx = checked_export(
+        builder, onnx_dir, engine_dir, limits, options, spec_base=spec_base, spec_draft=spec_draft
+    )
+    engine_dir = engines.home(engine_dir, onnx.role)
     asked, limits = limits, of_engines(onnx, limits)
     engines.remove_killed(engine_dir)
     smaller = limits.smaller_kv_cache_capacities
@@ -124,7 +138,7 @@ def build(
         entry.golden_difference,
         time.monotonic() - began,
         entry.weights,
-        (*left_out(asked, limits), *notes_of(builder, proven.config)),
+        (*left_out(asked, limits), *notes_of(builder, proven.config), *lacking(onnx)),
         entry.golden_cosine,
         proven.staged.unproven,
     )
@@ -145,16 +159,16 @@ def plan(
     that it would build from is written to that new directory, whole or not at all; else nothing is
     written. Raises what `build` would raise before its work begins."""
     builder = chosen_backend(backend)
+    options = builder.parse_options({}) if options is None else options
     onnx = checked_export(
-        builder, onnx_dir, engine_dir, limits, spec_base=spec_base, spec_draft=spec_draft
+        builder, onnx_dir, engine_dir, limits, options, spec_base=spec_base, spec_draft=spec_draft
     )
     check_canonical(onnx)
     asked, limits = limits, of_engines(onnx, limits)
-    options = builder.parse_options({}) if options is None else options
-    if emit_to is None:
+    if emit_to is None or isinstance(onnx, VisionOnnxDir):
         with as_bundle_error(onnx):
             lines = builder.plan(onnx, limits, options)
-        about = (*left_out(asked, limits), *cache_lines(builder, onnx, limits))
+        about = (*left_out(asked, limits), *plan_lines(builder, onnx, limits))
         return Planned(onnx.role, (*about, *lines))
     refuse_overwriting(emit_to, [onnx_dir])
     with atomic.staged_directory(emit_to) as staging, as_bundle_error(onnx):
@@ -170,8 +184,11 @@ def plan(
     return Planned(onnx.role, (what, *emission.lines))
 
 
-def cache_lines(backend: Backend, onnx: OnnxDir, limits: Limits) -> Iterator[str]:
-    """What the caches of an engine would take."""
+def plan_lines(backend: Backend, onnx: OnnxDir | VisionOnnxDir, limits: Limits) -> Iterator[str]:
+    """What the caches of an engine would take, or what an image encoder is."""
+    if isinstance(onnx, VisionOnnxDir):
+        yield from vision_steps.plan_lines(backend, onnx, limits)
+        return
     own = EngineLimits.of(limits, onnx.role)
     config = EngineConfig(component=onnx.config, limits=own, weights=FP32_WEIGHTS)
     memory, lanes = backend.memory(config), own.max_batch_size
@@ -190,27 +207,52 @@ def checked_export(
     onnx_dir: Path,
     engine_dir: Path,
     limits: Limits,
+    options: BuildOptions,
     *,
     spec_base: bool,
     spec_draft: bool,
-) -> OnnxDir:
+) -> OnnxDir | VisionOnnxDir:
     """The export, checked with all that may be said of a build before its work begins."""
-    check_limits(limits)
-    check_capacities(builder, limits)
-    refuse_overwriting(engine_dir, [onnx_dir])
+    role = exported_role(onnx_dir)
+    check_role(builder, role, options)
+    if role is Role.VISUAL:
+        ImageLimits.of(limits).check()
+    else:
+        check_limits(limits)
+        check_capacities(builder, limits)
+    engine_dir = engines.home(engine_dir, role)
+    place = engine_dir if role in DECODERS else engine_dir.parent  # beside the decoders, or alone
+    refuse_overwriting(place, [onnx_dir])
     refuse_model_directory(
-        engine_dir, "--engine-dir is", "Choose another --engine-dir.", but=(Kind.ENGINES,)
+        place, "--engine-dir is", "Choose another --engine-dir.", but=(Kind.ENGINES,)
     )
-    onnx = open_onnx_dir(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
+    onnx = open_export(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
     logger.info("%s: %s of %s, files as recorded", onnx_dir, onnx.role.value, onnx.config.model)
-    check_draft_size(onnx, limits)
-    check_memory(builder, onnx, limits)
+    if isinstance(onnx, OnnxDir):
+        check_draft_size(onnx, limits)
+        check_memory(builder, onnx, limits)
     engines.check_against_others(engine_dir, onnx)
     return onnx
 
 
-def check_canonical(onnx: OnnxDir) -> None:
+def check_role(backend: Backend, role: Role, options: BuildOptions) -> None:
+    """UnsupportedModel where a backend builds no engines of a role, OptionError where the options
+    ask for what an encoder does not have."""
+    if role not in backend.roles:
+        what = f"--backend {backend.name}: {backend.title} builds no {role.value} engines"
+        raise UnsupportedModel(
+            what, "Leave --backend out: the engines of a model may differ in it."
+        )
+    if role not in DECODERS and backend.emit_dir(options) is not None:
+        what = "--emit-onnx writes the graph of a language model, and this is an image encoder's"
+        raise OptionError(what, "Leave it out, or build the image encoder on its device.")
+
+
+def check_canonical(onnx: OnnxDir | VisionOnnxDir) -> None:
     """BundleError where the graph is not one that export writes."""
+    if isinstance(onnx, VisionOnnxDir):
+        vision_steps.check_graph(onnx)
+        return
     from edgespec.backends.canonical_graph import check_graph
 
     check_graph(onnx.model, onnx.config.graph, onnx.manifest.files)
@@ -237,18 +279,17 @@ def chosen_backend(name: str) -> Backend:
 
 @contextmanager
 def staging_directory(engine_dir: Path, role: Role) -> Iterator[Path]:
-    """A new directory inside `engine_dir`, removed at the end, and `engine_dir` with it where the
-    block made it and left nothing in it. BundleError where engines of another kind are there."""
+    """A new directory inside `engine_dir`, removed at the end, and with it what the block made of
+    `engine_dir` and left empty. BundleError where engines of another kind are there."""
     EngineManifest.read(engine_dir)
-    made = not engine_dir.exists()
+    made = [] if engine_dir.exists() else [engine_dir, *atomic.missing_parents(engine_dir)]
     try:
         with atomic.writing(engine_dir):
             engine_dir.mkdir(parents=True, exist_ok=True)
             with atomic.staging_in(engine_dir, role.value) as staging:
                 yield staging
     finally:
-        if made:
-            atomic.remove_if_empty(engine_dir)
+        atomic.remove_if_empty(*made)
 
 
 # ---- limits
@@ -259,6 +300,8 @@ def check_limits(limits: Limits) -> None:
     allows."""
     sizes = asdict(limits)
     smaller = sizes.pop("smaller_kv_cache_capacities")
+    for name in ImageLimits.__slots__:
+        del sizes[name]
     for name, value in (*sizes.items(), *(("max_kv_cache_capacity", each) for each in smaller)):
         if value < 1:
             raise LimitError(f"--{name.replace('_', '-')} is {value}", "It must be at least 1.")
@@ -288,9 +331,10 @@ def check_capacities(backend: Backend, limits: Limits) -> None:
         raise LimitError(what, f"Give the largest alone: {limits.max_kv_cache_capacity}.")
 
 
-def of_engines(onnx: OnnxDir, limits: Limits) -> Limits:
+def of_engines(onnx: OnnxDir | VisionOnnxDir, limits: Limits) -> Limits:
     """The limits of what is built of an export: what keeps no cache has one engine."""
-    return limits.at(limits.max_kv_cache_capacity) if onnx.config.graph.heads else limits
+    has_cache = isinstance(onnx, OnnxDir) and not onnx.config.graph.heads
+    return limits if has_cache else limits.at(limits.max_kv_cache_capacity)
 
 
 def left_out(asked: Limits, limits: Limits) -> Iterator[str]:
@@ -323,7 +367,7 @@ def check_memory(backend: Backend, onnx: OnnxDir, limits: Limits) -> None:
 
 def write_engine(
     backend: Backend,
-    onnx: OnnxDir,
+    onnx: OnnxDir | VisionOnnxDir,
     limits: Limits,
     options: BuildOptions,
     staging: Path,
@@ -332,7 +376,8 @@ def write_engine(
     """Write all files of the engine to `staging` and compare it with the golden outputs."""
     check_canonical(onnx)
     with as_bundle_error(onnx):
-        for warning in backend.check(onnx, limits, options):
+        warnings = backend.check(onnx, limits, options) if isinstance(onnx, OnnxDir) else ()
+        for warning in warnings:
             logger.warning("%s", warning)
             progress.warn(warning)
     all_staged = {
@@ -341,28 +386,35 @@ def write_engine(
     }
     staged = all_staged[limits.max_kv_cache_capacity]
     engines.copy_sidecars(onnx, staging, with_embedding=staged.weights.embedding is None)
-    if staged.unproven and onnx.golden is not None:  # `edgespec verify` proves it on its device
+    proven_later = staged.unproven and onnx.role in DECODERS  # by `edgespec verify` on its device
+    if proven_later and onnx.golden is not None:
         shutil.copyfile(onnx.golden, staging / engines.golden_name(onnx.role))
     found = [
         prove(backend, onnx, row, limits.at(capacity), progress)
         for capacity, row in all_staged.items()
     ]
     agreement, weights = worst([row[0] for row in found]), coarsest([row[1] for row in found])
-    variants = {c: all_staged[c].settings for c in limits.smaller_kv_cache_capacities}
-    config = EngineConfig(
-        component=onnx.config,
-        limits=EngineLimits.of(limits, onnx.role),
-        weights=weights,
-        settings=staged.settings,
-        variants=variants,
-    )
+    config: EngineConfig | VisionEngineConfig
+    if isinstance(onnx, VisionOnnxDir):
+        own = ImageLimits.of(limits)
+        config = VisionEngineConfig(
+            component=onnx.config, limits=own, weights=weights, settings=staged.settings
+        )
+    else:
+        config = EngineConfig(
+            component=onnx.config,
+            limits=EngineLimits.of(limits, onnx.role),
+            weights=weights,
+            settings=staged.settings,
+            variants={c: all_staged[c].settings for c in limits.smaller_kv_cache_capacities},
+        )
     json_files.write_json(staging / engines.CONFIGS[onnx.role], config.to_dict())
     return Proven(staged, config, agreement)
 
 
 def staged_engine(
     backend: Backend,
-    onnx: OnnxDir,
+    onnx: OnnxDir | VisionOnnxDir,
     limits: Limits,
     capacity: int,
     options: BuildOptions,
@@ -400,11 +452,17 @@ def coarsest(found: Sequence[EngineWeights]) -> EngineWeights:
 
 
 def prove(
-    backend: Backend, onnx: OnnxDir, staged: Staged, limits: Limits, progress: Progress
+    backend: Backend,
+    onnx: OnnxDir | VisionOnnxDir,
+    staged: Staged,
+    limits: Limits,
+    progress: Progress,
 ) -> tuple[Agreement | None, EngineWeights]:
     """How a staged engine agrees with the golden outputs, if there are any and it can be run here,
     and its weights with the margin that was measured. BuildError where it computes something
     else."""
+    if isinstance(onnx, VisionOnnxDir):
+        return vision_steps.prove(backend, onnx, staged, progress), staged.weights
     margin = staged.accuracy.margin
     if onnx.golden is None or staged.unproven:
         can_run = staged.accuracy.bitwise and not staged.unproven
@@ -475,24 +533,29 @@ def with_own_embedding(golden: Golden, runner: Runner) -> Golden:
     return golden | inputs
 
 
-def entry_of(backend: Backend, onnx: OnnxDir, proven: Proven) -> EngineEntry:
+def entry_of(backend: Backend, onnx: OnnxDir | VisionOnnxDir, proven: Proven) -> EngineEntry:
     """The manifest entry of a proven engine, without its files."""
     agreement, weights = proven.agreement, proven.config.weights
+    by_direction = weights.is_quantized
+    if isinstance(onnx, VisionOnnxDir):
+        by_direction = proven.staged.accuracy.min_cosine is not None
     return EngineEntry(
         backend=backend.name,
         fingerprint=proven.staged.fingerprint or backend.fingerprint(),
         source=onnx.manifest.source.to_dict(),
         weights=weights,
         golden_difference=agreement.difference if agreement else None,
-        golden_cosine=agreement.cosine if agreement and weights.is_quantized else None,
+        golden_cosine=agreement.cosine if agreement and by_direction else None,
     )
 
 
 # ---- notes
 
 
-def notes_of(backend: Backend, config: EngineConfig) -> tuple[str, ...]:
+def notes_of(backend: Backend, config: EngineConfig | VisionEngineConfig) -> tuple[str, ...]:
     """What the user should know about this engine."""
+    if isinstance(config, VisionEngineConfig):
+        return tuple(weight_notes(config))
     positions, capacity = config.component.max_position, config.limits.max_kv_cache_capacity
     notes = []
     if positions is not None and capacity > positions:
@@ -527,11 +590,21 @@ def longrope_note(rope: RopeConfig, capacity: int) -> str:
     return f"longrope: {how}"
 
 
-def weight_notes(config: EngineConfig) -> Iterator[str]:
+def lacking(onnx: OnnxDir | VisionOnnxDir) -> Iterator[str]:
+    """What an export lacks, so that its engine cannot do all that it could."""
+    if isinstance(onnx, VisionOnnxDir):
+        yield from vision_steps.without_processor(onnx)
+
+
+def weight_notes(config: EngineConfig | VisionEngineConfig) -> Iterator[str]:
     """What weights that are not float32 mean for the answers."""
     weights, draft = config.weights, config.role is Role.DRAFT
     if weights.emulated:
         yield f"{weights.scheme} is {weights.emulated}"
+    if isinstance(config, VisionEngineConfig):
+        if weights.scheme != FLOAT32:
+            yield f"{products_text(weights)}; images look a little different to the model"
+        return
     margin = f"margin {weights.rounding:.2g} nats" if weights.rounding else ""
     if weights.is_quantized:
         yield f"{products_text(weights)}; {draft_note() if draft else losslessness(config, margin)}"

@@ -6,9 +6,9 @@ them until somebody asks for numbers. Knows no engine library.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,6 +133,11 @@ class Attention:
     window: int | None = None
 
 
+# What a call gives for an input of its graph, by the input's kind: rows, what they attend to, or
+# hidden states lane by lane
+Value = Floats | Attention | Sequence[HiddenStates]
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One run of an engine over B neighboring lanes, `first_lane` the first of them.
@@ -143,7 +148,8 @@ class Call:
     that do so attend to themselves. The last slot may be behind the capacity by the padding of a
     batched engine, so that a full lane can be padded to its neighbors' rows.
 
-    Hidden states are given lane by lane, without filling rows.
+    Beside what all decoders read, `extras` has what this graph reads by the names of its inputs
+    (`contract.INPUTS`). Hidden states are given lane by lane, without filling rows.
     """
 
     inputs_embeds: Floats  # [B, S, H]
@@ -152,20 +158,23 @@ class Call:
     attention: Attention
     write_indices: Ids  # [B]
     gather: Sequence[Ids]  # of each lane, the rows that go through the lm_head
-    base_hidden: Sequence[HiddenStates] | None = None  # drafts: exactly one of the two, k*H wide
-    draft_hidden: Sequence[HiddenStates] | None = None  # Hd wide
+    extras: Mapping[str, Value] = field(default_factory=dict)
     first_lane: int = 0
-    # drafts of blocks, this and the next two: k*H wide, written before the S
-    target_hidden: Sequence[HiddenStates] | None = None
-    context_cos: Floats | None = None  # [B, L, rotary/2]
-    context_sin: Floats | None = None
-    # for the layers with a window where others have none
-    sliding_attention: Attention | None = None
-    # [B, S, rotary/2], for the layers that rotate otherwise
-    local_rope_cos: Floats | None = None
-    local_rope_sin: Floats | None = None
-    # [B, S, k*H], rows of images that join the stream behind the first layers; None: zeros
-    deepstack_embeds: Floats | None = None
+
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, Value],
+        write_indices: Ids,
+        gather: Sequence[Ids],
+        first_lane: int = 0,
+    ) -> Call:
+        """The call that gives `values` by the names of inputs."""
+        own: dict[str, Any] = {field: values[name] for name, field in OWN.items()}
+        extras = {name: value for name, value in values.items() if name not in OWN}
+        return cls(
+            **own, write_indices=write_indices, gather=gather, extras=extras, first_lane=first_lane
+        )
 
     @classmethod
     def of_states(cls, hidden_states: Sequence[HiddenStates]) -> Call:
@@ -182,8 +191,31 @@ class Call:
             Attention(seen),
             np.zeros(len(rows), np.int64),
             places,
-            base_hidden=hidden_states,
+            {"base_hidden": hidden_states},
         )
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """What it gives, by the names of inputs."""
+        return {name: getattr(self, own) for name, own in OWN.items()} | dict(self.extras)
+
+    def array(self, name: str) -> Floats | None:
+        """The rows [B, S, ...] that it gives for an input; None where it gives none."""
+        value = getattr(self, OWN[name]) if name in OWN else self.extras.get(name)
+        return cast("Floats | None", value)
+
+    def attended(self, name: str) -> Attention:
+        """What its rows attend to where the graph reads this mask."""
+        return cast(Attention, getattr(self, OWN[name]) if name in OWN else self.extras[name])
+
+    def states(self, name: str) -> Sequence[HiddenStates] | None:
+        """The hidden states that it gives for an input; None where it gives none."""
+        return cast("Sequence[HiddenStates] | None", self.extras.get(name))
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it runs a block behind its context: rows of a block see each other."""
+        return "context_cos" in self.extras
 
     @property
     def rows(self) -> int:
@@ -193,7 +225,8 @@ class Call:
     @property
     def context_rows(self) -> int:
         """L; 0 where there is no context."""
-        return 0 if self.context_cos is None else int(self.context_cos.shape[1])
+        context = self.array("context_cos")
+        return 0 if context is None else context.shape[1]
 
     @property
     def written(self) -> int:
@@ -204,3 +237,12 @@ class Call:
     def width(self) -> int:
         """Slots up to the last that the call writes."""
         return int(self.write_indices.max()) + self.written
+
+
+# Input -> the field of a call that gives it
+OWN = {
+    "inputs_embeds": "inputs_embeds",
+    "rope_cos": "rope_cos",
+    "rope_sin": "rope_sin",
+    "attention_mask": "attention",
+}

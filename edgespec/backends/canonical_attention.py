@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from edgespec.backends.rewriting import only_user, producer, require, required, scalar
+from edgespec.contract import Kind, inputs_named
 
 
 def canonical_attentions(graph: ir.Graph) -> list[ir.Node]:
@@ -28,7 +29,7 @@ def canonical_attentions(graph: ir.Graph) -> list[ir.Node]:
 def check_attention(node: ir.Node, inputs: dict[str | None, ir.Value]) -> None:
     """ContractError for what a lowering has no input for: another mask, softcap, a second
     output."""
-    masks = (inputs["attention_mask"], inputs.get("sliding_attention_mask"))
+    masks = [inputs[name] for name in inputs_named(Kind.MASK) if name in inputs]
     require(len(node.inputs) == 4 and node.inputs[3] in masks, node, "attention_mask as its mask")
     require(set(node.attributes) == {"scale"}, node, "no attribute but scale")
     require(node.attributes["scale"].as_float() == 1.0, node, "scale 1.0")

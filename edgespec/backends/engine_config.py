@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar, cast
 
 from edgespec.artifacts import json_files
 from edgespec.artifacts.component import ComponentConfig
@@ -19,6 +19,7 @@ from edgespec.config.fields import is_int
 from edgespec.contract import MAX_BATCH_SIZE, Limits, Role
 from edgespec.quantization.schemes import SCHEMES
 from edgespec.safe_read.fields import BundleFields
+from edgespec.vision.component import VisionComponentConfig
 
 FLOAT32: Final = "fp32"
 BUILT_SCHEMES = ("int8", "int4")  # of weights that `build` rounds
@@ -311,29 +312,65 @@ def read_smaller(fields: EngineFields, largest: int) -> tuple[int, ...]:
     return tuple(value)
 
 
+class OwnLimits(Protocol):
+    """What an engine was built for, as its role has it."""
+
+    def to_dict(self, role: Role) -> dict[str, Any]:
+        """The keys of `builder_config`."""
+
+
+AnyComponent = TypeVar("AnyComponent", ComponentConfig, VisionComponentConfig)
+AnyLimits = TypeVar("AnyLimits", bound=OwnLimits)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class BuiltConfig(Generic[AnyComponent, AnyLimits]):
     """A built engine: what was exported, what it was built for, and what its weights became.
 
     `settings` is the backend's own, as JSON that it checks when it reads it; empty: it has none.
-    `variants` are those of the engines of smaller capacities, by capacity. `variant` is the
-    capacity of the engine that this is the config of, where it is such a smaller one.
     """
 
-    component: ComponentConfig
-    limits: EngineLimits
+    component: AnyComponent
+    limits: AnyLimits
     weights: EngineWeights
     settings: Mapping[str, Any] = field(default_factory=dict)
-    variants: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    variant: int | None = None
 
     @classmethod
-    def read(cls, path: Path) -> EngineConfig:
+    def read(cls, path: Path) -> Self:
         """The config in an engine's config.json. BundleError names a wrong key."""
         return cls.from_dict(json_files.read_json(path), str(path))
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], source: str) -> EngineConfig:
+    def from_dict(cls, raw: Mapping[str, Any], source: str) -> Self:
+        """The config of the keys of config.json. BundleError names a wrong key of the file
+        `source`."""
+        raise NotImplementedError
+
+    @property
+    def role(self) -> Role:
+        """The role of the engine's component."""
+        return self.component.role
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of an engine's config.json, in the order in which they are written."""
+        keys = self.component.to_dict() | {
+            "builder_config": self.limits.to_dict(self.role),
+            "weights": self.weights.to_dict(),
+        }
+        return keys | ({SETTINGS: dict(self.settings)} if self.settings else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(BuiltConfig[ComponentConfig, EngineLimits]):
+    """The engine of a decoder. `variants` are the settings of the engines of smaller capacities, by
+    capacity. `variant` is the capacity of the engine that this is the config of, where it is such a
+    smaller one."""
+
+    variants: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    variant: int | None = None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], source: str) -> Self:
         """The config of the keys of config.json. BundleError names a wrong key of the file
         `source`."""
         fields = EngineFields(raw, source)
@@ -345,11 +382,6 @@ class EngineConfig:
             settings=fields.optional_section(SETTINGS).raw,
             variants=read_variants(fields, limits),
         )
-
-    @property
-    def role(self) -> Role:
-        """The role of the engine's component: base or draft."""
-        return self.component.role
 
     def at(self, capacity: int) -> EngineConfig:
         """That of the engine of one capacity alone."""
@@ -377,11 +409,7 @@ class EngineConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of an engine's config.json, in the order in which they are written."""
-        keys = self.component.to_dict() | {
-            "builder_config": self.limits.to_dict(self.role),
-            "weights": self.weights.to_dict(),
-        }
-        keys |= {SETTINGS: dict(self.settings)} if self.settings else {}
+        keys = BuiltConfig.to_dict(self)  # a class with slots is another than `super` knows
         variants = {str(capacity): dict(row) for capacity, row in self.variants.items()}
         return keys | ({VARIANTS: variants} if variants else {})
 

@@ -1,4 +1,5 @@
-"""An engine directory: base and draft together, with what the runtime needs beside them.
+"""An engine directory: base and draft together, with what the runtime needs beside them, and an
+image encoder in `visual` below it.
 
 Knows file names, roles, and how a built engine gets in without ever looking finished when it is
 not. Knows no engine library: each backend writes its own engine files.
@@ -16,16 +17,27 @@ from edgespec.artifacts import atomic, file_names, hashes, json_files
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.artifacts.component_files import required_arrays
 from edgespec.artifacts.directories import Kind, kind_of, not_engines
-from edgespec.backends.engine_config import HEAD_FILE, EngineConfig
-from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry
-from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.engine_config import HEAD_FILE, EngineConfig, EngineWeights
+from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry, read_entries
+from edgespec.backends.onnx_dir import OnnxDir, VisionOnnxDir
 from edgespec.backends.pair_check import check_not_plain, check_pairing, target_of
-from edgespec.contract import Role
+from edgespec.backends.vision.config import VisionEngineConfig
+from edgespec.contract import DECODERS, Role
 from edgespec.errors import BundleError
 from edgespec.methods import METHODS
 
-STEMS = {Role.LLM: "llm", Role.BASE: "spec_base", Role.DRAFT: "spec_draft"}
-CONFIGS = {Role.LLM: "config.json", Role.BASE: "base_config.json", Role.DRAFT: "draft_config.json"}
+STEMS = {
+    Role.LLM: "llm",
+    Role.BASE: "spec_base",
+    Role.DRAFT: "spec_draft",
+    Role.VISUAL: "visual",
+}
+CONFIGS = {
+    Role.LLM: file_names.CONFIG,
+    Role.BASE: "base_config.json",
+    Role.DRAFT: "draft_config.json",
+    Role.VISUAL: file_names.CONFIG,
+}
 DRAFT_EMBEDDING = "draft_embedding.safetensors"
 _OF_BASE = {name: name for name in (file_names.EMBEDDING, *file_names.TOKENIZER_FILES)}
 # Engine file name -> the exported file that it is copied from, where that is there
@@ -37,6 +49,7 @@ SIDECARS: Mapping[Role, Mapping[str, str]] = {
         file_names.HEADS: file_names.HEADS,
         DRAFT_EMBEDDING: file_names.EMBEDDING,
     },
+    Role.VISUAL: {name: name for name in file_names.PROCESSOR_FILES},
 }
 # Of the runtime, beside the engines and not in the manifest: what steps cost, the plan that `tune`
 # found best, and what it has measured so far
@@ -46,8 +59,33 @@ MOVING, MOVING_KEYS = "moving.json", ("bytes", "mtime_ns")
 SAME_MODEL = {Role.BASE: Role.LLM, Role.LLM: Role.BASE}
 
 
+def home(engine_dir: Path, role: Role) -> Path:
+    """The directory of an engine that is built into `engine_dir`: an encoder's is below it, by the
+    name of its role, unless it has that name itself."""
+    if role in DECODERS or engine_dir.absolute().name == role.value:
+        return engine_dir
+    return engine_dir / role.value
+
+
+def holds_encoder(path: Path, role: Role) -> bool:
+    """Whether a directory says that it holds an encoder. Never raises."""
+    try:
+        return read_entries(path).keys() == {role.value}
+    except (BundleError, OSError):
+        return False
+
+
+def find_encoder(path: Path, role: Role) -> Path:
+    """The directory of an encoder at a path or below it. BundleError where there is none."""
+    for directory in (path / role.value, path):
+        if holds_encoder(directory, role):
+            return directory
+    what = f"{path} has no engine of an image encoder"
+    raise BundleError(what, missing_remedy(role))
+
+
 def read_config(engine_dir: Path, role: Role) -> EngineConfig:
-    """The config of an engine of the directory; BundleError where it is damaged."""
+    """The config of a decoder's engine of the directory; BundleError where it is damaged."""
     return EngineConfig.read(engine_dir / CONFIGS[role])
 
 
@@ -73,10 +111,14 @@ def move_variant(source: Path, target: Path, capacity: int, opened: str) -> str:
     return variant_name(opened, capacity)
 
 
-def check_against_others(engine_dir: Path, onnx: OnnxDir) -> None:
-    """Check what is to be built against what the directory already holds: one model a directory
-    (BundleError), and a draft beside a base that fits it (PairingError)."""
+def check_against_others(engine_dir: Path, onnx: OnnxDir | VisionOnnxDir) -> None:
+    """Check what is to be built against what the directory already holds: one model a directory,
+    and an encoder in one of its own (BundleError), and a draft beside a base that fits it
+    (PairingError)."""
     there = EngineManifest.read(engine_dir).engines
+    check_kind(engine_dir, there, onnx.role)
+    if not isinstance(onnx, OnnxDir):
+        return
     twin = SAME_MODEL.get(onnx.role)
     if twin is not None and twin in there:
         check_same_model(engine_dir, twin, onnx)
@@ -94,6 +136,18 @@ def check_against_others(engine_dir: Path, onnx: OnnxDir) -> None:
         check_pairing(component(target), draft, onnx.role)
 
 
+def check_kind(engine_dir: Path, there: Iterable[Role], role: Role) -> None:
+    """BundleError where a directory holds the engine of an encoder and `role` is a decoder, or the
+    other way round: both have a config.json."""
+    if not any((other in DECODERS) is not (role in DECODERS) for other in there):
+        return
+    own, other = "an image encoder", "a language model"
+    if role in DECODERS:
+        own, other = other, own
+    what = f"{engine_dir} holds the engine of {other}, and no {own.partition(' ')[2]}"
+    raise BundleError(what, f"Name the directory of the {own.partition(' ')[2]}'s engines.")
+
+
 def check_same_model(engine_dir: Path, twin: Role, onnx: OnnxDir) -> None:
     """BundleError where a plain engine and a base in one directory have other weights."""
     if read_config(engine_dir, twin).component.identity != onnx.config.identity:
@@ -107,14 +161,16 @@ def check_same_model(engine_dir: Path, twin: Role, onnx: OnnxDir) -> None:
 # ---- files
 
 
-def sidecars(onnx: OnnxDir) -> dict[str, Path]:
+def sidecars(onnx: OnnxDir | VisionOnnxDir) -> dict[str, Path]:
     """Engine file name -> exported file that is copied to it."""
     wanted = SIDECARS[onnx.role]
     listed = onnx.manifest.files
     return {new: onnx.path / old for new, old in wanted.items() if old in listed}
 
 
-def copy_sidecars(onnx: OnnxDir, staging: Path, *, with_embedding: bool = True) -> None:
+def copy_sidecars(
+    onnx: OnnxDir | VisionOnnxDir, staging: Path, *, with_embedding: bool = True
+) -> None:
     """Copy what the runtime needs beside the engine. Raises OSError."""
     for name, source in sidecars(onnx).items():
         if with_embedding or source.name != file_names.EMBEDDING:
@@ -236,7 +292,9 @@ def moved_files(staging: Path, engine_dir: Path) -> Iterator[Path]:
 # ---- files of others
 
 
-def names_to_write(onnx: OnnxDir, suffixes: Iterable[str], smaller: Iterable[int] = ()) -> set[str]:
+def names_to_write(
+    onnx: OnnxDir | VisionOnnxDir, suffixes: Iterable[str], smaller: Iterable[int] = ()
+) -> set[str]:
     """The names that files of this export's engine may have, and those of its engines of `smaller`
     capacities; `suffixes` are the backend's."""
     own = [f"{STEMS[onnx.role]}{suffix}" for suffix in suffixes]
@@ -260,25 +318,20 @@ def refuse_foreign(engine_dir: Path, names: Iterable[str]) -> None:
 
 
 def finished_engines(engine_dir: Path) -> EngineManifest:
-    """The engines of a directory that must be there; BundleError that says what a path is that is
-    no engine directory."""
+    """The decoders of a directory that must be there; BundleError that says what a path is that is
+    no engine directory of theirs."""
     has_manifest = (engine_dir / file_names.MANIFEST).is_file()
     if not has_manifest or kind_of(engine_dir) in (Kind.EXPORT, Kind.CHECKPOINT, Kind.EMITTED):
         raise not_engines(engine_dir)
-    return EngineManifest.read(engine_dir)
+    manifest = EngineManifest.read(engine_dir)
+    check_kind(engine_dir, manifest.engines, Role.LLM)
+    return manifest
 
 
 def open_engine(engine_dir: Path, role: Role) -> tuple[EngineConfig, EngineEntry]:
-    """Config and manifest entry of a finished engine, its files checked; BundleError with the
-    remedy otherwise."""
-    manifest = finished_engines(engine_dir)
-    entry = manifest.engines.get(role)
-    if entry is None:
-        there = ", ".join(role.value for role in manifest.engines) or "no engine"
-        what = f"{engine_dir} has no {role.value} engine (it has: {there})"
-        raise BundleError(what, missing_remedy(role))
-    check_listing(engine_dir, role, manifest)
-    hashes.check_files(engine_dir, entry.files_dict(), trust_unchanged=True)
+    """Config and manifest entry of a decoder's finished engine, its files checked; BundleError with
+    the remedy otherwise."""
+    entry = checked_entry(engine_dir, role, finished_engines(engine_dir))
     config = config_of(engine_dir, role, entry)
     largest, required = config.weights.largest, required_sidecars(config)
     if largest is not None and largest.file is not None:
@@ -287,14 +340,47 @@ def open_engine(engine_dir: Path, role: Role) -> tuple[EngineConfig, EngineEntry
     return config, entry
 
 
-def config_of(engine_dir: Path, role: Role, entry: EngineEntry) -> EngineConfig:
-    """The config of an engine, whose weights are those of its entry in the manifest; BundleError
+def open_vision(directory: Path) -> tuple[VisionEngineConfig, EngineEntry]:
+    """Config and manifest entry of a finished image encoder, its files checked; BundleError
     otherwise."""
+    entry = checked_entry(directory, Role.VISUAL, EngineManifest.read(directory))
+    return vision_config_of(directory, entry), entry
+
+
+def checked_entry(engine_dir: Path, role: Role, manifest: EngineManifest) -> EngineEntry:
+    """The manifest entry of a finished engine, whose files are as listed; BundleError with the
+    remedy otherwise."""
+    entry = manifest.engines.get(role)
+    if entry is None:
+        there = ", ".join(role.value for role in manifest.engines) or "no engine"
+        what = f"{engine_dir} has no {role.value} engine (it has: {there})"
+        raise BundleError(what, missing_remedy(role))
+    check_listing(engine_dir, role, manifest)
+    hashes.check_files(engine_dir, entry.files_dict(), trust_unchanged=True)
+    return entry
+
+
+def config_of(engine_dir: Path, role: Role, entry: EngineEntry) -> EngineConfig:
+    """The config of a decoder's engine, whose weights are those of its entry in the manifest;
+    BundleError otherwise."""
     config = read_config(engine_dir, role)
-    if config.weights != entry.weights:
-        what = f"{engine_dir / CONFIGS[role]}: its 'weights' are not those of {file_names.MANIFEST}"
-        raise BundleError(what, hashes.EDITED)
+    check_weights(engine_dir / CONFIGS[role], config.weights, entry)
     return config
+
+
+def vision_config_of(directory: Path, entry: EngineEntry) -> VisionEngineConfig:
+    """The same of an image encoder."""
+    path = directory / CONFIGS[Role.VISUAL]
+    config = VisionEngineConfig.read(path)
+    check_weights(path, config.weights, entry)
+    return config
+
+
+def check_weights(path: Path, weights: EngineWeights, entry: EngineEntry) -> None:
+    """BundleError unless the weights of a config.json are those of the manifest's entry."""
+    if weights != entry.weights:
+        what = f"{path}: its 'weights' are not those of {file_names.MANIFEST}"
+        raise BundleError(what, hashes.EDITED)
 
 
 def check_listing(engine_dir: Path, role: Role, manifest: EngineManifest) -> None:
@@ -303,7 +389,7 @@ def check_listing(engine_dir: Path, role: Role, manifest: EngineManifest) -> Non
     stem, listed = f"{STEMS[role]}.", manifest.engines[role].files
     known = [CONFIGS[role], *SIDECARS[role]]
     own = [path.name for path in engine_dir.iterdir() if path.name.startswith(stem)]
-    required = [CONFIGS[role], *([] if role is Role.DRAFT else [file_names.TOKENIZER])]
+    required = [CONFIGS[role], *([file_names.TOKENIZER] if role in SAME_MODEL else [])]
     hashes.refuse_unlisted(engine_dir, listed, required, own)
     hashes.refuse_unlisted(engine_dir, manifest.files, (), known)
     engines = [name for name in listed if name.startswith(stem)]
@@ -324,6 +410,8 @@ def required_sidecars(config: EngineConfig) -> list[str]:
 
 def missing_remedy(role: Role) -> str:
     """The remedy for a missing engine of that role: the commands that make it."""
+    if role is Role.VISUAL:
+        return "Build it: edgespec build --onnx-dir OUT/visual --engine-dir ENGINES"
     flags = " or ".join(row.export_flag for row in METHODS.values() if row.export_flag)
     made = {
         Role.LLM: "edgespec export MODEL OUT",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
@@ -28,12 +28,14 @@ from edgespec.backends.call import (
     LaneAttention,
     Mask,
     Result,
+    Value,
 )
 from edgespec.backends.golden_file import Golden
 from edgespec.backends.host import HostStates
 from edgespec.config import RopeConfig
+from edgespec.contract import INPUTS, Kind, inputs_named
 from edgespec.errors import GoldenMismatch
-from edgespec.rope import RopeTable
+from edgespec.rope import RopeTable, rotations
 
 Done = Callable[[], None]
 ROUNDING_TRIALS = 4
@@ -235,7 +237,7 @@ def rounding(
     at_once = only_logits(runner, prompt).copy()
     for _ in range(ROUNDING_TRIALS):
         moved = moved_by_noise(prompt, margin.noise, rng)
-        if prompt.target_hidden is not None:  # its rows see each other: there is no one row alone
+        if prompt.is_block:  # its rows see each other: there is no one row alone
             worst = max(worst, float(np.abs(only_logits(runner, moved) - at_once).max()))
             done()
             continue
@@ -257,47 +259,30 @@ def only_logits(runner: Runner, call: Call) -> Floats:
 def moved_by_noise(call: Call, size: float, rng: np.random.Generator) -> Call:
     """The call with each embedding changed by about `size` of itself (standard deviation), or each
     hidden state where it has no embeddings."""
-    embeds, hidden = call.inputs_embeds, call.base_hidden
+    embeds, hidden = call.inputs_embeds, call.states("base_hidden")
     if embeds.size:
         noise = 1 + np.float32(size) * rng.standard_normal(embeds.shape, np.float32)
         return replace(call, inputs_embeds=embeds * noise)
     assert hidden is not None
     (states,) = (own.numpy() for own in hidden)
     noise = 1 + np.float32(size) * rng.standard_normal(states.shape, np.float32)
-    return replace(call, base_hidden=[HostStates(states * noise)])
-
-
-# What a call has for each of its rows
-BY_ROW = (
-    *("inputs_embeds", "rope_cos", "rope_sin", "local_rope_cos", "local_rope_sin"),
-    "deepstack_embeds",
-)
-STATES = ("base_hidden", "draft_hidden")
-ATTENTION = ("attention", "sliding_attention")
+    return replace(call, extras={"base_hidden": [HostStates(states * noise)]})
 
 
 def row_of(call: Call, row: int) -> Call:
     """The call of one row of a prompt, as plain decoding makes it: S = 1."""
     here = np.array([row])
 
-    def row_alone(attention: Attention) -> Attention:
-        (lane,) = attention.lanes
-        return Attention([explicit(lane.visible[here, : row + 1])])
+    def alone(value: Value) -> Value:
+        if isinstance(value, Attention):
+            (lane,) = value.lanes
+            return Attention([explicit(lane.visible[here, : row + 1])])
+        if isinstance(value, np.ndarray):
+            return np.ascontiguousarray(value[:, here])
+        return [states.take(here) for states in value]
 
-    changed: dict[str, Any] = {}
-    for names, cut in (
-        (BY_ROW, lambda array: np.ascontiguousarray(array[:, here])),
-        (STATES, lambda lanes: [states.take(here) for states in lanes]),
-        (ATTENTION, row_alone),
-    ):
-        found = {name: getattr(call, name) for name in names}
-        changed |= {name: cut(value) for name, value in found.items() if value is not None}
-    return replace(
-        call,
-        **changed,
-        write_indices=np.array([row], np.int64),
-        gather=[np.zeros(1, np.int64)],
-    )
+    values = {name: alone(value) for name, value in call.values.items()}
+    return Call.of(values, np.array([row], np.int64), [np.zeros(1, np.int64)])
 
 
 def explicit(visible: Mask) -> LaneAttention:
@@ -335,31 +320,32 @@ ARRANGEMENTS = (alone, twice, before_another, behind_another)
 
 def joined(first: Call, second: Call) -> Call:
     """Two calls of one sequence as one call of two."""
-    both: dict[str, Any] = {}
-    for name in (f.name for f in fields(Call) if f.name != "first_lane"):
-        a, b = getattr(first, name), getattr(second, name)
+
+    def both(a: Value, b: Value) -> Value:
         if isinstance(a, Attention):
-            both[name] = Attention([*a.lanes, *b.lanes])
-        elif isinstance(a, np.ndarray):
-            both[name] = np.concatenate([a, b])
-        else:
-            both[name] = None if a is None else [*a, *b]
-    return Call(**both)
+            return Attention([*a.lanes, *cast(Attention, b).lanes])
+        if isinstance(a, np.ndarray):
+            return np.concatenate([a, cast(Floats, b)])
+        return [*a, *cast(Sequence[HiddenStates], b)]
+
+    values = {name: both(value, second.values[name]) for name, value in first.values.items()}
+    starts = np.concatenate([first.write_indices, second.write_indices])
+    return Call.of(values, starts, [*first.gather, *second.gather])
 
 
 def disturbed(call: Call) -> Call:
-    """The call of another sequence: the rows of its embeddings and images in reverse order; of its
-    hidden states where it has no embeddings."""
-    if not call.inputs_embeds.size:
-        assert call.base_hidden is not None
-        return replace(call, base_hidden=backwards(call.base_hidden))
-    deepstack = call.deepstack_embeds
-    return replace(
-        call,
-        inputs_embeds=np.ascontiguousarray(call.inputs_embeds[:, ::-1]),
-        deepstack_embeds=None if deepstack is None else np.ascontiguousarray(deepstack[:, ::-1]),
-        target_hidden=None if call.target_hidden is None else backwards(call.target_hidden),
-    )
+    """The call of another sequence: its embeddings, images and hidden states in reverse order of
+    rows."""
+    values = call.values
+    for name in values.keys() & {*inputs_named(Kind.ROWS, Kind.STATES)}:
+        value = values[name]
+        assert not isinstance(value, Attention)
+        values[name] = (
+            np.ascontiguousarray(value[:, ::-1])
+            if isinstance(value, np.ndarray)
+            else backwards(value)
+        )
+    return Call.of(values, call.write_indices, call.gather)
 
 
 def backwards(lanes: Sequence[HiddenStates]) -> list[HiddenStates]:
@@ -371,70 +357,35 @@ def golden_calls(golden: Golden, ropes: Sequence[RopeConfig]) -> list[Call]:
     """The calls that a golden file stands for: the prompt into an empty cache, then the tree behind
     it. `ropes` are the rotary embeddings of the engine's tables."""
     if "prompt_inputs_embeds" not in golden:  # heads over a hidden state
-        states = [used(golden, f"{label}_base_hidden") for label in CALLS]
-        return [Call.of_states(lanes) for lanes in states if lanes is not None]
+        return [Call.of_states([HostStates(golden[f"{label}_base_hidden"][0])]) for label in CALLS]
     last = max(int(golden[f"{label}_positions"].max()) for label in CALLS)
     tables = [RopeTable.golden(rope, last + 1) for rope in ropes]
-    if "prompt_target_hidden" in golden:
-        return [block_call(golden, tables[0], label) for label in CALLS]
-    calls = []
-    for label in CALLS:
-        ids, positions = golden[f"{label}_ids"], golden[f"{label}_positions"]
-        slots = golden["tree_attention_mask"].shape[-1]
-        width = len(ids) if label == "prompt" else slots
-        cos, sin = tables[0].rows(positions[None])
-        local = tables[1].rows(positions[None]) if len(tables) > 1 else (None, None)
-        calls.append(
-            Call(
-                golden[f"{label}_inputs_embeds"],
-                cos,
-                sin,
-                attention_of(golden[f"{label}_attention_mask"], width),
-                np.array([width - len(ids)], np.int64),
-                [np.arange(len(ids))],
-                used(golden, f"{label}_base_hidden"),
-                used(golden, f"{label}_draft_hidden"),
-                sliding_attention=sliding_of(golden, label, width),
-                local_rope_cos=local[0],
-                local_rope_sin=local[1],
-                deepstack_embeds=golden.get(f"{label}_deepstack_embeds"),
-            )
-        )
-    return calls
+    return [golden_call(golden, tables, label) for label in CALLS]
 
 
-def block_call(golden: Golden, rope: RopeTable, label: str) -> Call:
-    """The call of a block draft: rows of context, and the block behind them."""
-    context, ids = golden[f"{label}_context_positions"], golden[f"{label}_ids"]
-    width = int(context[-1]) + 1 + len(ids)
-    cos, sin = rope.rows(golden[f"{label}_positions"][None])
-    context_cos, context_sin = rope.rows(context[None])
-    return Call(
-        golden[f"{label}_inputs_embeds"],
-        cos,
-        sin,
-        attention_of(golden[f"{label}_attention_mask"], width),
-        context[:1].astype(np.int64),
-        [np.arange(len(ids))],
-        target_hidden=used(golden, f"{label}_target_hidden"),
-        context_cos=context_cos,
-        context_sin=context_sin,
-        sliding_attention=sliding_of(golden, label, width),
-    )
-
-
-def attention_of(mask: Mask, width: int) -> Attention:
-    """What a golden mask [1, 1, S, C] says of the first `width` slots."""
-    return Attention([explicit(mask[0, 0, :, :width])])
-
-
-def sliding_of(golden: Golden, label: str, width: int) -> Attention | None:
-    """The same of the second mask; None where there is none."""
-    mask = golden.get(f"{label}_sliding_attention_mask")
-    return None if mask is None else attention_of(mask, width)
-
-
-def used(golden: Golden, name: str) -> list[HiddenStates] | None:
-    """The hidden states of a golden array [1, S, H]; None where it is missing or has no rows."""
-    value = golden.get(name)
-    return None if value is None or value.shape[1] == 0 else [HostStates(value[0])]
+def golden_call(golden: Golden, tables: Sequence[RopeTable], label: str) -> Call:
+    """One of them; a block draft's has rows of context, and the block behind them."""
+    stored = {
+        name.removeprefix(f"{label}_"): array
+        for name, array in golden.items()
+        if name.startswith(f"{label}_")
+    }
+    rows, context = len(stored["ids"]), stored.get("context_positions")
+    positions = {"S": stored["positions"][None]}
+    start = 0 if label == "prompt" else golden["tree_attention_mask"].shape[-1] - rows
+    width = start + rows
+    if context is not None:
+        positions["L"] = context[None]
+        start, width = int(context[0]), int(context[-1]) + 1 + rows
+    values: dict[str, Value] = dict(rotations(INPUTS.values(), tables, positions))
+    for row in INPUTS.values():
+        array = stored.get(row.name)
+        if array is None:
+            continue
+        if row.kind is Kind.MASK:
+            values[row.name] = Attention([explicit(array[0, 0, :, :width])])
+        elif row.kind is Kind.ROWS:
+            values[row.name] = array
+        elif row.kind is Kind.STATES and array.shape[1]:  # of two, the one that is read
+            values[row.name] = [HostStates(array[0])]
+    return Call.of(values, np.array([start], np.int64), [np.arange(rows)])

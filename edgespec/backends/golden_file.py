@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.contract import GraphShape
+from edgespec.contract import Dim, GraphShape, Kind, canonical_contract, graph_inputs
 from edgespec.errors import BundleError
 from edgespec.safe_read.fields import EXPORT_AGAIN
 from edgespec.safe_read.tensors import StoredTensor, read_array, read_tensors
@@ -47,35 +47,19 @@ def refused(path: Path, what: str) -> BundleError:
     return BundleError(f"{path}: {what}.", EXPORT_AGAIN)
 
 
-def arrays_of(shape: GraphShape) -> dict[str, tuple[str, tuple[int | str, ...]]]:
-    """Name -> dtype and dimensions of what each call stores; N rows, C slots, L rows of context,
-    A and B the rows of a draft's two inputs."""
-    if shape.heads:
-        return {
-            "base_hidden": ("float32", (1, "N", shape.base_features)),
-            "logits": ("float32", (1, "N", shape.logits_width)),
-        }
-    found: dict[str, tuple[str, tuple[int | str, ...]]] = {
-        "ids": ("int64", ("N",)),
-        "positions": ("int64", ("N",)),
-        "inputs_embeds": ("float32", (1, "N", shape.hidden_size)),
-        "attention_mask": ("bool", (1, 1, "N", "C")),
-        "logits": ("float32", (1, "N", shape.vocab_size)),
+def arrays_of(shape: GraphShape) -> dict[str, tuple[str, tuple[Dim, ...]]]:
+    """Name -> dtype and dimensions of what each call stores: the inputs of one sequence that do not
+    follow from positions, and the outputs."""
+    contract = canonical_contract(shape)
+    names = {row.name for row in graph_inputs(shape) if row.is_stored} | {"logits", "hidden_states"}
+    found: dict[str, tuple[str, tuple[Dim, ...]]] = {
+        spec.name: (spec.dtype, (1, *spec.shape[1:]))
+        for spec in (*contract.inputs, *contract.outputs)
+        if spec.name in names
     }
-    if shape.sliding:
-        found["sliding_attention_mask"] = found["attention_mask"]
-    if shape.deepstack:
-        found["deepstack_embeds"] = ("float32", (1, "N", shape.deepstack_width))
-    if shape.features:
-        found["hidden_states"] = ("float32", (1, "N", shape.features))
-    if shape.block:
-        found["target_hidden"] = ("float32", (1, "L", shape.base_features))
-        found["context_positions"] = ("int64", ("L",))
-    elif shape.reads_hidden_states:
-        found["base_hidden"] = ("float32", (1, "A", shape.base_features))
-        found["draft_hidden"] = ("float32", (1, "B", shape.features))
-        found["use_base_hidden"] = ("bool", (1,))
-    return found
+    if not shape.heads:
+        found |= {"ids": ("int64", ("S",)), "positions": ("int64", ("S",))}
+    return found | ({"context_positions": ("int64", ("L",))} if shape.block else {})
 
 
 def slots_of(golden: Golden) -> int:
@@ -105,15 +89,15 @@ def check_shape(
         rows = slots = tensors[f"{label}_base_hidden"].shape[1:2]
     else:
         rows, slots = tensors[f"{label}_ids"].shape, tensors["tree_attention_mask"].shape
-    sizes = {"N": rows[0] if rows else 0, "C": slots[-1] if slots else 0}
+    sizes = dict.fromkeys(("S", "G"), rows[0] if rows else 0) | {"C": slots[-1] if slots else 0}
     context = tensors.get(f"{label}_context_positions")
     sizes["L"] = context.shape[0] if context is not None and context.shape else 0
-    sizes |= {"A": sizes["N"] * (label == "prompt"), "B": sizes["N"] * (label == "tree")}
+    sizes |= {"S_base": sizes["S"] * (label == "prompt"), "S_draft": sizes["S"] * (label == "tree")}
     wanted = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
     if (tensor.dtype, tensor.shape) != (dtype, wanted):
         is_ = f"{tensor.dtype} {list(tensor.shape)}"
         raise refused(path, f"{tensor.name!r} is {is_}, not {dtype} {list(wanted)}")
-    if not all(1 <= sizes[dim] <= MAX_ROWS for dim in ("N", "C")) or sizes["L"] > MAX_ROWS:
+    if not all(1 <= sizes[dim] <= MAX_ROWS for dim in ("S", "C")) or sizes["L"] > MAX_ROWS:
         raise refused(path, f"{tensor.name!r} has {list(tensor.shape)}: too many rows, or none")
 
 
@@ -127,9 +111,8 @@ def check_places(path: Path, golden: Golden, shape: GraphShape, vocab_size: int)
             values = golden[f"{label}_{name}"]
             if values.min() < 0 or values.max() >= most:
                 raise refused(path, f"'{label}_{name}' has values beyond 0 to {most - 1}")
-        masks = [golden[f"{label}_attention_mask"]]
-        masks += [golden[f"{label}_sliding_attention_mask"]] if shape.sliding else []
-        if not all(mask.any(-1).all() for mask in masks):
+        masks = graph_inputs(shape, Kind.MASK)
+        if not all(golden[f"{label}_{mask.name}"].any(-1).all() for mask in masks):
             raise refused(path, f"'{label}_attention_mask' has rows that attend to nothing")
     rows = {label: len(golden[f"{label}_ids"]) for label in LABELS}
     if not shape.block:

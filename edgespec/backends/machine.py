@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -10,10 +11,11 @@ from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
 TASKS = Path("/proc/self/task")
+GROUP = Path("/sys/fs/cgroup")
 # What a container may take, in the first and the second version of control groups
 GROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-    Path("/sys/fs/cgroup/memory.max"),
+    GROUP / "memory/memory.limit_in_bytes",
+    GROUP / "memory.max",
 )
 
 
@@ -30,6 +32,29 @@ def machine_bytes(group_limits: Iterable[Path] = GROUP_LIMITS) -> int | None:
             continue
         found += [int(text)] if text.isdigit() else []  # "max" is no limit
     return min(found, default=None)
+
+
+def cores(group: Path = GROUP) -> int:
+    """The cores that this process may use: those that it is bound to, and no more than its
+    container's share of processor time is worth, as of `docker --cpus`."""
+    affinity = getattr(os, "sched_getaffinity", None)  # which Linux has
+    bound = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    quota, period = cpu_quota(group)
+    return bound if quota <= 0 else max(1, min(bound, math.ceil(quota / period)))
+
+
+def cpu_quota(group: Path) -> tuple[int, int]:
+    """Microseconds of processor time in each so many, by either version of control groups; 0 of 1
+    where there is no limit."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            words = [word for name in names for word in (group / name).read_text().split()]
+            quota, period = map(int, words)
+        except (OSError, ValueError):  # "max" is no limit
+            continue
+        if period > 0:
+            return quota, period
+    return 0, 1
 
 
 def available_bytes(meminfo: Path = MEMINFO) -> int | None:

@@ -6,11 +6,16 @@ no model.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
 import numpy as np
 
-from edgespec.backends.call import Attention, Call, Floats, LaneAttention
+from edgespec.backends.call import Attention, Call, Floats, Ids, LaneAttention, Value
 from edgespec.backends.host import HostStates
-from edgespec.contract import GraphContract
+from edgespec.contract import GraphContract, GraphShape, Kind, TensorSpec, graph_inputs
+from edgespec.rope import Rotary, rotations
 
 
 def made_call(
@@ -20,46 +25,50 @@ def made_call(
     before it; a block draft's stand behind `context` rows. The last `heads` rows have logits. The
     same sizes give the same numbers."""
     shape, rng = contract.shape, np.random.default_rng((lane, start, rows))
-
-    def numbers(*dims: int) -> Floats:
-        return 0.5 * rng.standard_normal(dims, np.float32)
-
-    def states(count: int) -> list[HostStates]:
-        return [HostStates(numbers(count, shape.base_features))]
-
-    if shape.heads:
-        return Call.of_states(states(rows))
     read = context if shape.block else 0
+    sizes = {"B": 1, "S": rows, "S_base": rows, "L": read}
+
+    def numbers(spec: TensorSpec) -> Floats:
+        return 0.5 * rng.standard_normal(spec.dims(**sizes), np.float32)
+
     before = start + read
-    seen = LaneAttention(before, np.tri(rows, dtype=bool), before + np.arange(rows))
-    attention = Attention([seen])
-    cos, sin = turned(before, rows, shape.rotary_dim)
-    local = turned(before, rows, shape.local_rotary_dim) if shape.local_rotary_dim else (None, None)
-    deepstack = shape.deepstack_width
-    behind = turned(start, read, shape.rotary_dim) if shape.block else (None, None)
-    return Call(
-        numbers(1, rows, shape.hidden_size),
-        cos,
-        sin,
-        attention,
-        np.array([start], np.int64),
-        [np.arange(rows - heads, rows)],
-        base_hidden=states(rows) if shape.reads_hidden_states else None,
-        first_lane=lane,
-        target_hidden=states(read) if shape.block else None,
-        context_cos=behind[0],
-        context_sin=behind[1],
-        sliding_attention=attention if shape.sliding else None,
-        local_rope_cos=local[0],
-        local_rope_sin=local[1],
-        deepstack_embeds=numbers(1, rows, deepstack) if deepstack else None,
-    )
+    positions = {"S": before + np.arange(rows)[None], "L": start + np.arange(read)[None]}
+    seen = LaneAttention(before, np.tri(rows, dtype=bool), positions["S"][0])
+    values = made_values(shape, positions, Attention([seen]), numbers)
+    if shape.heads:
+        return Call.of_states(cast("list[HostStates]", values["base_hidden"]))
+    gathered = [np.arange(rows - heads, rows)]
+    return Call.of(values, np.array([start], np.int64), gathered, first_lane=lane)
 
 
-def turned(start: int, rows: int, rotary_dim: int) -> tuple[Floats, Floats]:
-    """Cosines and sines [1, rows, rotary/2] of positions from `start` on, of the plain rotary
-    embedding with base 10000."""
-    half = rotary_dim // 2
-    steps = 10000.0 ** -(np.arange(half) / max(half, 1))
-    angles = (start + np.arange(rows))[None, :, None] * steps
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+def made_values(
+    shape: GraphShape,
+    positions: Mapping[str, Ids],
+    attention: Attention,
+    numbers: Callable[[TensorSpec], Floats],
+) -> dict[str, Value]:
+    """What a call gives to a graph of this shape: `numbers` makes the rows of an input, all masks
+    hide the same, and of two inputs of which one is read it is the first."""
+    tables = [PlainRope(shape.rotary_dim), PlainRope(shape.local_rotary_dim)]
+    values: dict[str, Value] = dict(rotations(graph_inputs(shape), tables, positions))
+    for row in graph_inputs(shape, Kind.MASK, Kind.ROWS, Kind.STATES):
+        if row.kind is Kind.MASK:
+            values[row.name] = attention
+        elif not row.instead_of:
+            made = numbers(row.spec(shape))
+            states = row.kind is Kind.STATES
+            values[row.name] = [HostStates(lane) for lane in made] if states else made
+    return values
+
+
+@dataclass(frozen=True)
+class PlainRope(Rotary):
+    """The plain rotary embedding with base 10000."""
+
+    rotary_dim: int
+
+    def rows(self, positions: Ids) -> tuple[Floats, Floats]:
+        """Cosines and sines [B, S, rotary/2] of positions [B, S]."""
+        half = self.rotary_dim // 2
+        angles = positions[..., None] * 10000.0 ** -(np.arange(half) / max(half, 1))
+        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgespec.artifacts import file_names, hashes, json_files, provenance
 from edgespec.backends.engine_config import EngineFields, EngineWeights, read_weights
-from edgespec.contract import DECODERS, Role
+from edgespec.contract import Role
 from edgespec.errors import BundleError
 
 KIND = "engine"
@@ -156,10 +156,7 @@ def read_entries(directory: Path) -> dict[str, Mapping[str, Any]]:
 
 def role_of(name: str, directory: Path) -> Role:
     """The role that an entry is named after; BundleError for another name."""
-    if name == Role.VISUAL:
-        what = f"{directory} holds the engine of an image encoder, and no language model"
-        raise BundleError(what, "Name the directory of the language model's engines.")
-    if name not in DECODERS:
+    if name not in {role.value for role in Role}:
         what = f"{directory / file_names.MANIFEST} names an engine {name!r}"
         raise BundleError(what, "Build the engines again.")
     return Role(name)

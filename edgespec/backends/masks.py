@@ -27,7 +27,7 @@ def attention_mask(call: Call, attention: Attention, out: Mask | None = None) ->
         if window is not None:
             own = lane.positions[scratch:, None]
             mask[:count, : lane.length] = own - np.arange(lane.length) < window
-            if call.target_hidden is None:  # no block
+            if not call.is_block:
                 visible = visible & (own - lane.positions < window)
         if first == behind:
             mask[:count, lane.length : first + count] = visible

@@ -1,4 +1,4 @@
-"""An exported component as `build` reads it.
+"""An exported component as `build` reads it: a decoder or an image encoder.
 
 Knows the names of files and what export wrote into them. Knows no engine and no backend.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from edgespec.artifacts import file_names, hashes, json_files
 from edgespec.artifacts.component import ComponentConfig, read_method
@@ -21,20 +22,22 @@ from edgespec.artifacts.manifest import ExportManifest
 from edgespec.contract import Role
 from edgespec.errors import BundleError
 from edgespec.safe_read.fields import BundleFields
-from edgespec.vision.component import is_visual
+from edgespec.vision.component import VisionComponentConfig, is_visual
+
+Config = TypeVar("Config", ComponentConfig, VisionComponentConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxDir:
+class ExportDir(Generic[Config]):
     """An export whose files are those of its manifest."""
 
     path: Path
-    config: ComponentConfig
+    config: Config
     manifest: ExportManifest
 
     @property
     def role(self) -> Role:
-        """The role of the exported component: base or draft."""
+        """The role of the exported component."""
         return self.config.role
 
     @property
@@ -48,18 +51,27 @@ class OnnxDir:
         return self.path / file_names.GOLDEN if file_names.GOLDEN in self.manifest.files else None
 
 
-def open_onnx_dir(path: Path, *, spec_base: bool, spec_draft: bool) -> OnnxDir:
+class OnnxDir(ExportDir[ComponentConfig]):
+    """The export of a decoder: of a base, a draft or a plain model."""
+
+    __slots__ = ()
+
+
+class VisionOnnxDir(ExportDir[VisionComponentConfig]):
+    """The export of an image encoder."""
+
+    __slots__ = ()
+
+
+def open_export(
+    path: Path, *, spec_base: bool = False, spec_draft: bool = False
+) -> OnnxDir | VisionOnnxDir:
     """Read and check an exported directory; the flags, where given, must say what its config.json
     says. BundleError otherwise."""
     if spec_base and spec_draft:
         what = "--spec-base and --spec-draft exclude each other"
         raise BundleError(what, "Build base and draft one after the other.")
-    check_is_component(path)
-    raw, where = json_files.read_json(path / file_names.CONFIG), str(path / file_names.CONFIG)
-    if is_visual(raw):
-        what = f"{path} is the export of an image encoder, and no language model"
-        raise BundleError(what, "Give the directory of the language model, such as OUT/llm.")
-    _, role = read_method(BundleFields(raw, where))
+    role = exported_role(path)
     asked = Role.BASE if spec_base else Role.DRAFT if spec_draft else role
     if asked is not role:
         what = f"{path} is exported as {role.value}, the flag says {asked.value}"
@@ -68,12 +80,35 @@ def open_onnx_dir(path: Path, *, spec_base: bool, spec_draft: bool) -> OnnxDir:
     if manifest.role is not role:
         said = f"the role {manifest.role.value}, its config.json {role.value}"
         raise BundleError(f"{path / file_names.MANIFEST} has {said}", hashes.EDITED)
-    config = ComponentConfig.from_dict(raw, where)
-    required, known = required_arrays(config), file_names.EXPORT_FILES
-    hashes.refuse_unlisted(path, manifest.files, required, known)
+    config = path / file_names.CONFIG
+    if role is Role.VISUAL:
+        vision, known = VisionComponentConfig.read(config), file_names.PROCESSOR_FILES
+        hashes.refuse_unlisted(path, manifest.files, (), (*file_names.EXPORT_FILES, *known))
+        hashes.check_files(path, manifest.files)
+        return VisionOnnxDir(path, vision, manifest)
+    onnx = OnnxDir(path, ComponentConfig.read(config), manifest)
+    required = required_arrays(onnx.config)
+    hashes.refuse_unlisted(path, manifest.files, required, file_names.EXPORT_FILES)
     hashes.check_files(path, manifest.files)
-    check_arrays(OnnxDir(path, config, manifest))
-    return OnnxDir(path, config, manifest)
+    check_arrays(onnx)
+    return onnx
+
+
+def exported_role(path: Path) -> Role:
+    """The role of an exported directory by its config.json. BundleError for anything else."""
+    check_is_component(path)
+    config = path / file_names.CONFIG
+    raw = json_files.read_json(config)
+    return Role.VISUAL if is_visual(raw) else read_method(BundleFields(raw, str(config)))[1]
+
+
+def open_onnx_dir(path: Path) -> OnnxDir:
+    """Read and check the export of a decoder. BundleError for anything else."""
+    onnx = open_export(path)
+    if not isinstance(onnx, OnnxDir):
+        what = f"{path} is the export of an image encoder, and no language model"
+        raise BundleError(what, "Give the directory of the language model, such as OUT/llm.")
+    return onnx
 
 
 def check_arrays(onnx: OnnxDir) -> None:

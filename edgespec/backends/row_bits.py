@@ -9,24 +9,15 @@ engine library.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from edgespec.backends.base import LaneRows, Runner, do_nothing
-from edgespec.backends.call import (
-    Attention,
-    Call,
-    Floats,
-    HiddenStates,
-    Ids,
-    LaneAttention,
-    Result,
-)
-from edgespec.backends.host import HostStates
-from edgespec.backends.made_calls import turned
-from edgespec.contract import GraphContract
+from edgespec.backends.call import Attention, Call, Floats, Ids, LaneAttention, Result
+from edgespec.backends.made_calls import made_values
+from edgespec.contract import GraphShape, Kind, TensorSpec, graph_inputs
 
 Done = Callable[[], None]
 NUM_ROWS = 64  # slots that the calls need
@@ -51,7 +42,7 @@ def num_passes(lanes: int, *, recurrent: bool = False) -> int:
 def first_difference(runner: Runner, done: Done = do_nothing) -> str | None:
     """In which call a row had other bits than in the first one; None where there is none. `done` is
     called after each of `num_passes`."""
-    material = Material.of(runner.contract)
+    material = Material.of(runner.contract.shape)
     trial = Trial(runner, material, done)
     return trial.chain() or trial.tree() or (trial.beside() if runner.lanes > 1 else None)
 
@@ -69,48 +60,32 @@ def path_of(node: int) -> list[int]:
 class Material:
     """What rows are made of: of a chain, and of the nodes of a tree behind its first rows."""
 
-    contract: GraphContract
-    embeds: Floats  # [NUM_ROWS + nodes, H]
-    states: Floats  # [NUM_ROWS + nodes, width]
+    shape: GraphShape
+    rows: Mapping[str, Floats]  # [NUM_ROWS + nodes, width] by input
 
     @classmethod
-    def of(cls, contract: GraphContract) -> Material:
-        """The same numbers for the same contract."""
-        shape, rng = contract.shape, np.random.default_rng(0)
-        count = NUM_ROWS + len(TREE_PARENTS)
-        return cls(
-            contract,
-            0.5 * rng.standard_normal((count, shape.hidden_size), np.float32),
-            0.5 * rng.standard_normal((count, shape.base_features), np.float32),
-        )
+    def of(cls, shape: GraphShape) -> Material:
+        """The same numbers for the same shape."""
+        rng, count = np.random.default_rng(0), NUM_ROWS + len(TREE_PARENTS)
+        specs = [row.spec(shape) for row in graph_inputs(shape, Kind.ROWS, Kind.STATES)]
+        dims = {spec.name: spec.dims(B=1, S=count, S_base=count, S_draft=count) for spec in specs}
+        rows = {name: 0.5 * rng.standard_normal(n, np.float32)[0] for name, n in dims.items()}
+        return cls(shape, rows)
 
     def call(self, *lanes: Part) -> Call:
         """One call of neighboring lanes, which have as many rows each."""
-        shape = self.contract.shape
-        rows = [part.rows for part in lanes]
+        rows = np.stack([part.rows for part in lanes])
         positions = np.stack([part.positions for part in lanes])
         attention = Attention([part.attention for part in lanes])
-        local = rope(shape.local_rotary_dim, positions) if shape.local_rotary_dim else (None, None)
-        states: Sequence[HiddenStates] | None = None
-        if shape.reads_hidden_states:
-            states = [HostStates(self.states[own]) for own in rows]
-        return Call(
-            self.embeds[np.stack(rows)],
-            *rope(shape.rotary_dim, positions),
-            attention,
+
+        def numbers(spec: TensorSpec) -> Floats:
+            return self.rows[spec.name][rows]
+
+        return Call.of(
+            made_values(self.shape, {"S": positions}, attention, numbers),
             np.array([part.start for part in lanes], np.int64),
             [np.arange(len(own)) for own in rows],
-            base_hidden=states,
-            sliding_attention=attention if shape.sliding else None,
-            local_rope_cos=local[0],
-            local_rope_sin=local[1],
         )
-
-
-def rope(rotary_dim: int, positions: Ids) -> tuple[Floats, Floats]:
-    """Cosines and sines [B, S, rotary/2] of positions [B, S]."""
-    cos, sin = turned(0, NUM_ROWS, rotary_dim)
-    return cos[0][positions], sin[0][positions]
 
 
 @dataclass(frozen=True, slots=True)

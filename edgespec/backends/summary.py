@@ -20,8 +20,10 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.manifest import EngineEntry, read_entries, role_of
 from edgespec.backends.pair_check import check_not_plain, check_pairing, target_of
 from edgespec.backends.registry import BACKENDS, engine_file_names, find_backend
+from edgespec.backends.vision.config import VisionEngineConfig
 from edgespec.contract import Role, canonical_contract
 from edgespec.errors import BundleError, EdgeSpecError, EnvironmentProblem, PairingError, noted
+from edgespec.vision.component import VisionComponentConfig, is_visual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class ExportSummary:
     manifest: ExportManifest | None
     files: Mapping[str, int]
     not_in_manifest: tuple[str, ...]
-    config: ComponentConfig | None = None
+    config: ComponentConfig | VisionComponentConfig | None = None
     cache_bytes_per_token: int | None = None
 
     @property
@@ -78,12 +80,12 @@ class RunsHere:
 class EngineSummary:
     """An engine. `config` is None where it could not be read.
 
-    `cache_bytes_per_token` is None for an engine whose backend is unknown here.
+    `cache_bytes_per_token` is None for an engine whose backend is unknown here, and for an encoder.
     """
 
     entry: EngineEntry
     runs_here: RunsHere
-    config: EngineConfig | None = None
+    config: EngineConfig | VisionEngineConfig | None = None
     cache_bytes_per_token: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,7 +112,7 @@ class EngineSummary:
             "cache_bytes_per_token": self.cache_bytes_per_token,
             "weights": config.weights.to_dict(),
             "rounding": config.weights.rounding,
-            "exact": config.why_not_exact,
+            "exact": config.why_not_exact if isinstance(config, EngineConfig) else None,
         }
 
 
@@ -162,10 +164,17 @@ def export_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float)
     )
     with noted(problems):
         if not is_faulty(path / file_names.CONFIG, faults):
-            config = ComponentConfig.read(path / file_names.CONFIG)
-            per_token = canonical_contract(config.graph).kv_bytes_per_token
-            summary = replace(summary, config=config, cache_bytes_per_token=per_token)
+            summary = with_component(summary, path / file_names.CONFIG)
     return summary
+
+
+def with_component(summary: ExportSummary, path: Path) -> ExportSummary:
+    """The same with what a config.json says. BundleError where that is no component's."""
+    if is_visual(json_files.read_json(path)):
+        return replace(summary, config=VisionComponentConfig.read(path))
+    config = ComponentConfig.read(path)
+    per_token = canonical_contract(config.graph).kv_bytes_per_token
+    return replace(summary, config=config, cache_bytes_per_token=per_token)
 
 
 def is_faulty(path: Path, faults: list[BundleError]) -> bool:
@@ -199,7 +208,7 @@ def engines_summary(path: Path, problems: list[EdgeSpecError], read_up_to: float
                 entry=entry, runs_here=runs_here(entry, f"the {name} engine")
             )
             if not is_faulty(path / engines.CONFIGS[role], faults):
-                shown[role] = with_config(shown[role], engines.config_of(path, role, entry))
+                shown[role] = with_config(shown[role], path, role)
     known = entry_names(raw)
     unlisted = unlisted_files(path, known | {*engines.OF_THE_RUNTIME})
     with noted(problems):
@@ -230,8 +239,11 @@ def check_finished(path: Path, unlisted: list[str], *, any_engine: bool) -> None
     )
 
 
-def with_config(engine: EngineSummary, config: EngineConfig) -> EngineSummary:
-    """The same with what the engine's config says."""
+def with_config(engine: EngineSummary, path: Path, role: Role) -> EngineSummary:
+    """The same with what the engine's config says. BundleError where it is damaged."""
+    if role is Role.VISUAL:
+        return replace(engine, config=engines.vision_config_of(path, engine.entry))
+    config = engines.config_of(path, role, engine.entry)
     found = find_backend(engine.entry.backend)
     per_token = None if found is None else found.memory(config).kv_bytes_per_token
     return replace(engine, config=config, cache_bytes_per_token=per_token)
@@ -254,13 +266,17 @@ def pairing_summary(
     found: Mapping[Role, EngineSummary], problems: list[EdgeSpecError]
 ) -> PairingSummary | None:
     """Whether base and draft fit, and how that is known; None where one is not there."""
-    configs = {role: engine.config for role, engine in found.items()}
+    configs = {
+        role: engine.config
+        for role, engine in found.items()
+        if isinstance(engine.config, EngineConfig)
+    }
     of_draft = configs.get(Role.DRAFT)
     if of_draft is not None:
         with noted(problems):
             check_not_plain(found.keys(), of_draft.component, None)
     target = None if of_draft is None else target_of(found.keys(), of_draft.component)
-    of_base = None if target is None else configs[target]
+    of_base = None if target is None else configs.get(target)
     if of_base is None or of_draft is None:
         return None
     base, draft = of_base.component, of_draft.component

@@ -103,8 +103,8 @@ def vision_tensors(config: VisionConfig) -> Tensors:
     for i in range(config.num_layers):
         tensors |= {f"blocks.{i}.{name}": shape for name, shape in block_tensors(config).items()}
     tensors |= merger_tensors(config, "merger", hidden)
-    for i in range(len(config.deepstack_layers)):
-        tensors |= merger_tensors(config, f"deepstack_merger_list.{i}", config.merged_size)
+    for module in config.inner_mergers.values():
+        tensors |= merger_tensors(config, module, config.merged_size)
     return tensors
 
 

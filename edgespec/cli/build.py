@@ -6,7 +6,7 @@ knows no engine library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,14 +16,14 @@ from click.core import ParameterSource
 
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from edgespec.cli import build_visual, environment, trtllm
+from edgespec.cli import environment, trtllm
 from edgespec.cli.built import built_dict, built_lines
 from edgespec.cli.costs_flag import MEASURING, costs_line
 from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand, either, until_separator
 from edgespec.cli.paths import DIRECTORY
 from edgespec.cli.terminal import json_text, say
-from edgespec.contract import MAX_BLOCK_NODES, Limits, Role
+from edgespec.contract import DECODERS, MAX_BLOCK_NODES, Limits, Role
 from edgespec.errors import OptionError
 from edgespec.methods import METHODS
 
@@ -36,13 +36,16 @@ else:
 
 DEFAULTS = Limits()
 CAPACITY = "max_kv_cache_capacity"
-LIMITS = (
-    "max_batch_size",
-    "max_input_len",
-    CAPACITY,
-    "max_verify_tree_size",
-    "max_draft_tree_size",
-)
+# The limits of an engine, and whose they are
+LIMITS: Mapping[str, tuple[str, tuple[Role, ...]]] = {
+    **dict.fromkeys(("max_batch_size", "max_input_len", CAPACITY), ("a language model", DECODERS)),
+    "max_verify_tree_size": ("the base", (Role.LLM, Role.BASE)),
+    "max_draft_tree_size": ("the draft", (Role.DRAFT,)),
+    **dict.fromkeys(
+        ("min_image_tokens", "max_image_tokens", "max_image_tokens_per_image"),
+        ("the image encoder", (Role.VISUAL,)),
+    ),
+}
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
 BLOCKS = ", ".join(row.title for row in METHODS.values() if row.proposes.startswith("block"))
 FLAG = "--backend"
@@ -213,7 +216,24 @@ def click_option(option: BuildOption) -> click.Option:
     show_default=True,
     help=f"Nodes that a draft makes: top-k times step, or its block ({BLOCKS}).",
 )
-@build_visual.image_options
+@click.option(
+    "--min-image-tokens",
+    default=DEFAULTS.min_image_tokens,
+    show_default=True,
+    help="Image encoder: tokens of an image, at least.",
+)
+@click.option(
+    "--max-image-tokens",
+    default=DEFAULTS.max_image_tokens,
+    show_default=True,
+    help="Image encoder: tokens of all images of a request, at most.",
+)
+@click.option(
+    "--max-image-tokens-per-image",
+    default=DEFAULTS.max_image_tokens_per_image,
+    show_default=True,
+    help="Image encoder: tokens of an image, at most.",
+)
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -251,7 +271,6 @@ def command(
         raise click.UsageError(
             "--spec-base and --spec-draft exclude each other", click.get_current_context()
         )
-    image_limits = build_visual.take_limits(cast(dict[str, Any], values))
     limits = limits_of(LIMITS, cast(dict[str, Any], values))
     chosen = find_backend(backend)
     assert chosen is not None  # one of the choices
@@ -262,22 +281,8 @@ def command(
             f"{error.what}. {error.remedy}", click.get_current_context()
         ) from None
     from edgespec.backends.build import build, plan
-    from edgespec.backends.vision.onnx_dir import is_visual_export
     from edgespec.cli.progress import Bars
 
-    if is_visual_export(onnx_dir):
-        build_visual.run(
-            onnx_dir,
-            engine_dir,
-            image_limits,
-            backend=backend,
-            options=options,
-            asked_role="base" if spec_base else "draft" if spec_draft else None,
-            dry_run=dry_run,
-            as_json=as_json,
-            unused=LIMITS,
-        )
-        return
     target = chosen.emit_dir(options)
     if dry_run or target is not None:
         planned = plan(
@@ -321,16 +326,19 @@ def limits_of(names: Iterable[str], values: dict[str, Any]) -> Limits:
 
 def show_planned(planned: Planned, *, as_json: bool) -> None:
     """Print what would be built, or what was written instead."""
+    lines = [*planned.lines, *unused(planned.role)]
     if as_json:
-        click.echo(json_text({"role": planned.role.value, "lines": list(planned.lines)}))
+        click.echo(json_text({"role": planned.role.value, "lines": lines}))
         return
     say(f"{planned.role.value}: no engine built")
-    for line in planned.lines:
+    for line in lines:
         say(f"  {line}" if "\n" not in line else line)
 
 
 def costs_of(built: Built, engine_dir: Path, *, measure: bool) -> str | None:
     """What was measured of the directory, or why nothing was; None where that was not asked for."""
+    if built.role not in DECODERS:
+        return None
     return costs_line(engine_dir, measure=measure, unproven=built.unproven)
 
 
@@ -346,23 +354,20 @@ def show(built: Built, costs: str | None, *, as_json: bool) -> None:
 def to_dict(built: Built, costs: str | None) -> dict[str, Any]:
     """What --json prints of an engine."""
     notes = *built.notes, *unused(built.role)
-    return built_dict(built.role.value, built, notes) | {"costs": costs}
+    return built_dict(built, notes) | {"costs": costs}
 
 
 def lines_of(built: Built, costs: str | None) -> Iterator[str]:
     """An engine, and below it what is to be said of it."""
     notes = *built.notes, *unused(built.role), *([costs] if costs else [])
-    return built_lines(built.role.value, built, notes)
+    return built_lines(built, notes)
 
 
 def unused(role: Role) -> list[str]:
-    """Tree sizes that were given and belong to another role: both may be passed to every build."""
-    flags = {"max_verify_tree_size": "base", "max_draft_tree_size": "draft"}
-    used = "max_draft_tree_size" if role is Role.DRAFT else "max_verify_tree_size"
+    """Limits that were given and belong to another role: all may be passed to every build."""
     given = click.get_current_context().get_parameter_source
-    sizes = [
-        f"--{name.replace('_', '-')} is for the {owner} and not used here"
-        for name, owner in flags.items()
-        if name != used and given(name) is ParameterSource.COMMANDLINE
+    return [
+        f"--{name.replace('_', '-')} is for {owner} and not used here"
+        for name, (owner, roles) in LIMITS.items()
+        if role not in roles and given(name) is ParameterSource.COMMANDLINE
     ]
-    return [*sizes, *build_visual.given(build_visual.LIMITS, "the image encoder")]

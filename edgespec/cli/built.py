@@ -1,4 +1,4 @@
-"""What `build` and `import` say of a built engine, of a language model or of an image encoder."""
+"""What `build` and `import` say of a built engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgespec.backends.build import Built
-    from edgespec.backends.vision.build import BuiltEncoder
 
 
-def built_dict(name: str, built: Built | BuiltEncoder, notes: Iterable[str]) -> dict[str, Any]:
-    """What --json prints of the engine of the component `name`."""
+def built_dict(built: Built, notes: Iterable[str]) -> dict[str, Any]:
+    """What --json prints of an engine."""
     return {
-        "role": name,
+        "role": built.role.value,
         "engine": str(built.engine),
         "bytes": built.size_bytes,
         "golden_difference": built.golden_difference,
@@ -25,15 +24,15 @@ def built_dict(name: str, built: Built | BuiltEncoder, notes: Iterable[str]) -> 
     }
 
 
-def built_lines(name: str, built: Built | BuiltEncoder, notes: Iterable[str]) -> Iterator[str]:
+def built_lines(built: Built, notes: Iterable[str]) -> Iterator[str]:
     """An engine, and below it what is to be said of it."""
     size = f"{built.size_bytes / 1e6:.1f} MB, {built.seconds:.1f} s"
-    yield f"{name}: {built.engine} ({size})"
+    yield f"{built.role.value}: {built.engine} ({size})"
     for note in (checked(built), *notes):
         yield f"  {note}"
 
 
-def checked(built: Built | BuiltEncoder) -> str:
+def checked(built: Built) -> str:
     """How the engine agrees with the golden outputs."""
     if built.unproven is not None:
         return f"not compared with the golden outputs: {built.unproven}"

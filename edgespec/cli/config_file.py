@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from edgespec.cli.draft_flags import KEY_NAMES, LENGTH, TREE_NAMES, drafter_arguments
-from edgespec.cli.draft_flags import OWN as OWN_DRAFTER
+from edgespec.cli.draft_flags import KEY_NAMES, TREE_NAMES
 from edgespec.cli.flags import EdgeCommand, kebab, rest, until_separator
 from edgespec.cli.paths import FILE
 from edgespec.errors import RequestError, in_words, replaced
@@ -23,7 +22,6 @@ from edgespec.pipeline.recipe import nearest, read_config, shown
 
 if TYPE_CHECKING:
     from edgespec.runtime.drafters.decoding import DecodingConfig
-    from edgespec.runtime.engine import Engine
 
 BLOCK = "speculative_config"
 META = f"{__name__}.read"  # in a context's meta: what the file and the overrides say
@@ -246,18 +244,8 @@ HELP = (
 )
 
 
-def config_params() -> list[click.Parameter]:
-    """--config and key=value, for a command of the class ConfigCommand, which alone reads them."""
-    return [
-        click.Argument(
-            ["key_values"], metavar="[KEY=VALUE]...", nargs=-1, required=False, expose_value=False
-        ),
-        click.Option(["--config"], type=FILE, metavar="FILE", help=HELP, expose_value=False),
-    ]
-
-
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The same as decorators."""
+    """--config and key=value, for a command of the class ConfigCommand, which alone reads them."""
     option = click.option("--config", type=FILE, metavar="FILE", help=HELP, expose_value=False)
     argument = click.argument(
         "key_values", metavar="[KEY=VALUE]...", nargs=-1, required=False, expose_value=False
@@ -367,111 +355,20 @@ def one_value(value: object, param: click.Parameter, where: str) -> Any:
 # ---- speculative_config, for the commands
 
 
-class Configured(NamedTuple):
+def configured(ctx: click.Context) -> tuple[DecodingConfig | None, tuple[str, ...]]:
     """The speculative_config of a command line, None where there is none, and notes for its user
-    that the engine does not have."""
-
-    config: DecodingConfig | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def has_sizes(self) -> bool:
-        """Whether it says how much to draft."""
-        return self.config is not None and (any(self.config.sizes) or self.config.tree is not None)
-
-
-NOT_CONFIGURED = Configured()
-
-
-def configured(ctx: click.Context) -> Configured:
-    """What --config and key=value say of drafts. Raises OptionError that names the file and the
-    key."""
+    that the engine does not have. Raises OptionError that names the file and the key."""
     read = ctx.meta.get(META)
     if read is None:
-        return Configured()
+        return None, ()
     if read.block is None:
-        return Configured(None, read.notes)
+        return None, read.notes
     from edgespec.runtime.opening.speculative_config import read_config as read_block
 
     config, notes = read_block(read.block, read.where)
     assert config is not None
     of_engine = tuple(config.notes())
-    return Configured(config, (*read.notes, *(note for note in notes if note not in of_engine)))
-
-
-def engine_arguments(
-    config: Configured,
-    keys: Mapping[str, object],
-    engine_dir: Path,
-    *,
-    drafter: str | None,
-    steps: int | None,
-    time_budget_ms: float | None,
-) -> tuple[Configured, dict[str, Any]]:
-    """What drafts, as arguments of Engine: by a config, with the `keys` that flags give, or by
-    --drafter and the flags beside it. Returns the config that comes of it as well.
-
-    Raises OptionError for keys that are none of what drafts, BundleError where nothing can.
-    """
-    is_own = drafter is not None and OWN_DRAFTER in drafter
-    if not keys or (config.config is not None and drafter is not None and not is_own):
-        arguments = drafter_arguments(drafter, steps, time_budget_ms)
-        return config, {"speculative_config": config.config, **arguments}
-    if is_own and time_budget_ms is not None:
-        keys = {**keys, "time_budget_ms": time_budget_ms}
-    config = with_keys(config, keys, engine_dir, drafter, steps)
-    return config, {"speculative_config": config.config, "drafter": drafter if is_own else None}
-
-
-def with_keys(
-    config: Configured,
-    keys: Mapping[str, object],
-    engine_dir: Path,
-    drafter: str | None,
-    steps: int | None,
-) -> Configured:
-    """A config with further keys, of the decoding type of what drafts. A pool of drafts of one
-    length has those of --spec-draft-step."""
-    from edgespec.runtime.drafters.decoding import DecodingConfig
-    from edgespec.runtime.drafters.options import fields_of
-    from edgespec.runtime.opening.open_engine import choose_draft
-    from edgespec.runtime.opening.speculative_config import OWN as USERS
-    from edgespec.runtime.opening.speculative_config import (
-        TYPE_KEY,
-        of_engine,
-        read_config,
-    )
-
-    found, notes = config.config or DecodingConfig(), config.notes
-    if drafter is not None and OWN_DRAFTER in drafter:
-        kind = USERS
-    elif found.method is not None or not found.needs_engine:
-        kind = type(found)
-    else:
-        choice = choose_draft(engine_dir, True if drafter is None else None, drafter)
-        kind = type(of_engine(found, choice.method, str(engine_dir)))
-        notes += () if choice.note is None else (choice.note,)
-    given = {
-        name: getattr(found, name)
-        for name, field in fields_of(type(found)).items()
-        if getattr(found, name) != field.default
-    }
-    pool = kind.options_class
-    if steps is not None and pool is not None and LENGTH in fields_of(pool):
-        given[LENGTH] = steps
-    block = {TYPE_KEY: kind.decoding_type, **given, **keys}
-    made, more = read_config(block, "the command line")
-    return Configured(made, (*notes, *(note for note in more if note not in notes)))
-
-
-def check_draft(engine: Engine, config: DecodingConfig | None) -> None:
-    """Raises PairingError where a config names another draft than the engine's, or other layers of
-    the base than those that it reads."""
-    if config is not None and engine.draft_config is not None:
-        from edgespec.pairing.named import check_named
-
-        draft = engine.draft_config.component
-        check_named(draft, config.speculative_model, config.aux_layers)
+    return config, (*read.notes, *(note for note in notes if note not in of_engine))
 
 
 # ---- a JSON schema for editors

@@ -8,9 +8,8 @@ gives what they ask for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -195,57 +194,16 @@ def keys_of(ctx: click.Context) -> dict[str, object]:
     return {**ctx.meta.get(KEYS, {}), **length}
 
 
-def options_by_sizes(drafter: str | None, steps: int | None) -> dict[str, object] | None:
-    """The options of a method that has a pool of drafts of one length: as long as
-    --spec-draft-step says. None for other methods."""
-    from edgespec.runtime.drafters.registry import DRAFTERS
-
-    options = DRAFTERS[drafter].options if drafter in DRAFTERS else None
-    if steps is None or options is None or LENGTH not in options.__dataclass_fields__:
-        return None
-    return {LENGTH: steps}
-
-
 def is_given(ctx: click.Context, name: str) -> bool:
     """Whether a flag was given on the command line: an environment variable is for all commands."""
     return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def wanted(spec_decode: bool | None, *, sized: bool) -> bool | Literal["auto"]:
-    """Whether a chat or a run is to draft, by --spec-decode and whether sizes were given: without
-    either, with whatever there is."""
-    if spec_decode is None:
-        return True if sized else "auto"
-    return spec_decode
-
-
-def check_time_budget(ctx: click.Context, drafter: str | None, budget_ms: float | None) -> None:
-    """Raises click.UsageError for --drafter-time-budget-ms without a drafter of one's own."""
-    if budget_ms is not None and (drafter is None or OWN not in drafter):
-        what = "--drafter-time-budget-ms is for a drafter of your own"
-        raise click.UsageError(f"{what}: --drafter MODULE:CLASS", ctx)
-
-
-def drafter_arguments(
-    drafter: str | None, steps: int | None, budget_ms: float | None
-) -> dict[str, Any]:
-    """What --drafter and the flags beside it mean, as arguments of Engine."""
-    if drafter is not None and OWN in drafter:
-        budget = {} if budget_ms is None else {"time_budget_ms": budget_ms}
-        return {"drafter": drafter, "drafter_options": budget}
-    return {"drafter": drafter, "drafter_options": options_by_sizes(drafter, steps)}
-
-
-def draft_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--drafter, its options and its time budget, --spec-draft-top-k, --spec-draft-step and
-    --spec-verify-size, --spec-policy, and the flags of trees."""
-    return draft_options_of(SIZE, click.Choice(POLICIES), command)
-
-
 def draft_options_of(
     size: Any, policy: Any, command: Callable[..., Any], metavar: str | None = None
 ) -> Callable[..., Any]:
-    """The same with sizes and policies of other types."""
+    """--drafter, its options and its time budget, --spec-draft-top-k, --spec-draft-step and
+    --spec-verify-size, --spec-policy, and the flags of trees, for types of sizes and policies."""
     for flag, key, kind, text in reversed(TREE_FLAGS):
         command = tree_option(flag, key, kind, text)(command)
     command = click.option(
@@ -347,22 +305,15 @@ def plan_of(
     acceptance: AcceptOptions | None = None,
     spec_policy: SpecPolicy | None = None,
 ) -> DraftPlan:
-    """The drafting plan by a tree, or by the three sizes, for an accept rule and a policy, or those
-    of the engine. Raises OptionError, and LimitError where it cannot be."""
-    if tree is not None:
-        check_tree(engine.method, tree)
-    planner = engine.planner
-    if spec_policy is not None:
-        engine.check_adaptive(spec_policy)
-        planner = replace(planner, policy=spec_policy)
-    if acceptance is not None:
-        planner = replace(planner, acceptance=acceptance)
+    """That of `engine_request`, with errors that name flags."""
+    from edgespec.runtime import engine_request
+    from edgespec.runtime.drafters.decoding import Sizes
+
     if tree is None:
-        return planner.by_sizes(*sizes)
+        return engine_request.plan_of(engine, Sizes(*sizes), None, acceptance, spec_policy)
+    check_tree(engine.method, tree)
     with in_words(FLAG_OF), rephrased(partial(in_flags, tree)):
-        plan = planner.by_tree(tree)
-        planner.check_acceptance(planner.acceptance, plan)
-    return plan
+        return engine_request.plan_of(engine, Sizes(*sizes), tree, acceptance, spec_policy)
 
 
 def in_flags(tree: TreeSpec, text: str) -> str:

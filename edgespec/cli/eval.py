@@ -10,32 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from edgespec.cli import environment, trtllm
-from edgespec.cli.accept_flags import (
-    accept_options,
-    refuse_lossy,
-    relaxed_note,
-    take_acceptance,
-)
-from edgespec.cli.config_file import (
-    ConfigCommand,
-    check_draft,
-    config_options,
-    configured,
-    engine_arguments,
-)
-from edgespec.cli.draft_flags import (
-    ALIASES,
-    check_time_budget,
+from edgespec.cli import trtllm
+from edgespec.cli.accept_flags import accept_options, refuse_lossy, relaxed_note
+from edgespec.cli.config_file import ConfigCommand
+from edgespec.cli.draft_flags import ALIASES
+from edgespec.cli.engine_options import (
+    SPEC_DECODE,
     draft_options,
-    is_given,
-    keys_of,
-    plan_of,
-    tree_of,
+    engine_dir_option,
+    engine_options,
+    opened,
+    planned,
+    refuse_without_drafts,
 )
 from edgespec.cli.exit_codes import FAILED, SOME_FAILED
 from edgespec.cli.flags import EdgeGroup
-from edgespec.cli.infer import check_outputs, refuse_without_drafts
+from edgespec.cli.infer import check_outputs
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
@@ -46,7 +36,7 @@ from edgespec.errors import LimitError
 if TYPE_CHECKING:
     from edgespec.evaluation.summarize import Evaluation
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.plans.policy import SpecPolicy
+    from edgespec.runtime.engine_request import EngineRequest
 
 NAME = "eval summarize"
 
@@ -62,15 +52,7 @@ def command() -> None:
     aliases={**ALIASES, **trtllm.ALIASES[NAME]},
     missing=trtllm.FLAGS[NAME],
 )
-@click.option(
-    "--engine-dir",
-    required=True,
-    type=DIRECTORY,
-    envvar=environment.ENGINE_DIR,
-    show_envvar=True,
-    help="What edgespec build made.",
-)
-@config_options
+@engine_dir_option
 @click.option(
     "--dataset",
     required=True,
@@ -101,11 +83,6 @@ def command() -> None:
     is_flag=True,
     help="Ask for the summary in messages.  [default: the article and TL;DR:]",
 )
-@click.option(
-    "--spec-decode", is_flag=True, help="Decode speculatively, with the draft beside the base."
-)
-@draft_options
-@accept_options
 @click.option(
     "--temperature",
     type=click.FloatRange(0),
@@ -140,24 +117,19 @@ def command() -> None:
 @click.option("--rouge1-threshold", type=click.FloatRange(0, 100), help="Fail below this ROUGE-1.")
 @click.option("--output-file", type=FILE, metavar="FILE", help="Write answers and scores as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
+@engine_options(SPEC_DECODE, draft_options, accept_options)
 @click.pass_context
 def summarize(
     ctx: click.Context,
     /,
     engine_dir: Path,
+    engine_request: EngineRequest,
     dataset: Path,
     num_articles: int | None,
     batch_size: int,
     max_input_len: int,
     output_len: int,
     apply_chat_template: bool,
-    spec_decode: bool,
-    drafter: str | None,
-    drafter_time_budget_ms: float | None,
-    spec_draft_top_k: int | None,
-    spec_draft_step: int | None,
-    spec_verify_size: int | None,
-    spec_policy: SpecPolicy | None,
     temperature: float,
     seed: int,
     check_lossless: bool,
@@ -167,7 +139,6 @@ def summarize(
     rouge1_threshold: float | None,
     output_file: Path | None,
     as_json: bool,
-    **accepting: Any,
 ) -> int:
     """Summarize articles and score the summaries with ROUGE, as TensorRT-LLM's summarize.py does.
 
@@ -186,26 +157,14 @@ def summarize(
     edgespec eval summarize --engine-dir engines --dataset articles.jsonl --spec-decode \\
         --acceptance rejection --temperature 0.7 --compare-quality
     """
-    sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
-    tree, keys = tree_of(ctx, sizes), keys_of(ctx)
-    acceptance, config = take_acceptance(ctx, accepting), configured(ctx)
-    drafts = spec_decode or drafter is not None or config.config is not None
-    check_time_budget(ctx, drafter, drafter_time_budget_ms)
-    if not drafts:
-        refuse_without_drafts(
-            ctx,
-            {
-                "--check-lossless means": check_lossless,
-                "--compare-quality means": compare_quality,
-                "the sizes of drafts mean": any(sizes) or tree is not None or bool(keys),
-                "an accept rule means": acceptance is not None,
-                "--spec-policy means": is_given(ctx, "spec_policy"),
-            },
-        )
-    if acceptance is None and config.config is not None:
-        acceptance = config.config.acceptance
+    if not engine_request.spec_decode:
+        asked = {
+            "--check-lossless means": check_lossless,
+            "--compare-quality means": compare_quality,
+        }
+        refuse_without_drafts(ctx, asked)
     if check_lossless:
-        refuse_lossy(acceptance, temperature)
+        refuse_lossy(engine_request.accepts, temperature)
     if hf_model_dir is not None and temperature > 0:
         raise click.UsageError("--hf-model-dir: it answers greedily; --temperature is above 0", ctx)
     if output_file is None:
@@ -214,34 +173,16 @@ def summarize(
     from edgespec.evaluation import reference, rouge
     from edgespec.evaluation.articles import read_articles
     from edgespec.evaluation.summarize import Evaluation, prompts_of, sampling_of
-    from edgespec.runtime.engine import Engine
 
     rouge.check_installed()
     check_outputs((dataset, engine_dir, hf_model_dir), output_file)
     articles = read_articles(dataset, num_articles)
     check_tokenizer(ctx, engine_dir, tokenizer_dir)
-    config, drafting = engine_arguments(
-        config,
-        keys,
-        engine_dir,
-        drafter=drafter,
-        steps=spec_draft_step,
-        time_budget_ms=drafter_time_budget_ms,
-    )
-    with Engine(
-        engine_dir,
-        spec_decode=drafts,
-        prefix_cache_bytes=0,
-        acceptance=acceptance,
-        tuned=not any(sizes) and tree is None,
-        spec_policy=spec_policy,
-        **drafting,
-    ) as engine:
-        check_draft(engine, config.config)
-        plan = plan_of(engine, sizes, tree) if drafts else None
+    with opened(engine_request, engine_dir) as open_engine:
+        engine, plan = open_engine.engine, planned(open_engine)
         engine.limits.check_batch_size(batch_size)
         most = fitting_len(engine, max_input_len, output_len)
-        for note in (*config.notes, *engine.notes, *notes_of_rule(engine, temperature)):
+        for note in (*open_engine.notes, *notes_of_rule(engine, temperature)):
             say(note, err=True)
         prompts = prompts_of(engine, articles, most, chat=apply_chat_template)
         model = None if hf_model_dir is None else reference.load(hf_model_dir)

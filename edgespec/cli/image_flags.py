@@ -54,27 +54,27 @@ def image_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def take_images(
-    values: dict[str, Any], input_file: Path | None, named: Sequence[Path] = ()
-) -> dict[str, Any]:
-    """What these flags say, as arguments of Engine; they are taken out of `values`. Files that are
-    `named` on the command line may be read wherever they are."""
+def take_images(values: dict[str, Any], input_file: Path | None) -> dict[str, Any]:
+    """What these flags say, as arguments of Engine; they are taken out of `values`."""
     directory = values.pop("multimodal_engine_dir")
-    rules = take_image_rules(values, input_file)
-    rules = replace(rules, roots=(*rules.roots, *named))
-    return {"multimodal_engine_dir": directory, "image_rules": rules}
+    return {"multimodal_engine_dir": directory, "image_rules": take_image_rules(values, input_file)}
 
 
 def take_image_rules(values: dict[str, Any], input_file: Path | None) -> ImageRules:
-    """The rules of these flags, which are taken out of `values`. `input_file` names the directory
-    that relative paths begin at, before they begin at the working directory; None, and what is no
-    regular file, such as a pipe: the working directory alone."""
+    """The rules of these flags, which are taken out of `values`."""
     from edgespec.images import ImageRules
 
+    roots, urls = tuple(values.pop("allow_image_root")), values.pop("allow_image_urls")
+    return beside(ImageRules(None, roots, urls, also_working_directory=True), input_file)
+
+
+def beside(
+    rules: ImageRules | None, input_file: Path | None, named: Sequence[Path] = ()
+) -> ImageRules:
+    """Rules with the directory of `input_file`: relative paths begin there, before they begin at
+    the working directory. None, and what is no regular file, such as a pipe, has none. Files that
+    are `named` on the command line may be read wherever they are."""
+    assert rules is not None
     is_file = input_file is not None and input_file.is_file()
-    return ImageRules(
-        directory=input_file.absolute().parent if input_file and is_file else None,
-        roots=tuple(values.pop("allow_image_root")),
-        allow_urls=values.pop("allow_image_urls"),
-        also_working_directory=True,
-    )
+    directory = input_file.absolute().parent if input_file and is_file else None
+    return replace(rules, directory=directory, roots=(*rules.roots, *named))

@@ -5,45 +5,37 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli import environment, trtllm
+from edgespec.cli import trtllm
 from edgespec.cli.accept_flags import (
     accept_options,
     notes_of_rules,
     refuse_check,
     relaxed_note,
-    take_acceptance,
-)
-from edgespec.cli.config_file import (
-    NOT_CONFIGURED,
-    Configured,
-    check_draft,
-    config_options,
-    configured,
-    engine_arguments,
 )
 from edgespec.cli.costs_flag import measure_busy_again
-from edgespec.cli.draft_flags import (
-    ALIASES,
-    LENGTH,
-    check_time_budget,
-    draft_options,
-    is_given,
-    keys_of,
-    plan_of,
-    tree_of,
-)
+from edgespec.cli.draft_flags import ALIASES
 from edgespec.cli.edgellm import FLAGS, switch
+from edgespec.cli.engine_options import (
+    EXACT,
+    PREFIX_CACHE,
+    SPEC_DECODE,
+    draft_options,
+    engine_dir_option,
+    engine_options,
+    opened,
+    planned,
+    refuse_without_drafts,
+)
 from edgespec.cli.exit_codes import FAILED, SOME_FAILED
 from edgespec.cli.help_pages import PagedCommand
-from edgespec.cli.image_flags import IMAGE, image_flags, take_images
+from edgespec.cli.image_flags import IMAGE, beside, image_flags
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
@@ -55,17 +47,12 @@ from edgespec.prompts.named_templates import NAMED_TEMPLATES
 if TYPE_CHECKING:
     from edgespec.cli.answer_stream import AnswerStream
     from edgespec.prompts import Journal, NoJournal, RequestFile
-    from edgespec.runtime.acceptance.verify import AcceptOptions
-    from edgespec.runtime.engine import Engine
-    from edgespec.runtime.plans.plan import TreeSpec
-    from edgespec.runtime.plans.policy import SpecPolicy
+    from edgespec.runtime.engine_request import EngineRequest, Opened
     from edgespec.runtime.requests.file_runner import FileRun
     from edgespec.runtime.requests.profile import RunStats
     from edgespec.runtime.trees.tree import DraftPlan
 
 STDIN = Path("-")
-MIB = 2**20
-NO_KEYS: Mapping[str, object] = MappingProxyType({})
 PAGE = (
     "engine_dir",
     "config",
@@ -100,16 +87,8 @@ OF_REQUESTS = {
     aliases={**ALIASES, **trtllm.ALIASES["infer"]},
     missing={**FLAGS["infer"], **trtllm.FLAGS["infer"], **OF_REQUESTS},
 )
-@click.option(
-    "--engine-dir",
-    required=True,
-    type=DIRECTORY,
-    envvar=environment.ENGINE_DIR,
-    show_envvar=True,
-    help="What edgespec build made.",
-)
-@config_options
-@image_flags
+@engine_dir_option
+@engine_options(image_flags, SPEC_DECODE, draft_options, accept_options, EXACT, PREFIX_CACHE)
 @click.option(
     "--input-file",
     type=FILE,
@@ -162,16 +141,6 @@ OF_REQUESTS = {
     ),
 )
 @click.option(
-    "--spec-decode",
-    is_flag=True,
-    help=(
-        "Decode speculatively, with the draft of the engine directory; where there is none, with the"
-        " first method that needs none (see --drafter)."
-    ),
-)
-@draft_options
-@accept_options
-@click.option(
     "--batch-size",
     type=int,
     help="Requests at a time. This flag and those of sampling override the input file.",
@@ -200,27 +169,6 @@ OF_REQUESTS = {
     ),
 )
 @click.option(
-    "--exact",
-    is_flag=True,
-    help=(
-        "Drafts leave every bit as it is. Engines on edgespec's own kernels do so anyway. On ONNX"
-        " Runtime's: fp32, int4 in blocks of 32, or int8 GEMM (int8_sq, int8_token, --weight-block"
-        " 0); chains only, one request at a time. Not for bases with recurrent layers (Qwen3.5)."
-    ),
-)
-@click.option(
-    "--prefix-cache-mb",
-    type=click.IntRange(0),
-    default=256,
-    show_default=True,
-    envvar=environment.PREFIX_CACHE_MB,
-    show_envvar=True,
-    help=(
-        "Memory for KV rows of system prompts and turns, reused by prompts that begin alike; 0 is"
-        " off."
-    ),
-)
-@click.option(
     "--warmup",
     type=click.IntRange(0),
     default=0,
@@ -237,6 +185,7 @@ def command(
     ctx: click.Context,
     /,
     engine_dir: Path,
+    engine_request: EngineRequest,
     input_file: Path | None,
     prompts: Path | None,
     texts: tuple[str, ...],
@@ -246,17 +195,8 @@ def command(
     chat_template: str | None,
     no_chat_template: bool,
     output_file: Path | None,
-    spec_decode: bool,
-    drafter: str | None,
-    drafter_time_budget_ms: float | None,
-    spec_draft_top_k: int | None,
-    spec_draft_step: int | None,
-    spec_verify_size: int | None,
-    spec_policy: SpecPolicy | None,
     check_lossless: bool,
     compare_quality: bool,
-    exact: bool,
-    prefix_cache_mb: int,
     warmup: int,
     profile_output_file: Path | None,
     dump_profile: bool,
@@ -301,24 +241,12 @@ def command(
     edgespec infer --engine-dir engines --input-file - --output-file - < input.json | jq .responses
     edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
     """
-    sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
-    tree, acceptance = tree_of(ctx, sizes), take_acceptance(ctx, overrides)
-    keys = keys_of(ctx)
-    config = configured(ctx)
-    drafts = spec_decode or drafter is not None or config.config is not None
-    check_time_budget(ctx, drafter, drafter_time_budget_ms)
-    if not drafts:
-        refuse_without_drafts(
-            ctx,
-            {
-                "--check-lossless means": check_lossless,
-                "--compare-quality means": compare_quality,
-                "the sizes of drafts mean": any(sizes) or tree is not None or LENGTH in keys,
-                "options of the drafter mean": bool(keys),
-                "an accept rule means": acceptance is not None,
-                "--spec-policy means": is_given(ctx, "spec_policy"),
-            },
-        )
+    if not engine_request.spec_decode:
+        asked = {
+            "--check-lossless means": check_lossless,
+            "--compare-quality means": compare_quality,
+        }
+        refuse_without_drafts(ctx, asked)
     if check_lossless and compare_quality:
         what = "--check-lossless and --compare-quality exclude each other"
         raise click.UsageError(f"{what}: a check is for rules that change no token", ctx)
@@ -352,37 +280,26 @@ def command(
         from edgespec.cli.answer_stream import AnswerStream
 
         shown = AnswerStream(len(texts), live=(overrides["batch_size"] or 1) == 1)
-    images = take_images(overrides, input_file or prompts, named_images)
+    rules = beside(engine_request.image_rules, input_file or prompts, named_images)
+    engine_request = replace(engine_request, image_rules=rules)
     requests = asked_for(
         input_file, prompts, texts, overrides, named_images, template=not no_chat_template
     )
-    source = None
-    if acceptance is None and config.config is not None:
-        acceptance, source = config.config.acceptance, "speculative_config"
     if check_lossless:
-        refuse_check(requests.requests, acceptance, source)
+        by_flag = engine_request.acceptance is not None
+        source = None if by_flag or not engine_request.speculative_config else "speculative_config"
+        refuse_check(requests.requests, engine_request.accepts, source)
     return respond(
         requests,
-        engine_dir=engine_dir,
+        engine_dir,
+        engine_request,
         output_file=output_file,
-        spec_decode=drafts,
-        drafter=drafter,
-        sizes=sizes,
-        spec_policy=spec_policy,
-        tree=tree,
-        keys=keys,
-        config=config,
-        exact=exact,
-        prefix_cache_mb=prefix_cache_mb,
         warmup=warmup,
         check_lossless=check_lossless,
         compare_quality=compare_quality,
-        acceptance=acceptance,
-        time_budget_ms=drafter_time_budget_ms,
         profile_output_file=profile_output_file,
         chat_template=chat_template,
         stream=shown,
-        images=images,
         finish=lambda stats: show(
             stats,
             as_json=as_json,
@@ -391,13 +308,6 @@ def command(
             err=output_file is None or stream is not None,
         ),
     )
-
-
-def refuse_without_drafts(ctx: click.Context, given: dict[str, bool]) -> None:
-    """Raises click.UsageError for the first that is given of what needs drafts."""
-    for what, asked in given.items():
-        if asked:
-            raise click.UsageError(f"{what} nothing without --spec-decode", ctx)
 
 
 def asked_for(
@@ -453,68 +363,34 @@ def check_alone(ctx: click.Context, *, as_json: bool, dump_output: bool) -> None
 
 def respond(
     requests: RequestFile,
-    *,
     engine_dir: Path,
+    engine_request: EngineRequest,
+    *,
     output_file: Path | None,
-    spec_decode: bool | Literal["auto"] | None,
-    sizes: tuple[int | None, int | None, int | None],
     finish: Callable[[RunStats], None],
-    drafter: str | None = None,
-    spec_policy: SpecPolicy | None = None,
-    tree: TreeSpec | None = None,
-    keys: Mapping[str, object] = NO_KEYS,
-    config: Configured = NOT_CONFIGURED,
     stream: AnswerStream | None = None,
-    exact: bool = False,
-    prefix_cache_mb: int = 256,
     warmup: int = 0,
     check_lossless: bool = False,
     compare_quality: bool = False,
-    acceptance: AcceptOptions | None = None,
-    time_budget_ms: float | None = None,
     profile_output_file: Path | None = None,
     chat_template: str | None = None,
-    images: Mapping[str, Any] = NO_KEYS,
 ) -> int:
-    """Answer requests and return the exit code. `spec_decode`, `drafter`, `spec_policy` and
-    `acceptance` are those of Engine, `time_budget_ms` is for a drafter of the user's. `tree` says what to draft instead of
-    `sizes`, and so does `config`, together with the `keys` of flags. `chat_template` is a name or a file instead of the
-    model's own. `images` are Engine's arguments of image flags.
+    """Answer requests and return the exit code. `chat_template` is a name or a file instead of the
+    model's own.
 
     Without an output file nothing is kept, and `stream` shows the answers. `finish` shows the
     summary.
     """
     from edgespec.prompts.template import named_template
-    from edgespec.runtime.engine import Engine
     from edgespec.runtime.requests.file_runner import FileRun
 
     check_outputs((requests.path, engine_dir), output_file, profile_output_file)
-    config, drafting = engine_arguments(
-        config,
-        keys,
-        engine_dir,
-        drafter=drafter,
-        steps=sizes[1],
-        time_budget_ms=time_budget_ms,
-    )
-    measure_busy_again(engine_dir, spec_decode, spec_policy)
-    with Engine(
-        engine_dir,
-        spec_decode=spec_decode,
-        exact=exact,
-        prefix_cache_bytes=prefix_cache_mb * MIB,
-        acceptance=acceptance,
-        tuned=not any(sizes) and tree is None,
-        spec_policy=spec_policy,
-        **drafting,
-        **images,
-    ) as engine:
+    measure_busy_again(engine_dir, engine_request.spec_decode, engine_request.spec_policy)
+    with opened(engine_request, engine_dir) as open_engine:
+        engine, plan = open_engine.engine, planned(open_engine)
         if chat_template:
             engine.tokenizer.template = named_template(chat_template, engine_dir)
-        check_draft(engine, config.config)
-        plan = plan_of(engine, sizes, tree) if engine.spec_decode else None
-        chosen = not any(sizes) and tree is None and not config.has_sizes
-        notes = [*config.notes, *notes_of(engine, plan, requests, sizes, chosen=chosen)]
+        notes = [*notes_of(open_engine, plan, requests)]
         requests = replace(requests, batch_size=min(requests.batch_size, engine.max_batch_size))
         with (
             journal_of(output_file) as journal,
@@ -577,34 +453,25 @@ def warn(text: str) -> None:
     say(text, err=True)
 
 
-def notes_of(
-    engine: Engine,
-    plan: DraftPlan | None,
-    requests: RequestFile,
-    sizes: tuple[int | None, int | None, int | None],
-    *,
-    chosen: bool,
-) -> list[str]:
+def notes_of(opened: Opened, plan: DraftPlan | None, requests: RequestFile) -> Iterator[str]:
     """The lines before a run: the plan, and what a user should know of engines and modes."""
     from edgespec.cli import report
 
-    smaller = [*smaller_batches(requests.batch_size, engine.max_batch_size)]
+    engine = opened.engine
+    if plan is not None:
+        yield report.opened_line(opened, plan)
+    yield from opened.notes
+    yield from smaller_batches(requests.batch_size, engine.max_batch_size)
     if plan is None:
-        return [*engine.notes, *smaller]
+        return
     asked = [
         request.enable_thinking
         for request in requests.requests
         if request.apply_chat_template and not request.disable_spec_decode
     ]
     thinking = engine.thinking_note(asked) or relaxed_note(engine, asked)
-    line = engine.tuned_line(plan) or report.plan_line(
-        plan,
-        chosen=chosen,
-        words=engine.drafter_words,
-        could_be_tree=report.could_be_tree(sizes, engine.method),
-        can_adapt=engine.can_adapt,
-    )
-    return [line, *engine.notes, *smaller, *([thinking] if thinking else [])]
+    if thinking is not None:
+        yield thinking
 
 
 def smaller_batches(asked: int, most: int) -> Iterator[str]:

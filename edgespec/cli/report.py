@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -26,12 +26,27 @@ from edgespec.runtime.requests.answers import Answer
 from edgespec.runtime.requests.profile import RunStats, speedup, summary
 from edgespec.runtime.trees.tree import DraftPlan
 
+if TYPE_CHECKING:
+    from edgespec.runtime.engine_request import Opened
+
 MIN_WIDTH = 100  # characters
 MAX_DIFFERENCES = 10  # that are shown; output.json has all
 MAX_POSITIONS = 8  # whose acceptance is shown; output.json has all
 FOR_A_TREE = (
     "a verify size alone is a chain; for a tree add --spec-draft-top-k and --spec-draft-step"
 )
+
+
+def opened_line(opened: Opened, plan: DraftPlan) -> str:
+    """How much an open engine drafts, by the plan of `tune` or else in the words of the flags."""
+    engine, request = opened.engine, opened.request
+    return engine.tuned_line(plan) or plan_line(
+        plan,
+        chosen=not request.has_sizes,
+        words=engine.drafter_words,
+        could_be_tree=could_be_tree(request.sizes, engine.method),
+        can_adapt=engine.can_adapt,
+    )
 
 
 def plan_line(

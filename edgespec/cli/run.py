@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,62 +20,24 @@ from click.core import ParameterSource
 from edgespec.backends.base import OptionValue
 from edgespec.backends.registry import find_backend
 from edgespec.cli import build, export, infer, trtllm
-from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
+from edgespec.cli.accept_flags import accept_options
 from edgespec.cli.chat import command as chat
-from edgespec.cli.config_file import Configured, config_params, configured
-from edgespec.cli.draft_flags import (
-    ALIASES,
-    KEY_NAMES,
-    TREE_NAMES,
-    check_time_budget,
-    is_given,
-    keys_of,
-    tree_of,
-    wanted,
-)
+from edgespec.cli.draft_flags import ALIASES
+from edgespec.cli.engine_options import BOTH_WAYS, PREFIX_CACHE, draft_options, engine_options
 from edgespec.cli.help_pages import PagedCommand
-from edgespec.cli.image_flags import IMAGE, take_images
+from edgespec.cli.image_flags import IMAGE, beside, image_flags
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import MODEL
 from edgespec.errors import OptionError, RequestError
 
 if TYPE_CHECKING:
-    from edgespec.runtime.plans.plan import TreeSpec
+    from edgespec.runtime.drafters.decoding import DecodingConfig
+    from edgespec.runtime.engine_request import EngineRequest
 
 T = TypeVar("T")
 LIMITS = ("max_input_len", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
 COSTS = ("measure_costs",)
 EXPORTS = ("aux_layers", "allow_pickle", "no_golden", "skip_visual")
-SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
-CHATS = (
-    "system",
-    "spec_decode",
-    "drafter",
-    "drafter_time_budget_ms",
-    *SIZES,
-    "spec_policy",
-    *TREE_NAMES,
-    *KEY_NAMES,
-    *ACCEPTING,
-    "show_speculation",
-    "max_generate_length",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "enable_thinking",
-    "prefix_cache_mb",
-    "chat_template",
-    "no_chat_template",
-    "history_file",
-    "no_history",
-    "multimodal_engine_dir",
-    "allow_image_root",
-    "allow_image_urls",
-)
 GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 OF_TERMINALS = ("history_file", "no_history")
 MAKING = (
@@ -123,7 +86,6 @@ class RunCommand(PagedCommand, build.BuildCommand):
 
 PARAMS = [
     click.Argument(["target"], metavar="TARGET", type=MODEL),
-    *config_params(),
     click.Option(
         ["--draft"],
         type=MODEL,
@@ -147,7 +109,6 @@ PARAMS = [
     ),
     *taken(build.command, (*LIMITS, *COSTS)),
     *taken(export.command, EXPORTS),
-    *taken(chat.command, CHATS),
 ]
 
 
@@ -159,11 +120,14 @@ PARAMS = [
     missing=trtllm.FLAGS["run"],
     params=PARAMS,
 )
+@engine_options(image_flags, BOTH_WAYS, draft_options, accept_options, PREFIX_CACHE)
+@chat.chat_options
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
     target: str,
+    engine_request: EngineRequest,
     draft: str | None,
     prompts: tuple[str, ...],
     named_images: tuple[Path, ...],
@@ -195,10 +159,10 @@ def command(
     """
     for name in ("stdout",) if prompts else ("stdin", "stdout"):
         require_stream(name)
-    settings = {name: values.pop(name) for name in CHATS if name not in (*TREE_NAMES, *KEY_NAMES)}
+    names = [param.name for param in chat.command.params if param.name in values]
+    settings = {name: values.pop(name) for name in names}
     limits = build.limits_of(LIMITS, values)
-    tree = tree_of(ctx, [settings[name] for name in SIZES])
-    check_settings(ctx, settings, tree)
+    chat.check_template(ctx, settings["chat_template"], raw=settings["no_chat_template"])
     prompts = prompts or piped_prompt(ctx)
     if prompts:
         refuse_flags_of_chats(ctx)
@@ -209,12 +173,12 @@ def command(
     from edgespec.pipeline.cache import Cache
     from edgespec.pipeline.prepare import RunRequest, is_engine_dir, prepared
 
-    config = configured(ctx)
+    config = engine_request.speculative_config
     if is_engine_dir(target):
         refuse_given(ctx, MAKING)
-    elif config.config is not None:
-        draft = said_once("--draft", draft, config.config.speculative_model)
-        aux_layers = said_once("--aux-layers", aux_layers, config.config.aux_layers)
+    elif config is not None:
+        draft = said_once("--draft", draft, config.speculative_model)
+        aux_layers = said_once("--aux-layers", aux_layers, config.aux_layers)
     request = RunRequest(
         target=target,
         draft=draft,
@@ -228,26 +192,15 @@ def command(
         update=update,
         measure_costs=measure_costs,
         check_method=partial(check_method, config),
-        has_drafter=settings["drafter"] is not None or not needs_draft(config),
+        has_drafter=engine_request.drafter is not None
+        or (config is not None and not config.needs_engine),
     )
     with ExitStack() as stack:
         with Steps() as steps:
             engine_dir = stack.enter_context(prepared(request, Cache(atomic.user_cache()), steps))
         if prompts:
-            return answer(ctx, engine_dir, prompts, named_images, settings, tree, config)
-        code: int = ctx.invoke(chat.command, engine_dir=engine_dir, **settings)
-        return code
-
-
-def check_settings(ctx: click.Context, settings: dict[str, Any], tree: TreeSpec | None) -> None:
-    """Raises click.UsageError for flags that contradict each other, before the engines are made."""
-    check_sizes(ctx, settings, tree)
-    if settings["spec_decode"] is False and keys_of(ctx):
-        raise click.UsageError("options of the drafter mean nothing with --no-spec-decode", ctx)
-    take_acceptance(ctx, {**settings})
-    check_time_budget(ctx, settings["drafter"], settings["drafter_time_budget_ms"])
-    if settings["chat_template"] and settings["no_chat_template"]:
-        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+            return answer(engine_dir, engine_request, prompts, named_images, settings)
+        return chat.talk(ctx, engine_dir, engine_request, **settings)
 
 
 def refuse_flags_of_chats(ctx: click.Context) -> None:
@@ -258,18 +211,13 @@ def refuse_flags_of_chats(ctx: click.Context) -> None:
             raise click.UsageError(f"{flag} is for a chat, and a prompt was given", ctx)
 
 
-def check_method(config: Configured, method: str | None) -> None:
+def check_method(config: DecodingConfig | None, method: str | None) -> None:
     """Raises OptionError where speculative_config names another method than the pair's; before
     anything is made of it."""
-    if config.config is not None:
+    if config is not None:
         from edgespec.runtime.opening.speculative_config import of_engine
 
-        of_engine(config.config, method, "the pair")
-
-
-def needs_draft(config: Configured) -> bool:
-    """Whether a speculative_config, or its absence, leaves drafting to a draft."""
-    return config.config is None or config.config.needs_engine
+        of_engine(config, method, "the pair")
 
 
 def said_once(flag: str, given: T | None, configured: T | None) -> T | None:
@@ -281,13 +229,11 @@ def said_once(flag: str, given: T | None, configured: T | None) -> T | None:
 
 
 def answer(
-    ctx: click.Context,
     engine_dir: Path,
+    engine_request: EngineRequest,
     prompts: Sequence[str],
     named_images: Sequence[Path],
     settings: dict[str, Any],
-    tree: TreeSpec | None,
-    config: Configured,
 ) -> int:
     """Answers each prompt, with the images, on stdout and returns the exit code."""
     from edgespec.cli.answer_stream import AnswerStream
@@ -296,49 +242,17 @@ def answer(
 
     settings = {name: value for name, value in settings.items() if name not in OF_TERMINALS}
     template, raw = settings.pop("chat_template"), settings.pop("no_chat_template")
-    top_k, step, verify_size = (settings.pop(name) for name in SIZES)
-    spec_policy = settings.pop("spec_policy")
-    sizes = (top_k, step, verify_size)
-    spec_decode, prefix_cache_mb = settings.pop("spec_decode"), settings.pop("prefix_cache_mb")
-    show_speculation = settings.pop("show_speculation")
-    drafter, acceptance = settings.pop("drafter"), take_acceptance(ctx, settings)
-    time_budget_ms = settings.pop("drafter_time_budget_ms")
-    images, names = take_images(settings, None, named_images), [*map(str, named_images)]
+    show_speculation, images = settings.pop("show_speculation"), [*map(str, named_images)]
+    rules = beside(engine_request.image_rules, None, named_images)
     return infer.respond(
-        text_requests(prompts, apply_chat_template=not raw, images=names, **settings),
-        engine_dir=engine_dir,
+        text_requests(prompts, apply_chat_template=not raw, images=images, **settings),
+        engine_dir,
+        replace(engine_request, image_rules=rules),
         output_file=None,
-        spec_decode=wanted(
-            spec_decode, sized=any(sizes) or tree is not None or acceptance is not None
-        ),
-        drafter=drafter,
-        time_budget_ms=time_budget_ms,
-        sizes=sizes,
-        spec_policy=spec_policy,
-        tree=tree,
-        keys=keys_of(ctx),
-        config=config,
-        acceptance=acceptance,
-        prefix_cache_mb=prefix_cache_mb,
         chat_template=template,
-        images=images,
         stream=AnswerStream(len(prompts), live=True, show_speculation=show_speculation),
         finish=lambda stats: show_end(stats, show_speculation=show_speculation),
     )
-
-
-def check_sizes(ctx: click.Context, settings: dict[str, Any], tree: TreeSpec | None) -> None:
-    """Raises click.UsageError for sizes of drafts, or a drafter, without drafts."""
-    if settings["spec_decode"] is not False:
-        return
-    if tree is not None or any(settings[name] for name in SIZES):
-        raise click.UsageError("the sizes of drafts mean nothing with --no-spec-decode", ctx)
-    if any(settings[name] is not None for name in ACCEPTING):
-        raise click.UsageError("an accept rule means nothing with --no-spec-decode", ctx)
-    if is_given(ctx, "spec_policy"):
-        raise click.UsageError("--spec-policy means nothing with --no-spec-decode", ctx)
-    if settings["drafter"]:
-        raise click.UsageError("--drafter means nothing with --no-spec-decode", ctx)
 
 
 def piped_prompt(ctx: click.Context) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from edgespec.artifacts.graph_quantization import GraphQuantization
 from edgespec.artifacts.manifest import QuantizeCheck, QuantizeManifest
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.summary import EnginesSummary, EngineSummary, ExportSummary
-from edgespec.backends.vision.summary import VisionSummary
 from edgespec.checkpoint.summary import (
     CheckpointSummary,
     DtypeSummary,
@@ -23,7 +22,7 @@ from edgespec.checkpoint.summary import (
     QuantizationSummary,
     WeightsSummary,
 )
-from edgespec.cli.vision_summary import vision_rows, visual_text
+from edgespec.cli.vision_summary import encoder_rows, vision_rows
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
 from edgespec.contract import Role, canonical_contract
 from edgespec.errors import counted
@@ -48,9 +47,6 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
     elif isinstance(summary, FileSummary):
         title, rows = file_text(summary, layers)
         size = summary.bytes
-    elif isinstance(summary, VisionSummary):
-        title, rows = visual_text(summary, layers)
-        size = summary.bytes
     elif isinstance(summary, ExportSummary):
         title, rows = export_text(summary, layers)
         size = summary.bytes
@@ -66,8 +62,7 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
 
 
 def completeness(
-    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary | VisionSummary,
-    verify: bool,
+    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary, verify: bool
 ) -> str:
     """How far the files were compared with what is recorded of them."""
     if isinstance(summary, CheckpointSummary) and summary.pickled:
@@ -296,8 +291,11 @@ def export_text(summary: ExportSummary, layers: bool) -> tuple[str, Rows]:
     """The title and the rows of an exported component."""
     config, manifest = summary.config, summary.manifest
     rows: Rows = []
-    if config is not None:
+    if isinstance(config, ComponentConfig):
         rows += component_rows(config, summary.cache_bytes_per_token or 0)
+    elif config is not None:
+        rows += encoder_rows(config)
+    if config is not None:
         rows += exported_rows(config.quantization)
     golden = (
         "golden inputs and outputs are there"
@@ -385,7 +383,7 @@ def engines_text(summary: EnginesSummary, layers: bool) -> tuple[str, Rows]:
         entry = engine.entry
         source = source_text(entry.source)
         rows.append((role.value, f"{entry.backend}, {megabytes(entry.size_bytes)}, from {source}"))
-        rows += [("", text) for text in engine_lines(engine, speaks=role is not Role.DRAFT)]
+        rows += [("", text) for text in engine_lines(engine)]
         if layers:
             files = entry.files.items()
             rows += [("", f"{name} ({megabytes(file.size_bytes)})") for name, file in files]
@@ -411,18 +409,22 @@ PAIRING = {
 }
 
 
-def engine_lines(engine: EngineSummary, *, speaks: bool) -> list[str]:
-    """The lines of one engine. `speaks`: its output is the answer, so that rounding matters."""
-    lines = []
+def engine_lines(engine: EngineSummary) -> list[str]:
+    """The lines of one engine. Rounding matters where its output is the answer."""
+    lines = list[str]()
     config, entry, here = engine.config, engine.entry, engine.runs_here
     if config is not None:
-        lines += [weights_text(config.weights), *(losslessness(config) if speaks else ())]
-        limits = config.limits.to_dict(config.role).items()
-        sizes = [
-            f"{name[4:].replace('_', ' ')} {size}" for name, size in limits if name[:4] == "max_"
-        ]
-        lines.append(f"at most {', '.join(sizes)}")
-        if config.variants:
+        lines.append(weights_text(config.weights))
+        if isinstance(config, EngineConfig) and config.role is not Role.DRAFT:
+            lines += losslessness(config)
+        for prefix, bound in (("max_", "at most"), ("min_", "at least")):
+            sizes = [
+                f"{name.removeprefix(prefix).replace('_', ' ')} {size}"
+                for name, size in config.limits.to_dict(config.role).items()
+                if name.startswith(prefix)
+            ]
+            lines += [f"{bound} {', '.join(sizes)}"] if sizes else []
+        if isinstance(config, EngineConfig) and config.variants:
             capacities = ", ".join(map(str, config.limits.capacities))
             lines.append(f"an engine for each kv cache capacity: {capacities}")
     difference, cosine = entry.golden_difference, entry.golden_cosine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from edgespec.errors import LimitError
 
 if TYPE_CHECKING:
     from edgespec.prompts import ImageItem, Request, RequestFile
+    from edgespec.runtime.engine_request import EngineRequest
     from edgespec.tuning.tuner import TuneOptions
 
 INTERRUPTED_LINE = "stopped: what was measured is in {}; the same command goes on with it"
@@ -155,7 +156,7 @@ def command(
     from edgespec.tuning.tuner import TuneOptions
 
     finished_engines(engine_dir)
-    images = images_of(values, prompts, engine_dir)
+    engine_request = request_of(values, prompts, engine_dir)
     options = TuneOptions(seed=seed, **values)
     requests = requests_of(prompts, options)
     with Stopper() as stopper:
@@ -168,11 +169,11 @@ def command(
                 options,
                 stopper,
                 install,
-                images,
+                engine_request,
             )
         else:
             place = journal or engine_dir / journal_name()
-            found = tuned(engine_dir, place, requests, options, stopper, output, images)
+            found = tuned(engine_dir, place, requests, options, stopper, output, engine_request)
     if found is None:
         assert stopper.number is not None
         return exit_code(stopper.number)
@@ -213,19 +214,23 @@ def requests_of(files: Sequence[Path], options: TuneOptions) -> RequestFile:
     return replace(first[0], requests=numbered)
 
 
-def images_of(values: dict[str, Any], files: Sequence[Path], engine_dir: Path) -> dict[str, Any]:
-    """What the flags of images say, as arguments of Engine; they are taken out of `values`. Files
-    beside each of `files` may be read, and drafts in other formats are tried in a directory
-    without the encoder of `engine_dir`."""
+def request_of(values: dict[str, Any], files: Sequence[Path], engine_dir: Path) -> EngineRequest:
+    """How engines are opened, by the flags of images, which are taken out of `values`. Files beside
+    each of `files` may be read, and drafts in other formats are tried in a directory without the
+    encoder of `engine_dir`."""
+    from edgespec.runtime.engine_request import EngineRequest
     from edgespec.runtime.vision.image_prompts import beside
 
     images = take_images(values, files[0])
     rules = images["image_rules"]
     roots = (*rules.roots, *(path.absolute().parent for path in files if path.is_file()))
-    return {
-        "multimodal_engine_dir": images["multimodal_engine_dir"] or beside(engine_dir),
-        "image_rules": replace(rules, roots=roots),
-    }
+    return EngineRequest(
+        spec_decode=True,
+        prefix_cache_bytes=0,
+        tuned=False,
+        multimodal_engine_dir=images["multimodal_engine_dir"] or beside(engine_dir),
+        image_rules=replace(rules, roots=roots),
+    )
 
 
 def anchored(request: Request, file: Path) -> Request:
@@ -256,10 +261,12 @@ def check_costs(engine_dir: Path, batch_size: int, *, goes_on: bool) -> None:
     `goes_on` keeps what it began with. Raises LimitError for a batch that the engines do not take,
     and what measuring raises."""
     from edgespec.cli.costs_flag import measure_again
-    from edgespec.runtime.engine import Engine
+    from edgespec.runtime.engine_request import EngineRequest
     from edgespec.runtime.measuring.cost_measure import doubt
 
-    with Engine(engine_dir, spec_decode=True, prefix_cache_bytes=0, tuned=False) as engine:
+    request = EngineRequest(spec_decode=True, prefix_cache_bytes=0, tuned=False)
+    with request.open(engine_dir) as opened:
+        engine = opened.engine
         engine.limits.check_batch_size(batch_size)
         known = engine.costs is not None
         why = None if known and goes_on else doubt(engine)
@@ -275,13 +282,13 @@ def tuned(
     options: TuneOptions,
     stopper: Stopper,
     output: Path | None,
-    images: Mapping[str, Any],
+    engine_request: EngineRequest,
 ) -> dict[str, Any] | None:
     """Tune one directory and keep the plan, in `output` where that is given; None where it was
     stopped."""
     from edgespec.tuning.report import config_of, tuned_plan
 
-    found = searched(engine_dir, place, requests, options, stopper, images)
+    found = searched(engine_dir, place, requests, options, stopper, engine_request)
     if found is None:
         say(INTERRUPTED_LINE.format(place), err=True)
         return None
@@ -304,23 +311,21 @@ def searched(
     requests: RequestFile,
     options: TuneOptions,
     stopper: Stopper,
-    images: Mapping[str, Any],
+    engine_request: EngineRequest,
 ) -> tuple[Any, dict[str, Any]] | None:
     """The search in one directory, and its report; None where it was stopped."""
     from time import monotonic
 
     from edgespec.benchmark.slices import Interrupted, Runner
     from edgespec.cli.progress import Bars
-    from edgespec.runtime.engine import Engine
     from edgespec.tuning.journal import TuneJournal
     from edgespec.tuning.report import bound_to, report
     from edgespec.tuning.tuner import Tuner
 
     began = monotonic()
     check_costs(engine_dir, options.batch_size, goes_on=place.exists())
-    with Engine(
-        engine_dir, spec_decode=True, prefix_cache_bytes=0, tuned=False, **images
-    ) as engine:
+    with engine_request.open(engine_dir) as opened:
+        engine = opened.engine
         if engine.costs is None:
             what = f"what steps cost here is not known: {engine.why_no_costs}"
             raise LimitError(what, f"Measure it: edgespec bench {engine_dir} --measure-costs.")
@@ -348,7 +353,7 @@ def formats(
     options: TuneOptions,
     stopper: Stopper,
     install: bool,
-    images: Mapping[str, Any],
+    engine_request: EngineRequest,
 ) -> dict[str, Any] | None:
     """Tune the draft in each format of weights, and with `install` build the one whose own drafts
     are fastest; None where it was stopped."""
@@ -363,7 +368,7 @@ def formats(
         say(f"the draft in {name}", err=True)
         with draft_formats.with_draft(engine_dir, draft_onnx, name, backend) as directory:
             place = directory / journal_name()
-            found = searched(directory, place, requests, options, stopper, images)
+            found = searched(directory, place, requests, options, stopper, engine_request)
             if found is None:
                 say("stopped: of several formats nothing is kept", err=True)
                 return None

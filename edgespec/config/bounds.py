@@ -21,7 +21,6 @@ MAX_SIZES: Mapping[str, int] = MappingProxyType(
         "num_layers": MAX_LAYERS,
         "num_target_layers": MAX_LAYERS,
         "num_taps": MAX_LAYERS,
-        "deepstack": MAX_LAYERS,
         "vocab_size": MAX_VOCABULARY,
         "draft_vocab_size": MAX_VOCABULARY,
         "num_attention_heads": _MAX_HEADS,

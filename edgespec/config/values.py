@@ -253,6 +253,12 @@ class VisionConfig:
         return self.hidden_size * self.merge_size**2
 
     @property
+    def inner_mergers(self) -> dict[int, str]:
+        """Layer -> the module that merges its states for the language model, beside the last."""
+        modules = (f"deepstack_merger_list.{i}" for i in range(len(self.deepstack_layers)))
+        return dict(zip(self.deepstack_layers, modules, strict=True))
+
+    @property
     def window_side(self) -> int:
         """The side of a window in patches: whole rows of the language model; 0: no windows."""
         if self.window_size is None:

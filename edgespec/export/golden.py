@@ -7,7 +7,7 @@ layer (or lm_head) as it is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.config import RopeConfig
-from edgespec.contract import GraphShape, memory_inputs, memory_outputs
+from edgespec.contract import (
+    INPUTS,
+    GraphShape,
+    Kind,
+    graph_inputs,
+    memory_inputs,
+    memory_outputs,
+)
 from edgespec.export.pieces import open_piece
 from edgespec.graphs.assembly import DecoderGraph, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
-from edgespec.rope import RopeTable
+from edgespec.rope import RopeTable, rotations
 
 PROMPT_TOKENS = 12
 # Parents are not always the row before: an engine that runs the tree as a chain must fail
@@ -74,7 +81,7 @@ def make_golden(
     which overwrite the first block. Heads read random hidden states alone, as many rows in each
     pass.
     """
-    passes, capacity = passes_of(graph, embed, ropes, vocab_size)
+    passes, capacity = passes_of(graph.shape, embed, ropes, vocab_size)
     stem = open_piece(stem_piece(graph, plan), directory)
     streams = [x for (x,) in stem.run(["x"], [p.feeds for p in passes])]
     done()
@@ -89,18 +96,71 @@ def make_golden(
 
 
 def passes_of(
-    graph: DecoderGraph,
+    shape: GraphShape,
     embed: Callable[[Array], Array],
     ropes: Sequence[RopeConfig],
     vocab_size: int,
 ) -> tuple[tuple[Pass, Pass], int]:
     """Returns the passes over the prompt and over the tree, and the slots of the cache."""
-    block = graph.shape.block
-    capacity = PROMPT_TOKENS + len(TREE_PARENTS) + (NEW_CONTEXT if block else 0)
-    if graph.shape.heads:
-        return state_passes(graph), capacity
-    make = block_passes if block else golden_passes
-    return make(graph, embed, ropes, vocab_size, capacity), capacity
+    capacity = PROMPT_TOKENS + len(TREE_PARENTS) + (NEW_CONTEXT if shape.block else 0)
+    tables = [RopeTable.golden(rope, capacity) for rope in ropes]
+    calls = block_calls if shape.block else prompt_and_tree
+    rng = np.random.default_rng(0)
+    prompt, tree = (
+        Pass(feeds_of(shape, call, embed, tables, rng)) for call in calls(vocab_size, capacity)
+    )
+    return (prompt, tree), capacity
+
+
+@dataclass(frozen=True)
+class GoldenCall:
+    """What a pass is made of: S tokens at their positions from a slot on, which attend to what each
+    of `masks` [S, C] says, by the order of the graph's masks; of a block draft, L positions of
+    context."""
+
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    start: int
+    masks: tuple[NDArray[np.bool_], ...]
+    context: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+def feeds_of(
+    shape: GraphShape,
+    call: GoldenCall,
+    embed: Callable[[Array], Array],
+    tables: Sequence[RopeTable],
+    rng: np.random.Generator,
+) -> dict[str, Array]:
+    """Returns the inputs of a pass, random where they are rows or hidden states: a draft reads the
+    base's in the prompt and its own in the tree."""
+    rows, masks, first = len(call.ids), iter(call.masks), call.start == 0
+    sizes = {"B": 1, "S": rows, "L": len(call.context)}
+    sizes |= {"S_base": rows * first, "S_draft": rows * (not first)}
+    positions = {"S": call.positions[None], "L": call.context[None]}
+    gathered = np.arange(rows, dtype=np.int64)[None]
+    feeds: dict[str, Array] = {"gather_idx": gathered}
+    if not shape.heads:
+        seen = call.masks[0][None, :, call.start : call.start + rows]
+        feeds |= {
+            "ids": call.ids,
+            "positions": call.positions,
+            "inputs_embeds": embed(call.ids)[None],
+        }
+        feeds |= {"write_indices": np.array([call.start], np.int64), "tree_mask": seen}
+        feeds |= rotations(INPUTS.values(), tables, positions)
+    if shape.block:
+        feeds["context_positions"] = call.context
+    for row in graph_inputs(shape):
+        if row.name in feeds:
+            continue
+        if row.kind is Kind.MASK:
+            feeds[row.name] = next(masks)[None, None]
+        elif row.kind is Kind.FLAG:
+            feeds[row.name] = np.array(first)
+        else:
+            feeds[row.name] = rng.standard_normal(row.spec(shape).dims(**sizes), np.float32)
+    return feeds
 
 
 def keep_aux_layers(
@@ -115,48 +175,15 @@ def keep_aux_layers(
             p.aux_layers[layer] = x.copy()  # an output of a session keeps its memory alive
 
 
-def golden_passes(
-    graph: DecoderGraph,
-    embed: Callable[[Array], Array],
-    ropes: Sequence[RopeConfig],
-    vocab_size: int,
-    capacity: int,
-) -> tuple[Pass, Pass]:
-    """Returns the passes over the prompt and over the tree."""
-    tables = [RopeTable.golden(rope, capacity) for rope in ropes]
+def prompt_and_tree(vocab_size: int, capacity: int) -> Iterator[GoldenCall]:
+    """Yields the calls over the prompt and over the tree."""
     depths = tree_mask(TREE_PARENTS).sum(1) - 1
     places = np.concatenate([np.arange(PROMPT_TOKENS), PROMPT_TOKENS + depths])
     mask = prompt_and_tree_mask(capacity)
     near = mask & (places[:, None] - places < GOLDEN_WINDOW)
-    rng = np.random.default_rng(0)
-
-    def one(start: int, ids: Array) -> Pass:
+    for start, ids in zip((0, PROMPT_TOKENS), golden_ids(vocab_size), strict=True):
         rows = slice(start, start + len(ids))
-        cos, sin = tables[0].rows(places[None, rows])
-        feeds: dict[str, Array] = {
-            "ids": ids,
-            "positions": places[rows],
-            "inputs_embeds": embed(ids)[None],
-            "rope_cos": cos,
-            "rope_sin": sin,
-            "attention_mask": mask[None, None, rows],
-            "write_indices": np.array([start], np.int64),
-            "gather_idx": np.arange(len(ids), dtype=np.int64)[None],
-            "tree_mask": mask[None, rows, rows],
-        }
-        if graph.shape.sliding:
-            feeds["sliding_attention_mask"] = near[None, None, rows]
-        if graph.shape.local_rotary_dim:
-            local = tables[1].rows(places[None, rows])
-            feeds |= dict(zip(("local_rope_cos", "local_rope_sin"), local, strict=True))
-        if width := graph.shape.deepstack_width:
-            feeds["deepstack_embeds"] = rng.standard_normal((1, len(ids), width), np.float32)
-        if graph.shape.reads_hidden_states:
-            feeds |= hidden_feeds(graph, rng, len(ids), own=start > 0)
-        return Pass(feeds)
-
-    prompt, tree = golden_ids(vocab_size)
-    return one(0, prompt), one(PROMPT_TOKENS, tree)
+        yield GoldenCall(ids, places[rows], start, (mask[rows], near[rows]))
 
 
 def prompt_and_tree_mask(capacity: int) -> NDArray[np.bool_]:
@@ -168,67 +195,17 @@ def prompt_and_tree_mask(capacity: int) -> NDArray[np.bool_]:
     return mask
 
 
-def hidden_feeds(
-    graph: DecoderGraph, rng: np.random.Generator, rows: int, *, own: bool
-) -> dict[str, Array]:
-    """The hidden states that a draft reads in a pass: its own, or the base's."""
-    base, draft = (0, rows) if own else (rows, 0)
-    return {
-        "base_hidden": rng.standard_normal((1, base, graph.shape.base_features), np.float32),
-        "draft_hidden": rng.standard_normal((1, draft, graph.shape.features), np.float32),
-        "use_base_hidden": np.array(not own),
-    }
-
-
-def state_passes(graph: DecoderGraph) -> tuple[Pass, Pass]:
-    """Returns the passes of heads over hidden states, which have nothing in common."""
-    rng = np.random.default_rng(0)
-
-    def one(rows: int) -> Pass:
-        states = rng.standard_normal((1, rows, graph.shape.base_features), np.float32)
-        return Pass({"base_hidden": states, "gather_idx": np.arange(rows, dtype=np.int64)[None]})
-
-    return one(PROMPT_TOKENS), one(len(TREE_PARENTS))
-
-
-def block_passes(
-    graph: DecoderGraph,
-    embed: Callable[[Array], Array],
-    ropes: Sequence[RopeConfig],
-    vocab_size: int,
-    capacity: int,
-) -> tuple[Pass, Pass]:
-    """Returns the passes over the two blocks of a block draft."""
-    table, rng = RopeTable.golden(ropes[0], capacity), np.random.default_rng(0)
+def block_calls(vocab_size: int, capacity: int) -> Iterator[GoldenCall]:
+    """Yields the calls over the two blocks of a block draft."""
     _, ids = golden_ids(vocab_size)
-    passes = []
     for start, count in ((0, PROMPT_TOKENS), (PROMPT_TOKENS, NEW_CONTEXT)):
         end = start + count
-        positions, context = end + np.arange(BLOCK_ROWS), start + np.arange(count)
-        mask = np.zeros((2, BLOCK_ROWS, capacity), bool)
-        mask[0, :, : end + BLOCK_ROWS] = True
-        mask[1, :, end - GOLDEN_WINDOW : end] = True
-        mask[1, :, end : end + BLOCK_ROWS] = np.tri(BLOCK_ROWS, dtype=bool)
-        cos, sin = table.rows(positions[None])
-        context_cos, context_sin = table.rows(context[None])
-        feeds: dict[str, Array] = {
-            "ids": ids,
-            "positions": positions,
-            "inputs_embeds": embed(ids)[None],
-            "rope_cos": cos,
-            "rope_sin": sin,
-            "target_hidden": rng.standard_normal((1, count, graph.shape.base_features), np.float32),
-            "context_positions": context,
-            "context_cos": context_cos,
-            "context_sin": context_sin,
-            "attention_mask": mask[None, :1],
-            "write_indices": np.array([start], np.int64),
-            "gather_idx": np.arange(BLOCK_ROWS, dtype=np.int64)[None],
-        }
-        if graph.shape.sliding:
-            feeds["sliding_attention_mask"] = mask[None, 1:]
-        passes.append(Pass(feeds))
-    return passes[0], passes[1]
+        every, near = np.zeros((2, BLOCK_ROWS, capacity), bool)
+        every[:, : end + BLOCK_ROWS] = True
+        near[:, end - GOLDEN_WINDOW : end] = True
+        near[:, end : end + BLOCK_ROWS] = np.tri(BLOCK_ROWS, dtype=bool)
+        context, positions = start + np.arange(count), end + np.arange(BLOCK_ROWS)
+        yield GoldenCall(ids, positions, start, (every, near), context)
 
 
 def run_layer(
@@ -259,10 +236,7 @@ def empty_memory(shape: GraphShape, layer: int, capacity: int) -> dict[str, Arra
     """Returns a layer's cache inputs before the first call."""
     sizes = {"B": 1, "C": capacity, "P": 1}
     return {
-        spec.name: np.zeros(
-            [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape], np.float32
-        )
-        for spec in memory_inputs(shape, layer)
+        spec.name: np.zeros(spec.dims(**sizes), np.float32) for spec in memory_inputs(shape, layer)
     }
 
 
@@ -286,24 +260,11 @@ def run_head(
 ) -> dict[str, Array]:
     """Runs lm_head on both passes. Returns the arrays to store."""
     piece = open_piece(head_piece(graph, plan), directory)
-    feeds = [
-        {"x": x, "gather_idx": p.feeds["gather_idx"]} for p, x in zip(passes, streams, strict=True)
-    ]
+    feeds = [{**p.feeds, "x": x} for p, x in zip(passes, streams, strict=True)]
     found = piece.run(piece.outputs, feeds)
     stored: dict[str, Array] = {}
-    keep = (
-        "ids",
-        "positions",
-        "inputs_embeds",
-        "attention_mask",
-        "base_hidden",
-        "draft_hidden",
-        "use_base_hidden",
-        "target_hidden",
-        "context_positions",
-        "sliding_attention_mask",
-        "deepstack_embeds",
-    )
+    keep = ["ids", "positions", "context_positions"]
+    keep += [row.name for row in graph_inputs(graph.shape) if row.is_stored]
     for label, p, (logits, *recycled) in zip(("prompt", "tree"), passes, found, strict=True):
         if graph.aux_layers:
             recycled = [np.concatenate([p.aux_layers[t] for t in graph.aux_layers], -1)]

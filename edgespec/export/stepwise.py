@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from edgespec.artifacts.atomic import writing
 from edgespec.config import DecoderConfig
+from edgespec.contract import INPUTS, Kind, graph_inputs, inputs_named
 from edgespec.export.golden import empty_memory
 from edgespec.export.pieces import OpenPiece, open_piece
 from edgespec.export.writer import PaddedFile, place_weights
 from edgespec.graphs.assembly import DecoderGraph, Piece, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
-from edgespec.rope import RopeTable
+from edgespec.rope import RopeTable, rotations
 
 Array = NDArray[Any]
 Feeds = dict[str, Array]
@@ -99,12 +100,14 @@ def opened(make: Callable[[WeightPlan], Piece], place: Path) -> OpenPiece:
 
 
 def memory(graph: DecoderGraph, layer: int, feeds: Feeds) -> Feeds:
-    """Returns the empty cache inputs of a layer for the capacity of the attention mask, and unless
-    a pass has any, rows of images that say nothing."""
+    """Returns the empty cache inputs of a layer for the capacity of the attention mask, and the
+    defaults of inputs that a pass does not give."""
     found = empty_memory(graph.shape, layer, feeds["attention_mask"].shape[-1])
-    if layer < graph.shape.deepstack and "deepstack_embeds" not in feeds:
-        rows = feeds["inputs_embeds"].shape[:2]
-        found["deepstack_embeds"] = np.zeros((*rows, graph.shape.deepstack_width), np.float32)
+    sizes = {"B": 1, "S": feeds["inputs_embeds"].shape[1]}
+    for row in graph_inputs(graph.shape):
+        if row.default is not None and row.name not in feeds:
+            dims = row.spec(graph.shape).dims(**sizes)
+            found[row.name] = np.full(dims, row.default, np.float32)
     return found
 
 
@@ -132,7 +135,8 @@ def through_head(
         best, state, finite = [], None, True
         for start in range(0, feeds["gather_idx"].shape[1], HEAD_ROWS):
             rows = feeds["gather_idx"][:, start : start + HEAD_ROWS]
-            ((logits, *emitted),) = piece.run(piece.outputs, [{"x": x, "gather_idx": rows}])
+            fed = {**feeds, "x": x, "gather_idx": rows}
+            ((logits, *emitted),) = piece.run(piece.outputs, [fed])
             if correct is not None:
                 logits = correct(number, rows, logits, emitted[0] if emitted else None)
             best.append(logits[0].argmax(-1))
@@ -147,22 +151,19 @@ def causal_feeds(
 ) -> Feeds:
     """Returns the inputs of a causal pass over one sequence of embeddings [S, H].
 
-    All rows go through lm_head. Includes all masks and rotary tables of the decoder `layers`, even
-    if a graph reads fewer. `positions` [S] or [S, 3] are those of the rotary tables, below S.
+    All rows go through lm_head. Includes all masks and rotary tables of the decoder `layers`.
+    `positions` [S] or [S, 3] are those of the rotary tables, below S.
     """
     count = len(embeds)
     positions = np.arange(count) if positions is None else positions
     behind = np.arange(count)[:, None] - np.arange(count)
     masks = [(behind >= 0) & (behind < (window or count)) for window in layers.windows]
-    rows = [RopeTable.of(r, count).rows(positions[None]) for r in layers.ropes]
+    tables = [RopeTable.of(rope, count) for rope in layers.ropes]
+    names = inputs_named(Kind.MASK)
     return {
         "inputs_embeds": embeds[None],
-        "rope_cos": rows[0][0],
-        "rope_sin": rows[0][1],
-        "attention_mask": masks[0][None, None],
-        "local_rope_cos": rows[-1][0],
-        "local_rope_sin": rows[-1][1],
-        "sliding_attention_mask": masks[-1][None, None],
+        **rotations(INPUTS.values(), tables, {"S": positions[None]}),
+        **{name: mask[None, None] for name, mask in zip(names, masks, strict=False)},
         "write_indices": np.zeros(1, np.int64),
         "gather_idx": np.arange(count)[None],
         "tree_mask": (behind >= 0)[None],

@@ -163,7 +163,7 @@ FAMILIES = {
         stacks=("model.language_model", "model"),
         beside=BESIDE,
         mtp_layers=num_mtp_layers,
-        vision=qwen3_vision.without_deepstack,
+        vision=qwen3_vision.without_inner_layers,
         image_tokens=IMAGE_TOKENS,
     ),
 }

@@ -47,7 +47,7 @@ FAMILIES = {
         stacks=("model.language_model", "model"),
         beside=qwen3_5.BESIDE,
         mtp_layers=qwen3_5.num_mtp_layers,
-        vision=qwen3_vision.without_deepstack,
+        vision=qwen3_vision.without_inner_layers,
         image_tokens=qwen3_5.IMAGE_TOKENS,
     ),
 }

@@ -26,7 +26,7 @@ def vision(fields: Fields) -> VisionConfig:
     return read_vision(fields, _DEEPSTACK)
 
 
-def without_deepstack(fields: Fields) -> VisionConfig:
+def without_inner_layers(fields: Fields) -> VisionConfig:
     """The same for Qwen3.5, whose files name no inner layers."""
     return read_vision(fields, ())
 

@@ -13,10 +13,13 @@ from typing import Protocol
 import onnx_ir as ir
 
 from edgespec.contract import (
+    INPUTS,
     GraphContract,
     GraphShape,
+    Part,
     TensorSpec,
     canonical_contract,
+    graph_inputs,
     memory_inputs,
     memory_outputs,
     past_names,
@@ -113,33 +116,17 @@ def build_graph(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphC
 def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
     """The piece inputs_embeds (and a draft's states) -> x, the input of the first layer."""
     b = GraphBuilder("stem", plan)
-    inputs = {
-        spec.name: b.input(spec)
-        for spec in canonical_contract(graph.shape).inputs
-        if spec.name in STEM_INPUTS
-    }
+    inputs = inputs_of(b, graph.shape, Part.STEM)
     x = graph.stem(b, inputs)
     b.output(x, TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
     return Piece(b.model(), tuple(inputs))
 
 
-STEM_INPUTS = ("inputs_embeds", "base_hidden", "draft_hidden", "use_base_hidden")
-NOT_A_LAYERS = ("gather_idx", "base_hidden", "draft_hidden", "use_base_hidden")
-
-
 def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
     """The piece x, memory -> x_out, memory, of layer `index`."""
     b, shape = GraphBuilder(f"layer{index}", plan), graph.shape
-    layers = range(shape.num_layers)
-    others = {s.name for i in layers if i != index for s in memory_inputs(shape, i)}
-    if index >= shape.deepstack:
-        others.add("deepstack_embeds")
-    specs = [
-        s
-        for s in canonical_contract(shape).inputs
-        if s.name not in others and s.name not in NOT_A_LAYERS
-    ]
-    inputs = {spec.name: b.input(spec) for spec in specs}
+    inputs = inputs_of(b, shape, Part.LAYERS)
+    inputs |= {spec.name: b.input(spec) for spec in memory_inputs(shape, index)}
     x = b.input(TensorSpec("x", "float32", ("B", "S", shape.hidden_size)))
     out, memory = graph.layer(b, index, x, inputs)
     b.output(out, TensorSpec("x_out", "float32", ("B", "S", shape.hidden_size)))
@@ -149,12 +136,20 @@ def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Piece:
 
 
 def head_piece(graph: DecoderGraph, plan: WeightPlan) -> Piece:
-    """The piece x, gather_idx -> logits (and hidden_states of a draft)."""
+    """The piece x, gather_idx and what else the head reads -> logits (and hidden_states of a
+    draft)."""
     b = GraphBuilder("head", plan)
     x = b.input(TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
-    inputs = {"gather_idx": b.input(TensorSpec("gather_idx", "int64", ("B", "G")))}
+    inputs = inputs_of(b, graph.shape, Part.HEAD)
+    if graph.shape.heads:  # whose graph gives the logits of all rows
+        inputs["gather_idx"] = b.input(INPUTS["gather_idx"].spec(graph.shape))
     logits, recycled = graph.head(b, x, inputs)
     b.output(logits, TensorSpec("logits", "float32", ("B", "G", graph.shape.logits_width)))
     if recycled is not None:
         b.output(recycled, TensorSpec("hidden_states", "float32", ("B", "S", graph.shape.features)))
-    return Piece(b.model(), ("x", "gather_idx"))
+    return Piece(b.model(), ("x", *inputs))
+
+
+def inputs_of(b: GraphBuilder, shape: GraphShape, part: Part) -> Inputs:
+    """The inputs of a graph that one part of it reads, by name."""
+    return {row.name: b.input(row.spec(shape)) for row in graph_inputs(shape) if part in row.parts}

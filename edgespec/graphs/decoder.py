@@ -33,6 +33,7 @@ from edgespec.graphs.layers import (
     optional_norm,
 )
 from edgespec.graphs.linear import linear
+from edgespec.graphs.optional_inputs import OPTIONAL_INPUTS, sizes_of
 from edgespec.graphs.weights import WeightTable
 
 
@@ -87,7 +88,7 @@ class Decoder:
             recurrent=(
                 delta_net.recurrent_shape(decoder.linear, recurrent) if decoder.linear else None
             ),
-            deepstack=len(self.config.vision.deepstack_layers) if self.config.vision else 0,
+            sizes=sizes_of(self.config),
         )
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
@@ -106,17 +107,10 @@ class Decoder:
         """Layer `index` over the stream [B, S, H], and what it leaves for later calls."""
         build = MIXERS[type(self.config.decoder.layers[index].mixer)]
         x, memory = build(self, b, index, x, inputs)
-        if index < self.shape.deepstack:
-            x = self.with_deepstack(b, x, inputs["deepstack_embeds"], index)
+        for name, row in OPTIONAL_INPUTS.items():
+            if name in inputs:
+                x = row.behind_layer(b, self.config, index, x, inputs[name])
         return x, memory
-
-    def with_deepstack(self, b: GraphBuilder, x: ir.Value, rows: ir.Value, index: int) -> ir.Value:
-        """The stream [B, S, H] and the rows of images that join it behind layer `index`, of those
-        for all such layers [B, S, k*H] (arXiv 2406.04334)."""
-        name, width = f"layers.{index}/deepstack", self.config.decoder.hidden_size
-        start, end = b.shape(index * width), b.shape((index + 1) * width)
-        own = b.op("Slice", rows, start, end, b.shape(2), name=f"{name}/rows")
-        return b.op("Add", x, own, name=name)
 
     def head(
         self, b: GraphBuilder, x: ir.Value, inputs: Inputs

@@ -49,9 +49,8 @@ class VisionGraph:
         for i in range(config.num_layers):
             groups = full if i in config.full_attention_layers else windowed
             x = block(b, table, config, x, groups, f"blocks.{i}", f"layer{i}")
-            if i in config.deepstack_layers:
-                weight = f"deepstack_merger_list.{len(features)}"
-                features.append(merger(b, table, config, x, weight, norm_merged=True))
+            if module := config.inner_mergers.get(i):
+                features.append(merger(b, table, config, x, module, norm_merged=True))
         found = {EMBEDS: merger(b, table, config, x, "merger", norm_merged=False)}
         if features:
             found[DEEPSTACK] = b.op("Concat", *features, name="deepstack", axis=-1)

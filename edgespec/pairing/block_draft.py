@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.source import read_json
 from edgespec.config import DraftConfig
-from edgespec.contract import MAX_BLOCK_NODES, Limits
+from edgespec.contract import INPUTS, MAX_BLOCK_NODES, Kind, Limits, inputs_named
 from edgespec.methods import METHODS
 from edgespec.methods.block_draft import BlockDraftConfig
 from edgespec.pairing import tokens
@@ -25,7 +25,7 @@ from edgespec.pairing.common import common_checks
 from edgespec.pairing.pair import Pair
 from edgespec.pairing.readings import listed
 from edgespec.pairing.row import Force, PairingRow
-from edgespec.rope import RopeTable
+from edgespec.rope import RopeTable, rotations
 
 if TYPE_CHECKING:
     from edgespec.export.stepwise import Correct, Feeds
@@ -178,25 +178,19 @@ class BlockForcing:
         tokens[:, 0] = self.text.tokens[positions]
         places = (positions[:, None] + np.arange(size)).ravel()
         table = RopeTable.of(self.config.decoder.rope, context + size)
-        (cos, sin), (context_cos, context_sin) = (
-            table.rows(self.rope_positions(positions)[None]),
-            table.rows(self.text.positions[None, :context]),
-        )
-        masks = [
-            self.mask(positions, places, window, causal) for window, causal in self.mask_specs()
-        ]
-        feeds = {
+        rope_positions = {
+            "S": self.rope_positions(positions)[None],
+            "L": self.text.positions[None, :context],
+        }
+        masks = zip(inputs_named(Kind.MASK), self.mask_specs(), strict=False)
+        return {
             "inputs_embeds": self.rows.of(tokens.ravel())[None],
-            "rope_cos": cos,
-            "rope_sin": sin,
-            "attention_mask": masks[0],
+            **rotations(INPUTS.values(), [table], rope_positions),
+            **{name: self.mask(positions, places, *spec) for name, spec in masks},
             "write_indices": np.zeros(1, np.int64),
             "gather_idx": (np.arange(len(positions)) * size + self.config.first_slot)[None],
             "target_hidden": hidden_states[None, :context],
-            "context_cos": context_cos,
-            "context_sin": context_sin,
         }
-        return feeds | ({"sliding_attention_mask": masks[1]} if len(masks) > 1 else {})
 
     def rope_positions(self, positions: Ids) -> Ids:
         """[S] or [S, 3], those of blocks behind some positions: text goes on there."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.finite import is_finite
 from edgespec.checkpoint.names import EMBEDDING
+from edgespec.contract import image_widths
 from edgespec.errors import CheckpointError, counted
 from edgespec.export.stepwise import PassOutput, causal_feeds, run_stepwise
 from edgespec.graphs.decoder import Decoder
@@ -111,7 +112,7 @@ def ask(
 
     embeds = EmbeddingRows.read(base.table.source(EMBEDDING), text.tokens).of(text.tokens)
     feeds = causal_feeds(text.placed(embeds), pair.model.decoder, text.positions)
-    feeds |= text.deepstack(base.shape.deepstack_width)
+    feeds |= text.extras(image_widths(base.shape))
     aux_layers = {layer for reading in readings for layer in reading.aux_layers}
     (truth,) = run_stepwise(base, [feeds], aux_layers, done)
     if not truth.finite:

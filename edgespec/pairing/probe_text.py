@@ -7,7 +7,7 @@ without an engine. Knows no draft.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from edgespec.images import ImageReader, ImageRules, read_processor
 from edgespec.prompts import ImageItem
 from edgespec.safe_read.regular import open_regular
 from edgespec.safe_read.tokenizer import panics_as
-from edgespec.vision.contract import DEEPSTACK, EMBEDS
+from edgespec.vision.contract import EMBEDS
 from edgespec.vision.placeholders import expand
 from edgespec.vision.positions import prompt_positions
 from edgespec.vision.rows import ImageRows
@@ -78,15 +78,15 @@ class ProbeText:
             found[start : start + len(image)] = image.embeds
         return found
 
-    def deepstack(self, width: int) -> dict[str, Array]:
-        """The feed [1, T, width] of a base whose first layers read more of an image; else none."""
-        if not width or not self.images:
+    def extras(self, widths: Mapping[str, int]) -> dict[str, Array]:
+        """What a base reads of images beside their embeddings [1, T, width], by input."""
+        if not self.images:
             return {}
-        found = np.zeros((1, len(self), width), np.float32)
+        found = {name: np.zeros((1, len(self), n), np.float32) for name, n in widths.items()}
         for start, image in zip(self.starts, self.images, strict=True):
-            assert image.deepstack is not None
-            found[0, start : start + len(image)] = image.deepstack
-        return {DEEPSTACK: found}
+            for name, rows in found.items():
+                rows[0, start : start + len(image)] = image.extras[name]
+        return found
 
     @property
     def image_width(self) -> int | None:
@@ -157,7 +157,7 @@ def encoded(base: Checkpoint, model: ModelConfig, path: Path) -> ImageRows:
     with TemporaryDirectory() as name, writing(Path(name)):
         piece = opened(lambda plan: encoder_piece(graph, plan), Path(name))
         found = encode(piece, model.vision, image.pixel_values, image.grid)
-    return ImageRows(found[EMBEDS], found.get(DEEPSTACK), image.grid, image.key)
+    return ImageRows(found.pop(EMBEDS), found, image.grid, image.key)
 
 
 def tokens_of(base: Checkpoint, text: str) -> Ids:

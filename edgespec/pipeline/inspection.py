@@ -15,19 +15,13 @@ from typing import Any
 
 from edgespec.artifacts import atomic, directories, file_names, json_files
 from edgespec.artifacts.directories import Kind
+from edgespec.backends.engine_dir import holds_encoder
 from edgespec.backends.registry import engine_file_names
 from edgespec.backends.summary import (
     EnginesSummary,
     ExportSummary,
     engines_summary,
     export_summary,
-)
-from edgespec.backends.vision.engine_dir import NAME as VISUAL
-from edgespec.backends.vision.engine_dir import is_visual_engine
-from edgespec.backends.vision.summary import (
-    VisionSummary,
-    visual_engine_summary,
-    visual_export_summary,
 )
 from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.files import Checkpoint
@@ -40,6 +34,7 @@ from edgespec.checkpoint.summary import (
     summarize_file,
 )
 from edgespec.config import DraftConfig, ModelConfig
+from edgespec.contract import Role
 from edgespec.errors import BundleError, EdgeSpecError, UnsupportedModel, noted
 from edgespec.runtime.costs.cost_profile import CostProfile, Found, find_profile, read_profiles
 from edgespec.runtime.measuring import cost_description
@@ -56,7 +51,7 @@ class Inspection:
     not."""
 
     path: Path
-    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary | VisionSummary
+    summary: CheckpointSummary | FileSummary | ExportSummary | EnginesSummary
     problems: tuple[EdgeSpecError, ...]
     notes: tuple[str, ...]
     costs: tuple[CostProfile, ...] = ()  # of engines, measured on this device
@@ -84,28 +79,17 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
     if kind == "checkpoint":
         summary = look_at_checkpoint(path, problems, read_up_to)
         return Inspection(path, summary, tuple(problems), (*notes_of(summary), *notes))
-    found = look_at_manifest(path, kind, problems, read_up_to)
+    look_at = export_summary if kind == "export" else engines_summary
+    found = look_at(path, problems, read_up_to)
     if found.not_in_manifest:
         notes = (*notes, f"not in the manifest: {some_of(found.not_in_manifest)}")
-    if is_visual_engine(path / VISUAL):
-        notes = (*notes, f"{VISUAL}/ holds an image encoder: edgespec inspect {path / VISUAL}")
+    visual = Role.VISUAL.value
+    if holds_encoder(path / visual, Role.VISUAL):
+        notes = (*notes, f"{visual}/ holds an image encoder: edgespec inspect {path / visual}")
     costs = look_at_costs(path) if isinstance(found, EnginesSummary) else []
     why = sorted({f"costs: {one.why}" for one in costs if one.why is not None})
     profiles = tuple(one.profile for one in costs if one.profile is not None)
     return Inspection(path, found, tuple(problems), (*notes, *why), profiles)
-
-
-def look_at_manifest(
-    path: Path, kind: str, problems: list[EdgeSpecError], read_up_to: float
-) -> ExportSummary | EnginesSummary | VisionSummary:
-    """The summary of what export wrote or build made, of a language model or an image encoder."""
-    if kind == "export":
-        if json_files.read_manifest(path).get("role") == VISUAL:
-            return visual_export_summary(path, problems, read_up_to)
-        return export_summary(path, problems, read_up_to)
-    if is_visual_engine(path):
-        return visual_engine_summary(path, problems, read_up_to)
-    return engines_summary(path, problems, read_up_to)
 
 
 def look_at_costs(path: Path) -> list[Found]:

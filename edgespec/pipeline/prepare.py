@@ -22,7 +22,7 @@ from edgespec.backends.base import BuildOptions
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import DEFAULT_BACKEND, find_backend, get_backend
 from edgespec.checkpoint.hub import download, is_repo_id
-from edgespec.contract import Limits, Role
+from edgespec.contract import DECODERS, Limits, Role
 from edgespec.errors import (
     BundleError,
     CheckpointError,
@@ -447,9 +447,7 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
     """Export and build below `staging`: the engines stay, each export goes once it is built."""
     from edgespec.backends import base as backends
     from edgespec.backends.build import build
-    from edgespec.backends.vision.build import build_visual
     from edgespec.export.components import export
-    from edgespec.vision.contract import ImageLimits
 
     progress = backends.Progress(
         start=lambda total: report.start("weights", total),
@@ -463,21 +461,17 @@ def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporte
         for component in (first, *first.beside):
             title = TITLES[component.role]
             report.step(f"build the {title}")
-            # on ONNX Runtime, whatever the language model runs on
-            if component.role == Role.VISUAL:
-                limits, engines = ImageLimits(), staging / "engine"
-                notes = build_visual(component.directory, engines, limits, progress=progress).notes
-            else:
-                notes = build(
-                    component.directory,
-                    staging / "engine",
-                    request.limits,
-                    backend=request.backend,
-                    options=request.options,
-                    progress=progress,
-                ).notes
+            encodes = component.role not in DECODERS  # on ONNX Runtime, whatever the others run on
+            built = build(
+                component.directory,
+                staging / "engine",
+                request.limits,
+                backend=DEFAULT_BACKEND if encodes else request.backend,
+                options=None if encodes else request.options,
+                progress=progress,
+            )
             shutil.rmtree(component.directory)
-            for note in notes:
+            for note in built.notes:
                 report.note(f"{title}: {note}")
     shutil.rmtree(staging / EXPORT)
 

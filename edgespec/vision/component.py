@@ -79,6 +79,11 @@ class VisionComponentConfig:
         return keys | ({"quantization": self.quantization.to_dict()} if self.quantization else {})
 
     @property
+    def role(self) -> Role:
+        """The role of its engine."""
+        return Role.VISUAL
+
+    @property
     def origin(self) -> str:
         """The identity of the weights that these stem from: their own unless quantized."""
         return self.quantized_from or self.identity

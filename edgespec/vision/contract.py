@@ -16,16 +16,6 @@ EMBEDS, DEEPSTACK = "image_embeds", "deepstack_embeds"
 CORNERS = 4  # of the grid of learned positions, around a patch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageLimits:
-    """What an encoder's engine is built for, in rows of the language model; the flags of `edgespec
-    build` by their own names. `max_image_tokens` is for all images of a request together."""
-
-    min_image_tokens: int = 4
-    max_image_tokens: int = 1024
-    max_image_tokens_per_image: int = 512
-
-
 @dataclass(frozen=True, slots=True)
 class VisionContract:
     """What a graph reads and gives, in order."""
@@ -66,7 +56,11 @@ def vision_contract(config: VisionConfig) -> VisionContract:
             TensorSpec("position_weight", COMPUTE, (CORNERS, "P")),
         ]
     outputs = [TensorSpec(EMBEDS, COMPUTE, ("T", config.out_hidden_size))]
-    if config.deepstack_layers:
-        width = len(config.deepstack_layers) * config.out_hidden_size
-        outputs.append(TensorSpec(DEEPSTACK, COMPUTE, ("T", width)))
+    outputs += [TensorSpec(name, COMPUTE, ("T", n)) for name, n in extra_widths(config).items()]
     return VisionContract(tuple(inputs), tuple(outputs))
+
+
+def extra_widths(config: VisionConfig) -> dict[str, int]:
+    """What a base reads of an image beside `image_embeds`, by its input -> width."""
+    width = len(config.deepstack_layers) * config.out_hidden_size
+    return {DEEPSTACK: width} if width else {}

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.cli.config_file import NOT_CONFIGURED, Configured, with_keys
 from edgespec.contract import Limits
 from edgespec.errors import BundleError
+from edgespec.runtime.drafters.decoding import Sizes
 from edgespec.runtime.drafters.ngram import NgramOptions
+from edgespec.runtime.engine_request import EngineRequest
 from tests import made, toys
 from tests.e2e.workshop import ENVIRON, Cli, asked, cli
 
@@ -100,12 +101,14 @@ def test_infer_drafts_and_loses_nothing(
 
 def test_options_of_flags_are_those_of_the_drafter(engines: Path) -> None:
     keys = {"max_matching_ngram_size": 1, "is_keep_all": False}
-    by_name = with_keys(NOT_CONFIGURED, keys, engines, "ngram", 6).config
+    asked = EngineRequest(drafter="ngram", options=keys, sizes=Sizes(steps=6))
+    by_name = asked.settled(engines).speculative_config
     wanted = NgramOptions(max_draft_len=6, max_matching_ngram_size=1, is_keep_all=False)
     assert by_name is not None
     assert (by_name.drafts_by, by_name.options) == ("ngram", wanted)
-    file = Configured(edgespec.NGramDecodingConfig(max_draft_len=2, is_use_oldest=False))
-    both = with_keys(file, keys | {"max_draft_len": 6}, engines, None, None).config
+    file = edgespec.NGramDecodingConfig(max_draft_len=2, is_use_oldest=False)
+    asked = EngineRequest(speculative_config=file, options=keys | {"max_draft_len": 6})
+    both = asked.settled(engines).speculative_config
     assert both is not None
     assert both.options == replace(wanted, is_use_oldest=False)
 

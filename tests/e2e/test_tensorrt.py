@@ -125,7 +125,7 @@ def test_what_cannot_be_built_is_refused_before_any_work(
 
 def test_a_graph_that_breaks_a_rule_of_its_version_is_refused(export: Path) -> None:
     """The native dialect for a version that has none of its operators."""
-    onnx_dir = open_onnx_dir(export, spec_base=False, spec_draft=False)
+    onnx_dir = open_onnx_dir(export)
     options = TensorRTOptions(sm=110)
     limits = Limits(max_input_len=24, max_kv_cache_capacity=40)
     plan = plan_of(TENSORRT, onnx_dir, limits, options, "10.13.3.9")
@@ -137,7 +137,7 @@ def test_a_graph_that_breaks_a_rule_of_its_version_is_refused(export: Path) -> N
 
 
 def test_a_compiler_that_needs_a_driver_for_quantized_weights_is_not_started(export: Path) -> None:
-    onnx_dir = open_onnx_dir(export, spec_base=False, spec_draft=False)
+    onnx_dir = open_onnx_dir(export)
     limits, options = Limits(max_input_len=24), TensorRTOptions(sm=120)
     for version, refused in (("1.4", True), ("1.7", False)):
         plan = plan_of(RTX, onnx_dir, limits, options, version)

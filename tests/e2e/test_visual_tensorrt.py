@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.vision.build import build_visual
+from edgespec.backends.build import build
+from edgespec.contract import Limits
 from edgespec.errors import LimitError
 from edgespec.runtime.vision.encoder import VisionEncoder
-from edgespec.vision.contract import ImageLimits
 from edgespec.vision.grid import Grid
 from tests import made, shared
 from tests.e2e.tensorrt_pairs import NATIVE, PORTABLE
@@ -45,7 +45,7 @@ def test_rows_are_those_of_onnx_runtime(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     onnx = exported(model_type)
-    build_visual(onnx, tmp_path / "ort", ImageLimits())
+    build(onnx, tmp_path / "ort", Limits())
     install(monkeypatch, version)
     options = ("--backend", "tensorrt", "--compute", compute)
     done = cli("build", "--onnx-dir", onnx, "--engine-dir", tmp_path / "trt", *options)
@@ -61,10 +61,9 @@ def test_rows_are_those_of_onnx_runtime(
             wanted, found = ours.encode(one), encoder.encode(one)
             bound = TOLERANCE[compute] * float(np.abs(wanted.embeds).max())
             np.testing.assert_allclose(found.embeds, wanted.embeds, rtol=0, atol=bound)
-            if wanted.deepstack is not None:
-                assert found.deepstack is not None
-                bound = TOLERANCE[compute] * float(np.abs(wanted.deepstack).max())
-                np.testing.assert_allclose(found.deepstack, wanted.deepstack, rtol=0, atol=bound)
+            for name, more in wanted.extras.items():
+                bound = TOLERANCE[compute] * float(np.abs(more).max())
+                np.testing.assert_allclose(found.extras[name], more, rtol=0, atol=bound)
     device = HostDevice.current
     assert device is not None
     assert device.closed

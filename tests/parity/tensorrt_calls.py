@@ -5,15 +5,15 @@ Knows calls and runners. Knows no dialect.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.call import Attention, Call
+from edgespec.backends.call import Attention, Call, Value
 from edgespec.backends.golden import explicit
-from edgespec.contract import GraphShape
+from edgespec.contract import GraphShape, image_widths
 from tests.calls import outputs_of, states_of
 from tests.parity.tensorrt_graphs import CAPACITY, Canonical
 from tests.tensorrt_on_ort import GraphRunner, open_session
@@ -62,23 +62,21 @@ class Calls:
         cos, sin = self.table(count, shape.rotary_dim)
         gathered = [np.arange(count)[::-1]] * self.lanes
         embeds = self.rows(count, shape.hidden_size)
-        call = Call(embeds, cos, sin, Attention(all_of), starts, gathered)
-        if shape.sliding:
-            call = replace(call, sliding_attention=Attention(near))
+        extras: dict[str, Value] = {"sliding_attention_mask": Attention(near)}
         if shape.local_rotary_dim:
-            cos, sin = self.table(count, shape.local_rotary_dim)
-            call = replace(call, local_rope_cos=cos, local_rope_sin=sin)
-        if shape.deepstack:
-            call = replace(call, deepstack_embeds=self.rows(count, shape.deepstack_width))
+            turned = self.table(count, shape.local_rotary_dim)
+            extras |= dict(zip(("local_rope_cos", "local_rope_sin"), turned, strict=True))
+        for name, width in image_widths(shape).items():
+            extras[name] = self.rows(count, width)
         if shape.block:
-            cos, sin = self.table(context, shape.rotary_dim)
-            hidden = states_of(self.rows(context, shape.base_features))
-            call = replace(call, target_hidden=hidden, context_cos=cos, context_sin=sin)
+            turned = self.table(context, shape.rotary_dim)
+            extras |= dict(zip(("context_cos", "context_sin"), turned, strict=True))
+            extras["target_hidden"] = states_of(self.rows(context, shape.base_features))
         elif own and shape.reads_hidden_states:
-            call = replace(call, draft_hidden=states_of(self.rows(count, shape.features)))
+            extras["draft_hidden"] = states_of(self.rows(count, shape.features))
         elif shape.reads_hidden_states:
-            call = replace(call, base_hidden=states_of(self.rows(count, shape.base_features)))
-        return call
+            extras["base_hidden"] = states_of(self.rows(count, shape.base_features))
+        return Call(embeds, cos, sin, Attention(all_of), starts, gathered, extras)
 
     def sequence(self) -> list[Step]:
         """A prompt, a chain, a tree, and what follows the tree's committed path."""

@@ -6,6 +6,7 @@ Lanes have prompts of different lengths and random trees of different sizes, pad
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from edgespec.artifacts import file_names
 from edgespec.backends.base import BuildOptions
 from edgespec.backends.call import Attention, Call, LaneAttention, Result
+from edgespec.backends.golden import joined
 from edgespec.backends.host import gather_idx
 from edgespec.backends.masks import attention_mask
 from edgespec.backends.ort.lane_rows import OrtLaneRows
@@ -141,8 +143,12 @@ class Sequence:
         if shape.role is not Role.DRAFT:
             return call
         if own_state:
-            return replace(call, draft_hidden=states_of(self.made(count, shape.features)))
-        return replace(call, base_hidden=states_of(self.made(count, shape.base_features)))
+            return replace(
+                call, extras={"draft_hidden": states_of(self.made(count, shape.features))}
+            )
+        return replace(
+            call, extras={"base_hidden": states_of(self.made(count, shape.base_features))}
+        )
 
     def made(self, count: int, width: int) -> Array:
         return self.rng.standard_normal((1, count, width), np.float32)
@@ -205,15 +211,7 @@ def junk_alone(length: int, lane: LaneAttention, count: int) -> Attention:
 def batch_of(calls: list[Call], first_lane: int = 0, junk: float = 0.5) -> Call:
     rows = max(call.rows for call in calls)
     calls = [padded(call, rows, junk) for call in calls]
-    names = ("inputs_embeds", "rope_cos", "rope_sin", "write_indices")
-    arrays = {name: np.concatenate([getattr(call, name) for call in calls]) for name in names}
-    lists = {
-        name: [lane for call in calls for lane in getattr(call, name)]
-        for name in ("gather", "base_hidden", "draft_hidden")
-        if getattr(calls[0], name) is not None
-    }
-    seen = Attention([lane for call in calls for lane in call.attention.lanes])
-    return Call(attention=seen, first_lane=first_lane, **arrays, **lists)
+    return replace(functools.reduce(joined, calls), first_lane=first_lane)
 
 
 def close(found: Array, wanted: Array) -> bool:
@@ -370,10 +368,11 @@ def cut(call: Call, rows: int) -> Call:
         for name in ("inputs_embeds", "rope_cos", "rope_sin")
     }
     first, (lane,) = np.arange(rows), call.attention.lanes
-    if call.base_hidden is not None:
-        arrays["base_hidden"] = [states.take(first) for states in call.base_hidden]
+    extras = {
+        name: [states.take(first) for states in call.states(name) or []] for name in call.extras
+    }
     seen = LaneAttention(0, lane.visible[:rows, :rows], lane.positions[:rows])
-    return replace(call, attention=Attention([seen]), gather=[first], **arrays)
+    return replace(call, attention=Attention([seen]), gather=[first], extras=extras, **arrays)
 
 
 def test_rows_that_were_read_go_on_where_they_are_written(pair: Pair) -> None:

@@ -7,6 +7,7 @@ with zeroes.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,8 +23,10 @@ from numpy.typing import NDArray
 
 from edgespec.artifacts import file_names
 from edgespec.backends.base import BuildOptions
-from edgespec.backends.call import Attention, Call, LaneAttention, Result
-from edgespec.backends.host import gather_idx, stacked_states
+from edgespec.backends.call import Attention, Call, LaneAttention, Result, Value
+from edgespec.backends.feeds import array_of
+from edgespec.backends.golden import joined
+from edgespec.backends.host import stacked_states
 from edgespec.backends.masks import attention_mask
 from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.lowering import lower
@@ -31,8 +34,10 @@ from edgespec.backends.ort.options import FP32
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.contract import (
     GraphShape,
+    Kind,
     Role,
     canonical_contract,
+    graph_inputs,
     past_names,
     present_names,
 )
@@ -91,30 +96,19 @@ class Canonical:
         return out
 
     def feeds(self, calls: list[Call]) -> dict[str, Array]:
-        names = ["inputs_embeds", "rope_cos", "rope_sin", "write_indices"]
-        names += ["local_rope_cos", "local_rope_sin"] if self.shape.local_rotary_dim else []
-        feeds = {name: np.concatenate([getattr(c, name) for c in calls]) for name in names}
-        feeds["gather_idx"] = np.concatenate([gather_idx(c) for c in calls])
-        for name in ("attention", *["sliding_attention"] * self.shape.sliding):
-            masks = [attention_mask(c, getattr(c, name)) for c in calls]
-            spare = [(0, 0), (0, 0), (0, 0)]
-            feeds[f"{name}_mask"] = np.concatenate(
-                [np.pad(m, (*spare, (0, CAPACITY - m.shape[3]))) for m in masks]
-            )
-        if self.shape.role is Role.DRAFT:
-            from_base = calls[0].base_hidden is not None
-            feeds["use_base_hidden"] = np.array(from_base)
-            for name, width in (
-                ("base_hidden", self.shape.base_features),
-                ("draft_hidden", self.shape.features),
-            ):
-                given = [getattr(c, name) for c in calls]
-                feeds[name] = np.concatenate(
-                    [
-                        np.zeros((1, 0, width), np.float32) if g is None else stacked_states(g, 0)
-                        for g in given
-                    ]
+        call, feeds = functools.reduce(joined, calls), {}
+        for row in graph_inputs(self.shape):
+            if row.kind is Kind.MASK:
+                masks = [attention_mask(c, c.attended(row.name)) for c in calls]
+                spare = [(0, 0), (0, 0), (0, 0)]
+                feeds[row.name] = np.concatenate(
+                    [np.pad(m, (*spare, (0, CAPACITY - m.shape[3]))) for m in masks]
                 )
+            elif (array := array_of(row, call)) is not None:
+                feeds[row.name] = array
+            else:
+                dims = row.spec(self.shape).dims(B=len(calls), S_base=0, S_draft=0)
+                feeds[row.name] = np.zeros(dims, np.float32)
         return feeds | self.cache
 
 
@@ -146,17 +140,15 @@ class Calls:
         embeds, start = self.rows(count, self.shape.hidden_size), np.array([mask.shape[1] - count])
         places = np.concatenate([np.arange(start[0]), positions])
         lanes = [LaneAttention(0, mask, places)]
-        call = Call(embeds, cos, sin, Attention(lanes), start, [np.arange(count)])
-        if self.shape.sliding:
-            call = replace(call, sliding_attention=Attention(lanes, WINDOW))
+        extras: dict[str, Value] = {"sliding_attention_mask": Attention(lanes, WINDOW)}
         if self.local_rope is not None:
-            cos, sin = self.local_rope.rows(positions[None])
-            call = replace(call, local_rope_cos=cos, local_rope_sin=sin)
-        if self.shape.role is not Role.DRAFT:
-            return call
-        if own_state:
-            return replace(call, draft_hidden=states_of(self.rows(count, self.shape.features)))
-        return replace(call, base_hidden=states_of(self.rows(count, self.shape.base_features)))
+            turned = self.local_rope.rows(positions[None])
+            extras |= dict(zip(("local_rope_cos", "local_rope_sin"), turned, strict=True))
+        if self.shape.role is Role.DRAFT and own_state:
+            extras["draft_hidden"] = states_of(self.rows(count, self.shape.features))
+        elif self.shape.role is Role.DRAFT:
+            extras["base_hidden"] = states_of(self.rows(count, self.shape.base_features))
+        return Call(embeds, cos, sin, Attention(lanes), start, [np.arange(count)], extras)
 
     def causal(self, start: int, count: int) -> Call:
         return self.make(
@@ -285,8 +277,8 @@ def test_a_lowered_draft_equals_its_canonical_graph_on_base_and_on_own_hidden_st
     calls, canonical = Calls.of(draft), Canonical.open(draft)
     prompt, more = calls.causal(0, 9), calls.causal(9, 2)
     tree = calls.tree(11, own_state=True)
-    assert prompt.base_hidden is not None
-    assert tree.draft_hidden is not None
+    assert "base_hidden" in prompt.extras
+    assert "draft_hidden" in tree.extras
     for call in (prompt, more, tree):
         assert_same(canonical.run([call]), draft.runner.run(call))
 
@@ -295,10 +287,11 @@ def test_a_draft_reads_the_hidden_states_that_its_flag_names(draft: Component) -
     """Given both, with rows for both, the flag alone decides."""
     calls, canonical = Calls.of(draft), Canonical.open(draft)
     own, true = calls.tree(0, own_state=True), calls.tree(0)
-    both = canonical.feeds([own]) | {"base_hidden": stacked_states(true.base_hidden, 0)}
+    base = stacked_states(true.states("base_hidden") or [], 0)
+    both = canonical.feeds([own]) | {"base_hidden": base}
     names = [output.name for output in canonical.session.get_outputs()]
     for from_base, alone in (
-        (True, replace(own, draft_hidden=None, base_hidden=true.base_hidden)),
+        (True, replace(own, extras=true.extras)),
         (False, own),
     ):
         feeds = both | {"use_base_hidden": np.array(from_base)}

@@ -115,4 +115,4 @@ def test_text_alone_has_the_positions_of_slots(tmp_path: Path) -> None:
         alone.tokens
     )
     assert np.array_equal(alone.placed(rows), rows)
-    assert alone.deepstack(8) == {}
+    assert alone.extras({"deepstack_embeds": 8}) == {}

@@ -14,11 +14,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edgespec.backends.vision.build import build_visual
+from edgespec.backends.build import build
 from edgespec.config import VisionConfig
+from edgespec.contract import Limits
 from edgespec.errors import EnvironmentProblem
 from edgespec.runtime.vision.encoder import VisionEncoder
-from edgespec.vision.contract import PIXELS, ImageLimits
+from edgespec.vision.contract import PIXELS
 from edgespec.vision.grid import Grid, encoder_inputs, num_patches
 from edgespec.vision.rows import ImageRows
 from tests import made, shared
@@ -27,7 +28,7 @@ from tests.toys.vision import write_vlm
 Floats = NDArray[np.float32]
 
 RTOL = 1e-4  # of the largest value; about 1e-6 is usual
-LIMITS = ImageLimits(min_image_tokens=1)
+LIMITS = Limits(min_image_tokens=1)
 # Pixels as height x width, of patches of 14: one block, one row, windows that are cut off at the
 # right, at the bottom, at both, and none at all
 GRIDS: list[Grid] = [(1, 2, 2), (1, 2, 22), (1, 4, 6), (1, 10, 14), (1, 14, 4), (1, 8, 8)]
@@ -61,7 +62,7 @@ def tower(model_type: str, **vision: Any) -> tuple[Any, Path]:
     exported = made.exported(checkpoint)
     engines = shared.made_once(
         ("visual", model_type, vision),
-        lambda path: build_visual(exported / "visual", path, LIMITS),
+        lambda path: build(exported / "visual", path, LIMITS),
     )
     return model.model.visual, engines
 
@@ -101,7 +102,7 @@ def test_rows_of_an_image_of_any_shape_are_transformers(model_type: str, grid: G
         rows = encoder.encode(one)
         wanted, deepstack = reference(visual, one)
         assert_close(rows.embeds, wanted)
-        assert_close(rows.deepstack, deepstack)
+        assert_close(rows.extras.get("deepstack_embeds"), deepstack)
         assert rows.grid == grid
 
 
@@ -114,7 +115,7 @@ def test_images_one_by_one_are_transformers_joint_call(model_type: str) -> None:
     wanted, deepstack = reference(visual, *pictures)
     assert_close(np.concatenate([one.embeds for one in rows]), wanted)
     if deepstack is not None:
-        parts = [one.deepstack for one in rows if one.deepstack is not None]
+        parts = [one.extras["deepstack_embeds"] for one in rows]
         assert_close(np.concatenate(parts), deepstack)
 
 
@@ -138,7 +139,7 @@ def test_values_say_how_encoders_differ(model_type: str, vision: dict[str, Any])
         rows = encoder.encode(one)
         wanted, deepstack = reference(visual, one)
         assert_close(rows.embeds, wanted)
-        assert_close(rows.deepstack, deepstack)
+        assert_close(rows.extras.get("deepstack_embeds"), deepstack)
 
 
 @pytest.fixture

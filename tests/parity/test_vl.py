@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from edgespec.backends.build import build
 from edgespec.backends.host import HostStates
 from edgespec.backends.ort.options import WeightFormat
-from edgespec.backends.vision.build import build_visual
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions
 from edgespec.prompts import SamplingParams
@@ -25,7 +25,6 @@ from edgespec.runtime.engine import PLAIN, Engine
 from edgespec.runtime.text.prompt_value import Prompt
 from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.runtime.vision.encoder import VisionEncoder
-from edgespec.vision.contract import ImageLimits
 from tests import made, pictures, reference, toys
 from tests.pictures import Part, Picture
 
@@ -160,7 +159,7 @@ def test_hybrid_bases_take_images_too(tmp_path: Path) -> None:
     model = toys.load_vl(base)
     exported = made.exported(base, ExportOptions(base_for="mtp"))
     engine_dir = made.built(LIMITS, exported / "llm", exported / "mtp_draft")
-    build_visual(exported / "visual", tmp_path / "engines", ImageLimits())
+    build(exported / "visual", tmp_path / "engines", Limits())
     sampling = SamplingParams(temperature=0, max_generate_length=16)
     with (
         Engine(engine_dir, spec_decode=True) as engine,

@@ -66,7 +66,7 @@ def build_args(export: Path, engines: Path, *more: str) -> list[str]:
 
 def job_of(export: Path, directory: Path, compute: Compute = "bfloat16") -> BuildJob:
     """The job of an export's engine for SM120, its graph in `directory`."""
-    onnx = open_onnx_dir(export, spec_base=False, spec_draft=False)
+    onnx = open_onnx_dir(export)
     options = TensorRTOptions(sm=120, compute=compute)
     plan = staging.plan_of(RTX, onnx, LIMITS, options, rtx.bindings().__version__)
     directory.mkdir()

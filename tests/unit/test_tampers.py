@@ -54,7 +54,7 @@ def read(where: str, directory: Path) -> None:
     elif where == "engines":
         read_engines(directory)
     else:
-        onnx = open_onnx_dir(directory, spec_base=False, spec_draft=False)
+        onnx = open_onnx_dir(directory)
         check_graph(onnx.model, onnx.config.graph, onnx.manifest.files)
         if onnx.golden:
             read_golden(onnx.golden, onnx.config.graph, onnx.config.vocab_size)

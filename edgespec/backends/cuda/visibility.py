@@ -42,7 +42,7 @@ class Visibility:
             if window is not None:
                 own = lane.positions[scratch:]
                 self.firsts[i, :count] = np.maximum(own - window + 1, 0)
-                if call.target_hidden is None:  # no block
+                if not call.is_block:
                     visible = visible & (own[:, None] - lane.positions < window)
             seen = self.visible[i]
             if seen.shape == visible.shape and first == scratch:

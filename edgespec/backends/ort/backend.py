@@ -24,11 +24,10 @@ from edgespec.backends.base import (
     Remedies,
     Runner,
     Staged,
-    StagedEncoder,
 )
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.findings import Finding
-from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.onnx_dir import OnnxDir, VisionOnnxDir
 from edgespec.backends.ort import fingerprint
 from edgespec.backends.ort.cache import padding_of
 from edgespec.backends.ort.contract import lowered_contract
@@ -41,10 +40,8 @@ from edgespec.backends.ort.options import (
     parse_options,
 )
 from edgespec.backends.ort.settings import EngineSettings, settings_of
-from edgespec.backends.vision.onnx_dir import VisionOnnxDir
 from edgespec.config import VisionConfig
-from edgespec.contract import RECURRENT_CHUNK, Limits, canonical_contract
-from edgespec.vision.contract import ImageLimits
+from edgespec.contract import RECURRENT_CHUNK, Limits, Role, canonical_contract
 
 if TYPE_CHECKING:
     from edgespec.backends.ort.runner import OrtRunner
@@ -56,6 +53,7 @@ class OrtBackend(Backend):
     name = "ort"
     title = "ONNX Runtime on the CPU"
     suffixes = (".onnx", ".onnx.data")
+    roles = tuple(Role)
     options = OPTIONS
     remedies = Remedies(
         mismatch="This ONNX Runtime computes another result.",
@@ -86,7 +84,7 @@ class OrtBackend(Backend):
 
     def stage(
         self,
-        onnx: OnnxDir,
+        onnx: OnnxDir | VisionOnnxDir,
         limits: Limits,
         options: BuildOptions,
         staging: Path,
@@ -95,10 +93,23 @@ class OrtBackend(Backend):
         """Lower the canonical graph and write it with its data file to `staging`. ContractError
         where the graph has another form, BuildError where a kernel computes something else."""
         from edgespec.backends.ort.staging import stage
+        from edgespec.backends.ort.vision_staging import stage_vision
 
         assert isinstance(options, WeightFormat)
         path, batched = self.engine_path(staging, onnx.role), limits.max_batch_size > 1
+        if isinstance(onnx, VisionOnnxDir):  # its sizes are those of each call
+            return stage_vision(onnx, path, options, progress)
         return stage(onnx, path, batched=batched, weight_format=options, progress=progress)
+
+    def plan(
+        self, onnx: OnnxDir | VisionOnnxDir, limits: Limits, options: BuildOptions
+    ) -> tuple[str, ...]:
+        """The weights of an image encoder. BuildError where they cannot be what is asked for."""
+        from edgespec.backends.ort.vision_staging import planned
+
+        del limits
+        assert isinstance(options, WeightFormat)
+        return planned(onnx, options) if isinstance(onnx, VisionOnnxDir) else ()
 
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
         """A runner of the staged engine, with its lm_head as embedding table where they are
@@ -106,6 +117,7 @@ class OrtBackend(Backend):
         from edgespec.backends.ort.pair_weights import PairWeights
         from edgespec.backends.ort.runner import OrtRunner, lm_head_table, open_head
 
+        assert staged.contract is not None
         form, weights = EngineSettings.read(staged.settings, "").head, staged.weights
         head = open_head(staged.engine, form, weights, PairWeights())
         runner = OrtRunner(staged.engine, staged.contract, capacity, lanes, head=head)
@@ -197,38 +209,6 @@ class OrtBackend(Backend):
         )
         instead = f"a state a row would take {rows * lanes * state_bytes / 1e6:.0f} MB"
         return (f"{states}; {cap} ({instead})",)
-
-    # ---- image encoders
-
-    def check_encoder(self) -> None:
-        """It builds them."""
-
-    def stage_encoder(
-        self,
-        onnx: VisionOnnxDir,
-        path: Path,
-        limits: ImageLimits,
-        options: BuildOptions,
-        progress: Progress,
-    ) -> StagedEncoder:
-        """Lower the canonical graph and write it with its data file; its sizes are those of each
-        call. ContractError where the graph has another form, BuildError where a kernel computes
-        something else."""
-        from edgespec.backends.ort.vision_staging import stage_encoder
-
-        del limits
-        assert isinstance(options, WeightFormat)
-        return stage_encoder(onnx, path, options, progress)
-
-    def plan_encoder(
-        self, onnx: VisionOnnxDir, limits: ImageLimits, options: BuildOptions
-    ) -> tuple[str, ...]:
-        """Its weights. BuildError where they cannot be what is asked for."""
-        from edgespec.backends.ort.vision_staging import planned
-
-        del limits
-        assert isinstance(options, WeightFormat)
-        return planned(onnx, options)
 
     def open_encoder(
         self, path: Path, config: VisionConfig, settings: Mapping[str, Any]

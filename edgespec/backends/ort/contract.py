@@ -9,14 +9,20 @@ from dataclasses import replace
 from functools import cache
 from typing import Literal
 
-from edgespec.contract import Dim, GraphContract, TensorSpec, past_names, present_names
+from edgespec.contract import (
+    Dim,
+    GraphContract,
+    Kind,
+    TensorSpec,
+    inputs_named,
+    past_names,
+    present_names,
+)
 
 CacheType = Literal["float32", "float16", "int8"]
 # Types of a KV cache by the names that users know
 CACHE_TYPES: dict[str, CacheType] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
 SCALE_BYTES = 4  # behind the codes of a row of an int8 cache
-# The masks of a canonical graph, and what the names of their inputs begin with instead
-MASKS = {"attention_mask": "attention", "sliding_attention_mask": "sliding_attention"}
 
 
 def lowered_contract(
@@ -42,9 +48,9 @@ def lowered_contract(
         return tree_contract(canonical, tree_cache)
     if batched or canonical.shape.block:
         return canonical
-    inputs = []
+    inputs, masks = [], inputs_named(Kind.MASK)
     for spec in canonical.inputs:
-        if spec.name in MASKS:
+        if spec.name in masks:
             inputs.append(TensorSpec(spec.name, spec.dtype, (1, 1, "S", "T")))
         elif spec.name != "write_indices":
             inputs.append(spec)
@@ -56,7 +62,7 @@ def tree_contract(canonical: GraphContract, cache: CacheType) -> GraphContract:
     of a lane see, what each sees of the V slots behind, and the first position that it sees."""
     inputs: list[TensorSpec] = []
     for spec in canonical.inputs:
-        if spec.name in MASKS:
+        if spec.name in inputs_named(Kind.MASK):
             inputs += attention_inputs(spec.name)
         else:
             inputs.append(spec)
@@ -81,7 +87,7 @@ def tree_contract(canonical: GraphContract, cache: CacheType) -> GraphContract:
 @cache
 def attention_inputs(mask: str) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     """The three inputs of TreeAttention that stand for a mask."""
-    name = MASKS[mask]
+    name = mask.removesuffix("_mask")
     return (
         TensorSpec(f"{name}_lengths", "int64", ("B",)),
         TensorSpec(f"{name}_visible", "bool", ("B", "S", "V")),

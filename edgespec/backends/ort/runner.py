@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,15 +20,15 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows, Table
-from edgespec.backends.call import Attention, Call, HiddenStates, Result
+from edgespec.backends.call import Attention, Call, Result
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig, EngineWeights
-from edgespec.backends.host import gather_idx, host_results, stacked_states
-from edgespec.backends.masks import attention_mask, tree_mask
+from edgespec.backends.feeds import array_of
+from edgespec.backends.host import gather_idx, host_results
+from edgespec.backends.masks import attention_mask
 from edgespec.backends.ort.bindings import Bindings
 from edgespec.backends.ort.cache import KvCache, padding_of
 from edgespec.backends.ort.contract import (
     FOUND,
-    MASKS,
     SEARCH,
     WRITTEN,
     CacheType,
@@ -53,8 +53,10 @@ from edgespec.contract import (
     RECURRENT_CHUNK,
     Dim,
     GraphContract,
-    TensorSpec,
+    GraphInput,
+    Kind,
     canonical_contract,
+    graph_inputs,
     past_names,
     present_names,
 )
@@ -88,7 +90,10 @@ class OrtRunner:
     ) -> None:
         self.head = head
         self.contract, self.capacity, self.lanes = contract, capacity, lanes
-        shape = contract.shape
+        self.specs, shape = {spec.name: spec for spec in contract.inputs}, contract.shape
+        self.inputs = [
+            row for row in graph_inputs(shape) if row.kind is Kind.MASK or row.name in self.specs
+        ]
         self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else PREFILL_CHUNK
         self.max_rows, self.engine_s = capacity, 0.0
         with in_huge_pages() if huge_pages else nullcontext():
@@ -96,9 +101,8 @@ class OrtRunner:
         self.shared = shared or {}  # the session reads this memory
         check_signature(self.session, contract, path)
         try:
-            one_form, inputs = bool(shape.heads), {spec.name for spec in contract.inputs}
-            self.batched = one_form or "write_indices" in inputs
-            self.attends_trees = any(attention_inputs(mask)[0].name in inputs for mask in MASKS)
+            self.batched = bool(shape.heads) or "write_indices" in self.specs
+            self.attends_trees = not shape.heads and "attention_mask" not in self.specs
             following = self.batched and not self.attends_trees
             self.cache = KvCache(shape, lanes, capacity + padding, following, cache_type(contract))
         except MemoryError:
@@ -132,7 +136,7 @@ class OrtRunner:
             self.recurrent.bind(self.bindings.binding, call.first_lane, starts, rows)
         shape, bindings = self.contract.shape, self.bindings
         gathered = gather_idx(call)
-        for name, array in self.feeds(call, gathered, width).items():
+        for name, array in self.feeds(call, width).items():
             bindings.write(name, array)
         logits = bindings.output("logits", (*gathered.shape, shape.logits_width))
         hidden = None
@@ -163,11 +167,11 @@ class OrtRunner:
         if self.head_bound != (gathered, head.count):
             sizes = {"B": gathered[0], "G": gathered[1], "K": head.count}
             self.requested = [
-                self.bindings.input(spec.name, shape_of(spec, sizes), spec.dtype)
+                self.bindings.input(spec.name, spec.dims(**sizes), spec.dtype)
                 for spec in (WRITTEN, SEARCH)
             ]
             self.found = [
-                self.bindings.output(spec.name, shape_of(spec, sizes), spec.dtype)
+                self.bindings.output(spec.name, spec.dims(**sizes), spec.dtype)
                 for spec in (*FOUND, head.rows_spec)
             ]
             self.head_bound = gathered, head.count
@@ -210,60 +214,25 @@ class OrtRunner:
                 binding.bind_output(present, "cpu", 0, slab.dtype, dims, address)
                 address += slab.strides[0]
 
-    def feeds(self, call: Call, gathered: NDArray[np.int64], width: int) -> dict[str, NDArray[Any]]:
+    def feeds(self, call: Call, width: int) -> dict[str, NDArray[Any]]:
         """The graph's inputs by name, beside caches and recurrent states; a call writes slots up to
         `width`."""
-        if self.contract.shape.heads:
-            assert call.base_hidden is not None
-            return {"base_hidden": stacked_states(call.base_hidden, call.rows)}
-        feeds: dict[str, NDArray[Any]] = {
-            "inputs_embeds": call.inputs_embeds,
-            "rope_cos": call.rope_cos,
-            "rope_sin": call.rope_sin,
-            "gather_idx": gathered,
-            **self.attended("attention_mask", call, call.attention, width),
-        }
-        if self.contract.shape.sliding:
-            assert call.sliding_attention is not None
-            name = "sliding_attention_mask"
-            feeds |= self.attended(name, call, call.sliding_attention, width)
-        if self.contract.shape.local_rotary_dim:
-            assert call.local_rope_cos is not None
-            assert call.local_rope_sin is not None
-            feeds |= {"local_rope_cos": call.local_rope_cos, "local_rope_sin": call.local_rope_sin}
-        if self.contract.shape.deepstack:
-            feeds["deepstack_embeds"] = self.deepstack(call)
-        if self.batched:
-            feeds["write_indices"] = call.write_indices
-        if self.recurrent is not None:
-            feeds["tree_mask"] = tree_mask(call)
-        if self.contract.shape.block:
-            assert call.target_hidden is not None
-            assert call.context_cos is not None
-            assert call.context_sin is not None
-            states = stacked_states(call.target_hidden, call.context_rows)
-            rope = {"context_cos": call.context_cos, "context_sin": call.context_sin}
-            return feeds | {"target_hidden": states} | rope
-        if self.contract.shape.reads_hidden_states:
-            assert (call.base_hidden is None) != (call.draft_hidden is None)
-            for name, width in unused_widths(self.contract).items():
-                given: Sequence[HiddenStates] | None = getattr(call, name)
-                feeds[name] = (
-                    np.empty((len(call.inputs_embeds), 0, width), np.float32)
-                    if given is None
-                    else stacked_states(given, call.rows)
-                )
-            feeds["use_base_hidden"] = np.array(call.base_hidden is not None)
+        feeds: dict[str, NDArray[Any]] = {}
+        for row in self.inputs:
+            if row.kind is Kind.MASK:
+                feeds |= self.attended(row.name, call, call.attended(row.name), width)
+                continue
+            array = array_of(row, call)
+            feeds[row.name] = self.default(row, call) if array is None else array
         return feeds
 
-    def deepstack(self, call: Call) -> NDArray[np.float32]:
-        """[B, S, k*H], the rows of images that join the stream; zeros for text."""
-        if call.deepstack_embeds is not None:
-            return call.deepstack_embeds
-        dims = (*call.inputs_embeds.shape[:2], self.contract.shape.deepstack_width)
-        zeros = self.bindings.input("deepstack_embeds", dims)
-        zeros.fill(0)
-        return zeros
+    def default(self, row: GraphInput, call: Call) -> NDArray[Any]:
+        """What an input reads that a call does not give: its default, or hidden states of no
+        row."""
+        sizes = {"B": len(call.inputs_embeds), "S": call.rows, "S_base": 0, "S_draft": 0}
+        array = self.bindings.input(row.name, self.specs[row.name].dims(**sizes))
+        array.fill(row.default or 0)
+        return array
 
     def attended(
         self, name: str, call: Call, attention: Attention, width: int
@@ -479,17 +448,6 @@ def fits(found: Sequence[int | str | None], wanted: Sequence[Dim]) -> bool:
         for a, b in zip(found, wanted, strict=True)
         if isinstance(a, int) and isinstance(b, int)
     )
-
-
-def shape_of(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of a tensor, by the sizes of what its dimensions are called."""
-    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
-
-
-def unused_widths(contract: GraphContract) -> dict[str, int]:
-    """Widths of a draft's two hidden inputs, of which each call leaves one empty."""
-    shape = contract.shape
-    return {"base_hidden": shape.base_features, "draft_hidden": shape.features}
 
 
 def cache_too_large(contract: GraphContract, capacity: int, lanes: int) -> EnvironmentProblem:

@@ -10,6 +10,7 @@ import platform
 
 import onnxruntime as ort
 
+from edgespec.backends.machine import cores
 from edgespec.backends.ort.fingerprint import cpu_features
 
 X64 = ("x86_64", "AMD64")
@@ -28,20 +29,14 @@ def session_options() -> ort.SessionOptions:
     which do not wait awake from call to call, and int8 products that are exact, also where the CPU
     has no instruction for them."""
     options = ort.SessionOptions()
-    if is_confined():  # ONNX Runtime counts the cores of the machine
-        options.intra_op_num_threads = len(os.sched_getaffinity(0))
+    if (count := cores()) < (os.cpu_count() or 1):  # ONNX Runtime counts the machine's
+        options.intra_op_num_threads = count
     options.log_severity_level = FATAL
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     options.add_session_config_entry("session.prepack.enable_parallel", "1")
     if not adds_exactly():
         options.add_session_config_entry("session.x64quantprecision", "1")
     return options
-
-
-def is_confined() -> bool:
-    """Whether this process may run on some of the machine's cores alone, as under taskset."""
-    affinity = getattr(os, "sched_getaffinity", None)  # which Linux has
-    return affinity is not None and len(affinity(0)) < (os.cpu_count() or 1)
 
 
 def adds_exactly() -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from edgespec.backends.canonical_attention import AttentionParts
-from edgespec.backends.ort.contract import MASKS, SCALE_BYTES, CacheType, attention_inputs
+from edgespec.backends.ort.contract import SCALE_BYTES, CacheType, attention_inputs
 from edgespec.backends.ort.flat_heads import NodesBefore, with_flat_heads
 from edgespec.backends.ort.fusion import is_over_rows
 from edgespec.backends.ort.native.library import DOMAIN
@@ -22,6 +22,7 @@ from edgespec.backends.rewriting import (
     require,
     required,
 )
+from edgespec.contract import Kind, inputs_named
 
 OPERATORS: dict[CacheType, str] = {
     "float32": "TreeAttention",
@@ -42,14 +43,14 @@ def attend_trees(graph: ir.Graph, attentions: list[ir.Node], cache: CacheType) -
     reads instead."""
     graph.opset_imports[DOMAIN] = 1
     inputs = {value.name: value for value in graph.inputs}
-    masks = {mask: new_inputs(graph, mask) for mask in MASKS if mask in inputs}
+    masks = {mask: new_inputs(graph, mask) for mask in inputs_named(Kind.MASK) if mask in inputs}
     for node in attentions:
         replace_attention(graph, node, masks[str(required(node.inputs[3]).name)], cache)
 
 
 def drop_masks(graph: ir.Graph) -> None:
     """Remove the masks, which no node reads any more."""
-    for mask in MASKS.keys() & {value.name for value in graph.inputs}:
+    for mask in {*inputs_named(Kind.MASK)} & {value.name for value in graph.inputs}:
         drop_input(graph, mask)
 
 

@@ -47,6 +47,6 @@ def visibility(call: Call, attention: Attention) -> Visibility:
         visible[index, :count, own : own + count] = lane.visible[:, scratch:]
         if attention.window is not None:
             first[index, :count] = np.maximum(lane.positions[scratch:] - attention.window + 1, 0)
-            if call.target_hidden is not None:  # rows of a block are not hidden from each other
+            if call.is_block:  # rows of a block are not hidden from each other
                 first[index, :count] = np.minimum(first[index, :count], lane.length)
     return Visibility(lengths, visible, first)

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from edgespec.backends.base import Progress, StagedEncoder
+from edgespec.backends.base import Progress, Staged
+from edgespec.backends.onnx_dir import VisionOnnxDir
 from edgespec.backends.ort.accuracy import accuracy_of, exported_weights, weights_of
 from edgespec.backends.ort.data_layout import PackedWeight
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.settings import EngineSettings
 from edgespec.backends.ort.staging import write_data
 from edgespec.backends.ort.vision_lowering import lower_vision
-from edgespec.backends.vision.onnx_dir import VisionOnnxDir
 
 
-def stage_encoder(
+def stage_vision(
     onnx: VisionOnnxDir, path: Path, weight_format: WeightFormat, progress: Progress
-) -> StagedEncoder:
+) -> Staged:
     """Write the engine `path` and its weights beside it. BuildError where its weights cannot be
     what is asked for."""
     data = path.with_name(f"{path.name}.data")
@@ -34,13 +34,11 @@ def stage_encoder(
     accuracy = accuracy_of(exported, weight_format, recurrent=False)
     low_bit = any(isinstance(weight, PackedWeight) for weight in lowered.weights)
     settings = EngineSettings.of(weight_format, cached=False, low_bit=low_bit)
-    return StagedEncoder(
-        engine=path, weights=weights, accuracy=accuracy, settings=settings.to_dict()
-    )
+    return Staged(engine=path, weights=weights, accuracy=accuracy, settings=settings.to_dict())
 
 
 def planned(onnx: VisionOnnxDir, weight_format: WeightFormat) -> tuple[str, ...]:
-    """What `stage_encoder` would make, a line each. Raises what it would, but for kernels."""
+    """What `stage_vision` would make, a line each. Raises what it would, but for kernels."""
     lowered = lower_vision(ir.load(onnx.model), "", weight_format)
     weights = weights_of(exported_weights(lowered.weights), weight_format, str(onnx.path))
     return (f"weights {weights.scheme}",)

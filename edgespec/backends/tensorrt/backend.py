@@ -26,12 +26,11 @@ from edgespec.backends.base import (
     Remedies,
     Runner,
     Staged,
-    StagedEncoder,
 )
 from edgespec.backends.emitted import SCRIPT
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.findings import Finding
-from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.onnx_dir import OnnxDir, VisionOnnxDir
 from edgespec.backends.tensorrt import fingerprint
 from edgespec.backends.tensorrt.accuracy import FLOAT32_TOLERANCE, accuracy_of, schemes_in
 from edgespec.backends.tensorrt.contract import lowered_contract
@@ -40,11 +39,10 @@ from edgespec.backends.tensorrt.options import TensorRTOptions, options_of, pars
 from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.backends.tensorrt.target import Dialect, Target
 from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library
-from edgespec.backends.vision.onnx_dir import VisionOnnxDir
 from edgespec.config import VisionConfig
-from edgespec.contract import GraphContract, Limits, canonical_contract
+from edgespec.contract import GraphContract, Limits, Role, canonical_contract
 from edgespec.errors import EnvironmentProblem, LimitError
-from edgespec.vision.contract import ImageLimits, vision_contract
+from edgespec.vision.contract import vision_contract
 
 
 class TensorRTBackend(Backend):
@@ -61,6 +59,7 @@ class TensorRTBackend(Backend):
     # A verified row costs little on a GPU until its arithmetic is full
     plan_hints = PlanHints(steps=5, block_nodes=16)
     float32_tolerance = FLOAT32_TOLERANCE
+    roles = tuple(Role)
     several_capacities = True  # a call reads the whole cache, which has a fixed length
 
     def parse_options(self, values: Mapping[str, OptionValue]) -> TensorRTOptions:
@@ -69,7 +68,7 @@ class TensorRTBackend(Backend):
 
     def stage(
         self,
-        onnx: OnnxDir,
+        onnx: OnnxDir | VisionOnnxDir,
         limits: Limits,
         options: BuildOptions,
         staging: Path,
@@ -78,9 +77,12 @@ class TensorRTBackend(Backend):
         """Lower the canonical graph and build it in a process of its own. MissingDependency without
         the library, BuildError with its words where it refuses."""
         from edgespec.backends.tensorrt.staging import stage
+        from edgespec.backends.tensorrt.vision_staging import stage_vision
 
         assert isinstance(options, TensorRTOptions)
         path = self.engine_path(staging, onnx.role)
+        if isinstance(onnx, VisionOnnxDir):
+            return stage_vision(self.library, onnx, limits, options, path, progress)
         return stage(self.library, onnx, limits, options, path, progress)
 
     def check(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
@@ -95,10 +97,12 @@ class TensorRTBackend(Backend):
             found += warnings_of(plan, memory_of(plan, onnx.config))
         return tuple(dict.fromkeys(found))
 
-    def plan(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
+    def plan(
+        self, onnx: OnnxDir | VisionOnnxDir, limits: Limits, options: BuildOptions
+    ) -> tuple[str, ...]:
         """What a build would make: its profiles and its memory, for each capacity. Refuses what a
         build would, but for a device that is not here."""
-        from edgespec.backends.tensorrt import estimate
+        from edgespec.backends.tensorrt import estimate, vision_staging
         from edgespec.backends.tensorrt.devices import title_of
         from edgespec.backends.tensorrt.staging import (
             checked_model,
@@ -110,6 +114,8 @@ class TensorRTBackend(Backend):
 
         assert isinstance(options, TensorRTOptions)
         version = version_here(self.library, options)
+        if isinstance(onnx, VisionOnnxDir):
+            return vision_staging.planned(self.library, onnx, limits, options, version)
         lines, found = list[str](), list[estimate.MemoryEstimate]()
         for capacity in limits.capacities:
             plan = plan_of(self.library, onnx, limits.at(capacity), options, version)
@@ -191,6 +197,7 @@ class TensorRTBackend(Backend):
     def open_staged(self, staged: Staged, capacity: int, lanes: int) -> Runner:
         """A runner of a staged engine. MissingDependency without the library or a Python package
         of CUDA."""
+        assert staged.contract is not None
         canonical = canonical_contract(staged.contract.shape)
         settings = EngineSettings.read(staged.settings, canonical, "the staged engine")
         from edgespec.backends.cuda.device.opening import open_device
@@ -309,37 +316,6 @@ class TensorRTBackend(Backend):
             what = f"the checkpoint's scales for a {quantization.kv_cache.type} KV cache"
             notes.append(f"{what} are not applied: the cache is {settings.compute}")
         return tuple(notes)
-
-    # ---- image encoders
-
-    def check_encoder(self) -> None:
-        """It builds them."""
-
-    def stage_encoder(
-        self,
-        onnx: VisionOnnxDir,
-        path: Path,
-        limits: ImageLimits,
-        options: BuildOptions,
-        progress: Progress,
-    ) -> StagedEncoder:
-        """Lower the canonical graph and build it in a process of its own. MissingDependency without
-        the library, BuildError with its words where it refuses."""
-        from edgespec.backends.tensorrt.vision_staging import stage_encoder
-
-        assert isinstance(options, TensorRTOptions)
-        return stage_encoder(self.library, onnx, limits, options, path, progress)
-
-    def plan_encoder(
-        self, onnx: VisionOnnxDir, limits: ImageLimits, options: BuildOptions
-    ) -> tuple[str, ...]:
-        """Its profile. Refuses what a build would, but for a device that is not here."""
-        from edgespec.backends.tensorrt import vision_staging
-        from edgespec.backends.tensorrt.staging import version_here
-
-        assert isinstance(options, TensorRTOptions)
-        version = version_here(self.library, options)
-        return vision_staging.planned(self.library, onnx, limits, options, version)
 
     def open_encoder(
         self, path: Path, config: VisionConfig, settings: Mapping[str, Any]

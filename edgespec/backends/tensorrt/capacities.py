@@ -179,7 +179,7 @@ class VariantRunner(SeveralCapacities):
         ends = call.write_indices + call.written
         if ends.max() > self.variants[self.in_use].slots:
             # Hidden states of its own are in the memory of the engine that gave them
-            self.use(self.wanted(int(ends.max())), keep=call.draft_hidden is not None)
+            self.use(self.wanted(int(ends.max())), keep="draft_hidden" in call.extras)
         began_s = self.runner.engine_s
         results = self.runner.run(call)
         self.engine_s += self.runner.engine_s - began_s

@@ -12,20 +12,14 @@ from edgespec.contract import (
     Dim,
     GraphContract,
     GraphShape,
+    Kind,
     TensorSpec,
     conv_names,
     delta_names,
+    inputs_named,
     past_names,
     present_names,
     state_names,
-)
-
-# Rotations are computed on the host, logits are compared and sampled there: both in float32
-_FLOAT32 = frozenset(
-    (
-        *("rope_cos", "rope_sin", "local_rope_cos", "local_rope_sin", "context_cos"),
-        *("context_sin", "logits"),
-    )
 )
 
 
@@ -41,11 +35,13 @@ def lowered_contract(canonical: GraphContract, target: Target) -> GraphContract:
       draft that makes blocks gives R = L + S rows, those of the context first.
     """
     shape = canonical.shape
+    # Rotations are computed on the host, logits are compared and sampled there: both in float32
+    kept = {*inputs_named(Kind.COS, Kind.SIN), "logits", *recurrent_names(shape)}
     rows = new_rows(shape) if target.dialect is Dialect.PORTABLE else {}
 
     def lowered(spec: TensorSpec) -> TensorSpec:
         dtype = target.compute if spec.dtype == "float32" else spec.dtype
-        if spec.name in _FLOAT32 or spec.name in recurrent_names(shape):
+        if spec.name in kept:
             dtype = spec.dtype
         dims = rows.get(spec.name, spec.shape)
         return TensorSpec(spec.name, dtype, tuple(fixed(dim, target) for dim in dims))

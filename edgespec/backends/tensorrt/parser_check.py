@@ -14,17 +14,12 @@ import onnx_ir as ir
 
 from edgespec.artifacts import file_names
 from edgespec.artifacts.directories import Kind, kind_of, not_an_export
-from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
+from edgespec.backends.onnx_dir import VisionOnnxDir, open_export
 from edgespec.backends.tensorrt import lowered_files
 from edgespec.backends.tensorrt.linter import Report, lint_file
 from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.target import Target
-from edgespec.backends.vision.onnx_dir import (
-    VisionOnnxDir,
-    is_visual_export,
-    open_visual_onnx_dir,
-)
 from edgespec.vision.contract import vision_contract
 
 # Sizes for which an export is lowered: rules ask that they are fixed, not what they are
@@ -53,11 +48,7 @@ def check(directory: Path, version: ParserVersion) -> Checked:
 
 def check_export(directory: Path, version: ParserVersion) -> Checked:
     """Lower the graph of an export for the release, and look at what comes out."""
-    onnx: OnnxDir | VisionOnnxDir = (
-        open_visual_onnx_dir(directory)
-        if is_visual_export(directory)
-        else open_onnx_dir(directory, spec_base=False, spec_draft=False)
-    )
+    onnx = open_export(directory)
     model = ir.load(onnx.model)
     target = Target(
         dialect=version.dialect,

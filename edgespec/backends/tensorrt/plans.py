@@ -22,10 +22,8 @@ from edgespec.backends.cuda.visibility import Visibility
 from edgespec.backends.cuda.workspace import Launch, Workspace, aligned
 from edgespec.backends.tensorrt.contract import memory_names
 from edgespec.backends.tensorrt.execution import Context
-from edgespec.contract import ITEM_BYTES, GraphContract, TensorSpec
+from edgespec.contract import ITEM_BYTES, GraphContract, Kind, inputs_named
 
-MASKS = ("attention_mask", "sliding_attention_mask")
-STATES = ("base_hidden", "draft_hidden", "target_hidden")
 HALVES = ("float16", "bfloat16")
 Sizes = Mapping[str, int]  # by symbol
 Shape = tuple[int, ...]
@@ -74,13 +72,13 @@ class Layout:
         self.contract, self.sizes = contract, sizes
         memory, heads = memory_names(contract.shape), max(1, contract.shape.heads)
         self.states, self.upload, self.made, self.found = (Block() for _ in range(4))
-        self.shapes = {spec.name: shape_of(spec, sizes) for spec in contract.inputs}
+        self.shapes = {spec.name: spec.dims(**sizes) for spec in contract.inputs}
         batch, rows = sizes["B"], sizes["S"]
         for spec in contract.inputs:
             name, shape, dtype = spec.name, self.shapes[spec.name], DTYPES[spec.dtype]
-            if name in STATES:
+            if name in inputs_named(Kind.STATES):
                 self.states.add(name, shape, dtype)
-            elif name in MASKS:
+            elif name in inputs_named(Kind.MASK):
                 self.upload.add(f"{name}/lengths", (batch,), np.dtype(np.int32))
                 self.upload.add(f"{name}/firsts", (batch, rows), np.dtype(np.int32))
                 self.upload.add(f"{name}/visible", (batch, rows, widths[name]), np.dtype(np.bool_))
@@ -91,7 +89,7 @@ class Layout:
                 if half:
                     self.made.add(name, shape, dtype)
         outputs = {spec.name: spec for spec in contract.outputs}
-        *places, width = shape_of(outputs["logits"], sizes)
+        *places, width = outputs["logits"].dims(**sizes)
         stride = width // heads
         searched = min(wanted.ids, stride)
         count = min(wanted.count, searched)
@@ -162,7 +160,7 @@ def plan_of(
     }
     masks = {
         name: Visibility(*(arrays[f"{name}/{part}"] for part in ("lengths", "firsts", "visible")))
-        for name in MASKS
+        for name in inputs_named(Kind.MASK)
         if name in made
     }
     after = layout.search.launches(outputs["logits"], begin + layout.work_at, found["top"])
@@ -221,8 +219,3 @@ def finite_launch(layout: Layout, states: int, flags: int) -> Launch:
     count = spec.num_bytes(**layout.sizes) // ITEM_BYTES[spec.dtype] // batch
     values = {"values": states, "flags": flags, "count": count, "kind": KINDS[spec.dtype]}
     return Launch.of("not_finite", (FINITE_BLOCKS, 1, batch), THREADS, **values)
-
-
-def shape_of(spec: TensorSpec, sizes: Sizes) -> Shape:
-    """The shape of a tensor in a call of these sizes."""
-    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)

@@ -14,12 +14,11 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from edgespec.backends.base import LaneRows, Table
-from edgespec.backends.call import Attention, Call, Floats, HiddenStates, Ids, Result
+from edgespec.backends.call import Attention, Call, Ids, Result
 from edgespec.backends.cuda.bound import Bound
 from edgespec.backends.cuda.caches import DeviceRows, KvCache, Rows
 from edgespec.backends.cuda.device.base import DeviceMemoryFull
@@ -28,16 +27,23 @@ from edgespec.backends.cuda.recurrent import RecurrentCache
 from edgespec.backends.cuda.states import DeviceStates, on_device
 from edgespec.backends.cuda.visibility import width_of
 from edgespec.backends.cuda.workspace import Workspace, attempt
-from edgespec.backends.host import gather_idx
-from edgespec.backends.masks import tree_mask
+from edgespec.backends.feeds import array_of
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.contract import memory_names
 from edgespec.backends.tensorrt.execution import LESS_MEMORY, OpenEngine
-from edgespec.backends.tensorrt.plans import MASKS, STATES, Layout, Plan, Sizes, plan_of
+from edgespec.backends.tensorrt.plans import Layout, Plan, Sizes, plan_of
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.backends.tensorrt.target import Dialect
-from edgespec.contract import ITEM_BYTES, GraphContract, past_names, present_names
+from edgespec.contract import (
+    ITEM_BYTES,
+    GraphContract,
+    Kind,
+    graph_inputs,
+    inputs_named,
+    past_names,
+    present_names,
+)
 from edgespec.errors import EnvironmentProblem, LimitError
 
 logger = logging.getLogger(__name__)
@@ -59,6 +65,9 @@ class TensorRTRunner:
     ) -> None:
         self.engine, self.contract, self.settings = engine, contract, settings
         self.workspace, self.capacity, self.lanes = workspace, capacity, lanes
+        rows = graph_inputs(contract.shape)
+        self.masks = [row for row in rows if row.kind is Kind.MASK]
+        self.inputs = [row for row in rows if row.kind not in (Kind.MASK, Kind.STATES)]
         self.table: Table | None = None
         self.ranges = [ranges_of(contract, profile) for profile in settings.profiles]
         self.plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
@@ -100,7 +109,7 @@ class TensorRTRunner:
         for sizes in most:
             sizes["R"] = sizes.get("S", 0) + sizes.get("L", 0)
             sizes["B"] = self.lanes if sizes is most[-1] else 1
-            widths = dict.fromkeys(MASKS, sizes["R"])
+            widths = dict.fromkeys(inputs_named(Kind.MASK), sizes["R"])
             Layout(self.contract, sizes, widths, self.wanted).fit(self.workspace)
         largest = {symbol: max(sizes.get(symbol, 0) for sizes in most) for symbol in most[-1]}
         memory, out = memory_names(self.contract.shape), {}
@@ -120,7 +129,7 @@ class TensorRTRunner:
         call = with_context(call)
         workspace, device = self.workspace, self.workspace.device
         with workspace.working():
-            attentions = attentions_of(call, self.contract)
+            attentions = {row.name: call.attended(row.name) for row in self.masks}
             starts: list[int] = call.write_indices.tolist()
             self.check(call, starts)
             states = self.states_of(call)
@@ -206,9 +215,8 @@ class TensorRTRunner:
     def states_of(self, call: Call) -> dict[str, list[DeviceStates]]:
         """The hidden states of a call on the device, where they are already, lane by lane."""
         dtype, given = self.settings.compute, {}
-        for name in STATES:
-            lanes: Sequence[HiddenStates] | None = getattr(call, name)
-            if lanes is not None:
+        for name in inputs_named(Kind.STATES):
+            if (lanes := call.states(name)) is not None:
                 given[name] = [on_device(lane, self.workspace, dtype) for lane in lanes]
         return given
 
@@ -231,29 +239,9 @@ class TensorRTRunner:
         """Write the inputs of a call to the block that is copied."""
         for name, kind in attentions.items():
             plan.masks[name].fill(call, kind)
-        for name, array in self.feeds(call):
-            plan.arrays[name][...] = array
-
-    def feeds(self, call: Call) -> list[tuple[str, Any]]:
-        """The inputs that are copied, beside hidden states and what masks are made of."""
-        shape = self.contract.shape
-        if shape.heads:
-            return []
-        names = ["inputs_embeds", "rope_cos", "rope_sin", "write_indices"]
-        if shape.local_rotary_dim:
-            names += ["local_rope_cos", "local_rope_sin"]
-        if shape.block:
-            names += ["context_cos", "context_sin"]
-        out = [(name, getattr(call, name)) for name in names]
-        if shape.deepstack:  # one zero is as good as many
-            rows = call.deepstack_embeds
-            out.append(("deepstack_embeds", 0.0 if rows is None else rows))
-        out.append(("gather_idx", gather_idx(call)))
-        if shape.recurrent:
-            out.append(("tree_mask", tree_mask(call)))
-        if shape.reads_hidden_states:
-            out.append(("use_base_hidden", call.base_hidden is not None))
-        return out
+        for row in self.inputs:  # one default is as good as many
+            array = array_of(row, call)
+            plan.arrays[row.name][...] = row.default if array is None else array
 
     def execute(self, plan: Plan) -> None:
         """Put a call on the stream: as a graph from its third time on."""
@@ -515,23 +503,14 @@ def sizes_of(call: Call, taken: int) -> dict[str, int]:
 def with_context(call: Call) -> Call:
     """A call of a block whose context has a row at least, as profiles have no size of 0: one that
     only fills up stands before the block, and no row sees it."""
-    if call.context_rows or call.target_hidden is None:
+    if call.context_rows or not call.is_block:
         return call
-    assert call.context_cos is not None
-    batch, _, width = call.context_cos.shape
-    row: Floats = np.zeros((batch, 1, width), np.float32)
-    return replace(call, context_cos=row, context_sin=row)
-
-
-def attentions_of(call: Call, contract: GraphContract) -> dict[str, Attention]:
-    """What each mask that the graph reads is made of."""
-    if contract.shape.heads:
-        return {}
-    out = {"attention_mask": call.attention}
-    if contract.shape.sliding:
-        assert call.sliding_attention is not None
-        out["sliding_attention_mask"] = call.sliding_attention
-    return out
+    rows = {
+        name: np.zeros((len(value), 1, *value.shape[2:]), np.float32)
+        for name, value in call.extras.items()
+        if isinstance(value, np.ndarray) and not value.shape[1]
+    }
+    return replace(call, extras={**call.extras, **rows})
 
 
 # ---- what is written in place

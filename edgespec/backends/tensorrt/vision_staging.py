@@ -11,7 +11,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from edgespec.backends.base import Progress, StagedEncoder
+from edgespec.backends.base import Progress, Staged
+from edgespec.backends.onnx_dir import VisionOnnxDir
 from edgespec.backends.tensorrt import lowered_files, staging
 from edgespec.backends.tensorrt.accuracy import accuracy_of
 from edgespec.backends.tensorrt.devices import check_formats, title_of
@@ -24,20 +25,20 @@ from edgespec.backends.tensorrt.target import Target
 from edgespec.backends.tensorrt.versions import Library, capabilities_of
 from edgespec.backends.tensorrt.vision_contract import lowered_contract
 from edgespec.backends.vision.golden import read_golden
-from edgespec.backends.vision.onnx_dir import VisionOnnxDir
 from edgespec.config import VisionConfig
-from edgespec.vision.contract import ImageLimits, VisionContract, vision_contract
+from edgespec.contract import Limits
+from edgespec.vision.contract import VisionContract, vision_contract
 from edgespec.vision.grid import num_tokens
 
 
-def stage_encoder(
+def stage_vision(
     library: Library,
     onnx: VisionOnnxDir,
-    limits: ImageLimits,
+    limits: Limits,
     options: TensorRTOptions,
     path: Path,
     progress: Progress,
-) -> StagedEncoder:
+) -> Staged:
     """Lower the graph of an export and build the engine `path`. MissingDependency without the
     library, BuildError or EnvironmentProblem where it cannot be built."""
     version, model = staging.installed(library, options), ir.load(onnx.model)
@@ -48,7 +49,7 @@ def stage_encoder(
         graph = lowered_files.write(lowered, onnx.path, Path(directory))
         job = staging.job_of(plan, options, graph, path)
         decomposed = staging.run(job, progress, staging.environment_of(plan))
-    return StagedEncoder(
+    return Staged(
         engine=path,
         weights=plan.weights,
         accuracy=accuracy_of(plan.schemes, plan.target.compute, recurrent=False),
@@ -61,7 +62,7 @@ def stage_encoder(
 def planned(
     library: Library,
     onnx: VisionOnnxDir,
-    limits: ImageLimits,
+    limits: Limits,
     options: TensorRTOptions,
     version: str,
 ) -> tuple[str, ...]:
@@ -79,7 +80,7 @@ def planned(
 def plan_of(
     library: Library,
     onnx: VisionOnnxDir,
-    limits: ImageLimits,
+    limits: Limits,
     options: TensorRTOptions,
     version: str,
     model: ir.Model,
@@ -105,7 +106,7 @@ def plan_of(
     return plan
 
 
-def proven(onnx: VisionOnnxDir, limits: ImageLimits) -> ImageLimits:
+def proven(onnx: VisionOnnxDir, limits: Limits) -> Limits:
     """The limits, with room for the golden image. Raises BundleError for a damaged one."""
     if onnx.golden is None:
         return limits
@@ -118,7 +119,7 @@ def proven(onnx: VisionOnnxDir, limits: ImageLimits) -> ImageLimits:
     )
 
 
-def profile_of(contract: VisionContract, config: VisionConfig, limits: ImageLimits) -> Profile:
+def profile_of(contract: VisionContract, config: VisionConfig, limits: Limits) -> Profile:
     """The one profile of an encoder: images within the limits, most often half as large as the
     largest."""
     block = config.merge_size**2

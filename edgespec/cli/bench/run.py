@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +27,11 @@ from edgespec.cli.bench.asked import (
 from edgespec.cli.bench.costs import say_costs, sentences
 from edgespec.cli.bench.kept import check_pictures, keep, to_stdout
 from edgespec.cli.bench.their_names import THEIR_NAMES, THEIRS
-from edgespec.cli.config_file import (
-    ConfigCommand,
-    check_draft,
-    config_options,
-    configured,
-    engine_arguments,
-)
+from edgespec.cli.config_file import ConfigCommand
 from edgespec.cli.costs_flag import measure_again
-from edgespec.cli.draft_flags import (
-    ALIASES,
-    POLICIES,
-    check_time_budget,
-    draft_options_of,
-    is_given,
-    keys_of,
-    tree_of,
-)
-from edgespec.cli.image_flags import image_flags, take_images
+from edgespec.cli.draft_flags import ALIASES, POLICIES, draft_options_of, is_given
+from edgespec.cli.engine_options import SIZES, engine_options, opened
+from edgespec.cli.image_flags import beside, image_flags
 from edgespec.cli.infer import check_outputs
 from edgespec.cli.lists import Counts, Names, Texts
 from edgespec.cli.paths import DIRECTORY, FILE
@@ -55,7 +43,7 @@ from edgespec.errors import EdgeSpecError, noted
 if TYPE_CHECKING:
     from edgespec.benchmark.measure import Benchmark, Plan
     from edgespec.benchmark.report import Recorder
-    from edgespec.runtime.plans.policy import SpecPolicy
+    from edgespec.runtime.engine_request import EngineRequest
 
 
 def list_sizes(function: Any) -> Any:
@@ -78,7 +66,6 @@ def list_sizes(function: Any) -> Any:
     show_envvar=True,
     help="What edgespec build made, instead of the first argument.",
 )
-@config_options
 @click.option(
     "--mode",
     "modes",
@@ -108,7 +95,6 @@ def list_sizes(function: Any) -> Any:
 @click.option(
     "--input-file", type=FILE, metavar="FILE", help="Requests of infer's input.json instead."
 )
-@image_flags
 @click.option(
     "--num-prompts",
     type=click.IntRange(1),
@@ -141,7 +127,6 @@ def list_sizes(function: Any) -> Any:
     metavar="LIST",
     help=f"Rows of a pass (verify), the root included.  [default: {','.join(map(str, ROWS))}]",
 )
-@list_sizes
 @click.option(
     "--synthetic-acceptance",
     type=Texts(),
@@ -209,12 +194,14 @@ def list_sizes(function: Any) -> Any:
         " best chain. Nothing is measured where it is alone."
     ),
 )
+@engine_options(list_sizes, image_flags)
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
     engine_dir: Path | None,
     engine_flag: Path | None,
+    engine_request: EngineRequest,
     modes: tuple[str, ...] | None,
     prompts: Path | None,
     categories: tuple[str, ...],
@@ -224,13 +211,7 @@ def command(
     output_tokens: tuple[int, ...] | None,
     batch_sizes: tuple[int, ...],
     rows: tuple[int, ...] | None,
-    drafter: str | None,
-    drafter_time_budget_ms: float | None,
-    spec_draft_top_k: tuple[int, ...] | None,
-    spec_draft_step: tuple[int, ...] | None,
-    spec_verify_size: tuple[int, ...] | None,
     synthetic_acceptance: tuple[str, ...] | None,
-    spec_policy: tuple[SpecPolicy, ...] | None,
     temperature: float | None,
     seed: int,
     ignore_eos: bool | None,
@@ -241,7 +222,7 @@ def command(
     pictures: Path | None,
     measure_costs: bool,
     explain: bool,
-    **images: Any,
+    **lists: Any,
 ) -> int:
     """Measure the engines of ENGINE_DIR on this machine.
 
@@ -266,11 +247,8 @@ def command(
     edgespec bench engines --measure-costs --explain
     """
     path, file = engine_of(ctx, engine_dir, engine_flag), prompts or input_file
-    sizes = (spec_draft_top_k, spec_draft_step, spec_verify_size)
-    tree, keys, config = tree_of(ctx, sizes), keys_of(ctx), configured(ctx)
-    check_time_budget(ctx, drafter, drafter_time_budget_ms)
-    given = drafter is not None or config.config is not None
-    wants_drafts = given or any((*sizes, tree, synthetic_acceptance, is_given(ctx, "spec_policy")))
+    given, is_sized = engine_request.names_drafter, engine_request.is_sized
+    wants_drafts = any((given, is_sized, synthetic_acceptance, is_given(ctx, "spec_policy")))
     refuse_misuse(
         ctx,
         {
@@ -287,7 +265,6 @@ def command(
     from edgespec.benchmark.slices import Runner
     from edgespec.benchmark.synthetic import Dial
     from edgespec.cli.progress import Bars
-    from edgespec.runtime.engine import Engine
 
     # Where nothing else is asked for, costs are measured or explained, and no more
     measures = any(is_given(ctx, name) for name in ctx.params if name not in OF_COSTS)
@@ -303,23 +280,25 @@ def command(
         num_prompts,
         categories,
     )
-    steps = spec_draft_step[0] if spec_draft_step else None
-    config, drafting = engine_arguments(
-        config, keys, path, drafter=drafter, steps=steps, time_budget_ms=drafter_time_budget_ms
-    )
-    with Engine(
-        path,
+    engine_request = replace(
+        engine_request,
         spec_decode=None if given else drafts_by(modes, wanted=wants_drafts),
-        prefix_cache_bytes=0,
-        **drafting,
-        **take_images(images, file),
-    ) as engine:
-        check_draft(engine, config.config)
-        for note in (*config.notes, *engine.notes):
+        tuned=True,
+        spec_policy=None,
+        image_rules=beside(engine_request.image_rules, file),
+    )
+    with opened(engine_request, path) as open_engine:
+        engine = open_engine.engine
+        for note in open_engine.notes:
             say(note, err=True)
         if ignore_eos if ignore_eos is not None else file is None:
             engine.stop_ids = frozenset()
-        plans, left_out = plans_of(engine, sizes, tree, spec_policy)
+        plans, left_out = plans_of(
+            engine,
+            [lists.get(name) for name in SIZES],
+            engine_request.tree,
+            lists.get("spec_policy"),
+        )
         for note in left_out:
             say(note, err=True)
         plan = measured(

@@ -8,41 +8,35 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgespec.artifacts.outputs import refuse_overwriting
-from edgespec.cli import environment, trtllm
-from edgespec.cli.accept_flags import accept_options, take_acceptance
+from edgespec.cli import trtllm
+from edgespec.cli.accept_flags import accept_options
 from edgespec.cli.chat import slashes
 from edgespec.cli.chat.conversation import Conversation
 from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.reader import Read, read_pipe
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
-from edgespec.cli.config_file import (
-    ConfigCommand,
-    check_draft,
-    config_options,
-    configured,
-    engine_arguments,
-)
+from edgespec.cli.config_file import ConfigCommand
 from edgespec.cli.costs_flag import measure_busy_again
-from edgespec.cli.draft_flags import (
-    ALIASES,
-    check_time_budget,
+from edgespec.cli.draft_flags import ALIASES
+from edgespec.cli.engine_options import (
+    BOTH_WAYS,
+    PREFIX_CACHE,
     draft_options,
-    is_given,
-    keys_of,
-    tree_of,
-    wanted,
+    engine_dir_option,
+    engine_options,
+    opened,
 )
-from edgespec.cli.image_flags import image_flags, take_images
-from edgespec.cli.infer import MIB
+from edgespec.cli.image_flags import image_flags
 from edgespec.cli.limits import require_stream
-from edgespec.cli.paths import DIRECTORY, FILE
+from edgespec.cli.paths import FILE
 from edgespec.errors import RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.checks import SAMPLING
@@ -52,10 +46,92 @@ from edgespec.prompts.places import Place
 
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.plans.policy import SpecPolicy
+    from edgespec.runtime.engine_request import EngineRequest
 
 DEFAULTS = SamplingParams()
 MARKERS = re.compile(r"<\|?\w+\|?>")
+
+
+OPTIONS = (
+    click.option("--system", default="", metavar="TEXT", help="The system prompt."),
+    click.option(
+        "--show-speculation",
+        is_flag=True,
+        help=(
+            "Accepted drafts in green (on a terminal, unless NO_COLOR is set); statistics after each"
+            " answer, on stderr."
+        ),
+    ),
+    click.option(
+        "--max-generate-length",
+        type=int,
+        default=DEFAULTS.max_generate_length,
+        show_default=True,
+        help="Tokens per answer, at most.",
+    ),
+    click.option(
+        "--temperature",
+        type=float,
+        default=DEFAULTS.temperature,
+        show_default=True,
+        help="0 is greedy.",
+    ),
+    click.option("--top-k", type=int, default=DEFAULTS.top_k, show_default=True, help="0 is off."),
+    click.option(
+        "--top-p", type=float, default=DEFAULTS.top_p, show_default=True, help="1 is off."
+    ),
+    click.option(
+        "--min-p", type=float, default=DEFAULTS.min_p, show_default=True, help="0 is off."
+    ),
+    click.option(
+        "--repetition-penalty",
+        type=float,
+        default=DEFAULTS.repetition_penalty,
+        show_default=True,
+        help="1 is off.",
+    ),
+    click.option("--seed", type=int, help="For every answer; without it one is drawn for each."),
+    click.option(
+        "--stop",
+        multiple=True,
+        metavar="TEXT",
+        help="End an answer before this text; may be given repeatedly.",
+    ),
+    click.option(
+        "--enable-thinking",
+        is_flag=True,
+        help="Passed to the chat template; the thoughts are shown as text.",
+    ),
+    click.option(
+        "--chat-template",
+        metavar="NAME|FILE",
+        help=(
+            f"Instead of the model's template: one of {', '.join(NAMED_TEMPLATES)}, or a file in Jinja."
+        ),
+    ),
+    click.option(
+        "--no-chat-template",
+        is_flag=True,
+        help="Send the messages as they are, joined by line breaks: for models that continue a text.",
+    ),
+    click.option(
+        "--history-file",
+        type=FILE,
+        metavar="FILE",
+        help=(
+            "Where typed lines are kept between sessions.  [default:"
+            " ~/.local/state/edgespec/chat_history]"
+        ),
+    ),
+    click.option("--no-history", is_flag=True, help="Keep no typed lines."),
+)
+
+
+def chat_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a conversation."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command(
@@ -64,123 +140,12 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
     aliases={**ALIASES, **trtllm.ALIASES["chat"]},
     missing=trtllm.FLAGS["chat"],
 )
-@click.option(
-    "--engine-dir",
-    required=True,
-    type=DIRECTORY,
-    envvar=environment.ENGINE_DIR,
-    show_envvar=True,
-    help="What edgespec build made.",
-)
-@config_options
-@image_flags
-@click.option("--system", default="", metavar="TEXT", help="The system prompt.")
-@click.option(
-    "--spec-decode/--no-spec-decode",
-    default=None,
-    help=(
-        "Draft and verify (the default: with the draft engine, or else the first method that needs"
-        " none), or decode plainly."
-    ),
-)
-@draft_options
-@accept_options
-@click.option(
-    "--show-speculation",
-    is_flag=True,
-    help=(
-        "Accepted drafts in green (on a terminal, unless NO_COLOR is set); statistics after each"
-        " answer, on stderr."
-    ),
-)
-@click.option(
-    "--max-generate-length",
-    type=int,
-    default=DEFAULTS.max_generate_length,
-    show_default=True,
-    help="Tokens per answer, at most.",
-)
-@click.option(
-    "--temperature",
-    type=float,
-    default=DEFAULTS.temperature,
-    show_default=True,
-    help="0 is greedy.",
-)
-@click.option("--top-k", type=int, default=DEFAULTS.top_k, show_default=True, help="0 is off.")
-@click.option("--top-p", type=float, default=DEFAULTS.top_p, show_default=True, help="1 is off.")
-@click.option("--min-p", type=float, default=DEFAULTS.min_p, show_default=True, help="0 is off.")
-@click.option(
-    "--repetition-penalty",
-    type=float,
-    default=DEFAULTS.repetition_penalty,
-    show_default=True,
-    help="1 is off.",
-)
-@click.option("--seed", type=int, help="For every answer; without it one is drawn for each.")
-@click.option(
-    "--stop",
-    multiple=True,
-    metavar="TEXT",
-    help="End an answer before this text; may be given repeatedly.",
-)
-@click.option(
-    "--enable-thinking",
-    is_flag=True,
-    help="Passed to the chat template; the thoughts are shown as text.",
-)
-@click.option(
-    "--prefix-cache-mb",
-    type=click.IntRange(0),
-    default=256,
-    show_default=True,
-    envvar=environment.PREFIX_CACHE_MB,
-    show_envvar=True,
-    help="Memory for KV rows of earlier turns, so that a turn computes only what is new; 0 is off.",
-)
-@click.option(
-    "--chat-template",
-    metavar="NAME|FILE",
-    help=(
-        f"Instead of the model's template: one of {', '.join(NAMED_TEMPLATES)}, or a file in Jinja."
-    ),
-)
-@click.option(
-    "--no-chat-template",
-    is_flag=True,
-    help="Send the messages as they are, joined by line breaks: for models that continue a text.",
-)
-@click.option(
-    "--history-file",
-    type=FILE,
-    metavar="FILE",
-    help=(
-        "Where typed lines are kept between sessions.  [default:"
-        " ~/.local/state/edgespec/chat_history]"
-    ),
-)
-@click.option("--no-history", is_flag=True, help="Keep no typed lines.")
+@engine_dir_option
+@chat_options
+@engine_options(image_flags, BOTH_WAYS, draft_options, accept_options, PREFIX_CACHE)
 @click.pass_context
 def command(
-    ctx: click.Context,
-    /,
-    engine_dir: Path,
-    system: str,
-    spec_decode: bool | None,
-    drafter: str | None,
-    drafter_time_budget_ms: float | None,
-    spec_draft_top_k: int | None,
-    spec_draft_step: int | None,
-    spec_verify_size: int | None,
-    spec_policy: SpecPolicy | None,
-    show_speculation: bool,
-    enable_thinking: bool,
-    prefix_cache_mb: int,
-    chat_template: str | None,
-    no_chat_template: bool,
-    history_file: Path | None,
-    no_history: bool,
-    **sampling: Any,
+    ctx: click.Context, /, engine_dir: Path, engine_request: EngineRequest, **values: Any
 ) -> int:
     """Talk with a model in the terminal.
 
@@ -206,89 +171,64 @@ def command(
     edgespec chat --engine-dir engines --show-speculation
     echo 'What is 12 + 30?' | edgespec chat --engine-dir engines --temperature 0
     """
+    return talk(ctx, engine_dir, engine_request, **values)
+
+
+def talk(
+    ctx: click.Context,
+    engine_dir: Path,
+    engine_request: EngineRequest,
+    *,
+    system: str,
+    show_speculation: bool,
+    enable_thinking: bool,
+    chat_template: str | None,
+    no_chat_template: bool,
+    history_file: Path | None,
+    no_history: bool,
+    **sampling: Any,
+) -> int:
+    """Chat with the engines of a directory by the options of `chat_options`; the exit code."""
     for name in ("stdin", "stdout"):
         require_stream(name)
-    sizes = dict(
-        zip(DRAFT_SIZES, (spec_draft_top_k, spec_draft_step, spec_verify_size), strict=True)
-    )
-    tree = tree_of(ctx, sizes.values())
-    keys = keys_of(ctx)
-    sized = any(sizes.values()) or tree is not None
-    if spec_decode is False and (sized or drafter or keys):
-        raise click.UsageError(
-            "--drafter, its options, --spec-draft-top-k, --spec-draft-step, --spec-verify-size and"
-            " the flags of trees are for drafts, and --no-spec-decode was given",
-            ctx,
-        )
-    if chat_template and no_chat_template:
-        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
+    check_template(ctx, chat_template, raw=no_chat_template)
     if history_file is not None:
         refuse_overwriting(history_file, (engine_dir, chat_template))
-    check_time_budget(ctx, drafter, drafter_time_budget_ms)
-    acceptance = take_acceptance(ctx, sampling)
-    if spec_decode is False and acceptance is not None:
-        raise click.UsageError("an accept rule is for drafts, and --no-spec-decode was given", ctx)
-    if spec_decode is False and is_given(ctx, "spec_policy"):
-        raise click.UsageError("--spec-policy is for drafts, and --no-spec-decode was given", ctx)
-    images = take_images(sampling, None)
     params = sampling_params(sampling)
     conversation = Conversation(message_text(system, Place("--system")))
-    from edgespec.cli.report import could_be_tree, plan_line
-    from edgespec.runtime.engine import Engine
+    from edgespec.cli.report import opened_line
 
-    config, drafting = engine_arguments(
-        configured(ctx),
-        keys,
-        engine_dir,
-        drafter=drafter,
-        steps=spec_draft_step,
-        time_budget_ms=drafter_time_budget_ms,
-    )
-    measure_busy_again(engine_dir, spec_decode, spec_policy)
-    with Engine(
-        engine_dir,
-        spec_decode=wanted(spec_decode, sized=sized or acceptance is not None),
-        prefix_cache_bytes=prefix_cache_mb * MIB,
-        acceptance=acceptance,
-        tuned=not sized,
-        spec_policy=spec_policy,
-        **drafting,
-        **images,
-    ) as engine:
-        check_draft(engine, config.config)
+    measure_busy_again(engine_dir, engine_request.spec_decode, engine_request.spec_policy)
+    with opened(engine_request, engine_dir) as open_engine:
+        engine = open_engine.engine
         unfit = choose_template(
             engine, engine_dir, chat_template, raw=no_chat_template, thinking=enable_thinking
         )
         settings = Settings(
             params,
             drafts=engine.spec_decode,
-            sizes=sizes,
-            tree=tree,
-            spec_policy=spec_policy,
+            sizes=dict(zip(DRAFT_SIZES, engine_request.sizes, strict=True)),
+            tree=engine_request.tree,
+            spec_policy=engine_request.spec_policy,
             acceptance=engine.acceptance,
             enable_thinking=enable_thinking,
             show_speculation=show_speculation,
         )
         plan, screen = settings.plan(engine), Screen(sys.stdout)
-        screen.note(
-            engine.tuned_line(plan)
-            or plan_line(
-                plan,
-                chosen=not sized and not config.has_sizes,
-                words=engine.drafter_words,
-                could_be_tree=could_be_tree([*sizes.values()], engine.method),
-                can_adapt=engine.can_adapt,
-            )
-            if plan
-            else "decoding plainly, without drafts"
-        )
+        screen.note(opened_line(open_engine, plan) if plan else "decoding plainly, without drafts")
         thinking_note = engine.thinking_note([enable_thinking], by_flag=True) if plan else None
-        for note in filter(None, (*config.notes, *engine.notes, thinking_note, unfit)):
+        for note in filter(None, (*open_engine.notes, thinking_note, unfit)):
             screen.note(note)
         interactive = sys.stdin.isatty()
         read = editor(screen, history_file, keep=not no_history) if interactive else read_pipe
         chat = Chat(engine, settings, screen, conversation, slashes.run, interactive=interactive)
         return chat.run(read)
+
+
+def check_template(ctx: click.Context, named: str | None, *, raw: bool) -> None:
+    """Raises click.UsageError for a template beside the wish for none."""
+    if named and raw:
+        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
 
 
 def sampling_params(values: dict[str, Any]) -> SamplingParams:

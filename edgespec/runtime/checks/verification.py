@@ -94,7 +94,7 @@ def verify(
     where this machine is another one or lacks a package.
     """
     roles = list(finished_engines(engine_dir).engines)
-    exports = [open_onnx_dir(path, spec_base=False, spec_draft=False) for path in onnx_dirs]
+    exports = [open_onnx_dir(path) for path in onnx_dirs]
     check_exports(engine_dir, roles, exports)
     checks = []
     for role in roles:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 
 from edgespec.artifacts import atomic, json_files
 from edgespec.backends import engine_dir as engines
+from edgespec.backends.machine import cores
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import backend_of
 from edgespec.contract import DECODERS, Role
@@ -135,8 +135,7 @@ KINDS: Mapping[str, type[Any]] = {"base": PassTime, "propose": ProposeTime, "obs
 def device_of(engine_dir: Path, role: Role) -> dict[str, Any]:
     """The device and the threads by which costs change, as JSON."""
     # One that a user binds to fewer cores runs on fewer threads
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {**backend_of(engine_dir, role).device(), "cores": cores}
+    return {**backend_of(engine_dir, role).device(), "cores": cores()}
 
 
 def hashes_of(engine_dir: Path, roles: Sequence[Role]) -> dict[str, str]:

@@ -21,8 +21,10 @@ from edgespec.backends.call import (
     LaneAttention,
     Logits,
     Result,
+    Value,
 )
-from edgespec.rope import RopeTable
+from edgespec.contract import Kind, graph_inputs
+from edgespec.rope import RopeTable, rotations
 from edgespec.runtime.lanes.base import Lane, LaneDecoder, adjacent
 from edgespec.runtime.text.prompt_value import on_all_axes
 
@@ -82,7 +84,8 @@ class BlockDecoder(LaneDecoder[BlockLane]):
         mask_specs: Sequence[MaskSpec],
         first_slot: int = 1,
     ) -> None:
-        assert len(mask_specs) == 1 + runner.contract.shape.sliding
+        self.inputs = graph_inputs(runner.contract.shape)
+        self.masks = graph_inputs(runner.contract.shape, Kind.MASK)
         super().__init__(runner, embedding, rope, BlockLane)
         self.mask_specs, self.first_slot = tuple(mask_specs), first_slot
 
@@ -124,25 +127,17 @@ class BlockDecoder(LaneDecoder[BlockLane]):
             tokens[i, :count] = part.tokens
             first = starts[i] + new + state.offset_behind(part.rope_positions)
             blocks[i, :count] = first + np.arange(count)
-        cos, sin = self.rope.rows(blocks)
-        context_cos, context_sin = self.rope.rows(self.context_positions(parts, context))
-        kinds = [
-            Attention([self.attended(part, spec) for part in parts], spec.window)
-            for spec in self.mask_specs
-        ]
-        return Call(
-            self.embedding.rows(tokens),
-            cos,
-            sin,
-            kinds[0],
-            starts,
-            [self.drafting(part) for part in parts],
-            first_lane=parts[0].lane,
-            target_hidden=[part.hidden_states for part in parts],
-            context_cos=context_cos,
-            context_sin=context_sin,
-            sliding_attention=kinds[1] if len(kinds) > 1 else None,
-        )
+        positions = {"S": blocks, "L": self.context_positions(parts, context)}
+        values: dict[str, Value] = {
+            "inputs_embeds": self.embedding.rows(tokens),
+            "target_hidden": [part.hidden_states for part in parts],
+            **rotations(self.inputs, [self.rope], positions),
+        }
+        for mask, spec in zip(self.masks, self.mask_specs, strict=True):
+            attended = [self.attended(part, spec) for part in parts]
+            values[mask.name] = Attention(attended, spec.window)
+        gathered = [self.drafting(part) for part in parts]
+        return Call.of(values, starts, gathered, parts[0].lane)
 
     def context_positions(self, parts: Sequence[BlockRows], rows: int) -> Ids:
         """The rope positions of the context, filled up to `rows`: [B, L] where all have one axis,

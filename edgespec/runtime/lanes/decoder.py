@@ -26,12 +26,15 @@ from edgespec.backends.call import (
     LaneAttention,
     Mask,
     Result,
+    Value,
 )
 from edgespec.backends.host import stacked
+from edgespec.contract import Kind, graph_inputs, image_widths
 from edgespec.errors import LimitError
-from edgespec.rope import RopeTable
+from edgespec.rope import RopeTable, rotations
 from edgespec.runtime.lanes.base import Lane, LaneDecoder, adjacent
 from edgespec.runtime.text.prompt_value import ImageSlots, Prompt, on_all_axes
+from edgespec.vision.rows import widths_text
 
 NO_ROWS: Ids = np.empty(0, np.int64)
 
@@ -89,9 +92,13 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
         min_rows: int = 1,
         local_rope: RopeTable | None = None,
     ) -> None:
-        self.min_rows, self.local_rope = min_rows, local_rope
         super().__init__(runner, embedding, rope, ScratchLane)
-        self.sliding_window = sliding_window
+        self.min_rows, shape = min_rows, runner.contract.shape
+        self.ropes = [table for table in (rope, local_rope) if table is not None]
+        self.inputs = graph_inputs(shape)
+        windows = (None, sliding_window) if shape.sliding else (sliding_window,)
+        names = (row.name for row in graph_inputs(shape, Kind.MASK))
+        self.windows = dict(zip(names, windows, strict=True))
 
     @classmethod
     def of(
@@ -141,54 +148,42 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
     def call(self, parts: Sequence[Rows], first_lane: int) -> Call:
         """The parts of adjacent lanes as one call, filled up to the longest."""
         positions = stacked(self.rope_positions(parts), self.min_rows)
-        cos, sin = self.rope.rows(positions)
-        local_cos, local_sin = self.local_rope.rows(positions) if self.local_rope else (None, None)
-        sliding = self.runner.contract.shape.sliding
         attended = [self.attended(part) for part in parts]
-        embeds = self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows))
-        deepstack = self.place_images(parts, embeds)
-        return Call(
-            embeds,
-            cos,
-            sin,
-            Attention(attended, None if sliding else self.sliding_window),
-            np.array([self.lanes[part.lane].end for part in parts], np.int64),
-            [part.gather for part in parts],
-            of_lanes([part.base_hidden for part in parts]),
-            of_lanes([part.draft_hidden for part in parts]),
-            first_lane,
-            sliding_attention=Attention(attended, self.sliding_window) if sliding else None,
-            local_rope_cos=local_cos,
-            local_rope_sin=local_sin,
-            deepstack_embeds=deepstack,
-        )
+        values: dict[str, Value] = {
+            **self.embedded(parts),
+            **rotations(self.inputs, self.ropes, {"S": positions}),
+            **{name: Attention(attended, window) for name, window in self.windows.items()},
+            **of_lanes("base_hidden", [part.base_hidden for part in parts]),
+            **of_lanes("draft_hidden", [part.draft_hidden for part in parts]),
+        }
+        starts = np.array([self.lanes[part.lane].end for part in parts], np.int64)
+        return Call.of(values, starts, [part.gather for part in parts], first_lane)
 
-    def place_images(self, parts: Sequence[Rows], embeds: Floats) -> Floats | None:
-        """Replace embeddings [B, S, H] by rows of images. What of these joins the stream behind the
-        first layers [B, S, k*H]; None without images, or where the graph takes none."""
-        images = [part.images for part in parts]
-        if not any(images):
-            return None
-        width, deepstack = self.runner.contract.shape.deepstack_width, None
-        if width:
-            deepstack = np.zeros((*embeds.shape[:2], width), np.float32)
-        for lane, own in enumerate(images):
-            for image in own:
+    def embedded(self, parts: Sequence[Rows]) -> dict[str, Floats]:
+        """The embeddings [B, S, H], in their places rows of images, and by input what the graph
+        reads of images beside these."""
+        embeds = self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows))
+        found = {"inputs_embeds": embeds}
+        if not any(part.images for part in parts):
+            return found
+        for name, width in image_widths(self.runner.contract.shape).items():
+            found[name] = np.zeros((*embeds.shape[:2], width), np.float32)
+        for lane, part in enumerate(parts):
+            for image in part.images:
                 embeds[lane, image.start : image.end] = image.rows.embeds
-                if deepstack is not None:
-                    deepstack[lane, image.start : image.end] = image.rows.deepstack
-        return deepstack
+                for name in found.keys() & image.rows.extras.keys():
+                    found[name][lane, image.start : image.end] = image.rows.extras[name]
+        return found
 
     def check_images(self, prompt: Prompt) -> None:
         """Raises LimitError where rows of a prompt's images are not as wide as this engine's."""
         shape = self.runner.contract.shape
-        for rows in (image.rows for image in prompt.images):
-            own = 0 if rows.deepstack is None else rows.deepstack.shape[1]
-            if (rows.embeds.shape[1], own) != (shape.hidden_size, shape.deepstack_width):
-                what = (
-                    f"rows of an image are {rows.embeds.shape[1]} wide (deepstack {own}), those"
-                    f" that the base reads {shape.hidden_size} (deepstack {shape.deepstack_width})"
-                )
+        wanted = {"inputs_embeds": shape.hidden_size} | image_widths(shape)
+        for image in prompt.images:
+            own = {"inputs_embeds": image.rows.embeds.shape[1]} | image.rows.widths
+            if own != wanted:
+                what = f"rows of an image have {widths_text(own)}"
+                what += f", the base reads {widths_text(wanted)}"
                 raise LimitError(what, "Build base and image encoder from one checkpoint.")
 
     def rope_positions(self, parts: Sequence[Rows]) -> list[Ids]:
@@ -287,8 +282,8 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
         self.lanes[lane].scratch = NO_ROWS
 
 
-def of_lanes(states: Sequence[HiddenStates | None]) -> list[HiddenStates] | None:
-    """The lanes' hidden states; None where no lane has any."""
+def of_lanes(name: str, states: Sequence[HiddenStates | None]) -> dict[str, list[HiddenStates]]:
+    """The lanes' hidden states by their input; nothing where no lane has any."""
     given = [lane for lane in states if lane is not None]
     assert len(given) in (0, len(states))
-    return given or None
+    return {name: given} if given else {}

@@ -6,7 +6,6 @@ Knows bytes, seconds and constants that are stated. It is an estimate: `cost_mea
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from edgespec.backends.machine import cores
 from edgespec.config.model_cost import PairWork, PassWork
 from edgespec.runtime.costs.cost_model import MAX_ROWS, StepCosts, best_chain, break_even
 from edgespec.runtime.measuring.speedup import ms
@@ -46,9 +46,8 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """This one, in about a tenth of a second."""
-        found = getattr(os, "sched_getaffinity", None)
-        cores = len(found(0)) if found else os.cpu_count() or 1
-        return cls(bandwidth(cores), cores)
+        count = cores()
+        return cls(bandwidth(count), count)
 
 
 def bandwidth(cores: int) -> float:

@@ -14,12 +14,13 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from edgespec.backends.base import EncoderRunner
+from edgespec.backends.engine_dir import STEMS, find_encoder, missing_remedy, open_vision
 from edgespec.backends.manifest import FileEntry
 from edgespec.backends.registry import get_backend
 from edgespec.backends.vision.config import VisionEngineConfig
-from edgespec.backends.vision.engine_dir import BUILD_IT, NAME, find_visual_dir, open_visual_dir
+from edgespec.contract import Role
 from edgespec.errors import BundleError, EngineClosed, LimitError, RequestError
-from edgespec.vision.contract import DEEPSTACK, EMBEDS, PIXELS
+from edgespec.vision.contract import EMBEDS, PIXELS
 from edgespec.vision.grid import Grid, encoder_inputs, num_patches, num_tokens
 from edgespec.vision.rows import Floats, ImageRows
 
@@ -61,14 +62,15 @@ class VisionEncoder:
         Raises BundleError for a directory without one and for damaged files, EngineMismatch for one
         of another machine, EnvironmentProblem where it cannot be opened.
         """
-        found = find_visual_dir(directory)
-        config, entry = open_visual_dir(found)
+        found = find_encoder(directory, Role.VISUAL)
+        config, entry = open_vision(found)
         name = f"the image encoder in {found}"
         backend = get_backend(entry.backend, name)
         backend.check_fingerprint(entry.fingerprint, name)
-        path = found / f"{NAME}{backend.suffixes[0]}"
+        path = backend.engine_path(found, Role.VISUAL)
         if path.name not in entry.files:
-            raise BundleError(f"{found} lists no engine of an image encoder", BUILD_IT)
+            what = f"{found} lists no engine of an image encoder"
+            raise BundleError(what, missing_remedy(Role.VISUAL))
         runner = backend.open_encoder(path, config.component.vision, config.settings)
         return cls(found, config, version_of(entry.files), runner)
 
@@ -88,10 +90,10 @@ class VisionEncoder:
         feeds = {PIXELS: image.pixel_values, **encoder_inputs(vision, image.grid)}
         found = self.runner.run(feeds)
         self.engine_s += time.perf_counter() - began
-        embeds: Floats = found[EMBEDS]
+        embeds: Floats = found.pop(EMBEDS)
         assert len(embeds) == num_tokens(vision, image.grid)
         key = hashlib.sha256(f"{self.version}:{image.key}".encode()).hexdigest()
-        return ImageRows(embeds, found.get(DEEPSTACK), image.grid, key)
+        return ImageRows(embeds, found, image.grid, key)
 
     def check_form(self, image: Image) -> None:
         """Raises RequestError for several frames, BundleError for patches of another form."""
@@ -145,5 +147,6 @@ class VisionEncoder:
 def version_of(files: Mapping[str, FileEntry]) -> str:
     """One hash of an engine's own files."""
     listed = sorted((name, entry.sha256) for name, entry in files.items())
-    own = [f"{name}:{sha256}" for name, sha256 in listed if name.startswith(f"{NAME}.")]
+    stem = f"{STEMS[Role.VISUAL]}."
+    own = [f"{name}:{sha256}" for name, sha256 in listed if name.startswith(stem)]
     return hashlib.sha256("\n".join(own).encode()).hexdigest()

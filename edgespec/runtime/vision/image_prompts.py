@@ -15,14 +15,10 @@ from pathlib import Path
 from threading import Lock
 
 from edgespec.artifacts.component import ComponentConfig
+from edgespec.backends.engine_dir import find_encoder, holds_encoder, open_vision
 from edgespec.backends.vision.config import VisionEngineConfig
-from edgespec.backends.vision.engine_dir import (
-    NAME,
-    find_visual_dir,
-    is_visual_engine,
-    open_visual_dir,
-)
-from edgespec.errors import EngineClosed, EnvironmentProblem, LimitError, PairingError, counted
+from edgespec.contract import Role, image_widths
+from edgespec.errors import EngineClosed, EnvironmentProblem, LimitError, PairingError
 from edgespec.images import ImageReader, ImageRules, PreparedImage, read_processor
 from edgespec.prompts import ImageItem
 from edgespec.runtime.lanes import stages
@@ -30,9 +26,10 @@ from edgespec.runtime.lanes.stages import StageLog
 from edgespec.runtime.text.prompt_value import ImageSlots, Prompt
 from edgespec.runtime.vision.encoder import VisionEncoder
 from edgespec.runtime.vision.image_stats import ImageStats
+from edgespec.vision.contract import extra_widths
 from edgespec.vision.grid import num_tokens
 from edgespec.vision.placeholders import expand
-from edgespec.vision.rows import ImageRows
+from edgespec.vision.rows import ImageRows, widths_text
 
 CACHE_BYTES = 256 * 2**20  # of encoded images that are kept for later prompts
 
@@ -76,8 +73,8 @@ class ImagePrompts:
         Raises BundleError for a directory without one and for damaged files, PairingError for the
         encoder of another model than `base`.
         """
-        found = find_visual_dir(directory)
-        config, _ = open_visual_dir(found)
+        found = find_encoder(directory, Role.VISUAL)
+        config, _ = open_vision(found)
         check_pair(found, config, base)
         limits = config.limits
         processor = read_processor(found).limited(limits.max_image_tokens_per_image)
@@ -228,22 +225,21 @@ def enough_memory() -> Iterator[None]:
 def beside(engine_dir: Path) -> Path | None:
     """The image encoder that stands in `visual` of an engine directory; None where there is
     none."""
-    found = engine_dir / NAME
-    return found if is_visual_engine(found) else None
+    found = engine_dir / Role.VISUAL.value
+    return found if holds_encoder(found, Role.VISUAL) else None
 
 
 def check_pair(directory: Path, config: VisionEngineConfig, base: ComponentConfig) -> None:
     """Raises PairingError where an encoder is not that of a base."""
     own, vision = config.component, config.component.vision
-    levels = len(vision.deepstack_layers)
+    extras, read = extra_widths(vision), image_widths(base.graph)
     wrong = None
     if own.origin != base.origin and own.identity != base.identity:
         wrong = f"is that of another checkpoint ({own.model}) than the base ({base.model})"
     elif vision.out_hidden_size != base.hidden_size:
         wrong = f"gives rows of {vision.out_hidden_size}, the base reads {base.hidden_size}"
-    elif levels != base.graph.deepstack:
-        given = counted(levels, "deepstack level")
-        wrong = f"gives {given}, and the base reads {base.graph.deepstack}"
+    elif extras != read:
+        wrong = f"gives {widths_text(extras)} beside them, the base reads {widths_text(read)}"
     elif base.rope is None or not base.rope.mrope_section:
         wrong = "goes with positions of three axes, and the base was exported without them"
     if wrong is not None:

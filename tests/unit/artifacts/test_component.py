@@ -12,7 +12,7 @@ import pytest
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.config import RopeConfig
-from edgespec.contract import GraphShape, RecurrentShape, Role
+from edgespec.contract import GraphShape, RecurrentShape, Role, image_widths
 from edgespec.errors import BundleError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -69,7 +69,7 @@ def test_config_of_a_base_that_takes_images_is_written_as_it_was_read() -> None:
     raw = golden("export_base_config.json")
     raw["graph"]["deepstack"] = 3
     found = ComponentConfig.from_dict(raw, "config.json")
-    assert (found.graph.deepstack, found.graph.deepstack_width) == (3, 3 * found.hidden_size)
+    assert image_widths(found.graph) == {"deepstack_embeds": 3 * found.hidden_size}
     assert json.loads(json.dumps(found.to_dict())) == raw
 
 

@@ -18,9 +18,7 @@ def call_of(attention: Attention, starts: list[int], context: int | None = None)
     states: list[HiddenStates] = [HostStates(np.zeros((context or 0, 1), np.float32))] * len(starts)
     cos = np.zeros((len(starts), context or 0, 0), np.float32)
     block = {} if context is None else {"target_hidden": states, "context_cos": cos}
-    return Call(
-        none, none, none, attention, np.array(starts), [np.arange(1)] * len(starts), **block
-    )
+    return Call(none, none, none, attention, np.array(starts), [np.arange(1)] * len(starts), block)
 
 
 def random_lane(rng: np.random.Generator, length: int, scratch: int, rows: int) -> LaneAttention:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.backends.onnx_dir import open_onnx_dir
+from edgespec.backends.onnx_dir import open_export
 from edgespec.contract import Role
 from edgespec.errors import BundleError
 from tests.small_pair import SmallPair, copied, edit_json, flip_byte, small_pair
@@ -29,13 +29,13 @@ def onnx(pair: SmallPair, tmp_path: Path) -> Path:
 
 def refusal(path: Path, *, spec_base: bool = False, spec_draft: bool = False) -> str:
     with pytest.raises(BundleError) as caught:
-        open_onnx_dir(path, spec_base=spec_base, spec_draft=spec_draft)
+        open_export(path, spec_base=spec_base, spec_draft=spec_draft)
     assert len(caught.value.remedy) > 10
     return f"{caught.value.what}\n{caught.value.remedy}"
 
 
 def test_whole_directory_is_read(onnx: Path) -> None:
-    found = open_onnx_dir(onnx, spec_base=False, spec_draft=True)
+    found = open_export(onnx, spec_base=False, spec_draft=True)
     assert (found.role, found.model, found.golden) == (
         Role.DRAFT,
         onnx / "model.onnx",

@@ -89,7 +89,7 @@ def truths_of(prompts: Sequence[Sequence[int]], length: int, sampler: Sampler) -
 def test_what_is_right_for_an_image_is_not_for_another_with_the_same_tokens() -> None:
     prompts = [
         PromptValue.with_images([1, *[8] * 6, 2], [ImageSlots(1, rows)], 2)
-        for rows in (ImageRows(np.zeros((6, 4)), None, (1, 4, 6), key) for key in ("one", "other"))
+        for rows in (ImageRows(np.zeros((6, 4)), {}, (1, 4, 6), key) for key in ("one", "other"))
     ]
     truths = {p.cache_key: Truth.of([n], SEED, n) for n, p in enumerate(prompts)}
     drafter = SyntheticDrafter(ShapedDrafter([-1]), Dial((1.0,)), truths, VOCAB)

@@ -85,8 +85,9 @@ def test_images_of_several_files_of_prompts_are_beside_their_own(tmp_path: Path)
     options = TuneOptions(num_prompts=4)
     found = tune.requests_of(files, options).requests
     values = {"multimodal_engine_dir": None, "allow_image_root": (), "allow_image_urls": False}
-    images = tune.images_of(values, files, tmp_path)
-    reader = ImageReader(images["image_rules"], ImageProcessor())
+    rules = tune.request_of(values, files, tmp_path).image_rules
+    assert rules is not None
+    reader = ImageReader(rules, ImageProcessor())
     keys = {reader.read(request.messages[0].images[0]).key for request in found}
     assert len(keys) == 2
     for request in found:
@@ -98,11 +99,10 @@ def test_drafts_in_other_formats_are_tuned_with_the_encoder_beside_the_engines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "visual").mkdir()
-    monkeypatch.setattr(image_prompts, "is_visual_engine", Path.is_dir)
+    monkeypatch.setattr(image_prompts, "holds_encoder", lambda path, role: path.is_dir())
     values = {"multimodal_engine_dir": None, "allow_image_root": (), "allow_image_urls": False}
-    found = tune.images_of(dict(values), [tmp_path / "a.json"], tmp_path)
-    assert found["multimodal_engine_dir"] == tmp_path / "visual"
-    given = tune.images_of(
-        values | {"multimodal_engine_dir": tmp_path}, [tmp_path / "a.json"], tmp_path
-    )
-    assert given["multimodal_engine_dir"] == tmp_path
+    found = tune.request_of(dict(values), [tmp_path / "a.json"], tmp_path)
+    assert found.multimodal_engine_dir == tmp_path / "visual"
+    values["multimodal_engine_dir"] = tmp_path
+    given = tune.request_of(values, [tmp_path / "a.json"], tmp_path)
+    assert given.multimodal_engine_dir == tmp_path

@@ -42,7 +42,7 @@ class Counting:
         assert not self.closed
         self.asked.append(image.source)
         rows = np.zeros((num_patches(image.grid) // 4, 3), np.float32)
-        return ImageRows(rows, None, image.grid, image.key)
+        return ImageRows(rows, {}, image.grid, image.key)
 
     def close(self) -> None:
         self.closed = True

@@ -18,10 +18,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from edgespec.artifacts.manifest import QuantizeManifest
-from edgespec.backends.vision.build import build_visual
+from edgespec.backends.build import build
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.checkpoint.vision import vision_quantization
+from edgespec.contract import Limits
 from edgespec.errors import (
     BuildError,
     CheckpointError,
@@ -37,7 +38,6 @@ from edgespec.quantize import layerwise, modelopt, vision
 from edgespec.quantize.calibration_images import SIZES, CalibrationImages
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
 from edgespec.runtime.vision.encoder import VisionEncoder
-from edgespec.vision.contract import ImageLimits
 from tests import made, shared, toys
 from tests.toys.vision import write_vlm
 
@@ -45,7 +45,7 @@ FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 families = pytest.mark.parametrize("family", FAMILIES)
 PREFIXES = {"qwen2_5_vl": "visual.", "qwen3_vl": "model.visual."}
 E4M3_MAX = 448.0
-LIMITS = ImageLimits(min_image_tokens=1)
+LIMITS = Limits(min_image_tokens=1)
 
 
 def checkpoint_of(family: str) -> Path:
@@ -186,12 +186,12 @@ def test_engine_computes_what_torch_does_with_rounded_weights_and_activations(ca
         return lambda _, inputs: (fp8(inputs[0], amax), *inputs[1:])
 
     exported, engines = made.exported(case.out), case.out.parent / "engines"
-    built = build_visual(exported / "visual", engines, LIMITS)
+    built = build(exported / "visual", engines, LIMITS)
     assert any("fp8 is emulated" in note for note in built.notes)
     with VisionEncoder.open(engines) as encoder, hooked(visual, rounding):
         for image in case.prepared:
             found = encoder.encode(image)
-            parts = [found.embeds, *([] if found.deepstack is None else [found.deepstack])]
+            parts = [found.embeds, *found.extras.values()]
             ours = torch.from_numpy(np.concatenate(parts, axis=-1))
             wanted = rows(visual, image)
             assert (ours - wanted).norm() < 1e-3 * wanted.norm()

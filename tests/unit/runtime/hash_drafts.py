@@ -18,7 +18,14 @@ from edgespec.backends.base import LaneRows
 from edgespec.backends.call import Call, Result
 from edgespec.backends.host import gather_idx, host_results, stacked_states
 from edgespec.backends.masks import attention_mask
-from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract
+from edgespec.contract import (
+    GraphContract,
+    GraphShape,
+    Kind,
+    Role,
+    canonical_contract,
+    graph_inputs,
+)
 from edgespec.runtime.lanes.block import BlockDecoder, MaskSpec
 from edgespec.runtime.lanes.decoder import CachedDecoder
 from tests.unit.runtime.hash_model import PositionRows, TokenRows
@@ -136,8 +143,8 @@ class SlotRunner:
     def run_lane(self, call: Call, b: int) -> list[Said]:
         slots, start = self.slots[call.first_lane + b], int(call.write_indices[b])
         slots[start : start + call.written] = [*context_of(call, b), *rows_of(call, b)]
-        kinds = [call.attention, call.sliding_attention]
-        masks = [attention_mask(call, kind)[b, 0] for kind in kinds if kind is not None]
+        kinds = [call.attended(row.name) for row in graph_inputs(self.contract.shape, Kind.MASK)]
+        masks = [attention_mask(call, kind)[b, 0] for kind in kinds]
         own = start + call.written - len(masks[0])
         return [
             self.row(call.first_lane + b, own + row, [mask[row] for mask in masks])
@@ -179,19 +186,19 @@ class SlotRunner:
 
 
 def context_of(call: Call, b: int) -> list[Slot]:
-    if call.target_hidden is None or call.context_cos is None:
+    cos, given = call.array("context_cos"), call.states("target_hidden")
+    if cos is None or given is None:
         return []
-    positions = call.context_cos[b, :, 0].astype(int).tolist()
-    states = stacked_states(call.target_hidden, call.context_rows)[b].tolist()
+    positions = cos[b, :, 0].astype(int).tolist()
+    states = stacked_states(given, call.context_rows)[b].tolist()
     return [context_slot(*pair) for pair in zip(positions, states, strict=True)]
 
 
 def rows_of(call: Call, b: int) -> list[Slot]:
     states: list[list[float]] = [[]] * call.inputs_embeds.shape[1]
-    if call.target_hidden is None:
-        given = [x for x in (call.base_hidden, call.draft_hidden) if x is not None]
-        assert len(given) == 1
-        states = stacked_states(given[0], call.rows)[b].tolist()
+    if not call.is_block:
+        ((name, _),) = call.extras.items()
+        states = stacked_states(call.states(name) or [], call.rows)[b].tolist()
     positions, tokens = (
         rows[b, :, 0].astype(int).tolist() for rows in (call.rope_cos, call.inputs_embeds)
     )

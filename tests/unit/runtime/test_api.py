@@ -411,7 +411,7 @@ def test_a_prompt_of_a_batch_without_memory_for_it_harms_no_other(engine: Engine
 
 
 def test_a_prompt_that_was_encoded_stays_as_it_is(engine: Engine) -> None:
-    rows = ImageRows(np.zeros((6, 8), np.float32), None, (1, 4, 6), "an image")
+    rows = ImageRows(np.zeros((6, 8), np.float32), {}, (1, 4, 6), "an image")
     seen = PromptValue.with_images([5, *[6] * 6], [ImageSlots(1, rows)], 2)
     assert engine.encode(seen) is seen
     assert engine.request(seen).prompt.images == seen.images

@@ -57,7 +57,7 @@ def image(seed: int, height: int = 4, width: int = 6) -> ImageRows:
     """Embeddings that no token has."""
     count = height * width // 4
     values = 100 * seed + np.arange(count, dtype=np.float32)[:, None]
-    return ImageRows(values, None, (1, height, width), f"image {seed}")
+    return ImageRows(values, {}, (1, height, width), f"image {seed}")
 
 
 def prompt_of(*parts: Sequence[int] | ImageRows) -> Prompt:
@@ -159,7 +159,7 @@ def test_a_prefix_with_the_same_image_is_reused_and_one_with_another_is_not() ->
     same, other = prompt_of([1, 2], image(1), [3, 7]), prompt_of([1, 2], image(2), [3, 7])
     assert turn(session, same) == (plainly(same), len(first))
     assert turn(session, other) == (plainly(other), 2)
-    rows = ImageRows(image(1).embeds, None, (1, 2, 12), "image 1, wide")
+    rows = ImageRows(image(1).embeds, {}, (1, 2, 12), "image 1, wide")
     wide = prompt_of([1, 2], rows, [3, 7])
     assert wide.tokens == same.tokens
     assert turn(session, wide) == (plainly(wide), 2)
@@ -225,13 +225,15 @@ def test_pieces_of_an_observation_keep_what_belongs_to_them() -> None:
     assert third.images[0].rows.embeds[:, 0].tolist() == [105.0]
 
 
-@pytest.mark.parametrize("deepstack", [None, 4])
-def test_images_of_another_model_are_refused(deepstack: int | None) -> None:
+@pytest.mark.parametrize(
+    ("widths", "message"), [({}, "have inputs_embeds 2,"), ({"more": 4}, "1, more 4, the base")]
+)
+def test_images_of_another_model_are_refused(widths: dict[str, int], message: str) -> None:
     session, rows = Session(decoder_of()), image(1)
-    more = None if deepstack is None else np.zeros((len(rows), deepstack), np.float32)
-    width = 2 if deepstack is None else 1
-    wide = ImageRows(np.zeros((len(rows), width), np.float32), more, rows.grid, "wide")
-    with pytest.raises(LimitError, match=rf"{width} wide \(deepstack {deepstack or 0}\)"):
+    extras = {name: np.zeros((len(rows), width), np.float32) for name, width in widths.items()}
+    embeds = np.zeros((len(rows), 1 if widths else 2), np.float32)
+    wide = ImageRows(embeds, extras, rows.grid, "wide")
+    with pytest.raises(LimitError, match=message):
         session.admit(SequenceState(prompt_of([1], wide), GREEDY, COUNT))
     assert session.reading is None
 
@@ -299,8 +301,9 @@ def context_of(call: Call, lane: int) -> np.ndarray:
     """Those of its context, without rows that fill up."""
     if not call.first_lane <= lane < call.first_lane + len(call.write_indices):
         return np.empty(0, int)
-    assert call.target_hidden is not None
-    assert call.context_cos is not None
+    cos, states = call.array("context_cos"), call.states("target_hidden")
+    assert cos is not None
+    assert states is not None
     own = lane - call.first_lane
-    found: np.ndarray = call.context_cos[own, : len(call.target_hidden[own]), 0].astype(int)
+    found: np.ndarray = cos[own, : len(states[own]), 0].astype(int)
     return found

@@ -59,6 +59,6 @@ def test_positions_and_offset_are_those_of_transformers(model_type: str, parts: 
     )
     found = prompt_positions(len(tokens), images, MERGE)
     np.testing.assert_array_equal(found, wanted[:, 0].T.numpy())
-    rows = [ImageRows(np.zeros((h * w // 4, 2)), None, (t, h, w), "") for _, (t, h, w) in images]
+    rows = [ImageRows(np.zeros((h * w // 4, 2)), {}, (t, h, w), "") for _, (t, h, w) in images]
     slots = [ImageSlots(start, own) for (start, _), own in zip(images, rows, strict=True)]
     assert Prompt.with_images(tokens, slots, MERGE).position_offset == delta.item()

@@ -111,12 +111,12 @@ struct OneThread {
   }
 };
 
-// Runs a piece with a thread's memory; std::bad_alloc must not leave it.
+// Runs a piece with a thread's memory; where there is none, no exception may leave it.
 template <typename Body>
 void with_scratch(const AttentionPlan& plan, std::atomic<bool>& failed, const Body& body) noexcept {
   try {
     body(scratch_of(plan));
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {
     failed = true;
   }
 }
@@ -157,12 +157,14 @@ template <typename Threads>
 void attend(const AttentionCall& call, const AttentionKernels& kernels, const Threads& threads) {
   const Paths paths(call);
   AttentionPlan plan = plan_of(call, paths);
-  std::vector<Partial> partials;
-  std::vector<float> sums;
+  // Kept from call to call; each chunk of a path is written before it is read
+  thread_local std::vector<Partial> partials;
+  thread_local std::vector<float> sums;
   if (plan.chunk_pieces > 1) {
     const int64_t places = call.batch * call.rows * call.heads * plan.chunks;
-    partials.resize(static_cast<size_t>(places));
-    sums.resize(static_cast<size_t>(places * padded(call.dim)));
+    const auto num_sums = static_cast<size_t>(places * padded(call.dim));
+    if (partials.size() < static_cast<size_t>(places)) partials.resize(static_cast<size_t>(places));
+    if (sums.size() < num_sums) sums.resize(num_sums);
     plan.partials = partials.data();
     plan.sums = sums.data();
   }
@@ -173,8 +175,18 @@ void attend(const AttentionCall& call, const AttentionKernels& kernels, const Th
   }
 }
 
+// Whether there is a byte that is no bool: one is neither seen nor not seen.
+bool has_other_bytes(const uint8_t* bytes, int64_t count) {
+  uint8_t all = 0;
+  for (int64_t i = 0; i < count; ++i) all |= bytes[i];
+  return all > 1;
+}
+
 // GraphError for indices that lead out of the caches.
 void check_indices(const AttentionCall& call) {
+  if (has_other_bytes(call.visible, call.batch * call.rows * call.columns)) {
+    throw GraphError("what rows see has a byte that is neither 0 nor 1");
+  }
   for (int64_t b = 0; b < call.batch; ++b) {
     const int64_t start = call.write_indices[b], length = call.lengths[b];
     if (start < 0 || start > call.slots - call.key_rows) {

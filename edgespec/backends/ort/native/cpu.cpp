@@ -1,5 +1,6 @@
 #include "cpu.h"
 
+#include <cstddef>
 #include <cstdint>
 
 #if defined(__x86_64__)
@@ -10,6 +11,8 @@
 #endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace edgespec {
@@ -80,6 +83,23 @@ Cpu detect() {
   Cpu cpu;
   cpu.neon_dotprod = (getauxval(AT_HWCAP) & kDotProducts) != 0;
   cpu.neon_i8mm = cpu.neon_dotprod && (getauxval(AT_HWCAP2) & kMatrixProducts) != 0;
+  return cpu;
+}
+
+}  // namespace
+#elif defined(__aarch64__) && defined(__APPLE__)
+namespace {
+
+bool has(const char* feature) {
+  int found = 0;
+  size_t size = sizeof found;
+  return sysctlbyname(feature, &found, &size, nullptr, 0) == 0 && found != 0;
+}
+
+Cpu detect() {
+  Cpu cpu;
+  cpu.neon_dotprod = has("hw.optional.arm.FEAT_DotProd");
+  cpu.neon_i8mm = cpu.neon_dotprod && has("hw.optional.arm.FEAT_I8MM");
   return cpu;
 }
 

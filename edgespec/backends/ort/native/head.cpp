@@ -3,8 +3,10 @@
 
 #include "head.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -102,11 +104,15 @@ Findings& findings() {
   return here;
 }
 
-// Memory for the logits of a part of all rows.
-float* logits_of_part(int64_t num_rows) {
+// Memory for the logits of a part of all rows; null where there is none.
+float* logits_of_part(int64_t num_rows) noexcept {
   thread_local std::vector<float> memory;
   const auto needed = static_cast<size_t>(num_rows * kPart);
-  if (memory.size() < needed) memory.resize(needed);
+  try {
+    if (memory.size() < needed) memory.resize(needed);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
   return memory.data();
 }
 
@@ -167,9 +173,14 @@ class LowBitHead {
     const int64_t pieces = parts < kMostPieces ? parts : kMostPieces;
     Findings& all = findings();
     all.reset(search, num_rows, pieces);
+    std::atomic<bool> failed{false};
     context.parallel_for(static_cast<size_t>(pieces), [&](size_t i) {
       const auto piece = static_cast<int64_t>(i);
       float* here = logits_of_part(num_rows);
+      if (here == nullptr) {
+        failed = true;
+        return;
+      }
       for (int64_t part = parts * piece / pieces; part < parts * (piece + 1) / pieces; ++part) {
         const int64_t first = part * kPart;
         MatMulShape own = shape;
@@ -187,6 +198,7 @@ class LowBitHead {
         }
       }
     });
+    if (failed) throw std::bad_alloc();
     const Places places{ids.data, values.data, logsumexp.data, finite.data};
     for (int64_t row = 0; row < num_rows; ++row) all.join(row, pieces, places);
   }

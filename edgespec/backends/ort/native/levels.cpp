@@ -21,6 +21,8 @@ std::vector<Level> all_levels() {
                     &rows_avx512, &delta_net_avx512, &head_avx512});
   levels.push_back({"avx512_vnni", cpu.avx512_vnni, &matmul_avx512_vnni, &attention_avx512,
                     &rows_avx512, &delta_net_avx512, &head_avx512});
+  levels.push_back({"avx512", cpu.avx512, &matmul_avx2, &attention_avx512, &rows_avx512,
+                    &delta_net_avx512, &head_avx512});
   levels.push_back({"avx_vnni", cpu.avx_vnni, &matmul_avx_vnni, &attention_avx2, &rows_avx2,
                     &delta_net_avx2, &head_avx2});
   levels.push_back({"avx2", cpu.avx2, &matmul_avx2, &attention_avx2, &rows_avx2, &delta_net_avx2,

@@ -1,5 +1,6 @@
 // What the library shows to others: RegisterCustomOps to ONNX Runtime, a few functions to Python.
 
+#include <map>
 #include <mutex>
 #include <string>
 
@@ -27,11 +28,14 @@ OrtStatus* make_domain(const Api& api, OrtCustomOpDomain** domain) {
   return nullptr;
 }
 
-// The domain lives as long as the library: sessions refer to it.
-OrtStatus* register_operators(const Api& api, OrtSessionOptions* options) {
+// A domain lives as long as the library: sessions refer to it. Each ONNX Runtime of the process has
+// its own, as it allocated it.
+OrtStatus* register_operators(const OrtApi* table, OrtSessionOptions* options) {
   static std::mutex making;
-  static OrtCustomOpDomain* domain = nullptr;
+  static std::map<const OrtApi*, OrtCustomOpDomain*> domains;
   const std::lock_guard<std::mutex> lock(making);
+  const Api api(table);
+  OrtCustomOpDomain*& domain = domains[table];
   if (domain == nullptr) {
     if (OrtStatus* status = make_domain(api, &domain)) return status;
   }
@@ -45,11 +49,12 @@ EDGESPEC_PUBLIC edgespec::OrtStatus* RegisterCustomOps(edgespec::OrtSessionOptio
                                                        const edgespec::OrtApiBase* base) {
   const edgespec::OrtApi* table = edgespec::Api::of(base);
   if (table == nullptr) {
-    const edgespec::Api oldest(base->get_api(1));  // its first functions report the error
-    return oldest.create_status(edgespec::kFail,
-                                "edgespec's kernels need ONNX Runtime 1.18 or newer");
+    const edgespec::OrtApi* oldest = base->get_api(1);  // its first functions report the error
+    if (oldest == nullptr) return nullptr;  // then the session says that it lacks the operators
+    return edgespec::Api(oldest).create_status(
+        edgespec::kFail, "edgespec's kernels need ONNX Runtime 1.18 or newer");
   }
-  return edgespec::register_operators(edgespec::Api(table), options);
+  return edgespec::register_operators(table, options);
 }
 
 // The version of the layout of packed weights.

@@ -29,6 +29,7 @@ constexpr int64_t kScalesBytes = kPanel * 4;
 
 constexpr int64_t kSpan = 128;             // inputs; the longest block
 constexpr float kLargest = 127.0f;         // of a rounded value
+constexpr float kLargestFloat = 3.402823466e38f;
 constexpr float kSmallestReach = 1e-30f;   // of a row's magnitudes; below it all of it is zero
 
 struct MatMulShape {
@@ -56,7 +57,7 @@ struct RowRounding {
 };
 
 // What a value is divided by to be rounded: by a scale that is given, as QuantizeLinear does; or
-// multiplied by how many units the reach of a block or a row has.
+// multiplied by how many units the reach of a block or a row has. Of what is not finite it is NaN.
 struct Scale {
   float scale;
   float inverse;
@@ -66,7 +67,9 @@ struct Scale {
 };
 
 inline Scale scale_of(RowRounding rounding, float reach) {
-  if (rounding.kind == Rounding::kStatic) return {rounding.scale, 0.0f, true};
+  if (rounding.kind == Rounding::kStatic) {
+    return {reach <= kLargestFloat ? rounding.scale : __builtin_nanf(""), 0.0f, true};
+  }
   if (reach < kSmallestReach) return {0.0f, 0.0f, false};
   return {reach / kLargest, kLargest / reach, false};
 }

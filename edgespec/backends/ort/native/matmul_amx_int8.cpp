@@ -96,14 +96,23 @@ struct sigaction before_trial;
 sigjmp_buf after_fault;
 pthread_t trying;
 
-void on_fault(int) {
+// The fault of another thread goes where it would have gone; with no handler there the process
+// ends, as its instruction faults once more.
+void on_fault(int number, siginfo_t* info, void* context) {
   if (pthread_equal(trying, pthread_self()) != 0) siglongjmp(after_fault, 1);
-  sigaction(SIGILL, &before_trial, nullptr);  // another's: its instruction faults once more
+  if ((before_trial.sa_flags & SA_SIGINFO) != 0) {
+    before_trial.sa_sigaction(number, info, context);
+  } else if (before_trial.sa_handler == SIG_DFL || before_trial.sa_handler == SIG_IGN) {
+    sigaction(SIGILL, &before_trial, nullptr);
+  } else {
+    before_trial.sa_handler(number);
+  }
 }
 
 bool try_tiles() {
   struct sigaction action = {};
-  action.sa_handler = on_fault;
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO;
   sigemptyset(&action.sa_mask);
   trying = pthread_self();
   if (sigaction(SIGILL, &action, &before_trial) != 0) return false;

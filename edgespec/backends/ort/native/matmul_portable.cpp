@@ -41,7 +41,7 @@ void quantize(const MatMulShape& shape, RowRounding rounding, const float* x,
     for (int64_t b = 0; b < shape.blocks(); ++b) {
       const int64_t begin = b * shape.block;
       const int64_t count = shape.in - begin < shape.block ? shape.in - begin : shape.block;
-      if (rounding.kind == Rounding::kBlock) reach = reach_of(row + begin, count);
+      if (rounding.kind != Rounding::kRow) reach = reach_of(row + begin, count);
       const Scale scale = scale_of(rounding, reach);
       int32_t sum = 0;
       for (int64_t i = 0; i < shape.block; ++i) {

@@ -36,13 +36,14 @@ inline int64_t count_of(const Dims& dims) {
   return count;
 }
 
-// A tensor of a call; `data` is null for an input that was left out.
+// A tensor of a call; one that is not `there` was left out. One without elements may have no data.
 template <typename T>
 struct Tensor {
   T* data = nullptr;
   Dims dims;
+  bool there = false;
 
-  explicit operator bool() const { return data != nullptr; }
+  explicit operator bool() const { return there; }
   int64_t count() const { return count_of(dims); }
 };
 
@@ -66,6 +67,7 @@ Tensor<const T> tensor_of(const Api& api, const OrtValue* value) {
   check(api.tensor_data(value, &data));
   tensor.data = static_cast<const T*>(data);
   tensor.dims = dims_of(api, value);
+  tensor.there = true;
   return tensor;
 }
 
@@ -126,6 +128,30 @@ class Info {
   const OrtKernelInfo* info_;
 };
 
+// While it lives the thread rounds to the nearest and keeps denormals, as all others do, whatever
+// libraries in the process have set for it: bits must not depend on the thread.
+class UsualFloats {
+ public:
+#if defined(__x86_64__)
+  UsualFloats() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(0x1f80); }
+  ~UsualFloats() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  unsigned before_;
+#elif defined(__aarch64__)
+  UsualFloats() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before_));
+    __asm__ volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+  }
+  ~UsualFloats() { __asm__ volatile("msr fpcr, %0" : : "r"(before_)); }
+
+ private:
+  uint64_t before_;
+#else
+  ~UsualFloats() {}
+#endif
+};
+
 // One call of an operator.
 class Context {
  public:
@@ -157,6 +183,7 @@ class Context {
     check(api_.tensor_data(value, &data));
     tensor.data = static_cast<T*>(data);
     tensor.dims = dims;
+    tensor.there = true;
     return tensor;
   }
   // Calls body(i) for each i below `total`, on the threads of the session and in any order. The
@@ -164,7 +191,10 @@ class Context {
   template <typename Body>
   void parallel_for(size_t total, const Body& body) const {
     if (total == 1) return body(size_t{0});
-    auto call = [](void* data, size_t i) { (*static_cast<const Body*>(data))(i); };
+    auto call = [](void* data, size_t i) {
+      const UsualFloats floats;
+      (*static_cast<const Body*>(data))(i);
+    };
     void* data = const_cast<void*>(static_cast<const void*>(&body));
     if (total > 0) check(api_.parallel_for(context_, call, total, 0, data));
   }
@@ -215,6 +245,7 @@ struct Operator : OrtCustomOp {
       return guarded(api, [&] { *kernel = new Holder{api, Kernel(Info(api, info))}; });
     };
     compute_v2 = [](void* kernel, OrtKernelContext* context) -> OrtStatus* {
+      const UsualFloats floats;
       const Holder& holder = *static_cast<Holder*>(kernel);
       return guarded(holder.api, [&] { holder.kernel.compute(Context(holder.api, context)); });
     };

@@ -225,6 +225,7 @@ class GatedDeltaNet {
     call.committed = taken.dims[1];
     call.kernel = taps.dims[0];
     const int64_t B = call.batch, S = call.rows, heads = call.value_heads;
+    check(S > 0, "a row");
     check(call.kernel >= 1 && taps.dims[1] == call.channels(), "a tap for each channel");
     check(mixed.dims[2] == call.channels(), "queries, keys and values as wide as its heads");
     check(state.dims == Dims({B, heads, call.key_dim, call.value_dim}), "a state for each sequence");
@@ -249,7 +250,7 @@ class GatedDeltaNet {
     call.out = written(context, 0, gate.dims);
     call.present = written(context, 1, state.dims);
     call.left = written(context, 2, {B, S, call.width()});
-    if (B * S > 0) run(call, mask.data, *level().delta_net, context);
+    if (B > 0) run(call, mask.data, *level().delta_net, context);
   }
 
  private:
@@ -259,7 +260,7 @@ class GatedDeltaNet {
 
   static float* written(const Context& context, size_t index, const Dims& dims) {
     const auto found = context.output<float>(index, dims);
-    if (found.data == nullptr) throw GraphError("it needs all of its outputs");
+    if (!found) throw GraphError("it needs all of its outputs");
     return found.data;
   }
 

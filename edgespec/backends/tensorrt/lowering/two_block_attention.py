@@ -29,6 +29,7 @@ from edgespec.backends.tensorrt.lowering.float32_nodes import Float32Nodes
 from edgespec.backends.tensorrt.lowering.masks import NEVER
 from edgespec.backends.tensorrt.lowering.precision import keep_float32
 from edgespec.backends.tensorrt.target import Target
+from edgespec.contract import Kind, inputs_named
 
 
 def apply(model: ir.Model, target: Target) -> None:
@@ -128,7 +129,7 @@ class BlockMasks:
         where = producer(additive, "Where", node)
         keep_float32(where)  # scores are float32 where the mask is added to them
         name = required(where.inputs[0]).name
-        require(name in MASKS, node, "attention_mask as its mask")
+        require(name in inputs_named(Kind.MASK), node, "attention_mask as its mask")
         key = (additive, group)
         if key not in self.made:
             mask = self.of_blocks(node, additive)
@@ -173,6 +174,3 @@ class BlockMasks:
             "Concat", constant.int64(1, 1), counts[0], constant.int64(1), label="rows/of", axis=0
         )
         return make("Expand", slots, shape, label="rows/index")
-
-
-MASKS = ("attention_mask", "sliding_attention_mask")

@@ -41,7 +41,7 @@ def call_of(lanes: list[tuple[int, int, int]], context: int = 0, new: int = 0) -
         block = {"target_hidden": states, "context_cos": rope, "context_sin": rope}
     gather = [np.zeros(1, np.int64)] * len(lanes)
     indices = np.array(starts, np.int64)
-    return Call(embeds, embeds, embeds, Attention(attended), indices, gather, **block)
+    return Call(embeds, embeds, embeds, Attention(attended), indices, gather, block)
 
 
 CALLS = {

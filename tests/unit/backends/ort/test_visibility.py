@@ -17,7 +17,7 @@ Bits = NDArray[np.bool_]
 def empty_call(rows: int, starts: list[int], context: int = 0, block: bool = False) -> Call:
     """A call without numbers."""
     none = np.empty((len(starts), rows, 0), np.float32)
-    behind = np.empty((len(starts), context, 0), np.float32) if block else None
+    behind = np.empty((len(starts), context, 0), np.float32)
     return Call(
         none,
         none,
@@ -25,8 +25,7 @@ def empty_call(rows: int, starts: list[int], context: int = 0, block: bool = Fal
         Attention([]),
         np.array(starts, np.int64),
         [np.zeros(0, np.int64)] * len(starts),
-        target_hidden=[] if block else None,
-        context_cos=behind,
+        {"context_cos": behind} if block else {},
     )
 
 

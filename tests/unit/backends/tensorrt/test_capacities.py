@@ -100,12 +100,10 @@ def runner_on(
     return VariantRunner([Variant(c, SLOTS[c], 0, opening(c)) for c in capacities])
 
 
-def write(
-    runner: VariantRunner, lane: int, start: int, count: int, draft_hidden: object = None
-) -> None:
+def write(runner: VariantRunner, lane: int, start: int, count: int, **extras: object) -> None:
     """A call of one lane."""
     call = SimpleNamespace(
-        write_indices=np.array([start]), written=count, first_lane=lane, draft_hidden=draft_hidden
+        write_indices=np.array([start]), written=count, first_lane=lane, extras=dict(extras)
     )
     runner.run(cast(Call, call))
 

@@ -292,7 +292,7 @@ def test_hidden_states_that_are_no_numbers_never_reach_the_cache(value: float) -
     trees = drafter.propose([DraftRequest(lane, PENDING, CHAIN) for lane in (0, 1)])
     assert len(trees[0]) == 1
     assert trees[1].tokens.tolist() == chain_of([sound])
-    given = [call.target_hidden for call in drafter.decoder.runner.calls]
+    given = [call.states("target_hidden") for call in drafter.decoder.runner.calls]
     assert all(lane.finite() for states in given if states is not None for lane in states)
 
 

@@ -39,10 +39,11 @@ class Tables:
         self.calls: list[int] = []
 
     def run(self, call: Call) -> list[Result]:
-        assert call.base_hidden is not None
-        self.calls.append(len(call.base_hidden))
-        assert all(states.finite() for states in call.base_hidden)
-        states = [int(states.numpy()[0, 0]) for states in call.base_hidden]
+        given = call.states("base_hidden")
+        assert given is not None
+        self.calls.append(len(given))
+        assert all(states.finite() for states in given)
+        states = [int(states.numpy()[0, 0]) for states in given]
         rows = [[self.head(state, i) for i in range(HEADS)] for state in states]
         flat = np.array(rows, np.float32).reshape(len(rows), 1, -1)
         return host_results(call, flat, None, HEADS)

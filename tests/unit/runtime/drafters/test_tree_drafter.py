@@ -243,7 +243,7 @@ def test_hidden_states_that_are_no_numbers_never_reach_the_cache(value: float) -
     damaged.hidden_states.numpy()[1, 0] = value
     drafter.observe([damaged, sound])
     drafter.observe([some_pairs(rng, 0, 1)])
-    given = [call.base_hidden for call in drafter.decoder.runner.calls]
+    given = [call.states("base_hidden") for call in drafter.decoder.runner.calls]
     assert all(lane.finite() for states in given if states is not None for lane in states)
     trees = drafter.propose([DraftRequest(lane, PENDING, PLAN) for lane in (0, 1)])
     assert len(trees[0]) == 1

@@ -11,9 +11,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edgespec.contract import canonical_contract
 from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
 from edgespec.runtime.trees.tree import DraftTree
-from tests.unit.runtime.hash_model import PositionRows, decoder_of, logits_after
+from tests.unit.runtime.hash_model import (
+    CONTRACT,
+    HashRunner,
+    PositionRows,
+    TokenRows,
+    decoder_of,
+    logits_after,
+)
 
 UNWRITTEN = {(-1, -1)}
 
@@ -116,12 +124,14 @@ def test_calls_have_as_many_rows_as_they_must_and_those_that_fill_up_change_noth
 
 
 def test_a_second_rotary_table_has_the_same_positions() -> None:
-    decoder = decoder_of(16)
-    decoder.local_rope = PositionRows()
+    contract = canonical_contract(replace(CONTRACT.shape, local_rotary_dim=2))
+    table = PositionRows()
+    decoder = CachedDecoder(HashRunner(16, 1, contract), TokenRows(), table, local_rope=table)
     read(decoder, 0, [1, 2])
     call = decoder.call([decoder.causal(0, np.array([3, 4]), np.array([0]))], 0)
-    assert call.local_rope_cos is not None
-    assert call.rope_cos.tolist() == call.local_rope_cos.tolist() == [[[2], [3]]]
+    local = call.array("local_rope_cos")
+    assert local is not None
+    assert call.rope_cos.tolist() == local.tolist() == [[[2], [3]]]
 
 
 def test_a_prompt_is_read_in_calls_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:

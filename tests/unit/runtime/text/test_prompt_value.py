@@ -13,7 +13,7 @@ IMAGE, WIDTH = 9, 2
 def rows(key: str = "a", height: int = 4, width: int = 6, first: float = 0.0) -> ImageRows:
     count = height * width // 4
     embeds = first + np.arange(count * WIDTH, dtype=np.float32).reshape(count, WIDTH)
-    return ImageRows(embeds, 10 * embeds, (1, height, width), key)
+    return ImageRows(embeds, {"more": 10 * embeds}, (1, height, width), key)
 
 
 def prompt(*keys: str) -> Prompt:
@@ -52,8 +52,7 @@ def test_a_part_has_what_of_an_image_is_in_it() -> None:
     (image,) = whole.images_of(5, 8)
     assert (image.start, image.end) == (0, 3)
     np.testing.assert_array_equal(image.rows.embeds, rows().embeds[2:5])
-    assert image.rows.deepstack is not None
-    np.testing.assert_array_equal(image.rows.deepstack, 10 * rows().embeds[2:5])
+    np.testing.assert_array_equal(image.rows.extras["more"], 10 * rows().embeds[2:5])
     assert whole.images_of(0, 3) == ()
     first, second = whole.images_of(8, 13)
     assert (first.start, first.end, second.start, second.end) == (0, 1, 4, 5)

@@ -108,7 +108,7 @@ class HeadSession:
     ) -> tuple[Floats, Found]:
         """Logits, and what was found of all rows."""
         asked = np.array([count, ids, sums], np.int64)
-        feeds = {"x": x, "weight": self.packed, "written": np.array(written), "search": asked}
+        feeds = {"x": x, "weight": self.packed, "written": np.array(written, bool), "search": asked}
         logits, *found = self.session.run(None, feeds)
         flat = [np.asarray(array).reshape(-1, *array.shape[2:]) for array in found]
         return logits, Found(ids, sums, *flat)
@@ -236,6 +236,12 @@ def test_a_search_for_too_much_is_refused(asked: list[int], message: str) -> Non
     head = made_head(20)
     with pytest.raises(Exception, match=message):
         head.run(made_rows(1, 1), [False], asked[0], asked[1])
+
+
+def test_a_call_of_no_rows_finds_nothing(level: str) -> None:
+    for rows in (made_rows(2, 0), made_rows(0, 3)):
+        logits, found = made_head(20).run(rows, [False] * len(rows), 1, 20)
+        assert (logits.size, found.ids.size, found.finite.size) == (0, 0, 0)
 
 
 def test_a_head_of_another_size_is_refused() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from edgespec.backends.ort.native.layout import Layout
@@ -151,6 +154,42 @@ def test_a_static_scale_saturates_as_quantize_linear_does(level: str) -> None:
     assert steps.max() == 127
     wanted = (steps * np.float64(step)) @ dequantized(layout, values, scales).T
     np.testing.assert_allclose(session.run(None, {"x": x})[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_static_scale_hides_nothing_that_is_no_number(level: str, bad: float) -> None:
+    layout = Layout(8, 32, 40, 17)
+    session = matmul_session(layout, layout.pack(*some_weight(layout)), activation_scale=0.03)
+    x = some_rows(layout, 3)
+    (calm,) = session.run(None, {"x": x})
+    x[1, 35] = bad
+    (y,) = session.run(None, {"x": x})
+    assert not np.isfinite(y[1]).any()
+    assert y[[0, 2]].tobytes() == calm[[0, 2]].tobytes()
+
+
+def test_a_call_of_no_rows_gives_none(level: str) -> None:
+    layout = Layout(4, 32, 96, 70)
+    session = matmul_session(layout, layout.pack(*some_weight(layout)))
+    assert session.run(None, {"x": some_rows(layout, 0)})[0].shape == (0, 70)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="torch sets it on x86 alone")
+def test_denormals_stay_whatever_the_thread_is_set_to(level: str) -> None:
+    layout = Layout(4, 32, 96, 70)
+    values, scales = some_weight(layout)
+    session = matmul_session(layout, layout.pack(values, scales * np.float32(1e-20)))
+    x = some_rows(layout, 1) * np.float32(1e-18)
+    (wanted,) = session.run(None, {"x": x})
+    assert np.any(wanted)
+    torch.set_flush_denormal(True)
+    try:
+        (found,) = session.run(None, {"x": x})
+        flushed = torch.tensor(1e-40) * torch.tensor(0.5)
+    finally:
+        torch.set_flush_denormal(False)
+    assert flushed == 0  # as the thread was set, and is again
+    assert found.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize(("bits", "block"), FORMATS)

@@ -419,6 +419,17 @@ def test_the_state_is_written_in_place_where_it_is_bound_so() -> None:
     assert state.tobytes() == wanted.state.tobytes()
 
 
+def test_a_call_of_no_sequences_gives_none() -> None:
+    rows = Rows.some(HEADS, 2)
+    feeds = {name: value[None][:0] for name, value in vars(rows).items()} | {
+        "tree_mask": np.zeros((0, 2, 2), bool),
+        "conv_state": np.zeros((0, 3, 224), np.float32),
+        "state": np.zeros((0, 4, 19, 37), np.float32),
+        "taken": np.zeros((0, 1, 190), np.float32),
+    }
+    assert [found.size for found in session(HEADS).run(None, feeds)] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("changed", "what"),
     [

@@ -1,0 +1,62 @@
+"""The steps of a build that are other ones for image encoders: which graph is canonical, how it is
+proven on the golden image, and what is said of it.
+
+Knows the contract of image encoders. The order of the work stands in `build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgespec.artifacts import file_names
+from edgespec.backends.base import Backend, Progress, Staged
+from edgespec.backends.golden import Agreement
+from edgespec.backends.onnx_dir import VisionOnnxDir
+from edgespec.backends.vision.golden import check_golden, read_golden
+from edgespec.contract import Limits
+from edgespec.vision.contract import vision_contract
+
+
+def check_graph(onnx: VisionOnnxDir) -> None:
+    """BundleError where the graph is not one that export writes."""
+    from edgespec.backends.canonical_graph import check_canonical
+
+    vision = onnx.config.vision
+    contract = vision_contract(vision)
+    sizes = {"P": 4 * vision.merge_size**2, "W": 2, "T": 4}
+    check_canonical(onnx.model, contract.inputs, contract.outputs, onnx.manifest.files, sizes)
+
+
+def prove(
+    backend: Backend, onnx: VisionOnnxDir, staged: Staged, progress: Progress
+) -> Agreement | None:
+    """How a staged engine agrees with the golden image; None where there is none. BuildError where
+    it computes something else."""
+    if onnx.golden is None or staged.unproven:
+        return None
+    golden = read_golden(onnx.golden, onnx.config.vision)
+    progress.prove(1)
+    runner = backend.open_encoder(staged.engine, onnx.config.vision, staged.settings)
+    try:
+        found = check_golden(runner, onnx.config.vision, golden, staged.accuracy, backend.remedies)
+    finally:
+        runner.close()
+    progress.advance(1)
+    return found
+
+
+def plan_lines(backend: Backend, onnx: VisionOnnxDir, limits: Limits) -> Iterator[str]:
+    """What would be built, before what the backend says of it."""
+    one = f"{limits.min_image_tokens} to {limits.max_image_tokens_per_image}"
+    yield f"an image encoder of {onnx.config.vision.num_layers} layers on {backend.title}"
+    yield f"images of {one} tokens, {limits.max_image_tokens} in a request"
+    yield from without_processor(onnx)
+
+
+def without_processor(onnx: VisionOnnxDir) -> Iterator[str]:
+    """A note where an export does not say how its images are prepared."""
+    if not any(name in onnx.manifest.files for name in file_names.PROCESSOR_FILES):
+        yield (
+            f"{onnx.path} has no {file_names.PROCESSOR_FILES[0]}, and no image can be prepared: put"
+            " it beside the checkpoint's config.json, then export and build again"
+        )
