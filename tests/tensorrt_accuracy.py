@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +143,20 @@ def runner_of(
     change: Callable[[ir.Model], None] = nothing,
 ) -> GraphRunner:
     """A runner of a lowered graph."""
+    kind = GraphRunner if export.config.quantization is None else EvaluatedRunner
+    return kind(*session_of(export, dialect, compute, change), SLOTS, SLOTS)
+
+
+@lru_cache(maxsize=8)
+def session_of(
+    export: Export, dialect: Dialect, compute: Compute, change: Callable[[ir.Model], None]
+) -> tuple[Any, GraphContract]:
+    """What computes a lowered graph, and its contract; both without state."""
     model, contract = lowered(export, dialect, compute, change)
     if export.config.quantization is None:
-        return GraphRunner(open_session(model), contract, SLOTS, SLOTS)
+        return open_session(model), contract
     ir.external_data.load_to_model(model)
-    session: Any = Evaluated(ir.to_proto(model))
-    return EvaluatedRunner(session, contract, SLOTS, SLOTS)
+    return Evaluated(ir.to_proto(model)), contract
 
 
 def distance(export: Export, runner: GraphRunner) -> Distance:

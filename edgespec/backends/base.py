@@ -17,7 +17,7 @@ from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.engine_dir import STEMS, variant_name
 from edgespec.backends.findings import Finding, not_run
 from edgespec.backends.machine import machine_bytes
-from edgespec.backends.onnx_dir import OnnxDir, VisionOnnxDir
+from edgespec.backends.onnx_dir import AnyOnnxDir, OnnxDir
 from edgespec.config import VisionConfig
 from edgespec.contract import DECODERS, GraphContract, Limits, Role
 from edgespec.vision.grid import Arrays
@@ -326,7 +326,7 @@ class Backend(ABC):
     @abstractmethod
     def stage(
         self,
-        onnx: OnnxDir | VisionOnnxDir,
+        onnx: AnyOnnxDir,
         limits: Limits,
         options: BuildOptions,
         staging: Path,
@@ -340,9 +340,7 @@ class Backend(ABC):
         del onnx, limits, options
         return ()
 
-    def plan(
-        self, onnx: OnnxDir | VisionOnnxDir, limits: Limits, options: BuildOptions
-    ) -> tuple[str, ...]:
+    def plan(self, onnx: AnyOnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """What `stage` would make for each capacity, a line each, without making it; raises what it
         would raise before its work begins."""
         del onnx, limits, options

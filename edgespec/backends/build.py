@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from operator import or_
 from pathlib import Path
+from typing import Any
 
 from edgespec.artifacts import atomic, json_files
 from edgespec.artifacts.directories import Kind
@@ -24,10 +25,10 @@ from edgespec.backends import emitted, row_bits
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
 from edgespec.backends.capacity import check_capacity, gigabytes
+from edgespec.backends.encoder_steps import EncoderSteps
 from edgespec.backends.engine_config import (
-    AS_EXPORTED,
-    FLOAT32,
     FP32_WEIGHTS,
+    BuiltConfig,
     EngineConfig,
     EngineLimits,
     EngineWeights,
@@ -35,15 +36,9 @@ from edgespec.backends.engine_config import (
 from edgespec.backends.golden import Agreement, check_golden, num_passes, rounding
 from edgespec.backends.golden_file import Golden, read_golden, slots_of
 from edgespec.backends.manifest import EngineEntry, EngineManifest
-from edgespec.backends.onnx_dir import (
-    OnnxDir,
-    VisionOnnxDir,
-    exported_role,
-    open_export,
-)
+from edgespec.backends.onnx_dir import AnyOnnxDir, OnnxDir, exported_role, open_export
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from edgespec.backends.vision import steps as vision_steps
-from edgespec.backends.vision.config import ImageLimits, VisionEngineConfig
+from edgespec.backends.vision.steps import VisionSteps
 from edgespec.config import RopeConfig
 from edgespec.contract import DECODERS, MAX_BATCH_SIZE, Limits, Role
 from edgespec.errors import (
@@ -59,6 +54,7 @@ from edgespec.safe_read.fields import EXPORT_AGAIN
 
 logger = logging.getLogger(__name__)
 SILENT = Progress()
+ENCODERS: Mapping[Role, EncoderSteps[Any]] = {Role.VISUAL: VisionSteps()}
 BATCH_OF_PROOF = 2  # sequences: enough for a batch kernel to mix them up
 
 
@@ -87,7 +83,7 @@ class Proven:
     none, or `staged` says why it cannot be run here)."""
 
     staged: Staged
-    config: EngineConfig | VisionEngineConfig
+    config: BuiltConfig[Any, Any]
     agreement: Agreement | None
 
 
@@ -138,7 +134,7 @@ def build(
         entry.golden_difference,
         time.monotonic() - began,
         entry.weights,
-        (*left_out(asked, limits), *notes_of(builder, proven.config), *lacking(onnx)),
+        (*left_out(asked, limits), *notes_of(builder, onnx, proven.config)),
         entry.golden_cosine,
         proven.staged.unproven,
     )
@@ -165,7 +161,7 @@ def plan(
     )
     check_canonical(onnx)
     asked, limits = limits, of_engines(onnx, limits)
-    if emit_to is None or isinstance(onnx, VisionOnnxDir):
+    if emit_to is None or not isinstance(onnx, OnnxDir):
         with as_bundle_error(onnx):
             lines = builder.plan(onnx, limits, options)
         about = (*left_out(asked, limits), *plan_lines(builder, onnx, limits))
@@ -184,10 +180,10 @@ def plan(
     return Planned(onnx.role, (what, *emission.lines))
 
 
-def plan_lines(backend: Backend, onnx: OnnxDir | VisionOnnxDir, limits: Limits) -> Iterator[str]:
-    """What the caches of an engine would take, or what an image encoder is."""
-    if isinstance(onnx, VisionOnnxDir):
-        yield from vision_steps.plan_lines(backend, onnx, limits)
+def plan_lines(backend: Backend, onnx: AnyOnnxDir, limits: Limits) -> Iterator[str]:
+    """What the caches of an engine would take, or what an encoder is."""
+    if not isinstance(onnx, OnnxDir):
+        yield from ENCODERS[onnx.role].plan_lines(backend, onnx, limits)
         return
     own = EngineLimits.of(limits, onnx.role)
     config = EngineConfig(component=onnx.config, limits=own, weights=FP32_WEIGHTS)
@@ -211,12 +207,12 @@ def checked_export(
     *,
     spec_base: bool,
     spec_draft: bool,
-) -> OnnxDir | VisionOnnxDir:
+) -> AnyOnnxDir:
     """The export, checked with all that may be said of a build before its work begins."""
     role = exported_role(onnx_dir)
     check_role(builder, role, options)
-    if role is Role.VISUAL:
-        ImageLimits.of(limits).check()
+    if role in ENCODERS:
+        ENCODERS[role].check_limits(limits)
     else:
         check_limits(limits)
         check_capacities(builder, limits)
@@ -248,10 +244,10 @@ def check_role(backend: Backend, role: Role, options: BuildOptions) -> None:
         raise OptionError(what, "Leave it out, or build the image encoder on its device.")
 
 
-def check_canonical(onnx: OnnxDir | VisionOnnxDir) -> None:
+def check_canonical(onnx: AnyOnnxDir) -> None:
     """BundleError where the graph is not one that export writes."""
-    if isinstance(onnx, VisionOnnxDir):
-        vision_steps.check_graph(onnx)
+    if not isinstance(onnx, OnnxDir):
+        ENCODERS[onnx.role].check_graph(onnx)
         return
     from edgespec.backends.canonical_graph import check_graph
 
@@ -259,7 +255,7 @@ def check_canonical(onnx: OnnxDir | VisionOnnxDir) -> None:
 
 
 @contextmanager
-def as_bundle_error(onnx: OnnxDir | VisionOnnxDir) -> Iterator[None]:
+def as_bundle_error(onnx: AnyOnnxDir) -> Iterator[None]:
     """Converts a ContractError: what was checked is data, it may be of another exporter."""
     try:
         yield
@@ -295,13 +291,17 @@ def staging_directory(engine_dir: Path, role: Role) -> Iterator[Path]:
 # ---- limits
 
 
+DECODER_LIMITS = (
+    *("max_batch_size", "max_input_len", "max_kv_cache_capacity"),
+    *("max_verify_tree_size", "max_draft_tree_size"),
+)
+
+
 def check_limits(limits: Limits) -> None:
     """LimitError that names the flag of a size below 1, or beyond what it or another size
     allows."""
-    sizes = asdict(limits)
-    smaller = sizes.pop("smaller_kv_cache_capacities")
-    for name in ImageLimits.__slots__:
-        del sizes[name]
+    sizes = {name: getattr(limits, name) for name in DECODER_LIMITS}
+    smaller = limits.smaller_kv_cache_capacities
     for name, value in (*sizes.items(), *(("max_kv_cache_capacity", each) for each in smaller)):
         if value < 1:
             raise LimitError(f"--{name.replace('_', '-')} is {value}", "It must be at least 1.")
@@ -331,7 +331,7 @@ def check_capacities(backend: Backend, limits: Limits) -> None:
         raise LimitError(what, f"Give the largest alone: {limits.max_kv_cache_capacity}.")
 
 
-def of_engines(onnx: OnnxDir | VisionOnnxDir, limits: Limits) -> Limits:
+def of_engines(onnx: AnyOnnxDir, limits: Limits) -> Limits:
     """The limits of what is built of an export: what keeps no cache has one engine."""
     has_cache = isinstance(onnx, OnnxDir) and not onnx.config.graph.heads
     return limits if has_cache else limits.at(limits.max_kv_cache_capacity)
@@ -367,7 +367,7 @@ def check_memory(backend: Backend, onnx: OnnxDir, limits: Limits) -> None:
 
 def write_engine(
     backend: Backend,
-    onnx: OnnxDir | VisionOnnxDir,
+    onnx: AnyOnnxDir,
     limits: Limits,
     options: BuildOptions,
     staging: Path,
@@ -394,12 +394,9 @@ def write_engine(
         for capacity, row in all_staged.items()
     ]
     agreement, weights = worst([row[0] for row in found]), coarsest([row[1] for row in found])
-    config: EngineConfig | VisionEngineConfig
-    if isinstance(onnx, VisionOnnxDir):
-        own = ImageLimits.of(limits)
-        config = VisionEngineConfig(
-            component=onnx.config, limits=own, weights=weights, settings=staged.settings
-        )
+    config: BuiltConfig[Any, Any]
+    if not isinstance(onnx, OnnxDir):
+        config = ENCODERS[onnx.role].config(onnx, limits, staged)
     else:
         config = EngineConfig(
             component=onnx.config,
@@ -414,7 +411,7 @@ def write_engine(
 
 def staged_engine(
     backend: Backend,
-    onnx: OnnxDir | VisionOnnxDir,
+    onnx: AnyOnnxDir,
     limits: Limits,
     capacity: int,
     options: BuildOptions,
@@ -453,7 +450,7 @@ def coarsest(found: Sequence[EngineWeights]) -> EngineWeights:
 
 def prove(
     backend: Backend,
-    onnx: OnnxDir | VisionOnnxDir,
+    onnx: AnyOnnxDir,
     staged: Staged,
     limits: Limits,
     progress: Progress,
@@ -461,8 +458,8 @@ def prove(
     """How a staged engine agrees with the golden outputs, if there are any and it can be run here,
     and its weights with the margin that was measured. BuildError where it computes something
     else."""
-    if isinstance(onnx, VisionOnnxDir):
-        return vision_steps.prove(backend, onnx, staged, progress), staged.weights
+    if not isinstance(onnx, OnnxDir):
+        return ENCODERS[onnx.role].prove(backend, onnx, staged, progress), staged.weights
     margin = staged.accuracy.margin
     if onnx.golden is None or staged.unproven:
         can_run = staged.accuracy.bitwise and not staged.unproven
@@ -533,11 +530,11 @@ def with_own_embedding(golden: Golden, runner: Runner) -> Golden:
     return golden | inputs
 
 
-def entry_of(backend: Backend, onnx: OnnxDir | VisionOnnxDir, proven: Proven) -> EngineEntry:
+def entry_of(backend: Backend, onnx: AnyOnnxDir, proven: Proven) -> EngineEntry:
     """The manifest entry of a proven engine, without its files."""
     agreement, weights = proven.agreement, proven.config.weights
     by_direction = weights.is_quantized
-    if isinstance(onnx, VisionOnnxDir):
+    if onnx.role in ENCODERS:  # whose margin nobody measures
         by_direction = proven.staged.accuracy.min_cosine is not None
     return EngineEntry(
         backend=backend.name,
@@ -552,10 +549,11 @@ def entry_of(backend: Backend, onnx: OnnxDir | VisionOnnxDir, proven: Proven) ->
 # ---- notes
 
 
-def notes_of(backend: Backend, config: EngineConfig | VisionEngineConfig) -> tuple[str, ...]:
+def notes_of(backend: Backend, onnx: AnyOnnxDir, config: BuiltConfig[Any, Any]) -> tuple[str, ...]:
     """What the user should know about this engine."""
-    if isinstance(config, VisionEngineConfig):
-        return tuple(weight_notes(config))
+    emulated = emulation_notes(config.weights)
+    if not isinstance(config, EngineConfig):
+        return (*emulated, *ENCODERS[config.role].notes(onnx, config.weights))
     positions, capacity = config.component.max_position, config.limits.max_kv_cache_capacity
     notes = []
     if positions is not None and capacity > positions:
@@ -568,7 +566,7 @@ def notes_of(backend: Backend, config: EngineConfig | VisionEngineConfig) -> tup
         notes.append(longrope_note(rope, capacity))
     if config.variants:
         notes.append(several_note(config))
-    return (*notes, *backend.notes(config), *weight_notes(config))
+    return (*notes, *backend.notes(config), *emulated, *weight_notes(config))
 
 
 def several_note(config: EngineConfig) -> str:
@@ -590,34 +588,20 @@ def longrope_note(rope: RopeConfig, capacity: int) -> str:
     return f"longrope: {how}"
 
 
-def lacking(onnx: OnnxDir | VisionOnnxDir) -> Iterator[str]:
-    """What an export lacks, so that its engine cannot do all that it could."""
-    if isinstance(onnx, VisionOnnxDir):
-        yield from vision_steps.without_processor(onnx)
-
-
-def weight_notes(config: EngineConfig | VisionEngineConfig) -> Iterator[str]:
-    """What weights that are not float32 mean for the answers."""
-    weights, draft = config.weights, config.role is Role.DRAFT
+def emulation_notes(weights: EngineWeights) -> Iterator[str]:
+    """What becomes of a scheme that a backend has no kernels for."""
     if weights.emulated:
         yield f"{weights.scheme} is {weights.emulated}"
-    if isinstance(config, VisionEngineConfig):
-        if weights.scheme != FLOAT32:
-            yield f"{products_text(weights)}; images look a little different to the model"
-        return
+
+
+def weight_notes(config: EngineConfig) -> Iterator[str]:
+    """What weights that are not float32 mean for the answers."""
+    weights, draft = config.weights, config.role is Role.DRAFT
     margin = f"margin {weights.rounding:.2g} nats" if weights.rounding else ""
     if weights.is_quantized:
-        yield f"{products_text(weights)}; {draft_note() if draft else losslessness(config, margin)}"
+        yield f"{weights.products_text}; {draft_note() if draft else losslessness(config, margin)}"
     elif margin and not draft:
         yield f"recurrent layers: lossless up to kernel rounding ({margin})"
-
-
-def products_text(weights: EngineWeights) -> str:
-    """The scheme, block size and method of the weights, in one sentence."""
-    assert weights.scheme != FLOAT32
-    block = "" if weights.block is None else f" in blocks of {weights.block}"
-    method = weights.method if weights.method == AS_EXPORTED else "rounded to nearest"
-    return f"the weights of its matrix products are {weights.scheme}{block}, {method}"
 
 
 def draft_note() -> str:

@@ -202,6 +202,14 @@ class EngineWeights:
         return self.rounding is not None and self.scheme != FLOAT32
 
     @property
+    def products_text(self) -> str:
+        """The scheme, block size and method of the weights, in one sentence."""
+        assert self.scheme != FLOAT32
+        block = "" if self.block is None else f" in blocks of {self.block}"
+        method = self.method if self.method == AS_EXPORTED else "rounded to nearest"
+        return f"the weights of its matrix products are {self.scheme}{block}, {method}"
+
+    @property
     def rounded_by(self) -> str:
         """What makes kernels for one row and for many round differently."""
         return self.scheme if self.scheme != FLOAT32 else "recurrent layers"

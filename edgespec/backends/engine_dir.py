@@ -19,7 +19,7 @@ from edgespec.artifacts.component_files import required_arrays
 from edgespec.artifacts.directories import Kind, kind_of, not_engines
 from edgespec.backends.engine_config import HEAD_FILE, EngineConfig, EngineWeights
 from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry, read_entries
-from edgespec.backends.onnx_dir import OnnxDir, VisionOnnxDir
+from edgespec.backends.onnx_dir import AnyOnnxDir, OnnxDir
 from edgespec.backends.pair_check import check_not_plain, check_pairing, target_of
 from edgespec.backends.vision.config import VisionEngineConfig
 from edgespec.contract import DECODERS, Role
@@ -111,7 +111,7 @@ def move_variant(source: Path, target: Path, capacity: int, opened: str) -> str:
     return variant_name(opened, capacity)
 
 
-def check_against_others(engine_dir: Path, onnx: OnnxDir | VisionOnnxDir) -> None:
+def check_against_others(engine_dir: Path, onnx: AnyOnnxDir) -> None:
     """Check what is to be built against what the directory already holds: one model a directory,
     and an encoder in one of its own (BundleError), and a draft beside a base that fits it
     (PairingError)."""
@@ -161,16 +161,14 @@ def check_same_model(engine_dir: Path, twin: Role, onnx: OnnxDir) -> None:
 # ---- files
 
 
-def sidecars(onnx: OnnxDir | VisionOnnxDir) -> dict[str, Path]:
+def sidecars(onnx: AnyOnnxDir) -> dict[str, Path]:
     """Engine file name -> exported file that is copied to it."""
     wanted = SIDECARS[onnx.role]
     listed = onnx.manifest.files
     return {new: onnx.path / old for new, old in wanted.items() if old in listed}
 
 
-def copy_sidecars(
-    onnx: OnnxDir | VisionOnnxDir, staging: Path, *, with_embedding: bool = True
-) -> None:
+def copy_sidecars(onnx: AnyOnnxDir, staging: Path, *, with_embedding: bool = True) -> None:
     """Copy what the runtime needs beside the engine. Raises OSError."""
     for name, source in sidecars(onnx).items():
         if with_embedding or source.name != file_names.EMBEDDING:
@@ -293,7 +291,7 @@ def moved_files(staging: Path, engine_dir: Path) -> Iterator[Path]:
 
 
 def names_to_write(
-    onnx: OnnxDir | VisionOnnxDir, suffixes: Iterable[str], smaller: Iterable[int] = ()
+    onnx: AnyOnnxDir, suffixes: Iterable[str], smaller: Iterable[int] = ()
 ) -> set[str]:
     """The names that files of this export's engine may have, and those of its engines of `smaller`
     capacities; `suffixes` are the backend's."""

@@ -153,13 +153,24 @@ def agreement(
 ) -> Agreement:
     """How one sequence of a batch agrees with a golden call. Raises GoldenMismatch beyond the
     tolerance."""
+    found = outputs(result)
+    stored = {name: golden.get(f"{label}_{name}") for name in found}
+    wanted = {n: rows[0].reshape(found[n].shape) for n, rows in stored.items() if rows is not None}
+    return compared(found, wanted, label, tolerance)
+
+
+def compared(
+    found: Mapping[str, Floats],
+    wanted: Mapping[str, Floats],
+    label: str,
+    tolerance: Tolerance | None = None,
+) -> Agreement:
+    """How an engine's outputs agree with the wanted ones. Raises GoldenMismatch beyond the
+    tolerance."""
     worst = Agreement()
-    for name, found in outputs(result).items():
-        stored = golden.get(f"{label}_{name}")
-        if stored is None:
-            continue
-        wanted = stored[0].reshape(found.shape)
-        difference = float(np.abs(found - wanted).max()) / max(float(np.abs(wanted).max()), 1e-6)
+    for name, rows in wanted.items():
+        own = found[name]
+        difference = float(np.abs(own - rows).max()) / max(float(np.abs(rows).max()), 1e-6)
         # a NaN is not within any tolerance
         if tolerance is not None and not difference <= tolerance.value:
             what = (
@@ -169,7 +180,7 @@ def agreement(
             raise GoldenMismatch(
                 what, f"Allowed is {tolerance.value:.0e}. {tolerance.remedy} {CHANGED}"
             )
-        worst |= Agreement(difference, cosine(found, wanted), scale(found, wanted))
+        worst |= Agreement(difference, cosine(own, rows), scale(own, rows))
     return worst
 
 

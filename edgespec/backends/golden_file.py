@@ -5,6 +5,7 @@ Knows what export writes for a graph of given sizes. What the arrays stand for i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,29 @@ def read_golden(path: Path, shape: GraphShape, vocab_size: int) -> Golden:
     Raises BundleError where one is missing or unknown, of another type or shape than the graph's,
     or holds NaN or Inf.
     """
-    try:
-        tensors = read_tensors(path, lambda how: refused(path, f"not valid safetensors: {how}"))
+
+    def check(tensors: Mapping[str, StoredTensor]) -> None:
         check_names(path, tensors, shape)
         for tensor in tensors.values():
             check_shape(path, tensor, tensors, shape)
+
+    golden = read_arrays(path, check)
+    check_places(path, golden, shape, vocab_size)
+    return golden
+
+
+def read_arrays(path: Path, check: Callable[[Mapping[str, StoredTensor]], None]) -> Golden:
+    """The arrays of a golden file, whose names, types and shapes `check` refuses. BundleError for a
+    file that is none, and for NaN and Inf."""
+    try:
+        tensors = read_tensors(path, lambda how: refused(path, f"not valid safetensors: {how}"))
+        check(tensors)
         golden = {name: read_array(path, tensor) for name, tensor in tensors.items()}
     except OSError as error:
         raise refused(path, f"it cannot be read ({error.strerror or error})") from error
     for name, array in golden.items():
         if array.dtype == np.float32 and not np.isfinite(array).all():
             raise refused(path, f"{name!r} holds NaN or Inf")
-    check_places(path, golden, shape, vocab_size)
     return golden
 
 
@@ -70,7 +82,7 @@ def slots_of(golden: Golden) -> int:
     return max(int(golden[f"{label}_logits"].shape[1]) for label in LABELS)
 
 
-def check_names(path: Path, tensors: dict[str, StoredTensor], shape: GraphShape) -> None:
+def check_names(path: Path, tensors: Mapping[str, StoredTensor], shape: GraphShape) -> None:
     """BundleError where an array is missing or unknown."""
     wanted = {f"{label}_{name}" for label in LABELS for name in arrays_of(shape)}
     for name in sorted(wanted - tensors.keys()):
@@ -80,7 +92,7 @@ def check_names(path: Path, tensors: dict[str, StoredTensor], shape: GraphShape)
 
 
 def check_shape(
-    path: Path, tensor: StoredTensor, tensors: dict[str, StoredTensor], shape: GraphShape
+    path: Path, tensor: StoredTensor, tensors: Mapping[str, StoredTensor], shape: GraphShape
 ) -> None:
     """BundleError where an array is of another type or shape than its call's."""
     label, _, name = tensor.name.partition("_")
@@ -94,11 +106,16 @@ def check_shape(
     sizes["L"] = context.shape[0] if context is not None and context.shape else 0
     sizes |= {"S_base": sizes["S"] * (label == "prompt"), "S_draft": sizes["S"] * (label == "tree")}
     wanted = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
-    if (tensor.dtype, tensor.shape) != (dtype, wanted):
-        is_ = f"{tensor.dtype} {list(tensor.shape)}"
-        raise refused(path, f"{tensor.name!r} is {is_}, not {dtype} {list(wanted)}")
+    check_form(path, tensor, dtype, wanted)
     if not all(1 <= sizes[dim] <= MAX_ROWS for dim in ("S", "C")) or sizes["L"] > MAX_ROWS:
         raise refused(path, f"{tensor.name!r} has {list(tensor.shape)}: too many rows, or none")
+
+
+def check_form(path: Path, tensor: StoredTensor, dtype: str, shape: tuple[int, ...]) -> None:
+    """BundleError where an array is of another type or shape."""
+    if (tensor.dtype, tensor.shape) != (dtype, shape):
+        is_ = f"{tensor.dtype} {list(tensor.shape)}"
+        raise refused(path, f"{tensor.name!r} is {is_}, not {dtype} {list(shape)}")
 
 
 def check_places(path: Path, golden: Golden, shape: GraphShape, vocab_size: int) -> None:

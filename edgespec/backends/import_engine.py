@@ -74,7 +74,7 @@ def import_engine(directory: Path, engine_dir: Path, progress: Progress = SILENT
         entry.golden_difference,
         time.monotonic() - began,
         entry.weights,
-        notes_of(backend, proven.config),
+        notes_of(backend, onnx, proven.config),
         entry.golden_cosine,
     )
 

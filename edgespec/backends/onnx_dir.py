@@ -63,9 +63,10 @@ class VisionOnnxDir(ExportDir[VisionComponentConfig]):
     __slots__ = ()
 
 
-def open_export(
-    path: Path, *, spec_base: bool = False, spec_draft: bool = False
-) -> OnnxDir | VisionOnnxDir:
+AnyOnnxDir = OnnxDir | VisionOnnxDir
+
+
+def open_export(path: Path, *, spec_base: bool = False, spec_draft: bool = False) -> AnyOnnxDir:
     """Read and check an exported directory; the flags, where given, must say what its config.json
     says. BundleError otherwise."""
     if spec_base and spec_draft:

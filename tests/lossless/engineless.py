@@ -44,7 +44,7 @@ def assert_same_beside_a_draft(one: Engine, four: Engine) -> None:
         name, options = DRAFTERS[number % 4]
         plan = four.planner.limits(name, options).plan(None, None, None, four.planner.hints)
         jobs.append(GenerationRequest(prompt, params, plan, drafter=name, drafter_options=options))
-    events = four.serve(deque(jobs), len(four.base.lanes))
+    events = four.run_queue(deque(jobs), len(four.base.lanes))
     found = {job: event for job, event in events if not isinstance(event, Chunk)}
     for job in jobs:
         drafted, plain = found[job], one.plainly(job.prompt_ids, job.sampling)

@@ -169,7 +169,7 @@ def assert_equal(pair: Pair, plain: Response, found: Response, sampling: Samplin
 
 def served(engine: Engine, jobs: Sequence[GenerationRequest]) -> list[Response]:
     found: dict[GenerationRequest, Response] = {}
-    for job, event in engine.serve(deque(jobs), engine.max_batch_size):
+    for job, event in engine.run_queue(deque(jobs), engine.max_batch_size):
         assert not isinstance(event, EdgeSpecError), event
         if not isinstance(event, Chunk):
             found[job] = event

@@ -182,7 +182,7 @@ def test_batches_of_three_with_early_ends_leave_every_token_as_it_was(pair: Pair
 
 def served(engine: Engine, jobs: Sequence[GenerationRequest], lanes: int) -> list[Response]:
     found = {}
-    for job, event in engine.serve(deque(jobs), lanes):
+    for job, event in engine.run_queue(deque(jobs), lanes):
         if not isinstance(event, Chunk):
             assert isinstance(event, Response), event
             found[job] = event

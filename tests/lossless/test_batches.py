@@ -136,7 +136,7 @@ def served(
     engine: Engine, jobs: Sequence[GenerationRequest], lanes: int = LANES
 ) -> list[Response | EdgeSpecError]:
     found: dict[GenerationRequest, Response | EdgeSpecError] = {}
-    for one, event in engine.serve(deque(jobs), lanes):
+    for one, event in engine.run_queue(deque(jobs), lanes):
         if not isinstance(event, Chunk):
             assert one not in found
             found[one] = event

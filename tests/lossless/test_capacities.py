@@ -160,7 +160,7 @@ def test_a_request_runs_in_the_smallest_engine_that_holds_it(
 
 def served(engine: Engine, jobs: Sequence[GenerationRequest]) -> list[Response]:
     found = {}
-    for one, event in engine.serve(deque(jobs), LANES):
+    for one, event in engine.run_queue(deque(jobs), LANES):
         if not isinstance(event, Chunk):
             assert isinstance(event, Response), event
             found[one] = event

@@ -249,7 +249,7 @@ def test_batch_gives_each_what_it_gets_alone(pair: Opened) -> None:
     ]
     found = {
         one: event
-        for one, event in pair.four.serve(deque(jobs), LANES)
+        for one, event in pair.four.run_queue(deque(jobs), LANES)
         if not isinstance(event, Chunk)
     }
     for one in jobs:

@@ -120,7 +120,7 @@ def test_batch_of_chains_and_plain_ones_gives_each_what_it_gets_alone(engines: E
     ]
     found = {
         one: event
-        for one, event in engines.four.serve(deque(jobs), LANES)
+        for one, event in engines.four.run_queue(deque(jobs), LANES)
         if not isinstance(event, Chunk)
     }
     for one in jobs:

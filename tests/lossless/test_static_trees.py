@@ -146,7 +146,7 @@ def test_a_batch_of_static_and_dynamic_trees_gives_each_what_it_gets_alone(
     ]
     found = {
         id(request): event
-        for request, event in engines.four.serve(deque(jobs), batch_size=LANES)
+        for request, event in engines.four.run_queue(deque(jobs), batch_size=LANES)
         if isinstance(event, Response)
     }
     for job in jobs:

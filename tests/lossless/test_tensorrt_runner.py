@@ -100,7 +100,7 @@ def counted(call: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any
 
 def served(engine: Engine, jobs: Sequence[GenerationRequest]) -> list[Response]:
     found = {}
-    for one, event in engine.serve(deque(jobs), LANES):
+    for one, event in engine.run_queue(deque(jobs), LANES):
         if not isinstance(event, Chunk):
             assert isinstance(event, Response), event
             found[one] = event

@@ -24,6 +24,7 @@ from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.lanes.embedding import EmbeddingTable
 from tests import made
 from tests.one_lane import OneLane
+from tests.parity import tensorrt_graphs
 
 CAPACITY = 48  # KV slots of each engine
 
@@ -59,6 +60,12 @@ class Component:
 
 
 MakeComponent = Callable[..., Component]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lowered_graphs_are_only_read() -> Iterator[None]:
+    yield
+    assert tensorrt_graphs.changed() == []
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,22 @@ Knows calls and runners. Knows no dialect.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.backends.call import Attention, Call, Value
 from edgespec.backends.golden import explicit
+from edgespec.backends.tensorrt.contract import lowered_contract
+from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.contract import GraphShape, image_widths
 from tests.calls import outputs_of, states_of
-from tests.parity.tensorrt_graphs import CAPACITY, Canonical
-from tests.tensorrt_on_ort import GraphRunner, open_session
+from tests.parity.tensorrt_graphs import CAPACITY, MAX_ROWS, Canonical
+from tests.tensorrt_on_ort import GraphRunner, open_session, widened
 
 Array = NDArray[Any]
 SLOTS = CAPACITY
@@ -137,8 +142,54 @@ def difference(found: list[Array], wanted: list[Array]) -> float:
     )
 
 
-# ---- runners
+# ---- runners: sessions are kept for the tests of one graph, and hold no state
 
 
 def canonical_runner(graph: Canonical, lanes: int = 1) -> GraphRunner:
-    return GraphRunner(open_session(graph.path), graph.contract, CAPACITY, SLOTS, lanes)
+    return GraphRunner(canonical_session(graph), graph.contract, CAPACITY, SLOTS, lanes)
+
+
+@lru_cache(maxsize=4)
+def canonical_session(graph: Canonical) -> ort.InferenceSession:
+    return open_session(graph.path)
+
+
+@lru_cache(maxsize=4)
+def wanted(graph: Canonical, lanes: int = 1, apart: int = 0) -> tuple[list[Step], list[Array]]:
+    """A sequence of calls, and what the canonical graph gives."""
+    steps = Calls(graph.contract.shape, apart, lanes).sequence()
+    return steps, outputs(canonical_runner(graph, lanes), steps)
+
+
+def lowered_runner(
+    graph: Canonical, dialect: Dialect, compute: Compute, lanes: int = 1
+) -> GraphRunner:
+    """The graph in its own types."""
+    session = lowered_session(graph, dialect, compute)
+    return runner_of(graph, dialect, compute, session, lanes)
+
+
+@lru_cache(maxsize=8)
+def lowered_session(graph: Canonical, dialect: Dialect, compute: Compute) -> ort.InferenceSession:
+    return open_session(graph.lowered(dialect, compute))
+
+
+def rounded_runner(
+    graph: Canonical, dialect: Dialect, compute: Compute, model: ir.Model | None = None
+) -> GraphRunner:
+    """Each value is rounded to a half type, and computed in float32."""
+    model = graph.lowered(dialect, compute).clone() if model is None else model
+    session = open_session(widened(model, ir.DataType[compute.upper()]))
+    return runner_of(graph, dialect, "float32", session)
+
+
+def runner_of(
+    graph: Canonical,
+    dialect: Dialect,
+    compute: Compute,
+    session: ort.InferenceSession,
+    lanes: int = 1,
+) -> GraphRunner:
+    target = Target(dialect=dialect, compute=compute, capacity=CAPACITY, max_rows=MAX_ROWS)
+    contract = lowered_contract(graph.contract, target)
+    return GraphRunner(session, contract, CAPACITY, SLOTS, lanes)

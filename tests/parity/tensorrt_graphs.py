@@ -5,12 +5,14 @@ Knows which toys make them. Knows no dialect.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+import pytest
 
 from edgespec.artifacts import file_names
 from edgespec.artifacts.component import ComponentConfig
@@ -119,6 +121,14 @@ HYBRIDS = {
     ),
 }
 ROWS = BASES | DRAFTS | HYBRIDS
+# Each type of each operator is in one of them
+KINDS = ("llama-biases", "gemma3", "experts", "eagle3", "dflash", "medusa", *HYBRIDS)
+KINDS_AND_DEEP = [
+    name if name in KINDS else pytest.param(name, marks=pytest.mark.deep) for name in ROWS
+]  # in the order of ROWS, as fixtures are shared by place
+# Lowered graphs by export, dialect, compute type and capacity, each with a hash of what it was
+Kept = tuple[ir.Model, bytes]
+_kept: dict[tuple[Path, Dialect, Compute, int], Kept] = {}
 
 
 @dataclass(frozen=True)
@@ -126,7 +136,7 @@ class Canonical:
     """An exported graph and its contract."""
 
     onnx_dir: Path
-    contract: GraphContract
+    contract: GraphContract = field(hash=False)
 
     @property
     def path(self) -> Path:
@@ -136,8 +146,22 @@ class Canonical:
         return ir.load(self.path)
 
     def lowered(self, dialect: Dialect, compute: Compute, *, capacity: int = CAPACITY) -> ir.Model:
-        target = Target(dialect=dialect, compute=compute, capacity=capacity, max_rows=MAX_ROWS)
-        return lower(self.model(), self.contract, target)
+        """The lowered graph, made once a session and only read: who changes it clones it."""
+        key = (self.onnx_dir, dialect, compute, capacity)
+        if key not in _kept:
+            target = Target(dialect=dialect, compute=compute, capacity=capacity, max_rows=MAX_ROWS)
+            model = lower(self.model(), self.contract, target)
+            _kept[key] = (model, content_of(model))
+        return _kept[key][0]
+
+
+def content_of(model: ir.Model) -> bytes:
+    return hashlib.sha256(ir.to_proto(model).SerializeToString(deterministic=True)).digest()
+
+
+def changed() -> list[str]:
+    """Lowered graphs that are not as they were when they were made."""
+    return [str(key) for key, (model, was) in _kept.items() if content_of(model) != was]
 
 
 def canonical(name: str, *, golden: bool = False) -> Canonical:

@@ -47,8 +47,8 @@ def test_what_is_right_is_within_the_bounds(name: str, compute: Compute) -> None
         assert found.scale < spec.max_scale / 2, found
 
 
-@pytest.mark.parametrize("compute", COMPUTES)
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("compute", COMPUTES)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_planted_fault_is_refused(name: str, fault: str, compute: Compute) -> None:
     """But those that the table of what is unseen has: it must not have more."""
@@ -58,7 +58,9 @@ def test_a_planted_fault_is_refused(name: str, fault: str, compute: Compute) -> 
     assert bool(found.refused_by(spec)) == (compute not in UNSEEN.get((name, fault), ())), found
 
 
-@pytest.mark.parametrize("compute", ["float32", *COMPUTES])
+@pytest.mark.parametrize(
+    "compute", ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.deep)]
+)
 @pytest.mark.parametrize("scheme", ["fp8", "int8_sq", "int4_awq", "mxfp8", "nvfp4"])
 def test_a_quantized_base_is_within_its_bounds_and_with_a_layer_less_is_not(
     modelopt_exports: Path, tmp_path: Path, scheme: str, compute: Compute

@@ -16,21 +16,20 @@ import onnx_ir as ir
 import pytest
 
 from edgespec.backends.rewriting import Constants
-from edgespec.backends.tensorrt.contract import lowered_contract
-from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.lowering import PASSES, conditionals, lower, masks
-from edgespec.backends.tensorrt.parser_version import RELEASES, ParserVersion
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.errors import ContractError
 from tests.parity.tensorrt_calls import (
     LANES,
-    Calls,
-    canonical_runner,
     difference,
+    lowered_runner,
     outputs,
+    rounded_runner,
+    runner_of,
+    wanted,
 )
 from tests.parity.tensorrt_graphs import BASES, CAPACITY, DRAFTS, MAX_ROWS, Canonical, canonical
-from tests.tensorrt_on_ort import GraphRunner, as_bytes, open_session, widened
+from tests.tensorrt_on_ort import GraphRunner, as_bytes, open_session
 
 NAMES: dict[Compute, str] = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}
 EQUAL = 1e-5  # relative to the largest value of an output
@@ -38,17 +37,6 @@ EQUAL = 1e-5  # relative to the largest value of an output
 
 def target(compute: Compute) -> Target:
     return Target(dialect=Dialect.NATIVE, compute=compute, capacity=CAPACITY, max_rows=MAX_ROWS)
-
-
-def native_runner(
-    graph: Canonical, compute: Compute, model: ir.Model | None = None, lanes: int = 1
-) -> GraphRunner:
-    """A lowered graph, whose roundings to half types are made in float32."""
-    model = graph.lowered(Dialect.NATIVE, compute) if model is None else model
-    if compute != "float32":
-        model, compute = widened(model, ir.DataType[NAMES[compute]]), "float32"
-    contract = lowered_contract(graph.contract, target(compute))
-    return GraphRunner(open_session(model), contract, CAPACITY, CAPACITY, lanes)
 
 
 @pytest.fixture(scope="module", params=BASES | DRAFTS)  # hybrids: test_tensorrt_hybrid
@@ -116,8 +104,9 @@ def test_a_pass_that_is_left_out_is_noticed(
 ) -> None:
     passes = tuple(one for one in PASSES[Dialect.NATIVE] if one is not module.apply)
     monkeypatch.setitem(PASSES, Dialect.NATIVE, passes)
+    graph = canonical(name)
     with pytest.raises(ContractError, match=why):
-        canonical(name).lowered(Dialect.NATIVE, "bfloat16")
+        lower(graph.model(), graph.contract, target("bfloat16"))
 
 
 # ---- equal to the canonical graph
@@ -125,9 +114,9 @@ def test_a_pass_that_is_left_out_is_noticed(
 
 @pytest.mark.parametrize(("lanes", "apart"), [(1, 0), (LANES, 3)], ids=["one", "two"])
 def test_a_native_graph_equals_its_canonical_one(graph: Canonical, lanes: int, apart: int) -> None:
-    steps = Calls(graph.contract.shape, apart, lanes).sequence()
-    wanted = outputs(canonical_runner(graph, lanes), steps)
-    assert difference(outputs(native_runner(graph, "float32", lanes=lanes), steps), wanted) < EQUAL
+    steps, expected = wanted(graph, lanes, apart)
+    found = outputs(lowered_runner(graph, Dialect.NATIVE, "float32", lanes), steps)
+    assert difference(found, expected) < EQUAL
 
 
 # Largest relative difference of an output or of a row of the cache that a half type may make on
@@ -137,10 +126,9 @@ HALVES: dict[Compute, float] = {"float16": 5e-3, "bfloat16": 5e-2}
 
 @pytest.mark.parametrize("compute", HALVES)
 def test_in_half_precision_it_is_within_roundings(graph: Canonical, compute: Compute) -> None:
-    steps = Calls(graph.contract.shape).sequence()
-    wanted = outputs(canonical_runner(graph), steps)
-    found = difference(outputs(native_runner(graph, compute), steps), wanted)
-    assert EQUAL < found < HALVES[compute]
+    steps, expected = wanted(graph)
+    found = outputs(rounded_runner(graph, Dialect.NATIVE, compute), steps)
+    assert EQUAL < difference(found, expected) < HALVES[compute]
 
 
 @pytest.mark.parametrize("compute", ["float32", *HALVES])
@@ -213,19 +201,6 @@ def at(value: ir.Value) -> tuple[str, int | None]:
     return tensor.location, tensor.offset
 
 
-@pytest.mark.parametrize("compute", ["float32", *HALVES])
-def test_no_release_with_its_operators_has_a_rule_against_it(
-    graph: Canonical, compute: Compute
-) -> None:
-    """But that float32 attention has no fused kernel, and what a runner has to know of bindings."""
-    model = onnx.ModelProto.FromString(as_bytes(graph.lowered(Dialect.NATIVE, compute)))
-    releases = [one for one in map(ParserVersion, RELEASES) if one.dialect is Dialect.NATIVE]
-    assert len(releases) > 5
-    broken = {finding.rule for release in releases for finding in lint(model, release).findings}
-    attends = compute == "float32" and graph.contract.shape.num_layers > 0
-    assert broken <= {"int64-io", "bool-io", *["attention-float32"] * attends}
-
-
 # ---- faults
 
 
@@ -279,16 +254,14 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("compute", ["float32", *HALVES])
-def test_a_fault_is_beyond_every_bound(name: str, compute: Compute) -> None:
+def test_a_fault_is_beyond_every_bound(name: str) -> None:
     fault, of = FAULTS[name]
     graph = canonical(of)
-    steps = Calls(graph.contract.shape).sequence()
-    wanted = outputs(canonical_runner(graph), steps)
-    model = graph.lowered(Dialect.NATIVE, "float32")
+    steps, expected = wanted(graph)
+    model = graph.lowered(Dialect.NATIVE, "float32").clone()
     fault(model)
-    bound = EQUAL if compute == "float32" else HALVES[compute]
-    assert difference(outputs(native_runner(graph, "float32", model), steps), wanted) > 2 * bound
+    runner = runner_of(graph, Dialect.NATIVE, "float32", open_session(model))
+    assert difference(outputs(runner, steps), expected) > 2 * max(EQUAL, *HALVES.values())
 
 
 # ---- numbers beyond float16
@@ -309,16 +282,16 @@ def with_large_products(graph: Canonical) -> ir.Model:
 
 def test_a_gated_product_beyond_float16_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = canonical("mistral-window")
-    steps = Calls(graph.contract.shape).sequence()
+    steps, _ = wanted(graph)
     exact = GraphRunner(
         open_session(with_large_products(graph)), graph.contract, CAPACITY, CAPACITY
     )
-    wanted = outputs(exact, steps)
+    expected = outputs(exact, steps)
 
     def found() -> list[np.ndarray]:
         model = lower(with_large_products(graph), graph.contract, target("float16"))
-        return outputs(native_runner(graph, "float16", model), steps)
+        return outputs(rounded_runner(graph, Dialect.NATIVE, "float16", model), steps)
 
-    assert difference(found(), wanted) < HALVES["float16"]
+    assert difference(found(), expected) < HALVES["float16"]
     monkeypatch.setattr("edgespec.backends.tensorrt.lowering.gated_products.SHIFT", 1.0)
     assert not all(np.isfinite(array).all() for array in found())

@@ -16,9 +16,7 @@ import pytest
 
 from edgespec.artifacts import file_names
 from edgespec.artifacts.component import ComponentConfig
-from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.lowering import lower, precision, quantization
-from edgespec.backends.tensorrt.parser_version import RELEASES, ParserVersion
 from edgespec.backends.tensorrt.target import Compute, Dialect
 from edgespec.contract import (
     ACTIVATIONS,
@@ -220,21 +218,6 @@ def test_layers_and_constants_have_names_of_their_own(tmp_path: Path) -> None:
         graph = Product.of(stored, tmp_path / name).lower("float16").model.graph
         names = [*(node.name for node in graph), *graph.initializers]
         assert len(names) == len(set(names))
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_no_release_of_tensorrt_has_a_rule_against_a_product(tmp_path: Path, name: str) -> None:
-    for dialect in Dialect:
-        product = Product.of(WEIGHTS[name], tmp_path).lower("bfloat16", dialect)
-        model = ir.to_proto(product.model)
-        for version in (v for v in map(ParserVersion, RELEASES) if v.dialect is dialect):
-            assert lint(model, version, tmp_path).findings == (), version
-
-
-def test_powers_of_two_as_export_wrote_them_break_a_rule(tmp_path: Path) -> None:
-    """Or the test above would not look at them."""
-    model = ir.to_proto(Product.of(WEIGHTS["mxfp8"], tmp_path).model)
-    assert lint(model, ParserVersion("11.4"), tmp_path).findings
 
 
 # ---- what is refused

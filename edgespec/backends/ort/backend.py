@@ -27,7 +27,7 @@ from edgespec.backends.base import (
 )
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.findings import Finding
-from edgespec.backends.onnx_dir import OnnxDir, VisionOnnxDir
+from edgespec.backends.onnx_dir import AnyOnnxDir, VisionOnnxDir
 from edgespec.backends.ort import fingerprint
 from edgespec.backends.ort.cache import padding_of
 from edgespec.backends.ort.contract import lowered_contract
@@ -84,7 +84,7 @@ class OrtBackend(Backend):
 
     def stage(
         self,
-        onnx: OnnxDir | VisionOnnxDir,
+        onnx: AnyOnnxDir,
         limits: Limits,
         options: BuildOptions,
         staging: Path,
@@ -101,9 +101,7 @@ class OrtBackend(Backend):
             return stage_vision(onnx, path, options, progress)
         return stage(onnx, path, batched=batched, weight_format=options, progress=progress)
 
-    def plan(
-        self, onnx: OnnxDir | VisionOnnxDir, limits: Limits, options: BuildOptions
-    ) -> tuple[str, ...]:
+    def plan(self, onnx: AnyOnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """The weights of an image encoder. BuildError where they cannot be what is asked for."""
         from edgespec.backends.ort.vision_staging import planned
 

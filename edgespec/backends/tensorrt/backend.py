@@ -30,7 +30,7 @@ from edgespec.backends.base import (
 from edgespec.backends.emitted import SCRIPT
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.findings import Finding
-from edgespec.backends.onnx_dir import OnnxDir, VisionOnnxDir
+from edgespec.backends.onnx_dir import AnyOnnxDir, OnnxDir, VisionOnnxDir
 from edgespec.backends.tensorrt import fingerprint
 from edgespec.backends.tensorrt.accuracy import FLOAT32_TOLERANCE, accuracy_of, schemes_in
 from edgespec.backends.tensorrt.contract import lowered_contract
@@ -68,7 +68,7 @@ class TensorRTBackend(Backend):
 
     def stage(
         self,
-        onnx: OnnxDir | VisionOnnxDir,
+        onnx: AnyOnnxDir,
         limits: Limits,
         options: BuildOptions,
         staging: Path,
@@ -97,9 +97,7 @@ class TensorRTBackend(Backend):
             found += warnings_of(plan, memory_of(plan, onnx.config))
         return tuple(dict.fromkeys(found))
 
-    def plan(
-        self, onnx: OnnxDir | VisionOnnxDir, limits: Limits, options: BuildOptions
-    ) -> tuple[str, ...]:
+    def plan(self, onnx: AnyOnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """What a build would make: its profiles and its memory, for each capacity. Refuses what a
         build would, but for a device that is not here."""
         from edgespec.backends.tensorrt import estimate, vision_staging

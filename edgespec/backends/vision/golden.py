@@ -6,20 +6,22 @@ the backend.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import AccuracySpec, EncoderRunner, Remedies
-from edgespec.backends.golden import CHANGED, Agreement, cosine
+from edgespec.backends.golden import Agreement, Tolerance, check_direction, compared
+from edgespec.backends.golden_file import check_form, read_arrays, refused
 from edgespec.config import VisionConfig
-from edgespec.errors import BundleError, GoldenMismatch
-from edgespec.safe_read.fields import EXPORT_AGAIN
-from edgespec.safe_read.tensors import read_array, read_tensors
+from edgespec.safe_read.tensors import StoredTensor, read_array
 from edgespec.vision.contract import PIXELS, vision_contract
 from edgespec.vision.grid import Arrays, Grid, encoder_inputs, num_patches, num_tokens
 
+GRID = "grid"  # the name of its array
 MAX_PATCHES = 4096  # of a golden image
 
 
@@ -29,35 +31,23 @@ def read_golden(path: Path, config: VisionConfig) -> tuple[Grid, Arrays]:
     Raises BundleError where one is missing or unknown, of another type or shape than the encoder's,
     or holds NaN or Inf.
     """
-
-    def refused(what: str) -> BundleError:
-        return BundleError(f"{path}: {what}.", EXPORT_AGAIN)
-
     outputs = vision_contract(config).outputs
-    names = {PIXELS, "grid", *(spec.name for spec in outputs)}
-    try:
-        tensors = read_tensors(path, lambda how: refused(f"not valid safetensors: {how}"))
-        if tensors.keys() != names:
-            raise refused(f"it holds other arrays than {', '.join(sorted(names))}")
-        if tensors["grid"].dtype != "int64" or tensors["grid"].shape != (3,):
-            raise refused("'grid' is no int64 [3]")
-        grid = grid_of(read_array(path, tensors["grid"]), config)
+
+    def check(tensors: Mapping[str, StoredTensor]) -> None:
+        if tensors.keys() != (names := {PIXELS, GRID, *(spec.name for spec in outputs)}):
+            raise refused(path, f"it holds other arrays than {', '.join(sorted(names))}")
+        check_form(path, tensors[GRID], "int64", (3,))
+        grid = grid_of(read_array(path, tensors[GRID]), config)
         if grid is None:
-            raise refused("'grid' is none of this encoder")
-        rows = {PIXELS: (num_patches(grid), config.patch_width)}
+            raise refused(path, f"{GRID!r} is none of this encoder")
         tokens = num_tokens(config, grid)
-        rows |= {spec.name: (tokens, int(spec.shape[1])) for spec in outputs}
-        for name, shape in rows.items():
-            tensor = tensors[name]
-            if tensor.dtype != "float32" or tensor.shape != shape:
-                found = f"{tensor.dtype} {list(tensor.shape)}"
-                raise refused(f"{name!r} is {found}, not float32 {list(shape)}")
-        arrays: Arrays = {name: read_array(path, tensors[name]) for name in rows}
-    except OSError as error:
-        raise refused(f"it cannot be read ({error.strerror or error})") from error
-    for name, array in arrays.items():
-        if not np.isfinite(array).all():
-            raise refused(f"{name!r} holds NaN or Inf")
+        check_form(path, tensors[PIXELS], "float32", (num_patches(grid), config.patch_width))
+        for spec in outputs:
+            check_form(path, tensors[spec.name], "float32", (tokens, int(spec.shape[1])))
+
+    arrays = read_arrays(path, check)
+    grid = grid_of(arrays.pop(GRID), config)
+    assert grid is not None
     return grid, arrays
 
 
@@ -80,19 +70,10 @@ def check_golden(
     """How an engine's rows agree with the golden ones; GoldenMismatch where they do not."""
     grid, arrays = golden
     found = runner.run({PIXELS: arrays[PIXELS], **encoder_inputs(config, grid)})
-    worst = Agreement()
-    for name, rows in found.items():
-        wanted = arrays[name]
-        difference = float(np.abs(rows - wanted).max()) / max(float(np.abs(wanted).max()), 1e-6)
-        worst |= Agreement(difference, cosine(rows, wanted))
-        # a NaN is not within any bound
-        if spec.min_cosine is not None and not worst.cosine >= spec.min_cosine:
-            what = f"with what it rounds the engine's {name} have a cosine of {worst.cosine:.4f}"
-            remedy = f"At least {spec.min_cosine} is asked for. {remedies.too_coarse}"
-            raise GoldenMismatch(what, remedy)
-        if spec.min_cosine is None and not difference <= spec.tolerance:
-            what = f"the engine's {name} differ by {difference:.1e} of their largest value"
-            raise GoldenMismatch(
-                what, f"Allowed is {spec.tolerance:.0e}. {remedies.mismatch} {CHANGED}"
-            )
-    return worst
+    wanted = {name: arrays[name] for name in found}
+    if spec.min_cosine is None:
+        return compared(found, wanted, "image", Tolerance(spec.tolerance, remedies.mismatch))
+    agreement = compared(found, wanted, "image")
+    # how far sizes may be was measured on decoders alone
+    check_direction("image", agreement, replace(spec, max_scale=None), remedies)
+    return agreement

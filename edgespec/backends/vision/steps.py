@@ -1,5 +1,5 @@
-"""The steps of a build that are other ones for image encoders: which graph is canonical, how it is
-proven on the golden image, and what is said of it.
+"""The steps of a build that are an image encoder's own: what its limits are, which graph is
+canonical, how it is proven on the golden image, and what is said of it.
 
 Knows the contract of image encoders. The order of the work stands in `build`.
 """
@@ -10,47 +10,70 @@ from collections.abc import Iterator
 
 from edgespec.artifacts import file_names
 from edgespec.backends.base import Backend, Progress, Staged
+from edgespec.backends.encoder_steps import EncoderSteps
+from edgespec.backends.engine_config import FLOAT32, EngineWeights
 from edgespec.backends.golden import Agreement
 from edgespec.backends.onnx_dir import VisionOnnxDir
+from edgespec.backends.vision.config import ImageLimits, VisionEngineConfig
 from edgespec.backends.vision.golden import check_golden, read_golden
 from edgespec.contract import Limits
 from edgespec.vision.contract import vision_contract
 
 
-def check_graph(onnx: VisionOnnxDir) -> None:
-    """BundleError where the graph is not one that export writes."""
-    from edgespec.backends.canonical_graph import check_canonical
+class VisionSteps(EncoderSteps[VisionOnnxDir]):
+    """Those of image encoders."""
 
-    vision = onnx.config.vision
-    contract = vision_contract(vision)
-    sizes = {"P": 4 * vision.merge_size**2, "W": 2, "T": 4}
-    check_canonical(onnx.model, contract.inputs, contract.outputs, onnx.manifest.files, sizes)
+    def check_limits(self, limits: Limits) -> None:
+        """LimitError unless minimum <= per image <= maximum."""
+        ImageLimits.of(limits).check()
 
+    def check_graph(self, onnx: VisionOnnxDir) -> None:
+        """BundleError where the graph is not one that export writes."""
+        from edgespec.backends.canonical_graph import check_canonical
 
-def prove(
-    backend: Backend, onnx: VisionOnnxDir, staged: Staged, progress: Progress
-) -> Agreement | None:
-    """How a staged engine agrees with the golden image; None where there is none. BuildError where
-    it computes something else."""
-    if onnx.golden is None or staged.unproven:
-        return None
-    golden = read_golden(onnx.golden, onnx.config.vision)
-    progress.prove(1)
-    runner = backend.open_encoder(staged.engine, onnx.config.vision, staged.settings)
-    try:
-        found = check_golden(runner, onnx.config.vision, golden, staged.accuracy, backend.remedies)
-    finally:
-        runner.close()
-    progress.advance(1)
-    return found
+        vision = onnx.config.vision
+        contract = vision_contract(vision)
+        sizes = {"P": 4 * vision.merge_size**2, "W": 2, "T": 4}
+        check_canonical(onnx.model, contract.inputs, contract.outputs, onnx.manifest.files, sizes)
 
+    def prove(
+        self, backend: Backend, onnx: VisionOnnxDir, staged: Staged, progress: Progress
+    ) -> Agreement | None:
+        """How a staged engine agrees with the golden image."""
+        if onnx.golden is None or staged.unproven:
+            return None
+        vision = onnx.config.vision
+        golden = read_golden(onnx.golden, vision)
+        progress.prove(1)
+        runner = backend.open_encoder(staged.engine, vision, staged.settings)
+        try:
+            found = check_golden(runner, vision, golden, staged.accuracy, backend.remedies)
+        finally:
+            runner.close()
+        progress.advance(1)
+        return found
 
-def plan_lines(backend: Backend, onnx: VisionOnnxDir, limits: Limits) -> Iterator[str]:
-    """What would be built, before what the backend says of it."""
-    one = f"{limits.min_image_tokens} to {limits.max_image_tokens_per_image}"
-    yield f"an image encoder of {onnx.config.vision.num_layers} layers on {backend.title}"
-    yield f"images of {one} tokens, {limits.max_image_tokens} in a request"
-    yield from without_processor(onnx)
+    def config(self, onnx: VisionOnnxDir, limits: Limits, staged: Staged) -> VisionEngineConfig:
+        """The config of a staged engine."""
+        return VisionEngineConfig(
+            component=onnx.config,
+            limits=ImageLimits.of(limits),
+            weights=staged.weights,
+            settings=staged.settings,
+        )
+
+    def plan_lines(self, backend: Backend, onnx: VisionOnnxDir, limits: Limits) -> Iterator[str]:
+        """Its layers, its limits, and what it lacks."""
+        one = f"{limits.min_image_tokens} to {limits.max_image_tokens_per_image}"
+        yield f"an image encoder of {onnx.config.vision.num_layers} layers on {backend.title}"
+        yield f"images of {one} tokens, {limits.max_image_tokens} in a request"
+        yield from without_processor(onnx)
+
+    def notes(self, onnx: VisionOnnxDir, weights: EngineWeights) -> Iterator[str]:
+        """What becomes of images, and what is lacking to prepare them."""
+        if weights.scheme != FLOAT32:
+            yield f"{weights.products_text}; images look a little different to the model"
+        yield from without_processor(onnx)
 
 
 def without_processor(onnx: VisionOnnxDir) -> Iterator[str]:

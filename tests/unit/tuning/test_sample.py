@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import edgespec
+from edgespec.benchmark.slices import Prompt, served
+from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Tunable
 from edgespec.runtime.drafters.dspark import DSparkOptions
-from edgespec.runtime.loop.generation import Chunk
+from edgespec.runtime.loop.generation import Chunk, GenerationRequest
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from edgespec.tuning.candidates import Candidate
-from edgespec.tuning.sample import steps_of, with_options
+from edgespec.tuning.sample import run, steps_of, with_options
+from tests.lossless.pairs import shared_pair
 
 
 def chunk(drafted: int, accepted: int, reason: str | None = None) -> Chunk:
@@ -56,3 +61,27 @@ def test_options_of_a_candidate_are_those_of_its_runs_alone(*, fails: bool) -> N
     except KeyError:
         pass
     assert drafter.to[-1] is default
+
+
+NO_EOS = {0: -100.0, 2: -100.0}  # toys end by chance otherwise
+
+
+def test_a_text_drafter_measured_again_does_not_know_the_answers() -> None:
+    sampling = SamplingParams(temperature=0, max_generate_length=40, logit_bias=NO_EOS)
+    prompt = Prompt(0, [5, 6, 7, 8], sampling)
+    options = {"enable_global_pool": True, "min_token_prob": 0.0}
+    candidate = Candidate(
+        "suffix", DraftPlan(1, 4, 5), own=False, options=tuple(sorted(options.items()))
+    )
+    with edgespec.load(Path(shared_pair("llama", "eagle")) / "engines", spec_decode=True) as engine:
+        first, again = (
+            run(engine, [prompt], candidate, lambda: False)[0].metrics[0] for _ in range(2)
+        )
+        assert first.per_step_accepted == again.per_step_accepted
+        # There is something to know: with the answer at hand more is accepted
+        request = GenerationRequest(
+            prompt.ids, sampling, candidate.plan, drafter="suffix", drafter_options=options
+        )
+        served(engine, [request], lambda: False)
+        known, _ = served(engine, [replace(request)], lambda: False)
+        assert sum(known.metrics[0].per_step_accepted) > sum(first.per_step_accepted)
