@@ -156,12 +156,18 @@ class GraphShape:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphContract:
-    """What a graph of this shape reads and gives, in order."""
+class Contract:
+    """What a graph reads and gives, in order."""
 
-    shape: GraphShape
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphContract(Contract):
+    """That of a decoder of this shape."""
+
+    shape: GraphShape
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -433,9 +439,9 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
         outputs.append(TensorSpec("hidden_states", COMPUTE, ("B", "S", shape.features)))
     inputs, layers = [row.spec(shape) for row in graph_inputs(shape)], range(shape.num_layers)
     return GraphContract(
-        shape,
         (*inputs, *(spec for i in layers for spec in memory_inputs(shape, i))),
         (*outputs, *(spec for i in layers for spec in memory_outputs(shape, i))),
+        shape,
     )
 
 

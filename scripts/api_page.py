@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import edgespec
+from edgespec.runtime import engine
 
 HEAD = """\
 # The Python API
@@ -180,6 +181,7 @@ VARIABLES = {
 }
 ATTRIBUTES = {
     "Engine.spec_decode": "Whether something drafts: a draft engine, or a drafter that was given.\n",
+    "Engine.max_batch_size": "Sequences that run at a time, as the engines were built.\n",
     "Engine.notes": "What a user should know of the engines, a sentence each.\n",
 }
 
@@ -195,7 +197,15 @@ def errors() -> Iterator[str]:
 def signature(value: Any) -> str:
     """Parameters and result, one parameter a line where they are long."""
     found = inspect.signature(value)
-    parameters = [p for p in found.parameters.values() if p.name != "self"]
+    parameters = [
+        each
+        for parameter in found.parameters.values()
+        for each in (
+            options_of(parameter) if parameter.kind is parameter.VAR_KEYWORD else [parameter]
+        )
+        if parameter.name != "self"
+    ]
+    parameters.sort(key=lambda parameter: parameter.name == "return_exceptions")
     parts = [str(p).replace("'", "") for p in parameters]
     keyword = next((i for i, p in enumerate(parameters) if p.kind is p.KEYWORD_ONLY), None)
     if keyword is not None:
@@ -207,6 +217,16 @@ def signature(value: Any) -> str:
     if len(line) < 80:
         return line
     return "(\n" + "".join(f"    {part},\n" for part in parts) + f"){end}"
+
+
+def options_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    """The keywords of a TypedDict that is unpacked, with the defaults of `Engine.request`."""
+    defaults = inspect.signature(engine.Engine.request).parameters
+    unpacked = str(parameter.annotation).removeprefix("Unpack[").removesuffix("]")
+    return [
+        defaults[name].replace(annotation=kind.__forward_arg__)
+        for name, kind in getattr(engine, unpacked).__annotations__.items()
+    ]
 
 
 def markdown(docstring: str) -> str:

@@ -334,7 +334,7 @@ def throughput(
     ]
     began = time.perf_counter()
     answers = [
-        event for _, event in engine.serve(deque(jobs), batch) if isinstance(event, Response)
+        event for _, event in engine.run_queue(deque(jobs), batch) if isinstance(event, Response)
     ]
     made = sum(len(answer.token_ids) for answer in answers)
     return made / (time.perf_counter() - began), {tuple(a.prompt_ids): a.token_ids for a in answers}

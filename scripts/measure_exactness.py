@@ -176,7 +176,7 @@ def reusing_runs(engine: Engine, jobs: Sequence[Job], plans: dict[str, DraftPlan
     it is then part of a prompt. The batch finds what the last of these runs kept."""
     halves = [job.behind(len(job.plain.token_ids) // 2) for job in jobs]
     for name, plan in {"plain": PLAIN, **plans}.items():
-        engine.session.prefixes.clear()
+        engine.forget_prefixes()
         again = []
         for job, half in zip(jobs, halves, strict=True):
             engine.generate(job.prompt, job.sampling, plan, keep=True)

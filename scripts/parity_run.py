@@ -52,7 +52,7 @@ def served(
     """Returns the response of each request."""
     found = {
         job: event
-        for job, event in engine.serve(deque(jobs), batch_size)
+        for job, event in engine.run_queue(deque(jobs), batch_size)
         if isinstance(event, Response)
     }
     assert len(found) == len(jobs)

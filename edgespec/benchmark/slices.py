@@ -160,7 +160,7 @@ def served(
     began = perf_counter()
     chunks: dict[GenerationRequest, list[Chunk]] = {request: [] for request in asked}
     responses: dict[GenerationRequest, Response] = {}
-    for request, event in engine.serve(deque(asked), len(asked), stopping):
+    for request, event in engine.run_queue(deque(asked), len(asked), stopping):
         if isinstance(event, EdgeSpecError):
             raise event
         if isinstance(event, Chunk):

@@ -40,12 +40,12 @@ FOR_A_TREE = (
 def opened_line(opened: Opened, plan: DraftPlan) -> str:
     """How much an open engine drafts, by the plan of `tune` or else in the words of the flags."""
     engine, request = opened.engine, opened.request
-    return engine.tuned_line(plan) or plan_line(
+    return engine.planner.tuned_line(plan) or plan_line(
         plan,
         chosen=not request.has_sizes,
-        words=engine.drafter_words,
+        words=engine.drafting.words,
         could_be_tree=could_be_tree(request.sizes, engine.method),
-        can_adapt=engine.can_adapt,
+        can_adapt=engine.planner.can_adapt,
     )
 
 

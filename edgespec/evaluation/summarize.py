@@ -143,7 +143,7 @@ def answer(
     places = {id(request): place for place, request in enumerate(requests)}
     ends: dict[int, Response | EdgeSpecError] = {}
     began = time.perf_counter()
-    for request, event in engine.serve(deque(requests), batch_size, stopping):
+    for request, event in engine.run_queue(deque(requests), batch_size, stopping):
         if isinstance(event, Chunk):
             continue
         if isinstance(event, EdgeSpecError) or event.finish_reason != CANCELLED:

@@ -210,7 +210,7 @@ def plan_of(
     of the engine. Raises OptionError, and LimitError where it cannot be."""
     planner = engine.planner
     if spec_policy is not None:
-        engine.check_adaptive(spec_policy)
+        engine.planner.check_adaptive(spec_policy)
         planner = replace(planner, policy=spec_policy)
     if acceptance is not None:
         planner = replace(planner, acceptance=acceptance)

@@ -65,11 +65,15 @@ class WholePolicy(AdaptivePolicy):
 
 
 def run(
-    engine: Engine, prompts: Sequence[Prompt], candidate: Candidate | None, stopping: Stopping
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    candidate: Candidate | None,
+    stopping: Stopping,
+    prior: Sequence[float] | None = None,
 ) -> tuple[Slice, list[list[Chunk]]]:
-    """One batch of prompts, plainly where `candidate` is None, and the chunks of each. Raises
-    Interrupted, and the first error of a request."""
-    drafts: dict[str, Any] = {}
+    """One batch of prompts, plainly where `candidate` is None, and the chunks of each; `prior` is
+    that of the requests. Raises Interrupted, and the first error of a request."""
+    drafts: dict[str, Any] = {"prior": prior}
     if candidate is not None:
         drafts["plan"] = candidate.plan
         if not candidate.own:
@@ -79,7 +83,7 @@ def run(
     with with_options(engine, candidate):
         found = served(engine, asked, stopping)
     if candidate is not None and not candidate.own:
-        engine.drafting.forget()  # no answer is known when it is asked for again
+        engine.forget_answers()  # no answer is known when it is asked for again
     return found
 
 

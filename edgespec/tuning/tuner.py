@@ -184,7 +184,7 @@ class Tuner:
             plans += static_trees(limits, rates, self.costs, self.context, batch, most)
         fixed = [self.fixed(plan, steps) for plan in plans]
         yield from fixed
-        if self.engine.can_adapt and not self.tries:
+        if self.engine.planner.can_adapt and not self.tries:
             for row in adaptable(fixed):
                 yield self.adaptive(row, answers)
         for tried in self.tries[1:]:
@@ -238,7 +238,7 @@ class Tuner:
             draft = self.engine.drafting.of(candidate.method, dict(candidate.options) or None)
             assert draft is not None
             steps, own_s = simulated(draft.drafter, candidate.plan, self.prompts)
-            self.engine.drafting.forget()
+            self.engine.forget_answers()
             if not steps:
                 continue
             free = [replace(step, levels=0) for step in steps]  # costs are of the engine's own
@@ -266,18 +266,13 @@ class Tuner:
     def speed(self, prompts: Sequence[Prompt], row: Ranked | None) -> float | None:
         """Tokens a second of one run, over all its batches. An adaptive plan begins with the
         acceptance of the sample, as it will."""
-        engine, prior = self.engine, self.engine.prior
-        engine.prior = () if row is None else row.prior
-        try:
-            candidate = None if row is None else row.candidate
-            tokens, seconds = 0, 0.0
-            for batch in in_batches(prompts, self.options.batch_size):
-                found, _ = run(engine, batch, candidate, self.runner.stopping)
-                own = window(found.metrics)
-                tokens, seconds = tokens + own[0], seconds + own[1]
-            return tokens / seconds if seconds else None
-        finally:
-            engine.prior = prior
+        candidate, prior = (None, None) if row is None else (row.candidate, row.prior)
+        tokens, seconds = 0, 0.0
+        for batch in in_batches(prompts, self.options.batch_size):
+            found, _ = run(self.engine, batch, candidate, self.runner.stopping, prior)
+            own = window(found.metrics)
+            tokens, seconds = tokens + own[0], seconds + own[1]
+        return tokens / seconds if seconds else None
 
 
 def at(prompt: Prompt, temperature: float) -> SamplingParams:

@@ -6,25 +6,15 @@ engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edgespec.config import VisionConfig
-from edgespec.contract import COMPUTE, TensorSpec
+from edgespec.contract import COMPUTE, Contract, TensorSpec
 
 PIXELS = "pixel_values"
 EMBEDS, DEEPSTACK = "image_embeds", "deepstack_embeds"
 CORNERS = 4  # of the grid of learned positions, around a patch
 
 
-@dataclass(frozen=True, slots=True)
-class VisionContract:
-    """What a graph reads and gives, in order."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-
-def vision_contract(config: VisionConfig) -> VisionContract:
+def vision_contract(config: VisionConfig) -> Contract:
     """The contract of an encoder's exported graph, which reads one image a call.
 
     `pixel_values` are patches in the processor's order: those that are merged stand together.
@@ -57,7 +47,7 @@ def vision_contract(config: VisionConfig) -> VisionContract:
         ]
     outputs = [TensorSpec(EMBEDS, COMPUTE, ("T", config.out_hidden_size))]
     outputs += [TensorSpec(name, COMPUTE, ("T", n)) for name, n in extra_widths(config).items()]
-    return VisionContract(tuple(inputs), tuple(outputs))
+    return Contract(tuple(inputs), tuple(outputs))
 
 
 def extra_widths(config: VisionConfig) -> dict[str, int]:

@@ -20,7 +20,7 @@ import pytest
 import edgespec
 from edgespec.cli.main import run
 from edgespec.errors import LimitError
-from edgespec.runtime.engine import Chunk, Response
+from edgespec.runtime.loop.generation import Chunk, Response
 from tests import toys
 from tests.e2e.workshop import Outcome
 

@@ -51,7 +51,7 @@ def outcomes(
 ) -> list[Response | EdgeSpecError]:
     """What each request of a batch comes to."""
     found: dict[GenerationRequest, Response | EdgeSpecError] = {}
-    for job, event in engine.serve(deque(jobs), lanes or engine.max_batch_size):
+    for job, event in engine.run_queue(deque(jobs), lanes or engine.max_batch_size):
         if not isinstance(event, Chunk):
             assert job not in found
             found[job] = event

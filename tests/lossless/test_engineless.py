@@ -96,7 +96,7 @@ def asked(
 def served(
     engine: Engine, jobs: Sequence[GenerationRequest], lanes: int = 1
 ) -> list[Response | EdgeSpecError]:
-    events = engine.serve(deque(jobs), lanes)
+    events = engine.run_queue(deque(jobs), lanes)
     found = {one: event for one, event in events if not isinstance(event, Chunk)}
     return [found[job] for job in jobs]
 

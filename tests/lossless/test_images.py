@@ -147,7 +147,7 @@ def test_sampled_tokens_are_the_same_with_drafts(pair: Pair) -> None:
 def served(pair: Pair, jobs: Sequence[GenerationRequest]) -> list[Response | EdgeSpecError]:
     found = {
         one: event
-        for one, event in pair.engines.four.serve(deque(jobs), LANES)
+        for one, event in pair.engines.four.run_queue(deque(jobs), LANES)
         if not isinstance(event, Chunk)
     }
     return [found[one] for one in jobs]

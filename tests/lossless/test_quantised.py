@@ -297,7 +297,7 @@ def test_a_batch_is_computed_again_in_as_many_lanes(tmp_path: Path) -> None:
             asked = [GenerationRequest(prompt, sampling, plan) for prompt, sampling in jobs]
             found = {
                 request: event
-                for request, event in engine.serve(deque(asked), 2)
+                for request, event in engine.run_queue(deque(asked), 2)
                 if isinstance(event, Response)
             }
             return [found[request] for request in asked]

@@ -46,7 +46,7 @@ def test_a_device_takes_rows_of_images(
         }
         found = {
             one: event
-            for one, event in engine.serve(deque(jobs.values()), LANES)
+            for one, event in engine.run_queue(deque(jobs.values()), LANES)
             if not isinstance(event, Chunk)
         }
     for name, job in jobs.items():

@@ -72,6 +72,7 @@ RUNTIME = (
     "loop",
     "opening",
     "streams",
+    "batch",
     "engine",
     "engine_request",
     "measuring",

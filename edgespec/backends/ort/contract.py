@@ -54,7 +54,7 @@ def lowered_contract(
             inputs.append(TensorSpec(spec.name, spec.dtype, (1, 1, "S", "T")))
         elif spec.name != "write_indices":
             inputs.append(spec)
-    return GraphContract(canonical.shape, tuple(inputs), canonical.outputs)
+    return replace(canonical, inputs=tuple(inputs))
 
 
 def tree_contract(canonical: GraphContract, cache: CacheType) -> GraphContract:
@@ -79,9 +79,8 @@ def tree_contract(canonical: GraphContract, cache: CacheType) -> GraphContract:
         shape: tuple[Dim, ...] = (*dims, dim + extra)
         return replace(spec, dtype=cache, shape=shape)
 
-    return GraphContract(
-        canonical.shape, tuple(map(typed, inputs)), tuple(map(typed, canonical.outputs))
-    )
+    outputs = tuple(map(typed, canonical.outputs))
+    return replace(canonical, inputs=tuple(map(typed, inputs)), outputs=outputs)
 
 
 @cache
@@ -117,8 +116,8 @@ def head_contract(contract: GraphContract, width: int) -> GraphContract:
     of those lanes alone that `logits_written` says; of all lanes it gives what a search of three
     sizes finds: how many of the largest, of the first so many ids, and whether it sums up
     exponentials."""
-    return GraphContract(
-        contract.shape,
-        (*contract.inputs, WRITTEN, SEARCH),
-        (*contract.outputs, *FOUND, head_rows(width)),
+    return replace(
+        contract,
+        inputs=(*contract.inputs, WRITTEN, SEARCH),
+        outputs=(*contract.outputs, *FOUND, head_rows(width)),
     )

@@ -51,6 +51,7 @@ from edgespec.backends.ort.settings import settings_of
 from edgespec.backends.ort.visibility import visibility
 from edgespec.contract import (
     RECURRENT_CHUNK,
+    Contract,
     Dim,
     GraphContract,
     GraphInput,
@@ -61,7 +62,6 @@ from edgespec.contract import (
     present_names,
 )
 from edgespec.errors import BundleError, EnvironmentProblem
-from edgespec.vision.contract import VisionContract
 
 PROVIDERS = ["CPUExecutionProvider"]
 PREFILL_CHUNK = 256  # rows of a call: bounds the mask and the activations of a long prompt
@@ -401,9 +401,7 @@ def open_session(path: Path, shared: Shared | None = None) -> ort.InferenceSessi
     return session
 
 
-def check_signature(
-    session: ort.InferenceSession, contract: GraphContract | VisionContract, path: Path
-) -> None:
+def check_signature(session: ort.InferenceSession, contract: Contract, path: Path) -> None:
     """BundleError where inputs or outputs have other names, types or sizes than those of the
     contract, which its config.json says."""
     remedy = "Build the engine again with this version of edgespec."

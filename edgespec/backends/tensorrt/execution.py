@@ -18,9 +18,8 @@ from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.logger import Errors, cleaned, lines_to, recorder_of
 from edgespec.backends.tensorrt.process import NO_MEMORY
 from edgespec.backends.tensorrt.profiles import Profile
-from edgespec.contract import GraphContract, TensorSpec
+from edgespec.contract import Contract, TensorSpec
 from edgespec.errors import BundleError, EnvironmentProblem, InternalError
-from edgespec.vision.contract import VisionContract
 
 TYPES = {
     "float32": "FLOAT",
@@ -47,7 +46,7 @@ class OpenEngine:
         self,
         bindings: Bindings,
         path: Path,
-        contract: GraphContract | VisionContract,
+        contract: Contract,
         profiles: Sequence[Profile],
         workspace: Workspace,
     ) -> None:
@@ -123,9 +122,7 @@ class OpenEngine:
 class Context:
     """A context of one profile, and what is bound in it."""
 
-    def __init__(
-        self, engine: OpenEngine, profile: int, contract: GraphContract | VisionContract
-    ) -> None:
+    def __init__(self, engine: OpenEngine, profile: int, contract: Contract) -> None:
         self.engine, self.workspace, trt = engine, engine.workspace, engine.trt
         self.varying = frozenset(
             spec.name for spec in contract.inputs if any(isinstance(d, str) for d in spec.shape)
@@ -194,7 +191,7 @@ def out_of_memory(said: str) -> bool:
 def check_signature(
     trt: Any,
     engine: Any,
-    contract: GraphContract | VisionContract,
+    contract: Contract,
     profiles: Sequence[Profile],
     path: Path,
 ) -> None:

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgespec.backends.engine_config import EngineLimits
-from edgespec.contract import RECURRENT_CHUNK, GraphContract, GraphShape, TensorSpec
+from edgespec.contract import RECURRENT_CHUNK, Contract, GraphContract, GraphShape, TensorSpec
 from edgespec.errors import ContractError
-from edgespec.vision.contract import VisionContract
 
 PREFILL_ROWS = 1024  # of a prompt in one call: enough to fill a device, and bounds activations
 LEVEL_ROWS = 8  # what a draft's call has most often: one level of a tree
@@ -94,9 +93,7 @@ def generation_ranges(shape: GraphShape, limits: EngineLimits) -> dict[str, Rang
     }
 
 
-def made(
-    name: str, contract: GraphContract | VisionContract, ranges: Mapping[str, Range]
-) -> Profile:
+def made(name: str, contract: Contract, ranges: Mapping[str, Range]) -> Profile:
     """The profile in which each symbol has its range."""
     varying = [spec for spec in contract.inputs if any(isinstance(d, str) for d in spec.shape)]
     return Profile(name, {spec.name: shapes_of(spec, ranges) for spec in varying})

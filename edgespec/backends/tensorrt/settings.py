@@ -12,8 +12,7 @@ from typing import Any, cast, get_args
 from edgespec.backends.engine_config import EngineFields
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
-from edgespec.contract import GraphContract
-from edgespec.vision.contract import VisionContract
+from edgespec.contract import Contract
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +64,7 @@ class EngineSettings:
         }
 
     @classmethod
-    def read(
-        cls, raw: Mapping[str, Any], contract: GraphContract | VisionContract, source: str
-    ) -> EngineSettings:
+    def read(cls, raw: Mapping[str, Any], contract: Contract, source: str) -> EngineSettings:
         """The settings of the keys of `backend_config`. `contract` is the canonical one, whose
         names profiles have. BundleError names a wrong key of the file `source`."""
         fields = EngineFields(raw, f"{source} (backend_config)")
@@ -89,9 +86,7 @@ class EngineSettings:
         )
 
 
-def read_profiles(
-    fields: EngineFields, contract: GraphContract | VisionContract
-) -> tuple[Profile, ...]:
+def read_profiles(fields: EngineFields, contract: Contract) -> tuple[Profile, ...]:
     """The profiles of the key `profiles`. BundleError where they are not of the contract's
     inputs."""
     ranks = {spec.name: len(spec.shape) for spec in contract.inputs}

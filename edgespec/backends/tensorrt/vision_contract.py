@@ -6,14 +6,13 @@ Knows names and types. Imports no ONNX: running an engine needs none.
 from __future__ import annotations
 
 from edgespec.backends.tensorrt.target import Target
-from edgespec.contract import TensorSpec
-from edgespec.vision.contract import VisionContract
+from edgespec.contract import Contract, TensorSpec
 
 # What is computed on the host stays as it is: it is small, and a rounded angle is another angle
 _FLOAT32 = frozenset(("rope_cos", "rope_sin", "position_weight"))
 
 
-def lowered_contract(contract: VisionContract, target: Target) -> VisionContract:
+def lowered_contract(contract: Contract, target: Target) -> Contract:
     """The contract of the graph that `lower_vision` makes: pixels and rows are of the compute
     type; names and order stay."""
 
@@ -21,6 +20,4 @@ def lowered_contract(contract: VisionContract, target: Target) -> VisionContract
         rounded = spec.dtype == "float32" and spec.name not in _FLOAT32
         return TensorSpec(spec.name, target.compute if rounded else spec.dtype, spec.shape)
 
-    return VisionContract(
-        tuple(map(lowered, contract.inputs)), tuple(map(lowered, contract.outputs))
-    )
+    return Contract(tuple(map(lowered, contract.inputs)), tuple(map(lowered, contract.outputs)))

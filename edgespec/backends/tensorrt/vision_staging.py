@@ -26,8 +26,8 @@ from edgespec.backends.tensorrt.versions import Library, capabilities_of
 from edgespec.backends.tensorrt.vision_contract import lowered_contract
 from edgespec.backends.vision.golden import read_golden
 from edgespec.config import VisionConfig
-from edgespec.contract import Limits
-from edgespec.vision.contract import VisionContract, vision_contract
+from edgespec.contract import Contract, Limits
+from edgespec.vision.contract import vision_contract
 from edgespec.vision.grid import num_tokens
 
 
@@ -119,7 +119,7 @@ def proven(onnx: VisionOnnxDir, limits: Limits) -> Limits:
     )
 
 
-def profile_of(contract: VisionContract, config: VisionConfig, limits: Limits) -> Profile:
+def profile_of(contract: Contract, config: VisionConfig, limits: Limits) -> Profile:
     """The one profile of an encoder: images within the limits, most often half as large as the
     largest."""
     block = config.merge_size**2

@@ -95,7 +95,7 @@ def plans_of(
         return [], []
     found, errors = list[Any](), list[EdgeSpecError]()
     for policy in policies or (None,):
-        engine.check_adaptive(policy)
+        engine.planner.check_adaptive(policy)
         for one in product(*(size or (None,) for size in sizes)):
             try:
                 found.append(plan_of(engine, one, tree, spec_policy=policy))

@@ -218,7 +218,7 @@ class Chat:
         """Whether a trained draft was accepted no more often than by chance in this session."""
         from edgespec.runtime.measuring.random_baseline import NoBetterThanChance
 
-        if not self.engine.has_trained_draft:
+        if not self.engine.drafting.has_trained_draft:
             return None
         drafted = [response for response in self.responses if response.metrics.drafting_steps]
         return NoBetterThanChance.of(

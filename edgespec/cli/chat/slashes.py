@@ -102,7 +102,7 @@ def change_setting(chat: Chat, text: str) -> None:
         from edgespec.cli.report import plan_line
 
         assert plan is not None
-        words, can_adapt = chat.engine.drafter_words, chat.engine.can_adapt
+        words, can_adapt = chat.engine.drafting.words, chat.engine.planner.can_adapt
         line = plan_line(plan, chosen=False, words=words, can_adapt=can_adapt)
         chat.screen.note(f"[{line}]")
 

@@ -6,7 +6,8 @@ Knows names and seconds. A stage's time is wall time around its calls, host work
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 MULTIMODAL = "multimodal_processing"  # an image is read, decoded and resized
@@ -60,10 +61,9 @@ class StageTimes:
 
 @dataclass
 class StageLog:
-    """Seconds of every single pass of each stage, since the log was last cleared. `engine_s` reads
-    a running total.
+    """Seconds of every single pass of each stage. `engine_s` reads a running total.
 
-    An engine that serves for days keeps no such list: it has `recording` False until `clear`.
+    An engine that serves for days keeps no such list: it has `recording` False but in `recorded`.
     """
 
     engine_s: Callable[[], float]
@@ -86,9 +86,14 @@ class StageLog:
         if self.recording:
             self.passes.setdefault(stage, []).append(seconds)
 
-    def clear(self) -> None:
-        """Forget all passes, and record those to come."""
+    @contextmanager
+    def recorded(self) -> Iterator[dict[str, list[float]]]:
+        """The passes of the block alone, by their stage."""
         self.passes, self.recording = {}, True
+        try:
+            yield self.passes
+        finally:
+            self.recording = False
 
 
 class Pass:

@@ -36,7 +36,8 @@ class GenerationRequest:
     `drafter` None is the one that the engine was opened with; else the name of a method that needs
     no engine, with its `drafter_options`, or a Drafter. `schedule` is what it may draft while so
     many run, None as the engine was opened. `acceptance` is a rule of `verify.ACCEPT_RULES` with
-    its options; None: the engine's. `arrived_s` is when the request came, by `time.perf_counter`;
+    its options; None: the engine's. `prior` is the acceptance by depth that adaptive drafting
+    begins with; None: the engine's. `arrived_s` is when the request came, by `time.perf_counter`;
     None: when it is added to the scheduler.
     """
 
@@ -50,6 +51,7 @@ class GenerationRequest:
     drafter: str | Drafter | None = None
     drafter_options: DrafterOptions | Mapping[str, object] | None = None
     schedule: Schedule | None = None
+    prior: Sequence[float] | None = None
 
     @property
     def prompt(self) -> Prompt:

@@ -216,13 +216,10 @@ def measure_engine(
     with engine.driver.paused():
         if engine.session.num_free_lanes < len(engine.base.lanes):
             raise LimitError("the engine answers requests", "Measure once they have ended.")
-        log, recording = engine.session.log, engine.session.log.recording
-        log.recording = False
         measuring = Measuring(engine, budget_s, progress, clock)
         try:
             measuring.run()
         finally:
-            log.recording = recording
             measuring.end()
     return measuring.profile()
 

@@ -73,16 +73,14 @@ def hold(base: CachedDecoder, lane: int, tokens: Sequence[int]) -> None:
 def timed(engine: Engine, stopping: Callable[[], bool]) -> StepCost | None:
     """The median of PASSES steps of the sequences that run, without the first."""
     session, whole = engine.session, list[float]()
-    session.log.clear()
-    for _ in range(PASSES):
-        if stopping():
-            return None
-        began = time.perf_counter()
-        steps = session.step()
-        whole.append(time.perf_counter() - began)
-        if any(output.error is not None for _, output in steps):
-            return None
-    verify, commit = (
-        median(session.log.passes[stage][1:]) for stage in (stages.GENERATION, stages.COMMIT)
-    )
+    with engine.measured() as passes:
+        for _ in range(PASSES):
+            if stopping():
+                return None
+            began = time.perf_counter()
+            steps = session.step()
+            whole.append(time.perf_counter() - began)
+            if any(output.error is not None for _, output in steps):
+                return None
+    verify, commit = (median(passes[stage][1:]) for stage in (stages.GENERATION, stages.COMMIT))
     return StepCost(0.0, verify, commit, max(0.0, median(whole[1:]) - verify - commit))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edgespec.backends.engine_config import NO_DRAFTS
 from edgespec.errors import LimitError
-from edgespec.methods import find_method
+from edgespec.methods import METHODS, find_method
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.drafters.registry import DRAFTERS
@@ -47,6 +47,42 @@ class Drafting:
         # Drafters of the user's by the id of the object, which is kept alive beside them
         self.own: OrderedDict[int, tuple[object, OpenDraft]] = OrderedDict()
         self.lock = threading.Lock()
+
+    @property
+    def method(self) -> str | None:
+        """The method that the engine was opened with; None without drafts, or with a drafter of the
+        user's own."""
+        return None if self.default is None else self.default.method
+
+    @property
+    def max_batch_size(self) -> int:
+        """Sequences that run at a time, as the engines were built."""
+        held = None if self.default is None else self.default.drafter.num_lanes
+        lanes = len(self.base.decoder.lanes)
+        return lanes if held is None else min(lanes, held)
+
+    @property
+    def words(self) -> str:
+        """What follows "chain" or "tree" where a plan is shown."""
+        return DRAFTERS[self.method].words if self.method is not None else ""
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether the method decides by itself how much to draft."""
+        return self.method is not None and DRAFTERS[self.method].paces_itself
+
+    @property
+    def has_trained_draft(self) -> bool:
+        """Whether an engine drafts, that was made for the base."""
+        return self.method is not None and METHODS[self.method].needs_engine
+
+    @property
+    def trained_with_thinking(self) -> bool | None:
+        """Whether the draft was trained with thinking; None where it knows both, and without
+        one."""
+        if self.default is None or self.method is None:
+            return None
+        return DRAFTERS[self.method].trained_with_thinking(self.base.config, self.default.config)
 
     def of(self, drafter: str | Drafter | None, options: Options = None) -> OpenDraft | None:
         """What a request drafts with: by default that of the engine, or by a method's name, which

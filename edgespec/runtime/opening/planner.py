@@ -1,5 +1,5 @@
 """The drafting plans of an open engine: what is chosen where sizes are left open, and which plans
-base, drafter and accept rule take.
+base, drafter and accept rule take; what a request drafts with.
 
 Knows the engine's config, what may draft, and what the engine was opened with. The arithmetic of
 sizes is in `plans`, that of each method in its row of DRAFTERS.
@@ -8,27 +8,34 @@ sizes is in `plans`, that of each method in its row of DRAFTERS.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import EdgeSpecError, LimitError, counted, rephrased
+from edgespec.errors import EdgeSpecError, LimitError, OptionError, RequestError, counted, rephrased
 from edgespec.runtime.acceptance.verify import ACCEPT_RULES, EXACT, AcceptOptions, acceptance_of
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
+from edgespec.runtime.loop.generation import GenerationRequest
 from edgespec.runtime.opening.drafting import Drafting, Options
+from edgespec.runtime.opening.speculative_config import check_of_request, of_engine
+from edgespec.runtime.opening.tuned_plan import TunedPlan
 from edgespec.runtime.plans.plan import SMALLEST_TREE, PlanLimits, TreeSpec
-from edgespec.runtime.plans.policy import ADAPTIVE, MOST, SpecPolicy
+from edgespec.runtime.plans.policy import ADAPTIVE, FIXED, MOST, POLICIES, SpecPolicy
+from edgespec.runtime.plans.schedules import Gates
 from edgespec.runtime.trees.static_tree import StaticPlan
-from edgespec.runtime.trees.tree import DraftPlan
+from edgespec.runtime.trees.tree import PLAIN, DraftPlan, Plain
+
+RequestPlan = DraftPlan | DecodingConfig | Plain | None  # what a caller may give
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
     """Makes and checks plans. `hints` say how much to draft where the engine runs; `acceptance` is
-    its accept rule, and `speculative_config` the block that it was opened with. `policy` says
-    whether plans are adaptive: None is where no sizes are given and `can_adapt`, as costs are
-    known. `tuned` is the plan of the engine's own drafter where no sizes are given.
+    its accept rule, `speculative_config` the block that it was opened with, and `gates` what limits
+    its drafts. `policy` says whether plans are adaptive: None is where no sizes are given and
+    `can_adapt`, as costs are known and the method leaves the decision to others; else
+    `why_no_costs`. `tuned` has the plan of the engine's own drafter where no sizes are given.
 
     Errors name the flags of the command line, and those of a config its keys.
     """
@@ -41,7 +48,68 @@ class Planner:
     speculative_config: DecodingConfig | None = None
     policy: SpecPolicy | None = None
     can_adapt: bool = False
-    tuned: DraftPlan | None = None
+    tuned: TunedPlan | None = None
+    why_no_costs: str | None = None
+    gates: Gates | None = None
+
+    # ---- of a request
+
+    def drafts_of(
+        self, plan: RequestPlan, acceptance: AcceptOptions | None = None
+    ) -> dict[str, Any]:
+        """What a request's `plan` means, as fields of a GenerationRequest: None is `by_sizes()`
+        where something drafts, or what suits an accept rule of the request's own. Raises
+        RequestError, LimitError or OptionError."""
+        if isinstance(plan, DecodingConfig):
+            return self.drafts_by(plan, acceptance)
+        if plan is None:
+            planner = self if acceptance is None else replace(self, acceptance=acceptance)
+            return {"plan": None if self.drafting.default is None else planner.by_sizes()}
+        if not isinstance(plan, DraftPlan | Plain):
+            what = f"plan is of type {type(plan).__name__}"
+            remedy = (
+                "Give engine.plan(...), a decoding config such as edgespec.AutoDecodingConfig(...),"
+                " edgespec.PLAIN for no drafts, or leave it out."
+            )
+            raise RequestError(what, remedy)
+        return {"plan": None if plan is PLAIN else plan}
+
+    def drafts_by(
+        self, config: DecodingConfig, acceptance: AcceptOptions | None = None
+    ) -> dict[str, Any]:
+        """What a request's own config means, as fields of a GenerationRequest; `acceptance` is an
+        accept rule that was given beside it. Raises LimitError, and OptionError for keys that are a
+        matter of the engine or a method that it does not have."""
+        check_of_request(config)
+        config = of_engine(config, self.drafting.method, "this engine")
+        fields: dict[str, Any] = {"plan": self.by_config(config, acceptance)}
+        fields["schedule"] = config.schedule
+        if config.drafts_by is not None:
+            fields |= {"drafter": config.drafts_by, "drafter_options": config.options}
+        if acceptance is not None or config.acceptance is not None:
+            fields["acceptance"] = acceptance or config.acceptance
+        return fields
+
+    def gates_for(self, request: GenerationRequest) -> Gates | None:
+        """What limits a request's drafts: its own schedule or the engine's, and how well the drafts
+        of the engine's own drafter were accepted."""
+        own = self.gates
+        if request.drafter is not None or own is None:
+            return None if request.schedule is None else Gates(request.schedule)
+        return Gates(request.schedule or own.schedule, own.acceptance)
+
+    def check_adaptive(self, policy: SpecPolicy | None) -> None:
+        """Raises LimitError for adaptive drafting where nothing says what a step costs here."""
+        if policy != ADAPTIVE or self.can_adapt or self.drafting.is_paced:
+            return
+        if self.drafting.method is None:
+            what = "spec_policy adaptive: nothing is known of the cost of a drafter of your own"
+            raise LimitError(what, "Leave it out, or set it to fixed.")
+        what = f"spec_policy adaptive: {self.why_no_costs}"
+        remedy = f"Measure it: edgespec bench {self.drafting.engine_dir} --measure-costs."
+        raise LimitError(what, remedy)
+
+    # ---- plans
 
     def by_sizes(
         self,
@@ -71,7 +139,7 @@ class Planner:
     def by_tuning(self) -> DraftPlan | None:
         """The tuned plan, adaptive as it was measured unless the policy says otherwise; None where
         there is none, or where only chains will do and it is none."""
-        tuned = self.tuned
+        tuned = None if self.tuned is None else self.tuned.plan
         if tuned is None or (tuned.top_k != 1 and self.wants_chains(self.acceptance)):
             return None
         asked = tuned.adaptive if self.policy is None else self.policy == ADAPTIVE
@@ -80,6 +148,10 @@ class Planner:
             plan = limits.plan(tuned.top_k, tuned.steps, tuned.verify_size, self.hints)
         limits.check(plan)
         return replace(plan, adaptive=self.can_adapt and asked)
+
+    def tuned_line(self, plan: DraftPlan) -> str | None:
+        """What is said of the plan that `tune` found; None of any other."""
+        return self.tuned.line if self.tuned is not None and plan == self.by_tuning() else None
 
     def adapts(self, *, sized: bool) -> bool:
         """Whether a plan of the engine's own drafter is adaptive, where sizes were given or not."""
@@ -194,3 +266,10 @@ def branches(plan: DraftPlan) -> tuple[str, str]:
         size = counted(len(plan.choices), "node")
         return f"the static tree of {size} branches", "Give choices without branches, or none"
     return f"--spec-draft-top-k {plan.top_k} drafts trees", "Set --spec-draft-top-k to 1"
+
+
+def check_policy(spec_policy: object) -> None:
+    """Raises OptionError for a policy that there is none of."""
+    if spec_policy not in (None, *POLICIES):
+        what = f"spec_policy is {spec_policy!r:.60}"
+        raise OptionError(what, f"Give {ADAPTIVE!r} or {FIXED!r}, or leave it out.")

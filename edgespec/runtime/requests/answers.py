@@ -74,7 +74,7 @@ class Answers:
     def run(self, requests: Sequence[Request]) -> Iterator[Answer]:
         """An Answer for every turn of every request, in the order in which they end."""
         queue = RequestQueue(self, requests)
-        for asked, event in self.engine.serve(queue, self.batch_size, self.stopping):
+        for asked, event in self.engine.run_queue(queue, self.batch_size, self.stopping):
             yield from queue.take_refused()
             if isinstance(event, Chunk):
                 self.observe(event)
@@ -102,7 +102,7 @@ class Answers:
             answer = replace(answer, speculative=drafts["plan"] is not None)
             prompt = self.render(request, messages)
             system_prompt = self.system_prompt(request, messages)
-            ids = self.engine.encode_rendered(
+            ids = self.engine.prompts.encode_rendered(
                 prompt,
                 messages,
                 add_special_tokens=not request.apply_chat_template,
@@ -129,7 +129,9 @@ class Answers:
         if request.disable_spec_decode or request.speculative is None:
             return {"plan": None if request.disable_spec_decode else self.plan}
         where = f"requests[{request.index}].speculative"
-        return self.engine.drafts_by(of_request(request.speculative, where, self.engine.method))
+        return self.engine.planner.drafts_by(
+            of_request(request.speculative, where, self.engine.method)
+        )
 
     def render(self, request: Request, messages: Sequence[Message]) -> str:
         """The text of messages, as the request wants it. Raises RequestError."""
@@ -187,7 +189,7 @@ class Answers:
                 asked[GenerationRequest(prompt_ids, sampling, arrived_s=arrived_s)] = answer
         queue = deque(asked)
         found: list[tuple[Answer, Response]] = []
-        for request, event in self.engine.serve(queue, self.batch_size, self.stopping):
+        for request, event in self.engine.run_queue(queue, self.batch_size, self.stopping):
             if self.stopping():
                 queue.clear()
             if isinstance(event, Chunk):

@@ -119,23 +119,22 @@ class FileRun:
         for _ in range(times):
             if not self.answers.stopping():
                 deque(self.answers.run(first), maxlen=0)
-        self.engine.session.prefixes.clear()
-        self.engine.drafting.forget()
+        self.engine.forget_prefixes()
+        self.engine.forget_answers()
 
     def answer(self, progress: Progress, *, keep_images: bool = False) -> None:
         """Answer each request and keep it in the journal as it ends. Its prompt stays as ids, with
         `keep_images` as it is."""
-        log, began = self.engine.session.log, time.perf_counter()
-        before = self.image_stats()
-        log.clear()
+        began, before = time.perf_counter(), self.image_stats()
         try:
-            for answer in self.answers.run(self.requests.requests):
-                self.done[answer.key] = answer if keep_images else without_images(answer)
-                self.keep(answer)
-                self.tell_stopped()
-                progress.finish(len(self.done))
+            with self.engine.measured() as self.passes:
+                for answer in self.answers.run(self.requests.requests):
+                    self.done[answer.key] = answer if keep_images else without_images(answer)
+                    self.keep(answer)
+                    self.tell_stopped()
+                    progress.finish(len(self.done))
         finally:
-            self.wall_s, self.passes = time.perf_counter() - began, log.passes
+            self.wall_s = time.perf_counter() - began
             self.peak_bytes, self.images = peak_bytes(), self.image_stats() - before
 
     def image_stats(self) -> ImageStats:
@@ -161,10 +160,9 @@ class FileRun:
             )
 
     def check(self, compare: Callable[[Iterable[Answer]], Iterable[Answer]]) -> None:
-        """Answer every drafted turn again, plainly, with neither prefixes nor times of the drafts,
-        and compare the two."""
-        self.engine.session.prefixes.clear()
-        self.engine.session.log.clear()
+        """Answer every drafted turn again, plainly, without prefixes of the drafts, and compare the
+        two."""
+        self.engine.forget_prefixes()
         began = time.perf_counter()
         self.done |= {answer.key: answer for answer in compare([*self.done.values()])}
         self.done = {key: without_images(answer) for key, answer in self.done.items()}
@@ -223,7 +221,7 @@ class FileRun:
             self.peak_bytes,
             self.stopped,
             self.plain_step,
-            self.engine.has_trained_draft,
+            self.engine.drafting.has_trained_draft,
             self.prediction(answers),
             self.images,
         )

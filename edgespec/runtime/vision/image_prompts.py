@@ -17,6 +17,7 @@ from threading import Lock
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.engine_dir import find_encoder, holds_encoder, open_vision
 from edgespec.backends.vision.config import VisionEngineConfig
+from edgespec.config.values import ImageTokens
 from edgespec.contract import Role, image_widths
 from edgespec.errors import EngineClosed, EnvironmentProblem, LimitError, PairingError
 from edgespec.images import ImageReader, ImageRules, PreparedImage, read_processor
@@ -80,6 +81,11 @@ class ImagePrompts:
         processor = read_processor(found).limited(limits.max_image_tokens_per_image)
         return cls(found, config, ImageReader(rules or ImageRules(), processor))
 
+    @property
+    def tokens(self) -> ImageTokens:
+        """The model's own marks of images and videos."""
+        return self.config.component.tokens
+
     def prompt(
         self,
         ids: Sequence[int],
@@ -102,7 +108,7 @@ class ImagePrompts:
             vision = self.config.component.vision
             counts = [num_tokens(vision, image.grid) for image in images]
             self.check_total(sum(counts))
-            whole = expand(ids, self.config.component.tokens, counts)
+            whole = expand(ids, self.tokens, counts)
             check(whole.tokens)
             rows = [self.rows(image, stopping) for image in images]
         slots = [ImageSlots(start, one) for start, one in zip(whole.starts, rows, strict=True)]

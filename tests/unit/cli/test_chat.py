@@ -133,7 +133,7 @@ class Told:
     rules: list[AcceptOptions | None] = field(default_factory=list)
     drafter_notes: tuple[str, ...] = ()
     drafting_stopped: str | None = None
-    has_trained_draft: bool = False
+    drafting: Any = field(default_factory=lambda: SimpleNamespace(has_trained_draft=False))
     images: Any = None
     planner: Any = field(default_factory=Plans)
 
@@ -892,7 +892,7 @@ def test_drafts_no_better_than_chance_are_told_once(capsys: pytest.CaptureFixtur
     )
     wrong: list[Event] = [chunk("a"), Response("a", [*range(31)], END_OF_SEQUENCE, metrics, None)]
     chat = chat_of(wrong, wrong)
-    chat.engine.has_trained_draft = True  # type: ignore[misc]
+    chat.engine.drafting.has_trained_draft = True  # type: ignore[misc]
     assert talk(chat, "First?", "Second?") == 0
     assert capsys.readouterr().err.count("drafts are no better than chance: 0 of 30") == 1
     assert talk(chat_of(wrong), "First?") == 0  # nothing was trained

@@ -759,7 +759,7 @@ def test_run_over_a_file_and_requests_of_threads_share_the_engine(engine: Engine
         others = [pool.submit(engine.generate, prompt(n), LONG) for n in (2, 3)]
         found = {
             requests.index(asked): event.token_ids
-            for asked, event in engine.serve(queue, 2)
+            for asked, event in engine.run_queue(queue, 2)
             if isinstance(event, Response)
         }
         assert [other.result().token_ids for other in others] == expected[2:]
@@ -768,7 +768,7 @@ def test_run_over_a_file_and_requests_of_threads_share_the_engine(engine: Engine
 
 def test_answer_may_be_asked_for_in_the_midst_of_a_run_over_a_file(engine: Engine) -> None:
     queue = deque([GenerationRequest(prompt(1), GREEDY)])
-    lengths = [len(engine.generate([5, 6], GREEDY).token_ids) for _ in engine.serve(queue)]
+    lengths = [len(engine.generate([5, 6], GREEDY).token_ids) for _ in engine.run_queue(queue)]
     assert lengths == [6] * 7
 
 
@@ -786,7 +786,7 @@ def test_step_of_a_file_s_run_that_is_interrupted_is_told_to_the_others(engine: 
     with mock.patch.object(Scheduler, "step", step):
         mate = engine.stream(prompt(2), LONG)
         next(mate)
-        run = engine.serve(deque([GenerationRequest(prompt(1), GREEDY)]))
+        run = engine.run_queue(deque([GenerationRequest(prompt(1), GREEDY)]))
         with pytest.raises(KeyboardInterrupt):
             next(run)
         with pytest.raises(EnvironmentProblem, match="interrupted"):

@@ -30,10 +30,10 @@ from edgespec.backends.tensorrt.lowering.masks import NEVER
 from edgespec.backends.tensorrt.lowering.precision import TYPES, keep_float32
 from edgespec.backends.tensorrt.target import Dialect, Target
 from edgespec.backends.tensorrt.vision_contract import lowered_contract
-from edgespec.vision.contract import VisionContract
+from edgespec.contract import Contract
 
 
-def lower_vision(model: ir.Model, contract: VisionContract, target: Target) -> ir.Model:
+def lower_vision(model: ir.Model, contract: Contract, target: Target) -> ir.Model:
     """Rewrite `model`, a canonical graph that keeps `contract`, in place; returns it.
 
     Its external weights stay where they are. ContractError where the graph is not one that export
@@ -55,7 +55,7 @@ def lower_vision(model: ir.Model, contract: VisionContract, target: Target) -> i
     return model
 
 
-def declare(graph: ir.Graph, contract: VisionContract, target: Target) -> None:
+def declare(graph: ir.Graph, contract: Contract, target: Target) -> None:
     """Give inputs and outputs the types of the lowered contract. ContractError where the graph has
     others than the contract."""
     lowered = lowered_contract(contract, target)

@@ -122,7 +122,7 @@ def test_every_least_size_is_at_most_the_frequent_one_and_that_the_largest() -> 
 
 
 def test_a_dimension_without_a_range_is_a_fault_of_the_contract() -> None:
-    odd = GraphContract(BASE, (TensorSpec("odd", "float32", ("B", "Z")),), ())
+    odd = GraphContract((TensorSpec("odd", "float32", ("B", "Z")),), (), BASE)
     with pytest.raises(ContractError, match="odd: its dimension Z"):
         profiles_of(odd, EngineLimits.of(LIMITS, Role.BASE))
 

@@ -18,7 +18,7 @@ from edgespec.contract import GraphContract, GraphShape, Role, TensorSpec
 from edgespec.errors import BundleError, EngineMismatch, MissingDependency
 
 SHAPE = GraphShape(Role.BASE, 8, 1, 1, 8, 8, 10)
-CONTRACT = GraphContract(SHAPE, (TensorSpec("x", "float32", ("B", "S", 8)),), ())
+CONTRACT = GraphContract((TensorSpec("x", "float32", ("B", "S", 8)),), (), SHAPE)
 SETTINGS = EngineSettings(
     library="tensorrt_rtx",
     version="1.7.1.116",

@@ -65,7 +65,7 @@ def engine() -> Iterator[Engine]:
 
 def answer(engine: Engine, **more: Any) -> Response:
     request = GenerationRequest(PROMPT, GREEDY, engine.plan(1, 3, 4), **more)
-    end = [event for _, event in engine.serve(deque([request]))][-1]
+    end = [event for _, event in engine.run_queue(deque([request]))][-1]
     if isinstance(end, EdgeSpecError):
         raise end
     assert isinstance(end, Response)

@@ -31,6 +31,8 @@ class Echo:
     def tokenizer(self) -> Echo:
         return self
 
+    prompts = tokenizer
+
     def render(self, messages: tuple[Message, ...], **flags: Any) -> str:
         text = " ".join(m.content for m in messages)
         if "refuse" in text:
@@ -57,7 +59,7 @@ class Echo:
             raise Stopped
         return self.encode(text)
 
-    def serve(
+    def run_queue(
         self, queue: Any, batch_size: int, stopping: Any
     ) -> Iterator[tuple[GenerationRequest, Response]]:
         while queue:
