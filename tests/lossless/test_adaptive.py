@@ -46,7 +46,7 @@ from tests.lossless.test_static_trees import engines_of
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=3)
-PRICES = {"free": (0.0, 0.0), "dear": (0.1, 0.2)}
+PRICES = {"free": (0.0, 1e-9), "dear": (0.1, 0.2)}
 STATIC = StaticPlan.of([[0], [1], [2], [1, 0], [2, 1], [2, 1, 0]])
 SIZES = {"chain": (1, 4, None), "tree": (3, 3, 12)}
 
