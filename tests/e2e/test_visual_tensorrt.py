@@ -127,15 +127,3 @@ def test_a_dry_run_refuses_what_a_build_would(
     assert emitted.code == 2
     assert "--emit-onnx writes the graph of a language model" in emitted.err
     assert not any(tmp_path.iterdir())
-
-
-def test_the_graph_is_not_written_for_another_tool(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch, NATIVE)
-    files = ("--onnx-dir", exported("qwen3_vl"), "--engine-dir", tmp_path / "engines")
-    emitted = ("--emit-onnx", tmp_path / "graph")
-    done = cli("build", *files, "--backend", "tensorrt", *emitted)
-    assert done.code == 2
-    assert "--emit-onnx writes the graph of a language model" in done.err
-    assert not any(tmp_path.iterdir())
