@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.artifacts import atomic, file_names, hashes, json_files
+from edgespec.artifacts import atomic, file_names, hashes, json_files, page_cache
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.artifacts.component_files import required_arrays
 from edgespec.artifacts.directories import Kind, kind_of, not_engines
@@ -182,7 +182,9 @@ def install(staging: Path, engine_dir: Path, role: Role, entry: EngineEntry) -> 
     leaves a directory that says that this engine is not there. What it leaves is listed in
     `staging`, for `remove_killed`. Raises OSError, and BundleError for files of others.
     """
-    new = {p.name: FileEntry.of(p) for p in sorted(staging.iterdir())}
+    for path in staging.iterdir():
+        page_cache.renew(path)
+    new = {p.name: FileEntry.of(p) for p in sorted(staging.iterdir())}  # read anew, as it will run
     entry = replace(entry, files=new)
     with atomic.locked(engine_dir):
         refuse_foreign(engine_dir, entry.files)

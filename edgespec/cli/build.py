@@ -7,6 +7,7 @@ knows no engine library.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -353,14 +354,31 @@ def show(built: Built, costs: str | None, *, as_json: bool) -> None:
 
 def to_dict(built: Built, costs: str | None) -> dict[str, Any]:
     """What --json prints of an engine."""
-    notes = *built.notes, *unused(built.role)
+    notes = *built.notes, *unused(built.role), *other_device()
     return built_dict(built, notes) | {"costs": costs}
 
 
 def lines_of(built: Built, costs: str | None) -> Iterator[str]:
     """An engine, and below it what is to be said of it."""
-    notes = *built.notes, *unused(built.role), *([costs] if costs else [])
+    notes = *built.notes, *unused(built.role), *other_device(), *([costs] if costs else [])
     return built_lines(built, notes)
+
+
+def other_device() -> Iterator[str]:
+    """That the engine is for the CPU, where --backend was left out and there is a CUDA device."""
+    from edgespec.backends.tensorrt.devices import device_here
+    from edgespec.backends.tensorrt.versions import LIBRARIES, TENSORRT
+
+    source = click.get_current_context().get_parameter_source("backend")
+    device = device_here() if source is ParameterSource.DEFAULT else None
+    if device is not None:
+        there = [row for row in LIBRARIES.values() if find_spec(row.module) is not None]
+        library = (there or [TENSORRT])[0]
+        why = "" if there else f", which is not installed. {library.remedy}"
+        yield (
+            f"built for the CPU, as --backend was left out: for the {device.name} here, --backend"
+            f" {library.backend} ({library.title}){why}"
+        )
 
 
 def unused(role: Role) -> list[str]:

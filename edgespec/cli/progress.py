@@ -73,7 +73,7 @@ class Bars:
 
 class Steps(Bars):
     """The steps of a long command: each has a bar on a terminal, and leaves a line with the time it
-    took. Elsewhere a line says that it begins as well."""
+    took. Elsewhere a line says that it begins."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,8 @@ class Steps(Bars):
         if self.task is not None:
             self.progress.remove_task(self.task)
             self.task = None
-        self.note(f"{self.title}: {time.monotonic() - self.began_s:.1f} s")
+        if self.console.is_terminal:
+            self.note(f"{self.title}: {time.monotonic() - self.began_s:.1f} s")
         self.title = None
 
     def note(self, text: str) -> None:

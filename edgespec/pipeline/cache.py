@@ -37,6 +37,7 @@ ELSEWHERE = "EDGESPEC_CACHE names another directory; `edgespec cache prune` free
 # Backup programs leave out a directory with this file (https://bford.info/cachedir)
 TAG = "CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55\n"
 STAGING = re.compile(r"\.([0-9a-f]+)\.tmp-(\d+)")
+ROOT_USER, WRITTEN_BY_ALL = 0, 0o002
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -89,6 +90,18 @@ class Cache:
         """Notes that an entry is used now. A cache that is read-only keeps no such notes."""
         with suppress(OSError):
             os.utime(self.entries_dir / key / ENTRY)
+
+    def warning(self) -> str | None:
+        """Why what is in the cache may be another user's work; None where it is ours, or root's."""
+        try:
+            stat = self.root.stat()
+        except OSError:
+            return None
+        own = stat.st_uid in (os.getuid(), ROOT_USER)
+        if own and not stat.st_mode & WRITTEN_BY_ALL:
+            return None
+        whose = "anybody may write to it" if own else f"it belongs to user {stat.st_uid}"
+        return f"warning: engines come from {self.root}, and {whose}; EDGESPEC_CACHE names another"
 
     # ---- starts
 

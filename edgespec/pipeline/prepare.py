@@ -135,6 +135,8 @@ def prepared(request: RunRequest, cache: Cache, report: Reporter) -> Iterator[Pa
         if (fault := fault_of(cache, key)) is not None:  # removed meanwhile
             raise fault
         cache.touch(key)
+        if warning := cache.warning():
+            report.note(warning)
         if cache.about(key).get("method") is None and not request.has_drafter:
             report.note(NO_DRAFT)
         yield cache.engine_dir(key)

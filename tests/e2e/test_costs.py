@@ -176,7 +176,7 @@ def test_infer_measures_once_more_what_a_busy_machine_measured(
     os.utime(engines / FILE, (0, 0))
     line = infer(engines, tmp_path, asked("one two"), max_generate_length=40)
     drafted = [*line, "--spec-decode"]
-    said = "waited for a core 900 % of the time"
+    said = "waited 9.00 s of each second for a core"
     assert said in cli("inspect", engines).out
     assert said in cli(*drafted).err  # but not measured: tests are told not to
     monkeypatch.delenv(environment.MEASURE_COSTS)

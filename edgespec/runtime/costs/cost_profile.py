@@ -96,8 +96,8 @@ class CostProfile:
         twice is how these kernels are."""
         if self.waited > WAITED:
             return (
-                "costs were measured on a busy machine: threads waited for a core"
-                f" {100 * self.waited:.0f} % of the time"
+                f"costs were measured on a busy machine: threads waited {self.waited:.2f} s of"
+                " each second for a core"
             )
         return self.falling() if self.attempts < ONCE_MORE else None
 

@@ -148,7 +148,8 @@ def pays_words(one: Outlook) -> str:
     never = [str(n) for n, rate in found if rate is None]
     if not paying:
         return "chains of drafts never pay."
-    tail = f"; {listed(never)} never do" if never else ""
+    verb = "does" if len(never) == 1 else "do"
+    tail = f"; {listed(never)} never {verb}" if never else ""
     return f"chains of drafts pay by the acceptance of each: {listed(paying)}{tail}."
 
 

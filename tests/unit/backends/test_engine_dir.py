@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from edgespec.artifacts import page_cache
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.build import build
+from edgespec.backends.manifest import FileEntry
 from edgespec.contract import Role
 from edgespec.errors import BundleError, EdgeSpecError
 from edgespec.runtime.opening.open_engine import choose_draft
@@ -130,3 +132,21 @@ def test_export_is_no_place_for_engines(pair: SmallPair, tmp_path: Path) -> None
     assert str(onnx) in caught.value.what
     assert "--engine-dir" in caught.value.remedy
     assert sorted(path.name for path in onnx.iterdir()) == before
+
+
+def test_an_installed_engine_is_what_later_runs_read(
+    pair: SmallPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hashes are those of the disk: what was written has left the page cache before."""
+    renewed, hashed = list[str](), list[str]()
+    monkeypatch.setattr(page_cache, "renew", lambda path: renewed.append(path.name))
+    file_entry = FileEntry.of
+
+    def of(path: Path) -> FileEntry:
+        assert path.name in renewed
+        hashed.append(path.name)
+        return file_entry(path)
+
+    monkeypatch.setattr(FileEntry, "of", of)
+    build(pair.base_onnx, tmp_path / "engine", LIMITS)
+    assert "spec_base.onnx.data" in hashed

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 import pytest
+from click.core import ParameterSource
 from click.testing import CliRunner
 
+from edgespec.backends.tensorrt import devices
 from edgespec.cli import build
 from edgespec.cli.main import cli
 from edgespec.contract import Limits
@@ -57,3 +59,27 @@ def test_capacities_are_one_number_or_several(
 def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="1024,4096"):
         build.CAPACITIES.convert(text, None, None)
+
+
+def said_of_devices(source: ParameterSource) -> list[str]:
+    context = click.Context(build.command)
+    context.set_parameter_source("backend", source)
+    with context.scope():
+        return [*build.other_device()]
+
+
+def test_a_build_that_leaves_a_cuda_device_unused_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    orin = devices.Device("Orin", 87, "12.6", 2**35)
+    monkeypatch.setattr(devices, "device_here", lambda: orin)
+    monkeypatch.setattr(build, "find_spec", lambda module: module == "tensorrt" or None)
+    (said,) = said_of_devices(ParameterSource.DEFAULT)
+    assert said == (
+        "built for the CPU, as --backend was left out: for the Orin here, --backend tensorrt"
+        " (NVIDIA TensorRT)"
+    )
+    monkeypatch.setattr(build, "find_spec", lambda module: None)
+    (said,) = said_of_devices(ParameterSource.DEFAULT)
+    assert "which is not installed. On a Jetson install JetPack's" in said
+    assert said_of_devices(ParameterSource.COMMANDLINE) == []
+    monkeypatch.setattr(devices, "device_here", lambda: None)
+    assert said_of_devices(ParameterSource.DEFAULT) == []

@@ -271,3 +271,19 @@ def test_no_prompt_is_kept_in_a_manifest(monkeypatch: pytest.MonkeyPatch) -> Non
     command = provenance.provenance()["command"]
     assert "secret" not in json.dumps(command)
     assert command == ["edgespec", "run", "m", "--prompt", "...", "--system=...", "--seed", "5"]
+
+
+def test_a_cache_that_others_may_have_filled_is_warned_of(
+    kept: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kept.warning() is None  # there is none
+    kept.make_root()
+    kept.root.chmod(0o775)  # as with a group of one's own
+    assert kept.warning() is None
+    kept.root.chmod(0o777)
+    assert f"{kept.root}, and anybody may write to it" in str(kept.warning())
+    kept.root.chmod(0o755)
+    owner = kept.root.stat().st_uid
+    monkeypatch.setattr("edgespec.pipeline.cache.ROOT_USER", -1)
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    assert f"it belongs to user {owner}" in str(kept.warning())

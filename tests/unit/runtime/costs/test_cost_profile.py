@@ -91,7 +91,7 @@ def test_threads_that_waited_for_a_core_say_that_the_machine_was_busy(engines: P
     assert quiet.busy is None
     assert replace(quiet, waited=0.05).busy is None
     assert replace(quiet, waited=0.34, attempts=2).busy == (
-        "costs were measured on a busy machine: threads waited for a core 34 % of the time"
+        "costs were measured on a busy machine: threads waited 0.34 s of each second for a core"
     )
 
 

@@ -18,6 +18,7 @@ from edgespec.runtime.measuring.cost_description import (
     explained,
     listed,
     outlooks,
+    pays_words,
     table,
     to_dict,
 )
@@ -168,3 +169,11 @@ def test_steps_without_drafts_cost_plain_ones_and_trees_all_their_nodes() -> Non
 def test_few_steps_predict_nothing() -> None:
     assert Prediction.of(CostModel(PAIR), [drafted([2] * 5)], 1, 1) is None
     assert Prediction.of(CostModel(PAIR), [], 1, 1) is None
+
+
+def test_one_chain_never_does_and_two_never_do() -> None:
+    def words(*break_even: float | None) -> str:
+        return pays_words(Outlook(128, 1, CostModel(PAIR).at(128), (), break_even, {}))
+
+    assert words(None, 0.5).endswith("2 from 50 %; 1 never does.")
+    assert words(0.5, None, None).endswith("1 from 50 %; 2 and 3 never do.")
