@@ -19,44 +19,30 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.backends.cuda.device.opening import check_driver
 from edgespec.cli import environment
+from edgespec.errors import EnvironmentProblem
 from tests import shared, threads
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 
-# Files of more than ten seconds, the longest first; before them the one that has ModelOpt make what
-# others need as well.
+# The dearest files, so that none is left for the end; before them the one that has ModelOpt make
+# what others need as well.
 LONG_FILES = (
     "unit/backends/ort/native/test_arm.py",  # where QEMU is
     "parity/test_quantised_export.py",
     "lossless/test_quantised.py",
     "lossless/test_batches.py",
-    "lossless/test_lossless.py",
     "lossless/test_tensorrt_runner.py",
-    "e2e/test_tensorrt_simulated.py",
-    "unit/backends/tensorrt/test_stand_in.py",
-    "e2e/test_robustness.py",
-    "unit/quantize/test_work.py",
-    "lossless/test_dflash.py",
-    "lossless/test_draft_model.py",
-    "parity/test_hybrid.py",
-    "e2e/test_quantize.py",
+    "lossless/test_lossless.py",
+    "lossless/test_capacities.py",
     "parity/test_bases.py",
-    "e2e/test_inspect.py",
-    "e2e/test_extension_drafter.py",
-    "e2e/test_run.py",
-    "unit/runtime/test_api.py",
-    "e2e/test_chat.py",
-    "lossless/test_request_files.py",
-    "parity/test_weights.py",
-    "e2e/test_bad_input.py",
-    "unit/quantize/test_dflash.py",
-    "parity/test_dflash.py",
-    "e2e/test_quantised_pairs.py",
-    "unit/quantize/test_layerwise.py",
-    "parity/test_mtp.py",
-    "unit/quantize/test_qwen3_5.py",
+    "e2e/test_verify.py",
+    "e2e/test_tune.py",
+    "e2e/test_vlm.py",
+    "unit/quantize/test_work.py",
+    "unit/backends/tensorrt/test_stand_in.py",
 )
 
 
@@ -83,6 +69,22 @@ def pytest_sessionfinish() -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     shared.end()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """tests/tensorrt is left out of a whole run where there is neither compiler nor device: each
+    test would be skipped."""
+    whole = not any("tensorrt" in argument for argument in config.args)
+    return True if whole and collection_path == TESTS / "tensorrt" and not can_ask() else None
+
+
+def can_ask() -> bool:
+    """Whether one of NVIDIA's compilers or a driver of CUDA is here."""
+    try:
+        check_driver()
+    except EnvironmentProblem:
+        return any(map(importlib.util.find_spec, ("tensorrt", "tensorrt_rtx")))
+    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

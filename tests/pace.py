@@ -20,7 +20,7 @@ def paced() -> Iterator[Callable[[int], None]]:
     allowed, real = threading.Semaphore(0), Scheduler.step
 
     def step(self: Scheduler) -> Any:
-        assert allowed.acquire(timeout=60)
+        assert allowed.acquire(timeout=200)
         return real(self)
 
     with mock.patch.object(Scheduler, "step", step):

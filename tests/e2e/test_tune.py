@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 import edgespec
+from edgespec.cli.main import run
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions
 from edgespec.runtime.costs import cost_profile
@@ -41,12 +43,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_engines(tmp_path_factory.mktemp("tune"), limits=LIMITS) / "four"
 
 
-@pytest.fixture(autouse=True)
-def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def idle() -> Iterator[None]:
     """As on a machine that is all ours: costs are in no doubt."""
-    monkeypatch.setattr(cost_profile, "WAITED", float("inf"))
-    monkeypatch.setattr(cost_profile, "FALLS", 0.0)
-    monkeypatch.setattr(cost_measure, "DIFFERS", float("inf"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost_profile, "WAITED", float("inf"))
+        patch.setattr(cost_profile, "FALLS", 0.0)
+        patch.setattr(cost_measure, "DIFFERS", float("inf"))
+        yield
 
 
 @pytest.fixture
@@ -61,9 +65,9 @@ def drafts(pair: Path) -> Path:
     return made.exported(pair.parent / "draft", options) / "llm"
 
 
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     turns = [[f"one two one two {i}", "again"][: 1 + i % 2] for i in range(6)]
     path.write_text("\n".join(json.dumps({"turns": own}) for own in turns))
     return path
@@ -105,9 +109,18 @@ def winning(engines: Path, **changes: object) -> None:
     (engines / FILE).write_text(json.dumps(raw))
 
 
+@pytest.fixture(scope="module")
+def searched(pair: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engines after a search."""
+    engines = Path(shutil.copytree(pair, tmp_path_factory.mktemp("searched") / "engines"))
+    line = ("tune", engines, "--prompts", prompts, *QUICK)
+    assert run([str(word) for word in line]) == 0
+    return engines
+
+
 @pytest.fixture
-def tuned(cli: Cli, engines: Path, prompts: Path) -> Path:
-    tune(cli, engines, prompts)
+def tuned(searched: Path, tmp_path: Path) -> Path:
+    engines = Path(shutil.copytree(searched, tmp_path / "tuned"))
     raw = json.loads((engines / FILE).read_text())
     if "draft" not in raw["engines"]:
         from edgespec.contract import Role

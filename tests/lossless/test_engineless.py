@@ -227,9 +227,9 @@ def test_plans_by_sizes_and_options(engines: Pair) -> None:
             engine.plan(top_k=2)
 
 
+@pytest.mark.parametrize("engines", ["llama", "window-5"], indirect=True)
 def test_exact_engines_draft_chains_and_bitwise_ones_trees(engines: Pair) -> None:
-    if engines.one.base.recurrent:
-        pytest.skip("no engine of such a base is exact")
+    """No engine with recurrent layers is exact."""
     with Engine(engines.path, drafter="suffix", drafter_options=EVERYTHING, exact=True) as engine:
         engine.stop_ids = frozenset()
         assert (engine.plan().top_k > 1) == engine.config.weights.is_bitwise

@@ -108,12 +108,12 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_plain_mapping_is_refused_with_its_place(name: str) -> None:
     text, said = REFUSED[name]
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(RequestError, match=said) as error:
         parse(text, "f.yaml")
     assert error.value.remedy
     assert len(str(error.value)) < 500
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_file_that_is_none_or_too_large_is_refused(tmp_path: Path) -> None:

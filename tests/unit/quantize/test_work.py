@@ -101,7 +101,7 @@ def same_files(ours: Path, theirs: Path) -> bool:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_killed_run_goes_on_and_gives_the_same_bytes(
     base: Path, whole: Path, tmp_path: Path
 ) -> None:
