@@ -21,10 +21,10 @@ from edgespec.errors import OptionError, in_words, rephrased
 from edgespec.methods import METHODS, find_method
 
 if TYPE_CHECKING:
+    from edgespec.methods.names import SpecPolicy
     from edgespec.runtime.acceptance.verify import AcceptOptions
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.plans.plan import TreeSpec
-    from edgespec.runtime.plans.policy import SpecPolicy
     from edgespec.runtime.trees.tree import DraftPlan
 
 # TensorRT Edge-LLM's other names
@@ -64,7 +64,6 @@ BLOCKS = titles("block", "block chain")
 STEP = f"Levels of the tree; {BLOCKS}: 1."
 VERIFY_SIZE = f"Nodes per base pass, the root included; {BLOCKS}: at most {MAX_BLOCK_NODES}."
 SIZE = click.IntRange(1)
-POLICIES = ("fixed", "adaptive")  # as in runtime.policy
 POLICY = (
     "adaptive: each step drafts as far as that pays, by what a step costs here and by how well the"
     " drafts of this answer were accepted; sizes are the most. fixed: each step drafts the plan."

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.benchmark.modes import MODES, SPECULATIVE, VERIFY
 from edgespec.cli import environment, trtllm
 from edgespec.cli.bench.asked import (
-    MODES,
     ROWS,
-    SPECULATIVE,
-    VERIFY,
     drafts_by,
     engine_of,
     measured,
@@ -29,7 +27,7 @@ from edgespec.cli.bench.kept import check_pictures, keep, to_stdout
 from edgespec.cli.bench.their_names import THEIR_NAMES, THEIRS
 from edgespec.cli.config_file import ConfigCommand
 from edgespec.cli.costs_flag import measure_again
-from edgespec.cli.draft_flags import ALIASES, POLICIES, draft_options_of, is_given
+from edgespec.cli.draft_flags import ALIASES, draft_options_of, is_given
 from edgespec.cli.engine_options import SIZES, engine_options, opened
 from edgespec.cli.image_flags import beside, image_flags
 from edgespec.cli.infer import check_outputs
@@ -39,6 +37,7 @@ from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import report as tell
 from edgespec.cli.terminal import say
 from edgespec.errors import EdgeSpecError, noted
+from edgespec.methods.names import POLICIES
 
 if TYPE_CHECKING:
     from edgespec.benchmark.measure import Benchmark, Plan
