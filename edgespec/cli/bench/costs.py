@@ -27,7 +27,7 @@ def say_costs(engine: Engine) -> None:
 
 def sentences(engine: Engine, report: Report | None) -> Iterator[str]:
     """What the kept costs mean, and of a report how its figures compare with them."""
-    from edgespec.benchmark.explanation import of_rows
+    from edgespec.cli.bench.tables import predictions
     from edgespec.runtime.measuring.cost_description import explained
 
     if engine.costs is None:
@@ -35,4 +35,4 @@ def sentences(engine: Engine, report: Report | None) -> Iterator[str]:
         return
     yield from explained(engine.costs.profile)
     if report is not None:
-        yield from of_rows(report.rows)
+        yield from predictions(report.rows)

@@ -19,6 +19,7 @@ from edgespec.cli.terminal import harmless, say
 from edgespec.errors import counted
 
 MAX_WIDTH = 400  # characters
+CLOSE = 0.1  # a prediction within so much of what was measured is said to hold
 Cell = Callable[[Row], str | None]
 
 
@@ -183,6 +184,18 @@ def below(report: Report) -> Iterator[str]:
 
 
 NAMED = (("power mode", "power_mode"), ("governor", "governors"))
+
+
+def predictions(rows: Sequence[Row]) -> Iterator[str]:
+    """A sentence for each row that has a prediction."""
+    for row in rows:
+        predicted, over = row.predicted, row.over_plain
+        if predicted is None or over is None:
+            continue
+        apart = over.median / predicted - 1
+        more = "more" if apart > 0 else "less"
+        told = "as predicted" if abs(apart) <= CLOSE else f"{100 * abs(apart):.0f} % {more}"
+        yield f"{words(row)}: {over.median:.2f} x plain, predicted {predicted:.2f} ({told})."
 
 
 # ---- two reports

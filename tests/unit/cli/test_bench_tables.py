@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from edgespec.benchmark.compare import changes, unlike
-from edgespec.cli.bench.tables import DECODE, fitting, show, show_changes
+from edgespec.cli.bench.tables import DECODE, fitting, predictions, show, show_changes
 from tests.unit.benchmark.reports import PLAIN, drafted, figure, passes, report, row, typed
 
 ALL = (PLAIN, drafted(3, 0.7, 1.5, 1.6), passes(1, 0.01), passes(4, 0.012))
@@ -62,3 +62,13 @@ def test_control_that_moved_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(control)" in out
     assert "plain decoding itself is slower: the machine was not the same" in out
     assert "too few samples" in out
+
+
+def test_sentences_of_rows_compare_with_the_prediction() -> None:
+    close = drafted(3, 0.7, 1.5) | {"predicted_speed_over_plain": 1.45}
+    far = drafted(2, 0.7, 0.9) | {"predicted_speed_over_plain": 1.2}
+    none = drafted(1, 0.7, 0.9)
+    assert [*predictions([typed(one) for one in (close, far, none)])] == [
+        "chain 1/3/4 at 0.7 128+64 b1: 1.50 x plain, predicted 1.45 (as predicted).",
+        "chain 1/2/3 at 0.7 128+64 b1: 0.90 x plain, predicted 1.20 (25 % less).",
+    ]
