@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 OPSET = 24
@@ -254,7 +255,7 @@ class GraphInput:
     name: str
     kind: Kind
     dims: tuple[Dim | Width, ...]
-    when: Callable[[GraphShape], bool] = decodes
+    when: Callable[[GraphShape], object] = decodes
     dtype: str = COMPUTE
     parts: tuple[Part, ...] = (Part.LAYERS,)  # that read it
     default: float | None = None  # where a call does not give it; None: each call does
@@ -271,27 +272,12 @@ class GraphInput:
 
     def applies(self, shape: GraphShape) -> bool:
         """Whether graphs of this shape have it."""
-        return self.when(shape) and (not self.size or shape.sizes.get(self.size, 0) > 0)
+        return bool(self.when(shape)) and (not self.size or shape.sizes.get(self.size, 0) > 0)
 
     def spec(self, shape: GraphShape) -> TensorSpec:
         """Name, type and dimensions in a graph of this shape."""
         dims = tuple(dim(shape) if callable(dim) else dim for dim in self.dims)
         return TensorSpec(self.name, self.dtype, dims)
-
-
-def is_block(shape: GraphShape) -> bool:
-    """Whether a draft makes a whole block in one call."""
-    return shape.block
-
-
-def recycles(shape: GraphShape) -> bool:
-    """Whether a draft reads the base's hidden states or its own."""
-    return shape.reads_hidden_states and not shape.heads
-
-
-def hidden_size(shape: GraphShape) -> Dim:
-    """H."""
-    return shape.hidden_size
 
 
 def pairs(shape: GraphShape) -> Dim:
@@ -304,68 +290,47 @@ def local_pairs(shape: GraphShape) -> Dim:
     return shape.local_rotary_dim // 2
 
 
-def base_features(shape: GraphShape) -> Dim:
-    """The width of the base's hidden states."""
-    return shape.base_features
+def recycles(shape: GraphShape) -> bool:
+    """Whether a draft reads the base's hidden states or its own."""
+    return shape.reads_hidden_states and not shape.heads
 
 
-ROWS_OF_ATTENTION = ("B", 1, "S", "C")
-CONTEXT = ("B", "L", pairs)
+HIDDEN, READ, FEATURES = map(attrgetter, ("hidden_size", "base_features", "features"))
+BLOCK, LOCAL = attrgetter("block"), attrgetter("local_rotary_dim")
+SEEN: tuple[Dim, ...] = ("B", 1, "S", "C")
+STEM = (Part.STEM,)
 # By name, in the order of a graph's inputs. `canonical_contract` says what each means.
 INPUTS: dict[str, GraphInput] = {
     row.name: row
     for row in (
-        GraphInput(
-            "inputs_embeds",
-            Kind.ROWS,
-            ("B", "S", hidden_size),
-            parts=(Part.STEM, Part.LAYERS),
-        ),
+        GraphInput("inputs_embeds", Kind.ROWS, ("B", "S", HIDDEN), parts=(*STEM, Part.LAYERS)),
         GraphInput("rope_cos", Kind.COS, ("B", "S", pairs)),
         GraphInput("rope_sin", Kind.SIN, ("B", "S", pairs)),
-        GraphInput("attention_mask", Kind.MASK, ROWS_OF_ATTENTION, dtype="bool"),
+        GraphInput("attention_mask", Kind.MASK, SEEN, dtype="bool"),
         GraphInput("write_indices", Kind.DERIVED, ("B",), dtype="int64"),
         GraphInput("gather_idx", Kind.DERIVED, ("B", "G"), dtype="int64", parts=(Part.HEAD,)),
-        GraphInput("target_hidden", Kind.STATES, ("B", "L", base_features), is_block),
-        GraphInput("context_cos", Kind.COS, CONTEXT, is_block),
-        GraphInput("context_sin", Kind.SIN, CONTEXT, is_block),
+        GraphInput("target_hidden", Kind.STATES, ("B", "L", READ), BLOCK),
+        GraphInput("context_cos", Kind.COS, ("B", "L", pairs), BLOCK),
+        GraphInput("context_sin", Kind.SIN, ("B", "L", pairs), BLOCK),
         GraphInput(
             "base_hidden",
             Kind.STATES,
-            ("B", lambda shape: "S" if shape.heads else "S_base", base_features),
-            lambda shape: shape.reads_hidden_states,
-            parts=(Part.STEM,),
+            ("B", lambda shape: "S" if shape.heads else "S_base", READ),
+            attrgetter("reads_hidden_states"),
+            parts=STEM,
         ),
         GraphInput(
             "draft_hidden",
             Kind.STATES,
-            ("B", "S_draft", lambda shape: shape.features),
+            ("B", "S_draft", FEATURES),
             recycles,
-            parts=(Part.STEM,),
+            parts=STEM,
             instead_of="base_hidden",
         ),
-        GraphInput("use_base_hidden", Kind.FLAG, (), recycles, "bool", (Part.STEM,)),
-        GraphInput(
-            "sliding_attention_mask",
-            Kind.MASK,
-            ROWS_OF_ATTENTION,
-            lambda shape: shape.sliding,
-            "bool",
-        ),
-        GraphInput(
-            "local_rope_cos",
-            Kind.COS,
-            ("B", "S", local_pairs),
-            lambda shape: shape.local_rotary_dim > 0,
-            table=1,
-        ),
-        GraphInput(
-            "local_rope_sin",
-            Kind.SIN,
-            ("B", "S", local_pairs),
-            lambda shape: shape.local_rotary_dim > 0,
-            table=1,
-        ),
+        GraphInput("use_base_hidden", Kind.FLAG, (), recycles, "bool", STEM),
+        GraphInput("sliding_attention_mask", Kind.MASK, SEEN, attrgetter("sliding"), "bool"),
+        GraphInput("local_rope_cos", Kind.COS, ("B", "S", local_pairs), LOCAL, table=1),
+        GraphInput("local_rope_sin", Kind.SIN, ("B", "S", local_pairs), LOCAL, table=1),
         GraphInput(
             "deepstack_embeds",
             Kind.ROWS,
@@ -375,13 +340,7 @@ INPUTS: dict[str, GraphInput] = {
             size="deepstack",
             max_size=lambda role, num_layers: 0 if role is Role.DRAFT else num_layers,
         ),
-        GraphInput(
-            "tree_mask",
-            Kind.DERIVED,
-            ("B", "S", "S"),
-            lambda shape: shape.recurrent is not None,
-            "bool",
-        ),
+        GraphInput("tree_mask", Kind.DERIVED, ("B", "S", "S"), attrgetter("recurrent"), "bool"),
     )
 }
 
