@@ -112,7 +112,7 @@ def render() -> str:
 
 
 def parts() -> Iterator[str]:
-    from edgespec.cli.config_file import FOREIGN
+    from edgespec.compat.config_keys import FOREIGN
     from edgespec.methods import METHODS
     from edgespec.runtime.drafters.decoding import DecodingConfig
     from edgespec.runtime.drafters.options import fields_of
@@ -135,14 +135,17 @@ def parts() -> Iterator[str]:
             yield OWN.format(name=name)
             yield from rows(kind, own)
     yield GATES
-    for key, row in FOREIGN.items():
-        if row.neutral is None:
-            yield f"| `{key}` | {row.why} |\n"
+    keys_of: dict[Any, list[str]] = {}
+    for key, foreign in FOREIGN.items():
+        keys_of.setdefault(foreign, []).append(f"`{key}`")
+    for (why, neutral), keys in keys_of.items():
+        if neutral is None:
+            yield f"| {', '.join(keys)} | {why} |\n"
     yield REFUSED
-    for key, row in FOREIGN.items():
-        if row.neutral is not None:
-            allowed = ", ".join(f"`{json.dumps(value)}`" for value in row.neutral)
-            yield f"| `{key}` | {allowed} | {row.why} |\n"
+    for (why, neutral), keys in keys_of.items():
+        if neutral is not None:
+            allowed = ", ".join(f"`{json.dumps(value)}`" for value in neutral)
+            yield f"| {', '.join(keys)} | {allowed} | {why} |\n"
 
 
 def rows(kind: Any, keys: list[str]) -> Iterator[str]:

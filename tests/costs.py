@@ -39,7 +39,9 @@ def profile(
             PassTime(rows=n, seconds=1 + row * (n - 1), **at) for at in place for n in COUNTS
         ),
         propose=tuple(
-            ProposeTime(levels=n, top_k=1, seconds=level * n, **at) for at in place for n in COUNTS
+            ProposeTime(levels=n, top_k=1, seconds=max(level * n, 1e-9), **at)
+            for at in place
+            for n in COUNTS
         ),
         observe=tuple(
             ObserveTime(rows=n, seconds=observe * n, **at) for at in place for n in COUNTS

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows, Table
 from edgespec.backends.call import Call
-from edgespec.backends.feeds import array_of
+from edgespec.backends.feeds import reader_of
 from edgespec.backends.masks import attention_mask
 from edgespec.contract import GraphContract, Kind, graph_inputs, past_names, present_names
 
@@ -86,7 +86,7 @@ class HostRunner:
                 kind = call.attended(row.name)
                 mask = np.zeros((len(kind.lanes), 1, call.rows, self.slots), np.bool_)
                 feeds[row.name] = attention_mask(call, kind, mask)
-            elif (array := array_of(row, call)) is not None:
+            elif (array := reader_of(row)(call)) is not None:
                 feeds[row.name] = array
             else:
                 dims = self.specs[row.name].dims(**sizes)

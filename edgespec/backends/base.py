@@ -228,6 +228,9 @@ class Progress:
     warn: Callable[[str], None] = leave_unsaid
 
 
+SILENT = Progress()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
     """An engine whose files stand in the staging directory; its first file is `engine`.

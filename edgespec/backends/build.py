@@ -23,7 +23,7 @@ from edgespec.artifacts.directories import Kind
 from edgespec.artifacts.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.backends import emitted, row_bits
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.base import Backend, BuildOptions, Progress, Runner, Staged
+from edgespec.backends.base import SILENT, Backend, BuildOptions, Progress, Runner, Staged
 from edgespec.backends.capacity import check_capacity, gigabytes
 from edgespec.backends.encoder_steps import EncoderSteps
 from edgespec.backends.engine_config import (
@@ -53,7 +53,6 @@ from edgespec.methods import METHODS
 from edgespec.safe_read.fields import EXPORT_AGAIN
 
 logger = logging.getLogger(__name__)
-SILENT = Progress()
 ENCODERS: Mapping[Role, EncoderSteps[Any]] = {Role.VISUAL: VisionSteps()}
 BATCH_OF_PROOF = 2  # sequences: enough for a batch kernel to mix them up
 

@@ -6,31 +6,42 @@ Knows calls and kinds of inputs. Knows no engine library.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.call import Call
+from edgespec.backends.call import OWN, Call
 from edgespec.backends.host import gather_idx, stacked_states
 from edgespec.backends.masks import tree_mask
 from edgespec.contract import GraphInput, Kind
 
+Read = Callable[[Call], NDArray[Any] | None]
 # What follows from the rest of a call, by input
-DERIVED: dict[str, Callable[[Call], NDArray[Any]]] = {
-    "write_indices": lambda call: call.write_indices,
+DERIVED: dict[str, Read] = {
+    "write_indices": attrgetter("write_indices"),
     "gather_idx": gather_idx,
     "tree_mask": tree_mask,
     "use_base_hidden": lambda call: np.array("base_hidden" in call.extras),
 }
 
 
-def array_of(row: GraphInput, call: Call) -> NDArray[Any] | None:
+def reader_of(row: GraphInput) -> Read:
     """What an input that is no mask reads in a call; None: nothing but its default."""
-    if row.name in DERIVED:
-        return DERIVED[row.name](call)
+    name = row.name
+    if name in DERIVED:
+        return DERIVED[name]
+    if name in OWN:
+        return attrgetter(OWN[name])
     if row.kind is not Kind.STATES:
-        return call.array(row.name)
-    states = call.states(row.name)
-    rows = call.context_rows if row.dims[1] == "L" else call.rows
+        return lambda call: call.array(name)
+    return partial(stacked_of, name, in_context=row.dims[1] == "L")
+
+
+def stacked_of(name: str, call: Call, *, in_context: bool) -> NDArray[Any] | None:
+    """Hidden states of a call [B, S, width], or of its context [B, L, width]."""
+    states = call.states(name)
+    rows = call.context_rows if in_context else call.rows
     return None if states is None else stacked_states(states, rows)

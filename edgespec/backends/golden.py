@@ -347,21 +347,17 @@ def joined(first: Call, second: Call) -> Call:
 def disturbed(call: Call) -> Call:
     """The call of another sequence: its embeddings, images and hidden states in reverse order of
     rows."""
-    values = call.values
-    for name in values.keys() & {*inputs_named(Kind.ROWS, Kind.STATES)}:
-        value = values[name]
-        assert not isinstance(value, Attention)
-        values[name] = (
-            np.ascontiguousarray(value[:, ::-1])
-            if isinstance(value, np.ndarray)
-            else backwards(value)
-        )
+    turned = inputs_named(Kind.ROWS, Kind.STATES)
+    values = {name: backwards(v) if name in turned else v for name, v in call.values.items()}
     return Call.of(values, call.write_indices, call.gather)
 
 
-def backwards(lanes: Sequence[HiddenStates]) -> list[HiddenStates]:
-    """The rows of each lane in reverse order."""
-    return [states.take(np.arange(len(states))[::-1]) for states in lanes]
+def backwards(value: Value) -> Value:
+    """Rows, or those of each lane, in reverse order."""
+    assert not isinstance(value, Attention)
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value[:, ::-1])
+    return [states.take(np.arange(len(states))[::-1]) for states in value]
 
 
 def golden_calls(golden: Golden, ropes: Sequence[RopeConfig]) -> list[Call]:

@@ -15,9 +15,8 @@ from edgespec.artifacts import json_files
 from edgespec.artifacts.directories import Kind
 from edgespec.artifacts.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.base import Backend, Progress
+from edgespec.backends.base import SILENT, Backend, Progress
 from edgespec.backends.build import (
-    SILENT,
     Built,
     Proven,
     entry_of,

@@ -12,12 +12,9 @@ from itertools import product
 from typing import Any
 
 from edgespec.benchmark.synthetic import Dial
-from edgespec.runtime.plans.policy import ADAPTIVE, FIXED, SpecPolicy
+from edgespec.methods.names import ADAPTIVE, FIXED, SpecPolicy
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
-
-PREFILL, DECODE, VERIFY, SPECULATIVE = "prefill", "decode", "verify", "speculative"
-MODES = (PREFILL, DECODE, VERIFY, SPECULATIVE)
 
 
 @dataclass(frozen=True, slots=True)

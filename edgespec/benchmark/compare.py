@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.benchmark.cases import DECODE, PREFILL, SPECULATIVE, VERIFY
+from edgespec.benchmark.modes import DECODE, PREFILL, SPECULATIVE, VERIFY
 from edgespec.benchmark.statistics import Interval, ratio_estimate, ratio_interval, result_of
 from edgespec.errors import RequestError
 

@@ -10,35 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Protocol
 
-from edgespec.benchmark.cases import (
-    DECODE,
-    PREFILL,
-    SPECULATIVE,
-    VERIFY,
-    Cell,
-    Variant,
-    cells,
-)
+from edgespec.benchmark.cases import Cell, Variant, cells
+from edgespec.benchmark.modes import DECODE, PREFILL, SPECULATIVE, VERIFY
 from edgespec.benchmark.passes import PassSize, timed_passes
 from edgespec.benchmark.prediction import Step, predicted_speed
 from edgespec.benchmark.prompts import PromptSource
 from edgespec.benchmark.rows import Collected, Row, conditional_acceptance, pass_rows
 from edgespec.benchmark.schedule import turns
 from edgespec.benchmark.slices import Interrupted, Prompt, Runner, Slice
+from edgespec.progress import Progress
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.trees.tree import DraftPlan
-
-
-class Progress(Protocol):
-    """Who is told what is measured; runs count turns."""
-
-    def start(self, stage: str, total: int) -> None:
-        """A stage of so many turns begins."""
-
-    def advance(self, amount: int) -> None:
-        """So many turns are done."""
 
 
 @dataclass(frozen=True)

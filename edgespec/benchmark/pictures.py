@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic
-from edgespec.benchmark.cases import SPECULATIVE, VERIFY
 from edgespec.benchmark.compare import words
+from edgespec.benchmark.modes import SPECULATIVE, VERIFY
 from edgespec.errors import MissingDependency, OptionError, RequestError
 
 Report = Mapping[str, Any]

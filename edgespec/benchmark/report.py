@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic, json_files, provenance
-from edgespec.benchmark.cases import MODES
 from edgespec.benchmark.environment import engines_of, environment, state
 from edgespec.benchmark.measure import Benchmark, Plan
+from edgespec.benchmark.modes import MODES
 from edgespec.errors import RequestError, command
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.requests.memory import peak_bytes

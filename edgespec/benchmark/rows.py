@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from edgespec.benchmark.cases import DECODE, PREFILL, SPECULATIVE, VERIFY, Cell, Variant
+from edgespec.benchmark.cases import Cell, Variant
+from edgespec.benchmark.modes import DECODE, PREFILL, SPECULATIVE, VERIFY
 from edgespec.benchmark.passes import PassSize
 from edgespec.benchmark.schedule import Turn
 from edgespec.benchmark.slices import Slice

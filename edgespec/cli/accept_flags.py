@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.errors import RequestError, counted
+from edgespec.methods.names import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from edgespec.prompts import Request
     from edgespec.runtime.acceptance.verify import AcceptOptions
     from edgespec.runtime.engine import Engine
-
-RULES = ("exact", "rejection", "typical", "relaxed")  # rows of ACCEPT_RULES; a test compares them
 
 # Flag's value -> the rule that it belongs to, and the name of its option there; "" is the rule.
 OPTIONS = {

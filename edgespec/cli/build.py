@@ -17,13 +17,14 @@ from click.core import ParameterSource
 
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
-from edgespec.cli import environment, trtllm
+from edgespec.cli import environment
 from edgespec.cli.built import built_dict, built_lines
 from edgespec.cli.costs_flag import MEASURING, costs_line
-from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand, either, until_separator
 from edgespec.cli.paths import DIRECTORY
 from edgespec.cli.terminal import json_text, ours, say
+from edgespec.compat import trtllm
+from edgespec.compat.edgellm import FLAGS
 from edgespec.contract import DECODERS, MAX_BLOCK_NODES, Limits, Role
 from edgespec.errors import OptionError, flag_of
 from edgespec.methods import METHODS

@@ -1,8 +1,8 @@
 """`--config FILE.yaml` and `key=value`: a file's keys become the defaults of a command's flags, and
 its `speculative_config` goes to the engine.
 
-Knows flags, and which keys of TensorRT-LLM's files mean nothing here, and why. How YAML is read
-stands in `edgespec.pipeline.recipe`, what the block means in `runtime.speculative_config`.
+Knows flags. Which keys of TensorRT-LLM's files mean nothing here stands in `compat.config_keys`, how
+YAML is read in `pipeline.recipe`, what the block means in `runtime.opening.speculative_config`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from edgespec.cli.draft_flags import KEY_NAMES, TREE_NAMES
 from edgespec.cli.flags import EdgeCommand, kebab, rest, until_separator
 from edgespec.cli.paths import FILE
+from edgespec.compat.config_keys import ALSO_CALLED, FOREIGN, Foreign
 from edgespec.errors import RequestError, in_terms_of, spelled
 from edgespec.pipeline.recipe import nearest, read_config, shown
 
@@ -33,158 +34,6 @@ OWN = (
     "drafter",
 )  # parameters that a file does not give
 SIZES = ("spec_draft_top_k", "spec_draft_step", "spec_verify_size")
-
-
-class Foreign(NamedTuple):
-    """A key of TensorRT-LLM's files: why it means nothing here. `neutral` None: a file may have it
-    with any value, and a note says why; else only with these, as another would be missed."""
-
-    why: str
-    neutral: tuple[object, ...] | None = None
-
-
-ONE = (None, 1)
-OFF = (None, False)
-NONE = (None,)
-ONE_MACHINE = "engines run on one machine, in one process"
-BUILT = "engines have the limits they were built for (edgespec build)"
-IN_THE_ENGINE = "this is decided when the engine is built"
-OF_GPUS = "it tunes kernels of GPUs, which are not used"
-REPORTED = "all metrics are in the output"
-OF_IMAGES = "images are encoded as the engine in `visual` was built"
-NO_CODE = "a file runs no code"
-
-FOREIGN: dict[str, Foreign] = {
-    "kv_cache_config": Foreign(
-        "a KV cache is as large as the engine was built for (build --max-kv-cache-capacity), and"
-        " prefixes are reused within --prefix-cache-mb"
-    ),
-    "backend": Foreign(IN_THE_ENGINE),
-    "cuda_graph_config": Foreign(OF_GPUS),
-    "use_cuda_graph": Foreign(OF_GPUS),
-    "encoder_cuda_graph_config": Foreign(OF_GPUS),
-    "prefill_cuda_graph_backend": Foreign(OF_GPUS),
-    "prefill_capture_num_tokens": Foreign(OF_GPUS),
-    "enable_in_graph_sampling": Foreign(OF_GPUS),
-    "enable_low_latency_host_dispatch": Foreign(OF_GPUS),
-    "enable_min_latency": Foreign(OF_GPUS),
-    "enable_layerwise_nvtx_marker": Foreign(OF_GPUS),
-    "use_fine_grained_sync": Foreign(OF_GPUS),
-    "use_cute_dsl_blockscaling_mm": Foreign(OF_GPUS),
-    "use_cute_dsl_blockscaling_bmm": Foreign(OF_GPUS),
-    "use_cute_dsl_bf16_bmm": Foreign(OF_GPUS),
-    "use_cute_dsl_bf16_gemm": Foreign(OF_GPUS),
-    "torch_compile_config": Foreign("engines are no torch programs"),
-    "enable_autotuner": Foreign(OF_GPUS),
-    "attn_backend": Foreign(IN_THE_ENGINE),
-    "moe_config": Foreign(IN_THE_ENGINE),
-    "nvfp4_gemm_config": Foreign(OF_GPUS),
-    "allreduce_strategy": Foreign(ONE_MACHINE),
-    "attention_dp_config": Foreign(ONE_MACHINE),
-    "ray_worker_extension_cls": Foreign(ONE_MACHINE),
-    "ray_placement_config": Foreign(ONE_MACHINE),
-    "ray_worker_nsight_options": Foreign(ONE_MACHINE),
-    "disable_overlap_scheduler": Foreign("a step ends before the next one begins"),
-    "scheduler_config": Foreign("requests run in the order in which they came"),
-    "reorder_policy_config": Foreign("requests run in the order in which they came"),
-    "enable_chunked_prefill": Foreign("prompts are always read in chunks"),
-    "batch_wait_timeout_ms": Foreign("requests that arrive together run together"),
-    "batch_wait_timeout_iters": Foreign("requests that arrive together run together"),
-    "batch_wait_max_tokens_ratio": Foreign("requests that arrive together run together"),
-    "stream_interval": Foreign("each step's text streams at once"),
-    "enable_early_first_token_response": Foreign("each step's text streams at once"),
-    "sampler_force_async_worker": Foreign("there is one sampler, in the thread of the engine"),
-    "sampler_type": Foreign("there is one sampler, the same with and without drafts"),
-    "print_iter_log": Foreign(REPORTED),
-    "enable_iter_perf_stats": Foreign(REPORTED),
-    "enable_iter_req_stats": Foreign(REPORTED),
-    "return_perf_metrics": Foreign(REPORTED),
-    "perf_metrics_max_requests": Foreign(REPORTED),
-    "iter_stats_max_iterations": Foreign(REPORTED),
-    "request_stats_max_iterations": Foreign(REPORTED),
-    "max_stats_len": Foreign(REPORTED),
-    "prometheus_metrics_config": Foreign(REPORTED),
-    "telemetry_config": Foreign("nothing is sent anywhere"),
-    "layer_wise_benchmarks_config": Foreign("it is a matter of TensorRT-LLM's own benchmarks"),
-    "garbage_collection_gen0_threshold": Foreign("the interpreter's settings are left alone"),
-    "num_postprocess_workers": Foreign("text is made in the engine's own thread"),
-    "load_format": Foreign("engines have their weights in them"),
-    "checkpoint_format": Foreign("the format of a checkpoint is read from it"),
-    "checkpoint_io_policy": Foreign("engines have their weights in them"),
-    "mx_config": Foreign("engines have their weights in them"),
-    "gms_config": Foreign("engines have their weights in them"),
-    "enable_resource_governor": Foreign("one process alone has the KV cache"),
-    "sleep_config": Foreign("an engine holds its memory until it is closed"),
-    "multimodal_config": Foreign(OF_IMAGES),
-    "disable_mm_encoder": Foreign(OF_IMAGES),
-    "encoder_max_batch_size": Foreign(OF_IMAGES),
-    "encoder_max_num_tokens": Foreign(OF_IMAGES),
-    "fast_build": Foreign("it is a matter of TensorRT's builder"),
-    "enable_build_cache": Foreign("edgespec run keeps what it made; edgespec cache lists it"),
-    "orchestrator_type": Foreign(ONE_MACHINE),
-    "gpus_per_node": Foreign(ONE_MACHINE),
-    # What would be missed
-    "model": Foreign("the model is TARGET of edgespec run, or --engine-dir", NONE),
-    "tokenizer": Foreign("an engine has its tokenizer beside it, from export", NONE),
-    "tokenizer_mode": Foreign("an engine has its tokenizer beside it", (None, "auto")),
-    "custom_tokenizer": Foreign(NO_CODE, NONE),
-    "tokenizer_revision": Foreign("an engine has its tokenizer beside it, from export", NONE),
-    "postprocess_tokenizer_dir": Foreign("an engine has its tokenizer beside it", NONE),
-    "skip_tokenizer_init": Foreign("requests and answers are texts", OFF),
-    "post_processor_hook": Foreign(NO_CODE, NONE),
-    "batched_logits_processor": Foreign(NO_CODE, NONE),
-    "checkpoint_loader": Foreign(NO_CODE, NONE),
-    "revision": Foreign("the model is what was exported, or TARGET of edgespec run", NONE),
-    "model_kwargs": Foreign("a model is exported as its own config.json says", NONE),
-    "decoding_config": Foreign("its successor is speculative_config", NONE),
-    "encode_only": Foreign("engines generate text", OFF),
-    "mm_encoder_only": Foreign(OF_IMAGES, OFF),
-    "sparse_attention_config": Foreign("attention reads all of the context", NONE),
-    "kv_cache_compression_config": Foreign("attention reads all of the context", NONE),
-    "enable_mla_skip_correction": Foreign("attention is computed as it is defined", OFF),
-    "force_dynamic_quantization": Foreign("checkpoints are quantized by edgespec quantize", OFF),
-    "num_serve_frontends": Foreign(ONE_MACHINE, ONE),
-    "otlp_traces_endpoint": Foreign("no traces are sent", NONE),
-    "perf_metrics_output_dir": Foreign("metrics are in the output file", NONE),
-    "enable_energy_metrics": Foreign("energy is not measured", OFF),
-    "enable_lm_head_tp_in_adp": Foreign(ONE_MACHINE, OFF),
-    "pp_partition": Foreign(ONE_MACHINE, NONE),
-    "cp_config": Foreign(ONE_MACHINE, NONE),
-    "dwdp_config": Foreign(ONE_MACHINE, NONE),
-    "trust_remote_code": Foreign("no code of a checkpoint is ever run", OFF),
-    "dtype": Foreign("weights are chosen by edgespec build --weights", (None, "auto")),
-    "quant_config": Foreign("checkpoints are quantized by edgespec quantize", NONE),
-    "calib_config": Foreign("checkpoints are quantized by edgespec quantize", NONE),
-    "build_config": Foreign(BUILT, NONE),
-    "max_batch_size": Foreign(
-        "an engine runs as many requests as it was built for (build --max-batch-size); fewer at a"
-        " time is batch_size",
-        NONE,
-    ),
-    "max_seq_len": Foreign(f"{BUILT}: --max-kv-cache-capacity", NONE),
-    "max_input_len": Foreign(f"{BUILT}: --max-input-len", NONE),
-    "max_num_tokens": Foreign("a step takes what the lanes need; prompts are read in chunks", None),
-    "max_beam_width": Foreign("there is no beam search", ONE),
-    "tensor_parallel_size": Foreign(ONE_MACHINE, ONE),
-    "pipeline_parallel_size": Foreign(ONE_MACHINE, ONE),
-    "context_parallel_size": Foreign(ONE_MACHINE, ONE),
-    "moe_tensor_parallel_size": Foreign(ONE_MACHINE, (None, 1, -1)),
-    "moe_expert_parallel_size": Foreign(ONE_MACHINE, (None, 1, -1)),
-    "moe_cluster_parallel_size": Foreign(ONE_MACHINE, (None, 1, -1)),
-    "enable_attention_dp": Foreign(ONE_MACHINE, OFF),
-    "enable_lora": Foreign("there are no LoRA adapters", OFF),
-    "lora_config": Foreign("there are no LoRA adapters", NONE),
-    "peft_cache_config": Foreign("there are no LoRA adapters", NONE),
-    "guided_decoding_backend": Foreign("there is no guided decoding", NONE),
-    "cache_transceiver_config": Foreign(ONE_MACHINE, NONE),
-    "kv_connector_config": Foreign(ONE_MACHINE, NONE),
-    "reasoning_parser": Foreign("thoughts are a part of the text", NONE),
-    "gather_generation_logits": Foreign("candidates come with num_logprobs", OFF),
-    "env_overrides": Foreign("set the environment before the start", NONE),
-}
-
-# TensorRT-LLM's names of flags
-ALSO_CALLED = {"max_tokens": "max_generate_length", "max_new_tokens": "max_generate_length"}
 
 
 class Read(NamedTuple):

@@ -63,8 +63,8 @@ def measure_busy_again(
     """Measure costs once more that a busy machine measured, where a run with these arguments of
     Engine goes by them, and say so. What fails is said: the engines run with what there is."""
     from edgespec.errors import EdgeSpecError
+    from edgespec.methods.names import FIXED
     from edgespec.runtime.measuring.cost_measure import to_measure_again
-    from edgespec.runtime.plans.policy import FIXED
 
     wanted = not environment.is_off(os.environ, environment.MEASURE_COSTS)
     if spec_decode is False or spec_policy == FIXED or not wanted:

@@ -20,10 +20,10 @@ from edgespec.errors import OptionError
 from edgespec.methods import METHODS, find_method
 
 if TYPE_CHECKING:
+    from edgespec.methods.names import SpecPolicy
     from edgespec.runtime.acceptance.verify import AcceptOptions
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.plans.plan import TreeSpec
-    from edgespec.runtime.plans.policy import SpecPolicy
     from edgespec.runtime.trees.tree import DraftPlan
 
 # TensorRT Edge-LLM's other names
@@ -63,7 +63,6 @@ BLOCKS = titles("block", "block chain")
 STEP = f"Levels of the tree; {BLOCKS}: 1."
 VERIFY_SIZE = f"Nodes per base pass, the root included; {BLOCKS}: at most {MAX_BLOCK_NODES}."
 SIZE = click.IntRange(1)
-POLICIES = ("fixed", "adaptive")  # as in runtime.policy
 POLICY = (
     "adaptive: each step drafts as far as that pays, by what a step costs here and by how well the"
     " drafts of this answer were accepted; sizes are the most. fixed: each step drafts the plan."
@@ -202,43 +201,38 @@ def draft_options_of(
 ) -> Callable[..., Any]:
     """--drafter, its options and its time budget, --spec-draft-top-k, --spec-draft-step and
     --spec-verify-size, --spec-policy, and the flags of trees, for types of sizes and policies."""
-    for flag, key, kind, text in reversed(TREE_FLAGS):
-        command = tree_option(flag, key, kind, text)(command)
-    command = click.option(
-        "--spec-policy",
-        type=policy,
-        metavar=metavar,
-        envvar=environment.SPEC_POLICY,
-        show_envvar=True,
-        help=POLICY,
-    )(command)
-    for flag, text in (
-        ("--spec-verify-size", VERIFY_SIZE),
-        ("--spec-draft-step", STEP),
-        ("--spec-draft-top-k", TOP_K),
-    ):
-        command = click.option(flag, type=size, metavar=metavar, help=text)(command)
-    positive = click.FloatRange(0.1)
-    command = click.option("--drafter-time-budget-ms", type=positive, help=BUDGET)(command)
-    command = click.option(
-        "--drafter-option",
-        multiple=True,
-        metavar="KEY=VALUE",
-        expose_value=False,
-        callback=keep_options,
-        help=OPTION,
-    )(command)
-    command = click.option(
-        "--max-matching-ngram-size",
-        type=int,
-        expose_value=False,
-        callback=keep_key,
-        help=NGRAM_SIZE,
-    )(command)
-    drafter = click.option(
-        "--drafter", type=DrafterName(), metavar="NAME|MODULE:CLASS", help=DRAFTER
-    )
-    return drafter(command)
+    sized = {"type": size, "metavar": metavar}
+    rows: dict[str, dict[str, Any]] = {
+        "--drafter": {"type": DrafterName(), "metavar": "NAME|MODULE:CLASS", "help": DRAFTER},
+        "--max-matching-ngram-size": {
+            "type": int,
+            "expose_value": False,
+            "callback": keep_key,
+            "help": NGRAM_SIZE,
+        },
+        "--drafter-option": {
+            "multiple": True,
+            "metavar": "KEY=VALUE",
+            "expose_value": False,
+            "callback": keep_options,
+            "help": OPTION,
+        },
+        "--drafter-time-budget-ms": {"type": click.FloatRange(0.1), "help": BUDGET},
+        "--spec-draft-top-k": {**sized, "help": TOP_K},
+        "--spec-draft-step": {**sized, "help": STEP},
+        "--spec-verify-size": {**sized, "help": VERIFY_SIZE},
+        "--spec-policy": {
+            "type": policy,
+            "metavar": metavar,
+            "envvar": environment.SPEC_POLICY,
+            "show_envvar": True,
+            "help": POLICY,
+        },
+    }
+    options = [click.option(flag, **row) for flag, row in rows.items()]
+    for option in reversed([*options, *(tree_option(*row) for row in TREE_FLAGS)]):
+        command = option(command)
+    return command
 
 
 def tree_option(flag: str, key: str, kind: Any, text: str) -> Callable[..., Any]:

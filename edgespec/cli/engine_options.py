@@ -19,7 +19,6 @@ from edgespec.cli.accept_flags import ACCEPTING, take_acceptance
 from edgespec.cli.config_file import config_options, configured
 from edgespec.cli.draft_flags import (
     LENGTH,
-    POLICIES,
     SIZE,
     draft_options_of,
     is_given,
@@ -29,6 +28,7 @@ from edgespec.cli.draft_flags import (
 )
 from edgespec.cli.image_flags import take_images
 from edgespec.cli.paths import DIRECTORY
+from edgespec.methods.names import POLICIES
 
 if TYPE_CHECKING:
     from edgespec.runtime.engine_request import EngineRequest, Opened

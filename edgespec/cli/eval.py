@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from edgespec.cli import trtllm
 from edgespec.cli.accept_flags import accept_options, refuse_lossy, relaxed_note
 from edgespec.cli.config_file import ConfigCommand
 from edgespec.cli.draft_flags import ALIASES
@@ -28,9 +27,11 @@ from edgespec.cli.flags import EdgeGroup
 from edgespec.cli.infer import check_outputs
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
+from edgespec.cli.prompt_options import CHECK_LOSSLESS, COMPARE_QUALITY, TOKENIZER_DIR
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import json_text, say
 from edgespec.cli.tokenizer_dir import check_tokenizer
+from edgespec.compat import trtllm
 from edgespec.errors import LimitError
 
 if TYPE_CHECKING:
@@ -97,23 +98,14 @@ def command() -> None:
     show_default=True,
     help="Seed of each article.",
 )
-@click.option(
-    "--check-lossless",
-    is_flag=True,
-    help="Decode each article plainly too and compare token for token.",
-)
-@click.option(
-    "--compare-quality",
-    is_flag=True,
-    help="Decode each article plainly too, with the same seed, and score both.",
-)
+@CHECK_LOSSLESS
+@COMPARE_QUALITY
 @click.option(
     "--hf-model-dir",
     type=DIRECTORY,
     help="Answer with transformers too, in float32, from this checkpoint.",
 )
-# Of scripts for TensorRT-LLM: engines bring their tokenizer, and this one must be the same
-@click.option("--tokenizer-dir", type=DIRECTORY, hidden=True)
+@TOKENIZER_DIR
 @click.option("--rouge1-threshold", type=click.FloatRange(0, 100), help="Fail below this ROUGE-1.")
 @click.option("--output-file", type=FILE, metavar="FILE", help="Write answers and scores as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")

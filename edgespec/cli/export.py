@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli import trtllm
-from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, MODEL
 from edgespec.cli.terminal import json_text, say
+from edgespec.compat import trtllm
+from edgespec.compat.edgellm import FLAGS
 from edgespec.errors import PairingError, flag_of
 
 if TYPE_CHECKING:

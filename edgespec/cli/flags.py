@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from edgespec.cli.edgellm import PROGRAMS, Missing
+from edgespec.compat.edgellm import PROGRAMS, Missing
 
 HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 GIVEN = f"{__name__}.given"  # in a context's meta: the flags on the command line

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli import trtllm
 from edgespec.cli.accept_flags import (
     accept_options,
     notes_of_rules,
@@ -21,7 +20,6 @@ from edgespec.cli.accept_flags import (
 )
 from edgespec.cli.costs_flag import measure_busy_again
 from edgespec.cli.draft_flags import ALIASES
-from edgespec.cli.edgellm import FLAGS, switch
 from edgespec.cli.engine_options import (
     EXACT,
     PREFIX_CACHE,
@@ -37,12 +35,20 @@ from edgespec.cli.exit_codes import FAILED, SOME_FAILED
 from edgespec.cli.help_pages import PagedCommand
 from edgespec.cli.image_flags import IMAGE, beside, image_flags
 from edgespec.cli.limits import require_stream
-from edgespec.cli.paths import DIRECTORY, FILE
+from edgespec.cli.paths import FILE
+from edgespec.cli.prompt_options import (
+    CHAT_TEMPLATE,
+    CHECK_LOSSLESS,
+    COMPARE_QUALITY,
+    TOKENIZER_DIR,
+    sampling_options,
+)
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import say
 from edgespec.cli.tokenizer_dir import check_tokenizer
+from edgespec.compat import trtllm
+from edgespec.compat.edgellm import FLAGS, switch
 from edgespec.errors import OverwriteError, counted
-from edgespec.prompts.named_templates import NAMED_TEMPLATES
 
 if TYPE_CHECKING:
     from edgespec.cli.answer_stream import AnswerStream
@@ -119,13 +125,8 @@ OF_REQUESTS = {
     metavar="TEXT",
     help="Instead: a text to be continued as it is, like --prompt TEXT --no-chat-template.",
 )
-# Of scripts for TensorRT-LLM: engines bring their tokenizer, and this one must be the same
-@click.option("--tokenizer-dir", type=DIRECTORY, hidden=True)
-@click.option(
-    "--chat-template",
-    metavar="NAME|FILE",
-    help=f"Instead of the model's template: one of {', '.join(NAMED_TEMPLATES)}, or a Jinja file.",
-)
+@TOKENIZER_DIR
+@CHAT_TEMPLATE
 @click.option(
     "--no-chat-template",
     is_flag=True,
@@ -145,29 +146,13 @@ OF_REQUESTS = {
     type=int,
     help="Requests at a time. This flag and those of sampling override the input file.",
 )
-@click.option("--max-generate-length", type=int, help="Tokens per answer, at most.")
-@click.option("--temperature", type=float, help="0 is greedy.")
-@click.option("--top-k", type=int, help="0 is off.")
-@click.option("--top-p", type=float, help="1 is off.")
-@click.option("--min-p", type=float, help="0 is off.")
-@click.option("--repetition-penalty", type=float, help="1 is off.")
+@sampling_options(None)
 @click.option(
     "--seed", type=int, help="Seed of every request. Default: the file's, or a random one."
 )
 @click.option("--num-logprobs", type=int, help="Candidates per token in the output, 0 to 50.")
-@click.option(
-    "--check-lossless",
-    is_flag=True,
-    help="Decode each request plainly too and compare token for token.",
-)
-@click.option(
-    "--compare-quality",
-    is_flag=True,
-    help=(
-        "Decode each request plainly too, with the same seed, and report what the accept rule"
-        " costs: the tokens that agree, and the log-likelihood a token by the base."
-    ),
-)
+@CHECK_LOSSLESS
+@COMPARE_QUALITY
 @click.option(
     "--warmup",
     type=click.IntRange(0),

@@ -23,13 +23,13 @@ from rich.progress import (
 )
 
 from edgespec.cli import environment
-from edgespec.cli.edgellm import FLAGS
 from edgespec.cli.exit_codes import INTERRUPTED
 from edgespec.cli.flags import EdgeCommand, EdgeGroup
 from edgespec.cli.paths import DIRECTORY, MODEL
 from edgespec.cli.progress import Bars
 from edgespec.cli.signals import Terminated, exit_code
 from edgespec.cli.terminal import json_text, say
+from edgespec.compat.edgellm import FLAGS
 from edgespec.quantization.schemes import MADE, TARGETS
 
 if TYPE_CHECKING:

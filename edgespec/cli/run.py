@@ -19,7 +19,7 @@ from click.core import ParameterSource
 
 from edgespec.backends.base import OptionValue
 from edgespec.backends.registry import find_backend
-from edgespec.cli import build, export, infer, trtllm
+from edgespec.cli import build, export, infer
 from edgespec.cli.accept_flags import accept_options
 from edgespec.cli.chat import command as chat
 from edgespec.cli.draft_flags import ALIASES
@@ -28,6 +28,7 @@ from edgespec.cli.help_pages import PagedCommand
 from edgespec.cli.image_flags import IMAGE, beside, image_flags
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import MODEL
+from edgespec.compat import trtllm
 from edgespec.errors import OptionError, RequestError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli import environment
+from edgespec.cli.engine_options import engine_dir_option
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.image_flags import image_flags, take_images
 from edgespec.cli.paths import DIRECTORY, FILE
@@ -24,14 +24,7 @@ OUTCOME_WIDTH, ENGINE_WIDTH = 10, 7
 
 
 @click.command("verify", cls=EdgeCommand)
-@click.option(
-    "--engine-dir",
-    required=True,
-    type=DIRECTORY,
-    envvar=environment.ENGINE_DIR,
-    show_envvar=True,
-    help="What edgespec build made.",
-)
+@engine_dir_option
 @click.option(
     "--onnx-dir",
     "onnx_dirs",

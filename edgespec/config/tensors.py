@@ -53,8 +53,7 @@ def attention_tensors(attention: AttentionSpec, hidden_size: int, width: int) ->
     mixed = attention.num_heads * attention.head_dim
     linears["self_attn.o_proj"] = (hidden_size, mixed, attention.o_bias)
     norms = ("self_attn.q_norm", "self_attn.k_norm") if attention.qk_norm else ()
-    named = _with_biases(linears) | {f"{n}.weight": (attention.head_dim,) for n in norms}
-    return named | ({"self_attn.sinks": (attention.num_heads,)} if attention.sinks else {})
+    return _with_biases(linears) | {f"{n}.weight": (attention.head_dim,) for n in norms}
 
 
 def qkv_rows(attention: AttentionSpec) -> tuple[int, int, int]:

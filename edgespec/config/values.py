@@ -70,8 +70,6 @@ class AttentionSpec:
     qk_norm: bool = False  # an RMSNorm over each head of the queries and of the keys
     gated: bool = False  # q_proj holds, per head, the query and then the gate of the output
     fused_qkv: bool = False  # one qkv_proj: the rows of q, of k and of v
-    softcap: float | None = None  # the products are squashed to softcap * tanh(x / softcap)
-    sinks: bool = False  # a learnt logit per head that takes a share of the softmax
 
 
 @dataclass(frozen=True, slots=True)

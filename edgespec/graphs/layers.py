@@ -89,10 +89,6 @@ def _not_buildable(config: DecoderConfig, layer: LayerSpec) -> str | None:
         return f"{layer.mlp.experts.count} experts with biases or fused projections, not built"
     if not isinstance(layer.mixer, AttentionSpec):
         return None if layer.mixer == config.linear else "linear attention of other sizes"
-    if layer.mixer.softcap is not None:
-        return f"a soft-cap of {layer.mixer.softcap:g} on attention, which is not built"
-    if layer.mixer.sinks:
-        return "attention sinks, which are not built"
     if layer.mixer.gated and layer.mixer.fused_qkv:
         return "gates in a fused projection, which are not built"
     cache = (layer.mixer.num_kv_heads, layer.mixer.head_dim)

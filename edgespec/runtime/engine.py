@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import EdgeSpecError, LimitError, RequestError, in_terms_of
 from edgespec.images import ImageRules
+from edgespec.methods.names import ADAPTIVE, SpecPolicy
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.acceptance.verify import (
     ACCEPT_RULES,
@@ -45,7 +46,7 @@ from edgespec.runtime.loop.session import Session
 from edgespec.runtime.opening.parts import open_parts
 from edgespec.runtime.opening.planner import RequestPlan as Plan
 from edgespec.runtime.plans.acceptance_estimate import AcceptanceEstimate
-from edgespec.runtime.plans.policy import ADAPTIVE, AdaptivePolicy, AdaptiveState, SpecPolicy
+from edgespec.runtime.plans.policy import AdaptivePolicy, AdaptiveState
 from edgespec.runtime.streams import AsyncStream, Ends, Stream, cancelling, future_end
 from edgespec.runtime.text.prompt import Conversation, Prompt
 from edgespec.runtime.text.prompt_encoder import PromptEncoder, never

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.artifacts.component import ComponentConfig
+from edgespec.methods.names import SpecPolicy
 from edgespec.runtime.acceptance.verify import AcceptOptions
 from edgespec.runtime.drafters.decoding import DecodingConfig, Sizes
 from edgespec.runtime.drafters.loading import is_own_drafter
@@ -27,7 +28,6 @@ from edgespec.runtime.opening.speculative_config import (
     read_config,
 )
 from edgespec.runtime.plans.plan import TreeSpec
-from edgespec.runtime.plans.policy import SpecPolicy
 from edgespec.runtime.trees.tree import DraftPlan
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from edgespec.benchmark.cases import Cell
 from edgespec.benchmark.prompts import PromptSource, in_batches
 from edgespec.benchmark.slices import Prompt, Runner, window
+from edgespec.progress import Progress
 from edgespec.prompts import RequestFile, SamplingParams
 from edgespec.runtime.costs.cost_model import CostModel
 from edgespec.runtime.drafters.base import Tunable
@@ -52,16 +53,6 @@ class TuneOptions:
     def to_dict(self) -> dict[str, Any]:
         """As a report and a journal have it."""
         return asdict(self)
-
-
-class Progress(Protocol):
-    """Who is told what is done."""
-
-    def start(self, stage: str, total: int) -> None:
-        """A stage of so many runs begins."""
-
-    def advance(self, amount: int) -> None:
-        """So many are done."""
 
 
 @dataclass

@@ -725,7 +725,7 @@ def test_ctrl_c_during_infer_keeps_what_is_finished(shop: SmallPair, tmp_path: P
 
 def test_ctrl_c_while_an_engine_loads_writes_no_output(shop: SmallPair, tmp_path: Path) -> None:
     args = infer_args(shop.engine, tmp_path)
-    code, err = stopped(signal.SIGINT, "edgespec.runtime.opening.open_runner", 0, *args)
+    code, err = stopped(signal.SIGINT, "edgespec.runtime.opening.open_engine.open_runner", 0, *args)
     assert code == INTERRUPTED
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["input.json"]

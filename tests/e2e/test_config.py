@@ -16,7 +16,8 @@ import edgespec
 from edgespec.backends.engine_config import EngineWeights
 from edgespec.cli import infer, run
 from edgespec.cli.chat import command as chat
-from edgespec.cli.config_file import BLOCK, FOREIGN, divided, flag_name, is_of_files
+from edgespec.cli.config_file import BLOCK, divided, flag_name, is_of_files
+from edgespec.compat.config_keys import FOREIGN
 from edgespec.errors import EdgeSpecError, OptionError, PairingError, RequestError
 from edgespec.pipeline.cache import Cache
 from tests.e2e.test_run import checkpoints, kept, made

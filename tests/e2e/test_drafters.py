@@ -12,7 +12,7 @@ import pytest
 
 import edgespec
 from edgespec.contract import Limits
-from edgespec.errors import BundleError
+from edgespec.errors import BundleError, EngineClosed
 from edgespec.runtime.drafters.decoding import Sizes
 from edgespec.runtime.drafters.ngram import NgramOptions
 from edgespec.runtime.engine_request import EngineRequest
@@ -111,6 +111,15 @@ def test_options_of_flags_are_those_of_the_drafter(engines: Path) -> None:
     both = asked.settled(engines).speculative_config
     assert both is not None
     assert both.options == replace(wanted, is_use_oldest=False)
+
+
+def test_request_that_is_not_the_command_line_s_opens_the_same(engines: Path) -> None:
+    asked = EngineRequest(spec_decode=True, sizes=Sizes(1, 2, 3))
+    with asked.open(engines) as opened:
+        assert (opened.engine.method, opened.plan()) == ("suffix", opened.engine.plan(1, 2, 3))
+        assert "drafting by suffix decoding" in "".join(opened.notes)
+    with pytest.raises(EngineClosed):
+        opened.engine.plan()
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "suffix"])

@@ -17,6 +17,7 @@ import pytest
 
 from tests import toys
 
+pytestmark = pytest.mark.deep
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kill_test.py"
 
 

@@ -139,12 +139,16 @@ def test_a_build_for_one_length_takes_the_others_away(cli: Cli, engines: Path) -
     assert (engines / "spec_draft.48.engine").exists()
 
 
-def test_verify_checks_the_engine_of_each_length(
-    cli: Cli, engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def verify_line(engines: Path, tmp_path: Path) -> list[object]:
     exports = [f"--onnx-dir={path}" for path in exported("eagle3")]
-    line = ["verify", "--engine-dir", engines, *exports, "--output-file", tmp_path / "r.json"]
-    done = cli(*line)
+    return ["verify", "--engine-dir", engines, *exports, "--output-file", tmp_path / "r.json"]
+
+
+def test_verify_checks_the_engine_of_each_length(
+    cli: Cli, verify_line: list[object], tmp_path: Path
+) -> None:
+    done = cli(*verify_line)
     assert done.code == 0, done.out
     report = json.loads((tmp_path / "r.json").read_text())
     names = {check["check"] for check in report["engines"]["base"]["checks"]}
@@ -156,6 +160,12 @@ def test_verify_checks_the_engine_of_each_length(
         *("tokens, greedy, 128 tokens", "tokens, sampled, 128 tokens"),
     ]
     assert {check["outcome"] for check in tokens} == {"passed"}
+
+
+@pytest.mark.deep
+def test_verify_finds_the_engine_of_one_length_that_is_wrong(
+    cli: Cli, verify_line: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = TensorRTRunner.run
 
     def broken(runner: TensorRTRunner, call: Call) -> list[Result]:
@@ -165,7 +175,7 @@ def test_verify_checks_the_engine_of_each_length(
         return real(runner, replace(call, rope_sin=call.rope_sin + np.float32(more)))
 
     monkeypatch.setattr(TensorRTRunner, "run", broken)
-    done = cli(*line)
+    done = cli(*verify_line)
     assert done.code == INVALID, done.out
     failed = [text for text in done.out.splitlines() if text.startswith("failed")]
     assert failed

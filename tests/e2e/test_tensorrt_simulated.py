@@ -48,5 +48,7 @@ def test_drafts_change_nothing_in_half_precision(
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if {"name", "version"} <= set(metafunc.fixturenames):
-        rows = [(name, version) for name in PAIRS for version in (NATIVE, PORTABLE)]
-        metafunc.parametrize(("name", "version"), rows, ids=lambda text: str(text))
+        rows = [(name, NATIVE) for name in PAIRS] + [("eagle3", PORTABLE)]
+        deep = [(name, PORTABLE) for name in PAIRS if name != "eagle3"]
+        deep_rows = [pytest.param(*row, marks=pytest.mark.deep) for row in deep]
+        metafunc.parametrize(("name", "version"), rows + deep_rows, ids=str)

@@ -5,15 +5,14 @@ Knows requests. Knows nothing of which draft the engine has.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 
 import numpy as np
 
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.loop.generation import GenerationRequest
+from tests.lossless.answers import assert_as_alone, served
 
 DRAWN = range(3, 15)  # few tokens, so that texts repeat themselves
 GREEDY = SamplingParams(temperature=0.0, seed=0, logit_bias=dict.fromkeys(DRAWN, 50.0))
@@ -29,7 +28,7 @@ def assert_same_beside_a_draft(one: Engine, four: Engine) -> None:
     """Twelve requests, greedy and sampled: the engine's own draft, suffixes, n-grams and none take
     turns, more of them than lanes. Each says what it says plainly, and drafts of the text are
     accepted."""
-    jobs, accepted = [], 0
+    jobs = []
     for number in range(12):
         prompt = np.random.default_rng([3, number]).choice(DRAWN, 1 + 7 * (number % 5)).tolist()
         params = replace(
@@ -44,12 +43,7 @@ def assert_same_beside_a_draft(one: Engine, four: Engine) -> None:
         name, options = DRAFTERS[number % 4]
         plan = four.planner.limits(name, options).plan(None, None, None, four.planner.hints)
         jobs.append(GenerationRequest(prompt, params, plan, drafter=name, drafter_options=options))
-    events = four.run_queue(deque(jobs), len(four.base.lanes))
-    found = {job: event for job, event in events if not isinstance(event, Chunk)}
-    for job in jobs:
-        drafted, plain = found[job], one.plainly(job.prompt_ids, job.sampling)
-        assert isinstance(drafted, Response), drafted
-        assert first_difference(one, plain, drafted, job.sampling) is None
-        assert drafted.token_ids == plain.token_ids
-        accepted += sum(drafted.metrics.per_step_accepted) if job.drafter else 0
-    assert accepted > 0
+    found = served(four, jobs)
+    assert_as_alone(one, jobs, found)
+    texts = [answer for job, answer in zip(jobs, found, strict=True) if job.drafter]
+    assert sum(sum(answer.metrics.per_step_accepted) for answer in texts) > 0

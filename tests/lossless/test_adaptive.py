@@ -6,7 +6,6 @@ that cost much, which end soon and are tried again.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,22 +25,28 @@ from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.generation import GenerationRequest
 from edgespec.runtime.loop.prefix import PrefixCache
-from edgespec.runtime.requests.lossless_check import first_difference
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests import shared, toys
 from tests.costs import with_costs
 from tests.lossless import draft_models
+from tests.lossless.answers import (
+    VOCAB,
+    assert_as_alone,
+    assert_same,
+    plainly,
+    prompt_of,
+    served,
+)
 from tests.lossless.engines import LANES, api_engines
 from tests.lossless.pairs import LIMITS, make_mtp_pair
 from tests.lossless.test_static_trees import engines_of
 
-VOCAB = 256
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=3)
-PRICES = {"free": (0.0, 0.0), "dear": (0.1, 0.2)}
+PRICES = {"free": (0.0, 1e-9), "dear": (0.1, 0.2)}
 STATIC = StaticPlan.of([[0], [1], [2], [1, 0], [2, 1], [2, 1, 0]])
 SIZES = {"chain": (1, 4, None), "tree": (3, 3, 12)}
 
@@ -137,16 +142,6 @@ def pair(opened: Pair) -> Iterator[Pair]:
         engine.session.prefixes, engine.session.drafter = PrefixCache(0), engine.drafter
 
 
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng([seed, length]).integers(3, VOCAB, length).tolist()
-
-
-def assert_same(pair: Pair, plain: Response, found: Response, sampling: SamplingParams) -> None:
-    difference = first_difference(pair.one, plain, found, sampling)
-    assert difference is None, difference.words
-    assert (found.token_ids, found.finish_reason) == (plain.token_ids, plain.finish_reason)
-
-
 def test_adaptive_drafts_leave_every_token_as_it_was(pair: Pair) -> None:
     drafted, paused = 0, 0
     for shape, plan in pair.plans().items():
@@ -154,9 +149,9 @@ def test_adaptive_drafts_leave_every_token_as_it_was(pair: Pair) -> None:
         for sampling in (GREEDY, SAMPLED):
             for length in (1, 9, 30):
                 asked = replace(sampling, max_generate_length=30)
-                plain = pair.one.plainly(prompt_of(length), asked)
+                plain = plainly(pair.one, prompt_of(length), asked)
                 found = pair.one.generate(prompt_of(length), asked, plan)
-                assert_same(pair, plain, found, asked)
+                assert_same(pair.one, plain, found, asked)
                 assert found.metrics.spec_policy == "adaptive"
                 drafted += sum(map(bool, found.metrics.per_step_drafted))
                 paused += found.metrics.steps_paused
@@ -175,18 +170,7 @@ def test_batches_of_three_with_early_ends_leave_every_token_as_it_was(pair: Pair
         )
         for i, (n, new) in enumerate(shapes)
     ]
-    for job, found in zip(jobs, served(pair.four, jobs, 3), strict=True):
-        plain = pair.one.plainly(job.prompt_ids, job.sampling)
-        assert_same(pair, plain, found, job.sampling)
-
-
-def served(engine: Engine, jobs: Sequence[GenerationRequest], lanes: int) -> list[Response]:
-    found = {}
-    for job, event in engine.run_queue(deque(jobs), lanes):
-        if not isinstance(event, Chunk):
-            assert isinstance(event, Response), event
-            found[job] = event
-    return [found[job] for job in jobs]
+    assert_as_alone(pair.one, jobs, served(pair.four, jobs, 3))
 
 
 def test_behind_a_conversation_that_was_kept_whole_nothing_changes(pair: Pair) -> None:
@@ -196,7 +180,7 @@ def test_behind_a_conversation_that_was_kept_whole_nothing_changes(pair: Pair) -
     prompt = [*prompt_of(9), *first.token_ids, 5, 6, 7]
     found = pair.one.generate(prompt, asked, plan)
     assert found.metrics.reused_tokens > 9
-    assert_same(pair, pair.one.plainly(prompt, asked), found, asked)
+    assert_same(pair.one, plainly(pair.one, prompt, asked), found, asked)
 
 
 def test_the_same_request_again_gives_the_same_figures(pair: Pair) -> None:

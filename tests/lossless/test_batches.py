@@ -6,8 +6,7 @@ greedy and sampled, with more of them than lanes.
 
 from __future__ import annotations
 
-import functools
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -33,19 +32,27 @@ from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
-from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.generation import GenerationRequest, Response
 from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.loop.sequence import SequenceState, StepOutput
 from edgespec.runtime.loop.session import Session
 from edgespec.runtime.requests.lossless_check import first_difference
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
+from tests.lossless.answers import (
+    VOCAB,
+    assert_as_alone,
+    outcomes,
+    plainly,
+    prompt_of,
+    served,
+)
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.engineless import assert_same_beside_a_draft
 from tests.lossless.engines import LANES, Engines, make_engines, opened
 from tests.lossless.pairs import Family
 
-VOCAB, CAPACITY = 256, 64
+CAPACITY = 64
 PLANS = [None, DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), DraftPlan(10, 4, 40)]
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=1.0, top_k=0, top_p=0.9, seed=5)
@@ -94,10 +101,6 @@ def as_they_were(engines: Engines) -> Iterator[None]:
         engine.stop_ids, engine.session.drafter = stop_ids, engine.drafter
 
 
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng([seed, length]).integers(3, VOCAB, length).tolist()
-
-
 def job(
     length: int, max_new: int, plan: DraftPlan | None = None, sampling: SamplingParams = GREEDY
 ) -> GenerationRequest:
@@ -132,43 +135,8 @@ def again(jobs: Sequence[GenerationRequest]) -> list[GenerationRequest]:
     return [replace(one) for one in jobs]
 
 
-def served(
-    engine: Engine, jobs: Sequence[GenerationRequest], lanes: int = LANES
-) -> list[Response | EdgeSpecError]:
-    found: dict[GenerationRequest, Response | EdgeSpecError] = {}
-    for one, event in engine.run_queue(deque(jobs), lanes):
-        if not isinstance(event, Chunk):
-            assert one not in found
-            found[one] = event
-    return [found[one] for one in jobs]
-
-
 def alone(engines: Engines, one: GenerationRequest) -> Response:
-    return plain_run(engines.one, engines.one.stop_ids, tuple(one.prompt_ids), one.sampling)
-
-
-@functools.cache
-def plain_run(
-    engine: Engine, stop_ids: frozenset[int], prompt: tuple[int, ...], sampling: SamplingParams
-) -> Response:
-    """The same in whatever mixture a job stands. No rows of other prompts are made use of."""
-    assert engine.stop_ids == stop_ids
-    kept, engine.session.prefixes = engine.session.prefixes, PrefixCache(0)
-    try:
-        return engine.plainly(prompt, sampling)
-    finally:
-        engine.session.prefixes = kept
-
-
-def assert_as_alone(
-    engines: Engines, jobs: Sequence[GenerationRequest], found: Sequence[Response | EdgeSpecError]
-) -> None:
-    for one, response in zip(jobs, found, strict=True):
-        assert isinstance(response, Response), response
-        plain = alone(engines, one)
-        difference = first_difference(engines.one, plain, response, one.sampling)
-        assert difference is None, (one, difference)
-        assert (response.text, response.finish_reason) == (plain.text, plain.finish_reason)
+    return plainly(engines.one, one.prompt_ids, one.sampling)
 
 
 def script(engines: Engines, jobs: Sequence[GenerationRequest], right: float | None) -> None:
@@ -194,8 +162,8 @@ def test_mixture_gives_each_what_it_gets_alone(engines: Engines, right: float | 
         CachedDecoder, "run", autospec=True, side_effect=CachedDecoder.run
     ) as run:
         found = served(engines.four, jobs)
-    assert_as_alone(engines, jobs, found)
-    accepted = sum(sum(one.metrics.per_step_accepted) for one in found if isinstance(one, Response))
+    assert_as_alone(engines.one, jobs, found)
+    accepted = sum(sum(one.metrics.per_step_accepted) for one in found)
     assert right is None or (accepted > 0) == (right > 0)
     assert max(len(call.args[1]) for call in run.mock_calls) == LANES
 
@@ -203,7 +171,7 @@ def test_mixture_gives_each_what_it_gets_alone(engines: Engines, right: float | 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_smaller_batches_of_the_same_engine_give_the_same(engines: Engines, lanes: int) -> None:
     jobs = mixture()[:7]
-    assert_as_alone(engines, jobs, served(engines.four, jobs, lanes))
+    assert_as_alone(engines.one, jobs, served(engines.four, jobs, lanes))
 
 
 @pytest.mark.parametrize("right", [None, 0.8])
@@ -217,8 +185,7 @@ def test_stop_token_of_one_ends_one(engines: Engines, right: float | None) -> No
     for engine in (engines.one, engines.four):
         engine.stop_ids = frozenset({third[5]})
     found = served(engines.four, jobs)
-    assert_as_alone(engines, jobs, found)
-    assert isinstance(found[2], Response)
+    assert_as_alone(engines.one, jobs, found)
     assert found[2].finish_reason == END_OF_SEQUENCE
     assert found[2].token_ids == third[: third.index(third[5]) + 1]
 
@@ -233,8 +200,7 @@ def test_full_cache_ends_one_and_its_mates_go_on(
     jobs = [job(3, 40, PLANS[3], SAMPLED), full, job(11, 40, PLANS[2]), job(7, 40, None, SAMPLED)]
     script(engines, jobs, right)
     found = served(engines.four, jobs)
-    assert_as_alone(engines, jobs, found)
-    assert isinstance(found[1], Response)
+    assert_as_alone(engines.one, jobs, found)
     assert (len(found[1].token_ids), found[1].finish_reason) == (CAPACITY - 45 + 1, FULL)
 
 
@@ -242,8 +208,8 @@ def test_all_caches_full_at_once(engines: Engines) -> None:
     jobs = [job(n, 99, plan) for n, plan in zip((48, 47, 46, 45), PLANS, strict=True)]
     script(engines, jobs, 0.9)
     found = served(engines.four, jobs)
-    assert_as_alone(engines, jobs, found)
-    assert [len(one.token_ids) for one in found if isinstance(one, Response)] == [17, 18, 19, 20]
+    assert_as_alone(engines.one, jobs, found)
+    assert [len(one.token_ids) for one in found] == [17, 18, 19, 20]
 
 
 # ---- who runs where
@@ -264,8 +230,8 @@ def test_last_one_takes_the_place_of_who_ends_and_who_waits_the_place_behind(
     with mock.patch.object(Session, "step", step):
         found = served(engines.four, jobs)
     assert seen == [[2, 3, 4, 5]] * 2 + [[5, 3, 4, 6]] * 3 + [[5, 3]] * 3
-    assert [one.slot for one in found if isinstance(one, Response)] == [0, 1, 2, 3, 3]
-    assert_as_alone(engines, jobs, found)
+    assert [one.slot for one in found] == [0, 1, 2, 3, 3]
+    assert_as_alone(engines.one, jobs, found)
 
 
 @pytest.mark.parametrize("plan", [None, PLANS[2]])
@@ -277,8 +243,8 @@ def test_rows_kept_of_one_lane_serve_another(engines: Engines, plan: DraftPlan |
         for tail in (3, 4, 5, 6, 7)
     ]
     found = served(engines.four, jobs)
-    assert_as_alone(engines, jobs, found)
-    reused = [one.metrics.reused_tokens for one in found if isinstance(one, Response)]
+    assert_as_alone(engines.one, jobs, found)
+    reused = [one.metrics.reused_tokens for one in found]
     # A draft's row pairs a position with the token after it, so it has one fewer; a state is taken
     # whole or not at all
     assert reused == [0] + [20 if plan is None or engines.four.base.recurrent else 19] * 4
@@ -290,15 +256,13 @@ def test_next_turn_reads_only_what_is_new(engines: Engines, plan: DraftPlan | No
     script(engines, [first], right=1)
     engines.four.session.prefixes = PrefixCache(2**24)
     (found,) = served(engines.four, [replace(first, keep_all=True)])
-    assert isinstance(found, Response)
     assert plan is None or max(found.metrics.per_step_accepted) > 0
     follow_up = GenerationRequest(
         [*first.prompt_ids, *found.token_ids, 7, 8], replace(GREEDY, max_generate_length=9), plan
     )
     script(engines, [follow_up], right=1)
     (answer,) = served(engines.four, [follow_up])
-    assert_as_alone(engines, [follow_up], [answer])
-    assert isinstance(answer, Response)
+    assert_as_alone(engines.one, [follow_up], [answer])
     assert answer.metrics.reused_tokens >= 11 + 12 - 1 - (0 if engines.four.base.recurrent else 5)
 
 
@@ -314,7 +278,6 @@ def test_conversation_goes_on_after_a_stop_within_what_was_accepted(
     for engine in (engines.one, engines.four):
         engine.session.prefixes, engine.stop_ids = PrefixCache(2**24), frozenset({truth[index]})
     (found,) = served(engines.four, [replace(first, keep_all=True)])
-    assert isinstance(found, Response)
     end = truth.index(truth[index]) + 1
     assert found.token_ids == truth[:end]
     for engine in (engines.one, engines.four):
@@ -324,8 +287,7 @@ def test_conversation_goes_on_after_a_stop_within_what_was_accepted(
     )
     script(engines, [follow_up], right=1)
     (answer,) = served(engines.four, [follow_up])
-    assert_as_alone(engines, [follow_up], [answer])
-    assert isinstance(answer, Response)
+    assert_as_alone(engines.one, [follow_up], [answer])
     assert answer.metrics.reused_tokens == 11 + end - 1 - (
         plan is not None and not engines.four.base.recurrent
     )
@@ -355,13 +317,13 @@ def test_what_is_no_number_harms_no_later_request(engines: Engines, place: str) 
     for decoder in (engines.four.base, engines.four.drafter.decoder):
         decoder.embedding = Spoilt(decoder.embedding, spoilt)
     try:
-        failed = served(engines.four, bad)
+        failed = outcomes(engines.four, bad)
     finally:
         for decoder in (engines.four.base, engines.four.drafter.decoder):
             decoder.embedding = decoder.embedding.table
     assert all(isinstance(one, EdgeSpecError) for one in failed)
     found = served(engines.four, good)
-    assert_as_alone(engines, good, found)
+    assert_as_alone(engines.one, good, found)
     assert [one.metrics.per_step_accepted for one in found] == [
         one.metrics.per_step_accepted for one in served(engines.four, again(good))
     ]
@@ -405,7 +367,7 @@ def test_one_that_is_cancelled_leaves_its_mates_as_they_were(engines: Engines) -
         == alone(engines, jobs[1]).token_ids[: len(found[jobs[1]].token_ids)]
     )
     others = [one for one in jobs if one is not jobs[1]]
-    assert_as_alone(engines, others, [found[one] for one in others])
+    assert_as_alone(engines.one, others, [found[one] for one in others])
 
 
 def test_one_that_fails_leaves_its_mates_as_they_were(engines: Engines) -> None:
@@ -418,9 +380,9 @@ def test_one_that_fails_leaves_its_mates_as_they_were(engines: Engines) -> None:
         return real(self, logits, row, before)
 
     with mock.patch.object(Sampler, "pick_from", pick):
-        found = served(engines.four, jobs)
-    assert isinstance(found[1], EnvironmentProblem)
-    assert_as_alone(engines, [jobs[i] for i in (0, 2, 3, 4)], [found[i] for i in (0, 2, 3, 4)])
+        found = outcomes(engines.four, jobs)
+    assert isinstance(found.pop(1), EnvironmentProblem)
+    assert_as_alone(engines.one, [*jobs[:1], *jobs[2:]], found)
 
 
 def test_engine_that_fails_once_fails_the_batch_and_not_what_waits(engines: Engines) -> None:
@@ -436,9 +398,9 @@ def test_engine_that_fails_once_fails_the_batch_and_not_what_waits(engines: Engi
         return real(self, parts)
 
     with mock.patch.object(CachedDecoder, "run", run):
-        found = served(engines.four, jobs)
+        found = outcomes(engines.four, jobs)
     assert [isinstance(one, EnvironmentProblem) for one in found] == [True] * LANES + [False] * 3
-    assert_as_alone(engines, jobs[LANES:], found[LANES:])
+    assert_as_alone(engines.one, jobs[LANES:], found[LANES:])
 
 
 # ---- drafts: what equal outputs do not show
@@ -559,6 +521,18 @@ PLANTED: dict[str, Callable[[], Any]] = {
 }
 
 
+# Of each kernel and each cache one; in the order of all, as fixtures are shared by place
+OF_EACH_KERNEL = ("llama", ON_FALL_BACK, "gemma3-window-5", "qwen3_5")
+
+
+@pytest.mark.parametrize(
+    "engines",
+    [
+        kind if kind in OF_EACH_KERNEL else pytest.param(kind, marks=pytest.mark.deep)
+        for kind in kinds()
+    ],
+    indirect=True,
+)
 @pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bug_is_found_and_rounding_does_not_explain_it(engines: Engines, bug: str) -> None:
     assert unexplained(engines, PLANTED[bug]())
@@ -580,7 +554,7 @@ def unexplained(engines: Engines, bug: AbstractContextManager[Any]) -> bool:
         for n, new, plan in ((3, 5, PLANS[2]), (8, 16, None), (20, 16, PLANS[1]), (30, 16, None))
     ]
     with bug:
-        found = served(engines.four, jobs)
+        found = outcomes(engines.four, jobs)
     differences = [
         first_difference(engines.one, alone(engines, one), response, one.sampling)
         for one, response in zip(jobs, found, strict=True)

@@ -5,8 +5,7 @@ runs beside it, or was kept of a prefix."""
 from __future__ import annotations
 
 import shutil
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,15 +22,16 @@ from edgespec.backends.tensorrt.backend import BACKEND
 from edgespec.backends.tensorrt.capacities import VariantRunner
 from edgespec.contract import Limits
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.generation import GenerationRequest
 from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.opening import open_engine
 from tests import made, shared
+from tests.lossless.answers import VOCAB, plainly, served
 from tests.lossless.tensorrt_pairs import GREEDY, PAIRS, SAMPLED
 from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.installed import install
 
-LANES, VOCAB = 3, 256
+LANES = 3
 SMALL, LARGE = 40, 128
 PORTABLE, NATIVE = "10.13.3.9", "10.16.2.10"
 LIMITS = Limits(
@@ -158,15 +158,6 @@ def test_a_request_runs_in_the_smallest_engine_that_holds_it(
         assert engine.plainly(prompt, sampling).token_ids == drafted.token_ids
 
 
-def served(engine: Engine, jobs: Sequence[GenerationRequest]) -> list[Response]:
-    found = {}
-    for one, event in engine.run_queue(deque(jobs), LANES):
-        if not isinstance(event, Chunk):
-            assert isinstance(event, Response), event
-            found[one] = event
-    return [found[one] for one in jobs]
-
-
 def test_sequences_move_together_where_a_long_one_joins_and_when_it_ends(
     engine: Engine, expected: Expected
 ) -> None:
@@ -194,10 +185,8 @@ def test_rows_that_were_kept_in_one_engine_serve_the_other(
     again = engine.generate([*long[:22], 7], sampling)
     assert runner_of(engine).in_use == SMALL
     assert again.metrics.reused_tokens >= (0 if kind[0] == "mtp" else 20)
-    kept, engine.session.prefixes = engine.session.prefixes, PrefixCache(0)
-    assert engine.plainly(long, sampling).token_ids == response.token_ids
-    assert engine.plainly([*long[:22], 7], sampling).token_ids == again.token_ids
-    engine.session.prefixes = kept
+    assert plainly(engine, long, sampling).token_ids == response.token_ids
+    assert plainly(engine, [*long[:22], 7], sampling).token_ids == again.token_ids
 
 
 def test_a_request_beyond_the_largest_ends_where_it_does_today(engine: Engine) -> None:

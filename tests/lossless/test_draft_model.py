@@ -4,7 +4,6 @@ without, the same tokens come out."""
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +19,21 @@ from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.draft_model import DraftModelDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
-from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
+from edgespec.runtime.loop.generation import GenerationRequest
 from edgespec.runtime.loop.prefix import PrefixCache
-from edgespec.runtime.requests.lossless_check import first_difference
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests import toys
-from tests.lossless.draft_models import (
-    LANES,
+from tests.lossless.answers import (
     VOCAB,
+    asked,
+    assert_as_alone,
+    assert_same,
+    plainly,
+    prompt_of,
+    served,
+)
+from tests.lossless.draft_models import (
     Kind,
     Opened,
     engines,
@@ -83,22 +88,6 @@ def draft_of(directory: Path) -> LogProbs:
     return next_token(toys.load_base(directory / "draft"), VOCAB)
 
 
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng([seed, length]).integers(3, VOCAB, length).tolist()
-
-
-def asked(sampling: SamplingParams, max_new: int) -> SamplingParams:
-    return replace(sampling, max_generate_length=max_new)
-
-
-def assert_same(
-    engine: Engine, plain: Response, drafted: Response, sampling: SamplingParams
-) -> None:
-    difference = first_difference(engine, plain, drafted, sampling)
-    assert difference is None, difference.words
-    assert (drafted.token_ids, drafted.text) == (plain.token_ids, plain.text)
-
-
 class Proposals:
     """What a drafter proposed, each with the tokens before it."""
 
@@ -137,7 +126,7 @@ def test_static_trees_are_those_of_the_definition(pair: Opened) -> None:
     proposals, log_probs = Proposals(pair.one), draft_of(pair.directory)
     with mock.patch.object(pair.one.drafter, "propose", proposals):
         found = pair.one.generate(prompt_of(9), asked(GREEDY, 10), STATIC)
-    assert found.token_ids == pair.one.plainly(prompt_of(9), asked(GREEDY, 10)).token_ids
+    assert found.token_ids == plainly(pair.one, prompt_of(9), asked(GREEDY, 10)).token_ids
     whole = [(tokens, tree) for tokens, plan, tree in proposals.found if plan == STATIC]
     assert whole
     for tokens, tree in whole:
@@ -147,7 +136,7 @@ def test_static_trees_are_those_of_the_definition(pair: Opened) -> None:
 
 def test_as_much_is_accepted_as_the_definition_gives(pair: Opened) -> None:
     prompt = prompt_of(12, seed=3)
-    plain = pair.one.plainly(prompt, asked(GREEDY, 18))
+    plain = plainly(pair.one, prompt, asked(GREEDY, 18))
     drafted = pair.one.generate(prompt, asked(GREEDY, 18), CHAIN)
     wanted = acceptances(draft_of(pair.directory), prompt, plain.token_ids, 1, 3, 4)
     assert drafted.metrics.per_step_accepted == wanted
@@ -163,7 +152,7 @@ def test_drafts_leave_every_token_as_it_was(
     pair: Opened, plan: DraftPlan, sampling: SamplingParams
 ) -> None:
     for length in (1, 20):
-        plain = pair.one.plainly(prompt_of(length), asked(sampling, 20))
+        plain = plainly(pair.one, prompt_of(length), asked(sampling, 20))
         drafted = pair.one.generate(prompt_of(length), asked(sampling, 20), plan)
         assert_same(pair.one, plain, drafted, asked(sampling, 20))
 
@@ -247,16 +236,9 @@ def test_batch_gives_each_what_it_gets_alone(pair: Opened) -> None:
         GenerationRequest(prompt_of(length), asked(SAMPLINGS[i % 3], new), plans[i % 4])
         for i, (length, new) in enumerate(lengths)
     ]
-    found = {
-        one: event
-        for one, event in pair.four.run_queue(deque(jobs), LANES)
-        if not isinstance(event, Chunk)
-    }
-    for one in jobs:
-        response = found[one]
-        assert isinstance(response, Response), response
-        plain = pair.one.plainly(one.prompt_ids, one.sampling)
-        assert_same(pair.one, plain, response, one.sampling)
+    found = served(pair.four, jobs)
+    assert_as_alone(pair.one, jobs, found)
+    for one, response in zip(jobs, found, strict=True):
         if one.plan is not None and one.sampling.temperature == 0:
             alone = pair.one.generate(one.prompt_ids, one.sampling, one.plan)
             assert response.metrics.per_step_accepted == alone.metrics.per_step_accepted
@@ -279,7 +261,7 @@ def test_vocabularies_may_be_padded_differently(
     with edgespec.load(engines(base, draft)) as engine:
         engine.stop_ids = frozenset()
         proposals = Proposals(engine)
-        plain = engine.plainly(prompt_of(9), asked(GREEDY, 20))
+        plain = plainly(engine, prompt_of(9), asked(GREEDY, 20))
         with mock.patch.object(engine.drafter, "propose", proposals):
             drafted = engine.generate(prompt_of(9), asked(GREEDY, 20), WIDE)
         assert_same(engine, plain, drafted, asked(GREEDY, 20))
@@ -323,7 +305,7 @@ def test_draft_of_a_shorter_context_stops_drafting_there(tmp_path: Path) -> None
             engine.stop_ids = frozenset()
             assert any("beyond 24 nothing is drafted" in note for note in engine.notes)
             for length in (12, 40):  # the second one is longer than the draft takes at all
-                plain = engine.plainly(prompt_of(length), asked(GREEDY, 22))
+                plain = plainly(engine, prompt_of(length), asked(GREEDY, 22))
                 drafted = engine.generate(prompt_of(length), asked(GREEDY, 22), CHAIN)
                 assert_same(engine, plain, drafted, asked(GREEDY, 22))
                 emitted = length + 1
@@ -340,7 +322,7 @@ def test_draft_of_a_shorter_context_stops_drafting_there(tmp_path: Path) -> None
 
 def test_full_cache_ends_both_runs_at_the_same_token(pair: Opened) -> None:
     prompt = prompt_of(45)
-    plain = pair.one.plainly(prompt, asked(GREEDY, 100))
+    plain = plainly(pair.one, prompt, asked(GREEDY, 100))
     for plan in PLANS:
         drafted = pair.one.generate(prompt, asked(GREEDY, 100), plan)
         assert drafted.finish_reason == plain.finish_reason
@@ -400,7 +382,7 @@ def test_int4_draft_changes_what_is_accepted_and_not_the_text() -> None:
         assert engine.draft_config is not None
         assert engine.draft_config.weights.scheme == "int4"
         for plan in PLANS:
-            plain = engine.plainly(prompt_of(9), asked(GREEDY, 24))
+            plain = plainly(engine, prompt_of(9), asked(GREEDY, 24))
             drafted = engine.generate(prompt_of(9), asked(GREEDY, 24), plan)
             assert_same(engine, plain, drafted, asked(GREEDY, 24))
             assert sum(drafted.metrics.per_step_accepted) > 0
@@ -417,7 +399,7 @@ def test_nan_in_the_draft_ends_its_drafts_and_no_other(pair: Opened) -> None:
             results[0].logits.rows()[:] = np.nan
         return results
 
-    plain = pair.one.plainly(prompt_of(9), asked(GREEDY, 20))
+    plain = plainly(pair.one, prompt_of(9), asked(GREEDY, 20))
     unharmed = pair.one.generate(prompt_of(9), asked(GREEDY, 20), CHAIN)
     with mock.patch.object(drafter.decoder, "run", poisoned):
         found = pair.one.generate(prompt_of(9), asked(GREEDY, 20), CHAIN)

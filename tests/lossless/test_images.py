@@ -2,7 +2,7 @@
 batches of text and images; what is kept of one image serves no other.
 
 Toys of Qwen2.5-VL and Qwen3-VL with an EAGLE-3 draft each. Rows of images come from transformers'
-own tower, tokens from its generate.
+own encoder, tokens from its generate.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from edgespec.runtime.requests.lossless_check import Replay
 from edgespec.runtime.requests.quality import log_likelihood
 from edgespec.runtime.text.prompt_value import ImageSlots, Prompt
 from edgespec.runtime.trees.tree import DraftPlan
-from tests import made, pictures, toys
+from tests import image_reference, made, toys
+from tests.image_reference import Part, Picture
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.engines import LANES, Engines, opened, write_engines
-from tests.pictures import Part, Picture
 from tests.toys.vl import IMAGE
 
 VOCAB, COUNT = 256, 24
@@ -74,11 +74,11 @@ class Pair:
 
     def truth(self, name: str) -> list[int]:
         if name not in self.truths:
-            self.truths[name] = pictures.greedy(self.model, PROMPTS[name], COUNT)
+            self.truths[name] = image_reference.greedy(self.model, PROMPTS[name], COUNT)
         return self.truths[name]
 
     def prompt(self, name: str) -> Prompt:
-        return pictures.prompt_of(self.model, PROMPTS[name])
+        return image_reference.prompt_of(self.model, PROMPTS[name])
 
 
 @pytest.fixture(scope="module", params=TOYS)
@@ -182,17 +182,17 @@ def test_a_prefix_serves_the_same_image_and_no_other(pair: Pair, plan: Any) -> N
     engine.session.prefixes = PrefixCache(2**24)
     prompt = pair.prompt("between")
     engine.generate(prompt, GREEDY, plan, keep=True)
-    other = pictures.prompt_of(pair.model, [[5, 6, 7], OTHER, [8, 9, 10]])
+    other = image_reference.prompt_of(pair.model, [[5, 6, 7], OTHER, [8, 9, 10]])
     assert other.tokens == prompt.tokens
     found = engine.generate(other, GREEDY, plan)
-    wanted = pictures.greedy(pair.model, [[5, 6, 7], OTHER, [8, 9, 10]], COUNT)
+    wanted = image_reference.greedy(pair.model, [[5, 6, 7], OTHER, [8, 9, 10]], COUNT)
     assert wanted != pair.truth("between")
     # the text before it, and the mark; a draft pairs each position with the token behind it
     assert (found.token_ids, found.metrics.reused_tokens) == (wanted, 4 - (plan is not PLAIN))
     following = prompt.then([*pair.truth("between"), 12, 13])
     more: list[Part] = [*PROMPTS["between"], [*pair.truth("between"), 12, 13]]
     turn = engine.generate(following, GREEDY, plan)
-    assert turn.token_ids == pictures.greedy(pair.model, more, COUNT)
+    assert turn.token_ids == image_reference.greedy(pair.model, more, COUNT)
     assert turn.metrics.reused_tokens > len(prompt)
 
 
@@ -254,7 +254,7 @@ def test_likelihoods_are_those_of_the_prompt_with_its_images(pair: Pair) -> None
     engine, prompt = pair.engines.one, pair.prompt("between")
     own, other = (
         log_likelihood(engine, one, pair.truth("between"))
-        for one in (prompt, pictures.prompt_of(pair.model, [[5, 6, 7], OTHER, [8, 9, 10]]))
+        for one in (prompt, image_reference.prompt_of(pair.model, [[5, 6, 7], OTHER, [8, 9, 10]]))
     )
     assert own is not None
     assert other is not None

@@ -7,7 +7,6 @@ on these toys none may be.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +29,10 @@ from edgespec.runtime.requests.lossless_check import Replay, first_difference, s
 from edgespec.runtime.sampling.sampler import NEAR_TIE
 from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
+from tests.lossless import answers
+from tests.lossless.answers import VOCAB, asked, assert_same, prompt_of
 from tests.lossless.drafters import ScriptedDrafter, accept_one_more, rule_row
 
-VOCAB = 256
 PLANS = [DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), DraftPlan(10, 4, 40)]
 SAMPLINGS = [
     edgespec.SamplingParams(temperature=0.0),
@@ -71,26 +71,10 @@ def as_it_was(engine: Engine) -> Iterator[None]:
     engine.session.drafter, engine.stop_ids = drafter, frozenset()
 
 
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng([seed, length]).integers(3, VOCAB, length).tolist()
-
-
 def plainly(
     engine: Engine, prompt: list[int], sampling: edgespec.SamplingParams, max_new: int
 ) -> Response:
-    return plain_run(engine, engine.stop_ids, tuple(prompt), limited(sampling, max_new))
-
-
-@functools.cache
-def plain_run(
-    engine: Engine,
-    stop_ids: frozenset[int],
-    prompt: tuple[int, ...],
-    sampling: edgespec.SamplingParams,
-) -> Response:
-    """The same for every plan and every drafter that is compared with it."""
-    assert engine.stop_ids == stop_ids
-    return engine.plainly(prompt, sampling)
+    return answers.plainly(engine, prompt, asked(sampling, max_new))
 
 
 def drafting(
@@ -100,20 +84,7 @@ def drafting(
     max_new: int,
     plan: DraftPlan,
 ) -> Response:
-    return engine.generate(prompt, limited(sampling, max_new), plan)
-
-
-def limited(s: edgespec.SamplingParams, max_new: int) -> edgespec.SamplingParams:
-    return edgespec.SamplingParams(s.temperature, s.top_p, s.top_k, s.seed, max_new)
-
-
-def assert_equal(
-    engine: Engine, plain: Response, drafted: Response, sampling: edgespec.SamplingParams
-) -> None:
-    difference = first_difference(engine, plain, drafted, sampling)
-    assert difference is None, difference.words
-    assert drafted.token_ids == plain.token_ids
-    assert (drafted.text, drafted.finish_reason) == (plain.text, plain.finish_reason)
+    return engine.generate(prompt, asked(sampling, max_new), plan)
 
 
 def script(
@@ -166,7 +137,7 @@ def assert_eagle_leaves_every_token(
             plainly(engine, prompt, sampling, 20),
             drafting(engine, prompt, sampling, 20, plan),
         )
-        assert_equal(engine, plain, drafted, sampling)
+        assert_same(engine, plain, drafted, sampling)
         assert sum(drafted.metrics.per_step_drafted) > 0
 
 
@@ -201,7 +172,7 @@ def assert_script_leaves_every_token(
         plain = plainly(engine, prompt, sampling, 30)
         script(engine, prompt, sampling, right)
         drafted = drafting(engine, prompt, sampling, 30, plan)
-        assert_equal(engine, plain, drafted, sampling)
+        assert_same(engine, plain, drafted, sampling)
         accepted = drafted.metrics.per_step_accepted
         assert (sum(accepted) > 0) == (right > 0)
         assert right < 1 or accepted == [
@@ -215,7 +186,7 @@ def assert_script_leaves_every_token(
 def test_speculative_run_without_drafts_is_the_plain_one(engine: Engine) -> None:
     prompt = prompt_of(9)
     drafted = drafting(engine, prompt, SAMPLINGS[3], 24, DraftPlan(1, 1, 1))
-    assert_equal(engine, plainly(engine, prompt, SAMPLINGS[3], 24), drafted, SAMPLINGS[3])
+    assert_same(engine, plainly(engine, prompt, SAMPLINGS[3], 24), drafted, SAMPLINGS[3])
     assert sum(drafted.metrics.per_step_drafted) == 0
 
 
@@ -237,7 +208,7 @@ def test_stop_token_ends_both_runs_wherever_it_stands(
         drafted = drafting(engine, prompt, sampling, 14, PLANS[1])
         assert plain.token_ids == truth[: truth.index(stop) + 1]
         assert plain.finish_reason == END_OF_SEQUENCE
-        assert_equal(engine, plain, drafted, sampling)
+        assert_same(engine, plain, drafted, sampling)
 
 
 @pytest.mark.parametrize("right", [None, 0.8, 1])
@@ -253,7 +224,7 @@ def test_full_cache_ends_both_runs_at_the_same_token(
     drafted = drafting(engine, prompt, GREEDY, 99, PLANS[2])
     assert len(plain.token_ids) == 64 - length + 1
     assert plain.finish_reason == CAPACITY
-    assert_equal(engine, plain, drafted, GREEDY)
+    assert_same(engine, plain, drafted, GREEDY)
 
 
 @pytest.mark.parametrize("max_new", [1, 2, 3, 5])
@@ -262,7 +233,7 @@ def test_length_limit_is_met_exactly(engine: Engine, max_new: int, right: float)
     prompt = prompt_of(5)
     script(engine, prompt, GREEDY, right)
     drafted = drafting(engine, prompt, GREEDY, max_new, PLANS[1])
-    assert_equal(engine, plainly(engine, prompt, GREEDY, max_new), drafted, GREEDY)
+    assert_same(engine, plainly(engine, prompt, GREEDY, max_new), drafted, GREEDY)
     assert (len(drafted.token_ids), drafted.finish_reason) == (max_new, MAX_LENGTH)
 
 
@@ -276,7 +247,7 @@ def test_prompt_read_in_chunks_leaves_every_token_as_it_was(
     whole = drafting(engine, prompt, GREEDY, 24, PLANS[2])
     monkeypatch.setattr(CachedDecoder, "prefill_chunk", chunk)
     parts = drafting(engine, prompt, GREEDY, 24, PLANS[2])
-    assert_equal(engine, plainly(engine, prompt, GREEDY, 24), parts, GREEDY)
+    assert_same(engine, plainly(engine, prompt, GREEDY, 24), parts, GREEDY)
     assert parts.metrics.per_step_accepted == whole.metrics.per_step_accepted
 
 
@@ -299,7 +270,7 @@ def test_seed_decides_a_sampled_answer_and_is_told_where_it_was_drawn(engine: En
     assert one.token_ids != other.token_ids
     repeated = edgespec.SamplingParams(1.5, 1.0, 0, one.seed, 20)
     assert engine.plainly(prompt, repeated).token_ids == one.token_ids
-    assert engine.generate(prompt, limited(GREEDY, 4)).seed is None
+    assert engine.generate(prompt, asked(GREEDY, 4)).seed is None
 
 
 def test_recurrent_layers_are_exact_on_our_own_kernels_alone(

@@ -3,25 +3,29 @@ state that goes back exactly to where the accepted ones end."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 import edgespec
 from edgespec.errors import LimitError
 from edgespec.prompts import SamplingParams
-from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.loop.generation import GenerationRequest
 from edgespec.runtime.trees.tree import DraftPlan
+from tests.lossless.answers import (
+    VOCAB,
+    assert_as_alone,
+    assert_same,
+    plainly,
+    prompt_of,
+    served,
+)
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.engineless import assert_same_beside_a_draft
 from tests.lossless.engines import LANES, Engines
 from tests.lossless.pairs import make_mtp_pair
 
-VOCAB = 256
 PLANS = [DraftPlan(1, 1, 2), DraftPlan(1, 3, 4), DraftPlan(1, 7, 8)]
 SAMPLINGS = [
     SamplingParams(temperature=0.0, seed=0),
@@ -48,17 +52,6 @@ def as_they_were(engines: Engines) -> Iterator[None]:
         engine.stop_ids, engine.session.drafter = kept, engine.drafter
 
 
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng([seed, length]).integers(3, VOCAB, length).tolist()
-
-
-def assert_same(
-    engines: Engines, plain: Response, drafted: Response, sampling: SamplingParams
-) -> None:
-    assert first_difference(engines.one, plain, drafted, sampling) is None
-    assert (drafted.token_ids, drafted.text) == (plain.token_ids, plain.text)
-
-
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"step-{plan.steps}")
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"t{s.temperature}")
 def test_head_s_drafts_leave_every_token_as_it_was(
@@ -67,9 +60,9 @@ def test_head_s_drafts_leave_every_token_as_it_was(
     counts: set[int] = set()
     for length in (1, 9, 30):
         asked = replace(sampling, max_generate_length=24)
-        plain = engines.one.plainly(prompt_of(length), asked)
+        plain = plainly(engines.one, prompt_of(length), asked)
         drafted = engines.one.generate(prompt_of(length), asked, plan)
-        assert_same(engines, plain, drafted, asked)
+        assert_same(engines.one, plain, drafted, asked)
         counts |= set(drafted.metrics.per_step_accepted)
     assert {0, 1} <= counts  # something was thrown away, and something was kept
 
@@ -91,10 +84,10 @@ def test_drafts_right_or_wrong_leave_every_token_as_it_was(
     engines: Engines, right: float, sampling: SamplingParams
 ) -> None:
     asked, prompt = replace(sampling, max_generate_length=30), prompt_of(12)
-    plain = engines.one.plainly(prompt, asked)
+    plain = plainly(engines.one, prompt, asked)
     engines.one.session.drafter = ScriptedDrafter([(prompt, plain.token_ids)], VOCAB, right)
     drafted = engines.one.generate(prompt, asked, PLANS[2])
-    assert_same(engines, plain, drafted, asked)
+    assert_same(engines.one, plain, drafted, asked)
     assert (sum(drafted.metrics.per_step_accepted) > 0) == (right > 0)
 
 
@@ -118,19 +111,9 @@ def test_batch_of_chains_and_plain_ones_gives_each_what_it_gets_alone(engines: E
         )
         for i, (length, new) in enumerate(shapes)
     ]
-    found = {
-        one: event
-        for one, event in engines.four.run_queue(deque(jobs), LANES)
-        if not isinstance(event, Chunk)
-    }
-    for one in jobs:
-        response = found[one]
-        assert isinstance(response, Response), response
-        assert_same(
-            engines, engines.one.plainly(one.prompt_ids, one.sampling), response, one.sampling
-        )
-    drafted = [found[one] for one in jobs if one.plan]
-    assert sum(sum(r.metrics.per_step_accepted) for r in drafted if isinstance(r, Response)) > 0
+    found = served(engines.four, jobs)
+    assert_as_alone(engines.one, jobs, found)
+    assert sum(sum(one.metrics.per_step_accepted) for one in found) > 0
 
 
 def test_trees_are_refused(engines: Engines) -> None:

@@ -4,13 +4,11 @@ that was kept."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import edgespec
@@ -18,15 +16,14 @@ from edgespec.errors import OptionError
 from edgespec.export.components import ExportOptions
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.medusa import CartesianPlan
-from edgespec.runtime.loop.generation import GenerationRequest, Response
-from edgespec.runtime.requests.lossless_check import first_difference
+from edgespec.runtime.loop.generation import GenerationRequest
 from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan
 from tests import made, shared, toys
-from tests.lossless.engines import LANES, Engines, opened, write_engines
+from tests.lossless.answers import assert_as_alone, assert_same, plainly, prompt_of, served
+from tests.lossless.engines import Engines, opened, write_engines
 from tests.lossless.pairs import make_base
 
-VOCAB = 256
 STATIC = StaticPlan.of([[0], [1], [2], [1, 0], [2, 1], [2, 1, 0], [1, 0, 2], [2, 1, 0, 1]])
 SAMPLINGS = [
     SamplingParams(temperature=0.0, seed=0),
@@ -95,18 +92,6 @@ def drafted(request: pytest.FixtureRequest) -> Iterator[Drafted]:
         yield Drafted(engines, KINDS[request.param].plans)
 
 
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng([seed, length]).integers(3, VOCAB, length).tolist()
-
-
-def assert_same(
-    engines: Engines, plain: Response, found: Response, sampling: SamplingParams
-) -> None:
-    difference = first_difference(engines.one, plain, found, sampling)
-    assert difference is None, difference.words
-    assert (found.token_ids, found.text) == (plain.token_ids, plain.text)
-
-
 @pytest.mark.parametrize("number", range(4), ids=["chain", "tree", "static", "named"])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"t{s.temperature}")
 def test_drafts_leave_every_token_as_it_was(
@@ -115,9 +100,9 @@ def test_drafts_leave_every_token_as_it_was(
     engines, plan, drafted_nodes = drafted.engines, drafted.plans[number], 0
     for length in (1, 9, 40):
         asked = replace(sampling, max_generate_length=24)
-        plain = engines.one.plainly(prompt_of(length), asked)
+        plain = plainly(engines.one, prompt_of(length), asked)
         found = engines.one.generate(prompt_of(length), asked, plan)
-        assert_same(engines, plain, found, asked)
+        assert_same(engines.one, plain, found, asked)
         drafted_nodes = max(drafted_nodes, *found.metrics.per_step_drafted)
     assert drafted_nodes == plan.verify_size - 1
 
@@ -144,14 +129,7 @@ def test_a_batch_of_static_and_dynamic_trees_gives_each_what_it_gets_alone(
         )
         for i, (length, new) in enumerate(shapes)
     ]
-    found = {
-        id(request): event
-        for request, event in engines.four.run_queue(deque(jobs), batch_size=LANES)
-        if isinstance(event, Response)
-    }
-    for job in jobs:
-        plain = engines.one.plainly(job.prompt_ids, job.sampling)
-        assert_same(engines, plain, found[id(job)], job.sampling)
+    assert_as_alone(engines.one, jobs, served(engines.four, jobs))
 
 
 def test_behind_a_prefix_that_was_kept_the_drafts_are_the_same(drafted: Drafted) -> None:

@@ -14,7 +14,7 @@ from edgespec.backends.tensorrt.backend import BACKEND
 from edgespec.export.components import ExportOptions
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
-from tests import made, pictures, toys
+from tests import image_reference, made, toys
 from tests.lossless.engines import LANES
 from tests.lossless.test_images import CHAIN, COUNT, GREEDY, INTERLEAVED, LIMITS, PROMPTS, TREE
 from tests.tensorrt_simulator.installed import install
@@ -39,7 +39,7 @@ def test_a_device_takes_rows_of_images(
     with Engine(tmp_path / "engines", spec_decode=True) as engine:
         engine.stop_ids = frozenset()
         jobs = {
-            name: GenerationRequest(pictures.prompt_of(model, parts), GREEDY, plan)
+            name: GenerationRequest(image_reference.prompt_of(model, parts), GREEDY, plan)
             for (name, parts), plan in zip(
                 PROMPTS.items(), (None, CHAIN, TREE, None, TREE), strict=True
             )
@@ -52,4 +52,4 @@ def test_a_device_takes_rows_of_images(
     for name, job in jobs.items():
         response = found[job]
         assert isinstance(response, Response), response
-        assert response.token_ids == pictures.greedy(model, PROMPTS[name], COUNT)
+        assert response.token_ids == image_reference.greedy(model, PROMPTS[name], COUNT)

@@ -21,7 +21,7 @@ from edgespec.prompts import parse_requests
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.vision.placeholders import expand, refuse_marks
 from tests.toys.tokenizer import write_tokenizer
-from tests.unit.images.pictures import picture, saved, seen_by_transformers, turned
+from tests.unit.images.samples import picture, saved, seen_by_transformers, turned
 from tests.unit.prompts.test_template_images import QWEN2_5_VL, QWEN3_VL
 
 MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from edgespec.artifacts import file_names
 from edgespec.backends.base import BuildOptions
 from edgespec.backends.call import Attention, Call, LaneAttention, Result, Value
-from edgespec.backends.feeds import array_of
+from edgespec.backends.feeds import reader_of
 from edgespec.backends.golden import joined
 from edgespec.backends.host import stacked_states
 from edgespec.backends.masks import attention_mask
@@ -104,7 +104,7 @@ class Canonical:
                 feeds[row.name] = np.concatenate(
                     [np.pad(m, (*spare, (0, CAPACITY - m.shape[3]))) for m in masks]
                 )
-            elif (array := array_of(row, call)) is not None:
+            elif (array := reader_of(row)(call)) is not None:
                 feeds[row.name] = array
             else:
                 dims = row.spec(self.shape).dims(B=len(calls), S_base=0, S_draft=0)

@@ -42,7 +42,7 @@ DRAFTS = [12, 77, 200]
 ROWS: dict[str, dict[str, Any]] = {
     "text": {},
     "tied": {"tied": True},
-    "beside-a-tower": {"images": True},
+    "beside-an-encoder": {"images": True},
     "bfloat16-in-shards": {"dtype": "bfloat16", "shards": 3},
     "experts": {"experts": 6},
     "wide-heads": {

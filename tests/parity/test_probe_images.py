@@ -1,6 +1,6 @@
 """What a probe with images makes base and draft say, against transformers and an independent draft.
 
-Rows of images come from transformers' tower, and in one test from the encoder in the checkpoint.
+Rows of images come from transformers' encoder, and in one test from the encoder in the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgespec.pairing.probe_text import ProbeText
 from edgespec.pairing.readings import AS_STATED, WITH_IMAGE_ROWS, Reading
 from edgespec.progress import Silent
 from edgespec.rope import RopeTable
-from tests import pictures, reference, toys
+from tests import image_reference, reference, toys
 from tests.parity.test_vl import AUX_LAYERS, LARGE, PROMPTS, SMALL, TOYS
 from tests.toys.vl import MERGE
 
@@ -35,7 +35,7 @@ def opened(path: Path) -> Checkpoint:
 
 
 def text_of(model: object) -> ProbeText:
-    prompt = pictures.prompt_of(model, PARTS)
+    prompt = image_reference.prompt_of(model, PARTS)
     starts = tuple(image.start for image in prompt.images)
     rows = tuple(image.rows for image in prompt.images)
     return ProbeText(np.array(prompt.tokens), rows, starts, MERGE)
@@ -63,8 +63,10 @@ def test_base_and_draft_say_what_the_references_say(name: str, tmp_path: Path) -
     asked = probe.ask(pair, graph, text, readings, Silent())
 
     kept = np.flatnonzero(text.is_text[1:]) + 1
-    assert asked.wanted.tolist() == pictures.logits_of(model, PARTS).argmax(-1)[kept].tolist()
-    features = torch.from_numpy(pictures.inputs_of_layers(model, PARTS, AUX_LAYERS))
+    assert (
+        asked.wanted.tolist() == image_reference.logits_of(model, PARTS).argmax(-1)[kept].tolist()
+    )
+    features = torch.from_numpy(image_reference.inputs_of_layers(model, PARTS, AUX_LAYERS))
     count = len(text) - 1
     causal = torch.ones(count, count, dtype=torch.bool).tril()[None]
     embeds = ref.embed_tokens[torch.from_numpy(text.tokens)]

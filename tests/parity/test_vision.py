@@ -1,5 +1,5 @@
 """Image encoders, from checkpoint through export and build to rows, against transformers' own
-towers in float32."""
+encoders in float32."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class Made:
     source: str = "image 1"
 
 
-def picture(config: VisionConfig, grid: Grid, seed: int = 0) -> Made:
+def image(config: VisionConfig, grid: Grid, seed: int = 0) -> Made:
     rng = np.random.default_rng(seed)
     pixels = rng.standard_normal((num_patches(grid), config.patch_width), np.float32)
     return Made(pixels, grid, f"{seed}:{grid}")
 
 
 @cache
-def tower(model_type: str, **vision: Any) -> tuple[Any, Path]:
-    """transformers' tower, and the directory of our engine of the same weights."""
+def both(model_type: str, **vision: Any) -> tuple[Any, Path]:
+    """transformers' encoder, and the directory of our engine of the same weights."""
     from transformers import AutoModelForImageTextToText
 
     checkpoint = shared.made_once(
@@ -67,11 +67,11 @@ def tower(model_type: str, **vision: Any) -> tuple[Any, Path]:
     return model.model.visual, engines
 
 
-def reference(visual: Any, *pictures: Made) -> tuple[Floats, Floats | None]:
+def reference(visual: Any, *images: Made) -> tuple[Floats, Floats | None]:
     """What transformers makes of several images in one call, deepstack features side by side."""
-    pixels = torch.from_numpy(np.concatenate([one.pixel_values for one in pictures]))
+    pixels = torch.from_numpy(np.concatenate([one.pixel_values for one in images]))
     with torch.no_grad():
-        found = visual(pixels, grid_thw=torch.tensor([one.grid for one in pictures]))
+        found = visual(pixels, grid_thw=torch.tensor([one.grid for one in images]))
     features = getattr(found, "deepstack_features", None)
     deepstack = torch.cat(features, dim=-1).numpy() if features else None
     return found.pooler_output.numpy(), deepstack
@@ -85,7 +85,7 @@ def assert_close(found: Floats | None, wanted: Floats | None) -> None:
 
 
 def opened(model_type: str, **vision: Any) -> tuple[Any, VisionEncoder, VisionConfig]:
-    visual, engines = tower(model_type, **vision)
+    visual, engines = both(model_type, **vision)
     encoder = VisionEncoder.open(engines)
     return visual, encoder, encoder.config.component.vision
 
@@ -98,7 +98,7 @@ families = pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl", "qwe
 def test_rows_of_an_image_of_any_shape_are_transformers(model_type: str, grid: Grid) -> None:
     visual, encoder, config = opened(model_type)
     with encoder:
-        one = picture(config, grid)
+        one = image(config, grid)
         rows = encoder.encode(one)
         wanted, deepstack = reference(visual, one)
         assert_close(rows.embeds, wanted)
@@ -109,10 +109,10 @@ def test_rows_of_an_image_of_any_shape_are_transformers(model_type: str, grid: G
 @families
 def test_images_one_by_one_are_transformers_joint_call(model_type: str) -> None:
     visual, encoder, config = opened(model_type)
-    pictures = [picture(config, grid, seed) for seed, grid in enumerate(GRIDS)]
+    images = [image(config, grid, seed) for seed, grid in enumerate(GRIDS)]
     with encoder:
-        rows = [encoder.encode(one) for one in pictures]
-    wanted, deepstack = reference(visual, *pictures)
+        rows = [encoder.encode(one) for one in images]
+    wanted, deepstack = reference(visual, *images)
     assert_close(np.concatenate([one.embeds for one in rows]), wanted)
     if deepstack is not None:
         parts = [one.extras["deepstack_embeds"] for one in rows]
@@ -135,7 +135,7 @@ def test_values_say_how_encoders_differ(model_type: str, vision: dict[str, Any])
     frozen = {key: tuple(v) if isinstance(v, list) else v for key, v in vision.items()}
     visual, encoder, config = opened(model_type, **frozen)
     with encoder:
-        one = picture(config, (1, 6, 10))
+        one = image(config, (1, 6, 10))
         rows = encoder.encode(one)
         wanted, deepstack = reference(visual, one)
         assert_close(rows.embeds, wanted)
@@ -158,7 +158,7 @@ def test_a_patch_changes_the_rows_of_its_window_alone(
     in_windows_alone: tuple[VisionEncoder, VisionConfig],
 ) -> None:
     encoder, config = in_windows_alone
-    one = picture(config, (1, 6, 6))  # rows 3 x 3, in windows of 2 x 2
+    one = image(config, (1, 6, 6))  # rows 3 x 3, in windows of 2 x 2
     before = encoder.encode(one)
     other = one.pixel_values.copy()
     other[3] += 1  # of the first block
@@ -172,7 +172,7 @@ def test_a_nan_at_the_unused_places_of_windows_changes_nothing(
     in_windows_alone: tuple[VisionEncoder, VisionConfig],
 ) -> None:
     encoder, config = in_windows_alone
-    one = picture(config, (1, 6, 6))
+    one = image(config, (1, 6, 6))
     before = encoder.encode(one)
     other = one.pixel_values.copy()
     other[0] = np.nan  # unused places hold the number of patch 0
@@ -183,10 +183,10 @@ def test_a_nan_at_the_unused_places_of_windows_changes_nothing(
 
 def test_the_same_image_has_the_same_bits_whatever_came_before() -> None:
     _, encoder, config = opened("qwen3_vl")
-    one = picture(config, (1, 4, 6))
+    one = image(config, (1, 4, 6))
     with encoder:
         before = encoder.encode(one)
-        encoder.encode(picture(config, (1, 10, 14), seed=1))
+        encoder.encode(image(config, (1, 10, 14), seed=1))
         after = encoder.encode(one)
     assert before.embeds.tobytes() == after.embeds.tobytes()
     assert before.key == after.key
@@ -196,16 +196,16 @@ def test_a_key_is_that_of_the_image_and_of_the_engine() -> None:
     _, windows, config = opened("qwen2_5_vl")
     _, others, _ = opened("qwen2_5_vl", fullatt_block_indexes=())
     with windows, others:
-        one = picture(config, (1, 4, 6))
+        one = image(config, (1, 4, 6))
         keys = {encoder.encode(one).key for encoder in (windows, others)}
-        keys.add(windows.encode(picture(config, (1, 4, 6), seed=1)).key)
+        keys.add(windows.encode(image(config, (1, 4, 6), seed=1)).key)
     assert len(keys) == 3
 
 
 def test_what_fails_inside_of_the_engine_is_an_error_of_ours() -> None:
     """ONNX Runtime's own errors are no RuntimeErrors."""
     _, encoder, config = opened("qwen3_vl")
-    one = picture(config, (1, 4, 6))
+    one = image(config, (1, 4, 6))
     with encoder:
         assert encoder.runner is not None
         feeds = {PIXELS: one.pixel_values, **encoder_inputs(config, one.grid)}

@@ -1,5 +1,5 @@
 """Prompts with images, over toys of Qwen2.5-VL and Qwen3-VL: logits, aux hidden states and first
-trees against transformers and an independent draft. Rows of images come from transformers' tower.
+trees against transformers and an independent draft. Rows of images come from transformers' encoder.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from edgespec.runtime.engine import PLAIN, Engine
 from edgespec.runtime.text.prompt_value import Prompt
 from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.runtime.vision.encoder import VisionEncoder
-from tests import made, pictures, reference, toys
-from tests.pictures import Part, Picture
+from tests import image_reference, made, reference, toys
+from tests.image_reference import Part, Picture
 
 TOLERANCE = 5e-4  # largest difference of a logit or a hidden state, of values of about 2.5
 AUX_LAYERS = (2, 4, 5)
@@ -98,8 +98,8 @@ def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def test_the_last_logits_are_those_of_transformers(pair: Pair, parts: list[Part]) -> None:
-    found = pair.engine.next_logits(pictures.prompt_of(pair.model, parts))
-    assert_close(found, pictures.logits_of(pair.model, parts)[-1])
+    found = pair.engine.next_logits(image_reference.prompt_of(pair.model, parts))
+    assert_close(found, image_reference.logits_of(pair.model, parts)[-1])
 
 
 @pytest.mark.parametrize("chunk", [1, 5])
@@ -107,14 +107,14 @@ def test_chunks_may_end_within_an_image(
     monkeypatch: pytest.MonkeyPatch, pair: Pair, parts: list[Part], chunk: int
 ) -> None:
     monkeypatch.setattr(pair.engine.base.runner, "prefill_chunk", chunk)
-    found = pair.engine.next_logits(pictures.prompt_of(pair.model, parts))
-    assert_close(found, pictures.logits_of(pair.model, parts)[-1])
+    found = pair.engine.next_logits(image_reference.prompt_of(pair.model, parts))
+    assert_close(found, image_reference.logits_of(pair.model, parts)[-1])
 
 
 def test_the_base_emits_the_stream_before_its_aux_layers(pair: Pair, parts: list[Part]) -> None:
     """With the rows of images that joined it behind the layer before."""
-    found = pair.features(pictures.prompt_of(pair.model, parts))
-    assert_close(found, pictures.inputs_of_layers(pair.model, parts, AUX_LAYERS))
+    found = pair.features(image_reference.prompt_of(pair.model, parts))
+    assert_close(found, image_reference.inputs_of_layers(pair.model, parts, AUX_LAYERS))
 
 
 @pytest.mark.parametrize("image_rows", [False, True])
@@ -122,7 +122,7 @@ def test_the_base_emits_the_stream_before_its_aux_layers(pair: Pair, parts: list
 def test_the_first_tree_is_that_of_a_draft_with_the_base_s_positions(
     pair: Pair, parts: list[Part], image_rows: bool, pieces: int
 ) -> None:
-    prompt, pending = pictures.prompt_of(pair.model, parts), 77
+    prompt, pending = image_reference.prompt_of(pair.model, parts), 77
     features, drafter = pair.features(prompt), pair.drafter
     following = [*prompt[1:], pending]
     drafter.reset(0)
@@ -167,9 +167,9 @@ def test_hybrid_bases_take_images_too(tmp_path: Path) -> None:
     ):
         engine.stop_ids = frozenset()
         for parts in PROMPTS.values():
-            wanted = pictures.greedy(model, parts, 16)
-            for rows in (encoder.encode, lambda picture: pictures.rows_of(model, picture)):
-                prompt = pictures.prompt_with(rows, parts)
+            wanted = image_reference.greedy(model, parts, 16)
+            for rows in (encoder.encode, lambda picture: image_reference.rows_of(model, picture)):
+                prompt = image_reference.prompt_with(rows, parts)
                 for plan in (PLAIN, engine.plan()):
                     assert engine.generate(prompt, sampling, plan).token_ids == wanted
 
@@ -181,7 +181,7 @@ def test_low_bit_engines_take_images_too(tmp_path: Path) -> None:
     model = toys.load_vl(base)
     engine_dir = made.built(LIMITS, made.exported(base) / "llm", options=WeightFormat("int8"))
     with Engine(engine_dir) as engine:
-        found = engine.next_logits(pictures.prompt_of(model, parts))
-    wanted = pictures.logits_of(model, parts)[-1]
+        found = engine.next_logits(image_reference.prompt_of(model, parts))
+    wanted = image_reference.logits_of(model, parts)[-1]
     cosine = found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)
     assert cosine > 0.99

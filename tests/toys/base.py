@@ -178,7 +178,7 @@ def make_qwen3_5(
     eos: int | list[int] | None = None,
 ) -> Path:
     """Write a random Qwen3.5 checkpoint and return its directory; `images` puts the text beside a
-    small tower, `experts` so many experts in place of each MLP.
+    small encoder, `experts` so many experts in place of each MLP.
 
     Every fourth layer has full attention, unless `layer_types` says otherwise. `mtp` adds the head,
     which transformers neither reads nor writes. A quarter of a head is rotated, unless `rope` says
@@ -254,7 +254,7 @@ def make_qwen3_5(
             "tie_word_embeddings": tied,
             "transformers_version": "5.2.0",
             "video_token_id": vocab - 3,
-            "vision_config": _tower(hidden, "qwen3_5_moe" if experts else "qwen3_5"),
+            "vision_config": _encoder(hidden, "qwen3_5_moe" if experts else "qwen3_5"),
             "vision_end_token_id": vocab - 1,
             "vision_start_token_id": vocab - 2,
         }
@@ -278,7 +278,7 @@ def make_qwen3_5(
     return path
 
 
-def _tower(width: int, model_type: str) -> dict[str, Any]:
+def _encoder(width: int, model_type: str) -> dict[str, Any]:
     """A vision_config of one small layer whose output is `width` wide."""
     return {
         "depth": 1,
@@ -318,8 +318,8 @@ def _mtp_shapes(config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _centred(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    """Qwen3.5's own spread: norms around 0 but for the delta nets' own and the tower's, decays from
-    short to long."""
+    """Qwen3.5's own spread: norms around 0 but for the delta nets' own and the encoder's, decays
+    from short to long."""
     generator = torch.Generator().manual_seed(seed + 1000)
     for name, tensor in tensors.items():
         noise = torch.randn(tensor.shape, generator=generator)

@@ -16,7 +16,7 @@ from tests import shared
 from tests.toys.files import Dtype, random_tensors, save, version_keys, write_json
 from tests.toys.tokenizer import ENDOFTEXT, IM_END, IM_START, write_tokenizer
 
-Stack = Literal["text", "nested", "published"]  # of Gemma-3: alone, or beside a tower
+Stack = Literal["text", "nested", "published"]  # of Gemma-3: alone, or beside an encoder
 _VISION = {
     "hidden_size": 16,
     "image_size": 16,
@@ -114,7 +114,7 @@ def make_gemma3(
     """Write a random Gemma-3 checkpoint and return its directory. Every `pattern`-th layer has full
     attention; its rotary embedding is scaled by `rope`.
 
-    `nested` and `published` put the text beside a small tower, under the names of transformers 5
+    `nested` and `published` put the text beside a small encoder, under the names of transformers 5
     and under those of the published files.
     """
     text: dict[str, Any] = {

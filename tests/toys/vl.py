@@ -41,7 +41,7 @@ def make_qwen2_5_vl(
     tokenizer: bool = True,
     eos: int | list[int] | None = None,
 ) -> Path:
-    """Write a random Qwen2.5-VL checkpoint with a small tower and return its directory.
+    """Write a random Qwen2.5-VL checkpoint with a small encoder and return its directory.
     `published` has the names and the flat config.json of the first files."""
     text: dict[str, Any] = {
         "attention_dropout": 0.0,
@@ -116,8 +116,8 @@ def make_qwen3_vl(
     tokenizer: bool = True,
     eos: int | list[int] | None = None,
 ) -> Path:
-    """Write a random Qwen3-VL checkpoint with a small tower and return its directory. Rows from
-    behind the tower's layers `deepstack` join the first layers of the text."""
+    """Write a random Qwen3-VL checkpoint with a small encoder and return its directory. Rows from
+    behind the encoder's layers `deepstack` join the first layers of the text."""
     text: dict[str, Any] = {
         "attention_bias": False,
         "bos_token_id": IM_START,

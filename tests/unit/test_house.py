@@ -41,6 +41,7 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
     "quantize": ("modules", "graphs", "checkpoint", *GROUND),
     "pairing": ("export", "graphs", "checkpoint", *GROUND),
     "train": ("modules", "graphs", "checkpoint", *GROUND),
+    "compat": GROUND,
     "backends": GROUND,
     "runtime": ("backends", *GROUND),
     "evaluation": ("runtime", "backends", *GROUND),
@@ -85,6 +86,10 @@ RUNTIME = (
 # Files outside cli/ that name flags: those of other programs, and how ours are spelled
 NAMES_FLAGS = {
     "errors.py": "flag_of",
+    "compat/bench_tools.py": "flags of other tools, and which of ours are meant",
+    "compat/config_keys.py": "why a key of another tool means nothing here",
+    "compat/edgellm.py": "flags of other tools, and what to do instead",
+    "compat/trtllm.py": "flags of other tools, and what to do instead",
     "backends/cuda/device/nvrtc.py": "NVRTC",
     "backends/tensorrt/emit.py": "trtexec",
     "backends/tensorrt/versions.py": "pip, venv",

@@ -14,7 +14,8 @@ import pytest
 from edgespec.cli import eval as evaluation
 from edgespec.cli import infer, run
 from edgespec.cli.chat import command as chat
-from edgespec.cli.config_file import BLOCK, FOREIGN, divided, flag_name, is_of_files
+from edgespec.cli.config_file import BLOCK, divided, flag_name, is_of_files
+from edgespec.compat.config_keys import FOREIGN
 from edgespec.pipeline.recipe import read, read_config
 from edgespec.runtime.opening.speculative_config import class_of, config_classes
 from edgespec.runtime.opening.speculative_config import read_config as read_block

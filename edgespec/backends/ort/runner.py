@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edgespec.backends.base import LaneRows, Table
 from edgespec.backends.call import Attention, Call, Result
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig, EngineWeights
-from edgespec.backends.feeds import array_of
+from edgespec.backends.feeds import reader_of
 from edgespec.backends.host import gather_idx, host_results
 from edgespec.backends.masks import attention_mask
 from edgespec.backends.ort.bindings import Bindings
@@ -91,9 +91,9 @@ class OrtRunner:
         self.head = head
         self.contract, self.capacity, self.lanes = contract, capacity, lanes
         self.specs, shape = {spec.name: spec for spec in contract.inputs}, contract.shape
-        self.inputs = [
-            row for row in graph_inputs(shape) if row.kind is Kind.MASK or row.name in self.specs
-        ]
+        self.masks = [row.name for row in graph_inputs(shape, Kind.MASK)]
+        rows = [row for row in graph_inputs(shape) if row.name not in self.masks]
+        self.inputs = [(row, reader_of(row)) for row in rows if row.name in self.specs]
         self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else PREFILL_CHUNK
         self.max_rows, self.engine_s = capacity, 0.0
         with in_huge_pages() if huge_pages else nullcontext():
@@ -218,19 +218,19 @@ class OrtRunner:
         """The graph's inputs by name, beside caches and recurrent states; a call writes slots up to
         `width`."""
         feeds: dict[str, NDArray[Any]] = {}
-        for row in self.inputs:
-            if row.kind is Kind.MASK:
-                feeds |= self.attended(row.name, call, call.attended(row.name), width)
-                continue
-            array = array_of(row, call)
+        for name in self.masks:
+            feeds |= self.attended(name, call, call.attended(name), width)
+        for row, read in self.inputs:
+            array = read(call)
             feeds[row.name] = self.default(row, call) if array is None else array
         return feeds
 
     def default(self, row: GraphInput, call: Call) -> NDArray[Any]:
         """What an input reads that a call does not give: its default, or hidden states of no
         row."""
-        sizes = {"B": len(call.inputs_embeds), "S": call.rows, "S_base": 0, "S_draft": 0}
-        array = self.bindings.input(row.name, self.specs[row.name].dims(**sizes))
+        width = cast(int, self.specs[row.name].shape[2])
+        rows = 0 if row.kind is Kind.STATES else call.rows
+        array = self.bindings.input(row.name, (len(call.inputs_embeds), rows, width))
         array.fill(row.default or 0)
         return array
 

@@ -27,7 +27,7 @@ from edgespec.backends.cuda.recurrent import RecurrentCache
 from edgespec.backends.cuda.states import DeviceStates, on_device
 from edgespec.backends.cuda.visibility import width_of
 from edgespec.backends.cuda.workspace import Workspace, attempt
-from edgespec.backends.feeds import array_of
+from edgespec.backends.feeds import reader_of
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.contract import memory_names
 from edgespec.backends.tensorrt.execution import LESS_MEMORY, OpenEngine
@@ -66,8 +66,9 @@ class TensorRTRunner:
         self.engine, self.contract, self.settings = engine, contract, settings
         self.workspace, self.capacity, self.lanes = workspace, capacity, lanes
         rows = graph_inputs(contract.shape)
-        self.masks = [row for row in rows if row.kind is Kind.MASK]
-        self.inputs = [row for row in rows if row.kind not in (Kind.MASK, Kind.STATES)]
+        self.masks = [row.name for row in rows if row.kind is Kind.MASK]
+        copied = [row for row in rows if row.kind not in (Kind.MASK, Kind.STATES)]
+        self.inputs = [(row, reader_of(row)) for row in copied]
         self.table: Table | None = None
         self.ranges = [ranges_of(contract, profile) for profile in settings.profiles]
         self.plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
@@ -129,7 +130,7 @@ class TensorRTRunner:
         call = with_context(call)
         workspace, device = self.workspace, self.workspace.device
         with workspace.working():
-            attentions = {row.name: call.attended(row.name) for row in self.masks}
+            attentions = {name: call.attended(name) for name in self.masks}
             starts: list[int] = call.write_indices.tolist()
             self.check(call, starts)
             states = self.states_of(call)
@@ -239,8 +240,8 @@ class TensorRTRunner:
         """Write the inputs of a call to the block that is copied."""
         for name, kind in attentions.items():
             plan.masks[name].fill(call, kind)
-        for row in self.inputs:  # one default is as good as many
-            array = array_of(row, call)
+        for row, read in self.inputs:  # one default is as good as many
+            array = read(call)
             plan.arrays[row.name][...] = row.default if array is None else array
 
     def execute(self, plan: Plan) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.benchmark.modes import MODES, PREFILL, SPECULATIVE, VERIFY
 from edgespec.cli.draft_flags import plan_of
 from edgespec.errors import EdgeSpecError, LimitError
 
@@ -19,13 +20,11 @@ if TYPE_CHECKING:
     from edgespec.benchmark.cases import Variant
     from edgespec.benchmark.measure import Plan
     from edgespec.benchmark.synthetic import Dial
+    from edgespec.methods.names import SpecPolicy
     from edgespec.prompts import RequestFile
     from edgespec.runtime.engine import Engine
-    from edgespec.runtime.plans.policy import SpecPolicy
     from edgespec.runtime.trees.tree import DraftPlan
 
-MODES = ("prefill", "decode", "verify", "speculative")  # those of benchmark.cases; a test compares
-PREFILL, _, VERIFY, SPECULATIVE = MODES
 ROWS = (1, 2, 4, 8, 16, 32, 60)
 TOKENS = 128  # of prompts and of answers, where nothing else is said and as many fit
 

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli import environment, trtllm
+from edgespec.benchmark.modes import MODES, SPECULATIVE, VERIFY
+from edgespec.cli import environment
 from edgespec.cli.bench.asked import (
-    MODES,
     ROWS,
-    SPECULATIVE,
-    VERIFY,
     drafts_by,
     engine_of,
     measured,
@@ -26,10 +24,9 @@ from edgespec.cli.bench.asked import (
 )
 from edgespec.cli.bench.costs import say_costs, sentences
 from edgespec.cli.bench.kept import check_pictures, keep, to_stdout
-from edgespec.cli.bench.their_names import THEIR_NAMES, THEIRS
 from edgespec.cli.config_file import ConfigCommand
 from edgespec.cli.costs_flag import measure_again
-from edgespec.cli.draft_flags import ALIASES, POLICIES, draft_options_of, is_given
+from edgespec.cli.draft_flags import ALIASES, draft_options_of, is_given
 from edgespec.cli.engine_options import SIZES, engine_options, opened
 from edgespec.cli.image_flags import beside, image_flags
 from edgespec.cli.infer import check_outputs
@@ -38,7 +35,10 @@ from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.terminal import report as tell
 from edgespec.cli.terminal import say
+from edgespec.compat import trtllm
+from edgespec.compat.bench_tools import THEIR_NAMES, THEIRS
 from edgespec.errors import EdgeSpecError, noted
+from edgespec.methods.names import POLICIES
 
 if TYPE_CHECKING:
     from edgespec.benchmark.measure import Benchmark, Plan

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.artifacts.outputs import refuse_overwriting
-from edgespec.cli import trtllm
 from edgespec.cli.accept_flags import accept_options
 from edgespec.cli.chat import slashes
 from edgespec.cli.chat.conversation import Conversation
@@ -37,6 +36,8 @@ from edgespec.cli.engine_options import (
 from edgespec.cli.image_flags import image_flags
 from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import FILE
+from edgespec.cli.prompt_options import CHAT_TEMPLATE, sampling_options
+from edgespec.compat import trtllm
 from edgespec.errors import RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.checks import SAMPLING
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.engine_request import EngineRequest
 
-DEFAULTS = SamplingParams()
 MARKERS = re.compile(r"<\|?\w+\|?>")
 
 
@@ -62,34 +62,7 @@ OPTIONS = (
             " answer, on stderr."
         ),
     ),
-    click.option(
-        "--max-generate-length",
-        type=int,
-        default=DEFAULTS.max_generate_length,
-        show_default=True,
-        help="Tokens per answer, at most.",
-    ),
-    click.option(
-        "--temperature",
-        type=float,
-        default=DEFAULTS.temperature,
-        show_default=True,
-        help="0 is greedy.",
-    ),
-    click.option("--top-k", type=int, default=DEFAULTS.top_k, show_default=True, help="0 is off."),
-    click.option(
-        "--top-p", type=float, default=DEFAULTS.top_p, show_default=True, help="1 is off."
-    ),
-    click.option(
-        "--min-p", type=float, default=DEFAULTS.min_p, show_default=True, help="0 is off."
-    ),
-    click.option(
-        "--repetition-penalty",
-        type=float,
-        default=DEFAULTS.repetition_penalty,
-        show_default=True,
-        help="1 is off.",
-    ),
+    sampling_options(SamplingParams()),
     click.option("--seed", type=int, help="For every answer; without it one is drawn for each."),
     click.option(
         "--stop",
@@ -102,13 +75,7 @@ OPTIONS = (
         is_flag=True,
         help="Passed to the chat template; the thoughts are shown as text.",
     ),
-    click.option(
-        "--chat-template",
-        metavar="NAME|FILE",
-        help=(
-            f"Instead of the model's template: one of {', '.join(NAMED_TEMPLATES)}, or a file in Jinja."
-        ),
-    ),
+    CHAT_TEMPLATE,
     click.option(
         "--no-chat-template",
         is_flag=True,

@@ -8,20 +8,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgespec.cli.accept_flags import OPTIONS, RULES
-from edgespec.cli.draft_flags import POLICIES, plan_of
+from edgespec.cli.accept_flags import OPTIONS
+from edgespec.cli.draft_flags import plan_of
 from edgespec.errors import RequestError
+from edgespec.methods.names import POLICIES, RULES
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.checks import MAX_COUNT, SAMPLING, flag, integer
 from edgespec.prompts.places import Place, did_you_mean
 
 if TYPE_CHECKING:
+    from edgespec.methods.names import SpecPolicy
     from edgespec.runtime.acceptance.verify import AcceptOptions
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.plans.plan import TreeSpec
-    from edgespec.runtime.plans.policy import SpecPolicy
     from edgespec.runtime.trees.tree import DraftPlan
 
 WORDS: dict[str, object] = {"on": True, "off": False, "none": None}
@@ -95,8 +96,7 @@ def change_policy(settings: Settings, value: object, place: Place) -> Settings:
     """The settings with another policy; none is the engine's. Setting one turns drafts on."""
     if value is not None and value not in POLICIES:
         place.refuse(f"is {value!s:.60}", f"Write {' or '.join(POLICIES)}, or none.")
-    policy = cast("SpecPolicy | None", value)
-    return replace(settings, drafts=True, spec_policy=policy)
+    return replace(settings, drafts=True, spec_policy=value)
 
 
 def of_switch(name: str, field_name: str) -> Setting:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from edgespec.cli.accept_flags import RULES
 from edgespec.cli.chat import conversation as files
 from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.settings import (
@@ -21,6 +20,7 @@ from edgespec.cli.chat.settings import (
 from edgespec.cli.chat.tree_picture import tree_picture
 from edgespec.cli.stats import stats
 from edgespec.errors import RequestError, counted, in_terms_of
+from edgespec.methods.names import RULES
 from edgespec.prompts.image_item import MAX_IMAGES
 from edgespec.prompts.parse import message_text
 from edgespec.prompts.places import Place, did_you_mean

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgespec.backends.call import Logits
+from edgespec.methods.names import EXACT
 from edgespec.runtime.acceptance.base import AcceptOptions, AcceptResult, AcceptRow
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.trees.tree import DraftTree
@@ -23,7 +24,7 @@ from edgespec.runtime.trees.tree import DraftTree
 class ExactAcceptance(AcceptOptions):
     """The tokens of plain decoding, whatever is drafted. It has no options."""
 
-    rule: ClassVar[str] = "exact"
+    rule: ClassVar[str] = EXACT
 
 
 def walk(tree: DraftTree, logits: Logits, sampler: Sampler, before: Sequence[int]) -> AcceptResult:

@@ -45,6 +45,7 @@ from typing import ClassVar
 import numpy as np
 
 from edgespec.backends.call import Logits
+from edgespec.methods.names import REJECTION
 from edgespec.runtime.acceptance.base import AcceptOptions, AcceptResult, AcceptRow
 from edgespec.runtime.acceptance.exact import walk
 from edgespec.runtime.sampling.draft_sampler import Distribution
@@ -60,7 +61,7 @@ class RejectionAcceptance(AcceptOptions):
     """The distribution of plain sampling, with drafts that are drawn at random. It has no
     options."""
 
-    rule: ClassVar[str] = "rejection"
+    rule: ClassVar[str] = REJECTION
 
 
 def accept(

@@ -20,6 +20,7 @@ import numpy as np
 
 from edgespec.backends.call import Floats, Logits
 from edgespec.errors import OptionError
+from edgespec.methods.names import RELAXED
 from edgespec.runtime.acceptance.base import (
     AcceptOptions,
     AcceptResult,
@@ -49,7 +50,7 @@ class RelaxedAcceptance(AcceptOptions):
     them; None are those of the model. Raises OptionError for other values.
     """
 
-    rule: ClassVar[str] = "relaxed"
+    rule: ClassVar[str] = RELAXED
 
     relaxed_topk: int = 10
     relaxed_delta: float = 0.6

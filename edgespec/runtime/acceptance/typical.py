@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.call import Floats, Logits
+from edgespec.methods.names import TYPICAL
 from edgespec.runtime.acceptance.base import (
     AcceptOptions,
     AcceptResult,
@@ -53,7 +54,7 @@ class TypicalAcceptance(AcceptOptions):
     drafts have to equal what it draws. Raises OptionError for other values.
     """
 
-    rule: ClassVar[str] = "typical"
+    rule: ClassVar[str] = TYPICAL
 
     posterior_threshold: float | None = None
     posterior_alpha: float | None = None

@@ -12,11 +12,11 @@ from typing import Any
 from edgespec.backends.base import SeveralCapacities
 from edgespec.backends.findings import Finding, failed, not_run, passed
 from edgespec.errors import EdgeSpecError, LimitError, RequestError, counted
+from edgespec.methods.names import FIXED
 from edgespec.prompts import NoJournal, RequestFile, text_requests
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk
-from edgespec.runtime.plans.policy import FIXED
 from edgespec.runtime.requests.answers import Answer
 from edgespec.runtime.requests.file_runner import FileRun
 

@@ -93,12 +93,10 @@ class LaneDecoder(Generic[LaneT]):
         layers, only of all of them."""
         return self.runner.read_rows(lane, min(count, self.lanes[lane].length))
 
-    def restore(self, lane: int, rows: LaneRows, offset: int = 0) -> None:
-        """Begin a lane with rows that `snapshot` took; what follows them has positions by
-        `offset`."""
+    def restore(self, lane: int, rows: LaneRows) -> None:
+        """Begin a lane with rows that `snapshot` took. What is read next says its positions."""
         self.runner.write_rows(lane, rows)
         self.hold(lane, len(rows))
-        self.lanes[lane].offset = offset
 
     def move(self, source: int, target: int) -> None:
         """Let a lane's sequence, which has no uncommitted rows, go on in another lane."""

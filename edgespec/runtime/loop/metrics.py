@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import counted
+from edgespec.methods.names import ADAPTIVE, FIXED, SpecPolicy
 from edgespec.runtime.acceptance.base import GUARANTEES, Lossless
 from edgespec.runtime.lanes.stages import StageTimes
 from edgespec.runtime.loop.sequence import StepOutput
-from edgespec.runtime.plans.policy import ADAPTIVE, FIXED, SpecPolicy
 
 
 @dataclass

@@ -128,7 +128,7 @@ class PrefixCache:
         if found is None:
             return 0
         prefix, count = found
-        base.restore(seq.lane, prefix.base.prefix(count), seq.prompt.offset_at(count))
+        base.restore(seq.lane, prefix.base.prefix(count))
         draft = prefix.draft_of(drafter)
         if drafter is not None and draft is not None:
             covered = min(count, len(draft))

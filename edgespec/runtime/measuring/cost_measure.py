@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.base import Progress
+from edgespec.backends.base import SILENT, Progress
 from edgespec.backends.machine import available_bytes, waited_s
 from edgespec.backends.pair_check import target_of
 from edgespec.backends.registry import backend_of
@@ -47,7 +47,6 @@ from edgespec.runtime.opening.tuned_plan import drop_stale_plan
 from edgespec.runtime.trees.tree import DraftPlan
 
 logger = logging.getLogger(__name__)
-SILENT = Progress()
 NOT_MEASURED = "costs not measured"
 MEASURE_THERE = command("bench", "ENGINES", measure_costs=True)
 BUDGET_S = 10.0

@@ -16,6 +16,7 @@ from pathlib import Path
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, counted
 from edgespec.images import ImageRules
+from edgespec.methods.names import SpecPolicy
 from edgespec.runtime.acceptance.verify import (
     EXACT,
     Acceptance,
@@ -41,7 +42,6 @@ from edgespec.runtime.opening.open_engine import (
 from edgespec.runtime.opening.planner import Planner, check_policy
 from edgespec.runtime.opening.speculative_config import drafts_of, gates_of, of_engine, read_config
 from edgespec.runtime.opening.tuned_plan import TunedPlan, not_taken
-from edgespec.runtime.plans.policy import SpecPolicy
 from edgespec.runtime.sampling.sampler import NEAR_TIE
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.runtime.vision.image_prompts import ImagePrompts, beside

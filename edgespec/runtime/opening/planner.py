@@ -21,6 +21,7 @@ from edgespec.errors import (
     counted,
     in_terms_of,
 )
+from edgespec.methods.names import ADAPTIVE, FIXED, POLICIES, SpecPolicy
 from edgespec.runtime.acceptance.verify import ACCEPT_RULES, EXACT, AcceptOptions, acceptance_of
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.decoding import DecodingConfig
@@ -29,7 +30,7 @@ from edgespec.runtime.opening.drafting import Drafting, Options
 from edgespec.runtime.opening.speculative_config import check_of_request, of_engine
 from edgespec.runtime.opening.tuned_plan import TunedPlan
 from edgespec.runtime.plans.plan import SMALLEST_TREE, PlanLimits, TreeSpec
-from edgespec.runtime.plans.policy import ADAPTIVE, FIXED, MOST, POLICIES, SpecPolicy
+from edgespec.runtime.plans.policy import MOST
 from edgespec.runtime.plans.schedules import Gates
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import PLAIN, DraftPlan, Plain

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
 
 from edgespec.backends.base import PlanHints
 from edgespec.contract import MAX_BLOCK_NODES
@@ -24,10 +23,6 @@ from edgespec.runtime.plans.acceptance_estimate import AcceptanceEstimate
 from edgespec.runtime.plans.draft_budget import DraftBudget
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
-SpecPolicy = Literal["fixed", "adaptive"]
-FIXED: Final = "fixed"
-ADAPTIVE: Final = "adaptive"
-POLICIES: tuple[SpecPolicy, ...] = (FIXED, ADAPTIVE)
 # The most that is drafted where no sizes are given: how much of it pays is seen step by step
 MOST = PlanHints(steps=8, block_nodes=MAX_BLOCK_NODES)
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.methods.names import ADAPTIVE
 from edgespec.prompts import CANCELLED, ERROR
 from edgespec.runtime.lanes import stages
 from edgespec.runtime.loop.metrics import Pooled, RequestMetrics, ratio
 from edgespec.runtime.measuring.cost_description import Prediction
 from edgespec.runtime.measuring.random_baseline import NoBetterThanChance
 from edgespec.runtime.measuring.speedup import Speedup, StepCost
-from edgespec.runtime.plans.policy import ADAPTIVE
 from edgespec.runtime.requests.answers import Answer
 from edgespec.runtime.requests.memory import peak_bytes
 from edgespec.runtime.requests.quality import pooled

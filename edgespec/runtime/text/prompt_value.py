@@ -103,16 +103,10 @@ class Prompt(Sequence[int]):
         key = (*self.cache_key, *following)
         return Prompt((*self.tokens, *following), self.images, positions, key)
 
-    def offset_at(self, count: int) -> int:
-        """What text behind the first `count` slots has as position, less its slot."""
-        if self.positions is None or not count:
-            return 0
-        return int(self.positions[:count].max()) + 1 - count
-
     @property
     def position_offset(self) -> int:
         """What follows slot s behind the prompt has position s + this on all axes."""
-        return self.offset_at(len(self))
+        return 0 if self.positions is None else int(self.positions.max()) + 1 - len(self)
 
 
 def on_all_axes(positions: Ids) -> Ids:

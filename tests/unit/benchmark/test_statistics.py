@@ -91,3 +91,8 @@ def test_result_by_whether_one_is_inside() -> None:
     assert result_of(Interval(0.8, 0.9, 0.95), larger_is_faster=False) == FASTER
     assert result_of(Interval(1.1, 1.9, 0.95), larger_is_faster=False) == SLOWER
     assert result_of(None) == UNKNOWN
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.2), (0.8, 1.0)])
+def test_an_interval_that_ends_at_1_is_noise(low: float, high: float) -> None:
+    assert result_of(Interval(low, high, 0.95)) == NOISE

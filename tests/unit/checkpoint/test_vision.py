@@ -30,7 +30,7 @@ Names = list[str]
 
 @pytest.fixture
 def rewritten(tmp_path: Path) -> Callable[[str, Callable[[Names], Names]], Checkpoint]:
-    """A checkpoint whose tower is quantized but for its attn.proj, with other exclusion lists."""
+    """A checkpoint whose encoder is quantized but for its attn.proj, with other exclusion lists."""
 
     def make(family: str, change: Callable[[Names], Names]) -> Checkpoint:
         path = Path(

@@ -5,15 +5,9 @@ from __future__ import annotations
 import click
 import pytest
 
-from edgespec.benchmark import cases
-from edgespec.cli.bench.asked import MODES
 from edgespec.cli.bench.run import command
-from edgespec.cli.bench.their_names import THEIR_NAMES
 from edgespec.cli.lists import Counts, Names, Texts
-
-
-def test_modes_are_those_of_the_benchmark() -> None:
-    assert cases.MODES == MODES
+from edgespec.compat.bench_tools import THEIR_NAMES
 
 
 def test_every_other_name_means_a_flag_that_is_there() -> None:

@@ -581,9 +581,7 @@ def test_sizes_of_drafts_want_drafts(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_defaults_are_those_of_input_json() -> None:
     given = {
-        p.name: p.default
-        for p in chat_command.command.params
-        if p.name in chat_command.DEFAULTS.__slots__
+        p.name: p.default for p in chat_command.command.params if p.name in SamplingParams.__slots__
     }
     assert len(given) == 8
     numbers: dict[str, Any] = {

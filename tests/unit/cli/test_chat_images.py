@@ -13,7 +13,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.prompts.parse import read_requests
 from tests.unit.cli.test_chat import Event, chat_of, saying, talk
 from tests.unit.images.counting import MARK, Counting, images_of
-from tests.unit.images.pictures import png
+from tests.unit.images.samples import png
 
 
 @pytest.fixture

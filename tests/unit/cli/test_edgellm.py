@@ -6,10 +6,10 @@ from __future__ import annotations
 import click
 import pytest
 
-from edgespec.cli import edgellm, trtllm
-from edgespec.cli.edgellm import PROGRAMS, Missing
 from edgespec.cli.flags import EdgeCommand, flags_of
 from edgespec.cli.main import cli, run
+from edgespec.compat import edgellm, trtllm
+from edgespec.compat.edgellm import PROGRAMS, Missing
 
 # As their version 0.9.1 spells them, by our command; what a flag takes follows it.
 THEIRS = {

@@ -17,7 +17,7 @@ from edgespec.errors import RequestError
 from edgespec.images import ImageProcessor, ImageReader, ImageRules
 from edgespec.runtime.vision import image_prompts
 from edgespec.tuning.tuner import TuneOptions
-from tests.unit.images.pictures import png
+from tests.unit.images.samples import png
 
 
 def rules_of(*args: str, input_file: Path | None = None) -> tuple[Result, list[ImageRules]]:

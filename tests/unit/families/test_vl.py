@@ -44,14 +44,14 @@ def read(path: Path, **changes: Any) -> ModelConfig:
     return parse_model_config(open_checkpoint(path).config | changes)
 
 
-def test_tensors_are_the_decoder_s_and_the_tower_s(path: Path) -> None:
+def test_tensors_are_the_decoder_s_and_the_encoder_s(path: Path) -> None:
     checkpoint = open_checkpoint(path)
     wanted = stored_names(expected_tensors(detect(checkpoint)), checkpoint)  # type: ignore[arg-type]
     with safe_open(path / "model.safetensors", "numpy") as file:
         stored = set(file.keys())
-    tower = {name for name in stored if "visual." in name}
-    assert set(wanted.values()) == stored - tower
-    assert set(beside_text(checkpoint)) == tower
+    encoder = {name for name in stored if "visual." in name}
+    assert set(wanted.values()) == stored - encoder
+    assert set(beside_text(checkpoint)) == encoder
 
 
 def test_sizes_are_those_of_transformers(path: Path) -> None:

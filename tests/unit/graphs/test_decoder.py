@@ -84,8 +84,6 @@ def with_attention(**changes: Any) -> Callable[[LayerSpec], LayerSpec]:
 
 
 NOT_BUILT: dict[str, tuple[Callable[[LayerSpec], LayerSpec], str]] = {
-    "soft-cap": (with_attention(softcap=50.0), "layer 1 has a soft-cap of 50"),
-    "sinks": (with_attention(sinks=True), "layer 1 has attention sinks"),
     "fused gates": (with_attention(gated=True, fused_qkv=True), "gates in a fused projection"),
     "other keys": (with_attention(num_kv_heads=4), "keys of 4 x 16"),
     "experts": (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgespec.errors import RequestError
 from edgespec.images.data_url import decode
 from edgespec.prompts import ImageItem
-from tests.unit.images.pictures import attempted, png
+from tests.unit.images.samples import attempted, png
 
 DATA = png()
 TEXT = base64.b64encode(DATA).decode()

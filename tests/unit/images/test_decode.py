@@ -21,7 +21,7 @@ from PIL import GifImagePlugin, Image
 from edgespec.errors import MissingDependency, RequestError
 from edgespec.images import decode as decoding
 from edgespec.images.decode import MAX_IMAGE_BYTES, check_size, decode
-from tests.unit.images.pictures import (
+from tests.unit.images.samples import (
     animated,
     attempted,
     bomb,

@@ -19,7 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 from edgespec.errors import RequestError
 from edgespec.images import ImageProcessor
 from edgespec.images.preprocess import prepare, resized
-from tests.unit.images.pictures import attempted, picture
+from tests.unit.images.samples import attempted, picture
 
 QWEN2_5_VL = ImageProcessor(max_pixels=12845056)
 QWEN3_VL = ImageProcessor(

@@ -14,7 +14,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from edgespec.errors import RequestError
 from edgespec.images import ImageProcessor, ImageReader, ImageRules, reader
 from edgespec.prompts import ImageItem
-from tests.unit.images.pictures import bomb, picture, png, saved, seen_by_transformers, turned
+from tests.unit.images.samples import bomb, picture, png, saved, seen_by_transformers, turned
 
 PROCESSOR = ImageProcessor()
 

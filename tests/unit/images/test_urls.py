@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from edgespec.errors import RequestError
 from edgespec.images import urls
 from edgespec.images.urls import Target, fetch, is_public, read_url
-from tests.unit.images.pictures import attempted
+from tests.unit.images.samples import attempted
 
 BODY = b"an image" * 100
 SECRET = "secret text of a server"

@@ -1,5 +1,5 @@
 """Toy checkpoints of Qwen3.5: norms of (1 + w), layers of linear attention and of full attention,
-an MTP head, a tower.
+an MTP head, an encoder.
 
 As published: the text alone under model.layers, or a model of text and images under
 model.language_model. Norm weights are spread and some channels carry outliers, because that is

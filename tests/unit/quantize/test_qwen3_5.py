@@ -133,10 +133,10 @@ def test_model_of_text_and_images_is_quantized_as_its_text(
     quantized(bases["images"], tmp_path / "out", name)
     source, found = (whole_model.tensors_of(path) for path in (bases["images"], tmp_path / "out"))
     text = {key.replace("model.language_model.", "model."): tensor for key, tensor in found.items()}
-    tower = {key: text.pop(key) for key in list(text) if key.startswith("model.visual.")}
+    encoder = {key: text.pop(key) for key in list(text) if key.startswith("model.visual.")}
     assert (
         whole_model.differing(
-            tower, {key: source[key] for key in source if key.startswith("model.visual.")}
+            encoder, {key: source[key] for key in source if key.startswith("model.visual.")}
         )
         == []
     )

@@ -27,7 +27,7 @@ from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.loop.prefix import Prefix, PrefixCache
 from edgespec.runtime.loop.sequence import SequenceState, StepOutput
 from edgespec.runtime.loop.session import Session
-from edgespec.runtime.plans.schedules import Gates, Schedule
+from edgespec.runtime.plans.schedules import AcceptanceGate, Gates, Schedule
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests.lossless.drafters import ScriptedDrafter, Stateless
@@ -255,6 +255,26 @@ def test_steps_in_which_too_many_run_for_drafts_are_counted_as_such() -> None:
     assert [output.held_back for _, output in session.step()] == [False]
 
 
+def test_a_sequence_whose_drafting_has_ended_is_not_held_back_by_how_many_run() -> None:
+    gates = Gates(Schedule(((1, 3),)), AcceptanceGate(1, 0.5))
+    gates.record([3], [0])
+    assert gates.stopped
+    session = session_for(tasks_with(4, 4), 2)
+    for task in tasks_with(4, 4):
+        begin(session, replace(task, gates=gates))
+    assert [output.held_back for _, output in session.step()] == [False, False]
+
+
+def test_seconds_in_engines_are_those_of_base_and_drafters() -> None:
+    (task,) = tasks_with(4)
+    session = session_for([task], 1)
+    begin(session, task)
+    before_s = session.engine_s()
+    for drafter in session.drafters:
+        drafter.engine_s += 2.0
+    assert session.engine_s() == before_s + 2.0
+
+
 def tasks_with(*lengths: int, plan: DraftPlan | None = PLAN) -> list[SequenceState]:
     return [
         SequenceState([i + 1, 2, 3 + i], GREEDY, length, plan=plan)
@@ -453,6 +473,18 @@ def test_memory_that_is_short_for_keeping_rows_harms_nobody(where: str) -> None:
     ):
         told = serve(session, tasks, 2)
     assert [(one.tokens, one.reason) for one in told] == [alone(task) for task in tasks]
+    assert session.prefixes.entries == []
+
+
+def test_where_memory_is_short_what_was_kept_before_goes_too() -> None:
+    tasks = [asked(0), asked(3)]
+    session = session_for(tasks, 1, budget=10**6)
+    serve(session, tasks[:1], 1)
+    assert session.prefixes.entries
+    with mock.patch.object(
+        CachedDecoder, "snapshot", lambda self, lane, count: short_of_memory(count)
+    ):
+        serve(session, [replace(tasks[1], keep_all=True)], 1)
     assert session.prefixes.entries == []
 
 

@@ -17,7 +17,7 @@ from edgespec.runtime.vision import image_prompts
 from edgespec.runtime.vision.image_prompts import ImagePrompts, Stopped
 from edgespec.runtime.vision.image_stats import ImageStats
 from tests.unit.images.counting import MARK, TOKENS, Counting, images_of
-from tests.unit.images.pictures import png
+from tests.unit.images.samples import png
 
 
 @pytest.fixture

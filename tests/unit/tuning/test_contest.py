@@ -94,3 +94,9 @@ def test_none_wins_that_is_not_faster_than_plain_beyond_noise() -> None:
 def test_a_run_without_steps_is_left_out() -> None:
     found = Speeds({Turn(0, 0, PLAIN): 100.0, Turn(0, 0, "a"): None, Turn(0, 1, "a"): 90.0})
     assert found.over("a") is None
+
+
+def test_a_simpler_one_that_is_slower_beyond_noise_loses_though_it_is_close() -> None:
+    small, large = row(3), row(9)
+    found = {PLAIN: 100.0, small.candidate.key: 147.0, large.candidate.key: 150.0}
+    assert winner(speeds(found), [small, large]) is large

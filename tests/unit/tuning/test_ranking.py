@@ -151,6 +151,12 @@ def test_the_adaptive_twin_of_the_best_fixed_plan_is_measured_too() -> None:
     assert twin in to_measure([fixed, other, third, twin], 3)
 
 
+def test_the_twin_takes_the_place_of_no_other_family() -> None:
+    fixed, twin = ranked("eagle3", 1.5), ranked("eagle3", 1.2, adaptive=True)
+    rows = [fixed, ranked("ngram", 1.4), ranked("suffix", 1.3), twin]
+    assert to_measure(rows, 3) == rows[:3]
+
+
 def test_best_static_tree_is_what_is_ranked() -> None:
     rates = [[0.6, 0.2], [0.5, 0.2]]
     choice = best_static_tree(MODEL.at(64, 1, 2), rates, 8)

@@ -68,3 +68,11 @@ def test_the_policy_is_the_same_each_time() -> None:
     policy = AdaptivePolicy(CostModel(profile(row=0.05, draft=0.2)))
     plan = DraftPlan(2, 3, 7, adaptive=True)
     assert adapted([answer], plan, policy) == adapted([answer], plan, policy)
+
+
+def test_the_policy_is_given_the_drafts_of_the_step_that_begins_where_it_stands() -> None:
+    """Of two steps the first accepts all of its drafts, the second none."""
+    answer = [step(0, 1, 3, 6, context=10), step(0, context=14)]
+    policy = AdaptivePolicy(CostModel(profile(row=0.01, draft=0.01)))
+    first, second = adapted([answer], DraftPlan(2, 3, 7, adaptive=True), policy)
+    assert (first.tokens, second.tokens) == (4, 1)

@@ -33,3 +33,10 @@ def test_engine_of_another_machine(key: str, value: object, said: list[str]) -> 
     for word in (ENGINE, *said):
         assert word in caught.value.what
     assert "edgespec build again" in caught.value.remedy
+
+
+def test_engine_of_a_cpu_with_fewer_features_is_of_another_one() -> None:
+    """Its kernels were chosen without them, and its bits were proven so."""
+    fewer = fingerprint()["cpu_features"][1:]
+    with pytest.raises(EngineMismatch, match="another CPU"):
+        check(fingerprint() | {"cpu_features": fewer}, ENGINE)

@@ -18,7 +18,7 @@ from edgespec.errors import OptionError
 from edgespec.runtime.acceptance import typical
 from edgespec.runtime.acceptance.typical import TypicalAcceptance
 from edgespec.runtime.acceptance.verify import AcceptResult, walk
-from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.sampling.sampler import Sampler, log_softmax
 from edgespec.runtime.trees.tree import DraftTree
 from tests.unit.runtime.acceptance.rules import (
     BEFORE,
@@ -243,3 +243,21 @@ def test_option_that_cannot_be_is_refused_by_its_name(values: dict[str, object])
 def test_alpha_is_the_root_of_the_threshold() -> None:
     assert TypicalAcceptance(0.09).alpha == pytest.approx(0.3)
     assert len(FIRST) == V
+
+
+def test_a_token_at_the_threshold_is_drawn_and_no_draft_at_it_is_accepted() -> None:
+    logits = np.array([3.0, 2.0, 0.0], np.float32)
+    probs = np.exp(log_softmax(logits.astype(np.float64)))
+    options = TypicalAcceptance(float(probs[1]), 1.0)
+    for strictly, allowed in ((False, [0, 1]), (True, [0])):
+        ids, _ = typical.typical(logits, Sampler(1.0), [], options, strictly=strictly)
+        assert ids.tolist() == allowed
+
+
+def test_tokens_of_a_path_are_repetitions_behind_it() -> None:
+    """Behind 1, which the path has, 1 again is no longer typical under the penalty."""
+    logits = HostLogits(np.array([[0, 3, 0, 0], [0, 3, 2.5, 0], [0, 0, 3, 0]], np.float32))
+    drafted, options = tree([0, 1, 1], [-1, 0, 1]), TypicalAcceptance(0.3, 1.0)
+    for penalty, path in ((1.0, [0, 1, 2]), (3.0, [0, 1])):
+        sampler = Sampler(1.0, repetition_penalty=penalty)
+        assert typical.accept(drafted, logits, sampler, [0], options).path == path

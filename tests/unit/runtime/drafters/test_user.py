@@ -576,6 +576,18 @@ def test_lane_whose_observation_failed_is_not_drafted_for_until_the_next_sequenc
     assert metrics.acceptance_rate == 1
 
 
+def test_a_lane_that_was_lost_is_drafted_for_once_another_sequence_moves_into_it() -> None:
+    own: Any = SimpleNamespace(
+        move=lambda source, target: None,
+        propose=lambda requests: [DraftTree.chain(r.pending, [1]) for r in requests],
+    )
+    drafter = GuardedDrafter(own, guard(), VOCAB)
+    drafter.lost_lanes.add(0)
+    drafter.move(1, 0)
+    (drafted,) = drafter.propose([DraftRequest(0, 3, CHAIN, None, None)])
+    assert len(drafted) == 2
+
+
 ROOT = DraftTree.root_only(3)
 TREES: dict[str, Any] = {
     "no tree": "tree",
@@ -711,6 +723,21 @@ def test_drafter_of_tensorrt_llm_drafts_as_it_does_there() -> None:
     drafter.close()
     assert len(pool.freed) == 1
     assert pool.closed
+
+
+def test_the_resource_manager_of_tensorrt_llm_is_updated_before_a_request_is_freed() -> None:
+    """Also where the sequence ends between a proposal and what became of it."""
+    own = Lookup()
+    drafter, order = preparing(own), list[str]()
+    pool: Any = own.resource_manager
+    pool.update_resources = lambda batch: order.append("update")
+    pool.free_resources = lambda request: order.append("free")
+    session = Session(decoder_of(64), drafter)
+    steps = steps_of(session, SequenceState(PROMPT, GREEDY, MAX_NEW, plan=CHAIN))
+    next(steps)
+    drafter.propose([DraftRequest(0, TRUTH[0], CHAIN, None, None)])
+    drafter.reset(0)
+    assert order == ["update", "free"]
 
 
 def test_max_concurrency_and_the_schedule_of_lengths_are_heeded() -> None:

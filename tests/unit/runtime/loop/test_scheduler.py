@@ -356,6 +356,24 @@ def test_prompt_that_fails_harms_nobody_and_the_engine_s_own_fault_all_that_have
     assert_as_alone(received.run(scheduler), handles[2:])
 
 
+def test_a_request_that_cannot_get_its_lane_leaves_it_to_the_next() -> None:
+    asked = [request(3, 9, seed=1), request(5, 9, seed=2)]
+    real, failed = Session.give_drafter, list[object]()
+
+    def give_drafter(self: Session, seq: Any) -> None:
+        if not failed:
+            failed.append(seq)
+            raise MemoryError
+        real(self, seq)
+
+    scheduler = scheduler_for(*asked, lanes=1)
+    handles = [scheduler.add(one) for one in asked]
+    with mock.patch.object(Session, "give_drafter", give_drafter):
+        received = Received().run(scheduler)
+    assert isinstance(received.ends[handles[0]], EnvironmentProblem)
+    assert_as_alone(received, handles[1:])
+
+
 def test_prompt_that_fails_in_a_later_chunk_leaves_no_prefix_behind() -> None:
     """Its rows may hold NaN although the error shows only with the last chunk's logits."""
     asked = request(12, 5, keep=3)

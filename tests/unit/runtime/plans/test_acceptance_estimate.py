@@ -70,3 +70,10 @@ def test_no_estimate_is_certain() -> None:
     for _ in range(500):
         estimate.learn(chain(0.99), [0])
     assert 0.001 <= estimate.of_prob(0.99) < 0.05
+
+
+def test_a_path_deeper_than_all_rates_is_taken_in() -> None:
+    """Chains of n-grams go to hundreds of levels."""
+    estimate = AcceptanceEstimate()
+    estimate.learn(chain(*[0.5] * 104), list(range(105)))
+    assert estimate.rates(104)[0] > 0.7

@@ -4,9 +4,10 @@ speed beside that of the best fixed chain, by simulation."""
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,14 @@ from edgespec.runtime.plans.policy import (
     MOST,
     TRIAL_LEVELS,
     TRIAL_LEVELS_OF_BATCH,
+    TRY_SHARE,
     AdaptivePolicy,
     AdaptiveState,
     Asking,
     Decision,
+    is_due,
+    longer,
+    together,
 )
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests.costs import profile
@@ -278,3 +283,76 @@ def test_a_draft_that_knows_how_sure_it_is_decodes_faster(simulation: object) ->
 def test_decisions_without_levels_have_no_budget() -> None:
     (decision,) = policy_of(*NEVER).decide([asking(AdaptiveState())], 1)
     assert decision == Decision(0, decision.costs, pauses=True)
+
+
+# At the ends of its constants
+
+
+def test_no_budget_asks_for_less_than_plain_decoding_brings() -> None:
+    policy, state = policy_of(*DEAR), AdaptiveState()
+    policy.decide([asking(state)], 1)
+    state.tokens, state.seconds = 0.995, 1.0  # within the margin below plain decoding
+    (decision,) = policy.decide([asking(state)], 1)
+    assert decision.budget is not None
+    assert decision.budget.rate == pytest.approx(1 / decision.costs.plain)
+
+
+def test_after_a_try_that_succeeds_the_next_wait_is_half_as_long() -> None:
+    policy = policy_of(*CHEAP)
+    state = AdaptiveState(drafting=False, seconds=1.0, patience=LONGEST_WAIT, waited=LONGEST_WAIT)
+    (decision,) = policy.decide([asking(state)], 1)
+    policy.learn(state, decision, chain(decision.levels), [0, 1])
+    assert state.patience == LONGEST_WAIT // 2
+
+
+def test_a_wait_doubles_up_to_the_longest() -> None:
+    assert longer(FIRST_WAIT) == 2 * FIRST_WAIT
+    assert longer(LONGEST_WAIT) == LONGEST_WAIT
+
+
+@dataclass(frozen=True)
+class FlatCosts:
+    """A step with drafts takes `factor` plain steps, which take 1 second."""
+
+    factor: float
+    plain: float = 1.0
+    passes: tuple[float, ...] = (0.0,) * 65
+
+    def step(self, nodes: int, levels: int, observed: float) -> float:
+        return self.factor
+
+
+@pytest.mark.parametrize(("gain", "levels"), [(1.005, 0), (1.02, 1)])
+def test_a_batch_begins_to_draft_beyond_the_margin_alone(gain: float, levels: int) -> None:
+    states = [AdaptiveState(drafting=False) for _ in range(2)]
+    for state in states:
+        state.estimate.learn(chain(1), [0, 1])  # it has drafted before
+    rate = states[0].estimate.rates(1)[0]
+    costs: Any = FlatCosts((1 + rate) / gain)
+    decisions = together([asking(state, levels=1) for state in states], costs, 2)
+    assert [one.levels for one in decisions] == [levels, levels]
+
+
+def test_a_try_of_a_batch_waits_until_plain_steps_have_paid_for_it() -> None:
+    state = AdaptiveState(drafting=False)
+    state.estimate.learn(chain(1), [0])
+    costs: Any = FlatCosts(3.0)  # a try costs 2 plain steps more
+    paid = round(2 / TRY_SHARE)
+    state.waited = paid
+    assert not is_due([state], costs, 2)
+    state.waited = paid + 1
+    assert is_due([state], costs, 2)
+
+
+def test_a_batch_is_costed_by_its_widest_plan() -> None:
+    asked: list[int] = []
+
+    class Model(CostModel):
+        def at(self, context: int, batch: int = 1, top_k: int = 1) -> Any:
+            asked.append(top_k)
+            return super().at(context, batch, top_k)
+
+    wide = DraftPlan(8, 2, 9, adaptive=True)
+    both = [asking(AdaptiveState()), asking(AdaptiveState(), plan=wide)]
+    AdaptivePolicy(Model(profile(*DEAR))).decide(both, 2)
+    assert asked == [8]

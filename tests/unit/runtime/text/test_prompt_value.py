@@ -67,7 +67,6 @@ def test_what_follows_goes_on_behind_the_longer_side() -> None:
     assert one.positions[8].tolist() == [3, 4, 5]  # two rows of three
     assert one.positions[9].tolist() == [6, 6, 6]
     assert (len(one), one.position_offset) == (11, -3)
-    assert one.offset_at(3) == 0
     longer = one.then([7, 8])
     assert longer.positions is not None
     assert longer.positions[-1].tolist() == [9, 9, 9]

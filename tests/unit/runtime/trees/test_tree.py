@@ -217,3 +217,12 @@ def test_log_probability_of_a_certain_token_is_not_above_zero() -> None:
         ids, log_probs = top_log_probs(HostLogits(logits), count)
         assert ids[0, 0] == 7
         assert -1e-6 < log_probs[0, 0] <= 0.0
+
+
+def test_a_probability_of_the_pool_is_after_its_parent() -> None:
+    pool = TreePool()
+    first = pool.add_children(-1, np.array([1]), np.log(np.array([0.5], np.float32)))
+    second = pool.add_children(first[0], np.array([2]), np.log(np.array([0.4], np.float32)))
+    third = pool.add_children(second[0], np.array([3]), np.log(np.array([0.2], np.float32)))
+    assert pool.probs(0) == pytest.approx([0.5, 0.4, 0.2])
+    assert third == [2]

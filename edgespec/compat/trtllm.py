@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgespec.cli.edgellm import DONE_ANYWAY, Missing, switch
+from edgespec.compat.edgellm import DONE_ANYWAY, Missing, switch
 
 # Those of trtllm-serve and trtllm-bench, for every command that drafts
 OF_DRAFTS = {"--extra-llm-api-options": "--config"}
@@ -66,8 +66,8 @@ SPECULATIVE: Mapping[str, Missing] = {
         " --max-matching-ngram-size N"
     ),
     "--lookahead-config": Missing(
-        instead="there is no lookahead decoding here. From the text alone draft --drafter suffix and"
-        " --drafter ngram"
+        instead="there is no lookahead decoding here. From the text alone draft --drafter suffix"
+        " and --drafter ngram"
     ),
     "--draft-engine-dir": Missing(instead=DRAFT_IN_ENGINES),
     "--draft-target-model-config": Missing(

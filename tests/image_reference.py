@@ -1,6 +1,6 @@
 """Random pictures for vision-language toys, and what transformers makes of prompts with them.
 
-Knows transformers' own tower and generate; rows of images come from it as the runtime takes them.
+Knows transformers' own encoder and generate; rows of images come from it as the runtime takes them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def inputs_of(parts: Sequence[Part]) -> dict[str, torch.Tensor]:
 
 
 def rows_of(model: Any, picture: Picture) -> ImageRows:
-    """A picture's rows, by transformers' tower."""
+    """A picture's rows, by transformers' encoder."""
     with torch.no_grad():
         found = model.model.get_image_features(picture.pixels, torch.tensor([picture.grid]))
     (embeds,) = found.pooler_output

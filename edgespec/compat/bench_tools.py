@@ -1,11 +1,11 @@
 """What users of llm_bench, trtllm-bench and vllm bench type.
 
-Data alone, as in `cli.trtllm`.
+Data alone, as in `compat.trtllm`.
 """
 
 from __future__ import annotations
 
-from edgespec.cli.edgellm import Missing
+from edgespec.compat.edgellm import Missing
 
 # Names of llm_bench (OpenVINO, TensorRT Edge-LLM), trtllm-bench and vllm bench
 THEIR_NAMES = {

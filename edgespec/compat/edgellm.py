@@ -38,7 +38,7 @@ def switch(instead: str, *, beside: tuple[str, ...] = ()) -> Missing:
 
 DONE_ANYWAY = Missing(instead="", switch=True, neutral=("",))  # it asks for what is done
 NO_TOWERS = "this version quantizes text decoders and image encoders; leave the flag out"
-NO_VISION = "a draft has no vision tower; leave the flag out"
+NO_ENCODER = "a draft has no image encoder; leave the flag out"
 NO_AUDIO = "this version calibrates with text and images; leave the flag out, and see --calib-data"
 OWN_TYPE = (
     "weights that are not quantized keep the checkpoint's type, and engines compute in float32."
@@ -69,8 +69,8 @@ FLAGS: dict[str, dict[str, Missing]] = {
     "quantize llm": _QUANTIZE,
     "quantize draft": _QUANTIZE
     | {
-        "--visual-quantization": Missing(instead=NO_VISION),
-        "--image-dataset": Missing(instead=NO_VISION),
+        "--visual-quantization": Missing(instead=NO_ENCODER),
+        "--image-dataset": Missing(instead=NO_ENCODER),
     },
     "export": {
         "--model-dir": Missing(instead=AS_ARGUMENTS),

@@ -1,0 +1,1 @@
+"""What users of other tools write, in our words: flags, programs and keys of files."""
