@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edgespec.backends.ort.experts import PARTS, ExpertsLayout
-from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION, kernels
 
 EXPERTS, CHOSEN, HIDDEN, INNER = 128, 8, 2048, 768
@@ -88,8 +88,8 @@ class Weights:
 
     def __init__(self, bits: int, block: int) -> None:
         self.bits, self.block = bits, block
-        up = Layout(4 if bits == 4 else 8, block, HIDDEN, INNER)
-        self.layout = ExpertsLayout(EXPERTS, up, Layout(up.bits, block, INNER, HIDDEN))
+        up = WeightLayout(4 if bits == 4 else 8, block, HIDDEN, INNER)
+        self.layout = ExpertsLayout(EXPERTS, up, WeightLayout(up.bits, block, INNER, HIDDEN))
 
     def of(self, expert: int, part: str) -> tuple[Values, Scales]:
         """Values [out, in] and scales [out, blocks]."""

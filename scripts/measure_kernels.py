@@ -20,7 +20,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION, kernels
 
 LAYER = ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024))
@@ -52,7 +52,7 @@ class Products:
             scales = random.uniform(0.001, 0.002, (out, -(-width // args.block))).astype(np.float32)
             form = {"K": width, "N": out, "bits": args.bits, "block_size": args.block}
             if native:
-                layout = Layout(args.bits, args.block, width, out)
+                layout = WeightLayout(args.bits, args.block, width, out)
                 names = [self.store(f"w{index}", layout.pack(values, scales))]
                 form |= {"N": [out], "layout_version": LAYOUT_VERSION}
                 node, domain = "LowBitMatMul", DOMAIN

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.backends.tensorrt.parser_operators import FIRST
-from edgespec.backends.tensorrt.rules import LAST, RULES, Level, Rtx, Rule
+from edgespec.backends.tensorrt.rules import LAST, RULES, Level, ParserRule, Rtx
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "tensorrt.md"
 BEGIN = "<!-- rules: written by scripts/rules_page.py from backends/tensorrt/rules.py; run `make docs` -->"
@@ -38,14 +38,14 @@ def rows() -> str:
     return "".join(row(name, rule) for name, rule in RULES.items())
 
 
-def row(name: str, rule: Rule) -> str:
+def row(name: str, rule: ParserRule) -> str:
     """The row of a rule."""
     title = f"`{name}`" if rule.level is Level.REFUSED else f"`{name}` (warning)"
     cells = (title, rule.what, releases(rule), SAID[rule.rtx], rule.source)
     return f"| {' | '.join(cells)} |\n"
 
 
-def releases(rule: Rule) -> str:
+def releases(rule: ParserRule) -> str:
     """The releases in which a rule holds."""
     since = "all" if rule.since == FIRST else f"from {rule.since[0]}.{rule.since[1]}"
     return since if rule.until == LAST else f"{since} to {rule.until[0]}.{rule.until[1]}"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgespec.runtime.text.prompt_value import ImageSlots, Prompt
+from edgespec.runtime.text.prompt_value import ImageSlots, PromptValue
 from edgespec.vision.rows import ImageRows
 from tests.toys.vl import IMAGE, MERGE, PATCH, VISION_END, VISION_START
 
@@ -89,19 +89,19 @@ def rows_of(model: Any, picture: Picture) -> ImageRows:
     return ImageRows(embeds.numpy(), extras, picture.grid, picture.key)
 
 
-def prompt_of(model: Any, parts: Sequence[Part]) -> Prompt:
+def prompt_of(model: Any, parts: Sequence[Part]) -> PromptValue:
     """The same prompt as the runtime takes it."""
     return prompt_with(lambda picture: rows_of(model, picture), parts)
 
 
-def prompt_with(rows: Callable[[Picture], ImageRows], parts: Sequence[Part]) -> Prompt:
+def prompt_with(rows: Callable[[Picture], ImageRows], parts: Sequence[Part]) -> PromptValue:
     """The same with the rows that `rows` makes of each picture."""
     images, start = [], 0
     for part in parts:
         if isinstance(part, Picture):
             images.append(ImageSlots(start + 1, rows(part)))
         start += len(tokens_of([part]))
-    return Prompt.with_images(tokens_of(parts), images, MERGE)
+    return PromptValue.with_images(tokens_of(parts), images, MERGE)
 
 
 def inputs_of_layers(model: Any, parts: Sequence[Part], layers: Sequence[int]) -> np.ndarray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.backends.host import HostStates
-from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from tests.calls import Outputs, outputs_of
 
 
@@ -36,7 +36,7 @@ class OneLane:
         draft_hidden: np.ndarray | None = None,
     ) -> Outputs:
         states = given(base_hidden), given(draft_hidden)
-        rows = Rows(self.lane, tokens, positions, visible, gather, *states)
+        rows = DecoderRows(self.lane, tokens, positions, visible, gather, *states)
         return outputs_of(self.decoder.run([rows]))
 
     def commit(self, path: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from edgespec.errors import BundleError, command
 GRAPHS = (".onnx", ".engine")  # how files of exports and of engines end
 
 
-class Kind(Enum):
+class DirectoryKind(Enum):
     """What a path is. The values are the words of messages."""
 
     MISSING = "not there"
@@ -30,31 +30,31 @@ class Kind(Enum):
 
 
 MANIFEST_KINDS = {
-    "quantize": Kind.CHECKPOINT,
-    "export": Kind.EXPORT,
-    "engine": Kind.ENGINES,
-    "emitted": Kind.EMITTED,
+    "quantize": DirectoryKind.CHECKPOINT,
+    "export": DirectoryKind.EXPORT,
+    "engine": DirectoryKind.ENGINES,
+    "emitted": DirectoryKind.EMITTED,
 }
 
 
-def kind_of(path: Path) -> Kind:
+def kind_of(path: Path) -> DirectoryKind:
     """What a path is. A manifest decides; without one of ours, a config.json or weights are a
     checkpoint, unless a graph stands beside them. Never raises for what a file contains."""
     if not path.is_dir():
-        return Kind.FILE if path.exists() else Kind.MISSING
+        return DirectoryKind.FILE if path.exists() else DirectoryKind.MISSING
     if (kind := manifest_kind(path)) is not None:
         return kind
     names = {file.name for file in path.iterdir()}
     if not names:
-        return Kind.EMPTY
+        return DirectoryKind.EMPTY
     graphs = any(name.endswith(GRAPHS) for name in names)
     weights = any(name.endswith((".safetensors", ".bin", ".gguf")) for name in names)
     if file_names.CONFIG in names or weights:
-        return Kind.UNKNOWN if graphs else Kind.CHECKPOINT
-    return Kind.UNKNOWN
+        return DirectoryKind.UNKNOWN if graphs else DirectoryKind.CHECKPOINT
+    return DirectoryKind.UNKNOWN
 
 
-def manifest_kind(path: Path) -> Kind | None:
+def manifest_kind(path: Path) -> DirectoryKind | None:
     """What the manifest of a directory says; None without one, and for one that is not ours."""
     manifest = path / file_names.MANIFEST
     try:
@@ -65,7 +65,7 @@ def manifest_kind(path: Path) -> Kind | None:
     return MANIFEST_KINDS.get(kind) if isinstance(kind, str) else None
 
 
-def below(path: Path, kind: Kind) -> list[Path]:
+def below(path: Path, kind: DirectoryKind) -> list[Path]:
     """The directories of a kind up to two levels below a path, sorted; those of a run that was
     killed are left out."""
     manifests = [
@@ -84,17 +84,19 @@ def not_an_export(path: Path, param: str = "onnx_dir") -> BundleError:
     """The error for a path that `build` cannot read as an export: what it is, and what to do."""
     kind, flag = kind_of(path), f"`{param}`"
     remedies = {
-        Kind.MISSING: "Give a directory that edgespec export wrote.",
-        Kind.FILE: f"Give its directory: {flag} {path.parent}",
-        Kind.EMPTY: "Run edgespec export first: edgespec export MODEL OUT",
-        Kind.CHECKPOINT: f"Export it first: edgespec export {path} OUT, then pass OUT/llm.",
-        Kind.ENGINES: (
+        DirectoryKind.MISSING: "Give a directory that edgespec export wrote.",
+        DirectoryKind.FILE: f"Give its directory: {flag} {path.parent}",
+        DirectoryKind.EMPTY: "Run edgespec export first: edgespec export MODEL OUT",
+        DirectoryKind.CHECKPOINT: (
+            f"Export it first: edgespec export {path} OUT, then pass OUT/llm."
+        ),
+        DirectoryKind.ENGINES: (
             f"Give a directory that edgespec export wrote to {flag}, and this one to `engine_dir`."
         ),
     }
-    if kind is Kind.EMITTED:
+    if kind is DirectoryKind.EMITTED:
         return BundleError(described(flag, path, kind), import_remedy(path))
-    if inside := below(path, Kind.EXPORT):
+    if inside := below(path, DirectoryKind.EXPORT):
         return BundleError(
             f"{flag} {path} is not an export itself", f"Give the component: {flag} {inside[0]}"
         )
@@ -106,22 +108,22 @@ def not_engines(path: Path) -> BundleError:
     """The error for a path that holds no engine: what it is, and what to do."""
     kind = kind_of(path)
     remedies = {
-        Kind.MISSING: "Give a directory that edgespec build made.",
-        Kind.FILE: f"Give its directory: {path.parent}",
-        Kind.EMPTY: f"Build an engine into it: {build_command('OUT/llm', path)}",
-        Kind.CHECKPOINT: (
+        DirectoryKind.MISSING: "Give a directory that edgespec build made.",
+        DirectoryKind.FILE: f"Give its directory: {path.parent}",
+        DirectoryKind.EMPTY: f"Build an engine into it: {build_command('OUT/llm', path)}",
+        DirectoryKind.CHECKPOINT: (
             f"Export it, then build it: edgespec export {path} OUT, then {build_command('OUT/llm')}"
         ),
-        Kind.EXPORT: f"Build it first: {build_command(path)}",
+        DirectoryKind.EXPORT: f"Build it first: {build_command(path)}",
     }
-    if kind is Kind.EMITTED:
+    if kind is DirectoryKind.EMITTED:
         return BundleError(described("", path, kind), import_remedy(path))
-    if inside := below(path, Kind.ENGINES):
+    if inside := below(path, DirectoryKind.ENGINES):
         return BundleError(f"{path} is not an engine directory itself", f"Give {inside[0]}")
-    if inside := below(path, Kind.EXPORT):
+    if inside := below(path, DirectoryKind.EXPORT):
         what = f"{path} holds exports, no engines"
         return BundleError(what, f"Build them first: {command('build', onnx_dir=inside[0])} ...")
-    if kind is not Kind.EXPORT and any(file.suffix in GRAPHS for file in path.glob("*.*")):
+    if kind is not DirectoryKind.EXPORT and any(file.suffix in GRAPHS for file in path.glob("*.*")):
         what = f"{path} has engine files and no {file_names.MANIFEST}: it is half-written, or part"
         return BundleError(f"{what} of a copy", "Copy all of it, or run edgespec build again.")
     usual = "Give a directory that edgespec build made."
@@ -142,16 +144,18 @@ def not_a_checkpoint(path: Path) -> BundleError | None:
     """The error for a directory that one of our commands wrote from a checkpoint; None for any
     other path."""
     kind = kind_of(path)
-    if kind is Kind.EXPORT:
+    if kind is DirectoryKind.EXPORT:
         what = f"{path} is an export, not a checkpoint"
         return BundleError(what, f"Build it: {build_command(path)}")
-    if kind in (Kind.ENGINES, Kind.EMITTED):
+    if kind in (DirectoryKind.ENGINES, DirectoryKind.EMITTED):
         what = f"{path} is {kind.value}, not a checkpoint"
         return BundleError(what, "Give the model's checkpoint, a directory or a hub id.")
     return None
 
 
-def described(flag: str, path: Path, kind: Kind) -> str:
+def described(flag: str, path: Path, kind: DirectoryKind) -> str:
     """A path with what it is, behind its flag where that says which of several is meant."""
     place = f"{flag} {path}".strip()
-    return f"{place} does not exist" if kind is Kind.MISSING else f"{place} is {kind.value}"
+    return (
+        f"{place} does not exist" if kind is DirectoryKind.MISSING else f"{place} is {kind.value}"
+    )

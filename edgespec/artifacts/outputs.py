@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from edgespec.artifacts import file_names
-from edgespec.artifacts.directories import Kind, manifest_kind
+from edgespec.artifacts.directories import DirectoryKind, manifest_kind
 from edgespec.errors import OverwriteError
 
 _WEIGHTS = (
@@ -46,7 +46,7 @@ def refuse_overwriting(output: str | os.PathLike[str], inputs: Iterable[object])
 
 
 def refuse_model_directory(
-    directory: Path, what: str, remedy: str, but: Collection[Kind] = ()
+    directory: Path, what: str, remedy: str, but: Collection[DirectoryKind] = ()
 ) -> None:
     """Raises OverwriteError where a directory is one of a model, of a kind that is not in `but`."""
     kind = model_directory(directory)
@@ -54,7 +54,7 @@ def refuse_model_directory(
         raise OverwriteError(f"{what} {directory}, which is {kind.value}", remedy)
 
 
-def model_directory(directory: Path) -> Kind | None:
+def model_directory(directory: Path) -> DirectoryKind | None:
     """CHECKPOINT, EXPORT or ENGINES; None where a directory is none of them, or cannot be read.
 
     Files that many directories have decide nothing here: what is refused must be sure.
@@ -66,12 +66,12 @@ def model_directory(directory: Path) -> Kind | None:
     except OSError:
         return None
     if names.intersection(_ENGINES):
-        return Kind.ENGINES
+        return DirectoryKind.ENGINES
     if file_names.CONFIG not in names:
         return None
     if file_names.MODEL in names:
-        return Kind.EXPORT
-    return Kind.CHECKPOINT if any(name.endswith(_WEIGHTS) for name in names) else None
+        return DirectoryKind.EXPORT
+    return DirectoryKind.CHECKPOINT if any(name.endswith(_WEIGHTS) for name in names) else None
 
 
 def existing(inputs: Iterable[object]) -> list[Path]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic, json_files
-from edgespec.artifacts.directories import Kind
+from edgespec.artifacts.directories import DirectoryKind
 from edgespec.artifacts.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.backends import emitted, row_bits
 from edgespec.backends import engine_dir as engines
@@ -219,7 +219,7 @@ def checked_export(
     place = engine_dir if role in DECODERS else engine_dir.parent  # beside the decoders, or alone
     refuse_overwriting(place, [onnx_dir])
     refuse_model_directory(
-        place, "`engine_dir` is", "Choose another `engine_dir`.", but=(Kind.ENGINES,)
+        place, "`engine_dir` is", "Choose another `engine_dir`.", but=(DirectoryKind.ENGINES,)
     )
     onnx = open_export(onnx_dir, spec_base=spec_base, spec_draft=spec_draft)
     logger.info("%s: %s of %s, files as recorded", onnx_dir, onnx.role.value, onnx.config.model)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import file_names, hashes, json_files, provenance
-from edgespec.artifacts.directories import Kind, described, kind_of
+from edgespec.artifacts.directories import DirectoryKind, described, kind_of
 from edgespec.artifacts.manifest import ExportManifest, ExportSource
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.onnx_dir import OnnxDir
@@ -29,7 +29,7 @@ EMIT_AGAIN = f"Write it again: {command('build', emit_onnx=True)}."
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
+class EmittedGraph:
     """Such a directory: what was exported, the backend that it is for, and what its engine will be
     as far as that was known."""
 
@@ -50,10 +50,10 @@ def complete(directory: Path, onnx: OnnxDir, backend: str, config: EngineConfig)
     json_files.write_json(directory / file_names.MANIFEST, value)
 
 
-def open_emitted(path: Path) -> Emitted:
+def open_emitted(path: Path) -> EmittedGraph:
     """Read such a directory, whose files beside the graph must be those of its manifest: the graph
     itself is not needed any more. BundleError otherwise."""
-    if kind_of(path) is not Kind.EMITTED:
+    if kind_of(path) is not DirectoryKind.EMITTED:
         what = described("", path, kind_of(path))
         raise BundleError(what, f"Give a directory that {command('build', emit_onnx=True)} wrote.")
     where = path / file_names.MANIFEST
@@ -65,7 +65,7 @@ def open_emitted(path: Path) -> Emitted:
     hashes.check_files(path, beside)
     config = EngineConfig.read(path / file_names.CONFIG)
     manifest = manifest_of(fields, config.role, beside)
-    return Emitted(
+    return EmittedGraph(
         OnnxDir(path, config.component, manifest), fields.required_text("backend"), config
     )
 

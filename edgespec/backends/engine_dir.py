@@ -16,7 +16,7 @@ from pathlib import Path
 from edgespec.artifacts import atomic, file_names, hashes, json_files, page_cache
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.artifacts.component_files import required_arrays
-from edgespec.artifacts.directories import Kind, build_command, kind_of, not_engines
+from edgespec.artifacts.directories import DirectoryKind, build_command, kind_of, not_engines
 from edgespec.backends.engine_config import HEAD_FILE, EngineConfig, EngineWeights
 from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry, read_entries
 from edgespec.backends.onnx_dir import AnyOnnxDir, OnnxDir
@@ -321,7 +321,11 @@ def finished_engines(engine_dir: Path) -> EngineManifest:
     """The decoders of a directory that must be there; BundleError that says what a path is that is
     no engine directory of theirs."""
     has_manifest = (engine_dir / file_names.MANIFEST).is_file()
-    if not has_manifest or kind_of(engine_dir) in (Kind.EXPORT, Kind.CHECKPOINT, Kind.EMITTED):
+    if not has_manifest or kind_of(engine_dir) in (
+        DirectoryKind.EXPORT,
+        DirectoryKind.CHECKPOINT,
+        DirectoryKind.EMITTED,
+    ):
         raise not_engines(engine_dir)
     manifest = EngineManifest.read(engine_dir)
     check_kind(engine_dir, manifest.engines, Role.LLM)

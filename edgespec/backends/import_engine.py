@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.artifacts import json_files
-from edgespec.artifacts.directories import Kind
+from edgespec.artifacts.directories import DirectoryKind
 from edgespec.artifacts.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import SILENT, Backend, Progress
@@ -25,7 +25,7 @@ from edgespec.backends.build import (
     staging_directory,
 )
 from edgespec.backends.capacity import check_capacity
-from edgespec.backends.emitted import SCRIPT, Emitted, open_emitted
+from edgespec.backends.emitted import SCRIPT, EmittedGraph, open_emitted
 from edgespec.backends.golden_file import read_golden
 from edgespec.backends.registry import get_backend
 from edgespec.contract import Limits
@@ -42,7 +42,7 @@ def import_engine(directory: Path, engine_dir: Path, progress: Progress = SILENT
     began = time.monotonic()
     refuse_overwriting(engine_dir, [directory])
     refuse_model_directory(
-        engine_dir, "`engine_dir` is", "Choose another `engine_dir`.", but=(Kind.ENGINES,)
+        engine_dir, "`engine_dir` is", "Choose another `engine_dir`.", but=(DirectoryKind.ENGINES,)
     )
     emitted = open_emitted(directory)
     onnx, config = emitted.onnx, emitted.config
@@ -78,7 +78,7 @@ def import_engine(directory: Path, engine_dir: Path, progress: Progress = SILENT
     )
 
 
-def proven_of(backend: Backend, emitted: Emitted, path: Path, progress: Progress) -> Proven:
+def proven_of(backend: Backend, emitted: EmittedGraph, path: Path, progress: Progress) -> Proven:
     """An engine that was opened here, and compared with the golden outputs where there are any."""
     onnx, config = emitted.onnx, emitted.config
     if onnx.golden is not None:  # what is wrong there is not wrong with the engine

@@ -17,7 +17,7 @@ from edgespec.artifacts.component_files import (
     head_tensors,
     required_arrays,
 )
-from edgespec.artifacts.directories import Kind, kind_of, not_an_export
+from edgespec.artifacts.directories import DirectoryKind, kind_of, not_an_export
 from edgespec.artifacts.manifest import ExportManifest
 from edgespec.contract import Role
 from edgespec.errors import BundleError
@@ -125,6 +125,6 @@ def check_arrays(onnx: OnnxDir) -> None:
 def check_is_component(path: Path) -> None:
     """BundleError that says what a path is that is no component, and what to do with it."""
     kind = kind_of(path)
-    without_manifest = kind is Kind.UNKNOWN and (path / file_names.MODEL).is_file()
-    if kind is not Kind.EXPORT and not without_manifest:
+    without_manifest = kind is DirectoryKind.UNKNOWN and (path / file_names.MODEL).is_file()
+    if kind is not DirectoryKind.EXPORT and not without_manifest:
         raise not_an_export(path)

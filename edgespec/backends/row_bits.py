@@ -72,7 +72,7 @@ class Material:
         rows = {name: 0.5 * rng.standard_normal(n, np.float32)[0] for name, n in dims.items()}
         return cls(shape, rows)
 
-    def call(self, *lanes: Part) -> Call:
+    def call(self, *lanes: TrialRows) -> Call:
         """One call of neighboring lanes, which have as many rows each."""
         rows = np.stack([part.rows for part in lanes])
         positions = np.stack([part.positions for part in lanes])
@@ -89,7 +89,7 @@ class Material:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TrialRows:
     """Rows of one lane: which, where they are written, and what they attend to."""
 
     rows: Ids
@@ -98,18 +98,18 @@ class Part:
     attention: LaneAttention
 
 
-def chain(first: int, last: int) -> Part:
+def chain(first: int, last: int) -> TrialRows:
     """Rows [first, last) of the chain, behind those before them."""
     rows = np.arange(first, last)
-    return Part(rows, rows, first, LaneAttention(first, np.tri(len(rows), dtype=bool), rows))
+    return TrialRows(rows, rows, first, LaneAttention(first, np.tri(len(rows), dtype=bool), rows))
 
 
-def nodes(order: Sequence[int]) -> Part:
+def nodes(order: Sequence[int]) -> TrialRows:
     """The tree's nodes in an order, behind the first rows of the chain."""
     paths = [set(path_of(node)) for node in order]
     visible = np.array([[other in path for other in order] for path in paths])
     positions = np.array([TREE_START + len(path) - 1 for path in paths])
-    return Part(
+    return TrialRows(
         np.array(order) + NUM_ROWS,
         positions,
         TREE_START,
@@ -117,11 +117,11 @@ def nodes(order: Sequence[int]) -> Part:
     )
 
 
-def node_behind(path: Sequence[int]) -> Part:
+def node_behind(path: Sequence[int]) -> TrialRows:
     """The last node of a path alone; those before it are in the cache, committed or not."""
     depth = len(path) - 1
     positions, visible = TREE_START + np.arange(depth + 1), np.ones((1, depth + 1), bool)
-    return Part(
+    return TrialRows(
         np.array([path[-1]]) + NUM_ROWS,
         positions[-1:],
         TREE_START + depth,
@@ -193,7 +193,7 @@ class Trial:
     def beside(self) -> str | None:
         """Rows of the chain beside other rows, in either of two lanes."""
         own = chain(0, BESIDE)
-        other = Part(own.rows[::-1].copy(), own.positions, 0, own.attention)
+        other = TrialRows(own.rows[::-1].copy(), own.positions, 0, own.attention)
         for lane in (0, 1):
             parts = (own, other) if lane == 0 else (other, own)
             results = self.runner.run(self.material.call(*parts))
@@ -202,7 +202,7 @@ class Trial:
                 return found
         return None
 
-    def differs(self, part: Part) -> str | None:
+    def differs(self, part: TrialRows) -> str | None:
         """Run rows of one lane; the first of them that has other bits than before."""
         (result,) = self.runner.run(self.material.call(part))
         self.done()
@@ -212,7 +212,7 @@ class Trial:
             self.runner.keep_rows(0, part.start + np.arange(count), part.start)
         return found
 
-    def compare(self, part: Part, result: Result, where: str) -> str | None:
+    def compare(self, part: TrialRows, result: Result, where: str) -> str | None:
         """Which row has other bits than it had first; rows that are new are kept."""
         outputs = [result.logits.rows().reshape(len(part.rows), -1)]
         if result.hidden_states is not None:

@@ -18,8 +18,8 @@ from edgespec.benchmark.synthetic import Truth
 from edgespec.errors import LimitError, RequestError
 from edgespec.prompts import Request, RequestFile, SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.requests.answers import Answers
-from edgespec.runtime.text.prompt_value import Prompt as PromptValue
+from edgespec.runtime.requests.answers import FileAnswers
+from edgespec.runtime.text.prompt_value import PromptValue
 
 RANDOM_BATCHES = 2  # of random prompts, where no number is given
 
@@ -85,7 +85,7 @@ class PromptSource:
         requests = self.requests.requests[: self.num_prompts]
         sized = [with_length(request, cell.output_tokens) for request in requests]
         engine, found = runner.engine, list[Prompt]()
-        answers = Answers(engine, None, cell.batch_size, stopping=runner.stopping)
+        answers = FileAnswers(engine, None, cell.batch_size, stopping=runner.stopping)
         for answer in sorted(answers.run(sized), key=lambda answer: answer.key):
             if answer.error is not None:
                 raise answer.error

@@ -18,7 +18,7 @@ from edgespec.prompts import CANCELLED, SamplingParams
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.loop.metrics import Pooled, RequestMetrics, mean, ratio
-from edgespec.runtime.text.prompt_value import Prompt as PromptValue
+from edgespec.runtime.text.prompt_value import PromptValue
 from edgespec.runtime.trees.tree import DraftPlan
 
 Stopping = Callable[[], bool]

@@ -25,7 +25,7 @@ from edgespec.runtime.drafters.base import (
     Snapshot,
 )
 from edgespec.runtime.plans.draft_budget import Budgeted, DraftBudget
-from edgespec.runtime.text.prompt_value import Prompt
+from edgespec.runtime.text.prompt_value import PromptValue
 from edgespec.runtime.trees.tree import BlockPlan, DraftPlan, DraftTree
 
 SEPARATOR = ":"
@@ -128,7 +128,7 @@ class SyntheticDrafter(Reserving, PromptReader):
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
         """A sequence begins: its prompt says what is right."""
         unread = len(tokens) - num_reused - 1 if self.needs_hidden_states else 0
-        self.lanes[lane] = Following(self.truths.get(Prompt.of(tokens).cache_key), unread)
+        self.lanes[lane] = Following(self.truths.get(PromptValue.of(tokens).cache_key), unread)
         self.real.begin(lane, tokens, num_reused)
 
     def reserve(self, lane: int, tokens: int) -> None:

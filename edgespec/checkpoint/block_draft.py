@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import is_quantized
-from edgespec.checkpoint.source import Rows
+from edgespec.checkpoint.source import RowRange
 from edgespec.config import AttentionSpec, layer_tensors
 from edgespec.config.tensors import qkv_rows
 from edgespec.errors import CheckpointError, UnsupportedModel
@@ -26,7 +26,7 @@ def named_as_ours(checkpoint: Checkpoint, config: BlockDraftConfig) -> Checkpoin
     Raises CheckpointError for two tensors of one name and for fused ones of another size,
     UnsupportedModel for a fused Linear that is quantized.
     """
-    sources: dict[str, Rows] = {}
+    sources: dict[str, RowRange] = {}
     for stored in checkpoint.tensors:
         for name, rows in _parts(checkpoint, config, stored):
             if name in sources:
@@ -57,12 +57,12 @@ def expected_tensors(config: BlockDraftConfig) -> dict[str, tuple[int, ...]]:
 
 def _parts(
     checkpoint: Checkpoint, config: BlockDraftConfig, stored: str
-) -> Iterator[tuple[str, Rows]]:
+) -> Iterator[tuple[str, RowRange]]:
     name = own_name(stored)
     module, _, part = name.rpartition(".")
     fused = next((key for key in FUSED if module.endswith(f".{key}")), None)
     if fused is None:
-        yield name, Rows(stored)
+        yield name, RowRange(stored)
         return
     if is_quantized(checkpoint, stored.rpartition(".")[0]):
         raise UnsupportedModel(
@@ -80,7 +80,7 @@ def _parts(
     start = 0
     for own, size in zip(FUSED[fused], sizes, strict=True):
         parent = module.removesuffix(fused.rpartition(".")[2])
-        yield f"{parent}{own}.{part}", Rows(stored, start, start + size)
+        yield f"{parent}{own}.{part}", RowRange(stored, start, start + size)
         start += size
 
 

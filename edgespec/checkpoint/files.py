@@ -22,9 +22,9 @@ from edgespec.checkpoint.pickled import PICKLED
 from edgespec.checkpoint.source import (
     CHUNK_BYTES,
     ByteSink,
-    Rows,
+    RowRange,
+    StoredTensors,
     TensorInfo,
-    TensorSource,
     changed,
     read_json,
     reading,
@@ -141,7 +141,7 @@ class Checkpoint:
         """Raises CheckpointError for a file that changed since its header was read."""
         self._weights.digests.check_unchanged()
 
-    def renamed(self, sources: Mapping[str, Rows]) -> Checkpoint:
+    def renamed(self, sources: Mapping[str, RowRange]) -> Checkpoint:
         """Returns a checkpoint with the tensors `sources` (new name -> stored rows) of these files.
 
         It has the same identity.
@@ -187,14 +187,14 @@ class Checkpoint:
                 left -= count
 
     @cached_property
-    def _weights(self) -> TensorSource:
+    def _weights(self) -> StoredTensors:
         return find_weights(self.path, self._allow_pickle)
 
 
 class _Renamed(Checkpoint):
     """A checkpoint with other tensor names; a tensor may be a part of a stored one."""
 
-    def __init__(self, original: Checkpoint, names: Mapping[str, Rows]) -> None:
+    def __init__(self, original: Checkpoint, names: Mapping[str, RowRange]) -> None:
         self.path = original.path
         self.config = original.config
         self.generation_config = original.generation_config
@@ -205,11 +205,11 @@ class _Renamed(Checkpoint):
         return self._original.identity(progress)
 
     @cached_property
-    def _weights(self) -> TensorSource:
+    def _weights(self) -> StoredTensors:
         return renamed(self._original._weights, self._names)
 
 
-def find_weights(path: Path, allow_pickle: bool) -> TensorSource:
+def find_weights(path: Path, allow_pickle: bool) -> StoredTensors:
     """Returns the tensors of a directory. Raises CheckpointError where it has none."""
     for find in FORMATS:
         if (weights := find(path, allow_pickle=allow_pickle)) is not None:

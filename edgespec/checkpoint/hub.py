@@ -171,7 +171,7 @@ def hub_utils() -> Any:
     return import_module("huggingface_hub.utils")
 
 
-class Stopped(Exception):
+class DownloadStopped(Exception):
     """Raised in the threads of a download that was interrupted."""
 
 
@@ -194,7 +194,7 @@ def reporting_bars(progress: Progress, stop: threading.Event) -> type[Any]:
 
         def update(self, n: float | None = 1) -> None:
             if stop.is_set():
-                raise Stopped
+                raise DownloadStopped
             self.n += n or 0
             with lock:
                 report()

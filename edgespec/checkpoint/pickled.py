@@ -13,8 +13,8 @@ from edgespec.checkpoint.digests import Digests
 from edgespec.checkpoint.shards import check_complete, read_weight_map, shards
 from edgespec.checkpoint.source import (
     DOWNLOAD_AGAIN,
+    StoredTensors,
     TensorInfo,
-    TensorSource,
     reading,
 )
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
@@ -28,7 +28,7 @@ from edgespec.safe_read.tensors import (
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
 
 
-def find(path: Path, *, allow_pickle: bool) -> TensorSource | None:
+def find(path: Path, *, allow_pickle: bool) -> StoredTensors | None:
     """Returns the tensors of a directory's pickled weights; None where it has none.
 
     Raises CheckpointError without `allow_pickle`, and for damaged files.
@@ -56,7 +56,7 @@ def find(path: Path, *, allow_pickle: bool) -> TensorSource | None:
         name: TensorInfo(name, str(a.dtype), a.shape, None, 0, a.nbytes)
         for name, a in arrays.items()
     }
-    return TensorSource(tensors, arrays, Digests(()))
+    return StoredTensors(tensors, arrays, Digests(()))
 
 
 def _unpickle(path: Path) -> dict[str, np.ndarray[Any, Any]]:

@@ -24,7 +24,7 @@ KvCache = Literal["fp8", "nvfp4"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SchemeRule:
     """The scheme of a module's weight."""
 
     scheme: Scheme
@@ -37,14 +37,14 @@ class Quantization:
 
     layout: Layout
     # Patterns of module names with their rule; the first match counts
-    groups: tuple[tuple[tuple[str, ...], Rule], ...]
+    groups: tuple[tuple[tuple[str, ...], SchemeRule], ...]
     excluded: tuple[str, ...]  # patterns of modules that are not quantized
     kv_cache: KvCache | None
     source: str  # the file, for messages
     zero_offset: int = 0  # GPTQ's first format stores zero points minus one
     tensors_decide: bool = False  # a module without quantized tensors is not quantized
 
-    def rule(self, module: str) -> Rule | None:
+    def rule(self, module: str) -> SchemeRule | None:
         """Returns the rule of a Linear such as model.layers.0.mlp.up_proj; None: not quantized."""
         names = names_of(module)
         if any(matches(pattern, name) for pattern in self.excluded for name in names):
@@ -227,7 +227,7 @@ def _modelopt(embedded: _Settings | None, beside: _Settings | None) -> Quantizat
     kv_cache = _kv_cache(beside, embedded)
     if algo is None and kv_cache is None:
         return None
-    groups: tuple[tuple[tuple[str, ...], Rule], ...] = ()
+    groups: tuple[tuple[tuple[str, ...], SchemeRule], ...] = ()
     if algo == "MIXED_PRECISION":
         groups = _mixed(settings)
     elif algo is not None:
@@ -242,18 +242,18 @@ def _algo(settings: _Settings) -> str | None:
     return settings.text("quant_algo") or None
 
 
-def _algo_rule(settings: _Settings, algo: str, where: str) -> Rule:
+def _algo_rule(settings: _Settings, algo: str, where: str) -> SchemeRule:
     if settings.flag("has_zero_point", False):
         raise UnsupportedModel(
             f"{where}: {algo} with zero points, which ModelOpt 0.47 does not write."
         )
-    return Rule(scheme_of_algo(algo, where), settings.group_size())
+    return SchemeRule(scheme_of_algo(algo, where), settings.group_size())
 
 
-def _mixed(settings: _Settings) -> tuple[tuple[tuple[str, ...], Rule], ...]:
+def _mixed(settings: _Settings) -> tuple[tuple[tuple[str, ...], SchemeRule], ...]:
     """Groups layers by their rule."""
     layers = settings.section("quantized_layers")
-    by_rule: dict[Rule, list[str]] = {}
+    by_rule: dict[SchemeRule, list[str]] = {}
     for name in layers.raw:
         layer = layers.section(name)
         rule = _algo_rule(layer, _algo(layer) or "no algorithm", f"{settings.source}, layer {name}")
@@ -299,7 +299,7 @@ def _awq(settings: _Settings) -> Quantization:
     )
     settings.need("backend", settings.text("backend", "autoawq"), "autoawq", "auto")
     settings.need("zero_point", settings.flag("zero_point", True), True)
-    return _by_tensors("awq", Rule(SCHEMES["int4_wo"], settings.group_size()), settings)
+    return _by_tensors("awq", SchemeRule(SCHEMES["int4_wo"], settings.group_size()), settings)
 
 
 def _gptq(settings: _Settings) -> Quantization:
@@ -314,7 +314,7 @@ def _gptq(settings: _Settings) -> Quantization:
             raise UnsupportedModel(
                 f"{settings.source}: GPTQ with separate settings for {pattern!r} ('dynamic')."
             )
-    rule = Rule(SCHEMES[f"int{bits}_wo"], settings.group_size())
+    rule = SchemeRule(SCHEMES[f"int{bits}_wo"], settings.group_size())
     return _by_tensors("gptq", rule, settings, zero_offset=1 if form == "gptq" else 0)
 
 
@@ -323,11 +323,11 @@ def _fp8(settings: _Settings) -> Quantization:
     settings.need("fmt", settings.text("fmt", "e4m3"), "e4m3")
     settings.need("weight_block_size", settings.get("weight_block_size"), [128, 128])
     settings.need("activation_scheme", settings.text("activation_scheme", "dynamic"), "dynamic")
-    return _by_tensors("fp8", Rule(SCHEMES["fp8_block"], 128), settings)
+    return _by_tensors("fp8", SchemeRule(SCHEMES["fp8_block"], 128), settings)
 
 
 def _by_tensors(
-    layout: Layout, rule: Rule, settings: _Settings, zero_offset: int = 0
+    layout: Layout, rule: SchemeRule, settings: _Settings, zero_offset: int = 0
 ) -> Quantization:
     groups = ((("*",), rule),)
     return Quantization(layout, groups, (), None, settings.source, zero_offset, tensors_decide=True)
@@ -353,7 +353,7 @@ def _compressed(settings: _Settings) -> Quantization:
 _EMBEDDING = "re:.*embed_tokens$"  # not a Linear, but the weight of a tied lm_head
 
 
-def _compressed_group(group: _Settings, form: str) -> tuple[tuple[str, ...], Rule]:
+def _compressed_group(group: _Settings, form: str) -> tuple[tuple[str, ...], SchemeRule]:
     form = group.text("format", form)
     group.need(
         "format", form, "pack-quantized", "float-quantized", "int-quantized", "naive-quantized"
@@ -378,8 +378,8 @@ def _compressed_group(group: _Settings, form: str) -> tuple[tuple[str, ...], Rul
     squares = weights.text("strategy") == "block"
     if squares and weights.text("type") == "float":
         weights.need("block_structure", weights.get("block_structure"), [128, 128], "128x128")
-        return _targets(group), Rule(SCHEMES["fp8_block"], 128)
-    return _targets(group), Rule(SCHEMES[_COMPRESSED[kind]], weights.group_size())
+        return _targets(group), SchemeRule(SCHEMES["fp8_block"], 128)
+    return _targets(group), SchemeRule(SCHEMES[_COMPRESSED[kind]], weights.group_size())
 
 
 # type, bits, packed, activations -> scheme

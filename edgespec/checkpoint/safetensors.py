@@ -12,8 +12,8 @@ from edgespec.checkpoint.digests import Digests
 from edgespec.checkpoint.shards import check_complete, read_weight_map, shards
 from edgespec.checkpoint.source import (
     DOWNLOAD_AGAIN,
+    StoredTensors,
     TensorInfo,
-    TensorSource,
     reading,
     some_of,
 )
@@ -27,7 +27,7 @@ from edgespec.safe_read.tensors import (
 )
 
 
-def find(path: Path, *, allow_pickle: bool) -> TensorSource | None:
+def find(path: Path, *, allow_pickle: bool) -> StoredTensors | None:
     """Returns the tensors of a directory's safetensors files; None where it has none.
 
     Raises CheckpointError for several files without an index, and as `read_header` does.
@@ -49,13 +49,13 @@ def find(path: Path, *, allow_pickle: bool) -> TensorSource | None:
     return None
 
 
-def _from_safetensors(files: Sequence[Path]) -> TensorSource:
+def _from_safetensors(files: Sequence[Path]) -> StoredTensors:
     digests = Digests(files)
     tensors = {info.name: info for file in files for info in read_header(file)}
-    return TensorSource.of_files(tensors, digests)
+    return StoredTensors.of_files(tensors, digests)
 
 
-def _from_index(index: Path) -> TensorSource:
+def _from_index(index: Path) -> StoredTensors:
     """Reads the shards of an index. Of duplicate tensors the one that the index names counts."""
     weight_map = read_weight_map(index)
     files = shards(index, weight_map)
@@ -66,7 +66,7 @@ def _from_index(index: Path) -> TensorSource:
             if weight_map.get(info.name, file.name) == file.name:
                 tensors[info.name] = info
     check_complete(index, weight_map, tensors)
-    return TensorSource.of_files(tensors, digests)
+    return StoredTensors.of_files(tensors, digests)
 
 
 def read_header(path: Path) -> list[TensorInfo]:

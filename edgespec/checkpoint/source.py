@@ -1,5 +1,5 @@
 """Where the tensors of a checkpoint lie, whatever the format of its files, and how their bytes are
-read. A format is a file beside this one that makes a `TensorSource`.
+read. A format is a file beside this one that makes a `StoredTensors`.
 
 Never maps a file.
 """
@@ -43,7 +43,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowRange:
     """Rows `low` to `high` of the stored tensor `name`; `high` None means the complete tensor."""
 
     name: str
@@ -59,7 +59,7 @@ class ByteSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSource:
+class StoredTensors:
     """The tensors of a directory, and the arrays of pickled ones."""
 
     tensors: Mapping[str, TensorInfo]
@@ -67,7 +67,7 @@ class TensorSource:
     digests: Digests
 
     @classmethod
-    def of_files(cls, tensors: Mapping[str, TensorInfo], digests: Digests) -> TensorSource:
+    def of_files(cls, tensors: Mapping[str, TensorInfo], digests: Digests) -> StoredTensors:
         """Tensors in safetensors files; those of fused experts as their matrices."""
         single = {one.name: one for info in tensors.values() for one in _matrices_of(info)}
         digests.expect(info.span for info in single.values())
@@ -88,7 +88,7 @@ def _matrices_of(info: TensorInfo) -> Iterator[TensorInfo]:
     yield from found or [info]
 
 
-def renamed(source: TensorSource, names: Mapping[str, Rows]) -> TensorSource:
+def renamed(source: StoredTensors, names: Mapping[str, RowRange]) -> StoredTensors:
     """Returns the tensors `names` (new name -> stored rows) of a source."""
     arrays = source.unpickled
     tensors = {
@@ -96,10 +96,10 @@ def renamed(source: TensorSource, names: Mapping[str, Rows]) -> TensorSource:
     }
     if arrays:
         arrays = {name: arrays[rows.name][rows.low : rows.high] for name, rows in names.items()}
-    return TensorSource(tensors, arrays, source.digests)
+    return StoredTensors(tensors, arrays, source.digests)
 
 
-def _rows_of(info: TensorInfo, name: str, rows: Rows) -> TensorInfo:
+def _rows_of(info: TensorInfo, name: str, rows: RowRange) -> TensorInfo:
     if rows.high is None:
         return replace(info, name=name)
     width = info.num_bytes // info.shape[0]

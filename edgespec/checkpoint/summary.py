@@ -20,7 +20,7 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import kv_scale_names, logical_shapes, read_quantization, rule_at
 from edgespec.checkpoint.origin import origin_of
-from edgespec.checkpoint.quantization import Quantization, Rule
+from edgespec.checkpoint.quantization import Quantization, SchemeRule
 from edgespec.checkpoint.safetensors import read_header
 from edgespec.checkpoint.source import TensorInfo
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
@@ -269,7 +269,7 @@ def summarize_quantization(
     checkpoint: Checkpoint, quantization: Quantization, shapes: Mapping[str, tuple[int, ...]]
 ) -> QuantizationSummary:
     """Which Linears are quantized how; `shapes` are those of the weights that they stand for."""
-    rules: dict[str, list[tuple[str, Rule]]] = {}
+    rules: dict[str, list[tuple[str, SchemeRule]]] = {}
     kept = []
     for name, shape in shapes.items():
         module = name.removesuffix(".weight")
@@ -290,7 +290,7 @@ def summarize_quantization(
     )
 
 
-def summarize_scheme(linears: Sequence[tuple[str, Rule]]) -> SchemeSummary:
+def summarize_scheme(linears: Sequence[tuple[str, SchemeRule]]) -> SchemeSummary:
     """One scheme's row: its Linears, the distinct block sizes, what becomes of activations."""
     blocks = [
         rule.group_size or rule.scheme.block

@@ -18,7 +18,7 @@ SENTENCEPIECE = "tokenizer.model"
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class VocabularyTokens:
     """What a tokenizer.json says: each id's string, which ids are special, and how text is cut into
     them."""
 
@@ -27,7 +27,7 @@ class Tokens:
     cutting: tuple[Any, ...]
 
 
-def read_tokens(checkpoint: Checkpoint) -> Tokens | None:
+def read_tokens(checkpoint: Checkpoint) -> VocabularyTokens | None:
     """None where there is no tokenizer.json. Raises CheckpointError for one that cannot be read."""
     path = checkpoint.path / file_names.TOKENIZER
     if not path.is_file():
@@ -52,7 +52,7 @@ def read_tokens(checkpoint: Checkpoint) -> Tokens | None:
     pieces = [
         tuple(merge.split(" ", 1)) if isinstance(merge, str) else merge for merge in merges or []
     ]
-    return Tokens(
+    return VocabularyTokens(
         strings,
         special,
         ([list(piece) for piece in pieces], raw.get("normalizer"), raw.get("pre_tokenizer")),
@@ -70,7 +70,7 @@ class Differences:
     draft_alone: tuple[int, ...]
 
 
-def differences(base: Tokens, draft: Tokens) -> Differences:
+def differences(base: VocabularyTokens, draft: VocabularyTokens) -> Differences:
     """Every id of the two tokenizers, compared by its string."""
     both = base.strings.keys() & draft.strings.keys()
     return Differences(
@@ -81,7 +81,7 @@ def differences(base: Tokens, draft: Tokens) -> Differences:
     )
 
 
-def other_tokens(found: Differences, base: Tokens, draft: Tokens) -> str:
+def other_tokens(found: Differences, base: VocabularyTokens, draft: VocabularyTokens) -> str:
     """How many ids mean other tokens, and the first of them with both."""
     at = found.others[0]
     return (

@@ -17,7 +17,7 @@ from edgespec.errors import counted
 from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
-    from edgespec.pairing.check_result import Report
+    from edgespec.pairing.check_result import PairReport
 
 REFUSED = 3
 LEVEL_WIDTH, TOPIC_WIDTH = 9, 16
@@ -154,7 +154,7 @@ def text_for(path: Path | None) -> str:
     return read_text(path)
 
 
-def text_of(report: Report) -> list[str]:
+def text_of(report: PairReport) -> list[str]:
     """The lines of a report: level, topic and finding of each result, its remedy below."""
     lines = []
     for result in report.results:
@@ -164,7 +164,7 @@ def text_of(report: Report) -> list[str]:
     return lines
 
 
-def speed_of(report: Report) -> dict[str, Any] | None:
+def speed_of(report: PairReport) -> dict[str, Any] | None:
     """What the pair may reach here, as JSON; None for one that does not fit."""
     from edgespec.runtime.measuring.cost_estimate import Machine, estimates, to_dict
 
@@ -174,7 +174,7 @@ def speed_of(report: Report) -> dict[str, Any] | None:
     return to_dict(estimates(report.work, machine), machine)
 
 
-def speed_lines(report: Report) -> Iterator[str]:
+def speed_lines(report: PairReport) -> Iterator[str]:
     """The same in lines."""
     from edgespec.runtime.measuring.cost_estimate import Machine, estimates, lines
 
@@ -186,7 +186,7 @@ def speed_lines(report: Report) -> Iterator[str]:
         label = ""
 
 
-def summary(report: Report) -> str:
+def summary(report: PairReport) -> str:
     """The last line: the method, and how many results are refused and warnings."""
     refused, warnings = report.count("refused"), report.count("warning")
     beside = f", {counted(warnings, 'warning')}" if warnings else ""

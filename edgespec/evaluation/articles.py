@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgespec.prompts.checks import text_size
 from edgespec.prompts.parse import as_object
-from edgespec.prompts.places import Place
+from edgespec.prompts.places import JsonPlace
 from edgespec.prompts.source import parse_json, read_bytes
 
 MAX_ARTICLE_BYTES = 2**20
@@ -33,19 +33,19 @@ def read_articles(path: Path, most: int | None = None) -> list[Article]:
         if most is not None and len(found) == most:
             break
         if line.strip():
-            here = Place(f"{path}, line {number}")
+            here = JsonPlace(f"{path}, line {number}")
             parts = as_object(parse_json(line, str(path), line=number), here)
             text, summary = (text_of(parts, key, here) for key in ("article", "highlights"))
             found.append(Article(number, text, summary))
     if not found:
-        Place(str(path)).refuse(
+        JsonPlace(str(path)).refuse(
             "has no articles",
             'Write one per line, such as {"article": "...", "highlights": "..."}.',
         )
     return found
 
 
-def text_of(parts: dict[str, object], key: str, here: Place) -> str:
+def text_of(parts: dict[str, object], key: str, here: JsonPlace) -> str:
     """A text of an article. Raises RequestError where it is none, empty or too long."""
     place, value = here.key(key), parts.get(key)
     if not isinstance(value, str) or not value.strip():

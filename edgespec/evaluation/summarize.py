@@ -31,7 +31,7 @@ INSTRUCTION = "Summarize the article of the user in one or two sentences."
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class ArticlePrompt:
     """An article as the model reads it."""
 
     article: Article
@@ -39,7 +39,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Answers:
+class Summaries:
     """The answers of one run, by the place of their prompt; an error where one failed, nothing
     where the run was stopped."""
 
@@ -58,7 +58,7 @@ class Answers:
         found = self.by_place.items()
         return {place: end for place, end in found if isinstance(end, EdgeSpecError)}
 
-    def to_dict(self, prompts: Sequence[Prompt], *, speculative: bool) -> dict[str, Any]:
+    def to_dict(self, prompts: Sequence[ArticlePrompt], *, speculative: bool) -> dict[str, Any]:
         """ROUGE against the articles' summaries, and the metrics of the run."""
         found = self.responses
         pooled = Pooled([response.metrics for response in found.values()])
@@ -71,7 +71,7 @@ class Answers:
         }
 
 
-def scores(texts: dict[int, str], prompts: Sequence[Prompt]) -> dict[str, float]:
+def scores(texts: dict[int, str], prompts: Sequence[ArticlePrompt]) -> dict[str, float]:
     """ROUGE of some answers; nothing without one."""
     if not texts:
         return {}
@@ -80,7 +80,7 @@ def scores(texts: dict[int, str], prompts: Sequence[Prompt]) -> dict[str, float]
 
 def prompts_of(
     engine: Engine, articles: Sequence[Article], max_input_len: int, *, chat: bool
-) -> list[Prompt]:
+) -> list[ArticlePrompt]:
     """The articles as prompts of at most `max_input_len` tokens each.
 
     Of a longer article the end is cut off, and what asks for the summary stays. With `chat` the
@@ -88,7 +88,8 @@ def prompts_of(
     even a part of the article fits, or the template rejects the messages.
     """
     return [
-        Prompt(article, fitting(engine, article, max_input_len, chat=chat)) for article in articles
+        ArticlePrompt(article, fitting(engine, article, max_input_len, chat=chat))
+        for article in articles
     ]
 
 
@@ -129,14 +130,14 @@ def sampling_of(output_len: int, temperature: float = 0.0, seed: int = 0) -> Sam
 
 def answer(
     engine: Engine,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[ArticlePrompt],
     plan: DraftPlan | None,
     *,
     batch_size: int,
     sampling: SamplingParams,
     stopping: Stopping,
     progress: Progress,
-) -> Answers:
+) -> Summaries:
     """The answers to prompts, `batch_size` at a time. One that fails harms no other; once
     `stopping` says so, those under way are dropped. Raises LimitError for the batch size."""
     requests = [GenerationRequest(prompt.token_ids, sampling, plan) for prompt in prompts]
@@ -149,7 +150,7 @@ def answer(
         if isinstance(event, EdgeSpecError) or event.finish_reason != CANCELLED:
             ends[places[id(request)]] = event
             progress.advance(1)
-    return Answers(time.perf_counter() - began, dict(sorted(ends.items())))
+    return Summaries(time.perf_counter() - began, dict(sorted(ends.items())))
 
 
 @dataclass
@@ -158,12 +159,12 @@ class Evaluation:
     there is a plan, plain ones to compare them with, and those of transformers."""
 
     engine: Engine
-    prompts: Sequence[Prompt]
+    prompts: Sequence[ArticlePrompt]
     plan: DraftPlan | None
     batch_size: int
     sampling: SamplingParams
-    answers: Answers = field(init=False)
-    plain: Answers | None = field(init=False, default=None)  # beside answers with drafts
+    answers: Summaries = field(init=False)
+    plain: Summaries | None = field(init=False, default=None)  # beside answers with drafts
     differences: dict[int, Difference] = field(init=False, default_factory=dict)
     checked: bool = field(init=False, default=False)  # whether plain answers must be equal
     reference: Reference | None = field(init=False, default=None)
@@ -195,7 +196,7 @@ class Evaluation:
                 progress=progress,
             )
 
-    def answered(self, plan: DraftPlan | None, stopping: Stopping, progress: Progress) -> Answers:
+    def answered(self, plan: DraftPlan | None, stopping: Stopping, progress: Progress) -> Summaries:
         """The engine's answers, with a plan or plainly."""
         progress.start("plain decoding" if plan is None else "speculative", len(self.prompts))
         return answer(
@@ -208,7 +209,7 @@ class Evaluation:
             progress=progress,
         )
 
-    def differing(self, plain: Answers) -> dict[int, Difference]:
+    def differing(self, plain: Summaries) -> dict[int, Difference]:
         """Where answers with drafts left the plain ones, by place, with what explains it."""
         found = {}
         for place, response in self.answers.responses.items():
@@ -249,7 +250,7 @@ class Evaluation:
         """The accept rule; None without drafts."""
         return None if self.plan is None else self.engine.acceptance.rule
 
-    def of_plain(self, plain: Answers) -> dict[str, Any]:
+    def of_plain(self, plain: Summaries) -> dict[str, Any]:
         """How answers agree with plain ones: whether what differs is explained, where they must be
         equal, else how many are."""
         own, other = self.answers.responses, plain.responses
@@ -284,7 +285,7 @@ class Evaluation:
         """Each article's answers, as the output file holds them."""
         return [self.entry(place, prompt) for place, prompt in enumerate(self.prompts)]
 
-    def entry(self, place: int, prompt: Prompt) -> dict[str, Any]:
+    def entry(self, place: int, prompt: ArticlePrompt) -> dict[str, Any]:
         """The answers to one article; no text where it was not answered."""
         end = self.answers.by_place.get(place)
         out: dict[str, Any] = {

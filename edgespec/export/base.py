@@ -11,7 +11,7 @@ from edgespec.artifacts.component import ComponentConfig
 from edgespec.checkpoint.names import EMBEDDING
 from edgespec.contract import GraphShape
 from edgespec.export.component import Component, rows_of
-from edgespec.export.request import ExportRequest, OpenBase
+from edgespec.export.request import ExportBase, ExportRequest
 from edgespec.export.row import Emitted
 from edgespec.graphs.decoder import Decoder
 
@@ -43,7 +43,7 @@ def base_component(request: ExportRequest, emitted: Emitted) -> Component:
 
 
 def base_config(
-    base: OpenBase, shape: GraphShape, method: str | None, emitted: Emitted
+    base: ExportBase, shape: GraphShape, method: str | None, emitted: Emitted
 ) -> ComponentConfig:
     """config.json of a base for a method's drafts, or of a plain decoder."""
     model = base.config

@@ -15,7 +15,7 @@ from edgespec.artifacts.component import NO_SPEC, ComponentConfig, PairConfig
 from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.names import EMBEDDING, stored_name, text_stack
 from edgespec.export.component import Component, EmbeddingRows, Heads, rows_of
-from edgespec.export.request import ExportRequest, OpenDraft
+from edgespec.export.request import ExportDraft, ExportRequest
 from edgespec.graphs.decoder import Decoder
 from edgespec.graphs.draft import DraftGraph, DraftSource, own_embedding
 from edgespec.graphs.registry import open_draft
@@ -101,7 +101,7 @@ def pair_config(
     )
 
 
-def vocabulary_map(draft: OpenDraft) -> NDArray[np.int32] | None:
+def vocabulary_map(draft: ExportDraft) -> NDArray[np.int32] | None:
     """Offsets [draft_vocab_size] as they are stored; None where draft and base share the
     vocabulary."""
     offsets = read_d2t(draft.checkpoint, draft.config)

@@ -39,7 +39,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Pass:
+class GoldenPass:
     """One call of the graph: its inputs without the cache, and its aux hidden states by layer."""
 
     feeds: dict[str, Array]
@@ -100,14 +100,15 @@ def passes_of(
     embed: Callable[[Array], Array],
     ropes: Sequence[RopeConfig],
     vocab_size: int,
-) -> tuple[tuple[Pass, Pass], int]:
+) -> tuple[tuple[GoldenPass, GoldenPass], int]:
     """Returns the passes over the prompt and over the tree, and the slots of the cache."""
     capacity = PROMPT_TOKENS + len(TREE_PARENTS) + (NEW_CONTEXT if shape.block else 0)
     tables = [RopeTable.golden(rope, capacity) for rope in ropes]
     calls = block_calls if shape.block else prompt_and_tree
     rng = np.random.default_rng(0)
     prompt, tree = (
-        Pass(feeds_of(shape, call, embed, tables, rng)) for call in calls(vocab_size, capacity)
+        GoldenPass(feeds_of(shape, call, embed, tables, rng))
+        for call in calls(vocab_size, capacity)
     )
     return (prompt, tree), capacity
 
@@ -164,7 +165,7 @@ def feeds_of(
 
 
 def keep_aux_layers(
-    graph: DecoderGraph, layer: int, passes: tuple[Pass, Pass], streams: list[Array]
+    graph: DecoderGraph, layer: int, passes: tuple[GoldenPass, GoldenPass], streams: list[Array]
 ) -> None:
     """Keeps hidden_states[layer], the input of layer `layer`, if it is an aux layer.
 
@@ -213,7 +214,7 @@ def run_layer(
     plan: WeightPlan,
     directory: Path,
     layer: int,
-    passes: tuple[Pass, Pass],
+    passes: tuple[GoldenPass, GoldenPass],
     streams: list[Array],
     capacity: int,
 ) -> list[Array]:
@@ -255,7 +256,7 @@ def run_head(
     graph: DecoderGraph,
     plan: WeightPlan,
     directory: Path,
-    passes: tuple[Pass, Pass],
+    passes: tuple[GoldenPass, GoldenPass],
     streams: list[Array],
 ) -> dict[str, Array]:
     """Runs lm_head on both passes. Returns the arrays to store."""

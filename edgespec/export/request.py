@@ -16,7 +16,7 @@ from edgespec.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
-class OpenBase:
+class ExportBase:
     """A base: its checkpoint, what it was detected as, and the identity of its original."""
 
     checkpoint: Checkpoint
@@ -25,7 +25,7 @@ class OpenBase:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenDraft:
+class ExportDraft:
     """A draft: its checkpoint, and what it was detected as."""
 
     checkpoint: Checkpoint
@@ -44,8 +44,8 @@ class ExportRequest:
     options: ExportOptions
     method: str | None
     writes_base: bool
-    base: OpenBase | None
-    draft: OpenDraft | None
+    base: ExportBase | None
+    draft: ExportDraft | None
     texts: str
 
     def hash_while_reading(self) -> None:
@@ -69,12 +69,12 @@ class ExportRequest:
             base_quantized_from=None if self.writes_base else origin,
         )
 
-    def target(self) -> OpenBase:
+    def target(self) -> ExportBase:
         """The base, where the request must have one."""
         assert self.base is not None
         return self.base
 
-    def drafted(self) -> OpenDraft:
+    def drafted(self) -> ExportDraft:
         """The draft, where the request must have one."""
         assert self.draft is not None
         return self.draft

@@ -15,7 +15,7 @@ from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import PairingError, UnsupportedModel
 from edgespec.export import sidecars
 from edgespec.export.options import ExportOptions
-from edgespec.export.request import ExportRequest, OpenBase, OpenDraft
+from edgespec.export.request import ExportBase, ExportDraft, ExportRequest
 from edgespec.export.table import COMPONENTS
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, whole_model_method
 from edgespec.methods.aux_layers import REMEDY as AUX_LAYERS_REMEDY
@@ -41,7 +41,7 @@ def resolve(model: str, options: ExportOptions) -> ExportRequest:
     if options.as_draft is not None:
         found = _as_draft(checkpoint, found, options)
     if isinstance(found, DraftConfig):
-        return _draft_request(OpenDraft(checkpoint, found), options)
+        return _draft_request(ExportDraft(checkpoint, found), options)
     return _base_request(checkpoint, found, options)
 
 
@@ -57,9 +57,9 @@ def _base_request(
         draft = _named_draft(method, options)
         _check_pair(checkpoint, config, draft.config, options)
     elif method is not None and (beside := draft_beside(checkpoint, config, method)) is not None:
-        draft = OpenDraft(checkpoint, beside)
+        draft = ExportDraft(checkpoint, beside)
         _check_pair(checkpoint, config, draft.config, options)
-    base = OpenBase(checkpoint, config, origin_of(checkpoint))
+    base = ExportBase(checkpoint, config, origin_of(checkpoint))
     return ExportRequest(
         options=options,
         method=method,
@@ -101,7 +101,7 @@ def _as_a_draft() -> str:
     return f"; `{whole.draft_param}` makes MODEL itself the draft" if whole else ""
 
 
-def _named_draft(method: str, options: ExportOptions) -> OpenDraft:
+def _named_draft(method: str, options: ExportOptions) -> ExportDraft:
     """The draft of `draft_dir`, which must be one of the method."""
     if options.draft_dir is None:
         what = f"the base of {METHODS[method].draft_title} is exported by the draft, and none was"
@@ -111,7 +111,7 @@ def _named_draft(method: str, options: ExportOptions) -> OpenDraft:
     if not isinstance(found, DraftConfig) or found.method != method:
         what = f"{checkpoint.path} is not {METHODS[method].draft_title}"
         raise PairingError(what, "Give the directory of the draft; the base is MODEL.")
-    return OpenDraft(checkpoint, found)
+    return ExportDraft(checkpoint, found)
 
 
 # A draft
@@ -144,7 +144,7 @@ def _draft_by_option(model: str, options: ExportOptions) -> ExportRequest:
     return _draft_request(draft, replace(options, base_model_dir=model))
 
 
-def _draft_request(draft: OpenDraft, options: ExportOptions) -> ExportRequest:
+def _draft_request(draft: ExportDraft, options: ExportOptions) -> ExportRequest:
     _refuse_beside_draft(draft, options)
     named = options.base_model_dir or recorded_base(draft.config)
     base = None
@@ -162,7 +162,7 @@ def _draft_request(draft: OpenDraft, options: ExportOptions) -> ExportRequest:
     )
 
 
-def _refuse_beside_draft(draft: OpenDraft, options: ExportOptions) -> None:
+def _refuse_beside_draft(draft: ExportDraft, options: ExportOptions) -> None:
     """Options that mean nothing where a draft is exported."""
     method = METHODS[draft.config.method]
     if options.base_for is not None:
@@ -197,7 +197,7 @@ def _refuse_headless(config: DraftConfig) -> None:
     raise PairingError(what, remedy)
 
 
-def _base_of_draft(named: str, draft: OpenDraft, options: ExportOptions) -> OpenBase:
+def _base_of_draft(named: str, draft: ExportDraft, options: ExportOptions) -> ExportBase:
     """The base that a draft is exported for; it must be one that the draft can be trained for."""
     checkpoint = open_checkpoint(named, allow_pickle=options.allow_pickle)
     config = detect(checkpoint)
@@ -205,7 +205,7 @@ def _base_of_draft(named: str, draft: OpenDraft, options: ExportOptions) -> Open
         what = f"`base_model_dir` {checkpoint.path} is itself a draft"
         raise PairingError(what, "Name the base model's directory.")
     _check_pair(checkpoint, config, draft.config, options)
-    return OpenBase(checkpoint, config, origin_of(checkpoint))
+    return ExportBase(checkpoint, config, origin_of(checkpoint))
 
 
 def _check_pair(

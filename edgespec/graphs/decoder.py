@@ -156,7 +156,7 @@ def layer_with_delta_net(
     linear_attention = layer.mixer
     assert isinstance(linear_attention, LinearAttentionConfig)
     weight, name = f"model.layers.{index}", f"layers.{index}"
-    memory = delta_net.LayerState(
+    memory = delta_net.DeltaNetState(
         *(inputs[spec.name] for spec in memory_inputs(graph.shape, index))
     )
     rows = delta_net.rows_of_call(b, inputs["tree_mask"], linear_attention.conv_kernel)

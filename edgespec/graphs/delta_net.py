@@ -54,7 +54,7 @@ class RowsOfCall:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerState:
+class DeltaNetState:
     """The state of a layer between calls."""
 
     conv: ir.Value  # [B, K-1, C], the last inputs of the convolution
@@ -160,10 +160,10 @@ def delta_net(
     eps: float,
     x: ir.Value,
     rows: RowsOfCall,
-    before: LayerState,
+    before: DeltaNetState,
     weight: str,
     name: str,
-) -> tuple[ir.Value, LayerState]:
+) -> tuple[ir.Value, DeltaNetState]:
     """Returns the mixer's output [B, S, H] for x [B, S, H], and the layer state after the call.
 
     `before` holds the pending rows of earlier calls; they are part of the returned `state`. The
@@ -191,7 +191,7 @@ def delta_net(
     flat = b.op("Reshape", normed, b.shape(0, 0, values), name=f"{name}/norm/flat")
     gated = b.op("Mul", flat, gate, name=f"{name}/gated")
     out = linear(b, table, gated, f"{weight}.out_proj", f"{name}/out_proj")
-    return out, LayerState(mixed, state, new_rows)
+    return out, DeltaNetState(mixed, state, new_rows)
 
 
 def rates(b: GraphBuilder, table: WeightTable, x: ir.Value, weight: str, name: str) -> ir.Value:
@@ -208,7 +208,7 @@ def convolution(
     table: WeightTable,
     mixed: ir.Value,
     rows: RowsOfCall,
-    before: LayerState,
+    before: DeltaNetState,
     weight: str,
     name: str,
 ) -> ir.Value:
@@ -276,7 +276,7 @@ def remaining(b: GraphBuilder, decay: ir.Value, name: str) -> ir.Value:
 
 
 def committed_state(
-    b: GraphBuilder, sizes: RecurrentShape, before: LayerState, name: str
+    b: GraphBuilder, sizes: RecurrentShape, before: DeltaNetState, name: str
 ) -> ir.Value:
     """Returns the state with the pending rows added, [B, Hv, dk, dv]."""
     k, u, g = b.split(before.rows, sizes.row_parts, -1, f"{name}/parts")

@@ -44,7 +44,7 @@ ISATAP = frozenset((0x0000_5EFE, 0x0200_5EFE))  # before the IPv4 address in one
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class UrlTarget:
     """A URL in the only reading that is used: of the check and of the connection alike."""
 
     scheme: str
@@ -73,7 +73,7 @@ def fetch(url: str, shown: str, max_bytes: int, timeout_s: float) -> bytes:
     raise RequestError(f"image {shown} redirects more than {MAX_REDIRECTS} times.", SAVE_IT)
 
 
-def read_url(url: str, shown: str) -> Target:
+def read_url(url: str, shown: str) -> UrlTarget:
     """A URL as its parts. Raises RequestError for one that other programs might read in another
     way: with a user, with blanks or backslashes, or with letters beyond ASCII."""
     remedy = "Write https://HOST/PATH, percent-encoded."
@@ -87,7 +87,7 @@ def read_url(url: str, shown: str) -> Target:
     if parts.scheme not in PORTS or not HOST.fullmatch(host) or "@" in parts.netloc or port == 0:
         raise RequestError(f"image {shown} is no URL of a host alone.", remedy)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(parts.scheme, host, port or PORTS[parts.scheme], path)
+    return UrlTarget(parts.scheme, host, port or PORTS[parts.scheme], path)
 
 
 def is_public(address: str) -> bool:
@@ -108,30 +108,30 @@ def is_public(address: str) -> bool:
     return found.is_global and not found.is_multicast
 
 
-def _following(target: Target, place: str, shown: str) -> Target:
+def _following(target: UrlTarget, place: str, shown: str) -> UrlTarget:
     try:
         return read_url(urljoin(_text(target), place), shown)
     except ValueError:
         raise RequestError(f"image {shown} redirects to no URL.", SAVE_IT) from None
 
 
-def _is_same(before: Target, after: Target) -> bool:
+def _is_same(before: UrlTarget, after: UrlTarget) -> bool:
     told = (before.scheme, before.host, before.port)
     return told == (after.scheme, after.host, after.port)
 
 
-def _is_secured(before: Target, after: Target) -> bool:
+def _is_secured(before: UrlTarget, after: UrlTarget) -> bool:
     """Whether a redirect is that from http to https of one host, on their usual ports."""
     told = (before.scheme, before.port, after.scheme, after.port)
     return before.host == after.host and told == ("http", 80, "https", 443)
 
 
-def _text(target: Target) -> str:
+def _text(target: UrlTarget) -> str:
     host = f"[{target.host}]" if ":" in target.host else target.host
     return f"{target.scheme}://{host}:{target.port}{target.path}"
 
 
-def _get(target: Target, shown: str, max_bytes: int, deadline: float) -> bytes | str:
+def _get(target: UrlTarget, shown: str, max_bytes: int, deadline: float) -> bytes | str:
     """The bytes of an answer, or where it redirects."""
     if time.monotonic() >= deadline:
         raise _too_late(shown)
@@ -180,7 +180,7 @@ def _too_late(shown: str) -> RequestError:
     return RequestError(f"image {shown} takes too long to fetch.", SAVE_IT)
 
 
-def _resolved(target: Target, shown: str, deadline: float) -> str:
+def _resolved(target: UrlTarget, shown: str, deadline: float) -> str:
     """The address of a host; where one of several is not public, none of them is used."""
     try:
         found = _looked_up(target, deadline - time.monotonic())
@@ -195,7 +195,7 @@ def _resolved(target: Target, shown: str, deadline: float) -> str:
     return addresses[0]
 
 
-def _looked_up(target: Target, timeout_s: float) -> list[tuple[Any, ...]] | None:
+def _looked_up(target: UrlTarget, timeout_s: float) -> list[tuple[Any, ...]] | None:
     """What the system's resolver finds; None where that takes too long. It takes no limit of time,
     so it works in a thread of its own, which is then left behind. Raises OSError or ValueError."""
     answers: queue.SimpleQueue[list[tuple[Any, ...]] | OSError | ValueError] = queue.SimpleQueue()
@@ -251,7 +251,7 @@ class _Connection(http.client.HTTPConnection):
     """A connection to the address that was checked; the host's name stands in its headers, and in
     the certificate that it must show."""
 
-    def __init__(self, target: Target, address: str, watchdog: _Watchdog) -> None:
+    def __init__(self, target: UrlTarget, address: str, watchdog: _Watchdog) -> None:
         super().__init__(target.host, target.port, timeout=watchdog.left_s)
         self._target, self._address, self._watchdog = target, address, watchdog
 

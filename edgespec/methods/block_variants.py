@@ -23,7 +23,7 @@ VARIANT_NAMES = ("dflash", "dspark", "dflare", "domino", "jetspec")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class DraftVariant:
     """How a variant is known: `words` in names of classes and types, `keys` that only it has,
     `tensors` by their names in here. `why` follows "is refused: "."""
 
@@ -34,14 +34,14 @@ class Variant:
 
 
 JETSPEC, DSPARK, SHIFTED = "a JetSpec draft", "a DSpark draft", "a draft of shifted labels"
-VARIANTS: dict[str, Variant] = {
-    "a Domino draft": Variant(
+VARIANTS: dict[str, DraftVariant] = {
+    "a Domino draft": DraftVariant(
         words=("domino", "causal_v5"),
         keys=("gru_hidden_dim",),
         tensors=r"^(prefix_gru|embed_proj)\.",
         why="a GRU corrects its drafts one by one, which this version does not build",
     ),
-    DSPARK: Variant(
+    DSPARK: DraftVariant(
         words=("dspark",),
         keys=(
             "dspark_config",
@@ -53,35 +53,35 @@ VARIANTS: dict[str, Variant] = {
         tensors=r"(^|\.)markov_(w\d|head)\b|^confidence_(proj|head)\.",
         why="its config.json does not say so as published DSpark drafts do",
     ),
-    JETSPEC: Variant(
+    JETSPEC: DraftVariant(
         words=("jetspec",),
         keys=("jetspec_config", "causal_head"),
         tensors=r"^jetspec",
         why="its config.json does not say so as published JetSpec drafts do",
     ),
-    "a DFlash2 draft": Variant(
+    "a DFlash2 draft": DraftVariant(
         words=("dflash2",),
         keys=("selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size"),
         tensors=r"(^|\.)(selector|conv)\w*\.|(attention|mlp)_conv\.",
         why="its layers have convolutions and a selector walks through its candidates, which this"
         " version does not build",
     ),
-    "a DFlare draft": Variant(
+    "a DFlare draft": DraftVariant(
         words=("dflare",),
         keys=("dflare_config", "use_heterogeneous_kv"),
         tensors=r"^(layer_)?fusion_(weights|norms)|\.target_[kv]_proj\.",
         why="each of its layers mixes the aux hidden states by itself, which this version does not"
         " build",
     ),
-    SHIFTED: Variant(
+    SHIFTED: DraftVariant(
         keys=("shift_label",), why="its slots draft the token behind them, one further than here"
     ),
-    "a draft with attention sinks": Variant(
+    "a draft with attention sinks": DraftVariant(
         keys=("attention_sink_bias",), tensors=r"\.attention_sink_bias$|\.sinks$"
     ),
-    "a draft with gated attention": Variant(tensors=r"\.self_attn\.g_proj\."),
-    "a draft with a norm per aux layer": Variant(tensors=r"^aux_hidden_norms\."),
-    "a draft with a hidden_dim_adapter": Variant(
+    "a draft with gated attention": DraftVariant(tensors=r"\.self_attn\.g_proj\."),
+    "a draft with a norm per aux layer": DraftVariant(tensors=r"^aux_hidden_norms\."),
+    "a draft with a hidden_dim_adapter": DraftVariant(
         tensors=r"^hidden_dim_adapter\.",
         why="its authors initialise the adapter at random, and publish none that is trained",
     ),

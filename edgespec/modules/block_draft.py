@@ -75,7 +75,7 @@ class BlockAttention(nn.Module):
         return torch.where(torch.arange(known + rows, device=device) < known, near, inside)
 
 
-class Layer(nn.Module):
+class BlockDraftLayer(nn.Module):
     """A pre-norm decoder layer whose input norm is for the block alone."""
 
     def __init__(self, config: BlockDraftConfig, index: int) -> None:
@@ -92,7 +92,7 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
-class BlockDraft(nn.Module):
+class BlockDraftModule(nn.Module):
     """The draft: fused aux hidden states as context, layers, lm_head."""
 
     def __init__(self, config: BlockDraftConfig) -> None:
@@ -105,7 +105,7 @@ class BlockDraft(nn.Module):
             len(config.aux_layer_ids) * config.target_hidden_size, hidden, bias=False
         )
         self.hidden_norm = RMSNorm(hidden, eps)
-        self.layers = nn.ModuleList(Layer(config, i) for i in range(layer.num_layers))
+        self.layers = nn.ModuleList(BlockDraftLayer(config, i) for i in range(layer.num_layers))
         self.norm = RMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
 

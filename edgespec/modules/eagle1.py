@@ -11,20 +11,20 @@ from torch import nn
 
 from edgespec.config import AttentionSpec
 from edgespec.methods.eagle1 import Eagle1Config
-from edgespec.modules.layers import MLP, Attention, RMSNorm
+from edgespec.modules.layers import MLP, AttentionModule, RMSNorm
 from edgespec.rope import RopeTable
 
 Tensor = torch.Tensor
 
 
-class Layer(nn.Module):
+class Eagle1Layer(nn.Module):
     """An ordinary decoder layer, with or without a norm before its attention."""
 
     def __init__(self, config: Eagle1Config, index: int) -> None:
         super().__init__()
         spec, hidden = config.decoder.layers[index], config.decoder.hidden_size
         assert isinstance(spec.mixer, AttentionSpec)
-        self.self_attn = Attention(spec.mixer, hidden, hidden, spec.norm.eps)
+        self.self_attn = AttentionModule(spec.mixer, hidden, hidden, spec.norm.eps)
         self.mlp = MLP(hidden, spec.mlp.intermediate_size, bias=spec.mlp.bias)
         self.normed_first = spec.norm_names.before_mixer is not None
         if self.normed_first:
@@ -46,7 +46,9 @@ class Eagle1(nn.Module):
         self.draft_config = config
         hidden = config.decoder.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=config.fc_bias)
-        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.decoder.num_layers))
+        self.layers = nn.ModuleList(
+            Eagle1Layer(config, i) for i in range(config.decoder.num_layers)
+        )
         if config.last_norm:
             self.norm = RMSNorm(hidden, config.decoder.norm.eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)

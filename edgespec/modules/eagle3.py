@@ -10,20 +10,20 @@ import torch
 from torch import nn
 
 from edgespec.methods.eagle3 import Eagle3Config
-from edgespec.modules.layers import MLP, Attention, RMSNorm
+from edgespec.modules.layers import MLP, AttentionModule, RMSNorm
 from edgespec.rope import RopeTable
 
 Tensor = torch.Tensor
 
 
-class Layer(nn.Module):
+class Eagle3Layer(nn.Module):
     """The first one reads the embedding beside the state; further ones are ordinary."""
 
     def __init__(self, config: Eagle3Config, first: bool) -> None:
         super().__init__()
         hidden, eps = config.decoder.hidden_size, config.decoder.norm.eps
         spec = config.decoder.attention
-        self.self_attn = Attention(spec, 2 * hidden if first else hidden, hidden, eps)
+        self.self_attn = AttentionModule(spec, 2 * hidden if first else hidden, hidden, eps)
         self.mlp = MLP(
             hidden, config.decoder.intermediate_size, bias=config.decoder.layers[0].mlp.bias
         )
@@ -66,7 +66,9 @@ class Eagle3(nn.Module):
                 RMSNorm(config.target_hidden_size, eps) for _ in range(aux_layers)
             )
         self.fc = nn.Linear(aux_layers * config.target_hidden_size, hidden, bias=False)
-        self.layers = nn.ModuleList(Layer(config, i == 0) for i in range(config.decoder.num_layers))
+        self.layers = nn.ModuleList(
+            Eagle3Layer(config, i == 0) for i in range(config.decoder.num_layers)
+        )
         self.norm = RMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
 

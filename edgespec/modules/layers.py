@@ -49,7 +49,7 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
 
 
-class Attention(nn.Module):
+class AttentionModule(nn.Module):
     """Causal attention with grouped queries, over a window where the spec has one; q, k and v read
     rows of `in_features`."""
 

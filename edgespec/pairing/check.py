@@ -22,7 +22,7 @@ from edgespec.errors import (
     counted,
 )
 from edgespec.methods import METHODS, as_draft
-from edgespec.pairing.check_result import CheckResult, Report
+from edgespec.pairing.check_result import CheckResult, PairReport
 from edgespec.pairing.draft_work import work_of
 from edgespec.pairing.pair import Pair
 from edgespec.pairing.row import Check
@@ -39,7 +39,7 @@ def check(
     probe_text: str | None = None,
     probe_images: Sequence[Path] = (),
     progress: Progress | None = None,
-) -> Report:
+) -> PairReport:
     """Look at a base and a draft; without a draft, at the one in the base's own checkpoint.
 
     With a `probe_text` what fits is also run on it and on `probe_images`. What is wrong stands in
@@ -55,7 +55,7 @@ def check(
     if second is None:
         method = method_in_base(first, model)
     if model is None or method is None:
-        return Report(method or "", tuple(results))
+        return PairReport(method or "", tuple(results))
     if second is None and (config := draft_beside(first, model, method)) is not None:
         second = first
     pair = Pair(method, first, model, second, config, aux_layers)
@@ -64,7 +64,7 @@ def check(
     for topic, look in checks:
         results += _results(topic, look, pair)
         progress.advance(1)
-    report = Report(method, tuple(results))
+    report = PairReport(method, tuple(results))
     if not report.count("refused"):
         report = replace(report, work=work_of(pair))
     if probe_text is None:
@@ -85,8 +85,8 @@ def method_in_base(checkpoint: Checkpoint, model: ModelConfig | None) -> str:
 
 
 def _probed(
-    pair: Pair, report: Report, text: str, images: Sequence[Path], progress: Progress
-) -> Report:
+    pair: Pair, report: PairReport, text: str, images: Sequence[Path], progress: Progress
+) -> PairReport:
     """The report with a probe's result and shares; what does not fit is not run."""
     from edgespec.pairing.probe import probe, probe_result
     from edgespec.pairing.probe_text import text_of

@@ -55,7 +55,7 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PairReport:
     """`method` is the name of the way of drafting; empty where it is unknown."""
 
     method: str

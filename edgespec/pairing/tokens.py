@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgespec.checkpoint.d2t import read_d2t
-from edgespec.checkpoint.vocabulary import Tokens, differences, other_tokens, read_tokens
+from edgespec.checkpoint.vocabulary import VocabularyTokens, differences, other_tokens, read_tokens
 from edgespec.pairing.check_result import CheckResult
 from edgespec.pairing.pair import Pair
 
@@ -43,7 +43,7 @@ def tokenizer(pair: Pair) -> Iterator[CheckResult]:
     yield _compared(base, draft)
 
 
-def _compared(base: Tokens, draft: Tokens) -> CheckResult:
+def _compared(base: VocabularyTokens, draft: VocabularyTokens) -> CheckResult:
     found = differences(base, draft)
     if found.others:
         what = other_tokens(found, base, draft)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic, directories, file_names, json_files
-from edgespec.artifacts.directories import Kind
+from edgespec.artifacts.directories import DirectoryKind
 from edgespec.backends.engine_dir import holds_encoder
 from edgespec.backends.registry import engine_file_names
 from edgespec.backends.summary import (
@@ -36,7 +36,12 @@ from edgespec.checkpoint.summary import (
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.contract import Role
 from edgespec.errors import BundleError, EdgeSpecError, UnsupportedModel, noted
-from edgespec.runtime.costs.cost_profile import CostProfile, Found, find_profile, read_profiles
+from edgespec.runtime.costs.cost_profile import (
+    CostProfile,
+    StoredProfile,
+    find_profile,
+    read_profiles,
+)
 from edgespec.runtime.measuring import cost_description
 
 SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
@@ -92,12 +97,12 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
     return Inspection(path, found, tuple(problems), (*notes, *why), profiles)
 
 
-def look_at_costs(path: Path) -> list[Found]:
+def look_at_costs(path: Path) -> list[StoredProfile]:
     """The cost profiles of a directory of engines: each one, or why it is not used here."""
     try:
         kept = list(read_profiles(path))
     except BundleError as error:
-        return [Found(None, error.what)]
+        return [StoredProfile(None, error.what)]
     return [
         find_profile(path, one.role, one.method, has_engine=one.method is not None) for one in kept
     ]
@@ -107,21 +112,25 @@ def kind_of(path: Path) -> str:
     """`checkpoint`, `export`, `engines` or `safetensors`. Raises BundleError for anything else, and
     for what an unfinished run left."""
     found = directories.kind_of(path)
-    if found is Kind.FILE:
+    if found is DirectoryKind.FILE:
         return kind_of_file(path)
-    if found is Kind.MISSING:
+    if found is DirectoryKind.MISSING:
         raise BundleError(
             f"{path} does not exist", "Give a directory or a .safetensors file that is there."
         )
     refuse_staging(path)
     names = {file.name for file in path.iterdir()}
-    if found is Kind.EMPTY:
+    if found is DirectoryKind.EMPTY:
         raise BundleError(f"{path} is empty", "If a run was to fill it, run it again.")
     kind = manifest_kind(path) if file_names.MANIFEST in names else None
-    if kind is Kind.EMITTED:
+    if kind is DirectoryKind.EMITTED:
         raise BundleError(f"{path} is {kind.value}", directories.import_remedy(path))
     if kind is not None:
-        return {Kind.CHECKPOINT: "checkpoint", Kind.EXPORT: "export", Kind.ENGINES: "engines"}[kind]
+        return {
+            DirectoryKind.CHECKPOINT: "checkpoint",
+            DirectoryKind.EXPORT: "export",
+            DirectoryKind.ENGINES: "engines",
+        }[kind]
     refuse_without_manifest(path, names)
     if file_names.CONFIG in names or any(name.endswith(".safetensors") for name in names):
         return "checkpoint"
@@ -140,7 +149,7 @@ def kind_of_file(path: Path) -> str:
     raise BundleError(f"{path} is a file of another kind", remedy)
 
 
-def manifest_kind(path: Path) -> Kind | None:
+def manifest_kind(path: Path) -> DirectoryKind | None:
     """What the manifest says that the directory is; None where it is somebody else's. Raises
     BundleError for a damaged one."""
     json_files.read_json(path / file_names.MANIFEST)

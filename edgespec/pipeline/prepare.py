@@ -95,7 +95,7 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PipelinePlan:
     """What will be made: of which checkpoints, for which method (None: a plain engine), and under
     which key. `about` is what the cache shows of it."""
 
@@ -311,7 +311,7 @@ def located(name: str, request: RunRequest, report: Reporter) -> Path:
     return download(name, allow_pickle=request.allow_pickle, progress=report)
 
 
-def planned(request: RunRequest, base: Path, draft: Path | None, report: Reporter) -> Plan:
+def planned(request: RunRequest, base: Path, draft: Path | None, report: Reporter) -> PipelinePlan:
     """What a request asks for, once base and draft were found to be a pair. Raises PairingError
     where they are none, and what opening a checkpoint raises."""
     from edgespec.checkpoint.detect import detect
@@ -337,7 +337,7 @@ def planned(request: RunRequest, base: Path, draft: Path | None, report: Reporte
         "method": method,
         **settings_of(request),
     }
-    return Plan(
+    return PipelinePlan(
         base=base,
         draft=draft,
         method=method,
@@ -447,7 +447,7 @@ def about(
     }
 
 
-def make_engines(plan: Plan, request: RunRequest, staging: Path, report: Reporter) -> None:
+def make_engines(plan: PipelinePlan, request: RunRequest, staging: Path, report: Reporter) -> None:
     """Export and build below `staging`: the engines stay, each export goes once it is built."""
     from edgespec.backends import base as backends
     from edgespec.backends.build import build
@@ -494,7 +494,7 @@ def measure(engine_dir: Path, report: Reporter) -> None:
         report.note(line)
 
 
-def exports_of(plan: Plan, request: RunRequest) -> list[tuple[str, Path, ExportOptions]]:
+def exports_of(plan: PipelinePlan, request: RunRequest) -> list[tuple[str, Path, ExportOptions]]:
     """The exports that a plan takes, in their order: a title, the checkpoint and the options."""
     from edgespec.export.options import ExportOptions
     from edgespec.export.table import COMPONENTS
@@ -518,7 +518,7 @@ def exports_of(plan: Plan, request: RunRequest) -> list[tuple[str, Path, ExportO
     return [("the base", plan.base, base), ("the draft", plan.draft, draft)]
 
 
-def check_unchanged(plan: Plan, before: list[list[Any]]) -> None:
+def check_unchanged(plan: PipelinePlan, before: list[list[Any]]) -> None:
     """Raises CheckpointError where a checkpoint changed while it was read."""
     paths = [path for path in (plan.base, plan.draft) if path is not None]
     for path, seen in zip(paths, before, strict=True):

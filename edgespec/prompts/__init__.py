@@ -19,7 +19,7 @@ from edgespec.prompts.parse import (
 )
 from edgespec.prompts.sets import parse_prompt_set, read_prompt_set
 from edgespec.prompts.source import MAX_FILE_BYTES, parse_json
-from edgespec.prompts.stream_output import Stream, StreamOutput, stream_of
+from edgespec.prompts.stream_output import OutputStream, StreamOutput, stream_of
 from edgespec.prompts.texts import read_stdin, text_requests
 from edgespec.prompts.types import (
     CANCELLED,
@@ -54,11 +54,11 @@ __all__ = [
     "LogitBias",
     "Message",
     "NoJournal",
+    "OutputStream",
     "Overrides",
     "Request",
     "RequestFile",
     "SamplingParams",
-    "Stream",
     "StreamOutput",
     "check_writable",
     "parse_json",

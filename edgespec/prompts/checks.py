@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from edgespec.prompts.places import Place, did_you_mean, show
+from edgespec.prompts.places import JsonPlace, did_you_mean, show
 
 MAX_BATCH_SIZE = 16
 MAX_COUNT = 2**31 - 1
@@ -24,7 +24,7 @@ MAX_STOP_BYTES = 2**10
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 T_co = TypeVar("T_co", covariant=True)
-Check = Callable[[object, Place], T_co]
+Check = Callable[[object, JsonPlace], T_co]
 
 
 class LogitBias(Mapping[int, float]):
@@ -35,8 +35,8 @@ class LogitBias(Mapping[int, float]):
 
     __slots__ = ("_of",)
 
-    def __init__(self, given: object = None, here: Place | None = None) -> None:
-        self._of: dict[int, float] = _biases(given, here or Place("LogitBias"))
+    def __init__(self, given: object = None, here: JsonPlace | None = None) -> None:
+        self._of: dict[int, float] = _biases(given, here or JsonPlace("LogitBias"))
 
     def __getitem__(self, token_id: int) -> float:
         return self._of[token_id]
@@ -54,7 +54,7 @@ class LogitBias(Mapping[int, float]):
         return repr(self._of)
 
 
-def flag(value: object, here: Place) -> bool:
+def flag(value: object, here: JsonPlace) -> bool:
     """Returns a bool. Raises RequestError for other types."""
     if not isinstance(value, bool):
         here.refuse(f"is {show(value)}, not true or false", "Write true or false, without quotes.")
@@ -64,7 +64,7 @@ def flag(value: object, here: Place) -> bool:
 def integer(low: int, high: int) -> Check[int]:
     """Returns a check for an integer from `low` to `high`."""
 
-    def check(value: object, here: Place) -> int:
+    def check(value: object, here: JsonPlace) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             here.refuse(f"is {show(value)}", f"Write an integer from {low} to {high}.")
         return value
@@ -75,7 +75,7 @@ def integer(low: int, high: int) -> Check[int]:
 def number(is_allowed: Callable[[float], bool], allowed: str) -> Check[float]:
     """Returns a check for a finite number; `allowed` describes the range in the remedy."""
 
-    def check(value: object, here: Place) -> float:
+    def check(value: object, here: JsonPlace) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             here.refuse(f"is {show(value)}, not a number", f"Write {allowed}.")
         if not is_finite(value) or not is_allowed(value):
@@ -85,17 +85,17 @@ def number(is_allowed: Callable[[float], bool], allowed: str) -> Check[float]:
     return check
 
 
-def seed(value: object, here: Place) -> int | None:
+def seed(value: object, here: JsonPlace) -> int | None:
     """Returns a seed; None is a random one."""
     return None if value is None else integer(0, MAX_SEED)(value, here)
 
 
-def logit_bias(value: object, here: Place) -> LogitBias:
+def logit_bias(value: object, here: JsonPlace) -> LogitBias:
     """Returns the biases of a mapping."""
     return value if isinstance(value, LogitBias) else LogitBias(value, here)
 
 
-def stop(value: object, here: Place) -> tuple[str, ...]:
+def stop(value: object, here: JsonPlace) -> tuple[str, ...]:
     """Returns the stop strings of a string or a list of strings; null is none."""
     if value is None:
         return ()
@@ -110,7 +110,7 @@ def stop(value: object, here: Place) -> tuple[str, ...]:
     return tuple(_stop_string(item, here.item(index)) for index, item in enumerate(value))
 
 
-def role(value: object, here: Place) -> str:
+def role(value: object, here: JsonPlace) -> str:
     """Returns the role of a message: many chat templates silently skip an unknown one."""
     if not isinstance(value, str) or value not in ROLES:
         here.refuse(
@@ -120,7 +120,7 @@ def role(value: object, here: Place) -> str:
     return value
 
 
-def text(value: object, here: Place) -> str:
+def text(value: object, here: JsonPlace) -> str:
     """Returns a string. Raises RequestError for other types and for unpaired surrogates."""
     if not isinstance(value, str):
         here.refuse(f"is {show(value)}, not a string", "Write a string.")
@@ -134,7 +134,7 @@ def unsupported(reason: str, *neutral: object) -> Check[None]:
     It accepts null and the `neutral` values, which have no effect.
     """
 
-    def check(value: object, here: Place) -> None:
+    def check(value: object, here: JsonPlace) -> None:
         if not any(value == item and type(value) is type(item) for item in (None, *neutral)):
             here.refuse(
                 f"is {show(value)}, which this version does not support: {reason}",
@@ -144,7 +144,7 @@ def unsupported(reason: str, *neutral: object) -> Check[None]:
     return check
 
 
-def text_size(text: str, here: Place) -> int:
+def text_size(text: str, here: JsonPlace) -> int:
     """Returns the number of UTF-8 bytes. Raises RequestError for an unpaired surrogate."""
     try:
         return len(text.encode())
@@ -177,7 +177,7 @@ SAMPLING: dict[str, Check[object]] = {
 _bias = number(lambda x: -MAX_BIAS <= x <= MAX_BIAS, f"a number from -{MAX_BIAS} to {MAX_BIAS}")
 
 
-def _biases(given: object, here: Place) -> dict[int, float]:
+def _biases(given: object, here: JsonPlace) -> dict[int, float]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -199,7 +199,7 @@ def _biases(given: object, here: Place) -> dict[int, float]:
     return found
 
 
-def _token_id(key: object, here: Place) -> int:
+def _token_id(key: object, here: JsonPlace) -> int:
     """Accepts an id, or its ASCII digits as in JSON keys."""
     if isinstance(key, str) and len(key) <= 20 and key.isascii() and key.isdigit():
         key = int(key)
@@ -211,7 +211,7 @@ def _token_id(key: object, here: Place) -> int:
     return key
 
 
-def _stop_string(value: object, here: Place) -> str:
+def _stop_string(value: object, here: JsonPlace) -> str:
     if not isinstance(value, str):
         here.refuse(f"is {show(value)}, not a string", "Write strings only.")
     if not value:

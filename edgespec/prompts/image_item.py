@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgespec.prompts import checks
-from edgespec.prompts.places import Place, show
+from edgespec.prompts.places import JsonPlace, show
 
 MAX_IMAGES = 8  # of a request
 MAX_NAME_CHARS = 4096  # of a path or a URL; a data: URL is as long as its image
@@ -33,7 +33,7 @@ class ImageItem:
     name: str = ""
 
     def __post_init__(self) -> None:
-        check_source(self.source, Place("ImageItem").key("source"))
+        check_source(self.source, JsonPlace("ImageItem").key("source"))
 
     def __repr__(self) -> str:
         return f"ImageItem({self.echo!r})"
@@ -64,7 +64,7 @@ class ImageItem:
         return json.dumps(self.source) if self.kind == "path" else show(self.source)
 
 
-def check_source(value: object, here: Place) -> str:
+def check_source(value: object, here: JsonPlace) -> str:
     """Returns the source of an image. Raises RequestError with the place for another value."""
     if not isinstance(value, str):
         here.refuse(f"is {show(value)}, not a string", "Write the path of an image.")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Unpack
 from edgespec.prompts import checks
 from edgespec.prompts.checks import Check, flag, integer, text_size, unsupported
 from edgespec.prompts.image_item import MAX_IMAGES, ImageItem, check_source
-from edgespec.prompts.places import Place, did_you_mean, show
+from edgespec.prompts.places import JsonPlace, did_you_mean, show
 from edgespec.prompts.source import parse_json, read_bytes
 from edgespec.prompts.types import Message, Overrides, Request, RequestFile, SamplingParams
 
@@ -56,7 +56,7 @@ def parse_requests(raw: object, source: str, **overrides: Unpack[Overrides]) -> 
     `source` is the file's name in messages. Raises RequestError that names the place.
     """
     given = checked_overrides(overrides)
-    here = Place(source)
+    here = JsonPlace(source)
     top = _values(as_object(raw, here), TOP, here)
     base = with_values(PLAIN_REQUEST, top | given)
     items = as_list(
@@ -82,7 +82,7 @@ def checked_overrides(overrides: Overrides) -> Values:
         raise TypeError(
             f"{unknown[0]} is not an override; known: {', '.join(Overrides.__annotations__)}"
         )
-    here = Place("command line")
+    here = JsonPlace("command line")
     return {
         key: KEYS[key].check(value, here.key(key))
         for key, value in overrides.items()
@@ -100,7 +100,7 @@ def with_values(base: Request, values: Values) -> Request:
     )
 
 
-def _request(index: int, raw: object, base: Request, given: Values, here: Place) -> Request:
+def _request(index: int, raw: object, base: Request, given: Values, here: JsonPlace) -> Request:
     parts = as_object(raw, here)
     own = _values({**parts, "messages": parts.get("messages")}, REQUEST, here)
     if own.get("disable_spec_decode") and own.get("speculative") is not None:
@@ -114,7 +114,7 @@ def _request(index: int, raw: object, base: Request, given: Values, here: Place)
 # --- messages
 
 
-def messages(raw: object, here: Place) -> tuple[Message, ...]:
+def messages(raw: object, here: JsonPlace) -> tuple[Message, ...]:
     """Returns the messages of a request. Raises RequestError that names the place."""
     items = as_list(raw, here, 'add a list such as [{"role": "user", "content": "Hello"}]')
     if len(items) > MAX_MESSAGES:
@@ -127,7 +127,7 @@ def messages(raw: object, here: Place) -> tuple[Message, ...]:
     return found
 
 
-def message_text(text: str, here: Place) -> str:
+def message_text(text: str, here: JsonPlace) -> str:
     """Returns the text of a message. Raises RequestError if it is too long."""
     size_bytes = text_size(text, here)
     if size_bytes > MAX_MESSAGE_BYTES:
@@ -138,7 +138,7 @@ def message_text(text: str, here: Place) -> str:
     return text
 
 
-def check_total(texts: Iterable[str], here: Place) -> None:
+def check_total(texts: Iterable[str], here: JsonPlace) -> None:
     """Raises RequestError if the texts of a request are too long in total."""
     size_bytes = sum(len(text.encode()) for text in texts)
     if size_bytes > MAX_REQUEST_BYTES:
@@ -149,7 +149,7 @@ def check_total(texts: Iterable[str], here: Place) -> None:
         )
 
 
-def check_images(messages: Iterable[Message], here: Place) -> None:
+def check_images(messages: Iterable[Message], here: JsonPlace) -> None:
     """Raises RequestError if the messages of a request have too many images in total."""
     num_images = sum(len(message.images) for message in messages)
     if num_images > MAX_IMAGES:
@@ -159,7 +159,7 @@ def check_images(messages: Iterable[Message], here: Place) -> None:
         )
 
 
-def message(raw: object, here: Place) -> Message:
+def message(raw: object, here: JsonPlace) -> Message:
     """Returns a message of the file, or one as OpenAI's clients dump it: what is null or empty
     there says nothing. Raises RequestError that names the place."""
     parts = without_empty(as_object(raw, here), here)
@@ -168,7 +168,7 @@ def message(raw: object, here: Place) -> Message:
     return Message.of(role, _content(parts.get("content"), here.key("content")))
 
 
-def without_empty(parts: Mapping[str, object], here: Place) -> dict[str, object]:
+def without_empty(parts: Mapping[str, object], here: JsonPlace) -> dict[str, object]:
     """An object without the keys of clients that hold nothing; RequestError for one of them that
     holds something."""
     for name in CLIENT_KEYS.intersection(parts):
@@ -178,7 +178,7 @@ def without_empty(parts: Mapping[str, object], here: Place) -> dict[str, object]
     return {name: value for name, value in parts.items() if name not in CLIENT_KEYS}
 
 
-def _content(raw: object, here: Place) -> list[str | ImageItem]:
+def _content(raw: object, here: JsonPlace) -> list[str | ImageItem]:
     if isinstance(raw, str):
         return [message_text(raw, here)]
     items = as_list(
@@ -194,7 +194,7 @@ def _content(raw: object, here: Place) -> list[str | ImageItem]:
     return parts
 
 
-def _content_item(raw: object, here: Place) -> str | ImageItem:
+def _content_item(raw: object, here: JsonPlace) -> str | ImageItem:
     parts = as_object(raw, here)
     kind = parts.get("type")
     if isinstance(kind, str) and kind in REFUSED_ITEMS:
@@ -205,7 +205,7 @@ def _content_item(raw: object, here: Place) -> str | ImageItem:
     return ITEMS[kind](without_empty(parts, here), here)
 
 
-def _text_item(parts: Mapping[str, object], here: Place) -> str:
+def _text_item(parts: Mapping[str, object], here: JsonPlace) -> str:
     check_names(parts, ("type", "text"), here)
     text = parts.get("text")
     if not isinstance(text, str):
@@ -213,14 +213,14 @@ def _text_item(parts: Mapping[str, object], here: Place) -> str:
     return text
 
 
-def _image_item(parts: Mapping[str, object], here: Place) -> ImageItem:
+def _image_item(parts: Mapping[str, object], here: JsonPlace) -> ImageItem:
     check_names(parts, ("type", "image"), here)
     if "image" not in parts:
         here.key("image").refuse("is missing", f"Write {IMAGE_ITEM}.")
     return ImageItem(check_source(parts["image"], here.key("image")))
 
 
-def _image_url_item(parts: Mapping[str, object], here: Place) -> ImageItem:
+def _image_url_item(parts: Mapping[str, object], here: JsonPlace) -> ImageItem:
     """As OpenAI's clients write it: the URL itself, or in an object with its detail."""
     check_names(parts, ("type", "image_url", "detail", "file_id"), here)
     if parts.get("file_id") is not None:
@@ -236,7 +236,7 @@ def _image_url_item(parts: Mapping[str, object], here: Place) -> ImageItem:
     return ImageItem(check_source(url, there))
 
 
-def _check_detail(parts: Mapping[str, object], here: Place) -> None:
+def _check_detail(parts: Mapping[str, object], here: JsonPlace) -> None:
     detail = parts.get("detail")
     if detail not in (None, "auto"):
         what = f"is {show(detail)}, and the size of an image follows from the model alone"
@@ -245,7 +245,7 @@ def _check_detail(parts: Mapping[str, object], here: Place) -> None:
 
 TEXT_ITEM = '{"type": "text", "text": "..."}'
 IMAGE_ITEM = '{"type": "image", "image": "picture.png"}'
-ITEMS: dict[str, Callable[[Mapping[str, object], Place], str | ImageItem]] = {
+ITEMS: dict[str, Callable[[Mapping[str, object], JsonPlace], str | ImageItem]] = {
     "text": _text_item,
     "input_text": _text_item,
     "image": _image_item,
@@ -267,14 +267,14 @@ REFUSED_ITEMS = {
 # --- shapes
 
 
-def as_object(raw: object, here: Place) -> dict[str, object]:
+def as_object(raw: object, here: JsonPlace) -> dict[str, object]:
     """Returns a JSON object. Raises RequestError for other values."""
     if not isinstance(raw, dict):
         here.refuse(f"is {show(raw)}, not an object", "Write an object: {...}.")
     return raw
 
 
-def as_list(raw: object, here: Place, remedy: str) -> list[object]:
+def as_list(raw: object, here: JsonPlace, remedy: str) -> list[object]:
     """Returns a JSON list that is not empty. Raises RequestError with `remedy` for other values."""
     remedy = f"{remedy[0].upper()}{remedy[1:]}."
     if raw is None:
@@ -286,12 +286,12 @@ def as_list(raw: object, here: Place, remedy: str) -> list[object]:
     return raw
 
 
-def keys_and_values(value: object, here: Place) -> dict[str, object] | None:
+def keys_and_values(value: object, here: JsonPlace) -> dict[str, object] | None:
     """Returns an object, whose keys the engine checks; null is none. Raises RequestError."""
     return None if value is None else as_object(value, here)
 
 
-def unchecked(value: object, here: Place) -> object:
+def unchecked(value: object, here: JsonPlace) -> object:
     """Returns the value, which is checked later."""
     return value
 
@@ -353,7 +353,7 @@ BATCH_OF_ONE = {"batch_size": 1}
 assert set(checks.SAMPLING) == {field.name for field in fields(SamplingParams)}
 
 
-def _values(given: Mapping[str, object], place: str, here: Place) -> Values:
+def _values(given: Mapping[str, object], place: str, here: JsonPlace) -> Values:
     values: Values = {}
     for name, value in given.items():
         key = KEYS.get(_row(name))
@@ -368,14 +368,14 @@ def _values(given: Mapping[str, object], place: str, here: Place) -> Values:
     return values
 
 
-def check_names(given: Mapping[str, object], known: Iterable[str], here: Place) -> None:
+def check_names(given: Mapping[str, object], known: Iterable[str], here: JsonPlace) -> None:
     """Raises RequestError for the first unknown key."""
     for name in given:
         if name not in known:
             refuse_name(name, known, here)
 
 
-def refuse_name(name: object, known: Iterable[str], here: Place) -> NoReturn:
+def refuse_name(name: object, known: Iterable[str], here: JsonPlace) -> NoReturn:
     """Raises RequestError for an unknown key, with the nearest known one."""
     meant = ALSO_CALLED.get(str(name), name)
     remedy = did_you_mean(meant, known, "Did you mean {}? If not, remove the key.")

@@ -15,19 +15,19 @@ from edgespec.errors import RequestError
 MAX_SHOWN = 60  # characters of a value or a name
 
 
-class Place(NamedTuple):
+class JsonPlace(NamedTuple):
     """The place of a value, as messages show it: `input.json: requests[3].messages[0].content`."""
 
     source: str
     steps: tuple[str | int, ...] = ()
 
-    def key(self, name: str) -> Place:
+    def key(self, name: str) -> JsonPlace:
         """Returns the place of a key of this object."""
-        return Place(self.source, (*self.steps, name))
+        return JsonPlace(self.source, (*self.steps, name))
 
-    def item(self, index: int) -> Place:
+    def item(self, index: int) -> JsonPlace:
         """Returns the place of an item of this list."""
-        return Place(self.source, (*self.steps, index))
+        return JsonPlace(self.source, (*self.steps, index))
 
     @property
     def path(self) -> str:

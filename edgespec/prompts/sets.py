@@ -29,7 +29,7 @@ from edgespec.prompts.parse import (
     message_text,
     with_values,
 )
-from edgespec.prompts.places import Place, show
+from edgespec.prompts.places import JsonPlace, show
 from edgespec.prompts.source import parse_json, read_bytes
 from edgespec.prompts.types import Message, Overrides, Request, RequestFile
 
@@ -58,7 +58,7 @@ def read_prompt_set(
     """
     data, source = read_bytes(path), str(path)
     if is_parquet(data):
-        places = ((Place(f"{source}, row {n}"), row) for n, row in parquet_rows(data, source))
+        places = ((JsonPlace(f"{source}, row {n}"), row) for n, row in parquet_rows(data, source))
         return _request_file(places, source, categories, overrides)
     return parse_prompt_set(data, source, categories=categories, **overrides)
 
@@ -71,14 +71,14 @@ def parse_prompt_set(
     Raises RequestError that names the line.
     """
     places = (
-        (Place(f"{source}, line {number}"), parse_json(line, source, line=number))
+        (JsonPlace(f"{source}, line {number}"), parse_json(line, source, line=number))
         for number, line in _lines(data)
     )
     return _request_file(places, source, categories, overrides)
 
 
 def _request_file(
-    parsed: Iterable[tuple[Place, object]],
+    parsed: Iterable[tuple[JsonPlace, object]],
     source: str,
     categories: Collection[str],
     overrides: Overrides,
@@ -95,12 +95,14 @@ def _request_file(
         what = f"{source} has no prompts of the category {' or '.join(categories)}"
         raise RequestError(what, f"Its categories: {', '.join(sorted(known))}.")
     if not requests:
-        Place(source).refuse("has no prompts", 'Write one per line, such as {"turns": ["Hello"]}.')
+        JsonPlace(source).refuse(
+            "has no prompts", 'Write one per line, such as {"turns": ["Hello"]}.'
+        )
     batch_size = (BATCH_OF_ONE | given)["batch_size"]
     return RequestFile(Path(source), tuple(requests), batch_size)
 
 
-def _categories(raw: object, here: Place) -> set[str]:
+def _categories(raw: object, here: JsonPlace) -> set[str]:
     parts = as_object(raw, here)
     return {str(parts[key]) for key in CATEGORIES if parts.get(key) is not None}
 
@@ -115,7 +117,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _request(index: int, raw: object, base: Request, here: Place) -> Request:
+def _request(index: int, raw: object, base: Request, here: JsonPlace) -> Request:
     parts = as_object(raw, here)
     check_names(parts, KNOWN, here)
     first, *later = _turns(parts, here)
@@ -128,7 +130,7 @@ def _request(index: int, raw: object, base: Request, here: Place) -> Request:
     )
 
 
-def _turns(parts: dict[str, object], here: Place) -> list[str]:
+def _turns(parts: dict[str, object], here: JsonPlace) -> list[str]:
     if "turns" in parts and "prompt" in parts:
         here.refuse('has both "turns" and "prompt"', "Keep one of the two.")
     if "prompt" in parts:
@@ -144,7 +146,7 @@ def _turns(parts: dict[str, object], here: Place) -> list[str]:
     return found
 
 
-def _text(value: object, here: Place) -> str:
+def _text(value: object, here: JsonPlace) -> str:
     if not isinstance(value, str):
         here.refuse(f"is {show(value)}, not a string", "Write a string.")
     if value.startswith(PLACEHOLDER):
@@ -153,7 +155,7 @@ def _text(value: object, here: Place) -> str:
     return message_text(value, here)
 
 
-def _name(parts: dict[str, object], here: Place) -> str | None:
+def _name(parts: dict[str, object], here: JsonPlace) -> str | None:
     key = next((key for key in NAMES if key in parts), None)
     if key is None:
         return None

@@ -23,7 +23,7 @@ _DESCRIPTOR = re.compile(r"/dev/(stdin|stdout|stderr)|/(?:dev|proc/self)/fd/(\d+
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class OutputStream:
     """Where bytes go in order and cannot be replaced. `number` is an open descriptor; None: `name`
     is the path of a device."""
 
@@ -59,17 +59,17 @@ class Stream:
         return OutputError(f"{self.name} cannot be written: {why}.", "Name a file, or connect it.")
 
 
-def stream_of(path: Path | None) -> Stream | None:
+def stream_of(path: Path | None) -> OutputStream | None:
     """The stream that a path means; None for a file, whether it is there or not."""
     if path is None:
         return None
     if str(path) == STDOUT:
-        return Stream("stdout", 1)
+        return OutputStream("stdout", 1)
     if found := _DESCRIPTOR.fullmatch(str(path)):
         number = _NUMBERS[found[1]] if found[1] else int(found[2])
-        return Stream(str(path), number)
+        return OutputStream(str(path), number)
     try:
-        return Stream(str(path)) if stat.S_ISCHR(path.stat().st_mode) else None
+        return OutputStream(str(path)) if stat.S_ISCHR(path.stat().st_mode) else None
     except OSError:
         return None
 
@@ -77,7 +77,7 @@ def stream_of(path: Path | None) -> Stream | None:
 class StreamOutput(NoJournal):
     """In place of a Journal where the responses go to a stream."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: OutputStream) -> None:
         self.stream = stream
 
     def finish(self, responses: Sequence[Response], input_file: str | os.PathLike[str]) -> None:

@@ -12,7 +12,7 @@ from typing import TypedDict
 
 from edgespec.prompts import checks
 from edgespec.prompts.image_item import ImageItem
-from edgespec.prompts.places import Place, show
+from edgespec.prompts.places import JsonPlace, show
 
 END_OF_SEQUENCE = "end-of-sequence"
 MAX_LENGTH = "max-length"
@@ -38,7 +38,7 @@ class Message:
     parts: tuple[str | ImageItem, ...] = ()  # empty: content alone
 
     def __post_init__(self) -> None:
-        here = Place("Message")
+        here = JsonPlace("Message")
         checks.role(self.role, here.key("role"))
         checks.text(self.content, here.key("content"))
         object.__setattr__(self, "parts", tuple(self.parts))
@@ -102,7 +102,7 @@ class SamplingParams:
     num_logprobs: int = 0
 
     def __post_init__(self) -> None:
-        here = Place("SamplingParams")
+        here = JsonPlace("SamplingParams")
         for name, check in checks.SAMPLING.items():
             object.__setattr__(self, name, check(getattr(self, name), here.key(name)))
 

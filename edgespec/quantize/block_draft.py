@@ -14,10 +14,10 @@ BLOCKS_PER_WINDOW = 4
 
 def module(config: DraftConfig) -> Any:
     """The draft as a torch module with float32 weights that are not loaded yet."""
-    from edgespec.modules.block_draft import BlockDraft
+    from edgespec.modules.block_draft import BlockDraftModule
 
     assert isinstance(config, BlockDraftConfig)
-    return BlockDraft(config)
+    return BlockDraftModule(config)
 
 
 def blocks_of(

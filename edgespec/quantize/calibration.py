@@ -33,7 +33,7 @@ Record = str | list[dict[str, str]]  # a text, or messages for the chat template
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class CalibrationTexts:
     """The records of one calibration file or dataset."""
 
     records: tuple[Record, ...]
@@ -54,7 +54,7 @@ class Windows:
     held_out: tuple[tuple[int, ...], ...]
 
 
-def read_texts(source: str | None, num_tokens: int) -> Texts:
+def read_texts(source: str | None, num_tokens: int) -> CalibrationTexts:
     """Returns the shipped text, a local file, or as much of a hub dataset as makes `num_tokens`.
 
     Raises RequestError for an unknown name or an unusable file, MissingDependency without the
@@ -76,7 +76,7 @@ def read_texts(source: str | None, num_tokens: int) -> Texts:
     )
 
 
-def _from_bytes(data: bytes, name: str, path: Path) -> Texts:
+def _from_bytes(data: bytes, name: str, path: Path) -> CalibrationTexts:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -90,7 +90,7 @@ def _from_bytes(data: bytes, name: str, path: Path) -> Texts:
         )
     is_json = path.suffix in (".jsonl", ".json") or text.lstrip().startswith('{"')
     records = _records(text, path) if is_json else (text,)
-    return Texts(records, name, hashlib.sha256(data).hexdigest())
+    return CalibrationTexts(records, name, hashlib.sha256(data).hexdigest())
 
 
 def _records(text: str, path: Path) -> tuple[Record, ...]:
@@ -129,7 +129,7 @@ def _is_message(value: object) -> bool:
     )
 
 
-def _from_hub(name: str, num_tokens: int) -> Texts:
+def _from_hub(name: str, num_tokens: int) -> CalibrationTexts:
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -149,7 +149,7 @@ def _from_hub(name: str, num_tokens: int) -> Texts:
             f"the dataset {name} could not be downloaded from the hub: {reason}",
             "Check the network, give a local file to `calib_data`, or omit the flag.",
         ) from error
-    return Texts(texts, name, hashlib.sha256("\0".join(texts).encode()).hexdigest())
+    return CalibrationTexts(texts, name, hashlib.sha256("\0".join(texts).encode()).hexdigest())
 
 
 def _first(texts: Iterable[str], num_characters: int) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ def _first(texts: Iterable[str], num_characters: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def cut(texts: Texts, tokenizer: Any, num_samples: int, seq_len: int) -> Windows:
+def cut(texts: CalibrationTexts, tokenizer: Any, num_samples: int, seq_len: int) -> Windows:
     """Returns windows of at most `seq_len` tokens from the concatenated records.
 
     The last fifth of the stream (at most 512 tokens) is held out. Each window begins with the BOS
@@ -189,7 +189,7 @@ def cut(texts: Texts, tokenizer: Any, num_samples: int, seq_len: int) -> Windows
     return Windows(full[:num_samples], _windows(stream[-num_held_out:], width, first))
 
 
-def refuse_too_few(windows: Windows, texts: Texts, asked: int | None) -> None:
+def refuse_too_few(windows: Windows, texts: CalibrationTexts, asked: int | None) -> None:
     """Raises RequestError where the text makes fewer samples than were asked for by number."""
     used = windows.calibration
     if asked is not None and len(used) < asked:

@@ -21,8 +21,8 @@ from edgespec.checkpoint.source import some_of
 from edgespec.errors import BuildError, CheckpointError
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 from edgespec.quantize.base import EMBEDDING, HEAD, Base
-from edgespec.quantize.decoder import Decoder
-from edgespec.quantize.plan import Plan
+from edgespec.quantize.decoder import TorchDecoder
+from edgespec.quantize.plan import QuantizationPlan
 from edgespec.quantize.tensors import as_bytes, to_torch
 
 HEAD_ROWS = 8192  # vocabulary rows of lm_head in memory at a time
@@ -140,7 +140,7 @@ class Sums:
 def compare(
     base: Base,
     written: Checkpoint,
-    plan: Plan,
+    plan: QuantizationPlan,
     windows: Sequence[Sequence[int]],
     advance: Callable[[int], None],
 ) -> QuantizeCheck:
@@ -179,7 +179,7 @@ def num_steps(base: Base) -> int:
     return 2 * base.num_layers - (-OriginalWeights(base).head_rows // HEAD_ROWS)
 
 
-def refuse_broken(report: QuantizeCheck, plan: Plan) -> None:
+def refuse_broken(report: QuantizeCheck, plan: QuantizationPlan) -> None:
     """Raises BuildError if the report is worse than the limits of a scheme of the plan.
 
     The limits (see `Scheme`) hold even for random weights.
@@ -238,7 +238,9 @@ class OriginalWeights:
 class QuantizedWeights(OriginalWeights):
     """Dequantized tensors of the written checkpoint, and their relative errors."""
 
-    def __init__(self, source: OriginalWeights, checkpoint: Checkpoint, plan: Plan) -> None:
+    def __init__(
+        self, source: OriginalWeights, checkpoint: Checkpoint, plan: QuantizationPlan
+    ) -> None:
         base = source.base
         super().__init__(base)
         self.source, self.checkpoint, self.plan = source, checkpoint, plan
@@ -371,7 +373,7 @@ def hidden_states(
     """
     import torch
 
-    decoder = Decoder(base, torch.float32)
+    decoder = TorchDecoder(base, torch.float32)
     longest = max(map(len, windows))
     # padding on the right changes nothing: the model is causal
     padded = [[*window, *[0] * (longest - len(window))] for window in windows]

@@ -23,7 +23,7 @@ Read = Callable[[str], Any]  # name on disk -> tensor
 Shape = tuple[int, int]  # [B, S]
 
 
-class Decoder:
+class TorchDecoder:
     """A decoder whose layers are empty until `loaded`. Hidden states are [B, S, H] on the host."""
 
     def __init__(self, base: Base, dtype: Any = None, device: str = "cpu") -> None:
@@ -174,7 +174,7 @@ def stored_dtype(base: Base) -> str:
     return base.checkpoint.tensors[f"{base.stored(EMBEDDING)}.weight"].dtype
 
 
-def check_names(decoder: Decoder) -> None:
+def check_names(decoder: TorchDecoder) -> None:
     """Raises CheckpointError if a weight of the model is missing or has another shape on disk."""
     base, wrong = decoder.base, []
     for name, parameter in decoder.model.named_parameters():

@@ -41,11 +41,17 @@ from edgespec.quantize.llm import (
     write_manifest,
     write_sidecars,
 )
-from edgespec.quantize.plan import Plan, make_plan, quantized_bytes, refuse_full_disk, size_bytes
+from edgespec.quantize.plan import (
+    QuantizationPlan,
+    make_plan,
+    quantized_bytes,
+    refuse_full_disk,
+    size_bytes,
+)
 from edgespec.quantize.row import CalibrationPair, QuantizeRow
 from edgespec.quantize.table import QUANTIZABLE
 from edgespec.quantize.tensors import (
-    Piece,
+    TensorChunk,
     array_piece,
     copied,
     to_numpy,
@@ -114,7 +120,7 @@ def quantize_draft(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DraftJob:
     """One resolved quantization. `named` is the draft under the names that will be written, `names`
     are own name -> that name of each tensor. `shared` is the shape [Vd, H] of the base's lm_head
     where the draft gets a quantized one."""
@@ -126,7 +132,7 @@ class Job:
     named: Checkpoint
     names: Mapping[str, str]
     shared: tuple[int, int] | None
-    plan: Plan
+    plan: QuantizationPlan
     aux_layers: tuple[int, ...]  # that the base emits for the draft
     options: Options
     progress: Progress
@@ -140,7 +146,7 @@ class Job:
 
 def open_job(
     base_dir: str, draft_dir: str, options: Options, progress: Progress, log: modelopt.Log
-) -> Job:
+) -> DraftJob:
     """Base and draft, and the plan for them. Raises what opening them raises, UnsupportedModel for
     a draft that is not quantized, and PairingError."""
     draft = open_checkpoint(draft_dir, allow_pickle=options.allow_pickle)
@@ -159,13 +165,13 @@ def open_job(
     aux_layers = () if row.reads_final else resolve_aux_layers(config, model.decoder.num_layers)
     named, names = row.names(draft, config)
     plan = plan_draft(named, names, shared, options)
-    return Job(
+    return DraftJob(
         base, model, draft, config, named, names, shared, plan, aux_layers, options, progress, log
     )
 
 
 def write_draft(
-    job: Job, windows: calibration.Windows, staging: Path, base_dir: str
+    job: DraftJob, windows: calibration.Windows, staging: Path, base_dir: str
 ) -> QuantizeCheck:
     """Calibrate, pack and write the draft to `staging`, and compare what is written with it."""
     draft, named, names, progress = job.draft, job.named, job.names, job.progress
@@ -210,7 +216,7 @@ def shared_head_shape(config: DraftConfig, options: Options) -> tuple[int, int] 
     return config.draft_vocab_size, config.decoder.hidden_size
 
 
-def size_to_write(job: Job) -> int:
+def size_to_write(job: DraftJob) -> int:
     """An estimate of the bytes to write."""
     plan, names = job.plan, job.names
     own = replace(
@@ -230,7 +236,7 @@ def stored(names: Mapping[str, str], module: str) -> str:
 
 def plan_draft(
     draft: Checkpoint, names: Mapping[str, str], shared: tuple[int, int] | None, options: Options
-) -> Plan:
+) -> QuantizationPlan:
     """The plan for the Linears of the layers and, if asked for, the draft's own lm_head or the one
     that it shares. Raises UnsupportedModel where there is no lm_head to quantize."""
     shapes = {HEAD: shared} if shared else {}
@@ -248,7 +254,7 @@ def plan_draft(
         )
     assert options.quantization is not None, "the flag is required for drafts"
     plan = make_plan(shapes, options.quantization, options.lm_head_quantization, options.exclude)
-    return Plan(plan.layers, ("fc", *plan.left_out), plan.body, plan.head)
+    return QuantizationPlan(plan.layers, ("fc", *plan.left_out), plan.body, plan.head)
 
 
 # Calibration
@@ -276,7 +282,7 @@ def of_base(base: Checkpoint, name: str) -> str:
 
 
 def pairs_of(
-    job: Job, windows: calibration.Windows
+    job: DraftJob, windows: calibration.Windows
 ) -> tuple[list[CalibrationPair], list[CalibrationPair]]:
     """The pairs of hidden states and embeddings that the base feeds the draft: for calibration, and
     held out. The base is freed after that."""
@@ -334,7 +340,7 @@ def read_weights(
 
 
 def calibrated(
-    job: Job, weights: Mapping[str, Any], pairs: Sequence[CalibrationPair]
+    job: DraftJob, weights: Mapping[str, Any], pairs: Sequence[CalibrationPair]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The packed tensors by their own names, and the two forms of the settings on disk. BuildError
     where ModelOpt fails."""
@@ -359,8 +365,8 @@ def calibrated(
 
 
 def written_pieces(
-    draft: Checkpoint, names: Mapping[str, str], plan: Plan, packed: Mapping[str, Any]
-) -> list[Piece]:
+    draft: Checkpoint, names: Mapping[str, str], plan: QuantizationPlan, packed: Mapping[str, Any]
+) -> list[TensorChunk]:
     """The draft's tensors byte for byte; those of quantized Linears are replaced by their packed
     tensors."""
     modules = {names.get(f"{module}.weight", f"{module}.weight"): module for module in plan.layers}
@@ -403,7 +409,7 @@ def recorded_base(draft: Checkpoint, base: Checkpoint, base_dir: str) -> dict[st
 
 
 def compare(
-    job: Job, weights: Mapping[str, Any], written: Checkpoint, pairs: Sequence[CalibrationPair]
+    job: DraftJob, weights: Mapping[str, Any], written: Checkpoint, pairs: Sequence[CalibrationPair]
 ) -> QuantizeCheck:
     """The report on the draft before and after, in float32, over the held-out pairs."""
     import torch

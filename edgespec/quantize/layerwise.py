@@ -19,10 +19,10 @@ from edgespec.checkpoint.names import STACK
 from edgespec.progress import Progress
 from edgespec.quantize import modelopt
 from edgespec.quantize.base import HEAD, unquantized_globs
-from edgespec.quantize.decoder import Decoder
-from edgespec.quantize.plan import Plan
-from edgespec.quantize.tensors import Piece, copied, stored_pieces, to_torch
-from edgespec.quantize.work import Work
+from edgespec.quantize.decoder import TorchDecoder
+from edgespec.quantize.plan import QuantizationPlan
+from edgespec.quantize.tensors import TensorChunk, copied, stored_pieces, to_torch
+from edgespec.quantize.work import CalibrationWork
 
 logger = logging.getLogger(__name__)
 BATCH_TOKENS = 4096  # AWQ's search quantizes every weight once per batch
@@ -48,10 +48,10 @@ class Calibration:
 
     def __init__(
         self,
-        decoder: Decoder,
-        plan: Plan,
+        decoder: TorchDecoder,
+        plan: QuantizationPlan,
         ids: Sequence[Sequence[Sequence[int]]],
-        work: Work,
+        work: CalibrationWork,
         progress: Progress,
         log: modelopt.Log,
     ) -> None:
@@ -197,7 +197,9 @@ def part_label(number: int, num_layers: int) -> str:
     return f"layer {number + 1} of {num_layers}" if number < num_layers else "the last step"
 
 
-def settings_on_disk(decoder: Decoder, plan: Plan, log: modelopt.Log) -> modelopt.Settings:
+def settings_on_disk(
+    decoder: TorchDecoder, plan: QuantizationPlan, log: modelopt.Log
+) -> modelopt.Settings:
     """Inserts quantizers into the decoder. Returns ModelOpt's settings with the names on disk."""
     base = decoder.base
     stack = f"{base.stack}."
@@ -211,17 +213,17 @@ def settings_on_disk(decoder: Decoder, plan: Plan, log: modelopt.Log) -> modelop
     return beside, inside
 
 
-def merged(paths: Sequence[Path], checkpoint: Checkpoint) -> list[Piece]:
+def merged(paths: Sequence[Path], checkpoint: Checkpoint) -> list[TensorChunk]:
     """Returns the checkpoint's tensors in its order, byte for byte.
 
     The packed tensors in the files `paths` replace the weights that they were made from.
     """
-    parts: dict[str, dict[str, Piece]] = {}
+    parts: dict[str, dict[str, TensorChunk]] = {}
     for path in paths:
         for piece in stored_pieces(path):
             module, _, last = piece.name.rpartition(".")
             parts.setdefault(module, {})[last] = piece
-    pieces: list[Piece] = []
+    pieces: list[TensorChunk] = []
     for name in checkpoint.tensors:
         module, _, last = name.rpartition(".")
         own = parts.pop(module, {}) if last == "weight" else {}

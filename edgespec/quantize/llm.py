@@ -42,9 +42,9 @@ from edgespec.quantize import (
 )
 from edgespec.quantize import check as checking
 from edgespec.quantize.base import EMBEDDING, Base, base_of
-from edgespec.quantize.decoder import Decoder
+from edgespec.quantize.decoder import TorchDecoder
 from edgespec.quantize.plan import (
-    Plan,
+    QuantizationPlan,
     matching,
     matrix,
     plan_base,
@@ -53,7 +53,7 @@ from edgespec.quantize.plan import (
     refuse_not_finite,
     size_bytes,
 )
-from edgespec.quantize.tensors import Piece, copied, write_model
+from edgespec.quantize.tensors import TensorChunk, copied, write_model
 from edgespec.quantize.vision import Scales, VisionPieces, VisionPlan
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
@@ -196,7 +196,7 @@ def quantize_llm(
         return there
     atomic.refuse_occupied(out)
     modelopt.check_installed()
-    job = Job(base, plan, out, options, texts, request, progress, log, vision_plan)
+    job = BaseJob(base, plan, out, options, texts, request, progress, log, vision_plan)
     if plan.streamed:
         work.refuse_unfinished(out, request)
         refuse_full_disk(out, size_bytes(base.checkpoint, plan, base.source_of))
@@ -208,21 +208,21 @@ def quantize_llm(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BaseJob:
     """One resolved quantization."""
 
     base: Base
-    plan: Plan
+    plan: QuantizationPlan
     out: Path
     options: Options
-    texts: calibration.Texts
+    texts: calibration.CalibrationTexts
     request: QuantizeRequest
     progress: Progress
     log: modelopt.Log
     vision: VisionPlan | None = None
 
 
-def run_job(job: Job, kept: work.Work | None) -> Quantized:
+def run_job(job: BaseJob, kept: work.CalibrationWork | None) -> Quantized:
     """Calibrates, packs, writes and checks; `kept` is the work directory of a calibrated plan."""
     base, plan, options, progress = job.base, job.plan, job.options, job.progress
     read_all(base.checkpoint, progress)
@@ -357,34 +357,38 @@ def tokenizer_of(checkpoint: Checkpoint, log: modelopt.Log) -> Any:
 # Weights
 
 
-def write_streamed(job: Job, staging: Path, scales: Scales | None) -> modelopt.Settings:
+def write_streamed(job: BaseJob, staging: Path, scales: Scales | None) -> modelopt.Settings:
     """Converts the weights one by one into `staging`. Returns the settings on disk."""
     job.progress.start("export", size_bytes(job.base.checkpoint, job.plan, job.base.source_of))
 
-    def changed(pieces: Iterable[Piece]) -> Iterable[Piece]:
+    def changed(pieces: Iterable[TensorChunk]) -> Iterable[TensorChunk]:
         return with_vision(job, scales, pieces)
 
     return stream.write_mxfp8(job.base, job.plan, staging, job.progress.advance, changed)
 
 
-def with_vision(job: Job, scales: Scales | None, pieces: Iterable[Piece]) -> Iterable[Piece]:
+def with_vision(
+    job: BaseJob, scales: Scales | None, pieces: Iterable[TensorChunk]
+) -> Iterable[TensorChunk]:
     """The tensors to write, with the quantized ones of the image encoder."""
     if job.vision is None or scales is None:
         return pieces
     return VisionPieces(job.vision, scales)(pieces)
 
 
-def calibrate(job: Job, windows: calibration.Windows, kept: work.Work) -> modelopt.Settings:
+def calibrate(
+    job: BaseJob, windows: calibration.Windows, kept: work.CalibrationWork
+) -> modelopt.Settings:
     """Calibrates and packs the layers that `kept` does not have. Returns the settings on disk."""
     with modelopt.captured(job.log):
-        decoder = Decoder(job.base, device=job.options.device)
+        decoder = TorchDecoder(job.base, device=job.options.device)
     settings = layerwise.settings_on_disk(decoder, job.plan, job.log)
     ids = layerwise.batches(windows.calibration)
     layerwise.Calibration(decoder, job.plan, ids, kept, job.progress, job.log).run()
     return settings
 
 
-def merge(job: Job, kept: work.Work, staging: Path, scales: Scales | None) -> None:
+def merge(job: BaseJob, kept: work.CalibrationWork, staging: Path, scales: Scales | None) -> None:
     """Writes the finished parts and the unquantized tensors into `staging`."""
     paths = [kept.path(number) for number in sorted(kept.parts)]
     pieces = list(with_vision(job, scales, layerwise.merged(paths, job.base.checkpoint)))
@@ -392,7 +396,7 @@ def merge(job: Job, kept: work.Work, staging: Path, scales: Scales | None) -> No
     write_model(staging, pieces, job.progress.advance)
 
 
-def calibrated_bytes(job: Job, windows: calibration.Windows) -> int:
+def calibrated_bytes(job: BaseJob, windows: calibration.Windows) -> int:
     """Returns the disk space of a calibrated run: the result, its parts, two layers' states."""
     base, plan = job.base, job.plan
     tensors = base.checkpoint.tensors
@@ -442,7 +446,7 @@ def side_files(checkpoint: Checkpoint) -> list[Path]:
 def request_of(
     checkpoint: Checkpoint,
     options: Options,
-    texts: calibration.Texts | None,
+    texts: calibration.CalibrationTexts | None,
     progress: Progress,
     vision_plan: VisionPlan | None = None,
 ) -> QuantizeRequest:
@@ -497,7 +501,7 @@ def already_there(target: Path, request: QuantizeRequest) -> Quantized | None:
 def write_manifest(
     staging: Path,
     request: QuantizeRequest,
-    plan: Plan,
+    plan: QuantizationPlan,
     windows: calibration.Windows,
     check: QuantizeCheck,
     visual: QuantizeVision | None = None,
@@ -515,7 +519,10 @@ def write_manifest(
 
 
 def notes_of(
-    plan: Plan, windows: calibration.Windows, options: Options, texts: calibration.Texts
+    plan: QuantizationPlan,
+    windows: calibration.Windows,
+    options: Options,
+    texts: calibration.CalibrationTexts,
 ) -> tuple[str, ...]:
     """Returns the notes about the calibration for the user."""
     if plan.streamed:
@@ -540,7 +547,7 @@ def notes_of(
     return tuple(notes)
 
 
-def resumed_notes(base: Base, kept: work.Work | None) -> tuple[str, ...]:
+def resumed_notes(base: Base, kept: work.CalibrationWork | None) -> tuple[str, ...]:
     """Returns the notes about an earlier, unfinished run."""
     if kept is None:
         return ()

@@ -20,7 +20,7 @@ from edgespec.artifacts import provenance
 from edgespec.errors import BuildError, EnvironmentProblem, MissingDependency, command
 from edgespec.quantization.schemes import Scheme
 from edgespec.quantize.base import HEAD
-from edgespec.quantize.plan import Plan
+from edgespec.quantize.plan import QuantizationPlan
 
 SUPPORTED = "0.47."
 INSTALL = "pip install 'edgespec[quantize]'"
@@ -92,7 +92,7 @@ def start(log: Log) -> None:
         raise EnvironmentProblem(f"this ModelOpt lacks {', '.join(lacking)}.", INSTALL)
 
 
-def configuration(plan: Plan, left_out: Sequence[str]) -> dict[str, Any]:
+def configuration(plan: QuantizationPlan, left_out: Sequence[str]) -> dict[str, Any]:
     """Returns ModelOpt's configuration of a plan.
 
     It consists of the preset of the body, the quantizers of lm_head and of the KV cache, and the
@@ -125,7 +125,9 @@ def quantizers(mtq: Any, scheme: Scheme) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def insert_quantizers(model: Any, plan: Plan, left_out: Sequence[str], log: Log) -> Settings:
+def insert_quantizers(
+    model: Any, plan: QuantizationPlan, left_out: Sequence[str], log: Log
+) -> Settings:
     """Inserts quantizers into a model without weights. Returns the settings on disk."""
     with captured(log):
         import modelopt.torch.quantization as mtq
@@ -155,14 +157,14 @@ def leave_out(settings: Settings, names: Sequence[str]) -> None:
             section[key] += [name for name in names if name not in section[key]]
 
 
-def steps(plan: Plan, num_inputs: int) -> int:
+def steps(plan: QuantizationPlan, num_inputs: int) -> int:
     """Returns the number of steps that `calibrate` reports for a number of inputs."""
     return num_inputs * sum(plan.body.passes)
 
 
 def calibrate(
     module: Any,
-    plan: Plan,
+    plan: QuantizationPlan,
     inputs: Sequence[Any],
     call: Callable[[Any], object],
     advance: Callable[[int], None],

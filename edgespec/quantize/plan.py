@@ -34,7 +34,7 @@ _DISK_FACTOR = 1.2  # required free space, as a multiple of the bytes to write
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class QuantizationPlan:
     """The scheme of each quantized Linear by name, lm_head included."""
 
     layers: Mapping[str, Scheme]
@@ -56,7 +56,7 @@ def plan_base(
     exclude: tuple[str, ...],
     fp8_cache: bool,
     beside: Iterable[str] = (),
-) -> Plan:
+) -> QuantizationPlan:
     """Returns the plan for every Linear of the decoder and, with `head`, lm_head.
 
     Names are those on disk. `exclude` may name Linears `beside` the decoder as well. Raises
@@ -108,7 +108,7 @@ def make_plan(
     exclude: tuple[str, ...],
     fp8_cache: bool = False,
     beside: Iterable[str] = (),
-) -> Plan:
+) -> QuantizationPlan:
     """Returns the plan for Linears of `shapes` (name -> [out, in]).
 
     Raises UnsupportedModel for an unknown scheme, a pair of schemes that cannot be calibrated
@@ -134,7 +134,7 @@ def make_plan(
         layers[name] = scheme
     if not layers:
         raise UnsupportedModel("no Linear is left to quantize.", "Omit some `exclude` flags.")
-    return Plan(layers, left_out, body, head_scheme, fp8_cache)
+    return QuantizationPlan(layers, left_out, body, head_scheme, fp8_cache)
 
 
 def matching(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -189,7 +189,9 @@ def matrix(info: TensorInfo) -> tuple[int, int]:
     return out_features, in_features
 
 
-def size_bytes(checkpoint: Checkpoint, plan: Plan, stored: Callable[[str], str] = str) -> int:
+def size_bytes(
+    checkpoint: Checkpoint, plan: QuantizationPlan, stored: Callable[[str], str] = str
+) -> int:
     """Returns an estimate of the bytes to write: quantized Linears, and the other tensors as is.
 
     `stored` maps a Linear to the module on disk that holds its weight.
@@ -203,7 +205,7 @@ def size_bytes(checkpoint: Checkpoint, plan: Plan, stored: Callable[[str], str] 
     return total - replaced + quantized_bytes(plan, shapes)
 
 
-def quantized_bytes(plan: Plan, shapes: Mapping[str, tuple[int, int]]) -> int:
+def quantized_bytes(plan: QuantizationPlan, shapes: Mapping[str, tuple[int, int]]) -> int:
     """Returns an estimate of the bytes of the plan's Linears [out, in] with their scales."""
     total = 0
     for name, scheme in plan.layers.items():

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.source import ByteSink
 from edgespec.quantize.base import EMBEDDING, HEAD, Base, unquantized_globs
-from edgespec.quantize.plan import Plan
-from edgespec.quantize.tensors import Piece, as_bytes, copied, write_model
+from edgespec.quantize.plan import QuantizationPlan
+from edgespec.quantize.tensors import TensorChunk, as_bytes, copied, write_model
 
 BLOCK, E4M3_MAX = 32, np.float32(448.0)
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # readers detect the layout by the producer
@@ -28,10 +28,10 @@ _SMALL = (".conv1d.weight", ".in_proj_a.weight", ".in_proj_b.weight")  # of line
 
 def write_mxfp8(
     base: Base,
-    plan: Plan,
+    plan: QuantizationPlan,
     directory: Path,
     advance: Callable[[int], None],
-    changed: Callable[[Iterable[Piece]], Iterable[Piece]] = iter,
+    changed: Callable[[Iterable[TensorChunk]], Iterable[TensorChunk]] = iter,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Writes the weights and calls `advance` with the bytes of each tensor. `changed` replaces
     tensors outside the plan.
@@ -56,7 +56,7 @@ def write_mxfp8(
     return beside, inside
 
 
-def unquantized(base: Base, plan: Plan) -> list[str]:
+def unquantized(base: Base, plan: QuantizationPlan) -> list[str]:
     """Returns the modules that ModelOpt lists as not quantized.
 
     These are lm_head, the embedding, excluded Linears, and small projections of linear attention.
@@ -70,7 +70,7 @@ def unquantized(base: Base, plan: Plan) -> list[str]:
     return [*tables, *plan.left_out, *small]
 
 
-def pieces(base: Base, plan: Plan) -> Iterator[Piece]:
+def pieces(base: Base, plan: QuantizationPlan) -> Iterator[TensorChunk]:
     """Yields every tensor of the result in the checkpoint's order.
 
     A quantized lm_head of a model with tied embeddings comes last.
@@ -86,7 +86,7 @@ def pieces(base: Base, plan: Plan) -> Iterator[Piece]:
         yield from linear_pieces(checkpoint, f"{base.source_of(HEAD)}.weight", HEAD)
 
 
-def linear_pieces(checkpoint: Checkpoint, source: str, module: str) -> Iterator[Piece]:
+def linear_pieces(checkpoint: Checkpoint, source: str, module: str) -> Iterator[TensorChunk]:
     """Yields weight and weight_scale of a Linear; the scales exist once the weight is written."""
     out_features, in_features = checkpoint.tensors[source].shape
     scales = np.empty((out_features, in_features // BLOCK), np.uint8)
@@ -97,8 +97,10 @@ def linear_pieces(checkpoint: Checkpoint, source: str, module: str) -> Iterator[
             values, scales[low : low + rows] = mxfp8(checkpoint.read_rows(source, low, low + rows))
             file.write(as_bytes(values))
 
-    yield Piece(f"{module}.weight", "float8_e4m3fn", (out_features, in_features), write_values)
-    yield Piece(
+    yield TensorChunk(
+        f"{module}.weight", "float8_e4m3fn", (out_features, in_features), write_values
+    )
+    yield TensorChunk(
         f"{module}.weight_scale", "uint8", scales.shape, lambda file: file.write(as_bytes(scales))
     )
 

@@ -46,7 +46,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorChunk:
     """One tensor to be written; `write` produces its bytes when they are needed."""
 
     name: str
@@ -60,15 +60,17 @@ class Piece:
         return math.prod(self.shape) * np.dtype(getattr(ml_dtypes, self.dtype, self.dtype)).itemsize
 
 
-def copied(checkpoint: Checkpoint, name: str) -> Piece:
+def copied(checkpoint: Checkpoint, name: str) -> TensorChunk:
     """Returns a tensor of the checkpoint, copied byte for byte."""
     info = checkpoint.tensors[name]
-    return Piece(name, info.dtype, info.shape, lambda file: checkpoint.write_to(name, file))
+    return TensorChunk(name, info.dtype, info.shape, lambda file: checkpoint.write_to(name, file))
 
 
-def array_piece(name: str, array: NDArray[Any]) -> Piece:
+def array_piece(name: str, array: NDArray[Any]) -> TensorChunk:
     """Returns an array as a tensor to be written."""
-    return Piece(name, str(array.dtype), array.shape, lambda file: file.write(as_bytes(array)))
+    return TensorChunk(
+        name, str(array.dtype), array.shape, lambda file: file.write(as_bytes(array))
+    )
 
 
 def as_bytes(array: NDArray[Any]) -> memoryview:
@@ -76,7 +78,7 @@ def as_bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def stored_pieces(path: Path) -> list[Piece]:
+def stored_pieces(path: Path) -> list[TensorChunk]:
     """Returns the tensors of a safetensors file that we wrote, copied byte for byte."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
@@ -84,7 +86,7 @@ def stored_pieces(path: Path) -> list[Piece]:
     header.pop("__metadata__", None)
     names = {code: dtype for dtype, code in SAFETENSORS_DTYPES.items()}
     return [
-        Piece(
+        TensorChunk(
             name,
             names[entry["dtype"]],
             tuple(entry["shape"]),
@@ -106,7 +108,7 @@ def _range_of(path: Path, start: int, begin: int, end: int) -> Callable[[ByteSin
 
 def write_model(
     directory: Path,
-    pieces: Iterable[Piece],
+    pieces: Iterable[TensorChunk],
     advance: Callable[[int], None],
     max_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
@@ -114,7 +116,7 @@ def write_model(
 
     Calls `advance` with the bytes of each tensor.
     """
-    shards: list[list[Piece]] = [[]]
+    shards: list[list[TensorChunk]] = [[]]
     size = 0
     for piece in pieces:
         if shards[-1] and size + piece.num_bytes > max_bytes:
@@ -139,7 +141,9 @@ def write_model(
     )
 
 
-def write_safetensors(path: Path, pieces: Iterable[Piece], advance: Callable[[int], None]) -> None:
+def write_safetensors(
+    path: Path, pieces: Iterable[TensorChunk], advance: Callable[[int], None]
+) -> None:
     """Writes one safetensors file. Calls `advance` with the bytes of each tensor."""
     pieces = list(pieces)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -39,7 +39,7 @@ from edgespec.quantization.quantized_weight import dequantize
 from edgespec.quantization.schemes import SCHEMES
 from edgespec.quantize.base import Base, base_config
 from edgespec.quantize.calibration_images import CalibrationImages
-from edgespec.quantize.tensors import Piece, array_piece, as_bytes
+from edgespec.quantize.tensors import TensorChunk, array_piece, as_bytes
 from edgespec.vision.contract import PIXELS
 from edgespec.vision.grid import encoder_inputs
 
@@ -223,7 +223,7 @@ class VisionPieces:
         self.plan, self.scales = plan, scales
         self.own = {f"{module}.weight": own for own, module in plan.layers.items()}
 
-    def __call__(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    def __call__(self, pieces: Iterable[TensorChunk]) -> Iterator[TensorChunk]:
         """Yields the pieces; a quantized weight is followed by its scales."""
         for piece in pieces:
             own = self.own.get(piece.name)
@@ -232,7 +232,7 @@ class VisionPieces:
             else:
                 yield from self.linear(own, piece)
 
-    def linear(self, own: str, piece: Piece) -> Iterator[Piece]:
+    def linear(self, own: str, piece: TensorChunk) -> Iterator[TensorChunk]:
         """Weight, input_scale and weight_scale of a Linear, as ModelOpt writes them."""
         checkpoint, module = self.plan.checkpoint, self.plan.layers[own]
         scale = scale_of(max(self.amax(name) for name in sharing(own, self.plan.layers)))
@@ -240,7 +240,7 @@ class VisionPieces:
         def write(file: ByteSink) -> None:
             file.write(as_bytes(rounded(checkpoint.read(piece.name), scale)))
 
-        yield Piece(piece.name, "float8_e4m3fn", piece.shape, write)
+        yield TensorChunk(piece.name, "float8_e4m3fn", piece.shape, write)
         yield array_piece(f"{module}.input_scale", np.array(scale_of(self.scales.amax[own])))
         yield array_piece(f"{module}.weight_scale", np.array(scale))
 

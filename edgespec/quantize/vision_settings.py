@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.checkpoint.names import beside_roots
 from edgespec.quantize.base import EMBEDDING, HEAD, Base
 from edgespec.quantize.modelopt import Settings
-from edgespec.quantize.plan import Plan
+from edgespec.quantize.plan import QuantizationPlan
 from edgespec.quantize.stream import PRODUCER
 from edgespec.quantize.vision import VisionPlan
 
@@ -45,7 +45,7 @@ def of_vision(base: Base, vision: VisionPlan) -> Settings:
     return {"producer": PRODUCER, "quantization": quantization}, inside
 
 
-def joined(settings: Settings, plan: Plan, vision: VisionPlan) -> Settings:
+def joined(settings: Settings, plan: QuantizationPlan, vision: VisionPlan) -> Settings:
     """The settings of a quantized text decoder and of the vision. One algorithm for both stays one;
     otherwise each layer has its own."""
     beside, inside = copy.deepcopy(settings)

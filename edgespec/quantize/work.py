@@ -39,7 +39,7 @@ class OtherRun(OutputError):
     """The work directory belongs to another run, from which this command cannot continue."""
 
 
-class Work:
+class CalibrationWork:
     """The parts and states in a work directory, by number.
 
     A part or state is valid once progress.json has its hash.
@@ -132,7 +132,7 @@ def recorded_entries(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def opened(out: Path, request: QuantizeRequest) -> Iterator[Work]:
+def opened(out: Path, request: QuantizeRequest) -> Iterator[CalibrationWork]:
     """Opens the work directory of a request, new or resumed.
 
     After the block it stays if a part is finished, until `finish` removes it. Raises OutputError if
@@ -147,7 +147,7 @@ def opened(out: Path, request: QuantizeRequest) -> Iterator[Work]:
             remove_files(directory)
             with atomic.writing(directory):
                 json_files.write_json(directory / REQUEST, wanted.to_dict())
-        work = Work(directory, stale or "")
+        work = CalibrationWork(directory, stale or "")
         try:
             with atomic.writing(directory):
                 yield work

@@ -13,7 +13,7 @@ from edgespec.errors import LimitError, RequestError
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLimits:
+class RequestLimits:
     """`configs` are those of the engines that are open, by role; `max_batch_size` counts the
     sequences that run at a time."""
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from edgespec.cli.main import run
-from edgespec.quantize.work import Work
+from edgespec.quantize.work import CalibrationWork
 from tests import toys
 from tests.toys.vision import write_vlm
 
@@ -93,15 +93,15 @@ def test_a_signal_keeps_finished_layers_and_the_same_command_goes_on(
     out, kept = tmp_path / "out", tmp_path / ".out.quantize"
     line = ["quantize", "llm", "--model-dir", str(base), "--quantization", "int8_sq"]
     line += ["--output-dir", str(out), *SIZES]
-    keep_part = Work.keep_part
+    keep_part = CalibrationWork.keep_part
 
-    def keep_part_and_stop(self: Work, number_of_part: int, tensors: Any) -> None:
+    def keep_part_and_stop(self: CalibrationWork, number_of_part: int, tensors: Any) -> None:
         keep_part(self, number_of_part, tensors)
         if number_of_part == 0:
             signal.raise_signal(number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Work, "keep_part", keep_part_and_stop)
+        patch.setattr(CalibrationWork, "keep_part", keep_part_and_stop)
         assert run(line) == code
     assert f"kept in {kept}: the same command resumes from there" in capsys.readouterr().err
     assert (kept / "part-00000.safetensors").exists()

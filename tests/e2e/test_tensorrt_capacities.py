@@ -271,7 +271,7 @@ def test_a_known_device_has_the_memory_of_its_largest(monkeypatch: pytest.Monkey
     monkeypatch.setattr(devices, "device_here", lambda: None)
     assert devices.memory_of(110) == 128 << 30
     assert devices.memory_of(53) is None
-    here = devices.Device("a small one", 120, "13.0", 8 << 30)
+    here = devices.DeviceModel("a small one", 120, "13.0", 8 << 30)
     monkeypatch.setattr(devices, "device_here", lambda: here)
     assert (devices.memory_of(120), devices.memory_of(110)) == (8 << 30, 128 << 30)
 

@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.artifacts import file_names, hashes
 from edgespec.artifacts.component import ComponentConfig
-from edgespec.backends.cuda.caches import KvCache, Rows
+from edgespec.backends.cuda.caches import KvCache, RowTable
 from edgespec.backends.ort import runner
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.tensorrt import staging
@@ -344,7 +344,7 @@ def test_rows_that_the_runner_copies_to_a_wrong_place_are_found(
 ) -> None:
     engines, real = simulated(monkeypatch, PORTABLE), KvCache.append
 
-    def append(self: KvCache, lane: int, start: int, source: Rows, count: int) -> None:
+    def append(self: KvCache, lane: int, start: int, source: RowTable, count: int) -> None:
         real(self, lane, start + 1, source, count)
 
     monkeypatch.setattr(KvCache, "append", append)

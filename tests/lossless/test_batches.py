@@ -31,7 +31,7 @@ from edgespec.rope import RopeTable
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.loop.generation import GenerationRequest, Response
 from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.loop.sequence import SequenceState, StepOutput
@@ -334,7 +334,7 @@ def test_logits_behind_a_long_text_are_computed_as_a_prompt(engines: Engines) ->
     sizes = []
     real = CachedDecoder.run
 
-    def run(self: CachedDecoder, parts: Sequence[Rows]) -> list[Result]:
+    def run(self: CachedDecoder, parts: Sequence[DecoderRows]) -> list[Result]:
         sizes.append(len(parts[0].tokens))
         return real(self, parts)
 
@@ -389,7 +389,7 @@ def test_engine_that_fails_once_fails_the_batch_and_not_what_waits(engines: Engi
     jobs = [job(n, 12, PLANS[n % 4]) for n in range(2, 9)]
     real, calls = CachedDecoder.run, 0
 
-    def run(self: CachedDecoder, parts: Sequence[Rows]) -> list[Result]:
+    def run(self: CachedDecoder, parts: Sequence[DecoderRows]) -> list[Result]:
         nonlocal calls
         calls += self is engines.four.base
         if calls == LANES + 3:  # after the prompts
@@ -477,7 +477,7 @@ def positions_of_the_next(self: RopeTable, positions: np.ndarray) -> Any:
     return rows_of(self, np.roll(positions, 1, axis=0) if positions.ndim > 1 else positions)
 
 
-def results_of_the_next(self: CachedDecoder, parts: Sequence[Rows]) -> list[Result]:
+def results_of_the_next(self: CachedDecoder, parts: Sequence[DecoderRows]) -> list[Result]:
     found = run(self, parts)
     widths = {len(one.logits) for one in found}
     return [*found[1:], found[0]] if len(widths) == 1 else found

@@ -18,7 +18,7 @@ from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest
 from edgespec.runtime.drafters.draft_model import DraftModelDrafter
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.loop.generation import GenerationRequest
 from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.trees.static_tree import StaticPlan
@@ -177,7 +177,7 @@ class Calls:
         self.decoder, self.real = decoder, decoder.run
         self.rows: list[int] = []
 
-    def __call__(self, parts: Sequence[Rows]) -> list[Result]:
+    def __call__(self, parts: Sequence[DecoderRows]) -> list[Result]:
         self.rows += [len(part.tokens) for part in parts]
         return self.real(parts)
 
@@ -393,7 +393,7 @@ def test_nan_in_the_draft_ends_its_drafts_and_no_other(pair: Opened) -> None:
     assert isinstance(drafter, DraftModelDrafter)
     real, calls = drafter.decoder.run, iter(range(100))
 
-    def poisoned(parts: Sequence[Rows]) -> list[Result]:
+    def poisoned(parts: Sequence[DecoderRows]) -> list[Result]:
         results = real(parts)
         if next(calls) == 4:
             results[0].logits.rows()[:] = np.nan

@@ -26,7 +26,7 @@ from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
 from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.requests.lossless_check import Replay
 from edgespec.runtime.requests.quality import log_likelihood
-from edgespec.runtime.text.prompt_value import ImageSlots, Prompt
+from edgespec.runtime.text.prompt_value import ImageSlots, PromptValue
 from edgespec.runtime.trees.tree import DraftPlan
 from tests import image_reference, made, toys
 from tests.image_reference import Part, Picture
@@ -77,7 +77,7 @@ class Pair:
             self.truths[name] = image_reference.greedy(self.model, PROMPTS[name], COUNT)
         return self.truths[name]
 
-    def prompt(self, name: str) -> Prompt:
+    def prompt(self, name: str) -> PromptValue:
         return image_reference.prompt_of(self.model, PROMPTS[name])
 
 

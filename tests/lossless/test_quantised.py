@@ -32,7 +32,7 @@ from edgespec.contract import Limits
 from edgespec.errors import LimitError
 from edgespec.runtime.acceptance.verify import ACCEPT_RULES
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.loop.generation import GenerationRequest, Response
 from edgespec.runtime.requests.lossless_check import Replay, first_difference
 from edgespec.runtime.sampling.sampler import NEAR_TIE
@@ -314,7 +314,7 @@ def test_a_batch_is_computed_again_in_as_many_lanes(tmp_path: Path) -> None:
         lanes: list[int] = []
         run = CachedDecoder.run
 
-        def counting(self: CachedDecoder, parts: Sequence[Rows]) -> list[Result]:
+        def counting(self: CachedDecoder, parts: Sequence[DecoderRows]) -> list[Result]:
             lanes.append(len(parts))
             return run(self, parts)
 

@@ -39,7 +39,7 @@ from edgespec.prompts import (
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Response
 from edgespec.runtime.loop.prefix import PrefixCache
-from edgespec.runtime.requests.answers import Answer, Answers, to_dict
+from edgespec.runtime.requests.answers import Answer, FileAnswers, to_dict
 from edgespec.runtime.requests.lossless_check import first_difference
 from edgespec.runtime.sampling.sampler import log_softmax
 from edgespec.runtime.trees.tree import DraftPlan
@@ -291,7 +291,7 @@ def test_each_request_of_any_file_gets_what_it_asked_for(
     judge = Judge(engines.one, plan, tally)
     scripted = isinstance(drafter, float)
     with_drafter(engines.four, scripts_for(judge, requests) if scripted else None, drafter, budget)
-    answers = list(Answers(engines.four, plan, file.batch_size).run(requests))
+    answers = list(FileAnswers(engines.four, plan, file.batch_size).run(requests))
     tally.requests += len(requests)
     assert sorted(a.key for a in answers) == [
         (r.index, t) for r in requests for t in range(len(r.turns) + 1)
@@ -346,7 +346,7 @@ def test_bias_forbids_what_would_be_said_and_demands_what_would_not(engines: Eng
     file = parsed({"batch_size": 2, "requests": [asked | {"logit_bias": bias} for bias in biases]})
     plan = DraftPlan(2, 2, 5)
     answers = sorted(
-        Answers(engines.four, plan, 2).run(file.requests), key=lambda answer: answer.key
+        FileAnswers(engines.four, plan, 2).run(file.requests), key=lambda answer: answer.key
     )
     judge = Judge(engines.one, plan, Tally())
     for request, answer in zip(file.requests, answers, strict=True):

@@ -20,7 +20,7 @@ from edgespec.backends.call import Call, Result
 from edgespec.backends.cuda.logits import DeviceLogits
 from edgespec.backends.host import HostLogits
 from edgespec.backends.tensorrt.backend import BACKEND
-from edgespec.backends.tensorrt.plans import Plan
+from edgespec.backends.tensorrt.plans import MemoryPlan
 from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import GenerationRequest
@@ -175,7 +175,7 @@ def test_what_a_call_finds_of_its_logits_is_what_the_host_finds(
     """In calls of several lanes too, with other numbers of rows each."""
     sizes, found = [], TensorRTRunner.results
 
-    def checked(self: TensorRTRunner, plan: Plan, call: Call) -> list[Result]:
+    def checked(self: TensorRTRunner, plan: MemoryPlan, call: Call) -> list[Result]:
         results = found(self, plan, call)
         for result in results:
             host, count = HostLogits(result.logits.rows()), self.wanted.count

@@ -34,7 +34,7 @@ def exported(work: Path, *, tied: bool) -> Path:
 def test_unpack_undoes_pack(bits: int, block: int, in_features: int) -> None:
     array = np.random.default_rng(0).standard_normal((24, in_features)).astype(np.float32)
     weight = quantize_rtn(array, bits, block)  # type: ignore[arg-type]
-    kernel = matmul_nbits.Kernel(bits, block, in_features, 24)  # type: ignore[arg-type]
+    kernel = matmul_nbits.NBitsKernel(bits, block, in_features, 24)  # type: ignore[arg-type]
     values, scales = matmul_nbits.pack(kernel, weight)
     some = np.array([[3, 0], [23, 3]])
     found = matmul_nbits.unpack(kernel, values[some], scales.reshape(24, -1)[some])

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from edgespec.backends.tensorrt.linter import Report, lint
+from edgespec.backends.tensorrt.linter import LintReport, lint
 from edgespec.backends.tensorrt.parser_version import RELEASES, ParserVersion
 from edgespec.backends.tensorrt.rules import Level
 from edgespec.backends.tensorrt.target import Compute, Dialect
@@ -24,12 +24,12 @@ NAMES = ("10.13", "10.14", "10.15", "10.16", "11.0", "11.4", "rtx-1.4", "rtx-1.7
 KNOWN_WARNINGS = {"int64-io", "bool-io"}
 
 
-def linted(model: ir.Model, directory: Path, *versions: ParserVersion) -> Iterator[Report]:
+def linted(model: ir.Model, directory: Path, *versions: ParserVersion) -> Iterator[LintReport]:
     proto = ir.to_proto(model)
     return (lint(proto, version, directory) for version in versions)
 
 
-def unexpected(report: Report, *known: str) -> list[str]:
+def unexpected(report: LintReport, *known: str) -> list[str]:
     return [
         f"{f.rule}: {f.node}: {f.what}"
         for f in report.findings

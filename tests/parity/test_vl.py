@@ -22,7 +22,7 @@ from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import PLAIN, Engine
-from edgespec.runtime.text.prompt_value import Prompt
+from edgespec.runtime.text.prompt_value import PromptValue
 from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.runtime.vision.encoder import VisionEncoder
 from tests import image_reference, made, reference, toys
@@ -60,7 +60,7 @@ class Pair:
         assert isinstance(self.engine.drafter, TreeDrafter)
         return self.engine.drafter
 
-    def features(self, prompt: Prompt) -> np.ndarray:
+    def features(self, prompt: PromptValue) -> np.ndarray:
         """[n, k*H], what the base emits for a prompt."""
         self.engine.base.reset(0)
         part = self.engine.base.part(0, prompt, 0, len(prompt))

@@ -264,7 +264,7 @@ def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
 
     fmt, rng = FORMATS[name], np.random.default_rng(0)
     assert fmt.bits is not None
-    kernel = matmul_nbits.Kernel(fmt.bits, fmt.block, 160, 24)
+    kernel = matmul_nbits.NBitsKernel(fmt.bits, fmt.block, 160, 24)
     weight = quantize_rtn(rng.standard_normal((24, 160), np.float32), fmt.bits, fmt.block)
     session = matmul_nbits.probe_session(kernel, *matmul_nbits.pack(kernel, weight))
     x = rng.standard_normal((2, 160), np.float32)
@@ -276,15 +276,17 @@ def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
 # What must be refused
 
 
-def high_nibble_first(kernel: matmul_nbits.Kernel, values: Any, scales: Any) -> tuple[Any, Any]:
+def high_nibble_first(
+    kernel: matmul_nbits.NBitsKernel, values: Any, scales: Any
+) -> tuple[Any, Any]:
     return (values >> 4) | (values << 4), scales
 
 
-def scales_turned(kernel: matmul_nbits.Kernel, values: Any, scales: Any) -> tuple[Any, Any]:
+def scales_turned(kernel: matmul_nbits.NBitsKernel, values: Any, scales: Any) -> tuple[Any, Any]:
     return values, np.ascontiguousarray(scales.reshape(kernel.out_features, -1)[::-1].reshape(-1))
 
 
-def zero_point_off(kernel: matmul_nbits.Kernel, values: Any, scales: Any) -> tuple[Any, Any]:
+def zero_point_off(kernel: matmul_nbits.NBitsKernel, values: Any, scales: Any) -> tuple[Any, Any]:
     return values ^ 0x88, scales
 
 

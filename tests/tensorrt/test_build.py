@@ -23,7 +23,7 @@ from edgespec.backends.base import Progress
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.onnx_dir import open_onnx_dir
 from edgespec.backends.tensorrt import lowered_files, process, staging, timing_cache
-from edgespec.backends.tensorrt.build_job import BuildJob, Message
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildMessage
 from edgespec.backends.tensorrt.options import TensorRTOptions
 from edgespec.backends.tensorrt.process import COMMAND, BuildRefused
 from edgespec.backends.tensorrt.target import Compute
@@ -284,10 +284,10 @@ def say(child: subprocess.Popen[str], line: str) -> None:
     child.stdin.flush()
 
 
-def messages(child: subprocess.Popen[str]) -> Iterator[Message]:
+def messages(child: subprocess.Popen[str]) -> Iterator[BuildMessage]:
     assert child.stdout is not None
     for line in child.stdout:
-        message = Message.from_json(line)
+        message = BuildMessage.from_json(line)
         assert message is not None, line  # the library prints nothing between them
         yield message
 

@@ -16,7 +16,7 @@ from edgespec.backends.tensorrt import bindings, process
 from edgespec.backends.tensorrt import fingerprint as fingerprints
 from edgespec.backends.tensorrt.build_job import BuildJob
 from edgespec.backends.tensorrt.build_process import Reports, work
-from edgespec.backends.tensorrt.devices import Device
+from edgespec.backends.tensorrt.devices import DeviceModel
 from edgespec.backends.tensorrt.logger import logger_of
 from edgespec.backends.tensorrt.progress_monitor import BuildProgress
 from edgespec.backends.tensorrt.versions import Library, capabilities_of
@@ -24,7 +24,7 @@ from tests.tensorrt_simulator.device import HostDevice
 from tests.tensorrt_simulator.library import Simulator, simulator
 
 ROOT = Path(__file__).parents[2]
-CARD = Device("simulated card", HostDevice.sm, "13.0", 8 << 30)
+CARD = DeviceModel("simulated card", HostDevice.sm, "13.0", 8 << 30)
 run_in_process = process.run
 
 
@@ -58,7 +58,7 @@ def install(
 
 def run_here(
     job: BuildJob, advance: Callable[[float], None], environment: Mapping[str, str]
-) -> process.Report:
+) -> process.ProcessReport:
     """What `process.run` does, without a process: both sides' words are written and read."""
     written = io.StringIO()
     reports = Reports(written)

@@ -20,7 +20,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowTable:
     """Rows of several tensors that kernels move at once: a table of their addresses, each
     [heads, rows, row_bytes] with a distance between heads; `offset` bytes behind the addresses.
     Without a table it is one tensor of one head, and `offset` its address."""
@@ -29,9 +29,9 @@ class Rows:
     head_bytes: int
     offset: int = 0
 
-    def at(self, offset: int) -> Rows:
+    def at(self, offset: int) -> RowTable:
         """The same, so many bytes further."""
-        return Rows(self.table, self.head_bytes, self.offset + offset)
+        return RowTable(self.table, self.head_bytes, self.offset + offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class RowSize:
 def move_rows(
     workspace: Workspace,
     size: RowSize,
-    source: Rows,
-    target: Rows,
+    source: RowTable,
+    target: RowTable,
     origins: Sequence[int],
     places: Sequence[int],
 ) -> None:
@@ -79,7 +79,9 @@ def move_rows(
         )
 
 
-def copy_rows(workspace: Workspace, size: RowSize, source: Rows, target: Rows, count: int) -> None:
+def copy_rows(
+    workspace: Workspace, size: RowSize, source: RowTable, target: RowTable, count: int
+) -> None:
     """The first `count` rows of each source become those of its target."""
     if not count:
         return
@@ -122,10 +124,10 @@ class KvCache:
         """Where the rows of a lane begin in one tensor."""
         return self.memory + tensor * self.tensor_bytes + lane * self.lane_bytes
 
-    def rows(self, lane: int, start: int = 0) -> Rows:
+    def rows(self, lane: int, start: int = 0) -> RowTable:
         """The rows of a lane from a slot on."""
         offset = lane * self.lane_bytes + start * self.size.row_bytes
-        return Rows(self.table, self.head_bytes, offset)
+        return RowTable(self.table, self.head_bytes, offset)
 
     def keep(self, lane: int, slots: Ids, start: int) -> None:
         """Move rows to `start`, `start`+1, ...; rows that stand right already are left alone."""
@@ -134,7 +136,7 @@ class KvCache:
             rows = self.rows(lane)
             move_rows(self.workspace, self.size, rows, rows, *zip(*moves, strict=True))
 
-    def append(self, lane: int, start: int, source: Rows, count: int) -> None:
+    def append(self, lane: int, start: int, source: RowTable, count: int) -> None:
         """Copy rows that an engine gave to the slots from `start` on."""
         assert start + count <= self.slots
         copy_rows(self.workspace, self.size, source, self.rows(lane, start), count)

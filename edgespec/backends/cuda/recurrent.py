@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.cuda.bound import Bound
-from edgespec.backends.cuda.caches import Rows, RowSize, copy_rows, move_rows
+from edgespec.backends.cuda.caches import RowSize, RowTable, copy_rows, move_rows
 from edgespec.backends.cuda.workspace import Memory, Workspace, aligned
 from edgespec.contract import ITEM_BYTES, RecurrentShape, conv_names, delta_names, state_names
 
@@ -48,9 +48,9 @@ class Tensors:
         """Whether lanes do not stand one directly behind the other."""
         return self.lane_bytes > self.size
 
-    def rows(self, lane: int) -> Rows:
+    def rows(self, lane: int) -> RowTable:
         """The rows of a lane in all layers."""
-        return Rows(self.table, 0, lane * self.lane_bytes)
+        return RowTable(self.table, 0, lane * self.lane_bytes)
 
     def zero(self, lane: int) -> None:
         """Make a lane zeros."""
@@ -142,7 +142,7 @@ class RecurrentCache:
         self.move(name, lane, into, origins, range(len(origins)))
 
     def move(
-        self, name: str, lane: int, into: Rows, origins: Sequence[int], places: Sequence[int]
+        self, name: str, lane: int, into: RowTable, origins: Sequence[int], places: Sequence[int]
     ) -> None:
         """Move rows of a lane in all layers."""
         source = self.tensors[name]
@@ -204,10 +204,10 @@ class RecurrentCache:
         conv = self.tensors["conv"].rows(lane)
         self.move("conv", lane, conv, range(len(last), self.kept), range(staying))
         size = RowSize(self.layers, 1, self.conv_bytes)
-        made = Rows(self.tensors["conv_rows"].table, 0, place * self.rows * self.conv_bytes)
+        made = RowTable(self.tensors["conv_rows"].table, 0, place * self.rows * self.conv_bytes)
         move_rows(self.workspace, size, made, conv, last, range(staying, self.kept))
         size = RowSize(self.layers, 1, self.row_bytes)
-        made = Rows(self.tensors["delta_rows"].table, 0, place * self.rows * self.row_bytes)
+        made = RowTable(self.tensors["delta_rows"].table, 0, place * self.rows * self.row_bytes)
         pending = self.tensors["pending"].rows(lane)
         move_rows(self.workspace, size, made, pending, path.tolist(), range(len(path)))
         self.pending[lane] = len(path)

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from edgespec.backends.call import Floats, HiddenStates, Ids
-from edgespec.backends.cuda.caches import Rows, RowSize, move_rows
+from edgespec.backends.cuda.caches import RowSize, RowTable, move_rows
 from edgespec.backends.cuda.workspace import Borrowed, Workspace
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -77,7 +77,7 @@ class DeviceStates(HiddenStates):
                     device.copy(out.address, begin, out.nbytes, self.workspace.stream)
                 return out
             size = RowSize(1, 1, self.row_bytes)
-            source, target = Rows(0, 0, self.address), Rows(0, 0, out.address)
+            source, target = RowTable(0, 0, self.address), RowTable(0, 0, out.address)
             move_rows(self.workspace, size, source, target, places, range(len(places)))
         return out
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from edgespec.backends.ort import int8_gemm, matmul_nbits
 from edgespec.backends.ort.experts import ExpertsLayout
 from edgespec.backends.ort.low_bit_matmul import RowRounding
-from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.quantized_values import QuantizedValues
 
 ALIGN_BYTES = 4096
@@ -23,7 +23,7 @@ HEAD_DATA = "lm_head.data"  # where an lm_head stands until its hash is known
 
 
 @dataclass(frozen=True, slots=True)
-class StoredWeight:
+class ExternalWeight:
     """A weight in float32: where its source stands, and where its float32 form will."""
 
     source: ir.ExternalTensor
@@ -32,7 +32,7 @@ class StoredWeight:
     num_bytes: int
 
 
-Kernel = TypeVar("Kernel", matmul_nbits.Kernel, int8_gemm.Kernel)
+Kernel = TypeVar("Kernel", matmul_nbits.NBitsKernel, int8_gemm.Int8Kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class QuantizedPlace(Generic[Kernel]):
         return self.kernel.values_bytes + self.kernel.scales_bytes
 
 
-class LowBitWeight(QuantizedPlace[matmul_nbits.Kernel]):
+class LowBitWeight(QuantizedPlace[matmul_nbits.NBitsKernel]):
     """One that MatMulNBits reads."""
 
     __slots__ = ()
 
 
-class Int8GemmWeight(QuantizedPlace[int8_gemm.Kernel]):
+class Int8GemmWeight(QuantizedPlace[int8_gemm.Int8Kernel]):
     """One that an int8 GEMM reads."""
 
     __slots__ = ()
@@ -70,7 +70,7 @@ class PackedWeight:
     which the engines of a pair can have in common."""
 
     source: ir.ExternalTensor | QuantizedValues
-    layout: Layout
+    layout: WeightLayout
     rounding: RowRounding
     offset: int
     alone: bool = field(default=False, kw_only=True)
@@ -107,12 +107,12 @@ class KeptTensor:
 
 
 AnyWeight = (
-    StoredWeight | LowBitWeight | Int8GemmWeight | PackedWeight | DequantizedWeight | KeptTensor
+    ExternalWeight | LowBitWeight | Int8GemmWeight | PackedWeight | DequantizedWeight | KeptTensor
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WeightPlace:
     """A new initializer of the lowered graph, and where its bytes stand in the data file."""
 
     value: ir.Value
@@ -128,7 +128,7 @@ class DataLayout:
 
     def place(
         self, name: str, dims: tuple[int, ...], dtype: ir.DataType, *, alone: bool = False
-    ) -> Place:
+    ) -> WeightPlace:
         """A new initializer behind those that are there; or `alone`, in the file HEAD_DATA."""
         offset = 0 if alone else -(-self.end // ALIGN_BYTES) * ALIGN_BYTES
         size, shape = int(np.prod(dims)) * int(dtype.itemsize), ir.Shape(dims)
@@ -138,22 +138,26 @@ class DataLayout:
         tensor = ir.ExternalTensor(file, offset, size, dtype, shape=shape, name=name)
         value = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)
         self.graph.register_initializer(value)
-        return Place(value, offset, size)
+        return WeightPlace(value, offset, size)
 
-    def place_low_bit(self, name: str, kernel: matmul_nbits.Kernel) -> tuple[Place, Place]:
+    def place_low_bit(
+        self, name: str, kernel: matmul_nbits.NBitsKernel
+    ) -> tuple[WeightPlace, WeightPlace]:
         """Values and scales of a weight that MatMulNBits reads."""
         values = self.place(f"{name}/values", kernel.values_shape, ir.DataType.UINT8)
         return values, self.place(f"{name}/scales", (kernel.num_scales,), ir.DataType.FLOAT)
 
-    def place_packed(self, name: str, layout: Layout, *, alone: bool = False) -> Place:
+    def place_packed(self, name: str, layout: WeightLayout, *, alone: bool = False) -> WeightPlace:
         """A weight that a kernel of our own reads."""
         return self.place(f"{name}/packed", layout.shape, ir.DataType.UINT8, alone=alone)
 
-    def place_experts(self, name: str, layout: ExpertsLayout) -> Place:
+    def place_experts(self, name: str, layout: ExpertsLayout) -> WeightPlace:
         """All experts of a layer, which a kernel of our own reads."""
         return self.place(f"{name}/packed", layout.shape, ir.DataType.UINT8)
 
-    def place_int8(self, name: str, kernel: int8_gemm.Kernel) -> tuple[Place, Place]:
+    def place_int8(
+        self, name: str, kernel: int8_gemm.Int8Kernel
+    ) -> tuple[WeightPlace, WeightPlace]:
         """Values and scales of a weight that an int8 GEMM reads."""
         values = self.place(f"{name}/values", kernel.values_shape, ir.DataType.INT8)
         return values, self.place(f"{name}/scales", (kernel.out_features,), ir.DataType.FLOAT)

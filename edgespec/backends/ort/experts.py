@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from edgespec.backends.ort.fusion import replace_value
 from edgespec.backends.ort.low_bit_matmul import RowRounding
-from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION
 from edgespec.backends.rewriting import required
 
@@ -65,8 +65,8 @@ class ExpertsLayout:
     those of down (experts.h has the same in C++)."""
 
     count: int
-    up: Layout  # of gate as well
-    down: Layout
+    up: WeightLayout  # of gate as well
+    down: WeightLayout
 
     @property
     def expert_bytes(self) -> int:
@@ -78,7 +78,7 @@ class ExpertsLayout:
         """The shape of the tensor in bytes: [experts, bytes of one]."""
         return self.count, self.expert_bytes
 
-    def layout(self, part: Part) -> Layout:
+    def layout(self, part: Part) -> WeightLayout:
         """How one weight is packed."""
         return self.down if part == "down" else self.up
 
@@ -95,7 +95,9 @@ class ExpertsLayout:
         return start + (panel if part == "up" else 0), 2 * panel
 
 
-def layout_of(layouts: list[tuple[Layout, Layout, Layout]]) -> ExpertsLayout | None:
+def layout_of(
+    layouts: list[tuple[WeightLayout, WeightLayout, WeightLayout]],
+) -> ExpertsLayout | None:
     """The layout of experts whose gate, up and down are packed so; None where they are not all of
     one form."""
     gate, up, down = layouts[0]

@@ -22,7 +22,7 @@ SUM, NUM_OUTPUTS = 3, 4
 def fuse_projections(
     nodes: list[ir.Node],
     sizes: list[int],
-    kernel: matmul_nbits.Kernel,
+    kernel: matmul_nbits.NBitsKernel,
     values: ir.Value,
     scales: ir.Value,
 ) -> None:

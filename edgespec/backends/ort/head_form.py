@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edgespec.backends.ort.low_bit_matmul import RowRounding
-from edgespec.backends.ort.native.layout import BLOCK_SIZES, Layout
+from edgespec.backends.ort.native.layout import BLOCK_SIZES, WeightLayout
 from edgespec.safe_read.fields import BundleFields
 
 
@@ -19,7 +19,7 @@ from edgespec.safe_read.fields import BundleFields
 class HeadForm:
     """How an engine's lm_head is packed, and how its rows are rounded."""
 
-    layout: Layout
+    layout: WeightLayout
     rounding: RowRounding
 
     @classmethod
@@ -33,7 +33,7 @@ class HeadForm:
         few: Literal[4, 8] = 4 if bits == 4 else 8
         scale = fields.get("activation_scale")
         return cls(
-            Layout(few, block, fields.size("in_features"), fields.size("out_features")),
+            WeightLayout(few, block, fields.size("in_features"), fields.size("out_features")),
             RowRounding(
                 fields.flag("round_by_row", False),
                 None if scale is None else np.float32(fields.number("activation_scale")),

@@ -31,7 +31,7 @@ PROBE_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class Int8Kernel:
     """A product [rows, in] x [in, out]; `step` is the static scale of the activations, None: each
     row has its own."""
 
@@ -120,7 +120,7 @@ def static_input(node: ir.Node) -> tuple[ir.Value, np.float32] | None:
 def replace_matmul(
     node: ir.Node,
     activations: Activations,
-    kernel: Kernel,
+    kernel: Int8Kernel,
     x: ir.Value,
     values: ir.Value,
     scales: ir.Value,
@@ -142,7 +142,9 @@ def replace_matmul(
     node.replace_input_with(1, last)
 
 
-def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+def pack(
+    kernel: Int8Kernel, weight: QuantizedWeight
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantized values [in, out] and scales [out], times the static scale of the activations.
 
     Proven by running the kernel: BuildError where ONNX Runtime computes something else from them.
@@ -158,10 +160,12 @@ def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.int8], NDA
     return values, np.ascontiguousarray(scales)
 
 
-def prove(kernel: Kernel, values: NDArray[np.int8], scales: NDArray[np.float32], name: str) -> None:
+def prove(
+    kernel: Int8Kernel, values: NDArray[np.int8], scales: NDArray[np.float32], name: str
+) -> None:
     """Run the kernel on the weight's last columns. BuildError where it differs from exact sums."""
     low = max(0, kernel.out_features - PROBE_COLUMNS)
-    some = Kernel(kernel.in_features, kernel.out_features - low, kernel.step)
+    some = Int8Kernel(kernel.in_features, kernel.out_features - low, kernel.step)
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features)).astype(np.float32)
     x *= np.float32(60) * (INT8_MAX**-1 if kernel.step is None else kernel.step)
     wanted = exact(some, x, values[:, low:], scales[low:])
@@ -180,7 +184,10 @@ def prove(kernel: Kernel, values: NDArray[np.int8], scales: NDArray[np.float32],
 
 
 def exact(
-    kernel: Kernel, x: NDArray[np.float32], values: NDArray[np.int8], scales: NDArray[np.float32]
+    kernel: Int8Kernel,
+    x: NDArray[np.float32],
+    values: NDArray[np.int8],
+    scales: NDArray[np.float32],
 ) -> NDArray[np.float32]:
     """The product [rows, out] of x [rows, in], computed with numpy's integers."""
     if kernel.step is not None:
@@ -193,7 +200,10 @@ def exact(
 
 
 def run(
-    kernel: Kernel, x: NDArray[np.float32], values: NDArray[np.int8], scales: NDArray[np.float32]
+    kernel: Int8Kernel,
+    x: NDArray[np.float32],
+    values: NDArray[np.int8],
+    scales: NDArray[np.float32],
 ) -> NDArray[np.float32]:
     """The product [rows, out] of x [rows, in], computed by ONNX Runtime."""
     value, weight = ir.Value(name="x"), ir.Value(name="weight")
@@ -215,7 +225,7 @@ def run(
 def is_exact_here() -> bool:
     """Whether this CPU adds up the largest values exactly; some add pairs of products in 16 bits
     first."""
-    kernel = Kernel(64, 16, np.float32(1))
+    kernel = Int8Kernel(64, 16, np.float32(1))
     x, values = np.full((64, 64), 127, np.float32), np.full((64, 16), 127, np.int8)
     x[1::2], scales = -128, np.ones(16, np.float32)
     calls = (x[:1], x[:2], x)  # kernels are chosen by the number of rows

@@ -27,7 +27,7 @@ SILU, GELU_TANH, SIGMOID = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowSource:
     """Rows that nodes make of `inputs`; `total` is the Add in front of a norm."""
 
     node: ir.Node
@@ -76,20 +76,20 @@ def is_read_once(node: ir.Node) -> bool:
     return len(output.uses()) == 1 and not output.is_graph_output()
 
 
-def rows_of_norm(norm: ir.Node) -> Rows:
+def rows_of_norm(norm: ir.Node) -> RowSource:
     """The rows of an RMSNormalization, with the sum in front of it if there is one."""
     x, weight = required(norm.inputs[0]), norm.inputs[1]
     attributes = {"epsilon": norm.attributes["epsilon"].as_float()}
     total = x.producer()
     if total is None or not isinstance(norm.graph, ir.Graph) or not is_residual(total, norm.graph):
-        return Rows(norm, [x, None, None, weight], attributes)
+        return RowSource(norm, [x, None, None, weight], attributes)
     residual, mixed = (required(value) for value in total.inputs)
     for other, one in ((residual, mixed), (mixed, residual)):
         inner = one.producer()
         if inner is not None and is_inner(inner, norm):
             inputs = [inner.inputs[0], inner.inputs[1], other, weight]
-            return Rows(norm, inputs, attributes, total)
-    return Rows(norm, [mixed, None, residual, weight], attributes, total)
+            return RowSource(norm, inputs, attributes, total)
+    return RowSource(norm, [mixed, None, residual, weight], attributes, total)
 
 
 def is_inner(node: ir.Node, norm: ir.Node) -> bool:
@@ -102,7 +102,7 @@ def is_inner(node: ir.Node, norm: ir.Node) -> bool:
     )
 
 
-def rows_of_gate(node: ir.Node) -> Rows | None:
+def rows_of_gate(node: ir.Node) -> RowSource | None:
     """The rows of activation(gate) * up; None where a node is something else."""
     if node.op_type != "Mul" or node.domain != "":
         return None
@@ -111,7 +111,7 @@ def rows_of_gate(node: ir.Node) -> Rows | None:
         found = activation_of(active)
         if found is not None and not up.is_initializer():
             activation, gate = found
-            return Rows(node, halves(gate, up), {"activation": activation})
+            return RowSource(node, halves(gate, up), {"activation": activation})
     return None
 
 
@@ -148,7 +148,7 @@ def halves(gate: ir.Value, up: ir.Value) -> list[ir.Value | None]:
 # ---- what becomes of it
 
 
-def join(product: ir.Node, rows: Rows, operator: str) -> None:
+def join(product: ir.Node, rows: RowSource, operator: str) -> None:
     """Let a product make its rows itself, and add its biases."""
     biased = biased_outputs(product)
     bias = bias_of(product, biased) if biased else None
@@ -197,7 +197,7 @@ def bias_of(product: ir.Node, adds: Sequence[ir.Node]) -> ir.Value:
     return joined.outputs[0]
 
 
-def write_alone(rows: Rows, operator: str) -> None:
+def write_alone(rows: RowSource, operator: str) -> None:
     """Replace nodes that make rows by one."""
     alone = made_node(operator, rows.inputs, rows, rows.node)
     replace_value(alone.outputs[0], rows.node.outputs[0])
@@ -208,7 +208,7 @@ def write_alone(rows: Rows, operator: str) -> None:
 
 
 def made_node(
-    operator: str, inputs: Sequence[ir.Value | None], rows: Rows, before: ir.Node
+    operator: str, inputs: Sequence[ir.Value | None], rows: RowSource, before: ir.Node
 ) -> ir.Node:
     """A node that makes rows, in front of what it will replace and with its attributes and name."""
     sums = operator == "NormLowBitMatMul" or rows.total is not None

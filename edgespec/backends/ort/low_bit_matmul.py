@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.native.layout import BLOCK_SIZES, PANEL, Layout
+from edgespec.backends.ort.native.layout import BLOCK_SIZES, PANEL, WeightLayout
 from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION, kernels
 from edgespec.errors import BuildError
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
@@ -59,7 +59,7 @@ def block_for(block: int) -> int | None:
     return next((size for size in reversed(BLOCK_SIZES) if block % size == 0), None)
 
 
-def attributes(layouts: Sequence[Layout], rounding: RowRounding) -> dict[str, Any]:
+def attributes(layouts: Sequence[WeightLayout], rounding: RowRounding) -> dict[str, Any]:
     """The attributes of a LowBitMatMul with these weights."""
     first = layouts[0]
     return {
@@ -75,7 +75,7 @@ def attributes(layouts: Sequence[Layout], rounding: RowRounding) -> dict[str, An
 def replace_matmuls(
     nodes: Sequence[ir.Node],
     x: ir.Value,
-    layouts: Sequence[Layout],
+    layouts: Sequence[WeightLayout],
     weights: Sequence[ir.Value],
     rounding: RowRounding,
 ) -> None:
@@ -101,7 +101,7 @@ def replace_matmuls(
     graph.remove(nodes, safe=True)
 
 
-def pack(layout: Layout, weight: QuantizedWeight, rounding: RowRounding) -> NDArray[np.uint8]:
+def pack(layout: WeightLayout, weight: QuantizedWeight, rounding: RowRounding) -> NDArray[np.uint8]:
     """The packed weight, proven by running the kernel on its last panel: BuildError where it
     computes something else."""
     assert weight.symmetric
@@ -111,7 +111,7 @@ def pack(layout: Layout, weight: QuantizedWeight, rounding: RowRounding) -> NDAr
     return packed
 
 
-def per_block(layout: Layout, weight: QuantizedWeight) -> NDArray[np.float32]:
+def per_block(layout: WeightLayout, weight: QuantizedWeight) -> NDArray[np.float32]:
     """Scales [out, blocks]; those of a row or of longer blocks are repeated."""
     width = min(weight.block[1], layout.in_features)
     assert width == layout.in_features or width % layout.block == 0
@@ -123,12 +123,12 @@ def per_block(layout: Layout, weight: QuantizedWeight) -> NDArray[np.float32]:
 
 
 def prove(
-    layout: Layout, packed: NDArray[np.uint8], weight: QuantizedWeight, rounding: RowRounding
+    layout: WeightLayout, packed: NDArray[np.uint8], weight: QuantizedWeight, rounding: RowRounding
 ) -> None:
     """Run the kernel on the weight's last panel. BuildError where it differs from the product of
     the dequantized rows."""
     low = (layout.num_panels - 1) * PANEL
-    last = Layout(layout.bits, layout.block, layout.in_features, layout.out_features - low)
+    last = WeightLayout(layout.bits, layout.block, layout.in_features, layout.out_features - low)
     x = np.random.default_rng(0).standard_normal((PROBE_ROWS, layout.in_features), np.float32)
     if rounding.scale is not None:
         x *= rounding.scale * np.float32(40)
@@ -147,7 +147,7 @@ def prove(
 
 
 def run(
-    layout: Layout, packed: NDArray[np.uint8], rounding: RowRounding, x: NDArray[np.float32]
+    layout: WeightLayout, packed: NDArray[np.uint8], rounding: RowRounding, x: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """The product [rows, out] of x [rows, in], computed by the kernel."""
     kind = 2 if rounding.scale is not None else int(rounding.by_row)
@@ -159,7 +159,7 @@ class PackedTable:
     """The values of a tied lm_head, read as the embedding that they were made of; the file is
     mapped."""
 
-    def __init__(self, path: Path, layout: Layout, offset: int) -> None:
+    def __init__(self, path: Path, layout: WeightLayout, offset: int) -> None:
         self.layout = layout
         self.packed = np.memmap(path, np.uint8, "r", offset, layout.shape)
 

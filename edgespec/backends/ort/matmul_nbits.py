@@ -34,7 +34,7 @@ PROBE_TOLERANCE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class NBitsKernel:
     """One form of the kernel. The last block of a row may be short: it is filled up with zeroes."""
 
     bits: Literal[4, 8]
@@ -79,7 +79,7 @@ class Kernel:
         }
 
 
-def replace_matmul(node: ir.Node, kernel: Kernel, values: ir.Value, scales: ir.Value) -> None:
+def replace_matmul(node: ir.Node, kernel: NBitsKernel, values: ir.Value, scales: ir.Value) -> None:
     """Turn a MatMul into a MatMulNBits where it stands, so that its output stays what it is."""
     import onnx_ir as ir
 
@@ -91,7 +91,9 @@ def replace_matmul(node: ir.Node, kernel: Kernel, values: ir.Value, scales: ir.V
         node.attributes.add(ir.AttrInt64(name, value))
 
 
-def pack(kernel: Kernel, weight: QuantizedWeight) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+def pack(
+    kernel: NBitsKernel, weight: QuantizedWeight
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Quantized values [out, blocks, bytes], the lower nibble first, around a zero point of half
     the range; scales [out*blocks].
 
@@ -120,7 +122,7 @@ class LmHeadTable:
     """The values of a tied lm_head, read as the embedding that they were made of; the file is
     mapped."""
 
-    def __init__(self, path: Path, kernel: Kernel, offset: int, scales_offset: int) -> None:
+    def __init__(self, path: Path, kernel: NBitsKernel, offset: int, scales_offset: int) -> None:
         self.kernel = kernel
         self.values = np.memmap(path, np.uint8, "r", offset, kernel.values_shape)
         self.scales = np.memmap(
@@ -133,7 +135,7 @@ class LmHeadTable:
 
 
 def unpack(
-    kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32]
+    kernel: NBitsKernel, values: NDArray[np.uint8], scales: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """The dequantized rows [..., in] of what `pack` made: values [..., blocks, bytes] and scales
     [..., blocks]."""
@@ -146,7 +148,7 @@ def unpack(
     return np.ascontiguousarray(flat[..., : kernel.in_features])
 
 
-def per_block(kernel: Kernel, weight: QuantizedWeight) -> NDArray[Any]:
+def per_block(kernel: NBitsKernel, weight: QuantizedWeight) -> NDArray[Any]:
     """Scales [out, blocks]; those of a row or of longer blocks are repeated."""
     width = min(weight.block[1], kernel.in_features)
     assert weight.block[0] == 1
@@ -156,12 +158,15 @@ def per_block(kernel: Kernel, weight: QuantizedWeight) -> NDArray[Any]:
 
 
 def prove(
-    kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32], weight: QuantizedWeight
+    kernel: NBitsKernel,
+    values: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    weight: QuantizedWeight,
 ) -> None:
     """Run the kernel on the weight's last rows. BuildError where it differs from the product of the
     dequantized rows."""
     low = max(0, kernel.out_features - PROBE_ROWS)
-    some = Kernel(kernel.bits, kernel.block, kernel.in_features, kernel.out_features - low)
+    some = NBitsKernel(kernel.bits, kernel.block, kernel.in_features, kernel.out_features - low)
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features), np.float32)
     wanted = x @ dequantize_stored(weight, slice(low, kernel.out_features)).T
     (found,) = probe_session(some, values[low:], scales[low:].reshape(-1)).run(None, {"x": x})
@@ -180,7 +185,7 @@ def prove(
 
 
 def probe_session(
-    kernel: Kernel, values: NDArray[np.uint8], scales: NDArray[np.float32]
+    kernel: NBitsKernel, values: NDArray[np.uint8], scales: NDArray[np.float32]
 ) -> ort.InferenceSession:
     """A session of one MatMulNBits alone: x [2, in] -> y [2, out], one thread."""
     import onnx_ir as ir

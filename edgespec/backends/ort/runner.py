@@ -40,8 +40,8 @@ from edgespec.backends.ort.head_form import HeadForm
 from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.backends.ort.low_bit_matmul import PackedTable
-from edgespec.backends.ort.matmul_nbits import Kernel, LmHeadTable
-from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.matmul_nbits import LmHeadTable, NBitsKernel
+from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import kernels, why_missing
 from edgespec.backends.ort.options import NATIVE
 from edgespec.backends.ort.pair_weights import PairWeights, Shared, data_of, file_of
@@ -361,10 +361,10 @@ def lm_head_table(path: Path, weights: EngineWeights, hidden_size: int) -> Table
         return None
     bits: Literal[4, 8] = 4 if shared.bits == 4 else 8
     if shared.scales_offset is None:
-        layout = Layout(bits, shared.block, hidden_size, shared.rows)
+        layout = WeightLayout(bits, shared.block, hidden_size, shared.rows)
         data = data_of(path) if largest is None else file_of(path, largest)
         return PackedTable(data, layout, shared.offset)
-    kernel = Kernel(bits, shared.block, hidden_size, shared.rows)
+    kernel = NBitsKernel(bits, shared.block, hidden_size, shared.rows)
     return LmHeadTable(data_of(path), kernel, shared.offset, shared.scales_offset)
 
 

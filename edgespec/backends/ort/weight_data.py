@@ -17,11 +17,11 @@ from edgespec.backends.ort.data_layout import (
     AnyWeight,
     DequantizedWeight,
     ExpertWeight,
+    ExternalWeight,
     Int8GemmWeight,
     KeptTensor,
     LowBitWeight,
     PackedWeight,
-    StoredWeight,
 )
 from edgespec.backends.ort.quantized_values import QuantizedValues, read_tensor
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored, quantize_rtn
@@ -32,7 +32,7 @@ Pieces = Iterator[tuple[int, NDArray[Any]]]
 def pieces(weight: AnyWeight, directory: Path) -> Pieces:
     """Yields offsets and arrays of the data file; one tensor of `directory` is held at a time."""
     match weight:
-        case StoredWeight():
+        case ExternalWeight():
             yield weight.offset, read_fp32(weight, directory)
         case KeptTensor():
             yield weight.offset, read_tensor(weight.source, directory).reshape(-1).view(np.uint8)
@@ -86,7 +86,7 @@ def per_channel(weight: Int8GemmWeight, directory: Path) -> QuantizedWeight:
     return quantize_rtn(read_tensor(weight.source, directory), 8, None, str(weight.source.name))
 
 
-def read_fp32(weight: StoredWeight, directory: Path) -> NDArray[np.float32]:
+def read_fp32(weight: ExternalWeight, directory: Path) -> NDArray[np.float32]:
     """The weight's float32 form, read from the canonical directory."""
     array = read_tensor(weight.source, directory)
     return np.ascontiguousarray(

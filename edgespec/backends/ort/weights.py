@@ -20,11 +20,11 @@ from edgespec.backends.ort.data_layout import (
     DataLayout,
     DequantizedWeight,
     ExpertWeight,
+    ExternalWeight,
     Int8GemmWeight,
     KeptTensor,
     LowBitWeight,
     PackedWeight,
-    StoredWeight,
 )
 from edgespec.backends.ort.emulate import Emulation
 from edgespec.backends.ort.experts import (
@@ -37,7 +37,7 @@ from edgespec.backends.ort.experts import (
 from edgespec.backends.ort.fusion import fuse_projections
 from edgespec.backends.ort.low_bit_head import LOGITS
 from edgespec.backends.ort.low_bit_matmul import IN_BLOCKS, RowRounding, replace_matmuls
-from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.options import DEFAULT_BLOCK, FP32, NATIVE, WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues, quantized_values
 from edgespec.backends.rewriting import required
@@ -54,7 +54,7 @@ class Product:
     name: str
     nodes: list[ir.Node]
     source: ir.ExternalTensor | QuantizedValues
-    kernel: matmul_nbits.Kernel
+    kernel: matmul_nbits.NBitsKernel
 
     @property
     def group(self) -> Hashable:
@@ -72,7 +72,7 @@ class PackedProduct:
     name: str
     nodes: list[ir.Node]
     source: ir.ExternalTensor | QuantizedValues
-    layout: Layout
+    layout: WeightLayout
     rounding: RowRounding = IN_BLOCKS
     x: ir.Value | None = None
 
@@ -163,7 +163,7 @@ class WeightLowering:
                 self.packed.append(rounded_product(value, tensor, users, self.format))
             elif users and self.format.is_int8_gemm:
                 out_features, in_features = tensor.shape.numpy()
-                kernel = int8_gemm.Kernel(in_features, out_features)
+                kernel = int8_gemm.Int8Kernel(in_features, out_features)
                 yield self.as_int8_gemm(str(value.name), tensor, users, kernel)
             elif users:
                 self.products.append(low_bit_product(value, tensor, users, self.format))
@@ -208,7 +208,7 @@ class WeightLowering:
         place = self.layout.place(name, (len(stored), width), ir.DataType.FLOAT)
         size = place.num_bytes // len(stored)
         for i, tensor in enumerate(stored):
-            yield StoredWeight(tensor, False, place.offset + i * size, size)
+            yield ExternalWeight(tensor, False, place.offset + i * size, size)
         return place.value
 
     def kept(self, value: ir.Value, tensor: ir.ExternalTensor) -> KeptTensor:
@@ -220,20 +220,20 @@ class WeightLowering:
 
     def stored(
         self, value: ir.Value, tensor: ir.ExternalTensor, final: ir.Value, *, transposed: bool
-    ) -> StoredWeight:
+    ) -> ExternalWeight:
         """Place a weight in float32, in the layout that its user reads."""
         dims = tuple(tensor.shape.numpy())
         name = f"{value.name}/{'t' if transposed else 'fp32'}"
         place = self.layout.place(name, dims[::-1] if transposed else dims, ir.DataType.FLOAT)
         final.replace_all_uses_with(place.value)
-        return StoredWeight(tensor, transposed, place.offset, place.num_bytes)
+        return ExternalWeight(tensor, transposed, place.offset, place.num_bytes)
 
     def as_int8_gemm(
         self,
         name: str,
         source: ir.ExternalTensor | QuantizedValues,
         users: list[ir.Node],
-        kernel: int8_gemm.Kernel,
+        kernel: int8_gemm.Int8Kernel,
         x: ir.Value | None = None,
     ) -> Int8GemmWeight:
         """Lower the MatMuls of one weight to int8 GEMMs; `x` is their input where it is not the
@@ -269,7 +269,7 @@ def lower_weights(
 
 def int8_gemm_kernel(
     source: QuantizedValues, node: ir.Node
-) -> tuple[int8_gemm.Kernel, ir.Value] | None:
+) -> tuple[int8_gemm.Int8Kernel, ir.Value] | None:
     """The int8 GEMM that these values and activations are, and what it reads; None where they are
     not one."""
     scheme, (out_features, in_features), x = source.scheme, source.shape, node.inputs[0]
@@ -277,9 +277,11 @@ def int8_gemm_kernel(
     if not fits or not int8_gemm.is_exact_here():
         return None
     if scheme.activations == "dynamic token":
-        return (int8_gemm.Kernel(in_features, out_features), x) if x is not None else None
+        return (int8_gemm.Int8Kernel(in_features, out_features), x) if x is not None else None
     static = int8_gemm.static_input(node) if scheme.activations == "static tensor" else None
-    return (int8_gemm.Kernel(in_features, out_features, static[1]), static[0]) if static else None
+    return (
+        (int8_gemm.Int8Kernel(in_features, out_features, static[1]), static[0]) if static else None
+    )
 
 
 def packed_product(source: QuantizedValues, node: ir.Node) -> PackedProduct | None:
@@ -290,7 +292,7 @@ def packed_product(source: QuantizedValues, node: ir.Node) -> PackedProduct | No
     block = low_bit_matmul.block_for(source.block_size or low_bit_matmul.WIDEST)
     if scheme.weight not in bits or block is None:
         return None
-    layout = Layout(bits[scheme.weight], block, in_features, out_features)
+    layout = WeightLayout(bits[scheme.weight], block, in_features, out_features)
     name, nodes = str(node.name), [node]
     if scheme.activations == "none":
         return PackedProduct(name, nodes, source, layout)
@@ -310,11 +312,11 @@ def rounded_product(
     assert weight_format.bits is not None
     by_row = weight_format.is_int8_gemm
     block = low_bit_matmul.WIDEST if by_row else weight_format.block
-    layout = Layout(weight_format.bits, block, in_features, out_features)
+    layout = WeightLayout(weight_format.bits, block, in_features, out_features)
     return PackedProduct(str(value.name), users, tensor, layout, RowRounding(by_row=by_row))
 
 
-def nbits_kernel(source: QuantizedValues) -> matmul_nbits.Kernel | None:
+def nbits_kernel(source: QuantizedValues) -> matmul_nbits.NBitsKernel | None:
     """The form of MatMulNBits that multiplies by these values as they are; activations must not be
     rounded before."""
     bits: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
@@ -324,7 +326,7 @@ def nbits_kernel(source: QuantizedValues) -> matmul_nbits.Kernel | None:
     block = source.block_size or DEFAULT_BLOCK
     if block not in matmul_nbits.BLOCK_SIZES:
         return None
-    return matmul_nbits.Kernel(bits[source.scheme.weight], block, in_features, out_features)
+    return matmul_nbits.NBitsKernel(bits[source.scheme.weight], block, in_features, out_features)
 
 
 def low_bit_product(
@@ -333,7 +335,9 @@ def low_bit_product(
     """The MatMuls of a stored weight that is quantized here."""
     out_features, in_features = tensor.shape.numpy()
     assert weight_format.bits is not None
-    kernel = matmul_nbits.Kernel(weight_format.bits, weight_format.block, in_features, out_features)
+    kernel = matmul_nbits.NBitsKernel(
+        weight_format.bits, weight_format.block, in_features, out_features
+    )
     return Product(str(value.name), users, tensor, kernel)
 
 

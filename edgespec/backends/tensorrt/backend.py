@@ -230,14 +230,14 @@ class TensorRTBackend(Backend):
         closing: Callable[[], None],
     ) -> Runner:
         """The engines of one role, opened as they are needed."""
-        from edgespec.backends.tensorrt.capacities import Variant, VariantRunner
+        from edgespec.backends.tensorrt.capacities import CapacityEngine, VariantRunner
 
         variants = []
         for capacity in config.limits.capacities:
             own = config.at(capacity)
             path = self.engine_path(engine_dir, config.role, own.variant)
             opening = partial(self.open, engine_dir, own, device)
-            variants.append(Variant(capacity, self.slots(own), path.stat().st_size, opening))
+            variants.append(CapacityEngine(capacity, self.slots(own), path.stat().st_size, opening))
         return VariantRunner(variants, closing)
 
     def opened(

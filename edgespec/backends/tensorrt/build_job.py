@@ -56,7 +56,7 @@ def shapes_of(raw: list[list[int]]) -> tuple[tuple[int, ...], tuple[int, ...], t
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class BuildMessage:
     """One line of the process. `kind` says what `values` holds; "built", "refused", "cancelled" and
     "failed" are the last one."""
 
@@ -68,7 +68,7 @@ class Message:
         return json.dumps({"kind": self.kind, **self.values})
 
     @classmethod
-    def from_json(cls, text: str) -> Message | None:
+    def from_json(cls, text: str) -> BuildMessage | None:
         """The message of a line; None for a line that is none."""
         try:
             raw = json.loads(text)

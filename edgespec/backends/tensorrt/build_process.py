@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from edgespec.backends.tensorrt import bindings as library_bindings
-from edgespec.backends.tensorrt.build_job import BuildJob, Kind, Message
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildMessage, Kind
 from edgespec.backends.tensorrt.network import Cancelled, Refused, build
 from edgespec.backends.tensorrt.progress_monitor import BuildProgress
 from edgespec.backends.tensorrt.versions import LIBRARIES
@@ -36,7 +36,7 @@ class Reports:
     def say(self, kind: Kind, **values: Any) -> None:
         """Write one message."""
         with self.lock:
-            self.stream.write(f"{Message(kind, values).to_json()}\n")
+            self.stream.write(f"{BuildMessage(kind, values).to_json()}\n")
             self.stream.flush()
 
     def log(self, severity: str, text: str) -> None:

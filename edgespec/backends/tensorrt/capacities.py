@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class CapacityEngine:
     """An engine for up to `capacity` tokens of a sequence, in lanes of `slots` rows. `size_bytes`
     are those of its file; `open` raises EnvironmentProblem where it cannot be opened."""
 
@@ -42,7 +42,7 @@ class VariantRunner(SeveralCapacities):
     """
 
     def __init__(
-        self, variants: Iterable[Variant], closing: Callable[[], None] = do_nothing
+        self, variants: Iterable[CapacityEngine], closing: Callable[[], None] = do_nothing
     ) -> None:
         self.variants = {row.capacity: row for row in sorted(variants, key=lambda r: r.capacity)}
         self.closing, self.closed = closing, False
@@ -159,7 +159,7 @@ class VariantRunner(SeveralCapacities):
         self.runners.pop(capacity).close()
         logger.info("closed the engine for up to %d tokens: memory is short", capacity)
 
-    def open_alone(self, variant: Variant, rows: Mapping[int, LaneRows]) -> None:
+    def open_alone(self, variant: CapacityEngine, rows: Mapping[int, LaneRows]) -> None:
         """Open an engine in the place of the one in use, which is opened again where that
         fails."""
         before = self.variants[self.in_use]

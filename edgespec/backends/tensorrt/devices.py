@@ -88,7 +88,7 @@ def check_formats(sm: int, schemes: Iterable[str], compute: Compute) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceModel:
     """The first CUDA device of this machine. `driver` is the version of CUDA that it supports."""
 
     name: str
@@ -98,7 +98,7 @@ class Device:
 
 
 @cache
-def device_here() -> Device | None:
+def device_here() -> DeviceModel | None:
     """The first CUDA device; None where there is none, or no driver."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
@@ -107,7 +107,7 @@ def device_here() -> Device | None:
     return first_device(cuda)
 
 
-def first_device(cuda: ctypes.CDLL) -> Device | None:
+def first_device(cuda: ctypes.CDLL) -> DeviceModel | None:
     """The first device that the driver's library knows; None where it finds none."""
     handle, number = ctypes.c_int(), ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(handle), 0):
@@ -123,4 +123,4 @@ def first_device(cuda: ctypes.CDLL) -> Device | None:
     cuda.cuDriverGetVersion(ctypes.byref(number))
     driver = f"{number.value // 1000}.{number.value % 1000 // 10}"
     sm = 10 * found[0] + found[1]
-    return Device(name.value.decode(errors="replace"), sm, driver, size.value)
+    return DeviceModel(name.value.decode(errors="replace"), sm, driver, size.value)

@@ -60,12 +60,12 @@ class OpenEngine:
             logger.kept.append(self.recorder)
             self.runtime = self.required(self.trt.Runtime(logger), "the runtime cannot be made")
             self.runtime.error_recorder = self.recorder
-            self.engine, self.contexts = self.deserialized(path), list[Context]()
+            self.engine, self.contexts = self.deserialized(path), list[ExecutionContext]()
             try:
                 check_signature(self.trt, self.engine, contract, profiles, path)
                 workspace.fit(scratch=max(1, int(self.engine.device_memory_size_v2)))
                 for index in range(len(profiles)):
-                    self.contexts.append(Context(self, index, contract))
+                    self.contexts.append(ExecutionContext(self, index, contract))
             except BaseException:
                 self.close()  # its weights would stay as long as the error is looked at
                 raise
@@ -119,7 +119,7 @@ class OpenEngine:
         self.engine = self.runtime = None
 
 
-class Context:
+class ExecutionContext:
     """A context of one profile, and what is bound in it."""
 
     def __init__(self, engine: OpenEngine, profile: int, contract: Contract) -> None:

@@ -95,7 +95,7 @@ CHECKS: Mapping[str, Callable[[View], Found]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """A place at which a graph breaks a rule. `node` names a node, a value or a weight."""
 
     level: Level
@@ -106,33 +106,33 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LintReport:
     """What was found in a graph, for one release."""
 
     version: ParserVersion
     operators: Mapping[str, int]  # how many nodes of each type
     rules: int  # how many were looked at
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
 
     def count(self, level: Level) -> int:
         """How many findings have this level."""
         return sum(finding.level is level for finding in self.findings)
 
 
-def lint_file(path: Path, version: ParserVersion) -> Report:
+def lint_file(path: Path, version: ParserVersion) -> LintReport:
     """Look at a model.onnx and at its weights beside it. BundleError where it is no ONNX model."""
     return lint(read_model(path), version, path.parent)
 
 
-def lint(model: ModelProto, version: ParserVersion, directory: Path | None = None) -> Report:
+def lint(model: ModelProto, version: ParserVersion, directory: Path | None = None) -> LintReport:
     """Look at a model, whose external data lies in `directory`; None: that is not looked at."""
     view = View(model, version, directory)
-    found: list[Finding] = []
+    found: list[LintFinding] = []
     rules = rules_of(version)
     for name, rule in rules.items():
         if name == FOLLOWS and any(finding.level is Level.REFUSED for finding in found):
             continue
         for node, said in CHECKS[name](view):
-            found.append(Finding(rule.level, name, node, f"{said}; {rule.what}", rule.remedy))
+            found.append(LintFinding(rule.level, name, node, f"{said}; {rule.what}", rule.remedy))
     counts = Counter(node.op_type for _, node in view.nodes())
-    return Report(version, dict(sorted(counts.items())), len(rules), tuple(found))
+    return LintReport(version, dict(sorted(counts.items())), len(rules), tuple(found))

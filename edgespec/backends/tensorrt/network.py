@@ -39,7 +39,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ParserReport:
     """An engine that was built: its bytes, layers of its network, seconds of both parts."""
 
     engine_bytes: int
@@ -48,7 +48,7 @@ class Report:
     build_s: float
 
 
-def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) -> Report:
+def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) -> ParserReport:
     """Build the engine of a job and write it to its path. Refused where the library refuses the
     graph or cannot build it, Cancelled where `progress` cancels, OutputError where the path cannot
     be written."""
@@ -88,7 +88,7 @@ class Build:
         self.network = required(self.builder.create_network(flag), "no network can be made")
         self.monitor = monitor_of(self.trt, progress)
 
-    def run(self) -> Report:
+    def run(self) -> ParserReport:
         """Parse, configure, build, write."""
         began = time.monotonic()
         self.parse()
@@ -109,7 +109,7 @@ class Build:
         built = time.monotonic()
         if self.job.timing_cache is not None:
             self.keep_times(config, Path(self.job.timing_cache))
-        return Report(data.nbytes, self.network.num_layers, parsed - began, built - parsed)
+        return ParserReport(data.nbytes, self.network.num_layers, parsed - began, built - parsed)
 
     def keep_times(self, config: Any, path: Path) -> None:
         """Store what was measured. The engine is there: that this cannot be written is no error."""

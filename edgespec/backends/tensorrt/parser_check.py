@@ -13,10 +13,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgespec.artifacts import file_names
-from edgespec.artifacts.directories import Kind, kind_of, not_an_export
+from edgespec.artifacts.directories import DirectoryKind, kind_of, not_an_export
 from edgespec.backends.onnx_dir import VisionOnnxDir, open_export
 from edgespec.backends.tensorrt import lowered_files
-from edgespec.backends.tensorrt.linter import Report, lint_file
+from edgespec.backends.tensorrt.linter import LintReport, lint_file
 from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.target import Target
@@ -31,14 +31,14 @@ class Checked:
     """What was found in the graph of a directory; `target` is what it was lowered for, None where
     it was taken as it is."""
 
-    report: Report
+    report: LintReport
     target: Target | None
 
 
 def check(directory: Path, version: ParserVersion) -> Checked:
     """Look at the graph of a directory. BundleError where there is none, or where an export is
     damaged."""
-    if kind_of(directory) is Kind.EXPORT:
+    if kind_of(directory) is DirectoryKind.EXPORT:
         return check_export(directory, version)
     path = directory / file_names.MODEL
     if not path.is_file():

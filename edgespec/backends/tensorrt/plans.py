@@ -21,7 +21,7 @@ from edgespec.backends.cuda.states import DTYPES, KINDS
 from edgespec.backends.cuda.visibility import Visibility
 from edgespec.backends.cuda.workspace import Launch, Workspace, aligned
 from edgespec.backends.tensorrt.contract import memory_names
-from edgespec.backends.tensorrt.execution import Context
+from edgespec.backends.tensorrt.execution import ExecutionContext
 from edgespec.contract import ITEM_BYTES, GraphContract, Kind, inputs_named
 
 HALVES = ("float16", "bfloat16")
@@ -31,7 +31,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """Something in a block, `offset` bytes behind its beginning."""
 
     offset: int
@@ -48,12 +48,12 @@ class Block:
     """Parts one behind the other, each at an address that can be bound."""
 
     def __init__(self) -> None:
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, MemoryPart] = {}
         self.size = 0
 
     def add(self, name: str, shape: Shape, dtype: np.dtype[Any]) -> None:
         """One part more."""
-        self.parts[name] = part = Part(self.size, shape, dtype)
+        self.parts[name] = part = MemoryPart(self.size, shape, dtype)
         self.size += aligned(part.nbytes)
 
     def addresses(self, begin: int) -> dict[str, int]:
@@ -61,7 +61,7 @@ class Block:
         return {name: begin + part.offset for name, part in self.parts.items()}
 
 
-class Layout:
+class MemoryLayout:
     """Where all of a call stands: on the device one behind the other the hidden states that it
     reads, what is copied, what kernels make of that, what a search works in, and what is copied
     back. `widths` are those of the masks, by name."""
@@ -108,12 +108,12 @@ class Layout:
 
 
 @dataclass
-class Plan:
+class MemoryPlan:
     """A call of one size, in memory that has room for it. `uses` counts the calls; `graph` is what
     they come to, once captured."""
 
-    layout: Layout
-    context: Context
+    layout: MemoryLayout
+    context: ExecutionContext
     bound: Sequence[Bound]
     arrays: dict[str, Array]  # of the page-locked block, by input or part of a mask
     masks: dict[str, Visibility]  # the same arrays
@@ -130,12 +130,12 @@ class Plan:
 
 
 def plan_of(
-    layout: Layout,
+    layout: MemoryLayout,
     workspace: Workspace,
-    context: Context,
+    context: ExecutionContext,
     outputs: Mapping[str, int],
     memory: Sequence[Bound],
-) -> Plan:
+) -> MemoryPlan:
     """The plan of a call that stands so, in memory that `layout` fits. `outputs` are addresses,
     `memory` what is bound of caches and states."""
     begin = workspace.inputs.address
@@ -167,7 +167,7 @@ def plan_of(
     flags = (found.get("not finite", 0), 4 * layout.sizes["B"])
     if layout.hidden_states is not None:
         after.append(finite_launch(layout, outputs["hidden_states"], flags[0]))
-    return Plan(
+    return MemoryPlan(
         layout=layout,
         context=context,
         bound=(*bound, *memory, *(Bound(name, at) for name, at in outputs.items())),
@@ -194,7 +194,7 @@ def plan_of(
 # ---- the kernels of a call
 
 
-def mask_launch(layout: Layout, name: str, copied: Mapping[str, int], mask: int) -> Launch:
+def mask_launch(layout: MemoryLayout, name: str, copied: Mapping[str, int], mask: int) -> Launch:
     """The kernel that makes a mask."""
     batch, _, rows, slots = layout.shapes[name]
     parts = {part: copied[f"{name}/{part}"] for part in ("lengths", "firsts", "visible")}
@@ -204,7 +204,7 @@ def mask_launch(layout: Layout, name: str, copied: Mapping[str, int], mask: int)
     return Launch.of("attention_mask", grid, MASK_THREADS, **parts, **sizes)
 
 
-def convert_launch(layout: Layout, name: str, source: int, target: int) -> Launch:
+def convert_launch(layout: MemoryLayout, name: str, source: int, target: int) -> Launch:
     """The kernel that rounds an input, which comes in float32."""
     part = layout.made.parts[name]
     kind = KINDS["bfloat16" if part.dtype == DTYPES["bfloat16"] else "float16"]
@@ -212,7 +212,7 @@ def convert_launch(layout: Layout, name: str, source: int, target: int) -> Launc
     return Launch.of("convert", (CONVERT_BLOCKS, 1, 1), THREADS, **values)
 
 
-def finite_launch(layout: Layout, states: int, flags: int) -> Launch:
+def finite_launch(layout: MemoryLayout, states: int, flags: int) -> Launch:
     """The kernel that looks for NaN and Inf among the hidden states of each lane."""
     spec, batch = layout.hidden_states, layout.sizes["B"]
     assert spec is not None

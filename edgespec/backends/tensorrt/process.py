@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from edgespec.backends.tensorrt.build_job import BuildJob, Message
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildMessage
 from edgespec.errors import BuildError, EdgeSpecError, EnvironmentProblem, InternalError, command
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ NO_KERNEL = "not supported by a dedicated kernel"
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProcessReport:
     """A built engine: its bytes, layers of its network, seconds, and the most memory that the
     process had."""
 
@@ -59,7 +59,7 @@ def run(
     advance: Callable[[float], None],
     environment: Mapping[str, str],
     command: Sequence[str] = COMMAND,
-) -> Report:
+) -> ProcessReport:
     """Build the engine of a job; `advance` gets the share that is done.
 
     The process ends with this call, however the call ends. BuildError with the library's words
@@ -86,7 +86,7 @@ def run(
 
 def listen(
     child: subprocess.Popen[str], job: BuildJob, advance: Callable[[float], None]
-) -> Message | None:
+) -> BuildMessage | None:
     """Give the job, and read until the process closes its stdout; the last message that is neither
     progress nor log."""
     assert child.stdin is not None
@@ -98,7 +98,7 @@ def listen(
         logger.info("the process of the build ended before it was given its job")
     last = None
     for line in child.stdout:
-        message = Message.from_json(line)
+        message = BuildMessage.from_json(line)
         if message is None:
             logger.info("%s", line.rstrip())
         elif message.kind == "progress":
@@ -132,13 +132,13 @@ def tail_of(printed: IO[bytes]) -> str:
     return printed.read().decode(errors="replace").strip()
 
 
-def outcome(last: Message | None, code: int, printed: str) -> Report:
+def outcome(last: BuildMessage | None, code: int, printed: str) -> ProcessReport:
     """The report of the last message; raises what it says otherwise."""
     if last is None:
         raise ended(code, printed)
     values = last.values
     if last.kind == "built":
-        return Report(**values)
+        return ProcessReport(**values)
     if last.kind == "refused":
         raise refused(values["what"], values["lines"], values["node"])
     if last.kind == "cancelled":

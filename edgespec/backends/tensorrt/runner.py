@@ -20,7 +20,7 @@ import numpy as np
 from edgespec.backends.base import LaneRows, Table
 from edgespec.backends.call import Attention, Call, Ids, Result
 from edgespec.backends.cuda.bound import Bound
-from edgespec.backends.cuda.caches import DeviceRows, KvCache, Rows
+from edgespec.backends.cuda.caches import DeviceRows, KvCache, RowTable
 from edgespec.backends.cuda.device.base import DeviceMemoryFull
 from edgespec.backends.cuda.logits import DeviceLogits, Wanted
 from edgespec.backends.cuda.recurrent import RecurrentCache
@@ -31,7 +31,7 @@ from edgespec.backends.feeds import reader_of
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.contract import memory_names
 from edgespec.backends.tensorrt.execution import LESS_MEMORY, OpenEngine
-from edgespec.backends.tensorrt.plans import Layout, Plan, Sizes, plan_of
+from edgespec.backends.tensorrt.plans import MemoryLayout, MemoryPlan, Sizes, plan_of
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.backends.tensorrt.target import Dialect
@@ -71,7 +71,7 @@ class TensorRTRunner:
         self.inputs = [(row, reader_of(row)) for row in copied]
         self.table: Table | None = None
         self.ranges = [ranges_of(contract, profile) for profile in settings.profiles]
-        self.plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+        self.plans: OrderedDict[tuple[object, ...], MemoryPlan] = OrderedDict()
         self.in_place = check_aliases(engine, contract, settings.dialect)
         self.closed, self.version = False, workspace.version
         self.engine_s = 0.0
@@ -111,7 +111,7 @@ class TensorRTRunner:
             sizes["R"] = sizes.get("S", 0) + sizes.get("L", 0)
             sizes["B"] = self.lanes if sizes is most[-1] else 1
             widths = dict.fromkeys(inputs_named(Kind.MASK), sizes["R"])
-            Layout(self.contract, sizes, widths, self.wanted).fit(self.workspace)
+            MemoryLayout(self.contract, sizes, widths, self.wanted).fit(self.workspace)
         largest = {symbol: max(sizes.get(symbol, 0) for sizes in most) for symbol in most[-1]}
         memory, out = memory_names(self.contract.shape), {}
         for spec in self.contract.outputs:
@@ -161,7 +161,7 @@ class TensorRTRunner:
         if self.cache is not None:
             assert 0 <= min(starts) <= max(starts) + call.written <= self.cache.slots
 
-    def plan_of(self, call: Call, attentions: Mapping[str, Attention], taken: int) -> Plan:
+    def plan_of(self, call: Call, attentions: Mapping[str, Attention], taken: int) -> MemoryPlan:
         """The plan of a call of this size, made where there is none yet."""
         if self.version != self.workspace.version:  # another engine has moved what is shared
             self.drop_all()
@@ -173,7 +173,7 @@ class TensorRTRunner:
         plan = self.plans.get(key)
         if plan is None:
             context = self.engine.contexts[self.profile_of(sizes)]
-            layout = Layout(self.contract, sizes, widths, self.wanted)
+            layout = MemoryLayout(self.contract, sizes, widths, self.wanted)
             layout.fit(self.workspace)
             if self.version != self.workspace.version:
                 self.drop_all()
@@ -222,7 +222,7 @@ class TensorRTRunner:
         return given
 
     def copy_states(
-        self, plan: Plan, call: Call, given: Mapping[str, Sequence[DeviceStates]]
+        self, plan: MemoryPlan, call: Call, given: Mapping[str, Sequence[DeviceStates]]
     ) -> None:
         """Copy the hidden states of a call to where its engine reads them. Rows that only fill up
         are zeros: a NaN there would stay in the cache."""
@@ -236,7 +236,7 @@ class TensorRTRunner:
                     device.zero(at + states.nbytes, filling, stream)
                 at += rows * states.row_bytes
 
-    def fill(self, plan: Plan, call: Call, attentions: Mapping[str, Attention]) -> None:
+    def fill(self, plan: MemoryPlan, call: Call, attentions: Mapping[str, Attention]) -> None:
         """Write the inputs of a call to the block that is copied."""
         for name, kind in attentions.items():
             plan.masks[name].fill(call, kind)
@@ -244,7 +244,7 @@ class TensorRTRunner:
             array = read(call)
             plan.arrays[row.name][...] = row.default if array is None else array
 
-    def execute(self, plan: Plan) -> None:
+    def execute(self, plan: MemoryPlan) -> None:
         """Put a call on the stream: as a graph from its third time on."""
         plan.uses += 1
         if plan.graph is not None:
@@ -253,7 +253,7 @@ class TensorRTRunner:
         plan.context.bind(plan.bound)
         self.enqueue(plan)
 
-    def capture(self, plan: Plan) -> None:
+    def capture(self, plan: MemoryPlan) -> None:
         """Keep a call that has just run as a graph, unless the library makes graphs of its own. It
         does what a change of shapes asks for in the next run, which therefore cannot be captured.
         """
@@ -261,7 +261,7 @@ class TensorRTRunner:
         plan.graph = self.captured(plan) if can else None
         plan.can_capture = plan.graph is not None
 
-    def captured(self, plan: Plan) -> int | None:
+    def captured(self, plan: MemoryPlan) -> int | None:
         """The graph of a call; None where it cannot be captured."""
         device, stream, whole = self.workspace.device, self.workspace.stream, False
         device.begin_capture(stream)
@@ -276,7 +276,7 @@ class TensorRTRunner:
                 device.free_graph(graph)
         return graph if whole else None
 
-    def enqueue(self, plan: Plan) -> None:
+    def enqueue(self, plan: MemoryPlan) -> None:
         """Copy the inputs, make what kernels make of them, run, and copy back what is found."""
         workspace, device, stream = self.workspace, self.workspace.device, self.workspace.stream
         if plan.arrays:
@@ -296,10 +296,10 @@ class TensorRTRunner:
         head_bytes = call.written * self.cache.size.row_bytes
         for place, start in enumerate(starts):
             offset = place * self.cache.size.heads * head_bytes
-            source = Rows(self.new_rows, head_bytes, offset)
+            source = RowTable(self.new_rows, head_bytes, offset)
             self.cache.append(call.first_lane + place, start, source, call.written)
 
-    def results(self, plan: Plan, call: Call) -> list[Result]:
+    def results(self, plan: MemoryPlan, call: Call) -> list[Result]:
         """The outputs of a call that is done, lane by lane: what came back is copied."""
         search, heads = plan.layout.search, max(1, self.contract.shape.heads)
         top, per_lane = search.read(plan.found["top"]), search.rows // len(call.gather)
@@ -316,7 +316,7 @@ class TensorRTRunner:
             out.append(Result(logits, states))
         return out
 
-    def hidden_states(self, plan: Plan, call: Call) -> list[DeviceStates] | list[None]:
+    def hidden_states(self, plan: MemoryPlan, call: Call) -> list[DeviceStates] | list[None]:
         """Those that a call gives, lane by lane."""
         spec, lanes = plan.layout.hidden_states, call.attention.lanes
         if spec is None:
@@ -387,7 +387,7 @@ class TensorRTRunner:
 
     # ---- the end
 
-    def drop(self, plan: Plan) -> None:
+    def drop(self, plan: MemoryPlan) -> None:
         """Free the graph of a plan that is not remembered."""
         graph, plan.graph = plan.graph, None
         if graph is not None:

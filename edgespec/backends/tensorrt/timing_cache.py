@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic
-from edgespec.backends.tensorrt.devices import Device
+from edgespec.backends.tensorrt.devices import DeviceModel
 from edgespec.backends.tensorrt.versions import Library
 
 logger = logging.getLogger(__name__)
 DIRECTORY = "tensorrt"
 
 
-def cache_path(library: Library, version: str, device: Device) -> Path | None:
+def cache_path(library: Library, version: str, device: DeviceModel) -> Path | None:
     """The file of the user's cache for this version, device and driver; None where there is no
     home."""
     plain = re.sub(r"[^\w.-]+", "_", device.name)

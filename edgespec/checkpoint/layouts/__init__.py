@@ -19,7 +19,7 @@ from edgespec.checkpoint.layouts.parts import (
     unpack_nibbles,
     unpack_words,
 )
-from edgespec.checkpoint.quantization import Quantization, Rule, quantization_of
+from edgespec.checkpoint.quantization import Quantization, SchemeRule, quantization_of
 from edgespec.checkpoint.source import read_json
 from edgespec.errors import CheckpointError
 from edgespec.quantization.quantized_weight import QuantizedWeight
@@ -42,11 +42,11 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """How a layout is read: [out, in] of a Linear from headers, and its weight."""
 
-    weight_shape: Callable[[Parts, Rule], tuple[int, int]]
-    read_weight: Callable[[Parts, Rule], QuantizedWeight]
+    weight_shape: Callable[[Parts, SchemeRule], tuple[int, int]]
+    read_weight: Callable[[Parts, SchemeRule], QuantizedWeight]
 
 
 def read_quantization(checkpoint: Checkpoint) -> Quantization | None:
@@ -59,7 +59,7 @@ def read_quantization(checkpoint: Checkpoint) -> Quantization | None:
     return quantization_of(checkpoint.config, settings, str(checkpoint.path / "config.json"))
 
 
-def rule_at(checkpoint: Checkpoint, quantization: Quantization, module: str) -> Rule | None:
+def rule_at(checkpoint: Checkpoint, quantization: Quantization, module: str) -> SchemeRule | None:
     """Returns the rule of the Linear `module` (model.layers.0.mlp.up_proj).
 
     None: it is an ordinary floating-point `module`.weight. Reads headers only. Raises
@@ -193,10 +193,12 @@ _PARTS = (
 _MARKS = ("weight_scale", "weight_scale_inv", "qweight", "weight_packed")
 
 # Layout -> the module that reads it
-LAYOUTS: Mapping[str, Layout] = {
-    "modelopt": Layout(modelopt.weight_shape, modelopt.read_weight),
-    "awq": Layout(awq.weight_shape, awq.read_weight),
-    "gptq": Layout(gptq.weight_shape, gptq.read_weight),
-    "fp8": Layout(fp8.weight_shape, fp8.read_weight),
-    "compressed-tensors": Layout(compressed_tensors.weight_shape, compressed_tensors.read_weight),
+LAYOUTS: Mapping[str, TensorLayout] = {
+    "modelopt": TensorLayout(modelopt.weight_shape, modelopt.read_weight),
+    "awq": TensorLayout(awq.weight_shape, awq.read_weight),
+    "gptq": TensorLayout(gptq.weight_shape, gptq.read_weight),
+    "fp8": TensorLayout(fp8.weight_shape, fp8.read_weight),
+    "compressed-tensors": TensorLayout(
+        compressed_tensors.weight_shape, compressed_tensors.read_weight
+    ),
 }

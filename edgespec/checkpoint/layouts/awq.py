@@ -7,20 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.layouts.parts import FLOATS, Parts, integer_weight, unpack_nibbles
-from edgespec.checkpoint.quantization import Rule
+from edgespec.checkpoint.quantization import SchemeRule
 from edgespec.quantization.quantized_weight import QuantizedWeight
 
 # The column in each nibble of a word, lowest nibble first
 NIBBLE_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def weight_shape(parts: Parts, _: Rule) -> tuple[int, int]:
+def weight_shape(parts: Parts, _: SchemeRule) -> tuple[int, int]:
     """[out, in] of the Linear, from headers. Raises CheckpointError."""
     in_features, words = parts.matrix("qweight", ("int32",))
     return words * 8, in_features
 
 
-def read_weight(parts: Parts, rule: Rule) -> QuantizedWeight:
+def read_weight(parts: Parts, rule: SchemeRule) -> QuantizedWeight:
     """The weight. Raises CheckpointError for tensors that are missing or invalid."""
     out_features, in_features = weight_shape(parts, rule)
     count = parts.matrix("scales", FLOATS)[0]

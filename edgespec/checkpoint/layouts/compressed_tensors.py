@@ -14,13 +14,13 @@ from edgespec.checkpoint.layouts.parts import (
     integer_weight,
     unpack_words,
 )
-from edgespec.checkpoint.quantization import Rule
+from edgespec.checkpoint.quantization import SchemeRule
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.quantization.quantized_weight import QuantizedWeight
 from edgespec.quantization.schemes import Scheme
 
 
-def weight_shape(parts: Parts, rule: Rule) -> tuple[int, int]:
+def weight_shape(parts: Parts, rule: SchemeRule) -> tuple[int, int]:
     """[out, in] of the Linear, from headers. Raises CheckpointError."""
     if not parts.has("weight_packed"):
         return parts.matrix("weight", ("int8", "float8_e4m3fn"))
@@ -36,7 +36,7 @@ def weight_shape(parts: Parts, rule: Rule) -> tuple[int, int]:
     return out_features, in_features
 
 
-def read_weight(parts: Parts, rule: Rule) -> QuantizedWeight:
+def read_weight(parts: Parts, rule: SchemeRule) -> QuantizedWeight:
     """The weight. Raises CheckpointError for tensors that are missing or invalid."""
     shape = weight_shape(parts, rule)
     if parts.has("weight_packed"):
@@ -73,7 +73,7 @@ def read_scales(
     return parts.scales(part, FLOATS, (out_features, 1), (out_features,)), (1, in_features)
 
 
-def read_packed(parts: Parts, rule: Rule, shape: tuple[int, int]) -> QuantizedWeight:
+def read_packed(parts: Parts, rule: SchemeRule, shape: tuple[int, int]) -> QuantizedWeight:
     """A weight of packed integers."""
     out_features, in_features = shape
     bits, per_word = rule.scheme.bits, 32 // rule.scheme.bits

@@ -6,16 +6,16 @@ It is a factor, despite its name.
 from __future__ import annotations
 
 from edgespec.checkpoint.layouts.parts import FLOATS, Parts
-from edgespec.checkpoint.quantization import Rule
+from edgespec.checkpoint.quantization import SchemeRule
 from edgespec.quantization.quantized_weight import QuantizedWeight
 
 
-def weight_shape(parts: Parts, _: Rule) -> tuple[int, int]:
+def weight_shape(parts: Parts, _: SchemeRule) -> tuple[int, int]:
     """[out, in] of the Linear, from headers. Raises CheckpointError."""
     return parts.matrix("weight", ("float8_e4m3fn",))
 
 
-def read_weight(parts: Parts, rule: Rule) -> QuantizedWeight:
+def read_weight(parts: Parts, rule: SchemeRule) -> QuantizedWeight:
     """The weight. Raises CheckpointError for tensors that are missing or invalid."""
     shape, side = weight_shape(parts, rule), rule.scheme.block
     scales = parts.scales("weight_scale_inv", FLOATS, (-(-shape[0] // side), -(-shape[1] // side)))

@@ -13,18 +13,18 @@ from edgespec.checkpoint.layouts.parts import (
     integer_weight,
     unpack_words,
 )
-from edgespec.checkpoint.quantization import Rule
+from edgespec.checkpoint.quantization import SchemeRule
 from edgespec.errors import UnsupportedModel
 from edgespec.quantization.quantized_weight import QuantizedWeight
 
 
-def weight_shape(parts: Parts, rule: Rule) -> tuple[int, int]:
+def weight_shape(parts: Parts, rule: SchemeRule) -> tuple[int, int]:
     """[out, in] of the Linear, from headers. Raises CheckpointError."""
     words, out_features = parts.matrix("qweight", ("int32",))
     return out_features, words * (32 // rule.scheme.bits)
 
 
-def read_weight(parts: Parts, rule: Rule) -> QuantizedWeight:
+def read_weight(parts: Parts, rule: SchemeRule) -> QuantizedWeight:
     """The weight. Raises CheckpointError for tensors that are missing or invalid."""
     bits = rule.scheme.bits
     per_word = 32 // bits

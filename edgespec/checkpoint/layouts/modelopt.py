@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.layouts.parts import FLOATS, Parts, checked_scales, refuse, unpack_nibbles
-from edgespec.checkpoint.quantization import Rule
+from edgespec.checkpoint.quantization import SchemeRule
 from edgespec.errors import UnsupportedModel
 from edgespec.quantization.quantized_weight import QuantizedWeight
 from edgespec.quantization.schemes import Scheme
 
 
-def weight_shape(parts: Parts, rule: Rule) -> tuple[int, int]:
+def weight_shape(parts: Parts, rule: SchemeRule) -> tuple[int, int]:
     """[out, in] of the Linear, from headers. Raises CheckpointError."""
     dtype, rows, columns = PACKING[rule.scheme.weight]
     stored = parts.matrix("weight", (dtype,))
@@ -31,7 +31,7 @@ PACKING: dict[str, tuple[str, int, int]] = {
 }
 
 
-def read_weight(parts: Parts, rule: Rule) -> QuantizedWeight:
+def read_weight(parts: Parts, rule: SchemeRule) -> QuantizedWeight:
     """Formats as in unified_export_hf and quant_utils of nvidia-modelopt 0.47.0."""
     scheme, shape = rule.scheme, weight_shape(parts, rule)
     scales, block = read_scales(parts, rule, shape)
@@ -67,7 +67,7 @@ def read_values(parts: Parts, scheme: Scheme, shape: tuple[int, int]) -> NDArray
 
 
 def read_scales(
-    parts: Parts, rule: Rule, shape: tuple[int, int]
+    parts: Parts, rule: SchemeRule, shape: tuple[int, int]
 ) -> tuple[NDArray[Any], tuple[int, int]]:
     """Scales, and how many weights [out, in] share one."""
     out_features, in_features = shape
@@ -84,7 +84,7 @@ def read_scales(
     allowed = dtypes.get(scheme.weight, FLOATS)
     count = parts.columns(part, allowed, out_features)
     # only INT4 has more than one group size
-    declared = rule if scheme.weight == "int4" else Rule(scheme, scheme.block)
+    declared = rule if scheme.weight == "int4" else SchemeRule(scheme, scheme.block)
     width = parts.width(part, declared, in_features, count)
     scales = parts.read(part, allowed, (out_features, count))
     if scales.dtype == np.uint8:

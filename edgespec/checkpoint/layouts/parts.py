@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.finite import is_finite
-from edgespec.checkpoint.quantization import Quantization, Rule
+from edgespec.checkpoint.quantization import Quantization, SchemeRule
 from edgespec.checkpoint.source import TensorInfo
 from edgespec.errors import CheckpointError
 from edgespec.quantization.quantized_weight import QuantizedWeight
@@ -86,7 +86,7 @@ class Parts:
             refuse(self.info(part, dtypes), f"has the shape {list(found)}; expected {rows} rows")
         return found[1]
 
-    def width(self, part: str, rule: Rule, in_features: int, count: int) -> int:
+    def width(self, part: str, rule: SchemeRule, in_features: int, count: int) -> int:
         """Returns the weights per scale. Raises CheckpointError if it is not the declared group
         size."""
         declared = rule.group_size
@@ -161,7 +161,7 @@ def unpack_words(packed: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
 
 def integer_weight(
     parts: Parts,
-    rule: Rule,
+    rule: SchemeRule,
     values: NDArray[np.uint8],  # [out, in]
     scales: NDArray[Any],  # [out, groups]
     zeros: NDArray[np.uint8],  # [out, groups]

@@ -43,7 +43,7 @@ from edgespec.prompts import SamplingParams
 from edgespec.prompts.checks import SAMPLING
 from edgespec.prompts.named_templates import NAMED_TEMPLATES
 from edgespec.prompts.parse import message_text
-from edgespec.prompts.places import Place
+from edgespec.prompts.places import JsonPlace
 
 if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
@@ -162,7 +162,7 @@ def talk(
     if history_file is not None:
         refuse_overwriting(history_file, (engine_dir, chat_template))
     params = sampling_params(sampling)
-    conversation = Conversation(message_text(system, Place("--system")))
+    conversation = Conversation(message_text(system, JsonPlace("--system")))
     from edgespec.cli.report import opened_line
 
     measure_busy_again(engine_dir, engine_request.spec_decode, engine_request.spec_policy)
@@ -201,7 +201,7 @@ def check_template(ctx: click.Context, named: str | None, *, raw: bool) -> None:
 def sampling_params(values: dict[str, Any]) -> SamplingParams:
     """Returns the sampling of the flags. Raises RequestError that names the flag."""
     for name, value in values.items():
-        SAMPLING[name](value, Place(f"--{name.replace('_', '-')}"))
+        SAMPLING[name](value, JsonPlace(f"--{name.replace('_', '-')}"))
     return SamplingParams(**values)
 
 

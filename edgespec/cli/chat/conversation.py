@@ -15,7 +15,7 @@ from edgespec.artifacts.outputs import refuse_overwriting
 from edgespec.errors import RequestError
 from edgespec.prompts import ImageItem, Message
 from edgespec.prompts.parse import messages as parse_messages
-from edgespec.prompts.places import Place
+from edgespec.prompts.places import JsonPlace
 from edgespec.prompts.source import MAX_FILE_BYTES, parse_json, read_bytes
 
 ROOM = 4 * 2**20  # for the texts of a conversation's file
@@ -59,7 +59,7 @@ class Conversation:
         self.exchanges.append((turn, Message("assistant", answer)))
 
 
-def of_messages(messages: Sequence[Message], place: Place) -> Conversation:
+def of_messages(messages: Sequence[Message], place: JsonPlace) -> Conversation:
     """Returns the conversation of a list of messages.
 
     Raises RequestError unless they are a system message at most, without images, then users and
@@ -107,7 +107,7 @@ def load(path: Path) -> Conversation:
     """Returns the conversation of a file: what `save` wrote, an object with `messages`, or a list
     of messages. Raises RequestError that names the place."""
     source = str(path)
-    place, raw = Place(source), parse_json(read_bytes(path), source)
+    place, raw = JsonPlace(source), parse_json(read_bytes(path), source)
     if isinstance(raw, dict) and "requests" in raw:
         requests = raw["requests"]
         if not isinstance(requests, list) or len(requests) != 1:

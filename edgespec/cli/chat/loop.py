@@ -21,7 +21,7 @@ from edgespec.cli.terminal import report
 from edgespec.errors import EdgeSpecError, LimitError, RequestError, counted
 from edgespec.prompts import CANCELLED, CAPACITY, MAX_LENGTH, ImageItem, Message
 from edgespec.prompts.parse import message_text
-from edgespec.prompts.places import Place
+from edgespec.prompts.places import JsonPlace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,7 +105,7 @@ class Chat:
             self.command(self, said)
         elif said.strip():
             text = said.removeprefix("/") if said.startswith("//") else said
-            said_text = message_text(text, Place("this turn"))
+            said_text = message_text(text, JsonPlace("this turn"))
             try:
                 self.turn(Message.of("user", (*self.images, said_text)))
             except EdgeSpecError as error:

@@ -16,7 +16,7 @@ from edgespec.errors import RequestError
 from edgespec.methods.names import POLICIES, RULES
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.checks import MAX_COUNT, SAMPLING, flag, integer
-from edgespec.prompts.places import Place, did_you_mean
+from edgespec.prompts.places import JsonPlace, did_you_mean
 
 if TYPE_CHECKING:
     from edgespec.methods.names import SpecPolicy
@@ -69,13 +69,13 @@ class Setting(NamedTuple):
     """
 
     get: Callable[[Settings], object]
-    change: Callable[[Settings, object, Place], Settings]
+    change: Callable[[Settings, object, JsonPlace], Settings]
 
 
 def of_sampling(name: str) -> Setting:
     """The row of a sampling parameter."""
 
-    def change(settings: Settings, value: object, place: Place) -> Settings:
+    def change(settings: Settings, value: object, place: JsonPlace) -> Settings:
         values: dict[str, Any] = {name: SAMPLING[name](value, place)}
         return replace(settings, sampling=replace(settings.sampling, **values))
 
@@ -85,14 +85,14 @@ def of_sampling(name: str) -> Setting:
 def of_size(name: str) -> Setting:
     """The row of a size of drafts; setting one turns drafts on."""
 
-    def change(settings: Settings, value: object, place: Place) -> Settings:
+    def change(settings: Settings, value: object, place: JsonPlace) -> Settings:
         size = None if value is None else integer(1, MAX_COUNT)(value, place)
         return replace(settings, drafts=True, sizes=settings.sizes | {name: size}, tree=None)
 
     return Setting(lambda settings: settings.sizes[name], change)
 
 
-def change_policy(settings: Settings, value: object, place: Place) -> Settings:
+def change_policy(settings: Settings, value: object, place: JsonPlace) -> Settings:
     """The settings with another policy; none is the engine's. Setting one turns drafts on."""
     if value is not None and value not in POLICIES:
         place.refuse(f"is {value!s:.60}", f"Write {' or '.join(POLICIES)}, or none.")
@@ -102,7 +102,7 @@ def change_policy(settings: Settings, value: object, place: Place) -> Settings:
 def of_switch(name: str, field_name: str) -> Setting:
     """The row of a value that is on or off."""
 
-    def change(settings: Settings, value: object, place: Place) -> Settings:
+    def change(settings: Settings, value: object, place: JsonPlace) -> Settings:
         values: dict[str, Any] = {field_name: flag(value, place)}
         return replace(settings, **values)
 
@@ -116,7 +116,7 @@ def rule_of(settings: Settings) -> AcceptOptions:
     return settings.acceptance or EXACT_ACCEPTANCE
 
 
-def change_rule(settings: Settings, value: object, place: Place) -> Settings:
+def change_rule(settings: Settings, value: object, place: JsonPlace) -> Settings:
     """The settings with another accept rule: its name, and behind it options as NAME=VALUE. Turns
     drafts on."""
     from edgespec.runtime.acceptance.verify import acceptance_of
@@ -140,7 +140,7 @@ def of_rule(rule: str, name: str) -> Setting:
     """The row of an option of an accept rule. Setting one takes that rule, with what is known of its
     other options; none is the option's default."""
 
-    def change(settings: Settings, value: object, place: Place) -> Settings:
+    def change(settings: Settings, value: object, place: JsonPlace) -> Settings:
         from edgespec.runtime.acceptance.verify import acceptance_of
 
         del place
@@ -186,7 +186,7 @@ def changed(settings: Settings, name: str, text: str) -> Settings:
             f"there is no setting {name}",
             f"{did_you_mean(key, SETTINGS, 'Did you mean {}? ')}Settings: {', '.join(SETTINGS)}.",
         )
-    return SETTINGS[key].change(settings, parsed(text), Place(key))
+    return SETTINGS[key].change(settings, parsed(text), JsonPlace(key))
 
 
 def parsed(text: str) -> object:

@@ -23,7 +23,7 @@ from edgespec.errors import RequestError, counted, in_terms_of
 from edgespec.methods.names import RULES
 from edgespec.prompts.image_item import MAX_IMAGES
 from edgespec.prompts.parse import message_text
-from edgespec.prompts.places import Place, did_you_mean
+from edgespec.prompts.places import JsonPlace, did_you_mean
 
 if TYPE_CHECKING:
     from edgespec.runtime.vision.image_prompts import ImagePrompts
@@ -65,7 +65,7 @@ def show_commands(chat: Chat, _: str) -> None:
 def set_system(chat: Chat, text: str) -> None:
     """/system: sets the system prompt, or removes it with an empty text. Raises RequestError for
     text that no message may hold."""
-    chat.conversation.system = message_text(text, Place("the system prompt"))
+    chat.conversation.system = message_text(text, JsonPlace("the system prompt"))
     chat.screen.note("[the system prompt is set]" if text else "[no system prompt]")
 
 

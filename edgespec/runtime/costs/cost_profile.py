@@ -279,7 +279,7 @@ def damaged(path: Path, why: str) -> BundleError:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredProfile:
     """The profile that fits; else None, and in `why` the reason, for the user. `stale`: there is
     one, and it does not fit."""
 
@@ -288,7 +288,9 @@ class Found:
     stale: bool = True
 
 
-def find_profile(engine_dir: Path, role: Role, method: str | None, *, has_engine: bool) -> Found:
+def find_profile(
+    engine_dir: Path, role: Role, method: str | None, *, has_engine: bool
+) -> StoredProfile:
     """The profile of a base and of what drafts beside it: of `method` itself, or for one that
     `has_engine` False the base's alone. One of other engines or of another device does not fit."""
     try:
@@ -296,15 +298,19 @@ def find_profile(engine_dir: Path, role: Role, method: str | None, *, has_engine
         own = [profile for profile in profiles if profile.method == method]
         found = own or ([] if has_engine else profiles)
         if not found:
-            return Found(None, "what a step costs here was not measured", stale=False)
+            return StoredProfile(None, "what a step costs here was not measured", stale=False)
         hashes = hashes_of(engine_dir, roles_of(role, with_draft=has_engine))
         if any(found[0].engines.get(name) != value for name, value in hashes.items()):
-            return Found(None, "the engines were built again after their costs were measured")
+            return StoredProfile(
+                None, "the engines were built again after their costs were measured"
+            )
         if (here := device_of(engine_dir, role)) != dict(found[0].device):
-            return Found(None, f"the costs were measured on {differing(found[0].device, here)}")
+            return StoredProfile(
+                None, f"the costs were measured on {differing(found[0].device, here)}"
+            )
     except BundleError as error:
-        return Found(None, error.what)
-    return Found(found[0])
+        return StoredProfile(None, error.what)
+    return StoredProfile(found[0])
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

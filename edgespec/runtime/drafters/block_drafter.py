@@ -40,7 +40,7 @@ NO_POSITIONS: Ids = np.empty((0, AXES), np.int64)
 
 
 @dataclass
-class LaneState:
+class BlockDraftLane:
     """The hidden states that the next call is to read, if only those of no rows."""
 
     pending: list[HiddenStates] = field(default_factory=list)  # each k*H wide
@@ -55,11 +55,11 @@ class LaneState:
         return sum(map(len, self.pending))
 
 
-class BlockDrafter(EngineDrafter[BlockDecoder, LaneState], ABC):
+class BlockDrafter(EngineDrafter[BlockDecoder, BlockDraftLane], ABC):
     """`max_block` bounds a block, and the context that lanes of one call may differ by."""
 
     def __init__(self, decoder: BlockDecoder, mask_token: int, max_block: int) -> None:
-        super().__init__(decoder, LaneState)
+        super().__init__(decoder, BlockDraftLane)
         self.mask_token, self.max_block = mask_token, max_block
 
     @abstractmethod

@@ -21,12 +21,12 @@ from edgespec.runtime.drafters.decoding import DecodingType, TreeDecoding
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import (
     Growth,
-    LaneState,
     TreeDrafter,
+    TreeLane,
     cached_decoder,
     draft_sizes,
 )
-from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.plans.plan import TreeLimits
 from edgespec.runtime.trees.tree import DraftTree
 
@@ -35,7 +35,7 @@ MAX_TOGETHER = 16
 
 
 @dataclass
-class ModelLane(LaneState):
+class ModelLane(TreeLane):
     """`tokens` are the prompt's and all that were drawn, the pending one last. `fed` are the pool
     entries of a tree's scratch rows while it grows. When it is done `rows` has each of them by the
     row of its parent (-1: the pending token) and its token."""
@@ -176,7 +176,7 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
                 self.decoder.drop_scratch(lane)
         super().grow(growing, level)
 
-    def beam_rows(self, growth: Growth, level: int) -> Rows:
+    def beam_rows(self, growth: Growth, level: int) -> DecoderRows:
         """A lane's part of a call: the beam, or for recurrent layers the tree up to it."""
         state, pool = self.state(growth.request.lane), growth.pool
         state.fed += growth.beam
@@ -191,7 +191,9 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
         depths = np.array([pool.depths[entry] for entry in nodes])
         positions = self.decoder.lanes[lane].length + depths - 1
         tokens = np.array([pool.tokens[entry] for entry in nodes], np.int64)
-        return Rows(lane, tokens, positions, visible, np.arange(len(nodes) - beam, len(nodes)))
+        return DecoderRows(
+            lane, tokens, positions, visible, np.arange(len(nodes) - beam, len(nodes))
+        )
 
     def leave(self, growth: Growth) -> None:
         """A tree is done: what it drafted stays until it is known which of it was accepted."""

@@ -49,7 +49,7 @@ def said_of(error: BaseException) -> str:
         return "an error that has no text"
 
 
-class Call:
+class GuardedCall:
     """One call, and what came of it once `done` is set: a value, or an error and its words."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -74,21 +74,21 @@ class CallThread:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.calls: SimpleQueue[Call | None] = SimpleQueue()
+        self.calls: SimpleQueue[GuardedCall | None] = SimpleQueue()
         self.thread: threading.Thread | None = None
-        self.last: Call | None = None
+        self.last: GuardedCall | None = None
 
     @property
     def busy(self) -> bool:
         """Whether a call has not returned."""
         return self.last is not None and not self.last.done.is_set()
 
-    def start(self, function: Callable[[], Any]) -> Call:
+    def start(self, function: Callable[[], Any]) -> GuardedCall:
         """Let the thread run a call."""
         if self.thread is None:
             self.thread = threading.Thread(target=self.work, name=self.name, daemon=True)
             self.thread.start()
-        self.last = Call(function)
+        self.last = GuardedCall(function)
         self.calls.put(self.last)
         return self.last
 
@@ -142,7 +142,7 @@ class Guard:
             raise Lost(PAUSED)
         began = time.perf_counter()
         if self.budget_s is None:
-            call = Call(function)
+            call = GuardedCall(function)
             call.run()
         else:
             call = self.thread.start(function)

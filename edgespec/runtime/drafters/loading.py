@@ -173,7 +173,7 @@ def tokenizer_of(engine_dir: Path) -> Callable[[], Tokenizer]:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLimits(TreeLimits):
+class UserLimits(TreeLimits):
     """Those of a user's drafter; `draft_len` is the chain that it says it makes."""
 
     draft_len: int | None = None

@@ -45,7 +45,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass
-class LaneState:
+class MedusaLane:
     """What the heads read next. None: nothing was observed yet, or it holds NaN or Inf."""
 
     hidden_state: HiddenStates | None = None  # of one row
@@ -80,7 +80,7 @@ class MedusaDrafter(Budgeted):
 
     def __init__(self, runner: Runner, num_heads: int) -> None:
         self.runner, self.num_heads = runner, num_heads
-        self.lanes = [LaneState() for _ in range(runner.lanes)]
+        self.lanes = [MedusaLane() for _ in range(runner.lanes)]
 
     @property
     def num_lanes(self) -> int:
@@ -101,7 +101,7 @@ class MedusaDrafter(Budgeted):
             assert item.hidden_states is not None
             last = item.hidden_states.take(np.array([len(item.tokens) - 1]))
             seen = self.lanes[item.lane].seen + len(item.tokens)
-            self.lanes[item.lane] = LaneState(last if last.finite() else None, seen)
+            self.lanes[item.lane] = MedusaLane(last if last.finite() else None, seen)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """The heads of all lanes in one call, and a tree of each lane's candidates."""
@@ -127,11 +127,11 @@ class MedusaDrafter(Budgeted):
 
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence."""
-        self.lanes[lane] = LaneState()
+        self.lanes[lane] = MedusaLane()
 
     def move(self, source: int, target: int) -> None:
         """The state of `source` goes to `target`."""
-        self.lanes[target], self.lanes[source] = self.lanes[source], LaneState()
+        self.lanes[target], self.lanes[source] = self.lanes[source], MedusaLane()
 
     def snapshot(self, lane: int, count: int) -> Seen:
         """How much of a prefix was seen, which is all that is needed to go on behind it."""
@@ -139,7 +139,7 @@ class MedusaDrafter(Budgeted):
 
     def restore(self, lane: int, snapshot: Snapshot) -> None:
         """Begin a lane behind a prefix; the state comes with the next observation."""
-        self.lanes[lane] = LaneState(seen=len(snapshot))
+        self.lanes[lane] = MedusaLane(seen=len(snapshot))
 
     def close(self) -> None:
         """Free the engine of the heads."""
@@ -191,7 +191,7 @@ class CartesianPlan(DraftPlan):
 
 
 @dataclass(frozen=True, slots=True)
-class HeadLimits:
+class MedusaLimits:
     """What the base was built for, and how many heads there are."""
 
     max_verify_tree_size: int
@@ -386,10 +386,10 @@ def open_drafter(sources: DrafterSources) -> MedusaDrafter:
     return MedusaDrafter(sources.draft.runner, spec_of(sources.draft.config).num_heads)
 
 
-def limits(base: EngineConfig, draft: EngineConfig | None) -> HeadLimits:
+def limits(base: EngineConfig, draft: EngineConfig | None) -> MedusaLimits:
     """The plans that base and heads were built for."""
     heads = spec_of(draft).num_heads
-    return HeadLimits(base.limits.verify_tree_size, heads, base.component.vocab_size)
+    return MedusaLimits(base.limits.verify_tree_size, heads, base.component.vocab_size)
 
 
 ROW = DrafterRow(

@@ -23,7 +23,7 @@ from edgespec.runtime.trees.tree import DraftPlan
 
 
 @dataclass(frozen=True, slots=True)
-class HeadLimits(TreeLimits):
+class MtpLimits(TreeLimits):
     """What base and head were built for; chains only."""
 
     def check(self, plan: DraftPlan) -> None:
@@ -41,9 +41,9 @@ class HeadLimits(TreeLimits):
         return f"Lower it to {plan.steps + 1}, or raise `spec_draft_step` to {size - 1}."
 
 
-def limits(base: EngineConfig, draft: EngineConfig | None) -> HeadLimits:
+def limits(base: EngineConfig, draft: EngineConfig | None) -> MtpLimits:
     """The plans that the two engines were built for."""
-    return HeadLimits(*draft_sizes(base, draft))
+    return MtpLimits(*draft_sizes(base, draft))
 
 
 def open_drafter(sources: DrafterSources) -> TreeDrafter:

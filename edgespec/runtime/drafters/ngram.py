@@ -133,7 +133,7 @@ class Pool:
 
 
 @dataclass
-class Lane:
+class NgramLane:
     """A sequence: its tokens, and from where on they are to be added to the pool again."""
 
     tokens: list[int]
@@ -152,12 +152,12 @@ class NgramDrafter:
     def __init__(self, options: NgramOptions) -> None:
         self.options = options
         self.public = Pool(options)
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, NgramLane] = {}
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
         """Take the whole prompt."""
         pool = self.public if self.options.is_public_pool else Pool(self.options)
-        self.lanes[lane] = Lane([*tokens], pool)
+        self.lanes[lane] = NgramLane([*tokens], pool)
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Take the tokens that were generated."""

@@ -23,8 +23,8 @@ from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.suffix_automaton import (
     EMPTY,
-    Context,
     Continuation,
+    MatchContext,
     SuffixAutomaton,
 )
 from edgespec.runtime.drafters.suffix_confidence import Confidence, Pace
@@ -93,12 +93,12 @@ class Match(NamedTuple):
     """A context in one of the automata, and what followed it."""
 
     automaton: SuffixAutomaton
-    context: Context
+    context: MatchContext
     found: list[Continuation]
     total: int  # how often anything followed it
 
     @classmethod
-    def of(cls, automaton: SuffixAutomaton, context: Context) -> Match:
+    def of(cls, automaton: SuffixAutomaton, context: MatchContext) -> Match:
         """The match of a context; nothing followed one with more than MAX_CONTINUATIONS."""
         if len(automaton.following[context.state]) > MAX_CONTINUATIONS:
             return cls(automaton, context, [], 0)
@@ -111,7 +111,7 @@ class Match(NamedTuple):
         return Match.of(self.automaton, self.automaton.onward(self.context, token))
 
 
-class Draft(NamedTuple):
+class WaitingDraft(NamedTuple):
     """A draft that waits for its place in the tree: the most probable ones come first, of equals
     those of the earlier parent, and of siblings the one of lower rank."""
 
@@ -124,7 +124,7 @@ class Draft(NamedTuple):
 
 
 @dataclass
-class Lane:
+class SuffixLane:
     """A sequence: its text, the matches of its end, and how its drafts fared. `live` until it ends;
     what ended may go on as the next turn of a chat."""
 
@@ -132,7 +132,7 @@ class Lane:
     num_prompt: int
     pace: Pace
     confidence: Confidence = field(default_factory=Confidence)
-    pooled: dict[SuffixAutomaton, Context] = field(default_factory=dict)
+    pooled: dict[SuffixAutomaton, MatchContext] = field(default_factory=dict)
     match: Match | None = None  # the longest one of the text's end, where anything followed
     num_rows: int = 0  # that the next step verifies; 0: the prompt's pass comes first
     live: bool = True
@@ -148,7 +148,7 @@ class SuffixDrafter:
 
     def __init__(self, options: SuffixOptions, row_cost: float) -> None:
         self.options, self.row_cost = options, row_cost
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, SuffixLane] = {}
         self.pool = self.empty_pool()
 
     def empty_pool(self) -> AnswerPool | None:
@@ -165,7 +165,7 @@ class SuffixDrafter:
         here."""
         text = self.known_beginning(tokens)
         text.extend(tokens[len(text) :])
-        state = Lane(text, len(tokens), Pace(self.row_cost))
+        state = SuffixLane(text, len(tokens), Pace(self.row_cost))
         self.lanes[lane] = state
         for token in tokens[-self.options.max_matching_ngram_size :]:
             self.follow_pool(state, token)
@@ -192,7 +192,7 @@ class SuffixDrafter:
                 state.pace.add(len(tokens), state.num_rows)
             state.num_rows = 1  # of the next step, unless drafts are asked for
 
-    def take(self, state: Lane, token: int) -> None:
+    def take(self, state: SuffixLane, token: int) -> None:
         """Take in one token of an answer."""
         if state.match is not None:
             _, context, found, total = state.match
@@ -203,7 +203,7 @@ class SuffixDrafter:
         self.follow_pool(state, token)
         state.match = self.longest_match(state)
 
-    def follow_pool(self, state: Lane, token: int) -> None:
+    def follow_pool(self, state: SuffixLane, token: int) -> None:
         """Move the matches in earlier answers on by one token; one in an automaton that is new
         begins here."""
         if self.pool is not None:
@@ -212,7 +212,7 @@ class SuffixDrafter:
                 for automaton in self.pool.automata
             }
 
-    def longest_match(self, state: Lane) -> Match | None:
+    def longest_match(self, state: SuffixLane) -> Match | None:
         """The longest end of the text that occurred before, in itself or, where that is longer, in
         earlier answers; None where nothing followed it."""
         automaton, context = state.text, state.text.repeated()
@@ -239,12 +239,14 @@ class SuffixDrafter:
         state.num_rows = len(tree)
         return tree
 
-    def grown(self, state: Lane, request: DraftRequest, least: float) -> DraftTree:
+    def grown(self, state: SuffixLane, request: DraftRequest, least: float) -> DraftTree:
         """The most probable drafts first, until one is below `least` or the plan is full."""
         plan, tokens, parents = request.plan, [request.pending], [-1]
-        waiting: list[Draft] = []
+        waiting: list[WaitingDraft] = []
         if state.match is not None and plan.steps:
-            self.find(waiting, state, Draft(-1.0, -1, 0, 0, -1, state.match), 0, plan.top_k, least)
+            self.find(
+                waiting, state, WaitingDraft(-1.0, -1, 0, 0, -1, state.match), 0, plan.top_k, least
+            )
         while waiting and len(tokens) < plan.verify_size:
             draft = heapq.heappop(waiting)
             tokens.append(draft.token)
@@ -255,7 +257,13 @@ class SuffixDrafter:
         return DraftTree(np.array(tokens, np.int64), np.array(parents, np.int64))
 
     def find(
-        self, waiting: list[Draft], state: Lane, above: Draft, node: int, top_k: int, least: float
+        self,
+        waiting: list[WaitingDraft],
+        state: SuffixLane,
+        above: WaitingDraft,
+        node: int,
+        top_k: int,
+        least: float,
     ) -> None:
         """Let what follows the match of `above`, whose node is `node`, wait for its place: at most
         `top_k` drafts, each with a probability of at least `least`."""
@@ -268,7 +276,7 @@ class SuffixDrafter:
             probability = above.negative_probability * trust * count
             if -probability < least:
                 return
-            draft = Draft(probability, node, rank, above.depth + 1, token, match)
+            draft = WaitingDraft(probability, node, rank, above.depth + 1, token, match)
             heapq.heappush(waiting, draft)
 
     # ---- lanes

@@ -15,14 +15,14 @@ from typing import NamedTuple
 ROOT = 0
 
 
-class Context(NamedTuple):
+class MatchContext(NamedTuple):
     """A state, and how many tokens of the text's end, or of another text's, it was found for."""
 
     state: int
     size: int
 
 
-EMPTY = Context(ROOT, 0)
+EMPTY = MatchContext(ROOT, 0)
 
 
 # How often a token followed a context, where it stood last, and the token: in this order, so that
@@ -104,7 +104,7 @@ class SuffixAutomaton:
         `index`: one token more than asked for, as the last one is what follows."""
         state, size = self.shortened(self.tail, self.max_size)
         state = self.following[state][token]
-        self.tail = Context(state, size + 1)
+        self.tail = MatchContext(state, size + 1)
         count, latest, link = self.count, self.latest, self.link
         while state != ROOT:
             count[state] += 1
@@ -113,25 +113,25 @@ class SuffixAutomaton:
 
     # ---- what occurred
 
-    def shortened(self, context: Context, size: int) -> Context:
+    def shortened(self, context: MatchContext, size: int) -> MatchContext:
         """The last `size` tokens of a context, or all of them where it has fewer. A state that was
         found earlier may have been split since: this finds the one that stands for it now."""
         state, size = context.state, min(context.size, size)
         link, length = self.link, self.length
         while state != ROOT and length[link[state]] >= size:
             state = link[state]
-        return Context(state, size)
+        return MatchContext(state, size)
 
-    def repeated(self) -> Context:
+    def repeated(self) -> MatchContext:
         """The longest end of the text, up to max_size tokens, that occurred before; empty where
         its last token is new."""
         state, size = self.shortened(self.tail, self.max_size)
         while state != ROOT and self.count[state] < 2:
             state = self.link[state]
             size = self.length[state]
-        return Context(state, size)
+        return MatchContext(state, size)
 
-    def advance(self, context: Context, token: int) -> Context:
+    def advance(self, context: MatchContext, token: int) -> MatchContext:
         """The longest end, up to max_size tokens, of another text that occurs in this one; before
         `token` it was `context`."""
         state, size = self.shortened(context, self.max_size)
@@ -140,19 +140,19 @@ class SuffixAutomaton:
                 return EMPTY
             state = self.link[state]
             size = self.length[state]
-        return self.shortened(Context(self.following[state][token], size + 1), self.max_size)
+        return self.shortened(MatchContext(self.following[state][token], size + 1), self.max_size)
 
-    def onward(self, context: Context, token: int) -> Context:
+    def onward(self, context: MatchContext, token: int) -> MatchContext:
         """A context of at most max_size tokens with one of its continuations behind it, cut to
         max_size, and further where only the end of the text is so."""
         state = self.following[context.state][token]
-        state, size = self.shortened(Context(state, context.size + 1), self.max_size)
+        state, size = self.shortened(MatchContext(state, context.size + 1), self.max_size)
         while not self.following[state]:
             state = self.link[state]
             size = self.length[state]
-        return Context(state, size)
+        return MatchContext(state, size)
 
-    def continuations(self, context: Context) -> list[Continuation]:
+    def continuations(self, context: MatchContext) -> list[Continuation]:
         """What followed a context of at most max_size tokens."""
         count, latest = self.count, self.latest
         return [

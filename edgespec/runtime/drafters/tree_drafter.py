@@ -21,7 +21,7 @@ from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DraftEngine
-from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.plans.draft_budget import Budgeted
 from edgespec.runtime.sampling.draft_sampler import Distribution
 from edgespec.runtime.text.prompt_value import ImageSlots
@@ -33,7 +33,7 @@ ALONE = np.ones((1, 1), bool)
 
 
 @dataclass
-class LaneState:
+class TreeLane:
     """Where a sequence's drafts begin."""
 
     last_logits: Logits | None = None  # [1, Vd], at the last observed position
@@ -107,7 +107,7 @@ class StaticGrowth(Growth):
         return rows
 
 
-class TreeDrafter(EngineDrafter[CachedDecoder, LaneState], Budgeted):
+class TreeDrafter(EngineDrafter[CachedDecoder, TreeLane], Budgeted):
     """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id].
 
     With `image_rows` the slots of images are read as the images' rows, else as the image token:
@@ -118,7 +118,7 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState], Budgeted):
         self,
         decoder: CachedDecoder,
         d2t: Ids,
-        empty: Callable[[], LaneState] = LaneState,
+        empty: Callable[[], TreeLane] = TreeLane,
         *,
         image_rows: bool = False,
     ) -> None:
@@ -241,14 +241,16 @@ class TreeDrafter(EngineDrafter[CachedDecoder, LaneState], Budgeted):
         log_prob = np.log(distribution.prob(token))
         return np.array([[token]], np.int64), np.array([[log_prob]], np.float32)
 
-    def beam_rows(self, growth: Growth, level: int) -> Rows:
+    def beam_rows(self, growth: Growth, level: int) -> DecoderRows:
         """A lane's part of a call: the beam at one depth, each node seeing its ancestors."""
         lane, count = growth.request.lane, len(growth.beam)
         itself = ALONE if count == 1 else np.eye(count, dtype=bool)
         visible = np.concatenate([growth.ancestors, itself], 1)
         tokens = np.array([growth.pool.tokens[i] for i in growth.beam], np.int64)
         positions = np.full(count, self.decoder.lanes[lane].length + level - 1)
-        return Rows(lane, tokens, positions, visible, np.arange(count), draft_hidden=growth.hidden)
+        return DecoderRows(
+            lane, tokens, positions, visible, np.arange(count), draft_hidden=growth.hidden
+        )
 
     def stop_drafting(self, lane: int) -> None:
         """No drafts from here on: the rows may hold NaN or Inf."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol, final
 from edgespec.runtime.drafters.attributes import attribute
 from edgespec.runtime.drafters.base import DraftRequest, EndObserver, Observation, Snapshot
 from edgespec.runtime.drafters.guard import BOOKKEEPING, Guard, Lost
-from edgespec.runtime.drafters.user import Sequences, Tokens, UserSequence, tree_of
+from edgespec.runtime.drafters.user import Sequences, TokenView, UserSequence, tree_of
 from edgespec.runtime.trees.tree import DraftTree
 
 # ---- the names of TensorRT-LLM
@@ -226,7 +226,7 @@ class TrtLlmDrafter(EndObserver):
         """A sequence begins in a lane, with its whole prompt."""
         found = self.sequences.begin(lane, tokens, num_reused)
         self.requests[found.request_id] = LlmRequest(
-            found.request_id, Tokens(found.tokens), found.num_prompt, 0, self.end_id
+            found.request_id, TokenView(found.tokens), found.num_prompt, 0, self.end_id
         )
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -235,7 +235,7 @@ class TrtLlmDrafter(EndObserver):
             self.sequences.observe(item)
             if (found := self.sequences.lanes.get(item.lane)) is not None:
                 request = self.requests[found.request_id]
-                request.tokens = Tokens(found.tokens)
+                request.tokens = TokenView(found.tokens)
                 request.py_num_accepted_draft_tokens = found.num_accepted or 0
         self.update()
 
@@ -266,7 +266,7 @@ class TrtLlmDrafter(EndObserver):
             sequence = self.sequences.lanes[request.lane]
             own = self.requests[sequence.request_id]
             own.request_id, own.py_prompt_len = sequence.request_id, sequence.num_prompt
-            own.tokens = Tokens(sequence.tokens)
+            own.tokens = TokenView(sequence.tokens)
             own.py_batch_idx, own.py_draft_tokens = place, []
             own.py_decoding_iter += 1
             own.py_max_new_tokens = len(own.tokens) - own.py_prompt_len + request.plan.steps + 1

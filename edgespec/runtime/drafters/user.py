@@ -26,7 +26,7 @@ Floats = NDArray[np.float32]
 MAX_TOKENS = 1024  # of a proposal: more cannot be meant
 
 
-class Tokens(Sequence[int]):
+class TokenView(Sequence[int]):
     """The first tokens of a list that only grows: nothing is copied, and nobody changes it."""
 
     __slots__ = ("_count", "_tokens")
@@ -83,7 +83,7 @@ class DraftContext:
     """
 
     request_id: int
-    tokens: Tokens
+    tokens: TokenView
     num_prompt_tokens: int
     plan: DraftPlan
     num_accepted: int | None
@@ -380,7 +380,7 @@ class ProposingDrafter:
         found = self.sequences.lanes[request.lane]
         context = DraftContext(
             request_id=found.request_id,
-            tokens=Tokens(found.tokens),
+            tokens=TokenView(found.tokens),
             num_prompt_tokens=found.num_prompt,
             plan=request.plan,
             num_accepted=found.num_accepted,

@@ -33,14 +33,14 @@ from edgespec.contract import Kind, graph_inputs, image_widths
 from edgespec.errors import LimitError
 from edgespec.rope import RopeTable, rotations
 from edgespec.runtime.lanes.base import Lane, LaneDecoder, adjacent
-from edgespec.runtime.text.prompt_value import ImageSlots, Prompt, on_all_axes
+from edgespec.runtime.text.prompt_value import ImageSlots, PromptValue, on_all_axes
 from edgespec.vision.rows import widths_text
 
 NO_ROWS: Ids = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DecoderRows:
     """One lane's part of a call: S tokens at their positions, into its next scratch rows.
 
     `visible` says which uncommitted rows, earlier scratch first, each token sees; committed rows
@@ -127,7 +127,7 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
         cannot."""
         return not self.recurrent
 
-    def run(self, parts: Sequence[Rows]) -> list[Result]:
+    def run(self, parts: Sequence[DecoderRows]) -> list[Result]:
         """One call over the lanes of `parts`, whose rows become scratch.
 
         Lanes with fewer rows than others are filled up, and lanes between them that take no part
@@ -145,7 +145,7 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
                 state.offset = int(part.rope_positions[-1].max() - part.positions[-1])
         return [results[part.lane - first] for part in parts]
 
-    def call(self, parts: Sequence[Rows], first_lane: int) -> Call:
+    def call(self, parts: Sequence[DecoderRows], first_lane: int) -> Call:
         """The parts of adjacent lanes as one call, filled up to the longest."""
         positions = stacked(self.rope_positions(parts), self.min_rows)
         attended = [self.attended(part) for part in parts]
@@ -159,7 +159,7 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
         starts = np.array([self.lanes[part.lane].end for part in parts], np.int64)
         return Call.of(values, starts, [part.gather for part in parts], first_lane)
 
-    def embedded(self, parts: Sequence[Rows]) -> dict[str, Floats]:
+    def embedded(self, parts: Sequence[DecoderRows]) -> dict[str, Floats]:
         """The embeddings [B, S, H], in their places rows of images, and by input what the graph
         reads of images beside these."""
         embeds = self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows))
@@ -175,7 +175,7 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
                     found[name][lane, image.start : image.end] = image.rows.extras[name]
         return found
 
-    def check_images(self, prompt: Prompt) -> None:
+    def check_images(self, prompt: PromptValue) -> None:
         """Raises LimitError where rows of a prompt's images are not as wide as this engine's."""
         shape = self.runner.contract.shape
         wanted = {"inputs_embeds": shape.hidden_size} | image_widths(shape)
@@ -186,7 +186,7 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
                 what += f", the base reads {widths_text(wanted)}"
                 raise LimitError(what, "Build base and image encoder from one checkpoint.")
 
-    def rope_positions(self, parts: Sequence[Rows]) -> list[Ids]:
+    def rope_positions(self, parts: Sequence[DecoderRows]) -> list[Ids]:
         """The rope positions of each part: all with one axis [S], or all with three [S, 3]."""
         found, axes = list[Ids](), 1
         for part in parts:
@@ -198,7 +198,7 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
             found.append(own)
         return found if axes == 1 else [on_all_axes(own) for own in found]
 
-    def attended(self, part: Rows) -> LaneAttention:
+    def attended(self, part: DecoderRows) -> LaneAttention:
         """What a lane's rows see: all that is committed, and of the rest what they say. Recurrent
         layers continue what is committed."""
         state = self.lanes[part.lane]
@@ -208,7 +208,7 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
             positions = np.concatenate([state.scratch, positions])
         return LaneAttention(state.length, part.visible, positions)
 
-    def idle(self, lane: int, like: Rows) -> Rows:
+    def idle(self, lane: int, like: DecoderRows) -> DecoderRows:
         """One padding row for a lane that takes no part in a call."""
         none = np.zeros(1, np.int64)
         visible = np.zeros((1, len(self.lanes[lane].scratch) + 1), bool)
@@ -217,7 +217,7 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
             None if states is None else states.take(NO_ROWS)
             for states in (like.base_hidden, like.draft_hidden)
         )
-        return Rows(lane, none, none, visible, none, base, own, rope_positions=none)
+        return DecoderRows(lane, none, none, visible, none, base, own, rope_positions=none)
 
     def causal(
         self,
@@ -227,11 +227,11 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
         base_hidden: HiddenStates | None = None,
         rope_positions: Ids | None = None,
         images: Sequence[ImageSlots] = (),
-    ) -> Rows:
+    ) -> DecoderRows:
         """Tokens [S] behind the committed ones in a row; the lane must have no scratch rows.
         `rope_positions` [S, 3] and `images` are those of a prompt that has images."""
         order = np.arange(len(tokens))
-        return Rows(
+        return DecoderRows(
             lane,
             tokens,
             self.lanes[lane].length + order,
@@ -242,7 +242,7 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
             images=images,
         )
 
-    def extend(self, parts: Sequence[Rows]) -> list[Result]:
+    def extend(self, parts: Sequence[DecoderRows]) -> list[Result]:
         """Run `causal` parts and commit all their rows."""
         results = self.run(parts)
         for part in parts:
@@ -252,13 +252,13 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
     def read(self, lane: int, tokens: Sequence[int] | Ids) -> Result:
         """Commit tokens, or a prompt with its images, in calls of a bounded size; the result is
         that of the last token."""
-        prompt = Prompt.of(tokens)
+        prompt = PromptValue.of(tokens)
         for start in range(0, len(prompt), self.prefill_chunk):
             end = min(start + self.prefill_chunk, len(prompt))
             (result,) = self.extend([self.part(lane, prompt, start, end)])
         return result
 
-    def part(self, lane: int, prompt: Prompt, start: int, end: int) -> Rows:
+    def part(self, lane: int, prompt: PromptValue, start: int, end: int) -> DecoderRows:
         """Slots `start` to `end` of a prompt, of which a lane has those before; the last of them
         goes through the lm_head."""
         return self.causal(

@@ -70,9 +70,9 @@ class StageLog:
     passes: dict[str, list[float]] = field(default_factory=dict)
     recording: bool = True
 
-    def timed(self, stage: str, spent: StageTimes) -> Pass:
+    def timed(self, stage: str, spent: StageTimes) -> TimedPass:
         """Time one pass of a stage; it is also added to `spent`."""
-        return Pass(self, stage, spent)
+        return TimedPass(self, stage, spent)
 
     def add(self, stage: str, seconds: float, engine_s: float, spent: StageTimes) -> None:
         """Take in one pass of a stage, of which `engine_s` seconds were the engines'."""
@@ -96,7 +96,7 @@ class StageLog:
             self.recording = False
 
 
-class Pass:
+class TimedPass:
     """One pass of a stage while it runs; one that raises is not counted. A step has four, so this
     is no generator, which would cost several times as much."""
 

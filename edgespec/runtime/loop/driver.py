@@ -35,7 +35,7 @@ from edgespec.runtime.loop.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 
-class Work:
+class DriverWork:
     """What the thread and an engine share while the thread holds nothing else of it."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Driver:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.turn = FairLock()  # of a step, and of whatever else touches the session
-        self.work = Work()
+        self.work = DriverWork()
         self.pending: dict[Generation, bool] = {}  # whether the thread steps for it
         self.numbers = count(1)
 
@@ -221,10 +221,10 @@ def log_end(handle: Generation, event: Response | EdgeSpecError) -> None:
 
 # ---- threads
 
-RUNNING: WeakSet[Work] = WeakSet()  # to be ended before the interpreter is
+RUNNING: WeakSet[DriverWork] = WeakSet()  # to be ended before the interpreter is
 
 
-def started(work: Work, driver: ref[Driver]) -> threading.Thread:
+def started(work: DriverWork, driver: ref[Driver]) -> threading.Thread:
     """The thread that steps for a driver. EnvironmentProblem where none can be started."""
     thread = threading.Thread(target=run, args=(work, driver), name="edgespec", daemon=True)
     try:
@@ -236,7 +236,7 @@ def started(work: Work, driver: ref[Driver]) -> threading.Thread:
     return thread
 
 
-def run(work: Work, reference: ref[Driver]) -> None:
+def run(work: DriverWork, reference: ref[Driver]) -> None:
     """The thread: steps while there is something to do, and holds no engine while there is not."""
     while True:
         with work.changed:

@@ -21,7 +21,7 @@ from edgespec.runtime.loop.sequence import Candidates, SequenceState, StepOutput
 from edgespec.runtime.plans.schedules import Gates, Schedule
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.text.detokenizer import TextStream
-from edgespec.runtime.text.prompt_value import Prompt
+from edgespec.runtime.text.prompt_value import PromptValue
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
@@ -54,9 +54,9 @@ class GenerationRequest:
     prior: Sequence[float] | None = None
 
     @property
-    def prompt(self) -> Prompt:
+    def prompt(self) -> PromptValue:
         """The prompt with its images, where it has some."""
-        return Prompt.of(self.prompt_ids)
+        return PromptValue.of(self.prompt_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from edgespec.runtime.plans.draft_budget import Budgeted
 from edgespec.runtime.plans.policy import AdaptiveState
 from edgespec.runtime.plans.schedules import Gates
 from edgespec.runtime.sampling.sampler import Sampler
-from edgespec.runtime.text.prompt_value import Prompt
+from edgespec.runtime.text.prompt_value import PromptValue
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
 Candidates = list[tuple[int, float]]  # ids with their log-probabilities, descending
@@ -62,7 +62,7 @@ class SequenceState:
     nothing.
     """
 
-    prompt: Prompt
+    prompt: PromptValue
     sampler: Sampler
     max_new_tokens: int
     stop_ids: frozenset[int] = frozenset()
@@ -88,7 +88,7 @@ class SequenceState:
     times: StageTimes = field(init=False)  # of the passes that it took part in
 
     def __post_init__(self) -> None:
-        self.prompt = Prompt.of(self.prompt)  # of plain ids too
+        self.prompt = PromptValue.of(self.prompt)  # of plain ids too
         self.tokens, self.times = [*self.prompt.tokens], StageTimes()
 
     @property

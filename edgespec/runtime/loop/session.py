@@ -28,7 +28,7 @@ from edgespec.runtime.drafters.base import (
 )
 from edgespec.runtime.faults import as_error
 from edgespec.runtime.lanes import stages
-from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.lanes.stages import StageLog, StageTimes
 from edgespec.runtime.loop.prefix import Prefix, PrefixCache
 from edgespec.runtime.loop.sequence import SequenceState, StepOutput
@@ -312,11 +312,11 @@ class Session:
                 for draft, result in zip(drafts, results, strict=True)
             ]
 
-    def tree_rows(self, draft: Draft) -> Rows:
+    def tree_rows(self, draft: Draft) -> DecoderRows:
         """A tree as a call's rows: its depths as positions, its mask, logits of every node."""
         lane, tree = draft.seq.lane, draft.tree
         positions = self.base.lanes[lane].length + tree.depths
-        return Rows(lane, tree.tokens, positions, tree.mask, np.arange(len(tree)))
+        return DecoderRows(lane, tree.tokens, positions, tree.mask, np.arange(len(tree)))
 
     def commit(self, verified: Sequence[Verified], spent: StageTimes) -> list[Committed]:
         """Keep the rows of what was accepted and drop the others."""

@@ -41,7 +41,7 @@ from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.faults import as_error
 from edgespec.runtime.measuring.cost_description import built_line
-from edgespec.runtime.measuring.cost_steps import BaseSteps, DraftSteps, Place, room_of
+from edgespec.runtime.measuring.cost_steps import BaseSteps, DraftSteps, StepPlace, room_of
 from edgespec.runtime.measuring.speedup import ms
 from edgespec.runtime.opening.tuned_plan import drop_stale_plan
 from edgespec.runtime.trees.tree import DraftPlan
@@ -72,13 +72,13 @@ DIFFERS = 1.25  # times as long, or as short, as kept costs say: they are of ano
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowCounts:
     """A step of the base over so many rows of each sequence."""
 
     count: int
 
 
-PLAIN = Rows(1)
+PLAIN = RowCounts(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +94,25 @@ class Levels:
 class Points:
     """What is to be measured, by place in the order of their importance, and what was."""
 
-    rows: dict[Place, list[Rows]] = field(default_factory=dict)
-    levels: dict[Place, list[Levels]] = field(default_factory=dict)
-    base: dict[tuple[Place, Rows], list[float]] = field(default_factory=dict)
-    propose: dict[tuple[Place, Levels], list[float]] = field(default_factory=dict)
-    observe: dict[tuple[Place, Levels], list[float]] = field(default_factory=dict)
+    rows: dict[StepPlace, list[RowCounts]] = field(default_factory=dict)
+    levels: dict[StepPlace, list[Levels]] = field(default_factory=dict)
+    base: dict[tuple[StepPlace, RowCounts], list[float]] = field(default_factory=dict)
+    propose: dict[tuple[StepPlace, Levels], list[float]] = field(default_factory=dict)
+    observe: dict[tuple[StepPlace, Levels], list[float]] = field(default_factory=dict)
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[StepPlace]:
         """The places, the main ones first, and of each kind those with the fewest tokens."""
         return sorted(self.rows, key=lambda p: (not self.is_main(p), p.batch * p.context, p.batch))
 
-    def is_main(self, place: Place) -> bool:
+    def is_main(self, place: StepPlace) -> bool:
         """Whether others follow from a place, more or less: of the shorter contexts that of one
         sequence, and of as many as there are."""
         if place.context > BATCH_CONTEXT:
             return False
         return place.batch in (1, max(place.batch for place in self.rows))
 
-    def drop(self, place: Place) -> None:
+    def drop(self, place: StepPlace) -> None:
         """Leave a place out."""
         self.rows.pop(place, None)
         self.levels.pop(place, None)
@@ -191,7 +191,7 @@ def doubt(engine: Engine) -> str | None:
     steps = BaseSteps(engine)
     with engine.driver.paused():
         try:
-            steps.begin(Place(plain.context, plain.batch), fill=True)
+            steps.begin(StepPlace(plain.context, plain.batch), fill=True)
             now = median(repeated(partial(steps.step, plain.rows)) for _ in range(LOOKS))
         finally:
             steps.end()
@@ -267,13 +267,13 @@ class Measuring:
         self.base = BaseSteps(engine)
         self.draft: DraftSteps | None = None
         self.points = Points(rows=dict(self.base_points()))
-        self.filled: set[Place] = set()
+        self.filled: set[StepPlace] = set()
         self.left = 0  # points, of all rounds
         self.waited = 0.0  # of the time, without a core
 
     # ---- which points
 
-    def base_points(self) -> Iterator[tuple[Place, list[Rows]]]:
+    def base_points(self) -> Iterator[tuple[StepPlace, list[RowCounts]]]:
         """The sizes of trees by place, as far as the engine verifies them and has room."""
         for context in self.contexts():
             for batch in BATCHES:
@@ -286,7 +286,7 @@ class Measuring:
                 far = context > BATCH_CONTEXT
                 most = FAR_ROWS if far else most if batch == 1 else BATCH_ROWS // batch
                 sizes = [size for size in sizes if size <= most]
-                yield Place(context, batch), [Rows(size) for size in sizes]
+                yield StepPlace(context, batch), [RowCounts(size) for size in sizes]
 
     def contexts(self) -> list[int]:
         """CONTEXTS as far as there is room for them, or the middle of a smaller cache."""
@@ -308,7 +308,7 @@ class Measuring:
         )
         return tokens * size <= FREE_SHARE * free
 
-    def draft_points(self, place: Place, at_first: bool) -> Iterator[Levels]:
+    def draft_points(self, place: StepPlace, at_first: bool) -> Iterator[Levels]:
         """The plans of the engine's drafter at a place: levels of chains, and of trees where it
         makes some."""
         drafter, capacity = self.engine.drafter, None
@@ -375,7 +375,7 @@ class Measuring:
         self.left -= points
         self.progress.advance(points)
 
-    def open_draft(self, first: Place) -> None:
+    def open_draft(self, first: StepPlace) -> None:
         """Find out what is to be measured of the draft engine; nothing where there is none."""
         engine = self.engine
         if engine.drafter is None or engine.draft_config is None:
@@ -390,7 +390,7 @@ class Measuring:
             if found:
                 self.points.levels[place] = [*found]
 
-    def measure(self, place: Place, most: int = max(ROWS)) -> None:
+    def measure(self, place: StepPlace, most: int = max(ROWS)) -> None:
         """All points of a place, once more; of the base those of up to `most` rows, each behind a
         plain step, to which all others are compared."""
         fill = place not in self.filled

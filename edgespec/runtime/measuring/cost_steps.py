@@ -24,7 +24,7 @@ from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.sequence import SequenceState
 from edgespec.runtime.loop.session import Session
 from edgespec.runtime.sampling.sampler import Sampler
-from edgespec.runtime.text.prompt_value import Prompt
+from edgespec.runtime.text.prompt_value import PromptValue
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
 GREEDY = Sampler()
@@ -36,14 +36,14 @@ KEPT_ROWS = 16  # rows of hidden states that drafters observe
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class StepPlace:
     """So many sequences at a time, behind so many tokens each."""
 
     context: int
     batch: int
 
 
-class Tokens:
+class RandomTokens:
     """Tokens in a random order, again and again: neighbors are different ones."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -100,7 +100,7 @@ class Held:
     """The lanes of an engine with memory, each as if so many tokens were committed there. Those of
     recurrent layers are read, as their state has to continue what was committed."""
 
-    def __init__(self, decoder: CachedDecoder | BlockDecoder, tokens: Tokens) -> None:
+    def __init__(self, decoder: CachedDecoder | BlockDecoder, tokens: RandomTokens) -> None:
         self.decoder, self.tokens = decoder, tokens
         self.states: dict[int, LaneRows] = {}  # by the context
 
@@ -109,7 +109,7 @@ class Held:
         """Whether a context has to be read."""
         return isinstance(self.decoder, CachedDecoder) and self.decoder.recurrent
 
-    def begin(self, place: Place, room: int) -> None:
+    def begin(self, place: StepPlace, room: int) -> None:
         """Lanes for a place, with room for so many rows behind. EnvironmentProblem where there is
         no memory for them."""
         for lane in range(len(self.decoder.lanes)):
@@ -127,7 +127,7 @@ class Held:
         self.decoder.reset(0)
         return found
 
-    def hold(self, place: Place) -> None:
+    def hold(self, place: StepPlace) -> None:
         """Let the lanes be where they began, whatever was done since."""
         for lane in range(place.batch):
             if self.recurrent:
@@ -135,7 +135,7 @@ class Held:
             else:
                 self.decoder.hold(lane, place.context)
 
-    def fill(self, place: Place) -> None:
+    def fill(self, place: StepPlace) -> None:
         """Write the rows of a context once: reading memory that was never written costs less. The
         lanes must have run a call at this place, so that the cache has the size for it."""
         if self.recurrent:
@@ -162,15 +162,15 @@ class BaseSteps:
     def __init__(self, engine: Engine) -> None:
         self.session: Session = engine.session
         self.base, self.most = engine.base, engine.config.limits.verify_tree_size
-        self.tokens = Tokens(engine.config.component.vocab_size)
+        self.tokens = RandomTokens(engine.config.component.vocab_size)
         self.held, self.made = Held(engine.base, self.tokens), MadeTrees()
-        self.place, self.prompt = Place(0, 0), list[int]()
+        self.place, self.prompt = StepPlace(0, 0), list[int]()
 
     def room(self, context: int) -> int:
         """Rows of a tree that a lane has room for behind so many tokens, and goes on."""
         return min(self.most, self.base.capacity - context - 2)
 
-    def begin(self, place: Place, *, fill: bool = False) -> None:
+    def begin(self, place: StepPlace, *, fill: bool = False) -> None:
         """Go to a place; one step there is thrown away."""
         self.place, self.prompt = place, self.tokens.take(place.context + 1).tolist()
         self.held.begin(place, self.room(place.context))
@@ -201,7 +201,9 @@ class BaseSteps:
         plan = DraftPlan(1, rows - 1, rows) if rows > 1 else None
         for lane in range(self.place.batch):
             made = None if plan is None else self.made
-            seq = SequenceState(Prompt.of(self.prompt), GREEDY, NO_END, plan=plan, drafter=made)
+            seq = SequenceState(
+                PromptValue.of(self.prompt), GREEDY, NO_END, plan=plan, drafter=made
+            )
             seq.lane = lane
             yield seq
 
@@ -253,9 +255,9 @@ class DraftSteps:
         self.drafter, self.states, self.base, self.num_lanes = drafter, states, base, num_lanes
         tokens = self.tokens = base.tokens
         self.held = Held(drafter.decoder, tokens) if isinstance(drafter, EngineDrafter) else None
-        self.place, self.prompt = Place(0, 0), list[int]()
+        self.place, self.prompt = StepPlace(0, 0), list[int]()
 
-    def begin(self, place: Place, plan: DraftPlan, *, fill: bool = False) -> None:
+    def begin(self, place: StepPlace, plan: DraftPlan, *, fill: bool = False) -> None:
         """Go to a place, where the base is; one round there is thrown away."""
         assert self.base.place == place
         self.place, self.prompt = place, self.tokens.take(place.context).tolist()
@@ -348,7 +350,7 @@ def room_of(plan: DraftPlan) -> int:
     return 2 + plan.steps + max(plan.verify_size, plan.steps * plan.top_k + 1)
 
 
-def path_of(tree: DraftTree, levels: int, tokens: Tokens) -> Ids:
+def path_of(tree: DraftTree, levels: int, tokens: RandomTokens) -> Ids:
     """Tokens of a step that accepts a tree's first path, up to so many levels with the bonus; where
     the tree is shorter others follow."""
     path, node = list[int](), 0

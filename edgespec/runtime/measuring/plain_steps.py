@@ -20,7 +20,7 @@ from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.sequence import SequenceState
 from edgespec.runtime.measuring.speedup import StepCost
 from edgespec.runtime.sampling.sampler import Sampler
-from edgespec.runtime.text.prompt_value import Prompt
+from edgespec.runtime.text.prompt_value import PromptValue
 
 PASSES = 6  # of which the first is not counted
 Ended = tuple[Sequence[int], Sampler]  # the tokens of an answered request, and what drew them
@@ -47,7 +47,7 @@ def time_plain_steps(
         try:
             for lane in lanes:
                 tokens, sampler = answered[lane]
-                sequence = SequenceState(Prompt.of(tokens[-room:]), sampler, PASSES + 1)
+                sequence = SequenceState(PromptValue.of(tokens[-room:]), sampler, PASSES + 1)
                 sequence.lane = lane
                 session.running.append(sequence)
                 hold(base, lane, sequence.tokens[:-1])

@@ -26,8 +26,8 @@ from edgespec.runtime.costs.cost_profile import MEASURE_AGAIN, find_profile
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.guard import Guard
 from edgespec.runtime.drafters.loading import (
-    OwnLimits,
     OwnOptions,
+    UserLimits,
     guarded,
     is_own_drafter,
     load_drafter,
@@ -103,7 +103,7 @@ class OpenDraft:
     def limits(self, base: EngineConfig) -> PlanLimits:
         """What a base and this drafter can take."""
         if self.method is None:
-            return OwnLimits(base.limits.verify_tree_size, draft_len=self.draft_len)
+            return UserLimits(base.limits.verify_tree_size, draft_len=self.draft_len)
         row = DRAFTERS[self.method]
         if row.limits_by_options is not None and self.options is not None:
             return row.limits_by_options(base, self.options)

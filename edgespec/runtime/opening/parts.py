@@ -25,7 +25,7 @@ from edgespec.runtime.acceptance.verify import (
 )
 from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.drafters.options import DrafterOptions
-from edgespec.runtime.limits import EngineLimits
+from edgespec.runtime.limits import RequestLimits
 from edgespec.runtime.opening.drafting import Drafting
 from edgespec.runtime.opening.open_engine import (
     OpenBase,
@@ -58,7 +58,7 @@ class EngineParts:
     base: OpenBase
     drafting: Drafting
     planner: Planner
-    limits: EngineLimits
+    limits: RequestLimits
     tokenizer: Tokenizer
     images: ImagePrompts | None
     costs: OpenCosts
@@ -185,7 +185,7 @@ def open_parts(
         base,
         drafting,
         planner,
-        EngineLimits(configs_of(drafting), drafting.max_batch_size),
+        RequestLimits(configs_of(drafting), drafting.max_batch_size),
         tokenizer,
         images,
         costs,

@@ -22,7 +22,7 @@ from edgespec.runtime.requests.lossless_check import Difference, first_differenc
 from edgespec.runtime.requests.quality import Quality, compared
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.runtime.trees.tree import DraftPlan
-from edgespec.runtime.vision.image_prompts import Stopped
+from edgespec.runtime.vision.image_prompts import RunStopped
 
 Observer = Callable[[Chunk], None]
 Stopping = Callable[[], bool]
@@ -55,7 +55,7 @@ class Answer:
         return self.request.index, self.turn
 
 
-class Answers:
+class FileAnswers:
     """Runs requests `batch_size` at a time. `stopping` is asked after every step: once it says yes,
     what is under way ends there and the rest is cancelled."""
 
@@ -108,7 +108,7 @@ class Answers:
                 add_special_tokens=not request.apply_chat_template,
                 stopping=self.stopping,
             )
-        except Stopped:
+        except RunStopped:
             return replace(answer, cancelled=True), None
         except FAULTS as error:
             return replace(answer, error=as_error(error)), None
@@ -203,7 +203,7 @@ class RequestQueue:
     """The requests of a file that wait: each is rendered when its turn comes, and a later turn of a
     conversation goes before conversations not yet begun, whose rows would evict its own."""
 
-    def __init__(self, answers: Answers, requests: Sequence[Request]) -> None:
+    def __init__(self, answers: FileAnswers, requests: Sequence[Request]) -> None:
         self.answers, self.waiting = answers, deque(requests)
         self.arrived_s = time.perf_counter()  # of all first turns
         self.ready: deque[GenerationRequest] = deque()

@@ -20,7 +20,14 @@ from edgespec.runtime.measuring.cost_description import Prediction
 from edgespec.runtime.measuring.plain_steps import time_plain_steps
 from edgespec.runtime.measuring.speedup import MIN_STEPS, StepCost
 from edgespec.runtime.opening.speculative_config import of_request
-from edgespec.runtime.requests.answers import Answer, Answers, Stopping, seeded, to_dict, unasked
+from edgespec.runtime.requests.answers import (
+    Answer,
+    FileAnswers,
+    Stopping,
+    seeded,
+    to_dict,
+    unasked,
+)
 from edgespec.runtime.requests.memory import peak_bytes
 from edgespec.runtime.requests.profile import RunStats
 from edgespec.runtime.sampling.sampler import Sampler
@@ -28,7 +35,7 @@ from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.runtime.vision.image_stats import ImageStats
 
 
-class Progress(Protocol):
+class RunProgress(Protocol):
     """What shows how far a run is."""
 
     def add(self, chunk: Chunk) -> None:
@@ -67,7 +74,7 @@ class FileRun:
             for request in asked
         }
         self.plan, self.speculative = plan, plan is not None or bool(asked)
-        self.answers = Answers(engine, plan, requests.batch_size, stopping=stopping)
+        self.answers = FileAnswers(engine, plan, requests.batch_size, stopping=stopping)
         self.done: dict[tuple[int, int], Answer] = {}
         self.fault: Exception | None = None
         self.stopped: str | None = None  # why nothing is drafted any more
@@ -84,7 +91,7 @@ class FileRun:
 
     def run(
         self,
-        progress: Progress,
+        progress: RunProgress,
         *,
         warmup: int,
         check_lossless: bool,
@@ -122,7 +129,7 @@ class FileRun:
         self.engine.forget_prefixes()
         self.engine.forget_answers()
 
-    def answer(self, progress: Progress, *, keep_images: bool = False) -> None:
+    def answer(self, progress: RunProgress, *, keep_images: bool = False) -> None:
         """Answer each request and keep it in the journal as it ends. Its prompt stays as ids, with
         `keep_images` as it is."""
         began, before = time.perf_counter(), self.image_stats()

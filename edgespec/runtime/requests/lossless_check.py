@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from edgespec.errors import LimitError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.loop.generation import Response
 from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.sampling.sampler import Sampler, largest
-from edgespec.runtime.text.prompt_value import Prompt
+from edgespec.runtime.text.prompt_value import PromptValue
 from edgespec.runtime.text.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
@@ -99,7 +99,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CheckedCall:
     """One call of a replay: so many rows, in which the next tokens stand at `path`, ascending; the
     first `kept` of them are committed. `verifies`: all rows go through lm_head."""
 
@@ -109,7 +109,7 @@ class Call:
     verifies: bool = False
 
     @classmethod
-    def reading(cls, rows: int) -> Call:
+    def reading(cls, rows: int) -> CheckedCall:
         """One that commits all of its rows."""
         return cls(rows, rows, range(rows))
 
@@ -210,7 +210,7 @@ class Replay:
     """
 
     decoder: CachedDecoder
-    tokens: Prompt
+    tokens: PromptValue
     num_prompt: int
     num_read: int  # of the answer, before the position
     metrics: RequestMetrics  # of the speculative run: its steps
@@ -223,7 +223,7 @@ class Replay:
         lanes = engine.base.lanes
         if engine.session.num_free_lanes < len(lanes):
             raise LimitError("a lane of the engine is taken", "Finish all streams first.")
-        prompt = Prompt.of(speculative.prompt_ids)
+        prompt = PromptValue.of(speculative.prompt_ids)
         return cls(
             engine.base,
             prompt.then(speculative.token_ids),
@@ -249,33 +249,35 @@ class Replay:
         for size in OTHER_SIZES:
             yield self.computed(self.chunks(head), grouped(count - head, size), 1)
 
-    def one_by_one(self) -> list[Call]:
+    def one_by_one(self) -> list[CheckedCall]:
         """The generated tokens as plain decoding reads them."""
-        return [Call.reading(1)] * self.num_read
+        return [CheckedCall.reading(1)] * self.num_read
 
-    def as_verified(self) -> list[Call]:
+    def as_verified(self) -> list[CheckedCall]:
         """The generated tokens in calls of the sizes in which the speculative run verified them, in
         the places of its accepted nodes: attention sums its rows in their order."""
-        calls, left = list[Call](), self.num_read
+        calls, left = list[CheckedCall](), self.num_read
         steps = zip(self.metrics.per_step_path, self.metrics.per_step_drafted, strict=True)
         for path, drafted in steps:
             if left <= 0:
                 break
-            calls.append(Call(drafted + 1, min(len(path), left), path, verifies=True))
+            calls.append(CheckedCall(drafted + 1, min(len(path), left), path, verifies=True))
             left -= len(path)
-        return calls + [Call.reading(1)] * left
+        return calls + [CheckedCall.reading(1)] * left
 
-    def reread_prompt(self) -> list[Call]:
+    def reread_prompt(self) -> list[CheckedCall]:
         """The prompt, with what the prefix cache had of it in calls as large as the largest
         verification: its rows may come from an earlier answer."""
         reused, most = self.metrics.reused_tokens, 1 + max(self.metrics.per_step_drafted, default=0)
         return grouped(reused, most) + self.chunks(self.num_prompt - reused)
 
-    def chunks(self, count: int) -> list[Call]:
+    def chunks(self, count: int) -> list[CheckedCall]:
         """So many tokens in calls as a prompt is read."""
         return grouped(count, self.decoder.prefill_chunk)
 
-    def computed(self, first: Sequence[Call], then: Sequence[Call], num_lanes: int) -> Floats:
+    def computed(
+        self, first: Sequence[CheckedCall], then: Sequence[CheckedCall], num_lanes: int
+    ) -> Floats:
         """[V], the logits at the position. The first calls are those of one lane; then `num_lanes`
         of them go on alike."""
         lanes = range(num_lanes)
@@ -290,7 +292,7 @@ class Replay:
             for lane in lanes:
                 self.decoder.reset(lane)
 
-    def through(self, calls: Sequence[Call], lanes: Sequence[int]) -> Floats:
+    def through(self, calls: Sequence[CheckedCall], lanes: Sequence[int]) -> Floats:
         """[V], the logits behind the last token that these calls commit in each of `lanes`; empty
         without a call."""
         found = np.empty(0, np.float32)
@@ -304,7 +306,7 @@ class Replay:
                 self.decoder.commit(lane, np.array(call.path[: call.kept], np.int64))
         return found
 
-    def rows(self, lane: int, call: Call, *, is_last: bool) -> Rows:
+    def rows(self, lane: int, call: CheckedCall, *, is_last: bool) -> DecoderRows:
         """The rows of a call behind those committed in a lane. Each token sees those before it;
         rows off the path see themselves alone, and no token sees them."""
         start, path = self.decoder.lanes[lane].length, np.array(call.path, np.int64)
@@ -321,7 +323,7 @@ class Replay:
         if own is not None:
             rope_positions = np.zeros((call.rows, own.shape[1]), np.int64)
             rope_positions[path] = own
-        return Rows(
+        return DecoderRows(
             lane,
             tokens,
             positions,
@@ -332,7 +334,7 @@ class Replay:
         )
 
 
-def grouped(count: int, size: int) -> list[Call]:
+def grouped(count: int, size: int) -> list[CheckedCall]:
     """So many tokens in calls of a size, the last one of what is left."""
     sizes = [min(size, count - start) for start in range(0, count, size)]
-    return [Call.reading(rows) for rows in sizes]
+    return [CheckedCall.reading(rows) for rows in sizes]

@@ -16,13 +16,13 @@ from edgespec.errors import RequestError
 from edgespec.prompts import Message
 from edgespec.prompts.checks import text_size
 from edgespec.prompts.parse import check_images, message
-from edgespec.prompts.places import Place, show
+from edgespec.prompts.places import JsonPlace, show
 
 # Messages may also be written as OpenAI's clients write them
 Conversation = Sequence[Message | Mapping[str, object]]
 Prompt = str | Conversation | Sequence[int] | NDArray[np.integer[Any]]
 
-HERE = Place("prompt")
+HERE = JsonPlace("prompt")
 ONE_OF = 'a text, a list of messages ({"role": "user", "content": "..."}) or a list of token ids'
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from edgespec.config.values import ImageTokens
 from edgespec.errors import RequestError, counted
 from edgespec.prompts import ImageItem
-from edgespec.runtime.limits import EngineLimits
+from edgespec.runtime.limits import RequestLimits
 from edgespec.runtime.text.prompt import (
     Conversation,
     Prompt,
@@ -22,7 +22,7 @@ from edgespec.runtime.text.prompt import (
     read_messages,
     read_prompt,
 )
-from edgespec.runtime.text.prompt_value import Prompt as PromptValue
+from edgespec.runtime.text.prompt_value import PromptValue
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.vision.placeholders import refuse_marks
 
@@ -55,7 +55,7 @@ class PromptEncoder:
     """Renders and encodes for one model; `images` None: it takes none."""
 
     tokenizer: Tokenizer
-    limits: EngineLimits
+    limits: RequestLimits
     images: ImagePlacer | None = None
 
     def render(

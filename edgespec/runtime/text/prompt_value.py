@@ -32,7 +32,7 @@ class ImageSlots:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prompt(Sequence[int]):
+class PromptValue(Sequence[int]):
     """The token ids of a prompt, and what is more to it where it has images.
 
     Slots of an image hold the image token's id, one a row. `positions` are those of the rotary
@@ -47,9 +47,9 @@ class Prompt(Sequence[int]):
     cache_key: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, tokens: Sequence[int] | Ids) -> Prompt:
+    def of(cls, tokens: Sequence[int] | Ids) -> PromptValue:
         """A text prompt of these ids; a prompt is returned as it is."""
-        if isinstance(tokens, Prompt):
+        if isinstance(tokens, PromptValue):
             return tokens
         ids = tuple(tokens.tolist() if isinstance(tokens, np.ndarray) else tokens)
         return cls(ids, cache_key=ids)
@@ -57,7 +57,7 @@ class Prompt(Sequence[int]):
     @classmethod
     def with_images(
         cls, tokens: Sequence[int], images: Sequence[ImageSlots], merge_size: int
-    ) -> Prompt:
+    ) -> PromptValue:
         """A prompt whose slots of `images`, in ascending order, hold the image token already."""
         ids = tuple(tokens)
         if not images:
@@ -94,14 +94,14 @@ class Prompt(Sequence[int]):
         left out."""
         return cut(self.images, start, end)
 
-    def then(self, tokens: Sequence[int]) -> Prompt:
+    def then(self, tokens: Sequence[int]) -> PromptValue:
         """This prompt and text behind it."""
         following, positions = tuple(tokens), self.positions
         if positions is not None:
             places = np.arange(len(self), len(self) + len(following)) + self.position_offset
             positions = np.concatenate([positions, on_all_axes(places)])
         key = (*self.cache_key, *following)
-        return Prompt((*self.tokens, *following), self.images, positions, key)
+        return PromptValue((*self.tokens, *following), self.images, positions, key)
 
     @property
     def position_offset(self) -> int:

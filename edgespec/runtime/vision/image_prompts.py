@@ -24,7 +24,7 @@ from edgespec.images import ImageReader, ImageRules, PreparedImage, read_process
 from edgespec.prompts import ImageItem
 from edgespec.runtime.lanes import stages
 from edgespec.runtime.lanes.stages import StageLog
-from edgespec.runtime.text.prompt_value import ImageSlots, Prompt
+from edgespec.runtime.text.prompt_value import ImageSlots, PromptValue
 from edgespec.runtime.vision.encoder import VisionEncoder
 from edgespec.runtime.vision.image_stats import ImageStats
 from edgespec.vision.contract import extra_widths
@@ -35,7 +35,7 @@ from edgespec.vision.rows import ImageRows, widths_text
 CACHE_BYTES = 256 * 2**20  # of encoded images that are kept for later prompts
 
 
-class Stopped(Exception):
+class RunStopped(Exception):
     """The run was to stop while the images of a prompt were read or encoded."""
 
 
@@ -93,7 +93,7 @@ class ImagePrompts:
         *,
         check: Callable[[Sequence[int]], None] = nothing,
         stopping: Callable[[], bool] = never,
-    ) -> Prompt:
+    ) -> PromptValue:
         """The prompt of a rendered text's ids, in which the image token stands once for each item.
 
         No image is encoded before all are read and the tokens of the whole prompt have passed
@@ -112,7 +112,7 @@ class ImagePrompts:
             check(whole.tokens)
             rows = [self.rows(image, stopping) for image in images]
         slots = [ImageSlots(start, one) for start, one in zip(whole.starts, rows, strict=True)]
-        return Prompt.with_images(whole.tokens, slots, vision.merge_size)
+        return PromptValue.with_images(whole.tokens, slots, vision.merge_size)
 
     def typed(self, path: Path) -> tuple[ImageItem, int]:
         """An image that the user named by hand, which is read whatever the rules allow: with its
@@ -215,7 +215,7 @@ class ImagePrompts:
 def go_on_unless(stopping: Callable[[], bool]) -> None:
     """Raises Stopped where a run is to stop."""
     if stopping():
-        raise Stopped
+        raise RunStopped
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.artifacts.directories import Kind, below, kind_of
+from edgespec.artifacts.directories import DirectoryKind, below, kind_of
 from edgespec.cli.main import run
 
 
@@ -83,17 +83,17 @@ def other(path: Path) -> Path:
     return path
 
 
-KINDS: dict[Callable[[Path], Path], Kind] = {
-    missing: Kind.MISSING,
-    file: Kind.FILE,
-    empty: Kind.EMPTY,
-    checkpoint: Kind.CHECKPOINT,
-    quantized: Kind.CHECKPOINT,
-    export: Kind.EXPORT,
-    exports: Kind.UNKNOWN,
-    engines: Kind.ENGINES,
-    torn: Kind.UNKNOWN,
-    other: Kind.UNKNOWN,
+KINDS: dict[Callable[[Path], Path], DirectoryKind] = {
+    missing: DirectoryKind.MISSING,
+    file: DirectoryKind.FILE,
+    empty: DirectoryKind.EMPTY,
+    checkpoint: DirectoryKind.CHECKPOINT,
+    quantized: DirectoryKind.CHECKPOINT,
+    export: DirectoryKind.EXPORT,
+    exports: DirectoryKind.UNKNOWN,
+    engines: DirectoryKind.ENGINES,
+    torn: DirectoryKind.UNKNOWN,
+    other: DirectoryKind.UNKNOWN,
 }
 
 
@@ -106,18 +106,18 @@ def test_kind_of_a_path(make: Callable[[Path], Path], tmp_path: Path) -> None:
 def test_manifest_that_is_not_ours_decides_nothing(content: str, tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "it")
     (path / "manifest.json").write_text(content)
-    assert kind_of(path) is Kind.CHECKPOINT
+    assert kind_of(path) is DirectoryKind.CHECKPOINT
 
 
 def test_pipe_is_no_directory_and_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert kind_of(tmp_path / "pipe") is Kind.FILE
+    assert kind_of(tmp_path / "pipe") is DirectoryKind.FILE
 
 
 def test_what_a_killed_run_left_is_not_offered(tmp_path: Path) -> None:
     export(tmp_path / ".llm.tmp-1")
     export(tmp_path / "base" / "llm")
-    assert below(tmp_path, Kind.EXPORT) == [tmp_path / "base" / "llm"]
+    assert below(tmp_path, DirectoryKind.EXPORT) == [tmp_path / "base" / "llm"]
 
 
 # What the path is -> what is said of it, and what to do; {it} is the path

@@ -9,20 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.artifacts.directories import Kind
+from edgespec.artifacts.directories import DirectoryKind
 from edgespec.artifacts.outputs import model_directory, refuse_model_directory, refuse_overwriting
 from edgespec.errors import OverwriteError
 
-KINDS: dict[str, tuple[dict[str, str], Kind | None]] = {
-    "checkpoint": ({"config.json": "{}", "model.safetensors": ""}, Kind.CHECKPOINT),
-    "shards": ({"config.json": "{}", "model.safetensors.index.json": "{}"}, Kind.CHECKPOINT),
-    "pickled": ({"config.json": "{}", "pytorch_model.bin": ""}, Kind.CHECKPOINT),
-    "quantized": ({"manifest.json": '{"kind": "quantize"}'}, Kind.CHECKPOINT),
-    "export": ({"manifest.json": '{"kind": "export"}'}, Kind.EXPORT),
-    "export without its manifest": ({"config.json": "{}", "model.onnx": ""}, Kind.EXPORT),
-    "engines": ({"manifest.json": '{"kind": "engine"}'}, Kind.ENGINES),
-    "engines with a damaged manifest": ({"manifest.json": "{", "spec_base.onnx": ""}, Kind.ENGINES),
-    "engine without its manifest": ({"llm.onnx": "", "config.json": "{}"}, Kind.ENGINES),
+KINDS: dict[str, tuple[dict[str, str], DirectoryKind | None]] = {
+    "checkpoint": ({"config.json": "{}", "model.safetensors": ""}, DirectoryKind.CHECKPOINT),
+    "shards": (
+        {"config.json": "{}", "model.safetensors.index.json": "{}"},
+        DirectoryKind.CHECKPOINT,
+    ),
+    "pickled": ({"config.json": "{}", "pytorch_model.bin": ""}, DirectoryKind.CHECKPOINT),
+    "quantized": ({"manifest.json": '{"kind": "quantize"}'}, DirectoryKind.CHECKPOINT),
+    "export": ({"manifest.json": '{"kind": "export"}'}, DirectoryKind.EXPORT),
+    "export without its manifest": ({"config.json": "{}", "model.onnx": ""}, DirectoryKind.EXPORT),
+    "engines": ({"manifest.json": '{"kind": "engine"}'}, DirectoryKind.ENGINES),
+    "engines with a damaged manifest": (
+        {"manifest.json": "{", "spec_base.onnx": ""},
+        DirectoryKind.ENGINES,
+    ),
+    "engine without its manifest": ({"llm.onnx": "", "config.json": "{}"}, DirectoryKind.ENGINES),
     "a project of its own": ({"manifest.json": '{"kind": "web"}', "config.json": "{}"}, None),
     "loose weights": ({"model.safetensors": ""}, None),
     "nothing": ({}, None),
@@ -131,6 +137,6 @@ def test_output_beside_what_is_read_is_fine(tmp_path: Path) -> None:
 
 def test_a_directory_of_the_right_kind_may_be_written(tmp_path: Path) -> None:
     engines = made(tmp_path / "engines", {"manifest.json": '{"kind": "engine"}'})
-    refuse_model_directory(engines, "it is", "", but=(Kind.ENGINES,))
+    refuse_model_directory(engines, "it is", "", but=(DirectoryKind.ENGINES,))
     with pytest.raises(OverwriteError, match="which is an engine directory"):
-        refuse_model_directory(engines, "it is", "", but=(Kind.EXPORT,))
+        refuse_model_directory(engines, "it is", "", but=(DirectoryKind.EXPORT,))

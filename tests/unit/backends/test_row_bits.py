@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends.host import HostLogits, HostStates
-from edgespec.backends.row_bits import ORDERS, TREE_PARENTS, Part, Trial, chain, nodes
+from edgespec.backends.row_bits import ORDERS, TREE_PARENTS, Trial, TrialRows, chain, nodes
 
 
 def trial() -> Trial:
@@ -37,7 +37,7 @@ def test_a_row_whose_hidden_states_alone_differ_is_found() -> None:
 def test_a_tree_is_run_in_all_orders() -> None:
     one, ran = trial(), []
 
-    def differs(part: Part) -> None:
+    def differs(part: TrialRows) -> None:
         ran.append(part.rows.tolist())
 
     one.differs = differs  # type: ignore[assignment]

@@ -18,8 +18,7 @@ from edgespec.runtime.loop.session import Session
 from edgespec.runtime.plans.acceptance_estimate import AcceptanceEstimate
 from edgespec.runtime.plans.draft_budget import Budgeted, DraftBudget
 from edgespec.runtime.sampling.sampler import Sampler
-from edgespec.runtime.text.prompt_value import ImageSlots
-from edgespec.runtime.text.prompt_value import Prompt as PromptValue
+from edgespec.runtime.text.prompt_value import ImageSlots, PromptValue
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from edgespec.vision.rows import ImageRows
 from tests.unit.runtime.hash_model import VOCAB, begin, decoder_of, plainly

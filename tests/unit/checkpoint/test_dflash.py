@@ -18,7 +18,7 @@ from edgespec.checkpoint.block_draft import IGNORED, expected_tensors, named_as_
 from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.detect import check_tensors, detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
-from edgespec.checkpoint.source import Rows
+from edgespec.checkpoint.source import RowRange
 from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
 from edgespec.graphs.completeness import check_complete
 from edgespec.methods.block_draft import BlockDraftConfig
@@ -106,7 +106,7 @@ def test_every_spelling_gives_the_same_tensors(
 def test_other_names_leave_the_identity_alone(base: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(make_dflash(tmp_path, base, fused=True))
     assert named_as_ours(checkpoint, config_of(checkpoint)).identity() == checkpoint.identity()
-    assert checkpoint.renamed({"only": Rows("norm.weight")}).tensors.keys() == {"only"}
+    assert checkpoint.renamed({"only": RowRange("norm.weight")}).tensors.keys() == {"only"}
 
 
 def test_reduced_vocabulary_is_mapped(base: Path, tmp_path: Path) -> None:

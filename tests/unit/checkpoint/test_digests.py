@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from edgespec.checkpoint import digests
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
-from edgespec.checkpoint.source import Rows
+from edgespec.checkpoint.source import RowRange
 from edgespec.errors import CheckpointError
 
 TENSORS = {
@@ -94,7 +94,7 @@ def test_what_is_read_is_not_read_again(path: Path, monkeypatch: pytest.MonkeyPa
     checkpoint.hash_while_reading()
     for name in ("a", "empty"):
         checkpoint.write_to(name, io.BytesIO())
-    checkpoint.renamed({"own": Rows("b")}).read("own")
+    checkpoint.renamed({"own": RowRange("b")}).read("own")
     checkpoint.read("c")
     monkeypatch.setattr(Checkpoint, "_chunks", lambda *_: pytest.fail("a tensor was read"))
     assert checkpoint.identity() == expected
@@ -103,7 +103,7 @@ def test_what_is_read_is_not_read_again(path: Path, monkeypatch: pytest.MonkeyPa
 def test_parts_of_tensors_do_not_count_as_tensors(path: Path) -> None:
     expected, checkpoint = identity(path), Checkpoint(path)
     checkpoint.hash_while_reading()
-    checkpoint.renamed({"own": Rows("a", 0, 50)}).write_to("own", io.BytesIO())
+    checkpoint.renamed({"own": RowRange("a", 0, 50)}).write_to("own", io.BytesIO())
     checkpoint.read_rows("a", 0, 100)
     assert checkpoint.identity() == expected
 

@@ -230,7 +230,7 @@ def test_interrupt_does_not_wait_for_files_under_way() -> None:
                 if began.is_set():
                     stop.wait(30)
                 began.set()
-        except hub.Stopped:
+        except hub.DownloadStopped:
             ended.set()
             raise
 

@@ -69,7 +69,7 @@ def said_of_devices(source: ParameterSource) -> list[str]:
 
 
 def test_a_build_that_leaves_a_cuda_device_unused_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    orin = devices.Device("Orin", 87, "12.6", 2**35)
+    orin = devices.DeviceModel("Orin", 87, "12.6", 2**35)
     monkeypatch.setattr(devices, "device_here", lambda: orin)
     monkeypatch.setattr(build, "find_spec", lambda module: module == "tensorrt" or None)
     (said,) = said_of_devices(ParameterSource.DEFAULT)

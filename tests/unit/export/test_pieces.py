@@ -74,7 +74,7 @@ MADE: dict[str, Callable[[Path], tuple[Path, ExportOptions]]] = {
 
 
 def whole_outputs(
-    graph: DecoderGraph, directory: Path, passes: tuple[golden.Pass, ...], capacity: int
+    graph: DecoderGraph, directory: Path, passes: tuple[golden.GoldenPass, ...], capacity: int
 ) -> Feeds:
     """What the written graph gives when it runs as a whole, as golden outputs are called."""
     session = ort.InferenceSession(

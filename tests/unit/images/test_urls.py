@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import RequestError
 from edgespec.images import urls
-from edgespec.images.urls import Target, fetch, is_public, read_url
+from edgespec.images.urls import UrlTarget, fetch, is_public, read_url
 from tests.unit.images.samples import attempted
 
 BODY = b"an image" * 100
@@ -158,12 +158,12 @@ def test_no_redirect_leaves_the_host(port: int, place: str, said: str) -> None:
 
 
 def test_only_from_http_to_https_of_the_same_host_may_the_scheme_change() -> None:
-    plain, secured = Target("http", "a", 80, "/"), Target("https", "a", 443, "/x")
+    plain, secured = UrlTarget("http", "a", 80, "/"), UrlTarget("https", "a", 443, "/x")
     assert urls._is_secured(plain, secured)
     for other in (
-        Target("https", "b", 443, "/"),
-        Target("https", "a", 8443, "/"),
-        Target("http", "a", 443, "/"),
+        UrlTarget("https", "b", 443, "/"),
+        UrlTarget("https", "a", 8443, "/"),
+        UrlTarget("http", "a", 443, "/"),
     ):
         assert not urls._is_secured(plain, other)
     assert not urls._is_secured(secured, plain)
@@ -327,12 +327,12 @@ def test_a_name_is_resolved_once_and_the_checked_address_is_used(
 @pytest.mark.parametrize(
     ("url", "target"),
     [
-        ("https://host/a.png", Target("https", "host", 443, "/a.png")),
-        ("HTTP://Host:8080", Target("http", "host", 8080, "/")),
-        ("http://[2606:2800::1]/a?b#c", Target("http", "2606:2800::1", 80, "/a?b")),
+        ("https://host/a.png", UrlTarget("https", "host", 443, "/a.png")),
+        ("HTTP://Host:8080", UrlTarget("http", "host", 8080, "/")),
+        ("http://[2606:2800::1]/a?b#c", UrlTarget("http", "2606:2800::1", 80, "/a?b")),
     ],
 )
-def test_a_url_is_its_parts(url: str, target: Target) -> None:
+def test_a_url_is_its_parts(url: str, target: UrlTarget) -> None:
     assert read_url(url, "x") == target
 
 

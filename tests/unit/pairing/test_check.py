@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from edgespec.artifacts import file_names, hashes
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.pairing.check import check
-from edgespec.pairing.check_result import CheckResult, Report
+from edgespec.pairing.check_result import CheckResult, PairReport
 from edgespec.pairing.table import PAIRINGS
 from tests import toys
 
@@ -84,7 +84,7 @@ def copied(shop: Path, tmp_path: Path) -> Callable[[str], Path]:
     return lambda name: Path(shutil.copytree(shop / name, tmp_path / name))
 
 
-def about(topic: str, report: Report) -> list[CheckResult]:
+def about(topic: str, report: PairReport) -> list[CheckResult]:
     return [result for result in report.results if result.topic == topic]
 
 

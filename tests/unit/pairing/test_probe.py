@@ -29,7 +29,7 @@ from edgespec.config import ModelConfig
 from edgespec.errors import CheckpointError, RequestError, UnsupportedModel
 from edgespec.pairing import probe, probe_text
 from edgespec.pairing.check import check
-from edgespec.pairing.check_result import CheckResult, Probed, Report, Share
+from edgespec.pairing.check_result import CheckResult, PairReport, Probed, Share
 from edgespec.pairing.probe_text import ProbeText
 from edgespec.pairing.readings import AS_STATED
 from edgespec.pairing.table import PAIRINGS
@@ -108,7 +108,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toys.make_base(tmp_path_factory.mktemp("base") / "base", layers=8)
 
 
-def probed(base: Path, draft: Path | None = None, **keys: Any) -> tuple[CheckResult, Report]:
+def probed(base: Path, draft: Path | None = None, **keys: Any) -> tuple[CheckResult, PairReport]:
     report = check(
         str(base), str(draft) if draft else None, probe_text=TEXT if draft else SHORT, **keys
     )
@@ -116,7 +116,7 @@ def probed(base: Path, draft: Path | None = None, **keys: Any) -> tuple[CheckRes
     return result, report
 
 
-def shares(report: Report) -> dict[tuple[int, ...], float]:
+def shares(report: PairReport) -> dict[tuple[int, ...], float]:
     assert report.probe is not None
     return {share.aux_layers: share.share for share in report.probe.shares}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import OutputError
-from edgespec.prompts import Stream, StreamOutput, stream_of
+from edgespec.prompts import OutputStream, StreamOutput, stream_of
 
 RESPONSES: list[dict[str, object]] = [{"output_text": "é" * 100_000}, {"output_text": "b"}]
 
@@ -44,7 +44,7 @@ def test_all_bytes_arrive_in_order(tmp_path: Path) -> None:
     path = tmp_path / "redirected"
     number = os.open(path, os.O_WRONLY | os.O_CREAT)
     os.write(number, b"first\n")
-    with StreamOutput(Stream("it", number)) as output:
+    with StreamOutput(OutputStream("it", number)) as output:
         for response in RESPONSES:
             output.add(response)
         output.finish(RESPONSES, "input.json")
@@ -59,10 +59,10 @@ def test_stream_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path
     (tmp_path / "file").touch()
     number = os.open(tmp_path / "file", os.O_RDONLY)
     with pytest.raises(OutputError, match="open for reading only"):
-        Stream("it", number).check()
+        OutputStream("it", number).check()
     os.close(number)
     with pytest.raises(OutputError, match="Bad file descriptor"):
-        Stream("it", number).check()
+        OutputStream("it", number).check()
 
 
 def test_responses_that_a_full_device_refuses_are_kept_elsewhere(

@@ -19,7 +19,7 @@ from edgespec.contract import Limits
 from edgespec.errors import PairingError, UnsupportedModel
 from edgespec.export.components import ExportOptions, export
 from edgespec.methods.block_draft import BlockDraftConfig
-from edgespec.modules.block_draft import BlockDraft
+from edgespec.modules.block_draft import BlockDraftModule
 from edgespec.prompts import SamplingParams
 from edgespec.quantization.schemes import MADE
 from edgespec.quantize import draft, modelopt
@@ -65,10 +65,10 @@ def config_of(path: Path) -> tuple[Checkpoint, BlockDraftConfig]:
     return checkpoint, config
 
 
-def module_of(base: Path, path: Path) -> BlockDraft:
+def module_of(base: Path, path: Path) -> BlockDraftModule:
     checkpoint, config = config_of(path)
     named, names = QUANTIZABLE[config.method].names(checkpoint, config)
-    module = BlockDraft(config).eval()
+    module = BlockDraftModule(config).eval()
     module.load_state_dict(draft.read_weights(named, Checkpoint(base), names, config))
     return module
 

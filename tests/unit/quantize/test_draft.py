@@ -217,4 +217,4 @@ def test_a_draft_is_not_written_over_an_unfinished_base(
         OutputError, match=r"an unfinished run to .*out is of base .*, this one of eagle"
     ):
         quantized(base, drafts["eagle"], tmp_path / "out", "fp8")
-    assert len(work.Work(work.directory_of(tmp_path / "out")).parts) == 7
+    assert len(work.CalibrationWork(work.directory_of(tmp_path / "out")).parts) == 7

@@ -19,7 +19,7 @@ from edgespec.contract import Limits
 from edgespec.errors import UnsupportedModel
 from edgespec.export.components import ExportOptions, export
 from edgespec.quantize.base import base_of
-from edgespec.quantize.decoder import Decoder
+from edgespec.quantize.decoder import TorchDecoder
 from edgespec.quantize.plan import plan_base
 from edgespec.quantize.tensors import to_torch
 from tests import toys
@@ -46,7 +46,7 @@ def test_layers_one_by_one_make_what_the_whole_model_makes(tmp_path: Path, name:
     path = MAKE[name](tmp_path)
     ids = np.random.default_rng(0).integers(3, 256, 24)
     checkpoint = open_checkpoint(path)
-    decoder = Decoder(base_of(checkpoint), torch.float32)
+    decoder = TorchDecoder(base_of(checkpoint), torch.float32)
 
     def read(stored: str) -> torch.Tensor:
         tensor: torch.Tensor = to_torch(checkpoint.read(stored))

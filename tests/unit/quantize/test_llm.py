@@ -421,7 +421,7 @@ def test_broken_result_is_refused_and_removed(
 
 def test_logits_below_the_threshold_are_refused() -> None:
     scheme = plan.scheme_to_make("int8_sq")
-    job = plan.Plan({"a": scheme}, (), scheme, None)
+    job = plan.QuantizationPlan({"a": scheme}, (), scheme, None)
     good = QuantizeCheck(0.99, 0.01, 3.0, 3.1, 1.0, 10, {"a": 0.01})
     check.refuse_broken(good, job)
     with pytest.raises(BuildError, match=r"cosine of 0\.9700"):

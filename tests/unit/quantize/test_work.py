@@ -202,7 +202,7 @@ def test_another_request_is_refused_with_what_differs(
         "quantization 'int8_sq' instead of 'fp8'; num_samples 2 instead of 1" in refused.value.what
     )
     assert f"rm -r {there}" in refused.value.remedy
-    assert work.Work(there).parts == {0, 1}
+    assert work.CalibrationWork(there).parts == {0, 1}
     quantized(base, tmp_path / "elsewhere", "fp8")
 
 
@@ -231,7 +231,7 @@ def test_layers_of_another_checkpoint_are_refused_and_kept(
     assert "is of base (weights " in refused.value.what
     assert "this one of other (weights " in refused.value.what
     assert f"choose another `output_dir`, or start over: rm -r {there}" in refused.value.remedy
-    assert work.Work(there).parts == {0, 1}
+    assert work.CalibrationWork(there).parts == {0, 1}
 
 
 @pytest.mark.parametrize("how", ["dot", "link", "copy"])
@@ -273,7 +273,7 @@ def test_weights_that_changed_past_the_first_bytes_are_noticed(base: Path, tmp_p
         quantized(other, tmp_path / "out")
     assert refused.value.remedy.startswith("Run its command again")
     assert refused.value.remedy.endswith(f"rm -r {there}")
-    assert work.Work(there).parts == {0, 1}
+    assert work.CalibrationWork(there).parts == {0, 1}
     quantized(other, tmp_path / "elsewhere")
     scaled(other, "model.layers.0.mlp.up_proj.weight", slice(100, None))
     with pytest.raises(OutputError, match="elsewhere already exists"):
@@ -293,7 +293,7 @@ def test_work_that_keeps_no_layers_leaves_those_of_another_request(
         "already up to date: nothing was written"
         in quantized(base, tmp_path / "out", "mxfp8").notes
     )
-    assert work.Work(there).parts == {0, 1}
+    assert work.CalibrationWork(there).parts == {0, 1}
 
 
 def test_a_directory_that_a_run_took_away_is_not_locked_by_its_old_lock(
@@ -323,7 +323,7 @@ def test_later_states_outlive_an_earlier_layer_made_again(
     base: Path, halfway: Path, tmp_path: Path
 ) -> None:
     there = left_halfway(halfway, tmp_path / "out")
-    kept = work.Work(there)
+    kept = work.CalibrationWork(there)
     (there / "states-00001.safetensors").write_bytes(b"of a run killed before it could remove them")
     kept.keep_states(0, [torch.zeros(2)])
     assert sorted(kept.numbers("states")) == [0, 2]
@@ -367,7 +367,7 @@ def test_two_runs_do_not_share_a_directory(base: Path, halfway: Path, tmp_path: 
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(OutputError, match="another run works on"):
             quantized(base, tmp_path / "out")
-    assert work.Work(there).parts == {0, 1}
+    assert work.CalibrationWork(there).parts == {0, 1}
 
 
 def test_full_disk_is_told_and_keeps_what_is_finished(
@@ -399,7 +399,7 @@ def test_broken_result_takes_its_layers_with_it(
     name = "model.layers.0.mlp.up_proj.weight_scale"
     tensors = whole_model.tensors_of_file(there / "part-00000.safetensors")
     tensors[name] = tensors[name] * 2
-    kept = work.Work(there)
+    kept = work.CalibrationWork(there)
     kept.keep_part(0, tensors)
     with pytest.raises(BuildError, match="relative error of the written weight is"):
         quantized(base, tmp_path / "out")
@@ -444,7 +444,7 @@ def test_states_are_kept_once(base: Path, halfway: Path, tmp_path: Path) -> None
     }
     listed = json.loads((there / work.PROGRESS).read_text())
     assert set(listed) == {name for name in names if name.endswith(".safetensors")}
-    found = work.Work(there).states(3)
+    found = work.CalibrationWork(there).states(3)
     assert found is not None
     assert found[0] == 2
     assert found[1][0].dtype == torch.bfloat16

@@ -47,8 +47,7 @@ from edgespec.runtime.loop.scheduler import Scheduler
 from edgespec.runtime.loop.session import Session
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.text.detokenizer import TextStream
-from edgespec.runtime.text.prompt_value import ImageSlots
-from edgespec.runtime.text.prompt_value import Prompt as PromptValue
+from edgespec.runtime.text.prompt_value import ImageSlots, PromptValue
 from edgespec.vision.rows import ImageRows
 from tests.lossless.engines import api_engines
 from tests.pace import paced

@@ -22,7 +22,7 @@ from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.loop.sequence import SequenceState
 from edgespec.runtime.loop.session import Session
-from edgespec.runtime.text.prompt_value import ImageSlots, Prompt, on_all_axes
+from edgespec.runtime.text.prompt_value import ImageSlots, PromptValue, on_all_axes
 from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
 from edgespec.vision.rows import ImageRows
 from tests.lossless.drafters import ScriptedDrafter
@@ -60,7 +60,7 @@ def image(seed: int, height: int = 4, width: int = 6) -> ImageRows:
     return ImageRows(values, {}, (1, height, width), f"image {seed}")
 
 
-def prompt_of(*parts: Sequence[int] | ImageRows) -> Prompt:
+def prompt_of(*parts: Sequence[int] | ImageRows) -> PromptValue:
     tokens, images = list[int](), list[ImageSlots]()
     for part in parts:
         if isinstance(part, ImageRows):
@@ -68,14 +68,14 @@ def prompt_of(*parts: Sequence[int] | ImageRows) -> Prompt:
             tokens += [IMAGE] * len(part)
         else:
             tokens += part
-    return Prompt.with_images(tokens, images, 2)
+    return PromptValue.with_images(tokens, images, 2)
 
 
 def decoder_of(lanes: int = 1) -> CachedDecoder:
     return CachedDecoder(HashRunner(96, lanes, CONTRACT), TokenRows(), AxisRows())
 
 
-def plainly(prompt: Prompt, count: int = COUNT) -> list[int]:
+def plainly(prompt: PromptValue, count: int = COUNT) -> list[int]:
     """What is right, without a cache, a mask or a session."""
     embeds = list(map(float, prompt))
     for slots in prompt.images:
@@ -105,7 +105,7 @@ PROMPTS = {
     "first": prompt_of(image(2), [4]),
     "last": prompt_of([6], image(3)),
     "several": prompt_of([1], image(1), [2, 2], image(2, 6, 10), image(1), [7, 3]),
-    "text": Prompt.of([1, 2, 3, 4]),
+    "text": PromptValue.of([1, 2, 3, 4]),
 }
 
 
@@ -113,7 +113,7 @@ PROMPTS = {
 @pytest.mark.parametrize("chunk", [256, 5, 1])
 @pytest.mark.parametrize("right", [None, 0.7, 1])
 def test_answers_are_right_in_chunks_of_any_size_and_with_drafts(
-    monkeypatch: pytest.MonkeyPatch, prompt: Prompt, chunk: int, right: float | None
+    monkeypatch: pytest.MonkeyPatch, prompt: PromptValue, chunk: int, right: float | None
 ) -> None:
     """A chunk may end within an image."""
     monkeypatch.setattr(CachedDecoder, "prefill_chunk", chunk)
@@ -146,7 +146,7 @@ def test_batches_mix_text_and_images_and_lanes_keep_their_offsets_when_they_move
 # Prefixes
 
 
-def turn(session: Session, prompt: Prompt, **more: int) -> tuple[list[int], int]:
+def turn(session: Session, prompt: PromptValue, **more: int) -> tuple[list[int], int]:
     seq = SequenceState(prompt, GREEDY, COUNT, **more)
     (found,) = answers(session, seq)
     return found, seq.num_reused

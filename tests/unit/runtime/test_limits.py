@@ -11,7 +11,7 @@ import edgespec
 from edgespec.errors import LimitError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.limits import EngineLimits, takes_whole_prompts
+from edgespec.runtime.limits import RequestLimits, takes_whole_prompts
 from tests.lossless.engines import api_engines
 
 GREEDY = SamplingParams(temperature=0, max_generate_length=3)
@@ -24,7 +24,7 @@ def engine() -> Iterator[Engine]:
     with Engine(api_engines() / "one") as engine:
         draft = engine.configs["draft"]
         short = replace(draft, limits=replace(draft.limits, max_input_len=4))
-        engine.limits = EngineLimits({**engine.configs, "draft": short}, engine.max_batch_size)
+        engine.limits = RequestLimits({**engine.configs, "draft": short}, engine.max_batch_size)
         yield engine
 
 

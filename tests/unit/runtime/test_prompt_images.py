@@ -14,7 +14,7 @@ from edgespec.errors import EngineClosed, EnvironmentProblem, LimitError, Reques
 from edgespec.images import ImageProcessor, ImageReader, ImageRules, PreparedImage
 from edgespec.prompts import ImageItem
 from edgespec.runtime.vision import image_prompts
-from edgespec.runtime.vision.image_prompts import ImagePrompts, Stopped
+from edgespec.runtime.vision.image_prompts import ImagePrompts, RunStopped
 from edgespec.runtime.vision.image_stats import ImageStats
 from tests.unit.images.counting import MARK, TOKENS, Counting, images_of
 from tests.unit.images.samples import png
@@ -106,7 +106,7 @@ def test_a_stop_is_heard_between_two_images(images: ImagePrompts, encoder: Count
         asked.append(len(asked))
         return len(asked) == 4  # two are read, the first is encoded
 
-    with pytest.raises(Stopped):
+    with pytest.raises(RunStopped):
         images.prompt(MARK * 2, items("0.png", "1.png"), stopping=third)
     assert encoder.asked == ['"0.png"']
 

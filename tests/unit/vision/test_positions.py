@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from edgespec.runtime.text.prompt_value import ImageSlots, Prompt
+from edgespec.runtime.text.prompt_value import ImageSlots, PromptValue
 from edgespec.vision.positions import prompt_positions
 from edgespec.vision.rows import ImageRows
 
@@ -61,4 +61,4 @@ def test_positions_and_offset_are_those_of_transformers(model_type: str, parts: 
     np.testing.assert_array_equal(found, wanted[:, 0].T.numpy())
     rows = [ImageRows(np.zeros((h * w // 4, 2)), {}, (t, h, w), "") for _, (t, h, w) in images]
     slots = [ImageSlots(start, own) for (start, _), own in zip(images, rows, strict=True)]
-    assert Prompt.with_images(tokens, slots, MERGE).position_offset == delta.item()
+    assert PromptValue.with_images(tokens, slots, MERGE).position_offset == delta.item()

@@ -105,7 +105,7 @@ def source() -> str:
     return "\n".join((folder / name).read_text(encoding="utf-8") for name in FILES)
 
 
-class Layout:
+class KernelLayout:
     """How the values of a kernel's structure become bytes: numbers, and behind them arrays."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
@@ -126,7 +126,7 @@ class Layout:
         return out
 
 
-LAYOUTS = {name: Layout(dtype) for name, dtype in STRUCTURES.items()}
+LAYOUTS = {name: KernelLayout(dtype) for name, dtype in STRUCTURES.items()}
 
 
 def structure(kernel: str, **values: Any) -> bytes:

@@ -20,7 +20,7 @@ BLOCK_SIZES = (32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class WeightLayout:
     """A weight [out, in] of signed values of 4 or 8 bits, a scale per output and `block` inputs."""
 
     bits: Literal[4, 8]

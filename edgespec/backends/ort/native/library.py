@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
     from numpy.typing import NDArray
 
-    from edgespec.backends.ort.native.layout import Layout
+    from edgespec.backends.ort.native.layout import WeightLayout
 
 DOMAIN = "edgespec"  # of the operators
 LAYOUT_VERSION = 1  # of packed weights, as in matmul.h
@@ -61,7 +61,7 @@ class Kernels:
 
     def low_bit_matmul(
         self,
-        layout: Layout,
+        layout: WeightLayout,
         rounding: int,
         scale: float,
         packed: NDArray[np.uint8],

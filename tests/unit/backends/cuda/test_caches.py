@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from edgespec.backends.cuda.caches import KvCache, Rows
+from edgespec.backends.cuda.caches import KvCache, RowTable
 from edgespec.backends.cuda.kernels import MAX_MOVES
 from edgespec.backends.cuda.workspace import Buffer, Workspace
 from tests.tensorrt_simulator.cpu_kernels import made_device
@@ -83,7 +83,7 @@ def test_an_engines_rows_are_appended(workspace: Workspace, dim: int) -> None:
         workspace.device.at(buffer.address, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
     table = workspace.table([buffer.address for buffer in buffers])
     head = rows * dim * 2
-    cache.append(1, 17, Rows(table, head, HEADS * head), rows)
+    cache.append(1, 17, RowTable(table, head, HEADS * head), rows)
     workspace.synchronize()
     expected = np.zeros(dims, np.float16)
     expected[:, 1, :, 17 : 17 + rows] = given[:, 1]

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.backends.ort import int8_gemm
-from edgespec.backends.ort.int8_gemm import Kernel, is_exact_here, pack
+from edgespec.backends.ort.int8_gemm import Int8Kernel, is_exact_here, pack
 from edgespec.errors import BuildError
 from edgespec.quantization.quantized_weight import QuantizedWeight, quantize_rtn
 from edgespec.quantization.schemes import SCHEMES
@@ -26,7 +26,7 @@ def weight() -> QuantizedWeight:
 
 
 def product(x: Floats, step: np.float32 | None) -> Floats:
-    kernel = Kernel(IN, OUT, step)
+    kernel = Int8Kernel(IN, OUT, step)
     return int8_gemm.run(kernel, x, *pack(kernel, weight()))
 
 
@@ -81,7 +81,7 @@ def test_one_scale_for_the_whole_weight_is_one_for_each_channel() -> None:
     whole = QuantizedWeight(
         "w", SCHEMES["int8_sq"], values, np.full((1, 1), 0.5, np.float32), (OUT, IN)
     )
-    _, scales = pack(Kernel(IN, OUT, np.float32(0.25)), whole)
+    _, scales = pack(Int8Kernel(IN, OUT, np.float32(0.25)), whole)
     np.testing.assert_array_equal(scales, np.full(OUT, 0.125, np.float32))
 
 
@@ -128,7 +128,7 @@ def test_other_nodes_are_no_static_input(node: ir.Node) -> None:
 # Broken ones
 
 
-def in_16_bits(kernel: Kernel, x: Floats, values: Any, scales: Any) -> Floats:
+def in_16_bits(kernel: Int8Kernel, x: Floats, values: Any, scales: Any) -> Floats:
     """What a CPU without the instruction computes: pairs of products saturate."""
     assert kernel.step is not None
     unsigned = np.clip(np.rint(x / kernel.step), -128, 127).astype(np.int64) + 128
@@ -180,4 +180,4 @@ def test_a_kernel_that_reads_something_else_is_found(
         lambda kernel, x, *arrays: run(kernel, x, *map(np.ascontiguousarray, fault(*arrays))),
     )
     with pytest.raises(BuildError, match=r"MatMulInteger computes the weight with an error of"):
-        pack(Kernel(IN, OUT, step), weight())
+        pack(Int8Kernel(IN, OUT, step), weight())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgespec.backends.tensorrt import staging
-from edgespec.backends.tensorrt.devices import Device
+from edgespec.backends.tensorrt.devices import DeviceModel
 from edgespec.backends.tensorrt.options import TensorRTOptions
 from edgespec.backends.tensorrt.parser_version import RELEASES
 from edgespec.backends.tensorrt.target import Target
@@ -100,7 +100,7 @@ def test_conditions_hold_for_the_versions_that_they_stand_for(
 ) -> None:
     """The jobs of a build have what a version lacks in no form."""
     row = RELEASES[release]
-    device = Device("a device", 120, "13.0", 2**34)
+    device = DeviceModel("a device", 120, "13.0", 2**34)
     for here in (None, device):
         monkeypatch.setattr(staging, "device_here", lambda found=here: found)
         job = staging.job_of(plan(row), TensorRTOptions(), Path("graph"), Path("engine"))

@@ -14,7 +14,7 @@ import pytest
 from edgespec.backends.base import LaneRows, Runner
 from edgespec.backends.call import Call
 from edgespec.backends.tensorrt import capacities
-from edgespec.backends.tensorrt.capacities import Variant, VariantRunner
+from edgespec.backends.tensorrt.capacities import CapacityEngine, VariantRunner
 from edgespec.errors import EnvironmentProblem
 
 LANES = 3
@@ -97,7 +97,7 @@ def runner_on(
     def opening(capacity: int) -> Callable[[], Runner]:
         return lambda: cast(Runner, Engine(device, capacity, recurrent))
 
-    return VariantRunner([Variant(c, SLOTS[c], 0, opening(c)) for c in capacities])
+    return VariantRunner([CapacityEngine(c, SLOTS[c], 0, opening(c)) for c in capacities])
 
 
 def write(runner: VariantRunner, lane: int, start: int, count: int, **extras: object) -> None:

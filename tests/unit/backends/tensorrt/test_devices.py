@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from edgespec.backends.tensorrt.devices import Device, check_formats, first_device, title_of
+from edgespec.backends.tensorrt.devices import DeviceModel, check_formats, first_device, title_of
 from edgespec.errors import UnsupportedModel
 
 
@@ -79,7 +79,7 @@ class Driver:
 
 def test_the_first_device_is_as_the_driver_says() -> None:
     found = first_device(cast(ctypes.CDLL, Driver()))
-    assert found == Device("NVIDIA Thor", 110, "13.2", 122 << 30)
+    assert found == DeviceModel("NVIDIA Thor", 110, "13.2", 122 << 30)
 
 
 @pytest.mark.parametrize("failing", ["cuInit", "cuDeviceGet", "cuDeviceGetAttribute"])

@@ -33,7 +33,7 @@ def nothing(share: float) -> None:
     """Listens to nothing."""
 
 
-def run(program: str, advance: Callable[[float], None] = nothing) -> process.Report:
+def run(program: str, advance: Callable[[float], None] = nothing) -> process.ProcessReport:
     return process.run(JOB, advance, os.environ, (sys.executable, "-c", BEGIN + program))
 
 

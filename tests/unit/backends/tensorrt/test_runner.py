@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.backends.cuda.device.base import DeviceMemoryFull, DeviceProblem
 from edgespec.backends.cuda.workspace import Memory, Workspace
-from edgespec.backends.tensorrt.execution import Context
+from edgespec.backends.tensorrt.execution import ExecutionContext
 from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.backends.tensorrt.target import Dialect
 from edgespec.backends.tensorrt.versions import RTX, capabilities_of
@@ -187,14 +187,14 @@ def test_a_capture_ends_whatever_happens_in_it(
 ) -> None:
     """A stream that stays captured does nothing any more."""
     run(runner, 8)
-    device, enqueue = device_of(runner.workspace), Context.enqueue
+    device, enqueue = device_of(runner.workspace), ExecutionContext.enqueue
 
-    def broken(self: Context) -> None:
+    def broken(self: ExecutionContext) -> None:
         enqueue(self)
         if device.streams[runner.workspace.stream].kept is not None:
             raise error
 
-    monkeypatch.setattr(Context, "enqueue", broken)
+    monkeypatch.setattr(ExecutionContext, "enqueue", broken)
     if isinstance(error, DeviceProblem):
         run(runner, 8)  # what cannot be captured runs without
     else:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.backends.tensorrt import fingerprint
-from edgespec.backends.tensorrt.devices import Device
+from edgespec.backends.tensorrt.devices import DeviceModel
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.backends.tensorrt.target import Dialect
@@ -67,7 +67,7 @@ def test_a_wrong_key_is_named(key: str, value: object) -> None:
 
 # ---- the machine that an engine is bound to
 
-HERE = Device("RTX 5090", 120, "13.2", 32 << 30)
+HERE = DeviceModel("RTX 5090", 120, "13.2", 32 << 30)
 BOUND = fingerprint.fingerprint_of(RTX, "1.7.1.116", 120)
 
 

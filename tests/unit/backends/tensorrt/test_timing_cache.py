@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.tensorrt import timing_cache
-from edgespec.backends.tensorrt.devices import Device
+from edgespec.backends.tensorrt.devices import DeviceModel
 from edgespec.backends.tensorrt.versions import RTX, TENSORRT
 from edgespec.errors import OutputError
 
-THOR = Device("NVIDIA Thor", 110, "13.0", 122 << 30)
+THOR = DeviceModel("NVIDIA Thor", 110, "13.0", 122 << 30)
 
 
 class Cache:

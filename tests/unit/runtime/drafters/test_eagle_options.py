@@ -7,7 +7,7 @@ import pytest
 from edgespec.errors import LimitError, OptionError
 from edgespec.runtime.drafters.block_drafter import BlockLimits
 from edgespec.runtime.drafters.eagle_options import EagleOptions
-from edgespec.runtime.drafters.mtp import HeadLimits
+from edgespec.runtime.drafters.mtp import MtpLimits
 from edgespec.runtime.plans.plan import TreeLimits
 from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan
@@ -168,7 +168,7 @@ def test_a_static_tree_may_have_more_nodes_than_a_dynamic_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [TreeLimits(64, 60, 96), HeadLimits(64, 60, 96), BlockLimits(64, 8, 96)]
+    "limits", [TreeLimits(64, 60, 96), MtpLimits(64, 60, 96), BlockLimits(64, 8, 96)]
 )
 def test_drafters_that_make_their_own_trees_refuse_choices(
     limits: TreeLimits | BlockLimits,

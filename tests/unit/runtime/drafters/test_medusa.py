@@ -16,8 +16,8 @@ from edgespec.errors import LimitError, OptionError
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.medusa import (
     CartesianPlan,
-    HeadLimits,
     MedusaDrafter,
+    MedusaLimits,
     MedusaOptions,
 )
 from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
@@ -26,7 +26,7 @@ from edgespec.runtime.trees.tree import DraftPlan
 HEADS, VOCAB, LANES = 3, 8, 4
 ROOTS = [[i] for i in range(8)]
 HINTS = PlanHints(steps=3, block_nodes=8)
-LIMITS = HeadLimits(max_verify_tree_size=60, num_heads=HEADS, vocab_size=VOCAB)
+LIMITS = MedusaLimits(max_verify_tree_size=60, num_heads=HEADS, vocab_size=VOCAB)
 
 
 class Tables:
@@ -164,7 +164,7 @@ def test_a_prefix_is_remembered_by_its_length() -> None:
 
 def test_a_plan_that_nobody_sized_is_a_chain_of_all_heads() -> None:
     assert LIMITS.plan(None, None, None, HINTS) == CartesianPlan(1, 3, 4)
-    few = HeadLimits(max_verify_tree_size=3, num_heads=3, vocab_size=VOCAB)
+    few = MedusaLimits(max_verify_tree_size=3, num_heads=3, vocab_size=VOCAB)
     assert few.plan(None, None, None, HINTS).verify_size == 3
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.runtime.drafters.suffix_automaton import EMPTY, ROOT, Context, SuffixAutomaton
+from edgespec.runtime.drafters.suffix_automaton import EMPTY, ROOT, MatchContext, SuffixAutomaton
 
 texts = st.integers(1, 4).flatmap(
     lambda letters: st.lists(st.integers(0, letters - 1), min_size=1, max_size=70)
@@ -174,6 +174,6 @@ def test_separators_end_texts() -> None:
 
 def test_empty_text_repeats_nothing() -> None:
     automaton = SuffixAutomaton(4)
-    assert automaton.repeated() == Context(ROOT, 0)
+    assert automaton.repeated() == MatchContext(ROOT, 0)
     assert automaton.continuations(EMPTY) == []
     assert automaton.advance(EMPTY, 3) == EMPTY

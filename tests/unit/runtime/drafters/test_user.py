@@ -31,7 +31,7 @@ from edgespec.runtime.drafters.trtllm import (
     ScheduledRequests,
     TrtLlmDrafter,
 )
-from edgespec.runtime.drafters.user import DraftContext, Proposal, ProposingDrafter, Tokens
+from edgespec.runtime.drafters.user import DraftContext, Proposal, ProposingDrafter, TokenView
 from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.loop.sequence import SequenceState, StepOutput
 from edgespec.runtime.loop.session import Session
@@ -166,7 +166,7 @@ def test_hidden_states_come_for_each_committed_position_once_where_they_are_aske
 
 def test_tokens_cannot_be_changed_and_do_not_grow() -> None:
     behind = [4, 5, 6]
-    tokens = Tokens(behind)
+    tokens = TokenView(behind)
     behind.append(7)
     assert (len(tokens), list(tokens), tokens[-1], tokens[1:]) == (3, [4, 5, 6], 6, [5, 6])
     assert tokens[::-1] == [6, 5, 4]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgespec.contract import canonical_contract
-from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.trees.tree import DraftTree
 from tests.unit.runtime.hash_model import (
     CONTRACT,
@@ -87,7 +87,7 @@ def test_a_window_counts_positions_where_slots_of_a_tree_share_them() -> None:
     decoder = decoder_of(16, window=2)
     read(decoder, 0, [1, 2])
     tree = DraftTree(np.array([3, 4, 5, 6, 7, 8]), np.array([-1, 0, 0, 0, 3, 4]))
-    rows = Rows(0, tree.tokens, 2 + tree.depths, tree.mask, np.arange(6))
+    rows = DecoderRows(0, tree.tokens, 2 + tree.depths, tree.mask, np.arange(6))
     found = decoder.run([rows])[0].logits.rows()
     seen = [
         [(1, 2), (2, 3)],
@@ -161,7 +161,7 @@ def test_a_recurrent_base_is_told_which_rows_of_a_call_follow_which() -> None:
     read(decoder, 2, [3])
     tree = np.array([[True, False, False], [True, True, False], [True, False, True]])
     parts = [
-        Rows(0, np.array([4, 5, 6]), np.array([2, 3, 3]), tree, np.arange(3)),
+        DecoderRows(0, np.array([4, 5, 6]), np.array([2, 3, 3]), tree, np.arange(3)),
         decoder.causal(2, np.array([7]), np.array([0])),
     ]
     first, second = decoder.run(parts)

@@ -20,7 +20,7 @@ from edgespec.errors import LimitError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.acceptance.verify import ACCEPT_RULES, AcceptOptions, AcceptResult, walk
 from edgespec.runtime.drafters.base import DraftRequest
-from edgespec.runtime.lanes.decoder import CachedDecoder, Rows
+from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.loop.sequence import SequenceState, StepOutput
 from edgespec.runtime.loop.session import Session
 from edgespec.runtime.sampling.sampler import Sampler, top_log_probs
@@ -428,7 +428,7 @@ def scratched(
     decoder: CachedDecoder, tokens: list[int], positions: list[int], visible: list[list[bool]]
 ) -> np.ndarray:
     """Logits of the last token."""
-    rows = Rows(
+    rows = DecoderRows(
         0, np.array(tokens), np.array(positions), np.array(visible), np.array([len(tokens) - 1])
     )
     return decoder.run([rows])[0].logits.row(0)

@@ -74,9 +74,9 @@ def test_a_method_of_trees_drafts_chains_where_only_they_will_do(how: dict[str, 
 
 def test_heads_are_those_of_the_draft_whoever_asks_for_them() -> None:
     """By flags, by a file's block and by a request's or a caller's config."""
-    from edgespec.runtime.drafters.medusa import HeadLimits, MedusaOptions
+    from edgespec.runtime.drafters.medusa import MedusaLimits, MedusaOptions
 
-    draft = SimpleNamespace(limits=lambda config: HeadLimits(64, 3, 1000))
+    draft = SimpleNamespace(limits=lambda config: MedusaLimits(64, 3, 1000))
     drafting = SimpleNamespace(of=lambda drafter, options: draft)
     keys: dict[str, Any] = {"medusa_choices": [[0], [0, 0]], "num_medusa_heads": 4}
     config, _ = read_config({"decoding_type": "Medusa", **keys})

@@ -7,7 +7,7 @@ import pytest
 
 from edgespec.backends.ort.backend import BACKEND
 from edgespec.errors import LimitError
-from edgespec.runtime.drafters.mtp import HeadLimits
+from edgespec.runtime.drafters.mtp import MtpLimits
 from edgespec.runtime.plans.plan import TreeLimits
 from edgespec.runtime.trees.tree import DraftPlan
 
@@ -25,7 +25,7 @@ def test_a_chosen_chain_drafts_no_more_than_is_verified(
 
 def test_a_head_s_remedy_is_no_tree() -> None:
     with pytest.raises(LimitError) as found:
-        HeadLimits(60, 60, 1000).plan(1, 3, 7, HINTS)
+        MtpLimits(60, 60, 1000).plan(1, 3, 7, HINTS)
     assert found.value.remedy == "Lower it to 4, or raise `spec_draft_step` to 6."
     with pytest.raises(LimitError, match="to 4 or less, or raise `spec_draft_step`"):
         TreeLimits(60, 60, 1000).plan(1, 3, 7, HINTS)

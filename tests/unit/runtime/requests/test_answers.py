@@ -13,8 +13,8 @@ from edgespec.errors import EnvironmentProblem, RequestError
 from edgespec.prompts import MAX_LENGTH, Message, Request, SamplingParams
 from edgespec.runtime.loop.generation import GenerationRequest, Response
 from edgespec.runtime.loop.metrics import RequestMetrics
-from edgespec.runtime.requests.answers import Answer, Answers, sentences
-from edgespec.runtime.vision.image_prompts import Stopped
+from edgespec.runtime.requests.answers import Answer, FileAnswers, sentences
+from edgespec.runtime.vision.image_prompts import RunStopped
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Echo:
         if "slow image" in text:  # a signal comes meanwhile
             self.stopping = True
             assert stopping()
-            raise Stopped
+            raise RunStopped
         return self.encode(text)
 
     def run_queue(
@@ -79,7 +79,7 @@ def request(index: int, text: str, *turns: str) -> Request:
 
 
 def run(echo: Echo, *requests: Request) -> list[Answer]:
-    found = list(Answers(echo, None, stopping=lambda: echo.stopping).run(requests))
+    found = list(FileAnswers(echo, None, stopping=lambda: echo.stopping).run(requests))
     keys = [answer.key for answer in found]
     assert sorted(keys) == [
         (r.index, turn) for r in requests for turn in range(len(r.turns) + 1)
@@ -95,7 +95,7 @@ def test_conversation_is_finished_before_the_next_one_begins() -> None:
 
 def test_prompt_is_made_when_its_turn_comes() -> None:
     echo = Echo()
-    answers = Answers(echo, None).run([request(i, str(i)) for i in range(5)])
+    answers = FileAnswers(echo, None).run([request(i, str(i)) for i in range(5)])
     next(answers)
     assert echo.rendered == ["0"]
 

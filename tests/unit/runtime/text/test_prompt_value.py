@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.runtime.text.prompt_value import ImageSlots, Prompt
+from edgespec.runtime.text.prompt_value import ImageSlots, PromptValue
 from edgespec.vision.rows import ImageRows
 
 IMAGE, WIDTH = 9, 2
@@ -16,7 +16,7 @@ def rows(key: str = "a", height: int = 4, width: int = 6, first: float = 0.0) ->
     return ImageRows(embeds, {"more": 10 * embeds}, (1, height, width), key)
 
 
-def prompt(*keys: str) -> Prompt:
+def prompt(*keys: str) -> PromptValue:
     """Three tokens of text before each image of six rows, and two behind the last."""
     tokens: list[int] = []
     images = []
@@ -24,16 +24,16 @@ def prompt(*keys: str) -> Prompt:
         tokens += [1, 2, 3]
         images.append(ImageSlots(len(tokens), rows(key)))
         tokens += [IMAGE] * 6
-    return Prompt.with_images([*tokens, 4, 5], images, 2)
+    return PromptValue.with_images([*tokens, 4, 5], images, 2)
 
 
 def test_text_is_its_tokens() -> None:
-    text = Prompt.of([3, 1, 2])
+    text = PromptValue.of([3, 1, 2])
     assert (list(text), len(text), text[1:]) == ([3, 1, 2], 3, (1, 2))
     assert (text.cache_key, text.positions, text.position_offset) == ((3, 1, 2), None, 0)
-    assert Prompt.of(text) is text
-    assert Prompt.with_images([3, 1], [], 2).positions is None
-    assert Prompt.of(np.array([3, 1])).tokens == (3, 1)
+    assert PromptValue.of(text) is text
+    assert PromptValue.with_images([3, 1], [], 2).positions is None
+    assert PromptValue.of(np.array([3, 1])).tokens == (3, 1)
 
 
 def test_the_key_of_a_slot_is_the_image_s_content_and_the_row() -> None:

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION, kernels, why_missing
 
 TYPES = {
@@ -74,7 +74,7 @@ def session_of(
 
 
 def matmul_session(
-    layout: Layout, packed: NDArray[np.uint8], threads: int = 1, **attributes: Any
+    layout: WeightLayout, packed: NDArray[np.uint8], threads: int = 1, **attributes: Any
 ) -> ort.InferenceSession:
     """A session of one LowBitMatMul: x [rows, in] -> y [rows, out]."""
     sizes = {"K": layout.in_features, "N": [layout.out_features]}

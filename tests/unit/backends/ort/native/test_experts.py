@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.backends.ort.experts import PARTS, ExpertsLayout
-from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import LAYOUT_VERSION, kernels
 from tests.unit.backends.ort.native.sessions import compiled, session_of
 from tests.unit.backends.ort.native.test_matmul import dequantized, rounded, some_weight
@@ -38,7 +38,9 @@ class Layer:
     def of(cls, experts: int, hidden: int, inner: int, bits: int = 4, block: int = 32) -> Layer:
         width = 4 if bits == 4 else 8
         layout = ExpertsLayout(
-            experts, Layout(width, block, hidden, inner), Layout(width, block, inner, hidden)
+            experts,
+            WeightLayout(width, block, hidden, inner),
+            WeightLayout(width, block, inner, hidden),
         )
         packed = np.zeros(experts * layout.expert_bytes, np.uint8)
         weights = []

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgespec.backends.host import HostLogits
 from edgespec.backends.ort.contract import FOUND
 from edgespec.backends.ort.head import Found, search
-from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import LAYOUT_VERSION, MOST_TOP, kernels
 from tests.unit.backends.ort.native.sessions import compiled, matmul_session, session_of
 
@@ -98,7 +98,7 @@ def test_all_levels_find_the_same_bits(kind: str) -> None:
 class HeadSession:
     """A session of one LowBitHead, and the LowBitMatMul of its weight."""
 
-    def __init__(self, layout: Layout, packed: NDArray[np.uint8], threads: int = 1) -> None:
+    def __init__(self, layout: WeightLayout, packed: NDArray[np.uint8], threads: int = 1) -> None:
         self.layout, self.packed = layout, packed
         self.product = matmul_session(layout, packed)
         self.session = head_session(layout, threads)
@@ -119,7 +119,7 @@ class HeadSession:
         return y
 
 
-def head_session(layout: Layout, threads: int = 1, **attributes: Any) -> ort.InferenceSession:
+def head_session(layout: WeightLayout, threads: int = 1, **attributes: Any) -> ort.InferenceSession:
     """A session of one LowBitHead."""
     form = {"bits": layout.bits, "block_size": layout.block, "layout_version": LAYOUT_VERSION}
     sizes = {"K": layout.in_features, "N": [layout.out_features]}
@@ -142,7 +142,10 @@ def head_session(layout: Layout, threads: int = 1, **attributes: Any) -> ort.Inf
 
 def made_head(vocab: int, width: int = 70, bits: int = 4, threads: int = 1) -> HeadSession:
     """A head of which many outputs are the same, so that logits are."""
-    random, layout = np.random.default_rng(vocab), Layout(4 if bits == 4 else 8, 32, width, vocab)
+    random, layout = (
+        np.random.default_rng(vocab),
+        WeightLayout(4 if bits == 4 else 8, 32, width, vocab),
+    )
     kinds = max(1, vocab // 3)
     values = random.integers(-layout.middle, layout.middle, (kinds, width), np.int8)
     scales = random.uniform(0.5, 2, (kinds, layout.num_blocks)).astype(np.float32)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import LAYOUT_VERSION, kernels
 from tests.unit.backends.ort.native.sessions import compiled, matmul_session, session_of
 
@@ -23,7 +23,7 @@ ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 33]
 pytestmark = compiled
 
 
-def some_weight(layout: Layout, seed: int = 0) -> tuple[NDArray[np.int8], Floats]:
+def some_weight(layout: WeightLayout, seed: int = 0) -> tuple[NDArray[np.int8], Floats]:
     random = np.random.default_rng(seed)
     shape = (layout.out_features, layout.in_features)
     values = random.integers(-layout.middle, layout.middle, shape, np.int8)
@@ -31,13 +31,13 @@ def some_weight(layout: Layout, seed: int = 0) -> tuple[NDArray[np.int8], Floats
     return values, scales.astype(np.float32)
 
 
-def some_rows(layout: Layout, count: int, seed: int = 1) -> Floats:
+def some_rows(layout: WeightLayout, count: int, seed: int = 1) -> Floats:
     random = np.random.default_rng(seed)
     x = random.standard_normal((count, layout.in_features)).astype(np.float32)
     return x * np.exp(random.uniform(-3, 3, (count, 1))).astype(np.float32)
 
 
-def rounded(layout: Layout, x: Floats, by_row: bool = False) -> NDArray[np.float64]:
+def rounded(layout: WeightLayout, x: Floats, by_row: bool = False) -> NDArray[np.float64]:
     """Rows as the kernel rounds them: to 127 steps of the largest of each block, or of the row."""
     padded = np.zeros((len(x), layout.num_blocks * layout.block), np.float32)
     padded[:, : x.shape[1]] = x
@@ -49,7 +49,9 @@ def rounded(layout: Layout, x: Floats, by_row: bool = False) -> NDArray[np.float
     return found[:, : x.shape[1]]
 
 
-def dequantized(layout: Layout, values: NDArray[np.int8], scales: Floats) -> NDArray[np.float64]:
+def dequantized(
+    layout: WeightLayout, values: NDArray[np.int8], scales: Floats
+) -> NDArray[np.float64]:
     each = np.repeat(scales.astype(np.float64), layout.block, axis=1)[:, : layout.in_features]
     return values * each
 
@@ -59,7 +61,7 @@ def dequantized(layout: Layout, values: NDArray[np.int8], scales: Floats) -> NDA
 def test_product_is_that_of_the_rounded_rows(
     level: str, bits: int, block: int, in_features: int, out_features: int
 ) -> None:
-    layout = Layout(4 if bits == 4 else 8, block, in_features, out_features)
+    layout = WeightLayout(4 if bits == 4 else 8, block, in_features, out_features)
     values, scales = some_weight(layout)
     session = matmul_session(layout, layout.pack(values, scales))
     weight = dequantized(layout, values, scales)
@@ -72,7 +74,7 @@ def test_product_is_that_of_the_rounded_rows(
 
 
 def test_all_levels_give_the_same_bits() -> None:
-    layout = Layout(4, 32, 299, 75)
+    layout = WeightLayout(4, 32, 299, 75)
     session = matmul_session(layout, layout.pack(*some_weight(layout)))
     x = some_rows(layout, 11)
     found = []
@@ -85,7 +87,7 @@ def test_all_levels_give_the_same_bits() -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_bits_of_a_row_do_not_depend_on_its_neighbours(level: str, bits: int) -> None:
-    layout = Layout(4 if bits == 4 else 8, 32, 96, 70)
+    layout = WeightLayout(4 if bits == 4 else 8, 32, 96, 70)
     packed = layout.pack(*some_weight(layout))
     one, two = matmul_session(layout, packed), matmul_session(layout, packed, threads=2)
     x = some_rows(layout, 40)
@@ -99,7 +101,7 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(level: str, bits: int) ->
 
 
 def test_a_weight_may_come_with_each_call(level: str) -> None:
-    layout = Layout(4, 32, 96, 70)
+    layout = WeightLayout(4, 32, 96, 70)
     packed, x = layout.pack(*some_weight(layout)), some_rows(layout, 7)
     form = {"bits": 4, "block_size": 32, "layout_version": LAYOUT_VERSION}
     given = session_of(
@@ -114,7 +116,7 @@ def test_a_weight_may_come_with_each_call(level: str) -> None:
 
 
 def test_several_weights_share_the_rows_of_one_call(level: str) -> None:
-    layouts = [Layout(4, 32, 96, out) for out in (70, 5, 64)]
+    layouts = [WeightLayout(4, 32, 96, out) for out in (70, 5, 64)]
     packed = [one.pack(*some_weight(one, seed)) for seed, one in enumerate(layouts)]
     x = some_rows(layouts[0], 7)
     sizes = [one.out_features for one in layouts]
@@ -132,7 +134,7 @@ def test_several_weights_share_the_rows_of_one_call(level: str) -> None:
 
 
 def test_a_scale_per_row_rounds_the_whole_row_alike(level: str) -> None:
-    layout = Layout(8, 32, 100, 20)
+    layout = WeightLayout(8, 32, 100, 20)
     values, scales = some_weight(layout)
     session = matmul_session(layout, layout.pack(values, scales), round_by_row=1)
     x = some_rows(layout, 5)
@@ -144,7 +146,7 @@ def test_a_scale_per_row_rounds_the_whole_row_alike(level: str) -> None:
 
 
 def test_a_static_scale_saturates_as_quantize_linear_does(level: str) -> None:
-    layout = Layout(8, 32, 40, 17)
+    layout = WeightLayout(8, 32, 40, 17)
     values, scales = some_weight(layout)
     step = np.float32(0.03)
     session = matmul_session(layout, layout.pack(values, scales), activation_scale=float(step))
@@ -158,7 +160,7 @@ def test_a_static_scale_saturates_as_quantize_linear_does(level: str) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_static_scale_hides_nothing_that_is_no_number(level: str, bad: float) -> None:
-    layout = Layout(8, 32, 40, 17)
+    layout = WeightLayout(8, 32, 40, 17)
     session = matmul_session(layout, layout.pack(*some_weight(layout)), activation_scale=0.03)
     x = some_rows(layout, 3)
     (calm,) = session.run(None, {"x": x})
@@ -169,14 +171,14 @@ def test_a_static_scale_hides_nothing_that_is_no_number(level: str, bad: float) 
 
 
 def test_a_call_of_no_rows_gives_none(level: str) -> None:
-    layout = Layout(4, 32, 96, 70)
+    layout = WeightLayout(4, 32, 96, 70)
     session = matmul_session(layout, layout.pack(*some_weight(layout)))
     assert session.run(None, {"x": some_rows(layout, 0)})[0].shape == (0, 70)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="torch sets it on x86 alone")
 def test_denormals_stay_whatever_the_thread_is_set_to(level: str) -> None:
-    layout = Layout(4, 32, 96, 70)
+    layout = WeightLayout(4, 32, 96, 70)
     values, scales = some_weight(layout)
     session = matmul_session(layout, layout.pack(values, scales * np.float32(1e-20)))
     x = some_rows(layout, 1) * np.float32(1e-18)
@@ -194,7 +196,7 @@ def test_denormals_stay_whatever_the_thread_is_set_to(level: str) -> None:
 
 @pytest.mark.parametrize(("bits", "block"), FORMATS)
 def test_sums_of_the_largest_values_are_exact(level: str, bits: int, block: int) -> None:
-    layout = Layout(4 if bits == 4 else 8, block, 2 * block, 20)
+    layout = WeightLayout(4 if bits == 4 else 8, block, 2 * block, 20)
     values = np.full((layout.out_features, layout.in_features), layout.middle - 1, np.int8)
     values[1::2] = -layout.middle
     scales = np.ones((layout.out_features, layout.num_blocks), np.float32)
@@ -206,7 +208,7 @@ def test_sums_of_the_largest_values_are_exact(level: str, bits: int, block: int)
 
 
 def test_zeros_and_tiny_rows_give_zeros_and_nan_gives_nan(level: str) -> None:
-    layout = Layout(4, 32, 64, 20)
+    layout = WeightLayout(4, 32, 64, 20)
     session = matmul_session(layout, layout.pack(*some_weight(layout)))
     x = some_rows(layout, 5)
     x[1], x[2] = 0, 1e-33
@@ -224,7 +226,7 @@ def test_zeros_and_tiny_rows_give_zeros_and_nan_gives_nan(level: str) -> None:
 def test_rows_of_a_packed_weight_come_back(
     bits: int, block: int, in_features: int, out_features: int
 ) -> None:
-    layout = Layout(4 if bits == 4 else 8, block, in_features, out_features)
+    layout = WeightLayout(4 if bits == 4 else 8, block, in_features, out_features)
     values, scales = some_weight(layout)
     packed = layout.pack(values, scales)
     rows = np.array([[0, out_features - 1], [5, 5]])
@@ -233,7 +235,7 @@ def test_rows_of_a_packed_weight_come_back(
 
 
 def test_a_weight_of_another_size_or_layout_is_refused() -> None:
-    layout = Layout(4, 32, 64, 20)
+    layout = WeightLayout(4, 32, 64, 20)
     packed = layout.pack(*some_weight(layout))
     with pytest.raises(Exception, match="another version of the kernels"):
         matmul_session(layout, packed, layout_version=99)

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.native.layout import Layout
+from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import LAYOUT_VERSION, kernels
 from tests.unit.backends.ort.native.sessions import (
     Port,
@@ -207,7 +207,7 @@ def test_a_nan_stays_in_its_row(level: str) -> None:
 
 def joined(
     operator: str,
-    layout: Layout,
+    layout: WeightLayout,
     packed: NDArray[np.uint8],
     inputs: Mapping[str, Port | None],
     attributes: dict[str, Any],
@@ -229,7 +229,7 @@ def joined(
     )
 
 
-def some_weight(layout: Layout) -> NDArray[np.uint8]:
+def some_weight(layout: WeightLayout) -> NDArray[np.uint8]:
     random = np.random.default_rng(0)
     shape = (layout.out_features, layout.in_features)
     values = random.integers(-layout.middle, layout.middle, shape, np.int8)
@@ -237,13 +237,13 @@ def some_weight(layout: Layout) -> NDArray[np.uint8]:
     return layout.pack(values, scales.astype(np.float32))
 
 
-LAYOUTS = [Layout(4, 32, 300, 70), Layout(8, 128, 129, 100)]
+LAYOUTS = [WeightLayout(4, 32, 300, 70), WeightLayout(8, 128, 129, 100)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_product_behind_a_norm_is_the_two(
-    level: str, form: tuple[str, ...], layout: Layout
+    level: str, form: tuple[str, ...], layout: WeightLayout
 ) -> None:
     packed, n = some_weight(layout), layout.in_features
     rows, weight = ("float32", ["rows", n]), ("float32", [n])
@@ -269,7 +269,9 @@ def test_a_product_behind_a_norm_is_the_two(
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_product_behind_a_gate_is_the_two(level: str, activation: int, layout: Layout) -> None:
+def test_a_product_behind_a_gate_is_the_two(
+    level: str, activation: int, layout: WeightLayout
+) -> None:
     packed, n = some_weight(layout), layout.in_features
     product = matmul_session(layout, packed)
     apart = {
@@ -294,7 +296,7 @@ def test_a_product_behind_a_gate_is_the_two(level: str, activation: int, layout:
 @cache
 def biased_session(threads: int = 1) -> ort.InferenceSession:
     """Two weights behind a gate, with biases: -> y0 [rows, 70] and y1 [rows, 130]."""
-    layouts = [Layout(4, 32, 300, out) for out in (70, 130)]
+    layouts = [WeightLayout(4, 32, 300, out) for out in (70, 130)]
     rows = ("float32", ["rows", 300])
     form = {"bits": 4, "block_size": 32, "layout_version": LAYOUT_VERSION, "activation": SILU}
     return session_of(
@@ -350,7 +352,7 @@ def test_a_gate_of_other_sizes_or_kinds_is_refused() -> None:
 
 
 def test_a_product_of_rows_of_another_width_is_refused() -> None:
-    layout = Layout(4, 32, 64, 20)
+    layout = WeightLayout(4, 32, 64, 20)
     inputs = {
         "gate": ("float32", ["rows", "n"]),
         "up": ("float32", ["rows", "n"]),
