@@ -19,6 +19,8 @@ from edgespec.methods.names import ADAPTIVE, FIXED, SpecPolicy
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
 
+PLAN_SIZES = ("top_k", "steps", "verify_size")
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -86,9 +88,6 @@ def variants(plans: Sequence[DraftPlan], dials: Sequence[Dial | None]) -> list[V
     """All combinations, each once."""
     crossed = product(dict.fromkeys(plans), dict.fromkeys(dials))
     return [Variant(plan, dial) for plan, dial in crossed]
-
-
-PLAN_SIZES = ("top_k", "steps", "verify_size")
 
 
 def plan_dict(plan: DraftPlan) -> dict[str, Any]:

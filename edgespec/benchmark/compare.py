@@ -14,13 +14,7 @@ from edgespec.benchmark.cases import plan_sizes
 from edgespec.benchmark.modes import DECODE, PREFILL, SPECULATIVE, VERIFY
 from edgespec.benchmark.report import Report
 from edgespec.benchmark.rows import OVER_ONE_ROW, OVER_PLAIN, Row
-from edgespec.benchmark.statistics import (
-    Interval,
-    interval_dict,
-    ratio_estimate,
-    ratio_interval,
-    result_of,
-)
+from edgespec.benchmark.statistics import Interval, ends, ratio_estimate, ratio_interval, result_of
 from edgespec.errors import RequestError
 
 SETTINGS = ("prompts", "sampling", "acceptance", "warmup")
@@ -66,7 +60,7 @@ class Change:
             **self.row.key,
             "figure": self.figure,
             "ratio": self.ratio,
-            **interval_dict(self.interval),
+            **ends(self.interval),
             "result": self.result,
             "control": self.is_control,
         }

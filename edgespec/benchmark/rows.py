@@ -20,6 +20,8 @@ from edgespec.benchmark.slices import Slice
 from edgespec.benchmark.statistics import Figure, figure
 from edgespec.runtime.loop.metrics import Pooled, RequestMetrics, ratio
 
+OVER_PLAIN, OVER_ONE_ROW = "speed_over_plain", "cost_over_one_row"
+PREDICTED = "predicted_speed_over_plain"
 Figures = Mapping[str, Figure | None]
 MEASURED: Mapping[str, Callable[[Slice], float | None]] = {
     "tokens_per_s": lambda s: s.tokens_per_s,
@@ -31,10 +33,6 @@ MEASURED: Mapping[str, Callable[[Slice], float | None]] = {
     "verify_s": lambda s: s.stage_s("verify"),
     "commit_s": lambda s: s.stage_s("commit"),
 }
-
-
-OVER_PLAIN, OVER_ONE_ROW = "speed_over_plain", "cost_over_one_row"
-PREDICTED = "predicted_speed_over_plain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

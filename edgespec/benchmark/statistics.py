@@ -45,11 +45,10 @@ class Figure:
 
     def to_dict(self) -> dict[str, Any]:
         """As a report has it."""
-        ends = interval_dict(self.interval)
-        return {"median": self.median, **ends, "samples": [*self.samples]}
+        return {"median": self.median, **ends(self.interval), "samples": [*self.samples]}
 
 
-def interval_dict(interval: Interval | None) -> dict[str, float | None]:
+def ends(interval: Interval | None) -> dict[str, float | None]:
     """As a report has it; all null where there is none."""
     low, high, confidence = (None, None, None) if interval is None else astuple(interval)
     return {"low": low, "high": high, "confidence": confidence}
