@@ -1,5 +1,5 @@
-"""The commands for a draft model: a smaller model drafts for a larger one with the same tokenizer.
-What they write, what they say of the pair, and what they refuse."""
+"""What is a draft model's own: a smaller model drafts for a larger one with the same tokenizer, so
+the tokenizers are compared. What every method does stands in test_methods."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec.artifacts.component import ComponentConfig
-from edgespec.contract import Role
-from edgespec.methods.draft_model import DraftModelSpec
 from tests import shared, toys
-from tests.e2e.workshop import Cli, asked, check_rejection, cli, infer, responses
+from tests.e2e import methods
+from tests.e2e.workshop import Cli, asked, cli, infer
 
 __all__ = ["cli"]
 
@@ -82,54 +80,6 @@ def drop_last(raw: dict[str, Any]) -> None:
     raw["model"]["merges"].pop()
 
 
-# From checkpoints to answers
-
-
-def test_commands_from_checkpoints_to_answers(shop: Path, tmp_path: Path, cli: Cli) -> None:
-    out, engines = tmp_path / "onnx", tmp_path / "engines"
-    assert cli("export", shop / "base", out).code == 0
-    line = ("export", shop / "draft", out, "--draft-model", "--base-model-dir", shop / "base")
-    done = cli(*line)
-    assert done.code == 0, done.err
-    assert "draft model for base: tokens mean the same in both, 256 ids compared" in done.out
-    config = ComponentConfig.read(out / "draft_model" / "config.json")
-    assert (config.method, config.role, config.graph.features) == ("draft_model", Role.DRAFT, 0)
-    assert config.spec == DraftModelSpec(max_position=96)
-    assert cli(*line).out.count("nothing was written") == 1
-
-    for part in ("draft_model", "llm"):
-        built = cli("build", "--onnx-dir", out / part, "--engine-dir", engines, *SIZES)
-        assert built.code == 0, built.err
-    assert (engines / "draft_embedding.safetensors").is_file()
-    drafted = [*infer(engines, tmp_path, asked("one two")), "--spec-decode", "--check-lossless"]
-    done = cli(*drafted)
-    assert done.code == 0, done.err
-    assert "drafting a chain with the draft model: top-k 1, step 3, verify size 4" in done.err
-    assert "lossless" in done.out
-    assert "the draft follows 96 tokens" in done.err
-    done = cli(*drafted, "--spec-draft-top-k", 4, "--spec-verify-size", 16)
-    assert done.code == 0, done.err
-    assert "drafting a tree with the draft model: top-k 4" in done.err
-    (answer,) = responses(tmp_path)
-    assert answer["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
-    plain = cli(*infer(engines, tmp_path, asked("one two")))
-    assert plain.code == 0
-    assert responses(tmp_path)[0]["output_ids"] == answer["output_ids"]
-
-
-def test_inspect_says_what_export_and_engines_are(onnx: Path, tmp_path: Path, cli: Cli) -> None:
-    shown = cli("inspect", onnx / "draft_model")
-    assert shown.code == 0, shown.err
-    assert "at most 96; beyond them nothing is drafted" in shown.out
-    assert "made for    base (" in shown.out
-    assert "aux layers" not in shown.out
-    for part in ("llm", "draft_model"):
-        cli("build", "--onnx-dir", onnx / part, "--engine-dir", tmp_path, *SIZES)
-    shown = cli("inspect", tmp_path)
-    assert shown.code == 0, shown.err
-    assert "the draft was exported for this base" in shown.out
-
-
 def test_base_that_emits_hidden_states_takes_a_draft_model_too(
     onnx: Path, tmp_path: Path, cli: Cli
 ) -> None:
@@ -153,59 +103,33 @@ def test_quantized_embedding_of_a_tied_draft_is_its_own(
     assert done.code == 0, done.err
 
 
-def test_python_opens_the_pair(onnx: Path, tmp_path: Path, cli: Cli) -> None:
-    engines = tmp_path / "engines"
-    for part in ("llm", "draft_model"):
-        cli("build", "--onnx-dir", onnx / part, "--engine-dir", engines, *SIZES)
-    with edgespec.load(engines) as engine:
-        assert engine.method == "draft_model"
-        assert engine.config.role is Role.LLM
-        sampling = edgespec.SamplingParams(temperature=0, max_generate_length=12)
-        drafted = engine.generate("one two", sampling)
-        assert drafted.token_ids == engine.plainly("one two", sampling).token_ids
-    check_rejection(cli, engines, tmp_path)
-
-
-def test_quantized_checkpoint_drafts_as_well(shop: Path, tmp_path: Path, cli: Cli) -> None:
-    small, base = tmp_path / "small", shop / "base"
-    made = cli(
-        "quantize",
-        "llm",
-        "--model-dir",
-        shop / "draft",
-        "--quantization",
-        "mxfp8",
-        "--output-dir",
-        small,
-    )
+def test_quantized_checkpoint_drafts_as_well(
+    shop: Path, onnx: Path, tmp_path: Path, cli: Cli
+) -> None:
+    small, engines = tmp_path / "small", tmp_path / "engines"
+    line = ("quantize", "llm", "--model-dir", shop / "draft", "--quantization", "mxfp8")
+    made = cli(*line, "--output-dir", small)
     assert made.code == 0, made.err
-    done = cli("export", small, tmp_path / "onnx", "--draft-model", "--base-model-dir", base)
+    done = cli("export", small, tmp_path, "--draft-model", "--base-model-dir", shop / "base")
     assert done.code == 0, done.err
     assert "mxfp8 in blocks of 32" in done.out
-    assert cli("export", base, tmp_path / "onnx").code == 0
-    engines = tmp_path / "engines"
-    for part in ("llm", "draft_model"):
-        line = ("build", "--onnx-dir", tmp_path / "onnx" / part, "--engine-dir", engines)
-        assert cli(*line, *SIZES).code == 0
+    for part in (onnx / "llm", tmp_path / "draft_model"):
+        assert cli("build", "--onnx-dir", part, "--engine-dir", engines, *SIZES).code == 0
     done = cli(*infer(engines, tmp_path, asked("one")), "--spec-decode", "--check-lossless")
     assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("decoding_type", ["Draft_Target", "DraftTarget"])
-def test_speculative_config_names_it_as_tensorrt_llm_does(
-    shop: Path, onnx: Path, tmp_path: Path, cli: Cli, decoding_type: str
-) -> None:
-    for part in ("llm", "draft_model"):
-        cli("build", "--onnx-dir", onnx / part, "--engine-dir", tmp_path, *SIZES)
-    draft = str(shop / "draft")
+def test_speculative_config_names_it_as_tensorrt_llm_does(decoding_type: str) -> None:
+    engines, draft = methods.built("draft_model"), str(methods.checkpoints() / "draft_model")
     config = {"decoding_type": decoding_type, "max_draft_len": 2, "speculative_model": draft}
-    with edgespec.load(tmp_path, speculative_config=config) as engine:
+    with edgespec.load(engines, speculative_config=config) as engine:
         sampling = edgespec.SamplingParams(temperature=0, max_generate_length=12)
         drafted = engine.generate("one two", sampling)
         assert max(drafted.metrics.per_step_drafted) == 2
         assert drafted.token_ids == engine.plainly("one two", sampling).token_ids
     made = edgespec.DraftTargetDecodingConfig(max_draft_len=2)
-    with edgespec.load(tmp_path, speculative_config=made) as engine:
+    with edgespec.load(engines, speculative_config=made) as engine:
         assert engine.method == "draft_model"
 
 
@@ -296,44 +220,6 @@ def test_probe_counts_how_often_both_agree(shop: Path, cli: Cli) -> None:
     other = cli("check", shop / "base", shop / "draft", "--probe")
     assert other.code == REFUSED
     assert "the draft was not made for this base" in other.out
-
-
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ([], "--draft-model needs --base-model-dir"),
-        (["--base-model-dir", "base", "--aux-layers", "1,2"], "reads no layers of its base"),
-        (["--base-model-dir", "base", "--eagle-base"], "--eagle-base belongs to a base"),
-        (["--dflash-draft-dir", "draft", "--dflash-base"], "--dflash-draft-dir names another one"),
-    ],
-)
-def test_flags_that_contradict_it(
-    shop: Path, tmp_path: Path, cli: Cli, flags: list[str], said: str
-) -> None:
-    flags = [str(shop / flag) if flag in ("base", "draft") else flag for flag in flags]
-    refused = cli("export", shop / "draft", tmp_path / "out", "--draft-model", *flags)
-    assert refused.code == REFUSED
-    assert said in refused.err
-    assert not (tmp_path / "out").exists()
-
-
-def test_model_without_the_flag_is_told_of_it(shop: Path, tmp_path: Path, cli: Cli) -> None:
-    line = ("export", shop / "draft", tmp_path / "out", "--base-model-dir", shop / "base")
-    refused = cli(*line)
-    assert refused.code == REFUSED
-    assert "--draft-model makes MODEL itself the draft" in refused.err
-
-
-def test_draft_of_a_method_is_no_draft_model(shop: Path, tmp_path: Path, cli: Cli) -> None:
-    base = toys.make_base(tmp_path / "eight", layers=8)
-    eagle = toys.make_draft(tmp_path / "eagle", base, "eagle")
-    line = ("export", eagle, tmp_path / "out", "--draft-model", "--base-model-dir", base)
-    refused = cli(*line)
-    assert refused.code == REFUSED
-    assert "is an EAGLE-3 draft by itself" in refused.err
 
 
 @pytest.mark.parametrize("first", ["llm", "draft_model"])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from edgespec.runtime.drafters.decoding import Sizes
 from edgespec.runtime.drafters.ngram import NgramOptions
 from edgespec.runtime.engine_request import EngineRequest
 from tests import made, toys
-from tests.e2e.workshop import ENVIRON, Cli, asked, cli
+from tests.e2e.workshop import Cli, asked, cli
 
 __all__ = ["cli"]
 LIMITS = Limits(max_input_len=96, max_kv_cache_capacity=160, max_verify_tree_size=12)
@@ -140,24 +139,20 @@ def test_warm_up_teaches_the_drafts_nothing(
     assert cold == warm
 
 
-def test_chat_says_in_two_turns_what_it_says_plainly(engines: Path) -> None:
+def test_chat_says_in_two_turns_what_it_says_plainly(
+    engines: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["chat", "--engine-dir", engines, "--temperature", "0", "--max-generate-length", "16"]
-    turns = "one two one two one two\none two\n"
-    plain, drafted = (
-        subprocess.run(
-            [sys.executable, "-m", "edgespec", *map(str, [*words, *more])],
-            input=turns,
-            capture_output=True,
-            text=True,
-            env=ENVIRON,
-            timeout=60,
-            check=True,
-        )
-        for more in (["--no-spec-decode"], ["--show-speculation"])
-    )
-    assert drafted.stdout == plain.stdout
-    assert "drafting by suffix decoding, which needs none" in drafted.stderr
-    assert drafted.stderr.count("acceptance length") == 2
+    outcomes = []
+    for more in ("--no-spec-decode", "--show-speculation"):
+        turns = io.BytesIO(b"one two one two one two\none two\n")
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(turns))
+        outcomes.append(cli(*words, more))
+    plain, drafted = outcomes
+    assert (plain.code, drafted.code) == (0, 0), plain.err + drafted.err
+    assert drafted.out == plain.out
+    assert "drafting by suffix decoding, which needs none" in drafted.err
+    assert drafted.err.count("acceptance length") == 2
 
 
 @pytest.mark.parametrize(
