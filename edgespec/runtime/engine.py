@@ -62,7 +62,7 @@ KEYWORDS = {
     "spec_draft_top_k": "top_k",
     "spec_draft_step": "steps",
     "spec_verify_size": "verify_size",
-    "allow_image_root": "image_root",
+    "allow_image_root": "image_root=[..., DIR]",
 }
 
 # Of a batch: one for all requests, or one for each

@@ -435,5 +435,5 @@ def test_drafter_of_tensorrt_llm_s_form_drafts_and_a_request_may_have_its_own(
 def test_class_instead_of_an_object_is_refused(engine_dir: Path) -> None:
     with pytest.raises(OptionError, match="is the class Keeping"):
         edgespec.load(engine_dir, drafter=Keeping)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="time_budget_ms is -1"):
+    with pytest.raises(OptionError, match="`time_budget_ms` is -1"):
         edgespec.load(engine_dir, drafter=Keeping(), drafter_options={"time_budget_ms": -1})

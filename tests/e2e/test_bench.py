@@ -243,7 +243,7 @@ def test_costs_are_measured_and_explained_and_predict(
     assert shown.code == 0, shown.err
     (profile,) = [p for p in read_profiles(mine) if p.method == "eagle3"]
     assert shown.out.splitlines() == [*explained(profile)]
-    assert shown.out.startswith("A plain step takes ")
+    assert "A plain step takes " in shown.out  # behind a line on a busy machine, if it was one
     flags = (*QUICK, "--spec-draft-step", 2, "--spec-policy", "fixed,adaptive", "--explain")
     shown = cli("bench", mine, "--mode", "speculative", *flags, "--json", out)
     assert shown.code == 0, shown.err
@@ -337,7 +337,7 @@ def test_plans_that_cannot_be_are_left_out_of_a_cross_product(
     plans = [row["plan"] for row in of_mode(report, "speculative")]
     assert [(plan["steps"], plan["verify_size"]) for plan in plans] == [(1, 2), (2, 2), (2, 3)]
     (note,) = report["notes"]
-    assert note.startswith("left out: --spec-verify-size 3: with top-k 1 and step 1")
+    assert note.startswith("left out: `spec_verify_size` 3: with top-k 1 and step 1")
 
 
 def test_engine_directory_is_asked_for(cli: Cli, tmp_path: Path) -> None:

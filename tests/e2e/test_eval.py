@@ -173,10 +173,10 @@ def test_other_tokenizer_is_refused(cli: Cli, pair: Path, tmp_path: Path) -> Non
 def test_what_is_done_is_kept_when_it_is_stopped(
     cli: Cli, pair: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve, enter, stoppers = Engine.serve, Stopper.__enter__, list[Stopper]()
+    run_queue, enter, stoppers = Engine.run_queue, Stopper.__enter__, list[Stopper]()
 
     def stopped(self: Engine, *args: Any) -> Any:
-        for number, item in enumerate(serve(self, *args)):
+        for number, item in enumerate(run_queue(self, *args)):
             yield item
             if number == 8:
                 signal.raise_signal(signal.SIGINT)
@@ -187,7 +187,7 @@ def test_what_is_done_is_kept_when_it_is_stopped(
         stoppers.append(self)
         return enter(self)
 
-    monkeypatch.setattr(Engine, "serve", stopped)
+    monkeypatch.setattr(Engine, "run_queue", stopped)
     monkeypatch.setattr(Stopper, "__enter__", entered)
     output = tmp_path / "out.json"
     command = ("eval", "summarize", "--engine-dir", pair / "engines", "--dataset", dataset)

@@ -143,7 +143,7 @@ def test_without_exports_the_golden_outputs_are_not_run(verify: Verify) -> None:
     done, report = verify(built("eagle3"), name=None)
     assert done.code == 0
     assert outcomes(report)["base: golden outputs"] == "not run"
-    assert "--onnx-dir" in detail(report, "base", "golden outputs")
+    assert "`onnx_dir`" in detail(report, "base", "golden outputs")
     assert "2 not run" in done.out
 
 

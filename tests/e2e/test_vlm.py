@@ -279,9 +279,9 @@ def test_python_reads_below_its_roots_alone_and_says_so_in_its_words(
         for name in ("0.png", str(other / "1.png")):
             assert engine.generate(asked(name), sampling).token_ids
         assert "is not there" in refused(str(pictures / "2.png")[1:]).what  # of the directory /
-        assert refused("none.png").remedy == "Write its path as seen from image_root."
+        assert refused("none.png").remedy == "Write its path as seen from `image_root`."
         assert refused("/etc/hostname").remedy == (
-            "Put it in image_root, or allow its directory: image_root=[..., DIR]."
+            "Put it in `image_root`, or allow its directory: image_root=[..., DIR]."
         )
         assert "allow_image_urls=True" in refused("https://host/a.png").remedy
     with edgespec.load(shop.llm) as engine:
