@@ -63,6 +63,7 @@ KEYWORDS = {
     "spec_draft_step": "steps",
     "spec_verify_size": "verify_size",
     "allow_image_root": "image_root=[..., DIR]",
+    "allow_image_urls": "allow_image_urls=True",
 }
 
 # Of a batch: one for all requests, or one for each

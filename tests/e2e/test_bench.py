@@ -337,7 +337,7 @@ def test_plans_that_cannot_be_are_left_out_of_a_cross_product(
     plans = [row["plan"] for row in of_mode(report, "speculative")]
     assert [(plan["steps"], plan["verify_size"]) for plan in plans] == [(1, 2), (2, 2), (2, 3)]
     (note,) = report["notes"]
-    assert note.startswith("left out: `spec_verify_size` 3: with top-k 1 and step 1")
+    assert note.startswith("left out: --spec-verify-size 3: with top-k 1 and step 1")
 
 
 def test_engine_directory_is_asked_for(cli: Cli, tmp_path: Path) -> None:
