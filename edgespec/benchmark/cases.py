@@ -7,14 +7,19 @@ Knows sizes, plans and names. Knows no engine that is open.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
+from edgespec.benchmark.report_fields import ReportFields
 from edgespec.benchmark.synthetic import Dial
+from edgespec.config.fields import shortened
+from edgespec.errors import OptionError
 from edgespec.methods.names import ADAPTIVE, FIXED, SpecPolicy
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
+
+PLAN_SIZES = ("top_k", "steps", "verify_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +33,7 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """As a report has it."""
-        return {
-            "input_tokens": self.input_tokens,
-            "output_tokens": self.output_tokens,
-            "batch_size": self.batch_size,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ class Variant:
 
     plan: DraftPlan | None = None
     dial: Dial | None = None
+
+    @classmethod
+    def read(cls, fields: ReportFields) -> Variant:
+        """Of a row of a report. Raises BundleError."""
+        if fields.get("plan") is None:
+            return PLAIN_VARIANT
+        dial = fields.reals("synthetic_acceptance")
+        plan = read_plan(fields.section("plan"), adaptive=fields.text("spec_policy") == ADAPTIVE)
+        return cls(plan, Dial(dial) if dial else None)
 
     @property
     def policy(self) -> SpecPolicy | None:
@@ -57,15 +67,6 @@ class Variant:
             "spec_policy": self.policy,
             "synthetic_acceptance": None if self.dial is None else [*self.dial.by_position],
         }
-
-    @property
-    def words(self) -> str:
-        """As a table has it."""
-        if self.plan is None:
-            return "plain"
-        up_to = "up to " if self.plan.adaptive else ""
-        dial = "" if self.dial is None else f" at {self.dial}"
-        return f"{up_to}{plan_words(self.plan)}{dial}"
 
 
 PLAIN_VARIANT = Variant()
@@ -96,11 +97,25 @@ def plan_dict(plan: DraftPlan) -> dict[str, Any]:
     )
     return {
         "kind": plan_kind(plan),
-        "top_k": plan.top_k,
-        "steps": plan.steps,
-        "verify_size": plan.verify_size,
+        **{name: getattr(plan, name) for name in PLAN_SIZES},
         **choices,
     }
+
+
+def read_plan(fields: ReportFields, *, adaptive: bool) -> DraftPlan:
+    """The plan of `plan_dict`. Raises BundleError."""
+    sizes, kind = [fields.required_whole(name) for name in PLAN_SIZES], fields.required_text("kind")
+    try:
+        plan = (
+            replace(StaticPlan.of(fields.get("choices")), adaptive=adaptive)
+            if kind == "static tree"
+            else (BlockPlan if kind == "block" else DraftPlan)(*sizes, adaptive=adaptive)
+        )
+    except OptionError as error:
+        raise fields.refused(error.what) from None
+    if plan_dict(plan) != fields.raw:
+        raise fields.refused(f"no plan is {shortened(fields.raw)}")
+    return plan
 
 
 def plan_kind(plan: DraftPlan) -> str:
@@ -119,4 +134,9 @@ def plan_words(plan: DraftPlan) -> str:
         return f"chain of {min(plan.steps, plan.verify_size - 1)}"
     if kind == "static tree":
         return f"static tree of {plan.verify_size}"
-    return f"{kind} {plan.top_k}/{plan.steps}/{plan.verify_size}"
+    return plan_sizes(plan)
+
+
+def plan_sizes(plan: DraftPlan) -> str:
+    """A plan by all its sizes: `chain 1/3/4`."""
+    return f"{plan_kind(plan)} {plan.top_k}/{plan.steps}/{plan.verify_size}"

@@ -6,47 +6,25 @@ Knows reports. A difference is judged by ranks alone (see `statistics`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.benchmark.cases import plan_sizes
 from edgespec.benchmark.modes import DECODE, PREFILL, SPECULATIVE, VERIFY
-from edgespec.benchmark.statistics import Interval, ratio_estimate, ratio_interval, result_of
+from edgespec.benchmark.report import Report
+from edgespec.benchmark.rows import OVER_ONE_ROW, OVER_PLAIN, Row
+from edgespec.benchmark.statistics import Interval, ends, ratio_estimate, ratio_interval, result_of
 from edgespec.errors import RequestError
 
-Report = Mapping[str, Any]
-ENVIRONMENT = (
-    "device",
-    "architecture",
-    "cores",
-    "threads",
-    "thread_variables",
-    "memory_bytes",
-    "system",
-    "python",
-    "power_mode",
-    "governors",
-    "max_frequency_khz",
-    "versions",
-)
 SETTINGS = ("prompts", "sampling", "acceptance", "warmup")
-KEYS = (
-    "mode",
-    "input_tokens",
-    "output_tokens",
-    "batch_size",
-    "rows",
-    "plan",
-    "spec_policy",
-    "synthetic_acceptance",
-)
 ROWS = "rows"
 # Of each mode what is compared, and whether more of it is faster
 COMPARED: Mapping[str, tuple[tuple[str, bool], ...]] = {
     PREFILL: (("prefill_tokens_per_s", True),),
     DECODE: (("tokens_per_s", True),),
-    VERIFY: (("pass_s", False), ("cost_over_one_row", False)),
-    SPECULATIVE: (("tokens_per_s", True), ("speed_over_plain", True)),
+    VERIFY: (("pass_s", False), (OVER_ONE_ROW, False)),
+    SPECULATIVE: (("tokens_per_s", True), (OVER_PLAIN, True)),
 }
 
 
@@ -69,7 +47,7 @@ class Change:
     """A figure of a row in both runs. `ratio` is that of the second over the first, and `interval`
     its exact one; `is_control` where it is plain decoding."""
 
-    row: Mapping[str, Any]
+    row: Row
     figure: str
     ratio: float
     interval: Interval | None
@@ -78,14 +56,11 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
-        found = self.interval
         return {
-            **{name: self.row.get(name) for name in KEYS},
+            **self.row.key,
             "figure": self.figure,
             "ratio": self.ratio,
-            "low": None if found is None else found.low,
-            "high": None if found is None else found.high,
-            "confidence": None if found is None else found.confidence,
+            **ends(self.interval),
             "result": self.result,
             "control": self.is_control,
         }
@@ -96,9 +71,10 @@ class Change:
 
 def unlike(before: Report, after: Report) -> Iterator[Unlike]:
     """All in which two runs differ that should be alike, by the names of their leaves."""
-    for name, value in shared(before).items():
-        yield from leaves(name, value, shared(after)[name])
-    keys = [{key_of(row): row for row in found[ROWS]} for found in (before, after)]
+    mine, its = shared(before), shared(after)
+    for name in dict.fromkeys((*mine, *its)):
+        yield from leaves(name, mine.get(name), its.get(name))
+    keys = [{key_of(row): row for row in report.rows} for report in (before, after)]
     if keys[0].keys() != keys[1].keys():
         only = [
             [words(rows[key]) for key in rows if key not in other]
@@ -109,17 +85,16 @@ def unlike(before: Report, after: Report) -> Iterator[Unlike]:
 
 def shared(report: Report) -> dict[str, object]:
     """What two runs should have in common."""
-    here, engine, settings = report["environment"], report["engine"], report["settings"]
-    engines = engine.get("engines")
+    engines = report.engine.get("engines")
     return {
-        **{name: here.get(name) for name in ENVIRONMENT},
-        "method": engine.get("method"),
+        **report.environment,
+        "method": report.engine.get("method"),
         "engines": {
             role: {name: one.get(name) for name in ("sha256", "backend", "device")}
             for role, one in (engines if isinstance(engines, dict) else {}).items()
             if isinstance(one, dict)
         },
-        **{name: settings.get(name) for name in SETTINGS},
+        **{name: report.settings.get(name) for name in SETTINGS},
     }
 
 
@@ -135,11 +110,8 @@ def leaves(name: str, mine: object, its: object) -> Iterator[Unlike]:
 def refuse_unlike(found: Sequence[Unlike], allowed: Collection[str]) -> None:
     """Raises RequestError for differences that were not allowed; `versions` allows all whose name
     begins with it, as `versions.numpy`."""
-    refused = [
-        one
-        for one in found
-        if not any(one.name == name or one.name.startswith(f"{name}.") for name in allowed)
-    ]
+    passes = tuple(f"{name}." for name in allowed)
+    refused = [one for one in found if not f"{one.name}.".startswith(passes)]
     if refused:
         names = dict.fromkeys(one.name.partition(".")[0] for one in refused)
         flags = " ".join(f"`allow` {name}" for name in names)
@@ -161,20 +133,20 @@ MAX_SHOWN = 80
 
 def changes(before: Report, after: Report) -> list[Change]:
     """The rows that both have, plain decoding first."""
-    others = {key_of(row): row for row in after[ROWS]}
+    others = {key_of(row): row for row in after.rows}
     found = [
         change
-        for row in before[ROWS]
+        for row in before.rows
         if key_of(row) in others
         for change in row_changes(row, others[key_of(row)])
     ]
     return sorted(found, key=lambda change: not change.is_control)
 
 
-def row_changes(mine: Mapping[str, Any], its: Mapping[str, Any]) -> Iterator[Change]:
+def row_changes(mine: Row, its: Row) -> Iterator[Change]:
     """What is compared of one row."""
-    for name, larger_is_faster in COMPARED[mine["mode"]]:
-        if name == "cost_over_one_row" and mine["rows"] == 1:
+    for name, larger_is_faster in COMPARED[mine.mode]:
+        if name == OVER_ONE_ROW and mine.rows == 1:
             continue
         first, second = samples_of(mine, name), samples_of(its, name)
         if not first or not second or min(*first, *second) <= 0:
@@ -186,42 +158,40 @@ def row_changes(mine: Mapping[str, Any], its: Mapping[str, Any]) -> Iterator[Cha
             ratio_estimate(first, second),
             interval,
             result_of(interval, larger_is_faster=larger_is_faster),
-            is_control=mine["mode"] == DECODE,
+            is_control=mine.mode == DECODE,
         )
 
 
-def samples_of(row: Mapping[str, Any], name: str) -> list[float]:
+def samples_of(row: Row, name: str) -> Sequence[float]:
     """The samples of a figure; none where there is no such figure."""
-    found = row["figures"].get(name) or row.get(name)
-    return [] if found is None else [float(value) for value in found["samples"]]
+    figure = row.figure(name)
+    return () if figure is None else figure.samples
 
 
-def key_of(row: Mapping[str, Any]) -> str:
-    """What a row measures, as a text to look it up by."""
-    return repr([row.get(name) for name in KEYS])
+def key_of(row: Row) -> Hashable:
+    """What a row measures, to look it up by."""
+    return row.mode, row.cell, row.rows, row.variant
 
 
-def words(row: Mapping[str, Any]) -> str:
+def words(row: Row) -> str:
     """A row as tables and messages name it."""
-    plan, dial = row.get("plan"), row.get("synthetic_acceptance")
-    size = " ".join(sizes(row))
-    if row["mode"] == VERIFY:
-        return f"pass over {row.get('rows')} {size}"
-    if row["mode"] == PREFILL:
+    plan, dial = row.variant.plan, row.variant.dial
+    size = sizes(row)
+    if row.mode == VERIFY:
+        return f"pass over {row.rows} {size}"
+    if row.mode == PREFILL:
         return f"{'prefill' if plan is None else 'prefill with the drafter'} {size}"
     if plan is None:
         return f"plain {size}"
-    how = "up to " if row.get("spec_policy") == "adaptive" else ""
-    tree = f"{plan.get('top_k')}/{plan.get('steps')}/{plan.get('verify_size')}"
-    at = "" if not dial else f" at {':'.join(f'{value:g}' for value in dial)}"
-    return f"{how}{plan.get('kind')} {tree}{at} {size}"
+    up_to = "up to " if plan.adaptive else ""
+    return f"{up_to}{plan_sizes(plan)}{'' if dial is None else f' at {dial}'} {size}"
 
 
-def sizes(row: Mapping[str, Any]) -> Iterator[str]:
+def sizes(row: Row) -> str:
     """The sizes of a row, shortly: `128+64 b4`."""
-    given, made = row.get("input_tokens"), row["output_tokens"]
-    if row["mode"] in (VERIFY, PREFILL):
-        yield "of a file" if given is None else f"{given}"
+    given, made = row.cell.input_tokens, row.cell.output_tokens
+    if row.mode in (VERIFY, PREFILL):
+        tokens = "of a file" if given is None else f"{given}"
     else:
-        yield f"{'file' if given is None else given}+{made}"
-    yield f"b{row['batch_size']}"
+        tokens = f"{'file' if given is None else given}+{made}"
+    return f"{tokens} b{row.cell.batch_size}"

@@ -7,17 +7,23 @@ Knows reports and matplotlib, which is imported when a picture is drawn.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic
-from edgespec.benchmark.compare import words
-from edgespec.benchmark.modes import SPECULATIVE, VERIFY
+from edgespec.benchmark.cases import plan_kind, plan_sizes
+from edgespec.benchmark.compare import sizes, words
+from edgespec.benchmark.modes import SPECULATIVE
+from edgespec.benchmark.report import Report
+from edgespec.benchmark.rows import Row
+from edgespec.benchmark.statistics import Figure
 from edgespec.errors import MissingDependency, OptionError, RequestError
+from edgespec.methods.names import ADAPTIVE
+from edgespec.runtime.trees.tree import DraftPlan
 
-Report = Mapping[str, Any]
+Panel = Callable[[Any, Report], None]  # draws on an axis
 FORMATS = ("png", "svg")
 DPI, WIDTH, HEIGHT = 150, 6.4, 4.2  # inches
 COLORS = ("#1f6f8b", "#c8553d", "#588157", "#6d597a", "#b08900", "#4a4e69", "#8f2d56", "#2f3e46")
@@ -63,12 +69,7 @@ def draw_file(report: Report, path: Path) -> None:
     """One picture with all panels for which there are rows. Raises OptionError, RequestError where
     there are none, OutputError."""
     kind = format_of(path)
-    panels = panels_of(report)
-    with figure(len(panels)) as (whole, axes):
-        for axis, draw in zip(axes, panels.values(), strict=True):
-            draw(axis, report)
-        whole.suptitle(caption(report), fontsize=8.5, color="#555555", x=0.01, ha="left")
-        save(whole, path, kind)
+    draw_panels(report, panels_of(report).values(), {path: kind})
 
 
 def draw_directory(report: Report, directory: Path) -> list[Path]:
@@ -77,15 +78,20 @@ def draw_directory(report: Report, directory: Path) -> list[Path]:
     panels = panels_of(report)
     with atomic.writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    files = []
+    files = {name: {directory / f"{name}.{kind}": kind for kind in FORMATS} for name in panels}
     for name, draw in panels.items():
-        with figure(1) as (whole, (axis,)):
+        draw_panels(report, [draw], files[name])
+    return [path for own in files.values() for path in own]
+
+
+def draw_panels(report: Report, panels: Collection[Panel], files: Mapping[Path, str]) -> None:
+    """One picture of these panels, into each of the files by its format."""
+    with figure(len(panels)) as (whole, axes):
+        for axis, draw in zip(axes, panels, strict=True):
             draw(axis, report)
-            whole.suptitle(caption(report), fontsize=8.5, color="#555555", x=0.01, ha="left")
-            for kind in FORMATS:
-                files.append(directory / f"{name}.{kind}")
-                save(whole, files[-1], kind)
-    return files
+        whole.suptitle(caption(report), fontsize=8.5, color="#555555", x=0.01, ha="left")
+        for path, kind in files.items():
+            save(whole, path, kind)
 
 
 @contextmanager
@@ -122,10 +128,10 @@ def save(whole: Any, path: Path, kind: str) -> None:
 # ---- panels
 
 
-def panels_of(report: Report) -> dict[str, Callable[[Any, Report], None]]:
+def panels_of(report: Report) -> dict[str, Panel]:
     """The panels for which the report has rows, by the names of their files. RequestError where
     there is none."""
-    known: dict[str, tuple[Callable[[Report], object], Callable[[Any, Report], None]]] = {
+    known: dict[str, tuple[Callable[[Report], object], Panel]] = {
         "cost_curve": (cost_lines, cost_curve),
         "acceptance": (acceptance_lines, acceptance_by_position),
         "speed_by_size": (size_lines, speed_by_size),
@@ -140,57 +146,45 @@ def panels_of(report: Report) -> dict[str, Callable[[Any, Report], None]]:
 
 def caption(report: Report) -> str:
     """What was measured and where."""
-    engine, environment = report["engine"], report["environment"]
-    engines = engine.get("engines") or {}
-    weights = next(
-        (
-            e.get("weights")
-            for role, e in engines.items()
-            if role != "draft" and isinstance(e, dict)
-        ),
-        None,
-    )
-    parts = [
-        engine.get("directory"),
-        engine.get("method"),
-        weights,
-        environment.get("device"),
-        f"{environment.get('threads')} threads",
-    ]
+    engine, here = report.engine, report.environment
+    engines = (engine.get("engines") or {}).items()
+    weights = [e.get("weights") for role, e in engines if role != "draft" and isinstance(e, dict)]
+    named = engine.get("directory"), engine.get("method"), *weights[:1], here.get("device")
+    parts = (*named, f"{here.get('threads')} threads")
     return ", ".join(str(part) for part in parts if part)
 
 
-Lines = dict[str, list[tuple[float, Mapping[str, Any]]]]
+Lines = dict[str, list[tuple[float, Figure]]]
 
 
-def cost_lines(report: Report) -> dict[str, list[Mapping[str, Any]]]:
-    """Passes by context and batch, from few rows to many."""
-    lines: dict[str, list[Mapping[str, Any]]] = {}
-    for row in report["rows"]:
-        if row["mode"] == VERIFY and row["figures"].get("pass_s") is not None:
-            label = f"behind {row['input_tokens']} tokens, batch {row['batch_size']}"
-            lines.setdefault(label, []).append(row)
-    return {label: sorted(rows, key=lambda row: row["rows"]) for label, rows in lines.items()}
+def cost_lines(report: Report) -> dict[str, list[tuple[int, Figure, Figure | None]]]:
+    """Passes by context and batch: rows, milliseconds, and their multiple of one row."""
+    lines: dict[str, list[tuple[int, Figure, Figure | None]]] = {}
+    for row in report.rows:
+        if row.rows is not None and (seconds := row.figure("pass_s")) is not None:
+            label = f"behind {row.cell.input_tokens} tokens, batch {row.cell.batch_size}"
+            figure_ms = Figure(tuple(1000 * sample for sample in seconds.samples))
+            lines.setdefault(label, []).append((row.rows, figure_ms, row.over_plain))
+    return {label: sorted(points, key=lambda point: point[0]) for label, points in lines.items()}
 
 
 def cost_curve(axis: Any, report: Report) -> None:
     """Milliseconds of a pass over N rows; at each point its multiple of one row."""
     lines = cost_lines(report)
-    for color, (label, rows) in zip(COLORS, lines.items(), strict=False):
-        figures = [scaled(row["figures"]["pass_s"], 1000) for row in rows]
-        line(axis, [row["rows"] for row in rows], figures, color, label)
-        for row, found in zip(rows, figures, strict=True):
-            if (over := row.get("cost_over_one_row")) is not None:
+    for color, (label, points) in zip(COLORS, lines.items(), strict=False):
+        line(axis, [(rows, ms) for rows, ms, _ in points], color, label)
+        for rows, ms, over in points:
+            if over is not None:
                 axis.annotate(
-                    f"{over['median']:.2f}",
-                    (row["rows"], found["median"]),
+                    f"{over.median:.2f}",
+                    (rows, ms.median),
                     textcoords="offset points",
                     xytext=(0, 6),
                     ha="center",
                     fontsize=7.5,
                     color=color,
                 )
-    ticks = sorted({row["rows"] for rows in lines.values() for row in rows})
+    ticks = sorted({rows for points in lines.values() for rows, *_ in points})
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(count) for count in ticks])
     axis.set_ylim(bottom=0)
@@ -200,17 +194,20 @@ def cost_curve(axis: Any, report: Report) -> None:
     finish(axis, len(lines))
 
 
-def drafting(report: Report) -> list[Mapping[str, Any]]:
-    """The rows of speculative decoding with a speed over plain."""
-    return [row for row in report["rows"] if row["mode"] == SPECULATIVE and row["speed_over_plain"]]
+def drafting(report: Report) -> Iterator[tuple[Row, DraftPlan, Figure]]:
+    """The rows of speculative decoding with a speed over plain, with their plan and that speed."""
+    for row in report.rows:
+        plan, over = row.variant.plan, row.over_plain
+        if row.mode == SPECULATIVE and plan is not None and over is not None:
+            yield row, plan, over
 
 
-def acceptance_lines(report: Report) -> dict[str, list[float]]:
+def acceptance_lines(report: Report) -> dict[str, Sequence[float]]:
     """Acceptance by position of each row that drafted."""
     return {
-        words(row): row["speculation"]["per_position_acceptance"]
-        for row in drafting(report)
-        if row.get("speculation") and row["speculation"].get("per_position_acceptance")
+        words(row): row.speculation.per_position_acceptance
+        for row, _, _ in drafting(report)
+        if row.speculation is not None and row.speculation.per_position_acceptance
     }
 
 
@@ -231,10 +228,10 @@ def acceptance_by_position(axis: Any, report: Report) -> None:
 def size_lines(report: Report) -> Lines:
     """Speed over plain by the nodes that are verified, where there are several sizes."""
     lines: Lines = {}
-    for row in drafting(report):
-        plan = row["plan"]
-        label = f"{plan['kind']}s{policy(row)}{dialled(row)}, {place(row)}"
-        lines.setdefault(label, []).append((plan["verify_size"], row["speed_over_plain"]))
+    for row, plan, over in drafting(report):
+        dial = "" if row.variant.dial is None else f" at {row.variant.dial}"
+        label = f"{plan_kind(plan)}s{policy(plan)}{dial}, {sizes(row)}"
+        lines.setdefault(label, []).append((plan.verify_size, over))
     return several(lines)
 
 
@@ -251,12 +248,11 @@ def speed_by_size(axis: Any, report: Report) -> None:
 def dial_lines(report: Report) -> Lines:
     """Speed over plain by a dialled acceptance, where there are several."""
     lines: Lines = {}
-    for row in drafting(report):
-        dial, plan = row["synthetic_acceptance"], row["plan"]
-        if dial is not None and len(dial) == 1:
-            sizes = f"{plan['top_k']}/{plan['steps']}/{plan['verify_size']}"
-            label = f"{plan['kind']} {sizes}{policy(row)}, {place(row)}"
-            lines.setdefault(label, []).append((dial[0], row["speed_over_plain"]))
+    for row, plan, over in drafting(report):
+        dial = row.variant.dial
+        if dial is not None and len(dial.by_position) == 1:
+            label = f"{plan_sizes(plan)}{policy(plan)}, {sizes(row)}"
+            lines.setdefault(label, []).append((dial.by_position[0], over))
     return several(lines)
 
 
@@ -273,7 +269,7 @@ def speeds(axis: Any, lines: Lines) -> None:
     """Lines of speeds over plain, with plain decoding as a line at 1."""
     axis.axhline(1, color="#999999", linewidth=1, linestyle="--")
     for color, (label, points) in zip(COLORS, lines.items(), strict=False):
-        line(axis, [x for x, _ in points], [found for _, found in points], color, label)
+        line(axis, points, color, label)
     axis.set_ylabel("times plain decoding")
     axis.set_ylim(bottom=0)
 
@@ -287,44 +283,19 @@ def several(lines: Lines) -> Lines:
     }
 
 
-def line(
-    axis: Any, xs: Sequence[float], figures: Sequence[Mapping[str, Any]], color: str, label: str
-) -> None:
+def line(axis: Any, points: Sequence[tuple[float, Figure]], color: str, label: str) -> None:
     """Medians with their intervals as far as these are known, else with all samples."""
-    axis.plot(
-        xs, [f["median"] for f in figures], marker="o", markersize=4, color=color, label=label
-    )
-    for x, found in zip(xs, figures, strict=True):
-        low, high = found.get("low"), found.get("high")
-        if low is None or high is None:
-            low, high = min(found["samples"]), max(found["samples"])
+    places = zip(*((x, over.median) for x, over in points), strict=True)
+    axis.plot(*places, marker="o", markersize=4, color=color, label=label)
+    for x, over in points:
+        ends = over.interval
+        low, high = (ends.low, ends.high) if ends else (min(over.samples), max(over.samples))
         axis.vlines(x, low, high, color=color, linewidth=1.2, alpha=0.6)
 
 
-def scaled(found: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """A figure in another unit."""
-    ends = {
-        name: None if found.get(name) is None else factor * found[name] for name in ("low", "high")
-    }
-    samples = [factor * value for value in found["samples"]]
-    return {"median": factor * found["median"], "samples": samples, **ends}
-
-
-def policy(row: Mapping[str, Any]) -> str:
+def policy(plan: DraftPlan) -> str:
     """What a label says of the policy."""
-    return "" if row.get("spec_policy") in (None, "fixed") else f", {row['spec_policy']}"
-
-
-def dialled(row: Mapping[str, Any]) -> str:
-    """What a label says of a dialled acceptance."""
-    dial = row.get("synthetic_acceptance")
-    return "" if not dial else f" at {':'.join(f'{value:g}' for value in dial)}"
-
-
-def place(row: Mapping[str, Any]) -> str:
-    """What a label says of sizes."""
-    given = row.get("input_tokens")
-    return f"{'file' if given is None else given}+{row['output_tokens']} b{row['batch_size']}"
+    return f", {ADAPTIVE}" if plan.adaptive else ""
 
 
 def finish(axis: Any, lines: int) -> None:

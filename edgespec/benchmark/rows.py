@@ -6,18 +6,22 @@ Knows slices, passes and figures. The names are those of `runtime.metrics`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
-from edgespec.benchmark.cases import Cell, Variant
-from edgespec.benchmark.modes import DECODE, PREFILL, SPECULATIVE, VERIFY
+from edgespec.benchmark.cases import PLAIN_VARIANT, Cell, Variant
+from edgespec.benchmark.modes import DECODE, MODES, PREFILL, SPECULATIVE, VERIFY
 from edgespec.benchmark.passes import PassSize
+from edgespec.benchmark.report_fields import ReportFields
 from edgespec.benchmark.schedule import Turn
 from edgespec.benchmark.slices import Slice
 from edgespec.benchmark.statistics import Figure, figure
 from edgespec.runtime.loop.metrics import Pooled, RequestMetrics, ratio
 
+OVER_PLAIN, OVER_ONE_ROW = "speed_over_plain", "cost_over_one_row"
+PREDICTED = "predicted_speed_over_plain"
 Figures = Mapping[str, Figure | None]
 MEASURED: Mapping[str, Callable[[Slice], float | None]] = {
     "tokens_per_s": lambda s: s.tokens_per_s,
@@ -29,6 +33,37 @@ MEASURED: Mapping[str, Callable[[Slice], float | None]] = {
     "verify_s": lambda s: s.stage_s("verify"),
     "commit_s": lambda s: s.stage_s("commit"),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """What was drafted and accepted, over all steps."""
+
+    steps: int
+    acceptance_length: float | None
+    acceptance_rate: float | None
+    per_position_acceptance: Sequence[float]
+    conditional_acceptance: Sequence[float]
+    drafted_per_step: float | None
+    levels_per_step: float | None
+    steps_without_drafts: int
+
+    @classmethod
+    def of(cls, whole: Slice) -> Speculation:
+        """Of all runs pooled."""
+        pool = Pooled(whole.metrics)
+        levels = [level for depths in whole.depths for level in depths]
+        drafted = sum(sum(request.per_step_drafted) for request in pool.requests)
+        return cls(
+            steps=pool.steps,
+            acceptance_length=pool.acceptance_length,
+            acceptance_rate=pool.acceptance_rate,
+            per_position_acceptance=pool.per_position_acceptance,
+            conditional_acceptance=conditional_acceptance(whole.metrics, whole.depths),
+            drafted_per_step=ratio(drafted, pool.steps),
+            levels_per_step=ratio(sum(levels), pool.steps),
+            steps_without_drafts=levels.count(0),
+        )
 
 
 @dataclass(frozen=True)
@@ -44,29 +79,51 @@ class Row:
     rows: int | None = None
     over_plain: Figure | None = None
     predicted: float | None = None
-    speculation: Mapping[str, Any] | None = None
+    speculation: Speculation | None = None
     answers: int = 0
     answers_equal_to_plain: int = 0
     prompt_tokens: float | None = None
+
+    @classmethod
+    def read(cls, fields: ReportFields) -> Row:
+        """From a report. Raises BundleError."""
+        mode, figures = fields.get("mode"), fields.section("figures")
+        if mode not in MODES:
+            raise fields.wrong("mode", f"one of {', '.join(MODES)}")
+        drafted = None if fields.get("speculation") is None else fields.section("speculation")
+        return cls(
+            **fields.values(cls) | {"mode": mode, "predicted": fields.real(PREDICTED)},
+            cell=Cell(**fields.values(Cell)),
+            variant=Variant.read(fields),
+            figures={name: figures.figure(name) for name in figures.raw},
+            over_plain=fields.figure(OVER_ONE_ROW if mode == VERIFY else OVER_PLAIN),
+            speculation=None if drafted is None else Speculation(**drafted.values(Speculation)),
+        )
+
+    def figure(self, name: str) -> Figure | None:
+        """A figure by its name in a report."""
+        return self.over_plain if name in (OVER_PLAIN, OVER_ONE_ROW) else self.figures.get(name)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What it measures."""
+        own = {"mode": self.mode, **self.cell.to_dict(), "rows": self.rows}
+        return own | self.variant.to_dict()
 
     def to_dict(self) -> dict[str, Any]:
         """As a report has it."""
         over = None if self.over_plain is None else self.over_plain.to_dict()
         is_pass = self.mode == VERIFY
         return {
-            "mode": self.mode,
-            **self.cell.to_dict(),
-            "rows": self.rows,
-            **self.variant.to_dict(),
+            **self.key,
             "prompt_tokens": self.prompt_tokens,
             "figures": {
-                name: None if found is None else found.to_dict()
-                for name, found in self.figures.items()
+                name: None if one is None else one.to_dict() for name, one in self.figures.items()
             },
-            "speed_over_plain": None if is_pass else over,
-            "cost_over_one_row": over if is_pass else None,
-            "predicted_speed_over_plain": self.predicted,
-            "speculation": None if self.speculation is None else dict(self.speculation),
+            OVER_PLAIN: None if is_pass else over,
+            OVER_ONE_ROW: over if is_pass else None,
+            PREDICTED: self.predicted,
+            "speculation": None if self.speculation is None else asdict(self.speculation),
             "answers": self.answers,
             "answers_equal_to_plain": self.answers_equal_to_plain,
         }
@@ -117,7 +174,7 @@ class Collected:
             figures={name: figure([of(s) for _, s in runs]) for name, of in measured.items()},
             over_plain=figure([over(a, b, mode) for a, b in both]) if speculative else None,
             predicted=predict(variant, self.cell, whole) if mode == SPECULATIVE else None,
-            speculation=speculation(whole) if mode == SPECULATIVE else None,
+            speculation=Speculation.of(whole) if mode == SPECULATIVE else None,
             answers=sum(len(found.responses) for _, found in runs),
             answers_equal_to_plain=sum(equal(a, b) for a, b in both),
             prompt_tokens=fmean(m.prompt_tokens for m in whole.metrics),
@@ -141,10 +198,8 @@ def pooled(slices: Sequence[Slice]) -> Slice:
 
 def over(found: Slice, plain: Slice, mode: str) -> float | None:
     """The speed of a run over that of the plain one beside it."""
-    if mode == PREFILL:
-        mine, its = found.prefill_tokens_per_s, plain.prefill_tokens_per_s
-    else:
-        mine, its = found.tokens_per_s, plain.tokens_per_s
+    of = attrgetter("prefill_tokens_per_s" if mode == PREFILL else "tokens_per_s")
+    mine, its = of(found), of(plain)
     return None if mine is None or its is None else mine / its
 
 
@@ -152,22 +207,6 @@ def equal(found: Slice, plain: Slice) -> int:
     """How many answers are those of the plain run."""
     pairs = zip(found.responses, plain.responses, strict=True)
     return sum(mine.token_ids == its.token_ids for mine, its in pairs)
-
-
-def speculation(whole: Slice) -> dict[str, Any]:
-    """What was drafted and accepted, over all steps."""
-    pool = Pooled(whole.metrics)
-    levels = [level for depths in whole.depths for level in depths]
-    return {
-        "steps": pool.steps,
-        "acceptance_length": pool.acceptance_length,
-        "acceptance_rate": pool.acceptance_rate,
-        "per_position_acceptance": pool.per_position_acceptance,
-        "conditional_acceptance": conditional_acceptance(whole.metrics, whole.depths),
-        "drafted_per_step": ratio(sum(sum(m.per_step_drafted) for m in pool.requests), pool.steps),
-        "levels_per_step": ratio(sum(levels), pool.steps),
-        "steps_without_drafts": levels.count(0),
-    }
 
 
 def conditional_acceptance(
@@ -200,15 +239,8 @@ def pass_rows(times: Sequence[tuple[PassSize, float]]) -> list[Row]:
         for count in sorted(by_rows):
             own = by_rows[count]
             over_least = figure([b / a for a, b in zip(least, own, strict=False)])
+            figures = {"pass_s": figure(own)}
+            over_one_row = over_least if min(by_rows) == 1 else None
             cell = Cell(context, 0, batch_size)
-            rows.append(
-                Row(
-                    mode=VERIFY,
-                    cell=cell,
-                    variant=Variant(),
-                    figures={"pass_s": figure(own)},
-                    rows=count,
-                    over_plain=over_least if min(by_rows) == 1 else None,
-                )
-            )
+            rows.append(Row(VERIFY, cell, PLAIN_VARIANT, figures, count, over_one_row))
     return rows

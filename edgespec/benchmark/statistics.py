@@ -8,7 +8,7 @@ ratio between two runs of the rank-sum distribution (Mann and Whitney 1947, Hodg
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import comb
 from statistics import median
 from typing import Any
@@ -44,15 +44,14 @@ class Figure:
         return median_interval(self.samples)
 
     def to_dict(self) -> dict[str, Any]:
-        """As a report has it; `low`, `high` and `confidence` are null where there is none."""
-        found = self.interval
-        return {
-            "median": self.median,
-            "low": None if found is None else found.low,
-            "high": None if found is None else found.high,
-            "confidence": None if found is None else found.confidence,
-            "samples": [*self.samples],
-        }
+        """As a report has it."""
+        return {"median": self.median, **ends(self.interval), "samples": [*self.samples]}
+
+
+def ends(interval: Interval | None) -> dict[str, float | None]:
+    """As a report has it; all null where there is none."""
+    low, high, confidence = (None, None, None) if interval is None else astuple(interval)
+    return {"low": low, "high": high, "confidence": confidence}
 
 
 def figure(samples: Sequence[float | None]) -> Figure | None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 INTERRUPTED_LINE = "stopped: what was measured is in {}; the same command goes on with it"
 JSONL = (".jsonl", ".ndjson", ".parquet")
 WEIGHTS = ("int4", "int8", "fp32", "bf16", "fp16")
+HEADINGS = "predicted", "measured", "interval    ", "nodes", "tokens a step", "tokens/s"
 SHOWN = 3  # candidates of each method that were not measured
 
 
@@ -433,19 +434,9 @@ def table(found: dict[str, Any]) -> Any:
     from rich.table import Table
 
     out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for heading in (
-        "",
-        "predicted",
-        "measured",
-        "interval    ",
-        "nodes",
-        "tokens a step",
-        "tokens/s",
-    ):
-        if heading:
-            out.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
-        else:
-            out.add_column(heading)
+    out.add_column("")
+    for heading in HEADINGS:
+        out.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
     plain = found["plain"]
     speed = "-" if plain is None else f"{plain['median']:.1f}"
     out.add_row("plain", "1.00", "1.00", "", "1", "1.00", speed)

@@ -45,7 +45,14 @@ def out(tmp_path: Path) -> Path:
 def measured(cli: Cli, engines: Path, out: Path, *flags: object) -> dict[str, Any]:
     shown = cli("bench", engines, *flags, "--json", out)
     assert shown.code == 0, shown.err
-    return read_report(out)
+    return read(out)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A report as it stands, which is read and would be written again as it is."""
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    assert json.loads(json.dumps(read_report(path).to_dict())) == value
+    return value
 
 
 def of_mode(report: dict[str, Any], mode: str) -> list[dict[str, Any]]:
@@ -240,7 +247,7 @@ def test_costs_are_measured_and_explained_and_predict(
     flags = (*QUICK, "--spec-draft-step", 2, "--spec-policy", "fixed,adaptive", "--explain")
     shown = cli("bench", mine, "--mode", "speculative", *flags, "--json", out)
     assert shown.code == 0, shown.err
-    rows = of_mode(read_report(out), "speculative")
+    rows = of_mode(read(out), "speculative")
     assert [row["spec_policy"] for row in rows] == ["fixed", "adaptive"]
     for row in rows:
         assert row["predicted_speed_over_plain"] > 0
@@ -372,7 +379,7 @@ def test_interrupted_run_keeps_what_there_is(engines: Path, out: Path) -> None:
     assert "stopping after this step" in done.err
     assert "not complete" in done.err
     assert "plain" in done.out
-    report = read_report(out)
+    report = read(out)
     assert (report["complete"], report["failed"]) == (False, None)
     assert len(of_mode(report, "verify")) == 2
     (row,) = of_mode(report, "decode")
@@ -386,7 +393,7 @@ def test_report_of_a_full_disk_is_kept_elsewhere(cli: Cli, engines: Path) -> Non
     assert "plain" in shown.out  # the table is there
     *_, line = shown.err.strip().splitlines()
     kept = Path(line.removeprefix("  The report is in ").removesuffix("."))
-    assert read_report(kept)["rows"]
+    assert read(kept)["rows"]
 
 
 def test_error_on_the_way_keeps_what_there_is(engines: Path, out: Path) -> None:
@@ -395,7 +402,7 @@ def test_error_on_the_way_keeps_what_there_is(engines: Path, out: Path) -> None:
     done = happening(ENGINE_CALL, 100, code, "bench", engines, *flags, "--json", out)
     assert done.code == 4, done.err
     assert "error: broken" in done.err
-    report = read_report(out)
+    report = read(out)
     assert (report["complete"], report["failed"]) == (False, "broken")
     samples = of_mode(report, "decode")[0]["figures"]["tokens_per_s"]["samples"]
     assert len(samples) > 2

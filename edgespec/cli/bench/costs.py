@@ -6,12 +6,13 @@ Knows an engine's kept costs. What they mean stands in `measuring.cost_descripti
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgespec.cli.terminal import say
 from edgespec.errors import LimitError
 
 if TYPE_CHECKING:
+    from edgespec.benchmark.report import Report
     from edgespec.runtime.engine import Engine
 
 
@@ -24,9 +25,9 @@ def say_costs(engine: Engine) -> None:
         say(line)
 
 
-def sentences(engine: Engine, report: dict[str, Any] | None) -> Iterator[str]:
+def sentences(engine: Engine, report: Report | None) -> Iterator[str]:
     """What the kept costs mean, and of a report how its figures compare with them."""
-    from edgespec.benchmark.explanation import of_rows
+    from edgespec.cli.bench.tables import predictions
     from edgespec.runtime.measuring.cost_description import explained
 
     if engine.costs is None:
@@ -34,4 +35,4 @@ def sentences(engine: Engine, report: dict[str, Any] | None) -> Iterator[str]:
         return
     yield from explained(engine.costs.profile)
     if report is not None:
-        yield from of_rows(report["rows"])
+        yield from predictions(report.rows)

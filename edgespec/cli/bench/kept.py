@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from edgespec.cli.terminal import json_text
 from edgespec.errors import OutputError
+
+if TYPE_CHECKING:
+    from edgespec.benchmark.report import Report
 
 
 def check_pictures(
@@ -33,13 +36,13 @@ def check_pictures(
 
 
 def keep(
-    report: dict[str, Any], json_file: Path | None, picture: Path | None, pictures: Path | None
+    report: Report, json_file: Path | None, picture: Path | None, pictures: Path | None
 ) -> None:
     """Write what was asked for. A report that cannot be written where it should is kept elsewhere.
     Raises OutputError."""
     if json_file is not None:
         write(report, json_file)
-    if report["rows"]:
+    if report.rows:
         draw_pictures(report, picture, pictures)
 
 
@@ -51,7 +54,7 @@ def to_stdout(path: Path | None) -> bool:
     return stream is not None and stream.number == 1
 
 
-def write(report: dict[str, Any], path: Path) -> None:
+def write(report: Report, path: Path) -> None:
     """Write the report; where that fails, into the directory for temporary files. Raises
     OutputError that says where it is."""
     from edgespec.benchmark.report import write_report
@@ -59,7 +62,7 @@ def write(report: dict[str, Any], path: Path) -> None:
 
     try:
         if (stream := stream_of(path)) is not None:
-            stream.write(f"{json_text(report)}\n".encode())
+            stream.write(f"{json_text(report.to_dict())}\n".encode())
         else:
             write_report(path, report)
     except (OutputError, OSError) as error:
@@ -70,7 +73,7 @@ def write(report: dict[str, Any], path: Path) -> None:
         raise OutputError(what, f"The report is in {elsewhere}.") from error
 
 
-def kept_elsewhere(report: dict[str, Any]) -> Path | None:
+def kept_elsewhere(report: Report) -> Path | None:
     """Where the report is among the temporary files; None where it cannot be written there
     either."""
     import tempfile
@@ -85,12 +88,8 @@ def kept_elsewhere(report: dict[str, Any]) -> Path | None:
     return path
 
 
-def draw_pictures(
-    report: dict[str, Any], picture: Path | None, pictures: Path | None
-) -> list[Path]:
+def draw_pictures(report: Report, picture: Path | None, pictures: Path | None) -> list[Path]:
     """Draw what was asked for; the files."""
-    if picture is None and pictures is None:
-        return []
     from edgespec.benchmark.pictures import draw_directory, draw_file
 
     files = []

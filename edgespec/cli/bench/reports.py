@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -48,9 +49,7 @@ def compare(before: Path, after: Path, allowed: tuple[tuple[str, ...], ...], as_
     refuse_unlike(found, [name for names in allowed for name in names])
     rows = changes(mine, its)
     if as_json:
-        differences = [
-            {"name": one.name, "before": one.before, "after": one.after} for one in found
-        ]
+        differences = [asdict(one) for one in found]
         value = {"allowed_differences": differences, "rows": [row.to_dict() for row in rows]}
         click.echo(json_text(value))
     else:

@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,8 +41,7 @@ from edgespec.errors import EdgeSpecError, noted
 from edgespec.methods.names import POLICIES
 
 if TYPE_CHECKING:
-    from edgespec.benchmark.measure import Benchmark, Plan
-    from edgespec.benchmark.report import Recorder
+    from edgespec.benchmark.measure import Benchmark
     from edgespec.runtime.engine_request import EngineRequest
 
 
@@ -261,7 +260,9 @@ def command(
     )
     check_outputs((path, file), json_file, picture)
     check_pictures((path, file), picture, pictures)
+    from edgespec.benchmark.measure import Benchmark
     from edgespec.benchmark.prompts import PromptSource
+    from edgespec.benchmark.report import Recorder
     from edgespec.benchmark.slices import Runner
     from edgespec.benchmark.synthetic import Dial
     from edgespec.cli.progress import Bars
@@ -317,7 +318,8 @@ def command(
             say_costs(engine)
             return 0
         with Stopper() as stopper, Bars() as bars:
-            bench, recorder = started(Runner(engine, stopper), plan, bars, path, left_out)
+            bench = Benchmark(Runner(engine, stopper), plan, bars)
+            recorder = Recorder(engine, path, plan, left_out)
             failed = finished(bench)
         report = recorder.report(bench, None if failed is None else failed.what)
         lines = [*sentences(engine, report)] if explain else []
@@ -348,16 +350,6 @@ def refuse_misuse(ctx: click.Context, wrong: Mapping[str, object]) -> None:
     for what, is_so in wrong.items():
         if is_so:
             raise click.UsageError(what, ctx)
-
-
-def started(
-    runner: Any, plan: Plan, bars: Any, engine_dir: Path, notes: Sequence[str]
-) -> tuple[Benchmark, Recorder]:
-    """The run to be, and what makes its report."""
-    from edgespec.benchmark.measure import Benchmark
-    from edgespec.benchmark.report import Recorder
-
-    return Benchmark(runner, plan, bars), Recorder(runner.engine, engine_dir, plan, notes)
 
 
 def finished(bench: Benchmark) -> EdgeSpecError | None:

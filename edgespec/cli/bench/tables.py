@@ -6,20 +6,20 @@ Knows how values look. What they mean stands in docs/benchmark.md.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from edgespec.benchmark.compare import Change, Unlike, sizes, words
+from edgespec.benchmark.report import Report
+from edgespec.benchmark.rows import Row
+from edgespec.benchmark.statistics import NOISE, UNKNOWN
 from edgespec.cli.terminal import harmless, say
 from edgespec.errors import counted
 
-if TYPE_CHECKING:
-    from edgespec.benchmark.compare import Change, Unlike
-
 MAX_WIDTH = 400  # characters
-Row = Mapping[str, Any]
+CLOSE = 0.1  # a prediction within so much of what was measured is said to hold
 Cell = Callable[[Row], str | None]
 
 
@@ -28,81 +28,62 @@ Cell = Callable[[Row], str | None]
 
 def number(row: Row, name: str, form: str, factor: float = 1.0) -> str | None:
     """The median of a figure; None where it was not measured."""
-    found = row["figures"].get(name)
-    return None if found is None else form.format(factor * found["median"])
+    figure = row.figure(name)
+    return None if figure is None else form.format(factor * figure.median)
 
 
-def with_interval(found: Mapping[str, Any] | None, form: str = "{:.2f}") -> str | None:
-    """A median, and its interval where it has one."""
-    if found is None:
+def over(row: Row) -> str | None:
+    """The speed over plain decoding, or what a pass costs over one row, with its interval."""
+    if row.over_plain is None:
         return None
-    middle = form.format(found["median"])
-    if found["low"] is None:
-        return middle
-    return f"{middle} [{form.format(found['low'])}, {form.format(found['high'])}]"
+    middle, ends = f"{row.over_plain.median:.2f}", row.over_plain.interval
+    return middle if ends is None else f"{middle} [{ends.low:.2f}, {ends.high:.2f}]"
 
 
-def of_speculation(row: Row, name: str, form: str = "{:.2f}") -> str | None:
-    """A figure of what was drafted and accepted."""
-    value = None if row["speculation"] is None else row["speculation"].get(name)
-    return None if value is None else form.format(value)
+def decimal(value: float | None) -> str | None:
+    """A number with two places; None where there is none."""
+    return None if value is None else f"{value:.2f}"
 
 
 def positions(row: Row) -> str | None:
     """Acceptance by position."""
-    rates = (row["speculation"] or {}).get("per_position_acceptance")
-    return " ".join(f"{rate:.2f}" for rate in rates[:MAX_POSITIONS]) if rates else None
+    rates = row.speculation.per_position_acceptance if row.speculation else ()
+    return " ".join(f"{rate:.2f}" for rate in rates[:MAX_POSITIONS]) or None
 
 
 MAX_POSITIONS = 6
 
 
-def size(row: Row) -> str:
-    """How long prompts and answers are, and how many at a time."""
-    from edgespec.benchmark.compare import sizes
-
-    return " ".join(sizes(row))
-
-
 def way(row: Row) -> str:
     """What was done."""
-    from edgespec.benchmark.compare import words
-
-    return words(row).removesuffix(f" {size(row)}")
+    return words(row).removesuffix(f" {sizes(row)}")
 
 
 def equal(row: Row) -> str | None:
     """How many answers are the plain ones."""
-    if row["plan"] is None or not row["answers"]:
+    if row.variant.plan is None or not row.answers:
         return None
-    return f"{row['answers_equal_to_plain']}/{row['answers']}"
+    return f"{row.answers_equal_to_plain}/{row.answers}"
 
 
-WAY: tuple[tuple[str, Cell], ...] = (("", way), ("tokens", size))
+WAY: tuple[tuple[str, Cell], ...] = (("", way), ("tokens", sizes))
 PREFILL = (
     *WAY,
     ("tokens/s", lambda r: number(r, "prefill_tokens_per_s", "{:.1f}")),
     ("time to first token", lambda r: number(r, "time_to_first_token_s", "{:.3f} s")),
-    ("over plain", lambda r: with_interval(r["speed_over_plain"])),
+    ("over plain", over),
 )
 VERIFY = (
     *WAY,
     ("ms", lambda r: number(r, "pass_s", "{:.2f}", 1000)),
-    ("over one row", lambda r: with_interval(r["cost_over_one_row"])),
+    ("over one row", over),
 )
 DECODE = (
     *WAY,
     ("tokens/s", lambda r: number(r, "tokens_per_s", "{:.1f}")),
-    ("over plain", lambda r: with_interval(r["speed_over_plain"])),
-    (
-        "predicted",
-        lambda r: (
-            None
-            if r["predicted_speed_over_plain"] is None
-            else f"{r['predicted_speed_over_plain']:.2f}"
-        ),
-    ),
-    ("tokens/step", lambda r: of_speculation(r, "acceptance_length")),
+    ("over plain", over),
+    ("predicted", lambda r: decimal(r.predicted)),
+    ("tokens/step", lambda r: decimal(r.speculation.acceptance_length if r.speculation else None)),
     ("by position", positions),
     ("first token", lambda r: number(r, "time_to_first_token_s", "{:.3f} s")),
     ("between tokens", lambda r: number(r, "inter_token_latency_s", "{:.2f} ms", 1000)),
@@ -118,16 +99,16 @@ TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, Cell], ...]], ...] = 
 # ---- a report
 
 
-def show(report: Mapping[str, Any], *, err: bool = False) -> None:
+def show(report: Report, *, err: bool = False) -> None:
     """Print the tables of a report, and where it was measured; with `err` on stderr."""
     for title, modes, columns in TABLES:
-        rows = [row for row in report["rows"] if row["mode"] in modes]
+        rows = [row for row in report.rows if row.mode in modes]
         if rows:
             console = console_of(err=err)
             print_table(console, fitting(console, title, rows, columns))
     for line in below(report):
         say(line, err=err)
-    if not report["complete"]:
+    if not report.complete:
         say("not complete: the run ended before all was measured", err=True)
 
 
@@ -176,9 +157,9 @@ def print_table(console: Console, out: Table) -> None:
     console.print()
 
 
-def below(report: Mapping[str, Any]) -> Iterator[str]:
+def below(report: Report) -> Iterator[str]:
     """Where it was measured, and what is to be known of the figures."""
-    here, state = report["environment"], report["state"]
+    here, state = report.environment, report.state
     known = [
         here.get("device"),
         f"{here.get('threads')} of {here.get('cores')} cores",
@@ -188,16 +169,14 @@ def below(report: Mapping[str, Any]) -> Iterator[str]:
     before, after = ((state[when] or {}).get("load_average") for when in ("before", "after"))
     if before and after:
         yield f"load average before {before[0]}, after {after[0]}"
-    yield f"peak memory {report['peak_memory_bytes'] / 1e6:.0f} MB"
-    few = [row for row in report["rows"] if (over := row["speed_over_plain"]) and not over["low"]]
-    if few:
+    yield f"peak memory {report.peak_memory_bytes / 1e6:.0f} MB"
+    speeds = (row.over_plain for row in report.rows if row.mode != "verify")
+    if any(speed is not None and speed.interval is None for speed in speeds):
         yield "an exact 95 % interval needs 6 runs: raise --repeats or --num-prompts"
     differing = sum(
-        row["answers"] - row["answers_equal_to_plain"]
-        for row in report["rows"]
-        if row["mode"] == "speculative"
+        row.answers - row.answers_equal_to_plain for row in report.rows if row.mode == "speculative"
     )
-    if differing and report["settings"].get("acceptance") == "exact":
+    if differing and report.settings.get("acceptance") == "exact":
         yield (
             f"{counted(differing, 'answer')} with drafts differ from the plain ones: see edgespec"
             " infer --check-lossless"
@@ -207,14 +186,23 @@ def below(report: Mapping[str, Any]) -> Iterator[str]:
 NAMED = (("power mode", "power_mode"), ("governor", "governors"))
 
 
+def predictions(rows: Sequence[Row]) -> Iterator[str]:
+    """A sentence for each row that has a prediction."""
+    for row in rows:
+        predicted, over = row.predicted, row.over_plain
+        if predicted is None or over is None:
+            continue
+        apart = over.median / predicted - 1
+        more = "more" if apart > 0 else "less"
+        told = "as predicted" if abs(apart) <= CLOSE else f"{100 * abs(apart):.0f} % {more}"
+        yield f"{words(row)}: {over.median:.2f} x plain, predicted {predicted:.2f} ({told})."
+
+
 # ---- two reports
 
 
 def show_changes(rows: Sequence[Change], allowed: Sequence[Unlike]) -> None:
     """Print the rows that both reports have, and a line on the control."""
-    from edgespec.benchmark.compare import words
-    from edgespec.benchmark.statistics import NOISE, UNKNOWN
-
     for one in allowed:
         say(f"allowed: {one.words}")
     out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)

@@ -4,27 +4,39 @@ noise."""
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from edgespec.benchmark.compare import changes, refuse_unlike, unlike, words
+from edgespec.benchmark.report import Report
 from edgespec.benchmark.statistics import FASTER, NOISE, SLOWER, UNKNOWN
 from edgespec.errors import RequestError
-from tests.unit.benchmark.reports import PLAIN, drafted, figure, passes, report, row
+from tests.unit.benchmark.reports import (
+    PLAIN,
+    document,
+    drafted,
+    figure,
+    passes,
+    read,
+    report,
+    row,
+    typed,
+)
 
 ROWS = (PLAIN, drafted(3, None, 1.5, 1.6, 1.55, 1.52), passes(1, 0.01, 0.01, 0.01, 0.01))
 
 
-def changed(path: str, value: Any) -> dict[str, Any]:
+def changed(path: str, value: Any) -> Report:
     """The report with another value at a place."""
-    found = deepcopy(report(*ROWS))
+    found = deepcopy(document(*ROWS))
     *above, last = path.split(".")
     place = found
     for name in above:
         place = place[name]
     place[last] = value
-    return found
+    return read(found)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +70,7 @@ def test_unlike_runs_are_refused_by_name(path: str, value: Any, name: str) -> No
 
 def test_all_that_is_unlike_is_named_at_once() -> None:
     other = changed("environment.threads", 1)
-    other["settings"]["warmup"] = 4
+    other = replace(other, settings={**other.settings, "warmup": 4})
     with pytest.raises(RequestError) as caught:
         refuse_unlike([*unlike(report(*ROWS), other)], ["threads"])
     assert "warmup: 1 and 4" in caught.value.what
@@ -67,8 +79,8 @@ def test_all_that_is_unlike_is_named_at_once() -> None:
 
 def test_number_of_repeats_and_load_may_differ() -> None:
     other = changed("state.before", {"load_average": [9, 9, 9]})
-    other["settings"]["repeats"] = 99
-    other["engine"]["directory"] = "moved"
+    other = replace(other, settings={**other.settings, "repeats": 99})
+    other = replace(other, engine={**other.engine, "directory": "moved"})
     assert [*unlike(report(*ROWS), other)] == []
 
 
@@ -110,11 +122,11 @@ def test_results_of_faster_slower_and_noise() -> None:
 
 def test_rows_are_named_by_what_they_measure() -> None:
     tree = drafted(3, 0.7, 1.0, kind="tree") | {"spec_policy": "adaptive"}
-    names = [words(one) for one in (PLAIN, tree, passes(8, 0.1), row("prefill"))]
+    names = [words(typed(one)) for one in (PLAIN, tree, passes(8, 0.1), row("prefill"))]
     assert names == [
         "plain 128+64 b1",
-        "up to tree 1/3/4 at 0.7 128+64 b1",
+        "up to tree 2/3/4 at 0.7 128+64 b1",
         "pass over 8 128 b1",
         "prefill 128 b1",
     ]
-    assert words(row("decode", input_tokens=None)) == "plain file+64 b1"
+    assert words(typed(row("decode", input_tokens=None))) == "plain file+64 b1"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from edgespec.benchmark.cases import Cell, Variant
-from edgespec.benchmark.explanation import of_rows
 from edgespec.benchmark.prediction import Step, predicted_speed
 from edgespec.benchmark.synthetic import Dial
 from edgespec.contract import Role
 from edgespec.runtime.costs.cost_model import CostModel
 from edgespec.runtime.costs.cost_profile import CostProfile, ObserveTime, PassTime, ProposeTime
 from edgespec.runtime.trees.tree import DraftPlan
-from tests.unit.benchmark.reports import drafted
 
 CELL = Cell(100, 56, 1)
 # A plain step takes 10 ms, each further row 1 ms, a level 1 ms, an observed token nothing
@@ -64,13 +62,3 @@ def test_nothing_is_predicted_without_costs_plan_or_steps() -> None:
         predicted_speed(None, chain, CELL, prompt_tokens=1, steps=[Step(1, 1, 1)], acceptance=[])
         is None
     )
-
-
-def test_sentences_of_rows_compare_with_the_prediction() -> None:
-    close = drafted(3, 0.7, 1.5) | {"predicted_speed_over_plain": 1.45}
-    far = drafted(2, 0.7, 0.9) | {"predicted_speed_over_plain": 1.2}
-    none = drafted(1, 0.7, 0.9)
-    assert [*of_rows([close, far, none])] == [
-        "chain 1/3/4 at 0.7 128+64 b1: 1.50 x plain, predicted 1.45 (as predicted).",
-        "chain 1/2/3 at 0.7 128+64 b1: 0.90 x plain, predicted 1.20 (25 % less).",
-    ]

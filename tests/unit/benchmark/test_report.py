@@ -10,13 +10,21 @@ import pytest
 
 from edgespec.benchmark.report import read_report, write_report
 from edgespec.errors import OutputError, RequestError
-from tests.unit.benchmark.reports import PLAIN, drafted, report, row
+from tests.unit.benchmark.reports import PLAIN, document, drafted, passes, report, row
 
 
 def test_report_is_read_as_it_was_written(tmp_path: Path) -> None:
-    value = report(PLAIN, drafted(3, 0.7, 1.5))
-    write_report(tmp_path / "a.json", value)
-    assert read_report(tmp_path / "a.json") == value
+    choices = {"kind": "static tree", "top_k": 2, "steps": 1, "verify_size": 3}
+    trees = [
+        drafted(3, None, 1.5, kind="tree") | {"spec_policy": "adaptive"},
+        drafted(3, 0.7, 1.5, kind="chain"),
+        drafted(1, None, 1.5) | {"plan": choices | {"choices": [[0], [1]]}},
+        drafted(7, None, 1.5, kind="block"),
+    ]
+    value = document(PLAIN, *trees, passes(4, 0.01), row("prefill", input_tokens=None))
+    (tmp_path / "a.json").write_text(json.dumps(value))
+    write_report(tmp_path / "b.json", read_report(tmp_path / "a.json"))
+    assert json.loads((tmp_path / "b.json").read_text()) == value
 
 
 def test_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
@@ -32,9 +40,6 @@ def test_directory_that_is_not_there_is_an_output_error(tmp_path: Path) -> None:
         write_report(tmp_path / "file" / "a.json", report())
 
 
-FIGURE = {"median": 1.0, "samples": [1.0]}
-
-
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -44,23 +49,28 @@ FIGURE = {"median": 1.0, "samples": [1.0]}
         ("[" * 100_000, "is no benchmark report"),
         ([], "its kind is not benchmark"),
         ({"kind": "verify"}, "its kind is not benchmark"),
-        (report() | {"format": 2}, "its format is 2, and 1 is read"),
-        (report() | {"environment": None}, "environment is no object"),
-        (report() | {"rows": {}}, "rows is no list"),
-        (report(row("none")), r"rows\[0\] has none of the modes"),
-        (report(row("decode", figures=[])), r"rows\[0\].figures is no object"),
-        (report(row("decode", batch_size="1")), r"rows\[0\].batch_size is no whole number"),
+        (document() | {"format": 2}, "its format is 2, and 1 is read"),
+        (document() | {"environment": None}, "'environment' is missing"),
+        (document() | {"rows": {}}, "'rows' is {}, not a list of objects"),
+        (document(row("none")), r"\(rows\[0\]\): 'mode' is 'none', not one of"),
+        (document(row("decode", figures=[])), r"'figures' is \[\], not an object"),
+        (document(row("decode", batch_size="1")), "'batch_size' is '1', not a whole number"),
         (
-            report(row("decode", figures={"tokens_per_s": {"samples": [1]}})),
-            r"rows\[0\].tokens_per_s is no figure",
+            document(row("decode", figures={"tokens_per_s": {"median": 1}})),
+            r"\(figures\): 'tokens_per_s' is {'median': 1}, not a figure",
         ),
         (
-            report(PLAIN, row("decode", speed_over_plain=FIGURE | {"samples": ["x"]})),
-            r"rows\[1\].speed_over_plain is no figure",
+            document(PLAIN, row("decode", speed_over_plain={"samples": ["x"]})),
+            r"rows\[1\]\) \(speed_over_plain\): 'samples' is \['x'\], not a list of numbers",
         ),
         (
-            report(row("verify", rows=4, cost_over_one_row=FIGURE | {"samples": []})),
-            r"rows\[0\].cost_over_one_row is no figure",
+            document(row("verify", rows=4, cost_over_one_row={"samples": []})),
+            "'cost_over_one_row' is {'samples': \\[\\]}, not a figure",
+        ),
+        (document(drafted(3, None, 1.5, kind="bush")), "no plan is {'kind': 'bush'"),
+        (
+            document(drafted(1, None, 1.5, kind="static tree")),
+            "choices: None is not a tree",
         ),
     ],
 )

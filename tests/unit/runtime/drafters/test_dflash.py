@@ -246,7 +246,7 @@ def test_lanes_draft_side_by_side_as_alone() -> None:
     trees = drafter.propose([DraftRequest(lane, lane, CHAIN) for lane in range(3)])
     for lane, tree in enumerate(trees):
         assert tree.tokens.tolist() == chain_of([seen[lane]], pending=lane)
-    last = drafter.decoder.runner.calls[-1].target_hidden
+    last = drafter.decoder.runner.calls[-1].states("target_hidden")
     assert last is not None
     assert max(map(len, last)) <= BLOCK
 
