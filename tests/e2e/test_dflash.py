@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import toys
 from tests.e2e.methods import LIMITS, built, checkpoints, exported
 from tests.e2e.workshop import Cli, asked, cli, infer
 
@@ -101,3 +102,13 @@ def test_a_cropped_draft_directory(tmp_path: Path, cli: Cli, flag: str, cut: str
     assert said in done.err
     assert len(done.err.splitlines()) == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_a_draft_that_reads_other_layers_joins_no_engine(tmp_path: Path, cli: Cli) -> None:
+    base = checkpoints() / "base"
+    draft = toys.make_dflash(tmp_path / "draft", base, aux_layers=(1, 4), block_size=8)
+    assert cli("export", draft, tmp_path, "--base-model-dir", base).code == 0
+    engines = shutil.copytree(built("dflash"), tmp_path / "engines")
+    done = cli("build", "--onnx-dir", tmp_path / "dflash_draft", "--engine-dir", engines, *LIMITS)
+    assert done.code == REFUSED
+    assert all(word in done.err for word in ("[1, 5]", "[0, 3]", "--dflash-base")), done.err

@@ -14,6 +14,7 @@ import click
 
 from edgespec.benchmark.modes import MODES, PREFILL, SPECULATIVE, VERIFY
 from edgespec.cli.draft_flags import plan_of
+from edgespec.cli.terminal import ours
 from edgespec.errors import EdgeSpecError, LimitError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def plans_of(
                 errors.append(error)
     if not found:
         raise errors[0]
-    return list(dict.fromkeys(found)), [f"left out: {error.what}" for error in errors]
+    return list(dict.fromkeys(found)), [ours(f"left out: {error.what}") for error in errors]
 
 
 def variants_of(engine: Engine, plans: Sequence[DraftPlan], dials: Sequence[Dial]) -> list[Variant]:
