@@ -285,7 +285,7 @@ def test_python_reads_below_its_roots_alone_and_says_so_in_its_words(
         )
         assert "allow_image_urls=True" in refused("https://host/a.png").remedy
     with edgespec.load(shop.llm) as engine:
-        assert "by multimodal_engine_dir" in refused("0.png").remedy
+        assert "by `multimodal_engine_dir`" in refused("0.png").remedy
 
 
 @pytest.mark.parametrize("check_lossless", [False, True])
