@@ -43,7 +43,7 @@ def first_difference(runner: Runner, done: Done = do_nothing) -> str | None:
     """In which call a row had other bits than in the first one; None where there is none. `done` is
     called after each of `num_passes`."""
     material = Material.of(runner.contract.shape)
-    trial = Trial(runner, material, done)
+    trial = BitsTrial(runner, material, done)
     return trial.chain() or trial.tree() or (trial.beside() if runner.lanes > 1 else None)
 
 
@@ -129,7 +129,7 @@ def node_behind(path: Sequence[int]) -> TrialRows:
     )
 
 
-class Trial:
+class BitsTrial:
     """The calls on one engine; `seen` are the outputs of rows as their first call gave them."""
 
     def __init__(self, runner: Runner, material: Material, done: Done) -> None:

@@ -37,7 +37,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class DecodingVariant:
     """A way of decoding: plain where `plan` is None; with drafts as the drafter makes them, or
     right as often as `dial` says."""
 
@@ -45,7 +45,7 @@ class Variant:
     dial: Dial | None = None
 
     @classmethod
-    def read(cls, fields: ReportFields) -> Variant:
+    def read(cls, fields: ReportFields) -> DecodingVariant:
         """Of a row of a report. Raises BundleError."""
         if fields.get("plan") is None:
             return PLAIN_VARIANT
@@ -69,7 +69,7 @@ class Variant:
         }
 
 
-PLAIN_VARIANT = Variant()
+PLAIN_VARIANT = DecodingVariant()
 
 
 def cells(
@@ -84,10 +84,10 @@ def cells(
     ]
 
 
-def variants(plans: Sequence[DraftPlan], dials: Sequence[Dial | None]) -> list[Variant]:
+def variants(plans: Sequence[DraftPlan], dials: Sequence[Dial | None]) -> list[DecodingVariant]:
     """All combinations, each once."""
     crossed = product(dict.fromkeys(plans), dict.fromkeys(dials))
-    return [Variant(plan, dial) for plan, dial in crossed]
+    return [DecodingVariant(plan, dial) for plan, dial in crossed]
 
 
 def plan_dict(plan: DraftPlan) -> dict[str, Any]:

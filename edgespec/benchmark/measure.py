@@ -11,21 +11,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from edgespec.benchmark.cases import Cell, Variant, cells
+from edgespec.benchmark.cases import Cell, DecodingVariant, cells
 from edgespec.benchmark.modes import DECODE, PREFILL, SPECULATIVE, VERIFY
 from edgespec.benchmark.passes import PassSize, timed_passes
 from edgespec.benchmark.prediction import Step, predicted_speed
 from edgespec.benchmark.prompts import PromptSource
 from edgespec.benchmark.rows import Collected, Row, conditional_acceptance, pass_rows
 from edgespec.benchmark.schedule import turns
-from edgespec.benchmark.slices import Interrupted, Prompt, Runner, Slice
+from edgespec.benchmark.slices import BenchPrompt, Interrupted, Slice, SliceRunner
 from edgespec.progress import Progress
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.trees.tree import DraftPlan
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What to measure. `input_tokens` are lengths of random prompts, None for those of a file, and
     `contexts` those behind which passes are timed. `variants` are those with drafts; `prefill_plan`
     drafts in the mode prefill, None: nothing does."""
@@ -37,7 +37,7 @@ class Plan:
     batch_sizes: Sequence[int]
     contexts: Sequence[int] = ()
     rows: Sequence[int] = ()
-    variants: Sequence[Variant] = ()
+    variants: Sequence[DecodingVariant] = ()
     prefill_plan: DraftPlan | None = None
     repeats: int = 3
     warmup: int = 1
@@ -66,8 +66,8 @@ class Plan:
 class Benchmark:
     """Runs a plan on an open engine. `runner.stopping` is asked after every step."""
 
-    runner: Runner
-    plan: Plan
+    runner: SliceRunner
+    plan: BenchPlan
     progress: Progress
     collected: list[Collected] = field(default_factory=list)
     passes: list[tuple[PassSize, float]] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Benchmark:
         try:
             for cell in self.plan.prefill_cells:
                 own = self.plan.prefill_plan
-                self.measure(cell, PREFILL, [] if own is None else [Variant(own)])
+                self.measure(cell, PREFILL, [] if own is None else [DecodingVariant(own)])
             for context, batch_size in self.plan.pass_sizes:
                 self.time_passes(context, batch_size)
             for cell in self.plan.cells:
@@ -93,12 +93,12 @@ class Benchmark:
             return
         self.complete = True
 
-    def measure(self, cell: Cell, mode: str, variants: Sequence[Variant]) -> None:
+    def measure(self, cell: Cell, mode: str, variants: Sequence[DecodingVariant]) -> None:
         """One cell: plain answers to all prompts, which say what is right, the warm-up, and then
         measured turns. Raises Interrupted."""
         self.progress.start(f"{mode} {words(cell)}: plain answers", 0)
         groups = self.plan.source.groups(self.runner, cell)
-        for variant in (*variants, Variant()) if variants else ():
+        for variant in (*variants, DecodingVariant()) if variants else ():
             for _ in range(self.plan.warmup):
                 self.run_slice(groups[0], variant)
         found = Collected(cell, mode)
@@ -109,7 +109,7 @@ class Benchmark:
             found.add(turn, self.run_slice(groups[turn.group], turn.variant))
             self.progress.advance(1)
 
-    def run_slice(self, prompts: Sequence[Prompt], variant: Variant) -> Slice:
+    def run_slice(self, prompts: Sequence[BenchPrompt], variant: DecodingVariant) -> Slice:
         """One run, unless it is to stop. Raises Interrupted."""
         if self.runner.stopping():
             raise Interrupted
@@ -146,7 +146,7 @@ class Benchmark:
         for found in others:
             yield from found.rows(self.predicted)
 
-    def predicted(self, variant: Variant, cell: Cell, whole: Slice) -> float | None:
+    def predicted(self, variant: DecodingVariant, cell: Cell, whole: Slice) -> float | None:
         """What the cost model says of a variant; `whole` are all of its answers."""
         metrics = whole.metrics
         return predicted_speed(

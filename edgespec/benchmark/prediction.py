@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.benchmark.cases import Cell, Variant
+from edgespec.benchmark.cases import Cell, DecodingVariant
 from edgespec.runtime.costs.cost_model import CostModel, best_chain
 
 
@@ -25,7 +25,7 @@ class Step:
 
 def predicted_speed(
     costs: CostModel | None,
-    variant: Variant,
+    variant: DecodingVariant,
     cell: Cell,
     *,
     prompt_tokens: float,

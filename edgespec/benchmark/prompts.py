@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.benchmark.cases import PLAIN_VARIANT, Cell
-from edgespec.benchmark.slices import Interrupted, Prompt, Runner
+from edgespec.benchmark.slices import BenchPrompt, Interrupted, SliceRunner
 from edgespec.benchmark.synthetic import Truth
 from edgespec.errors import LimitError, RequestError
 from edgespec.prompts import Request, RequestFile, SamplingParams
@@ -35,7 +35,7 @@ class PromptSource:
     num_prompts: int | None = None
     categories: tuple[str, ...] = ()
 
-    def groups(self, runner: Runner, cell: Cell) -> list[list[Prompt]]:
+    def groups(self, runner: SliceRunner, cell: Cell) -> list[list[BenchPrompt]]:
         """Batches of `cell.batch_size` prompts, each with its plain answer. The last batch is
         filled up with the first prompts again. Raises LimitError for a prompt that does not fit,
         Interrupted."""
@@ -48,25 +48,25 @@ class PromptSource:
             answered = self.conversations(runner, cell)
         return in_batches(answered, cell.batch_size)
 
-    def sized(self, prompts: Sequence[Prompt], cell: Cell) -> list[Prompt]:
+    def sized(self, prompts: Sequence[BenchPrompt], cell: Cell) -> list[BenchPrompt]:
         """The prompts with answers of the cell's length."""
         length = cell.output_tokens
         return [
             replace(p, sampling=replace(p.sampling, max_generate_length=length)) for p in prompts
         ]
 
-    def random(self, engine: Engine, length: int, count: int) -> Iterator[Prompt]:
+    def random(self, engine: Engine, length: int, count: int) -> Iterator[BenchPrompt]:
         """Prompts of random ids, special ones left out."""
         size = min(engine.config.component.vocab_size, engine.tokenizer.vocab_size)
         ids = np.array([i for i in range(size) if not engine.tokenizer.is_special(i)])
         for number in range(count):
             rng = np.random.default_rng([self.seed, length, number])
             drawn = ids[rng.integers(0, len(ids), length)].tolist()
-            yield Prompt(number, tuple(drawn), self.sampling)
+            yield BenchPrompt(number, tuple(drawn), self.sampling)
 
     def answered(
-        self, runner: Runner, prompts: Sequence[Prompt], batch_size: int
-    ) -> Iterator[Prompt]:
+        self, runner: SliceRunner, prompts: Sequence[BenchPrompt], batch_size: int
+    ) -> Iterator[BenchPrompt]:
         """Prompts with their plain answers: the run that warms up, and says what is right."""
         for start in range(0, len(prompts), batch_size):
             batch = prompts[start : start + batch_size]
@@ -74,17 +74,17 @@ class PromptSource:
             for prompt, response in zip(batch, found.responses, strict=True):
                 yield self.with_truth(prompt, response.token_ids)
 
-    def with_truth(self, prompt: Prompt, token_ids: Sequence[int]) -> Prompt:
+    def with_truth(self, prompt: BenchPrompt, token_ids: Sequence[int]) -> BenchPrompt:
         """A prompt whose plain answer is known."""
         return replace(prompt, truth=Truth.of(token_ids, self.seed, prompt.number))
 
-    def conversations(self, runner: Runner, cell: Cell) -> list[Prompt]:
+    def conversations(self, runner: SliceRunner, cell: Cell) -> list[BenchPrompt]:
         """All turns of a file's requests as prompts of their own: the turns before them stand in
         them with their plain answers."""
         assert self.requests is not None
         requests = self.requests.requests[: self.num_prompts]
         sized = [with_length(request, cell.output_tokens) for request in requests]
-        engine, found = runner.engine, list[Prompt]()
+        engine, found = runner.engine, list[BenchPrompt]()
         answers = FileAnswers(engine, None, cell.batch_size, stopping=runner.stopping)
         for answer in sorted(answers.run(sized), key=lambda answer: answer.key):
             if answer.error is not None:
@@ -95,7 +95,7 @@ class PromptSource:
             sampling = replace(answer.request.sampling, seed=response.seed or 0)
             ids = response.prompt_ids  # with images they stay a prompt value
             ids = ids if isinstance(ids, PromptValue) else tuple(ids)
-            prompt = Prompt(len(found), ids, sampling)
+            prompt = BenchPrompt(len(found), ids, sampling)
             found.append(self.with_truth(prompt, response.token_ids))
         return found
 
@@ -117,7 +117,7 @@ def with_length(request: Request, length: int) -> Request:
     return replace(request, sampling=sampling)
 
 
-def in_batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
+def in_batches(prompts: Sequence[BenchPrompt], size: int) -> list[list[BenchPrompt]]:
     """Batches of exactly `size`, the last one filled up from the beginning."""
     count = -(-len(prompts) // size)
     return [

@@ -15,7 +15,7 @@ from typing import Any
 
 from edgespec.artifacts import atomic, json_files, provenance
 from edgespec.benchmark.environment import engines_of, environment, state
-from edgespec.benchmark.measure import Benchmark, Plan
+from edgespec.benchmark.measure import Benchmark, BenchPlan
 from edgespec.benchmark.report_fields import ReportFields
 from edgespec.benchmark.rows import Row
 from edgespec.errors import BundleError, RequestError
@@ -62,12 +62,12 @@ class Report:
 
 
 @dataclass
-class Recorder:
+class BenchRecorder:
     """Takes the state of the machine before a run, and makes the report after it."""
 
     engine: Engine
     engine_dir: Path
-    plan: Plan
+    plan: BenchPlan
     notes: Sequence[str] = ()
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     before: dict[str, Any] = field(default_factory=state)
@@ -91,7 +91,7 @@ class Recorder:
         )
 
 
-def settings(plan: Plan) -> dict[str, Any]:
+def settings(plan: BenchPlan) -> dict[str, Any]:
     """How it was measured: what two runs must have in common to be compared, and their length."""
     source, sampling = plan.source, asdict(plan.source.sampling)
     own = source.requests is not None  # of each request, which the hash of the file covers

@@ -11,7 +11,7 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
-from edgespec.benchmark.cases import PLAIN_VARIANT, Cell, Variant
+from edgespec.benchmark.cases import PLAIN_VARIANT, Cell, DecodingVariant
 from edgespec.benchmark.modes import DECODE, MODES, PREFILL, SPECULATIVE, VERIFY
 from edgespec.benchmark.passes import PassSize
 from edgespec.benchmark.report_fields import ReportFields
@@ -74,7 +74,7 @@ class Row:
 
     mode: str
     cell: Cell
-    variant: Variant
+    variant: DecodingVariant
     figures: Figures
     rows: int | None = None
     over_plain: Figure | None = None
@@ -94,7 +94,7 @@ class Row:
         return cls(
             **fields.values(cls) | {"mode": mode, "predicted": fields.real(PREDICTED)},
             cell=Cell(**fields.values(Cell)),
-            variant=Variant.read(fields),
+            variant=DecodingVariant.read(fields),
             figures={name: figures.figure(name) for name in figures.raw},
             over_plain=fields.figure(OVER_ONE_ROW if mode == VERIFY else OVER_PLAIN),
             speculation=None if drafted is None else Speculation(**drafted.values(Speculation)),
@@ -138,7 +138,7 @@ class Collected:
 
     cell: Cell
     mode: str = SPECULATIVE
-    slices: dict[Variant, list[tuple[Turn, Slice]]] = field(default_factory=dict)
+    slices: dict[DecodingVariant, list[tuple[Turn, Slice]]] = field(default_factory=dict)
 
     def add(self, turn: Turn, found: Slice) -> None:
         """Take in one run."""
@@ -153,12 +153,16 @@ class Collected:
             for turn, found in runs
         }
 
-    def rows(self, predict: Callable[[Variant, Cell, Slice], float | None]) -> list[Row]:
+    def rows(self, predict: Callable[[DecodingVariant, Cell, Slice], float | None]) -> list[Row]:
         """A row for each variant, plain first; `predict` gets all runs of one pooled."""
         order = sorted(self.slices, key=lambda variant: variant.plan is not None)
         return [self.row(variant, predict) for variant in order]
 
-    def row(self, variant: Variant, predict: Callable[[Variant, Cell, Slice], float | None]) -> Row:
+    def row(
+        self,
+        variant: DecodingVariant,
+        predict: Callable[[DecodingVariant, Cell, Slice], float | None],
+    ) -> Row:
         """The row of a variant."""
         runs = self.slices[variant]
         plain = self.plain()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from edgespec.benchmark.cases import PLAIN_VARIANT, Variant
+from edgespec.benchmark.cases import PLAIN_VARIANT, DecodingVariant
 
 MOST_BESIDE_PLAIN = 4  # plans between two plain runs
 
@@ -22,7 +22,7 @@ class Turn:
     repeat: int
     group: int  # of the prompts
     block: int  # of the variants
-    variant: Variant
+    variant: DecodingVariant
 
     @property
     def pair(self) -> tuple[int, int, int]:
@@ -30,7 +30,7 @@ class Turn:
         return self.repeat, self.group, self.block
 
 
-def turns(repeats: int, groups: int, variants: Sequence[Variant]) -> Iterator[Turn]:
+def turns(repeats: int, groups: int, variants: Sequence[DecodingVariant]) -> Iterator[Turn]:
     """Each repeat of each group of prompts: blocks of up to 4 variants with a plain run each,
     forward and backward by turns. `variants` are without the plain one."""
     blocks = [

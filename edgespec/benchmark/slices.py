@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from time import perf_counter
 
-from edgespec.benchmark.cases import Variant
+from edgespec.benchmark.cases import DecodingVariant
 from edgespec.benchmark.synthetic import Truth, synthetic
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CANCELLED, SamplingParams
@@ -25,7 +25,7 @@ Stopping = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class BenchPrompt:
     """What is asked, and after the reference run its plain answer with the draws of dialled
     acceptance. `number` is that among all prompts."""
 
@@ -123,13 +123,13 @@ class Interrupted(Exception):
 
 
 @dataclass
-class Runner:
+class SliceRunner:
     """Runs batches of prompts with one engine. `stopping` is asked after every step."""
 
     engine: Engine
     stopping: Stopping = lambda: False
 
-    def run(self, prompts: Sequence[Prompt], variant: Variant) -> Slice:
+    def run(self, prompts: Sequence[BenchPrompt], variant: DecodingVariant) -> Slice:
         """One batch. Raises Interrupted, and the first error of a request."""
         session, real = self.engine.session, self.engine.session.drafter
         plan = variant.plan
@@ -142,7 +142,7 @@ class Runner:
         finally:
             session.drafter = real
 
-    def answered(self, prompts: Sequence[Prompt], plan: DraftPlan | None) -> Slice:
+    def answered(self, prompts: Sequence[BenchPrompt], plan: DraftPlan | None) -> Slice:
         """`run` with whatever drafts."""
         began = perf_counter()
         asked = [

@@ -41,7 +41,7 @@ HEADS = ("fp8", "int4_awq", "nvfp4", "mxfp8", "int8_sq")  # the plan refuses the
 ALIASES = {"--text-dataset": "--calib-data"}
 
 
-class Steps(Bars):
+class QuantizeSteps(Bars):
     """Progress bars in steps. They hold the real stderr, which `modelopt.captured` replaces."""
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ def show(run: Callable[[Bars, Log], Quantized], out: Path, as_json: bool) -> Non
 
     log = Log()
     try:
-        with Steps() as bars:
+        with QuantizeSteps() as bars:
             result = run(bars, log)
     except (KeyboardInterrupt, Terminated) as stop:
         if not (hint := resume_hint(out)):

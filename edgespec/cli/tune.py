@@ -317,7 +317,7 @@ def searched(
     """The search in one directory, and its report; None where it was stopped."""
     from time import monotonic
 
-    from edgespec.benchmark.slices import Interrupted, Runner
+    from edgespec.benchmark.slices import Interrupted, SliceRunner
     from edgespec.cli.progress import Bars
     from edgespec.tuning.journal import TuneJournal
     from edgespec.tuning.report import bound_to, report
@@ -336,7 +336,7 @@ def searched(
             if journal.found:
                 say(f"going on with {journal.found} measurements of {place}", err=True)
             with Bars() as bars:
-                tuner = Tuner(Runner(engine, stopper), requests, options, journal, bars)
+                tuner = Tuner(SliceRunner(engine, stopper), requests, options, journal, bars)
                 try:
                     tuner.run()
                 except Interrupted:

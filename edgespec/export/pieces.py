@@ -23,7 +23,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.contract import OPSET
 from edgespec.export.stored_weights import StoredWeight, quantized_weight
-from edgespec.graphs.assembly import Subgraph
+from edgespec.graphs.assembly import GraphPart
 from edgespec.graphs.builder import IR_VERSION
 
 Array = NDArray[Any]
@@ -102,7 +102,7 @@ class OpenPiece:
         return [[values[name] for name in names] for values in all_values]
 
 
-def open_piece(piece: Subgraph, directory: Path) -> OpenPiece:
+def open_piece(piece: GraphPart, directory: Path) -> OpenPiece:
     """Returns a piece whose weights are in files in `directory`, which are mapped.
 
     The piece's model is rewritten.

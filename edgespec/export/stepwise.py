@@ -22,7 +22,7 @@ from edgespec.contract import INPUTS, Kind, graph_inputs, inputs_named
 from edgespec.export.golden import empty_memory
 from edgespec.export.pieces import OpenPiece, open_piece
 from edgespec.export.writer import PaddedFile, place_weights
-from edgespec.graphs.assembly import DecoderGraph, Subgraph, head_piece, layer_piece, stem_piece
+from edgespec.graphs.assembly import DecoderGraph, GraphPart, head_piece, layer_piece, stem_piece
 from edgespec.graphs.builder import WeightPlan
 from edgespec.rope import RopeTable, rotations
 
@@ -79,7 +79,7 @@ def run_stepwise(
 
 
 def through(
-    make: Callable[[WeightPlan], Subgraph], output: str, passes: Sequence[Feeds], place: Path
+    make: Callable[[WeightPlan], GraphPart], output: str, passes: Sequence[Feeds], place: Path
 ) -> list[Array]:
     """Returns one output of a piece for each pass.
 
@@ -89,7 +89,7 @@ def through(
     return [piece.run([output], [feeds])[0][0].copy() for feeds in passes]
 
 
-def opened(make: Callable[[WeightPlan], Subgraph], place: Path) -> OpenPiece:
+def opened(make: Callable[[WeightPlan], GraphPart], place: Path) -> OpenPiece:
     """Returns a piece that runs; its weights replace those of the piece before on disk."""
     plan = WeightPlan(WEIGHTS)
     piece = make(plan)

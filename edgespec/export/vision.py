@@ -27,7 +27,7 @@ from edgespec.export.component import Exported, check_graph
 from edgespec.export.pieces import OpenPiece, open_piece
 from edgespec.export.request import ExportRequest
 from edgespec.families.vision import SECTION
-from edgespec.graphs.assembly import Subgraph
+from edgespec.graphs.assembly import GraphPart
 from edgespec.graphs.builder import WeightPlan, save
 from edgespec.graphs.completeness import WITHOUT_IMAGES, check_vision
 from edgespec.graphs.linear import products
@@ -198,10 +198,10 @@ def golden_arrays(graph: VisionGraph, directory: Path) -> dict[str, NDArray[Any]
 # ---- the canonical graph, run without an engine
 
 
-def encoder_piece(graph: VisionGraph, plan: WeightPlan) -> Subgraph:
+def encoder_piece(graph: VisionGraph, plan: WeightPlan) -> GraphPart:
     """The whole graph as one piece."""
     inputs = vision_contract(graph.config).inputs
-    return Subgraph(graph.build(plan), tuple(spec.name for spec in inputs))
+    return GraphPart(graph.build(plan), tuple(spec.name for spec in inputs))
 
 
 def encode(

@@ -65,7 +65,7 @@ class DecoderGraph(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Subgraph:
+class GraphPart:
     """A part of a graph that runs alone: a model with external weights, and its inputs by name."""
 
     model: ir.Model
@@ -113,16 +113,16 @@ def build_graph(graph: DecoderGraph, plan: WeightPlan) -> tuple[ir.Model, GraphC
     return b.model(), contract
 
 
-def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> Subgraph:
+def stem_piece(graph: DecoderGraph, plan: WeightPlan) -> GraphPart:
     """The piece inputs_embeds (and a draft's states) -> x, the input of the first layer."""
     b = GraphBuilder("stem", plan)
     inputs = inputs_of(b, graph.shape, Part.STEM)
     x = graph.stem(b, inputs)
     b.output(x, TensorSpec("x", "float32", ("B", "S", graph.shape.hidden_size)))
-    return Subgraph(b.model(), tuple(inputs))
+    return GraphPart(b.model(), tuple(inputs))
 
 
-def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Subgraph:
+def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> GraphPart:
     """The piece x, memory -> x_out, memory, of layer `index`."""
     b, shape = GraphBuilder(f"layer{index}", plan), graph.shape
     inputs = inputs_of(b, shape, Part.LAYERS)
@@ -132,10 +132,10 @@ def layer_piece(graph: DecoderGraph, plan: WeightPlan, index: int) -> Subgraph:
     b.output(out, TensorSpec("x_out", "float32", ("B", "S", shape.hidden_size)))
     for spec, value in zip(memory_outputs(shape, index), memory, strict=True):
         b.output(value, spec)
-    return Subgraph(b.model(), ("x", *inputs))
+    return GraphPart(b.model(), ("x", *inputs))
 
 
-def head_piece(graph: DecoderGraph, plan: WeightPlan) -> Subgraph:
+def head_piece(graph: DecoderGraph, plan: WeightPlan) -> GraphPart:
     """The piece x, gather_idx and what else the head reads -> logits (and hidden_states of a
     draft)."""
     b = GraphBuilder("head", plan)
@@ -147,7 +147,7 @@ def head_piece(graph: DecoderGraph, plan: WeightPlan) -> Subgraph:
     b.output(logits, TensorSpec("logits", "float32", ("B", "G", graph.shape.logits_width)))
     if recycled is not None:
         b.output(recycled, TensorSpec("hidden_states", "float32", ("B", "S", graph.shape.features)))
-    return Subgraph(b.model(), ("x", *inputs))
+    return GraphPart(b.model(), ("x", *inputs))
 
 
 def inputs_of(b: GraphBuilder, shape: GraphShape, part: Part) -> Inputs:

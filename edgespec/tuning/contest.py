@@ -18,7 +18,7 @@ CLOSE = 0.03  # a simpler candidate is taken where it costs no more speed than t
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Trial:
     """One measured run: a candidate's key, or PLAIN."""
 
     repeat: int
@@ -26,7 +26,7 @@ class Turn:
     key: str
 
 
-def turns(repeats: int, groups: int, keys: Sequence[str]) -> Iterator[Turn]:
+def turns(repeats: int, groups: int, keys: Sequence[str]) -> Iterator[Trial]:
     """Each repeat of each group of prompts: plain and all candidates, forward and backward by
     turns."""
     backward = False
@@ -34,7 +34,7 @@ def turns(repeats: int, groups: int, keys: Sequence[str]) -> Iterator[Turn]:
         for group in range(groups):
             order = [PLAIN, *keys]
             for key in reversed(order) if backward else order:
-                yield Turn(repeat, group, key)
+                yield Trial(repeat, group, key)
             backward = not backward
 
 
@@ -42,7 +42,7 @@ def turns(repeats: int, groups: int, keys: Sequence[str]) -> Iterator[Turn]:
 class Speeds:
     """Tokens a second of each run so far; None where a run had no steps."""
 
-    of: dict[Turn, float | None] = field(default_factory=dict)
+    of: dict[Trial, float | None] = field(default_factory=dict)
 
     def over(self, key: str, other: str = PLAIN) -> Figure | None:
         """The speed of one over another, pair by pair; None where there is no pair."""
@@ -51,7 +51,7 @@ class Speeds:
     def ratios(self, key: str, other: str) -> Iterator[float]:
         """The quotients of all pairs."""
         for turn, speed in self.of.items():
-            beside = self.of.get(Turn(turn.repeat, turn.group, other))
+            beside = self.of.get(Trial(turn.repeat, turn.group, other))
             if turn.key == key and speed and beside:
                 yield speed / beside
 

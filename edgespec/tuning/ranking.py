@@ -14,7 +14,7 @@ from typing import Any
 from edgespec.runtime.costs.cost_model import StepCosts
 from edgespec.tuning.acceptance import by_depth
 from edgespec.tuning.candidates import Candidate
-from edgespec.tuning.replay import Drafted
+from edgespec.tuning.replay import DraftedStep
 
 ALIKE = 0.005  # relative: of speeds that are predicted so near the simpler plan is ranked first
 
@@ -45,7 +45,7 @@ class Ranked:
 
 
 def valued(
-    candidate: Candidate, steps: Sequence[Drafted], costs: StepCosts, own_s: float = 0.0
+    candidate: Candidate, steps: Sequence[DraftedStep], costs: StepCosts, own_s: float = 0.0
 ) -> Ranked:
     """A candidate by the steps that it would make. `own_s` are seconds of a step that the costs do
     not have, such as those of a drafter without an engine."""
@@ -61,7 +61,7 @@ def valued(
     )
 
 
-def seconds(step: Drafted, costs: StepCosts) -> float:
+def seconds(step: DraftedStep, costs: StepCosts) -> float:
     """What a step costs."""
     if not step.levels:
         return costs.passes[step.nodes]

@@ -21,7 +21,7 @@ from edgespec.tuning.steps import LEAST_PROB, SampledStep
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DraftedStep:
     """A step: nodes that are verified, the root included, levels that are drafted, and tokens that
     it emits. 1 node is a plain step."""
 
@@ -30,7 +30,9 @@ class Drafted:
     tokens: int
 
 
-def replayed(steps: Sequence[SampledStep], plan: DraftPlan, *, beams: bool = True) -> list[Drafted]:
+def replayed(
+    steps: Sequence[SampledStep], plan: DraftPlan, *, beams: bool = True
+) -> list[DraftedStep]:
     """A fixed plan. `beams`: the drafter goes on with the best `top_k` nodes of each level alone;
     without, with all of them, as where a block is drafted at once."""
     if isinstance(plan, StaticPlan):
@@ -44,26 +46,26 @@ def replayed(steps: Sequence[SampledStep], plan: DraftPlan, *, beams: bool = Tru
         size = plan.verify_size
         if beams:
             size = min(size, tree_pool_size(plan.top_k, plan.steps))
-        found.append(Drafted(size, plan.steps, accepted(step.path, kept)))
+        found.append(DraftedStep(size, plan.steps, accepted(step.path, kept)))
     return found
 
 
-def chain_step(step: SampledStep, length: int) -> Drafted:
+def chain_step(step: SampledStep, length: int) -> DraftedStep:
     """A chain of the best draft at each depth."""
     tokens = 1
     for rank in step.ranks[:length]:
         if rank:
             break
         tokens += 1
-    return Drafted(length + 1, length, tokens)
+    return DraftedStep(length + 1, length, tokens)
 
 
-def static_step(step: SampledStep, plan: StaticPlan) -> Drafted:
+def static_step(step: SampledStep, plan: StaticPlan) -> DraftedStep:
     """A tree of chosen ranks."""
     chosen, tokens = set(plan.choices), 1
     while tokens <= len(step.ranks) and step.ranks[:tokens] in chosen:
         tokens += 1
-    return Drafted(plan.verify_size, plan.steps, tokens)
+    return DraftedStep(plan.verify_size, plan.steps, tokens)
 
 
 def best_nodes(step: SampledStep, top_k: int, levels: int, *, beams: bool) -> list[int]:
@@ -96,7 +98,7 @@ def adapted(
     *,
     budgeted: bool = True,
     beams: bool = True,
-) -> list[Drafted]:
+) -> list[DraftedStep]:
     """What the policy makes of the sample's answers, up to a plan, one sequence alone. Where it
     stands between two sampled steps it is given the later one's drafts."""
     return [
@@ -114,11 +116,11 @@ def adapted_answer(
     *,
     budgeted: bool,
     beams: bool,
-) -> list[Drafted]:
+) -> list[DraftedStep]:
     """`adapted`, of one answer."""
     if not steps:
         return []
-    state, found = AdaptiveState(AcceptanceEstimate(prior)), list[Drafted]()
+    state, found = AdaptiveState(AcceptanceEstimate(prior)), list[DraftedStep]()
     starts = [step.context for step in steps]
     place, end = starts[0], starts[-1] + len(steps[-1].path)
     while place < end:
@@ -136,7 +138,7 @@ def adapted_answer(
         renamed = {node: index for index, node in enumerate(nodes)}
         path = [renamed[node] for node in step.path[: accepted(step.path, set(nodes))]]
         policy.learn(state, decision, tree_of(step, nodes, renamed, levels), path)
-        found.append(Drafted(len(nodes), levels, len(path)))
+        found.append(DraftedStep(len(nodes), levels, len(path)))
         place += len(path)
     return found
 

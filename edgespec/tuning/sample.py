@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.benchmark.slices import Prompt, Slice, Stopping, served
+from edgespec.benchmark.slices import BenchPrompt, Slice, Stopping, served
 from edgespec.runtime.drafters.base import Tunable
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.engine import Engine
@@ -66,7 +66,7 @@ class WholePolicy(AdaptivePolicy):
 
 def run(
     engine: Engine,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[BenchPrompt],
     candidate: Candidate | None,
     stopping: Stopping,
     prior: Sequence[float] | None = None,
@@ -107,7 +107,7 @@ def with_options(engine: Engine, candidate: Candidate | None) -> Iterator[None]:
 
 def sampled(
     engine: Engine,
-    prompt: Prompt,
+    prompt: BenchPrompt,
     plan: DraftPlan,
     options: tuple[tuple[str, Any], ...],
     stopping: Stopping,
@@ -126,7 +126,7 @@ def sampled(
     return list(steps_of(chunks[0], len(prompt.ids), most_of(prompt) - plan.steps))
 
 
-def most_of(prompt: Prompt) -> int:
+def most_of(prompt: BenchPrompt) -> int:
     """Tokens of its answer, at most."""
     return prompt.sampling.max_generate_length
 

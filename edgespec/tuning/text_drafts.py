@@ -11,20 +11,20 @@ from time import perf_counter
 
 import numpy as np
 
-from edgespec.benchmark.slices import Prompt
+from edgespec.benchmark.slices import BenchPrompt
 from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
-from edgespec.tuning.replay import Drafted
+from edgespec.tuning.replay import DraftedStep
 
 LANE = 0
 
 
 def simulated(
-    drafter: Drafter, plan: DraftPlan, prompts: Sequence[Prompt]
-) -> tuple[list[Drafted], float]:
+    drafter: Drafter, plan: DraftPlan, prompts: Sequence[BenchPrompt]
+) -> tuple[list[DraftedStep], float]:
     """The steps of all answers, and the seconds of a step that the drafter itself takes. `prompts`
     have their plain answers."""
-    found, began = list[Drafted](), perf_counter()
+    found, began = list[DraftedStep](), perf_counter()
     for prompt in prompts:
         answer = [] if prompt.truth is None else [*prompt.truth.tokens]
         found += answered(drafter, plan, prompt.ids, answer)
@@ -33,18 +33,18 @@ def simulated(
 
 def answered(
     drafter: Drafter, plan: DraftPlan, prompt: Sequence[int], answer: Sequence[int]
-) -> list[Drafted]:
+) -> list[DraftedStep]:
     """The steps of one answer."""
     drafter.reset(LANE)
     drafter.begin(LANE, prompt, 0)
-    found, emitted = list[Drafted](), 1
+    found, emitted = list[DraftedStep](), 1
     observe(drafter, answer[:1])
     while emitted < len(answer):
         most = plan.within(len(answer) - emitted - 1, plan.verify_size)
         tree = drafter.propose([DraftRequest(LANE, answer[emitted - 1], most)])[0]
         tokens = min(1 + followed(tree, answer[emitted:]), len(answer) - emitted)
         levels = int(tree.depths[-1]) if len(tree) > 1 else 0
-        found.append(Drafted(len(tree), levels, tokens))
+        found.append(DraftedStep(len(tree), levels, tokens))
         observe(drafter, answer[emitted : emitted + tokens])
         emitted += tokens
     drafter.reset(LANE)

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgespec.benchmark.cases import Cell
 from edgespec.benchmark.prompts import PromptSource, in_batches
-from edgespec.benchmark.slices import Prompt, Runner, window
+from edgespec.benchmark.slices import BenchPrompt, SliceRunner, window
 from edgespec.progress import Progress
 from edgespec.prompts import RequestFile, SamplingParams
 from edgespec.runtime.costs.cost_model import CostModel
@@ -26,10 +26,10 @@ from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.tuning import contest
 from edgespec.tuning.acceptance import AcceptanceCounts
 from edgespec.tuning.candidates import Candidate, chains, of_text, static_trees, trees, wide_plan
-from edgespec.tuning.contest import PLAIN, Speeds, Turn
+from edgespec.tuning.contest import PLAIN, Speeds, Trial
 from edgespec.tuning.journal import RUN, SAMPLE, TuneJournal
 from edgespec.tuning.ranking import Ranked, in_order, to_measure, valued
-from edgespec.tuning.replay import Drafted, adapted, replayed
+from edgespec.tuning.replay import DraftedStep, adapted, replayed
 from edgespec.tuning.sample import run, sampled
 from edgespec.tuning.steps import SampledStep
 from edgespec.tuning.text_drafts import simulated
@@ -59,12 +59,12 @@ class TuneOptions:
 class Tuner:
     """Tunes an open engine whose costs are known. `runner.stopping` is asked after every step."""
 
-    runner: Runner
+    runner: SliceRunner
     requests: RequestFile
     options: TuneOptions
     journal: TuneJournal
     progress: Progress
-    prompts: list[Prompt] = field(default_factory=list)
+    prompts: list[BenchPrompt] = field(default_factory=list)
     samples: dict[float, list[list[SampledStep]]] = field(default_factory=dict)
     ranked: list[Ranked] = field(default_factory=list)
     measured: list[Ranked] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Tuner:
             yield self.steps(replace(prompt, sampling=at(prompt, temperature)), self.whole)
             self.progress.advance(1)
 
-    def steps(self, prompt: Prompt, options: tuple[tuple[str, Any], ...]) -> list[SampledStep]:
+    def steps(self, prompt: BenchPrompt, options: tuple[tuple[str, Any], ...]) -> list[SampledStep]:
         """The sampled steps of one prompt."""
         key = f"{prompt.number} {prompt.sampling.temperature} {options}"
         found = self.journal.get(SAMPLE, key)
@@ -218,7 +218,7 @@ class Tuner:
         prompts = [replace(p, sampling=at(p, self.options.temperature)) for p in self.prompts]
         found = [step for prompt in prompts for step in self.steps(prompt, options)]
         levels = self.wide.steps
-        steps = [Drafted(len(step.parents), levels, len(step.path)) for step in found]
+        steps = [DraftedStep(len(step.parents), levels, len(step.path)) for step in found]
         costs = self.costs.at(self.context, self.options.batch_size, self.wide.top_k)
         return valued(Candidate(self.engine.method, self.wide, options=options), steps, costs)
 
@@ -254,7 +254,7 @@ class Tuner:
             self.speeds.of[turn] = kept[0]
             self.progress.advance(1)
 
-    def speed(self, prompts: Sequence[Prompt], row: Ranked | None) -> float | None:
+    def speed(self, prompts: Sequence[BenchPrompt], row: Ranked | None) -> float | None:
         """Tokens a second of one run, over all its batches. An adaptive plan begins with the
         acceptance of the sample, as it will."""
         candidate, prior = (None, None) if row is None else (row.candidate, row.prior)
@@ -266,12 +266,12 @@ class Tuner:
         return tokens / seconds if seconds else None
 
 
-def at(prompt: Prompt, temperature: float) -> SamplingParams:
+def at(prompt: BenchPrompt, temperature: float) -> SamplingParams:
     """The sampling of a prompt at a temperature."""
     return replace(prompt.sampling, temperature=temperature)
 
 
-def name_of(turn: Turn) -> str:
+def name_of(turn: Trial) -> str:
     """A run's name in a journal."""
     return f"{turn.repeat} {turn.group} {turn.key}"
 

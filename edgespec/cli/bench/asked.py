@@ -18,8 +18,8 @@ from edgespec.cli.terminal import ours
 from edgespec.errors import EdgeSpecError, LimitError
 
 if TYPE_CHECKING:
-    from edgespec.benchmark.cases import Variant
-    from edgespec.benchmark.measure import Plan
+    from edgespec.benchmark.cases import DecodingVariant
+    from edgespec.benchmark.measure import BenchPlan
     from edgespec.benchmark.synthetic import Dial
     from edgespec.methods.names import SpecPolicy
     from edgespec.prompts import RequestFile
@@ -106,7 +106,9 @@ def plans_of(
     return list(dict.fromkeys(found)), [ours(f"left out: {error.what}") for error in errors]
 
 
-def variants_of(engine: Engine, plans: Sequence[DraftPlan], dials: Sequence[Dial]) -> list[Variant]:
+def variants_of(
+    engine: Engine, plans: Sequence[DraftPlan], dials: Sequence[Dial]
+) -> list[DecodingVariant]:
     """The ways of drafting. Raises LimitError for dialled acceptance by another accept rule than
     the exact one."""
     from edgespec.benchmark.cases import variants
@@ -127,12 +129,12 @@ def measured(
     output_tokens: Sequence[int] | None,
     batch_sizes: Sequence[int],
     rows: Sequence[int] | None,
-    variants: list[Variant],
+    variants: list[DecodingVariant],
     repeats: int,
     warmup: int,
-) -> Plan:
+) -> BenchPlan:
     """What to measure, checked against what the engines take. Raises LimitError."""
-    from edgespec.benchmark.measure import Plan
+    from edgespec.benchmark.measure import BenchPlan
     from edgespec.benchmark.passes import check_rows, fitting_rows
     from edgespec.benchmark.prompts import check_sizes
 
@@ -144,7 +146,7 @@ def measured(
         rows = fitting_rows(engine, ROWS, contexts)
     elif VERIFY in asked:
         check_rows(engine, rows, contexts)
-    plan = Plan(
+    plan = BenchPlan(
         modes=asked,
         source=source,
         input_tokens=contexts if source.requests is None else (None,),

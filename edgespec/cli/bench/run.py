@@ -262,8 +262,8 @@ def command(
     check_pictures((path, file), picture, pictures)
     from edgespec.benchmark.measure import Benchmark
     from edgespec.benchmark.prompts import PromptSource
-    from edgespec.benchmark.report import Recorder
-    from edgespec.benchmark.slices import Runner
+    from edgespec.benchmark.report import BenchRecorder
+    from edgespec.benchmark.slices import SliceRunner
     from edgespec.benchmark.synthetic import Dial
     from edgespec.cli.progress import Bars
 
@@ -318,8 +318,8 @@ def command(
             say_costs(engine)
             return 0
         with Stopper() as stopper, Bars() as bars:
-            bench = Benchmark(Runner(engine, stopper), plan, bars)
-            recorder = Recorder(engine, path, plan, left_out)
+            bench = Benchmark(SliceRunner(engine, stopper), plan, bars)
+            recorder = BenchRecorder(engine, path, plan, left_out)
             failed = finished(bench)
         report = recorder.report(bench, None if failed is None else failed.what)
         lines = [*sentences(engine, report)] if explain else []

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends.host import HostLogits, HostStates
-from edgespec.backends.row_bits import ORDERS, TREE_PARENTS, Trial, TrialRows, chain, nodes
+from edgespec.backends.row_bits import ORDERS, TREE_PARENTS, BitsTrial, TrialRows, chain, nodes
 
 
-def trial() -> Trial:
+def trial() -> BitsTrial:
     shape = SimpleNamespace(recurrent=None)
     runner: Any = SimpleNamespace(
         contract=SimpleNamespace(shape=shape),
@@ -19,7 +19,7 @@ def trial() -> Trial:
         write_rows=lambda lane, rows: None,
         keep_rows=lambda lane, slots, start: None,
     )
-    return Trial(runner, None, lambda: None)  # type: ignore[arg-type]
+    return BitsTrial(runner, None, lambda: None)  # type: ignore[arg-type]
 
 
 def result(states: float) -> Any:

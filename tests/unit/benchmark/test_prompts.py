@@ -15,7 +15,7 @@ from edgespec.benchmark.prompts import (
     in_batches,
     refuse_own_drafts,
 )
-from edgespec.benchmark.slices import Prompt
+from edgespec.benchmark.slices import BenchPrompt
 from edgespec.errors import RequestError
 from edgespec.prompts import Message, Request, RequestFile, SamplingParams
 
@@ -63,7 +63,7 @@ def test_random_prompts_are_the_same_for_a_seed_and_have_no_special_ids() -> Non
 def test_last_batch_is_filled_up_from_the_beginning(
     count: int, size: int, numbers: list[list[int]]
 ) -> None:
-    prompts = [Prompt(number, (1,), GREEDY) for number in range(count)]
+    prompts = [BenchPrompt(number, (1,), GREEDY) for number in range(count)]
     assert [[p.number for p in batch] for batch in in_batches(prompts, size)] == numbers
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from edgespec.benchmark.cases import Cell, Variant, cells, plan_words, variants
+from edgespec.benchmark.cases import Cell, DecodingVariant, cells, plan_words, variants
 from edgespec.benchmark.schedule import MOST_BESIDE_PLAIN, turns
 from edgespec.benchmark.synthetic import Dial
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
 
-PLAIN = Variant()
+PLAIN = DecodingVariant()
 
 
-def chains(count: int) -> list[Variant]:
-    return [Variant(DraftPlan(1, steps, steps + 1)) for steps in range(1, count + 1)]
+def chains(count: int) -> list[DecodingVariant]:
+    return [DecodingVariant(DraftPlan(1, steps, steps + 1)) for steps in range(1, count + 1)]
 
 
 def test_every_run_has_a_plain_one_in_its_block() -> None:
     order = [*turns(3, 2, chains(6))]
-    by_pair: dict[tuple[int, int, int], list[Variant]] = {}
+    by_pair: dict[tuple[int, int, int], list[DecodingVariant]] = {}
     for turn in order:
         by_pair.setdefault(turn.pair, []).append(turn.variant)
     assert len(by_pair) == 3 * 2 * 2  # repeats, groups, blocks
@@ -67,7 +67,7 @@ def test_plans_in_words() -> None:
     assert plan_words(DraftPlan(4, 3, 16)) == "tree 4/3/16"
     assert plan_words(BlockPlan(1, 7, 8)) == "block 1/7/8"
     assert plan_words(StaticPlan.of([[0], [1], [0, 0]])) == "static tree of 4"
-    told = Variant(StaticPlan.of([[0], [1]]), Dial((0.5, 0.25))).to_dict()
+    told = DecodingVariant(StaticPlan.of([[0], [1]]), Dial((0.5, 0.25))).to_dict()
     assert told["plan"]["choices"] == [[0], [1]]
     assert told["synthetic_acceptance"] == [0.5, 0.25]
     assert PLAIN.to_dict() == {"plan": None, "spec_policy": None, "synthetic_acceptance": None}

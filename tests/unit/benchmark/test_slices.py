@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from edgespec.benchmark.cases import Cell, Variant
+from edgespec.benchmark.cases import Cell, DecodingVariant
 from edgespec.benchmark.passes import PassSize
 from edgespec.benchmark.rows import Collected, conditional_acceptance, pass_rows
 from edgespec.benchmark.schedule import Turn
@@ -15,7 +15,7 @@ from edgespec.runtime.loop.generation import Response
 from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.trees.tree import DraftPlan
 
-DRAFTED = Variant(DraftPlan(1, 2, 3))
+DRAFTED = DecodingVariant(DraftPlan(1, 2, 3))
 
 
 def answered(
@@ -90,7 +90,7 @@ def test_speed_over_plain_is_that_of_pairs() -> None:
     for repeat, slow in enumerate((1.0, 2.0, 3.0)):
         plain = a_slice(answered(0.1, [0, 0, 0], [0.1 * slow] * 3))
         fast = a_slice(answered(0.1, [1, 1, 1], [0.4 / 3 * slow] * 3), ids=(1, 2 + repeat // 2))
-        collected.add(Turn(repeat, 0, 0, Variant()), plain)
+        collected.add(Turn(repeat, 0, 0, DecodingVariant()), plain)
         collected.add(Turn(repeat, 0, 0, DRAFTED), fast)
     # one without its plain run: a run that was interrupted
     collected.add(Turn(3, 0, 0, DRAFTED), a_slice(answered(0.1, [1], [9.0])))

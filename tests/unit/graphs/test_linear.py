@@ -18,7 +18,7 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export import pieces, stored_weights
 from edgespec.export.pieces import open_piece
 from edgespec.export.writer import write_weights
-from edgespec.graphs.assembly import Subgraph
+from edgespec.graphs.assembly import GraphPart
 from edgespec.graphs.builder import GraphBuilder, WeightPlan, save
 from edgespec.graphs.linear import linear, products, quantized_weight
 from edgespec.graphs.packing import Packing, stored_bytes
@@ -60,7 +60,7 @@ def run(
     b.output(linear(b, table_of(stored), value, NAME, "up"), TensorSpec("y", "float32", ("B", OUT)))
     write_weights(plan, path / "data", lambda _: None)
     if in_parts:
-        return open_piece(Subgraph(b.model(), ("x",)), path).run(["y"], [{"x": x}])[0][0]
+        return open_piece(GraphPart(b.model(), ("x",)), path).run(["y"], [{"x": x}])[0][0]
     save(b.model(), path / "model.onnx")
     options = ort.SessionOptions()
     options.add_session_config_entry("session.disable_quant_qdq", "1")

@@ -8,7 +8,7 @@ from typing import cast
 
 from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.tuning.candidates import Candidate
-from edgespec.tuning.contest import PLAIN, Speeds, Turn, turns, winner
+from edgespec.tuning.contest import PLAIN, Speeds, Trial, turns, winner
 from edgespec.tuning.ranking import Ranked
 from edgespec.tuning.report import line
 from edgespec.tuning.tuner import Tuner
@@ -21,11 +21,11 @@ def row(nodes: int, *, adaptive: bool = False) -> Ranked:
 
 def speeds(found: dict[str, float], count: int = 8, noise: float = 0.0) -> Speeds:
     """So many pairs of runs; each other one of a candidate is faster by `noise`."""
-    of: dict[Turn, float | None] = {}
+    of: dict[Trial, float | None] = {}
     for group in range(count):
         for key, speed in found.items():
             factor = 1 + noise * (-1) ** (group + len(key)) if key != PLAIN else 1
-            of[Turn(0, group, key)] = speed * factor
+            of[Trial(0, group, key)] = speed * factor
     return Speeds(of)
 
 
@@ -46,7 +46,7 @@ def test_the_simplest_wins_where_the_difference_is_noise() -> None:
     found = {PLAIN: 100.0, small.candidate.key: 149.0, large.candidate.key: 150.0}
     of = speeds(found).of
     for group in range(8):  # by turns one and the other is faster
-        of[Turn(0, group, large.candidate.key)] = 150.0 + 20 * (-1) ** group
+        of[Trial(0, group, large.candidate.key)] = 150.0 + 20 * (-1) ** group
     assert winner(Speeds(of), [small, large]) is small
 
 
@@ -60,7 +60,7 @@ def test_a_winner_that_is_not_the_fastest_is_not_called_so() -> None:
     small, large = row(3), row(9)
     of = speeds({PLAIN: 100.0, small.candidate.key: 149.0}).of
     for group in range(8):
-        of[Turn(0, group, large.candidate.key)] = 150.0 + 20 * (-1) ** group
+        of[Trial(0, group, large.candidate.key)] = 150.0 + 20 * (-1) ** group
     assert said(Speeds(of), [small, large]) == (
         "chosen: chain of 2, 1.49 x plain; chain of 8, 1.50 x, is no faster beyond noise"
     )
@@ -71,7 +71,7 @@ def test_noise_alone_does_not_let_a_much_slower_one_win() -> None:
     small, large = row(3), row(9)
     of = speeds({PLAIN: 100.0, small.candidate.key: 130.0}).of
     for group in range(8):
-        of[Turn(0, group, large.candidate.key)] = 150.0 + 40 * (-1) ** group
+        of[Trial(0, group, large.candidate.key)] = 150.0 + 40 * (-1) ** group
     assert winner(Speeds(of), [small, large]) is large
 
 
@@ -92,7 +92,7 @@ def test_none_wins_that_is_not_faster_than_plain_beyond_noise() -> None:
 
 
 def test_a_run_without_steps_is_left_out() -> None:
-    found = Speeds({Turn(0, 0, PLAIN): 100.0, Turn(0, 0, "a"): None, Turn(0, 1, "a"): 90.0})
+    found = Speeds({Trial(0, 0, PLAIN): 100.0, Trial(0, 0, "a"): None, Trial(0, 1, "a"): 90.0})
     assert found.over("a") is None
 
 

@@ -13,7 +13,7 @@ from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.tuning.acceptance import AcceptanceCounts
 from edgespec.tuning.candidates import Candidate, chains, static_trees, trees, wide_plan
 from edgespec.tuning.ranking import Ranked, in_order, to_measure, valued
-from edgespec.tuning.replay import Drafted, replayed
+from edgespec.tuning.replay import DraftedStep, replayed
 from edgespec.tuning.steps import SampledStep
 from tests.unit.tuning.costs import profile
 
@@ -54,12 +54,14 @@ def test_the_value_is_that_of_the_cost_model() -> None:
 
 
 def test_a_step_without_drafts_costs_a_plain_one() -> None:
-    row = valued(Candidate("ngram", DraftPlan(1, 3, 4), own=False), [Drafted(1, 0, 1)] * 4, COSTS)
+    row = valued(
+        Candidate("ngram", DraftPlan(1, 3, 4), own=False), [DraftedStep(1, 0, 1)] * 4, COSTS
+    )
     assert row.over_plain == pytest.approx(1.0)
 
 
 def test_the_seconds_of_a_drafter_itself_count() -> None:
-    steps = [Drafted(1, 0, 1)] * 4
+    steps = [DraftedStep(1, 0, 1)] * 4
     row = valued(Candidate("ngram", DraftPlan(1, 3, 4), own=False), steps, COSTS, own_s=1.0)
     assert row.over_plain == pytest.approx(0.5)
 

@@ -8,7 +8,7 @@ from edgespec.runtime.costs.cost_model import CostModel
 from edgespec.runtime.plans.policy import AdaptivePolicy
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
-from edgespec.tuning.replay import Drafted, adapted, replayed
+from edgespec.tuning.replay import DraftedStep, adapted, replayed
 from edgespec.tuning.steps import SampledStep
 from tests.unit.tuning.costs import profile
 
@@ -24,20 +24,20 @@ def step(*path: int, context: int = 10) -> SampledStep:
 @pytest.mark.parametrize(
     ("plan", "path", "drafted"),
     [
-        (DraftPlan(1, 2, 3), (0, 1, 3, 6), Drafted(3, 2, 3)),  # of three accepted drafts two
-        (DraftPlan(1, 3, 4), (0, 1, 4), Drafted(4, 3, 2)),  # the second is of rank 1
-        (DraftPlan(1, 3, 4), (0, 2, 5), Drafted(4, 3, 1)),
-        (DraftPlan(2, 1, 3), (0, 2, 5), Drafted(3, 1, 2)),
+        (DraftPlan(1, 2, 3), (0, 1, 3, 6), DraftedStep(3, 2, 3)),  # of three accepted drafts two
+        (DraftPlan(1, 3, 4), (0, 1, 4), DraftedStep(4, 3, 2)),  # the second is of rank 1
+        (DraftPlan(1, 3, 4), (0, 2, 5), DraftedStep(4, 3, 1)),
+        (DraftPlan(2, 1, 3), (0, 2, 5), DraftedStep(3, 1, 2)),
         # 0.6, 0.35, 0.3, 0.24, 0.315: all but 4 are kept
-        (DraftPlan(2, 2, 5), (0, 2, 5), Drafted(5, 2, 3)),
-        (DraftPlan(2, 2, 5), (0, 1, 4), Drafted(5, 2, 2)),
-        (DraftPlan(2, 2, 3), (0, 2, 5), Drafted(3, 2, 2)),
-        (StaticPlan.of([[0], [1], [1, 0]]), (0, 2, 5), Drafted(4, 2, 3)),
-        (StaticPlan.of([[0], [1], [1, 0]]), (0, 1, 3), Drafted(4, 2, 2)),
+        (DraftPlan(2, 2, 5), (0, 2, 5), DraftedStep(5, 2, 3)),
+        (DraftPlan(2, 2, 5), (0, 1, 4), DraftedStep(5, 2, 2)),
+        (DraftPlan(2, 2, 3), (0, 2, 5), DraftedStep(3, 2, 2)),
+        (StaticPlan.of([[0], [1], [1, 0]]), (0, 2, 5), DraftedStep(4, 2, 3)),
+        (StaticPlan.of([[0], [1], [1, 0]]), (0, 1, 3), DraftedStep(4, 2, 2)),
     ],
 )
 def test_a_plan_is_cut_out_of_the_wide_tree(
-    plan: DraftPlan, path: tuple[int, ...], drafted: Drafted
+    plan: DraftPlan, path: tuple[int, ...], drafted: DraftedStep
 ) -> None:
     assert replayed([step(*path)], plan) == [drafted]
 
@@ -46,8 +46,8 @@ def test_blocks_go_on_with_all_nodes() -> None:
     """A drafter that goes level by level leaves out the children of 4, which is the third best of
     its level."""
     deep = SampledStep((*PARENTS, 4), (*PROBS, 0.9), (0, 1, 4, 7), 10)
-    assert replayed([deep], DraftPlan(2, 3, 8)) == [Drafted(8, 3, 3)]
-    assert replayed([deep], BlockPlan(2, 3, 8), beams=False) == [Drafted(8, 3, 4)]
+    assert replayed([deep], DraftPlan(2, 3, 8)) == [DraftedStep(8, 3, 3)]
+    assert replayed([deep], BlockPlan(2, 3, 8), beams=False) == [DraftedStep(8, 3, 4)]
 
 
 def test_the_policy_stops_where_drafts_are_dear_and_goes_on_where_they_are_cheap() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.benchmark.slices import Prompt, served
+from edgespec.benchmark.slices import BenchPrompt, served
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Tunable
 from edgespec.runtime.drafters.dspark import DSparkOptions
@@ -68,7 +68,7 @@ NO_EOS = {0: -100.0, 2: -100.0}  # toys end by chance otherwise
 
 def test_a_text_drafter_measured_again_does_not_know_the_answers() -> None:
     sampling = SamplingParams(temperature=0, max_generate_length=40, logit_bias=NO_EOS)
-    prompt = Prompt(0, [5, 6, 7, 8], sampling)
+    prompt = BenchPrompt(0, [5, 6, 7, 8], sampling)
     options = {"enable_global_pool": True, "min_token_prob": 0.0}
     candidate = Candidate(
         "suffix", DraftPlan(1, 4, 5), own=False, options=tuple(sorted(options.items()))
