@@ -189,13 +189,17 @@ def padded(call: Call, rows: int, junk: float) -> Call:
         name: filled(getattr(call, name)) for name in ("inputs_embeds", "rope_cos", "rope_sin")
     }
     states = {
-        name: states_of(filled(getattr(call, name)[0].numpy()[None]))
+        name: states_of(filled(given[0].numpy()[None]))
         for name in ("base_hidden", "draft_hidden")
-        if getattr(call, name) is not None
+        if (given := call.states(name)) is not None
     }
     junk_is_seen_by_nobody = junk_alone(lane.length, own, count)
     return replace(
-        call, attention=junk_is_seen_by_nobody, gather=[np.arange(rows)], **arrays, **states
+        call,
+        attention=junk_is_seen_by_nobody,
+        gather=[np.arange(rows)],
+        extras={**call.extras, **states},
+        **arrays,
     )
 
 

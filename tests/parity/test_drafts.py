@@ -619,7 +619,7 @@ def test_base_with_other_taps_is_refused_at_build(
     )
     with pytest.raises(PairingError, match="the base emits hidden_states") as caught:
         build(tmp_path / "llm", tmp_path / "engine", LIMITS)
-    assert f"--aux-layers {','.join(map(str, draft.aux_layers))}" in caught.value.remedy
+    assert f"`aux_layers` {','.join(map(str, draft.aux_layers))}" in caught.value.remedy
 
 
 def test_taps_named_by_the_user_win_over_the_drafts_own(workshop: Workshop) -> None:

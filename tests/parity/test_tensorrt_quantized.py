@@ -242,7 +242,7 @@ def test_scales_that_float16_does_not_hold_are_refused(
     with pytest.raises(UnsupportedModel, match="weight_scale: float16 does not hold") as error:
         product.lower("float16")
     assert f"{scale:.1e}" in error.value.what
-    assert "--compute bf16" in error.value.remedy
+    assert "`compute` bf16" in error.value.remedy
     Product.of(with_scale(name, scale), tmp_path).lower("bfloat16")
     Product.of(with_scale(name, 1e-5), tmp_path).lower("float16")
     silent = Product.of(with_scale(name, scale, silent=True), tmp_path)

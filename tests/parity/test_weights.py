@@ -375,7 +375,7 @@ def test_a_quantised_export_runs_as_its_golden_outputs_say(
     assert built.golden_difference <= difference
     assert (built.weights.rounding is not None) == (name not in UNROUNDED)
     assert any(EMULATED in note for note in built.notes) == ("emulated" in wanted)
-    assert any("bitwise with --exact" in note for note in built.notes) == ("exact" in wanted)
+    assert any("bitwise with `exact`" in note for note in built.notes) == ("exact" in wanted)
     assert not any("computed in float32" in note for note in built.notes)
 
 

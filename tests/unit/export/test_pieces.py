@@ -109,7 +109,7 @@ def test_pieces_in_chunks_make_what_the_whole_graph_makes(
 
     def both(graph: DecoderGraph, plan: Any, directory: Path, *rest: Any) -> Feeds:
         arrays = real(graph, plan, directory, *rest)
-        passes, capacity = golden.passes_of(graph, *rest[:3])
+        passes, capacity = golden.passes_of(graph.shape, *rest[:3])
         for name, whole in whole_outputs(graph, directory, passes, capacity).items():
             compared.append(np.abs(arrays[name] - whole).max() / np.abs(whole).max())
         return arrays
