@@ -193,7 +193,7 @@ def talk(
 
 
 def check_template(ctx: click.Context, named: str | None, *, raw: bool) -> None:
-    """Raises click.UsageError for a template beside the wish for none."""
+    """Raises click.UsageError for a template together with --no-chat-template."""
     if named and raw:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
 
