@@ -234,7 +234,7 @@ def test_a_head_and_a_map_of_its_own_stay_with_the_draft(base: Path, tmp_path: P
 
 @pytest.mark.usefixtures("needs_modelopt")
 def test_scales_come_from_the_features_of_the_base(base: Path, plain: Path, tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {"layers": 8, "hidden": HIDDEN, "intermediate": INNER, "vocab": VOCAB}
+    sizes: dict[str, Any] = {"layers": 6, "hidden": HIDDEN, "intermediate": INNER, "vocab": VOCAB}
     other = toys.make_base(tmp_path / "other", "qwen3", seed=9, **sizes)
     scales = []
     for i, one in enumerate((base, other)):
@@ -250,7 +250,7 @@ def test_scales_come_from_the_features_of_the_base(base: Path, plain: Path, tmp_
 @pytest.mark.usefixtures("needs_modelopt")
 def test_a_hybrid_base_feeds_its_draft(tmp_path: Path) -> None:
     base = toys.make_qwen3_5(
-        tmp_path / "base", layers=6, hidden=HIDDEN, intermediate=INNER, images=True
+        tmp_path / "base", layers=8, hidden=HIDDEN, intermediate=INNER, images=True
     )
     path = made(base, tmp_path / "draft")
     result = quantized(base, path, tmp_path / "out", "fp8", lm_head_quantization="fp8")
