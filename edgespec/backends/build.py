@@ -40,7 +40,7 @@ from edgespec.backends.onnx_dir import AnyOnnxDir, OnnxDir, exported_role, open_
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.backends.vision.steps import VisionSteps
 from edgespec.config import RopeConfig
-from edgespec.contract import DECODERS, MAX_BATCH_SIZE, Limits, Role
+from edgespec.contract import DECODERS, MAX_BATCH_SIZE, Limits, Role, canonical_contract
 from edgespec.errors import (
     BundleError,
     ContractError,
@@ -250,7 +250,7 @@ def check_canonical(onnx: AnyOnnxDir) -> None:
         return
     from edgespec.backends.canonical_graph import check_graph
 
-    check_graph(onnx.model, onnx.config.graph, onnx.manifest.files)
+    check_graph(onnx.model, canonical_contract(onnx.config.graph), onnx.manifest.files)
 
 
 @contextmanager

@@ -29,12 +29,9 @@ class VisionSteps(EncoderSteps[VisionOnnxDir]):
 
     def check_graph(self, onnx: VisionOnnxDir) -> None:
         """BundleError where the graph is not one that export writes."""
-        from edgespec.backends.canonical_graph import check_canonical
+        from edgespec.backends.canonical_graph import check_graph
 
-        vision = onnx.config.vision
-        contract = vision_contract(vision)
-        sizes = {"P": 4 * vision.merge_size**2, "W": 2, "T": 4}
-        check_canonical(onnx.model, contract.inputs, contract.outputs, onnx.manifest.files, sizes)
+        check_graph(onnx.model, vision_contract(onnx.config.vision), onnx.manifest.files)
 
     def prove(
         self, backend: Backend, onnx: VisionOnnxDir, staged: Staged, progress: Progress
