@@ -23,7 +23,7 @@ from edgespec.backends.base import LaneRows, Table
 from edgespec.backends.call import Attention, Call, Result
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig, EngineWeights
 from edgespec.backends.feeds import reader_of
-from edgespec.backends.host import gather_idx, host_results
+from edgespec.backends.host import host_results
 from edgespec.backends.masks import attention_mask
 from edgespec.backends.ort.bindings import Bindings
 from edgespec.backends.ort.cache import KvCache, padding_of
@@ -91,7 +91,10 @@ class OrtRunner:
         self.head = head
         self.contract, self.capacity, self.lanes = contract, capacity, lanes
         self.specs, shape = {spec.name: spec for spec in contract.inputs}, contract.shape
-        self.masks = [row.name for row in graph_inputs(shape, Kind.MASK)]
+        self.masks = {  # and what TreeAttention reads instead of each
+            row.name: tuple(spec.name for spec in attention_inputs(row.name))
+            for row in graph_inputs(shape, Kind.MASK)
+        }
         rows = [row for row in graph_inputs(shape) if row.name not in self.masks]
         self.inputs = [(row, reader_of(row)) for row in rows if row.name in self.specs]
         self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else PREFILL_CHUNK
@@ -135,15 +138,15 @@ class OrtRunner:
         if self.recurrent is not None:
             self.recurrent.bind(self.bindings.binding, call.first_lane, starts, rows)
         shape, bindings = self.contract.shape, self.bindings
-        gathered = gather_idx(call)
+        gathered = batch, max(1, *map(len, call.gather))
         for name, array in self.feeds(call, width).items():
             bindings.write(name, array)
-        logits = bindings.output("logits", (*gathered.shape, shape.logits_width))
+        logits = bindings.output("logits", (*gathered, shape.logits_width))
         hidden = None
         if shape.features:
             hidden = bindings.output("hidden_states", (batch, rows, shape.features))
         if self.head is not None:
-            self.bind_head(self.head, call.first_lane, gathered.shape)
+            self.bind_head(self.head, call.first_lane, gathered)
         try:
             self.session.run_with_iobinding(bindings.binding)
         except RuntimeError as error:
@@ -218,8 +221,13 @@ class OrtRunner:
         """The graph's inputs by name, beside caches and recurrent states; a call writes slots up to
         `width`."""
         feeds: dict[str, NDArray[Any]] = {}
-        for name in self.masks:
-            feeds |= self.attended(name, call, call.attended(name), width)
+        for name, names in self.masks.items():
+            attention = call.attended(name)
+            if self.attends_trees:
+                seen = visibility(call, attention)
+                feeds.update(zip(names, (seen.lengths, seen.visible, seen.first), strict=True))
+            else:
+                feeds[name] = self.mask(name, call, attention, width)
         for row, read in self.inputs:
             array = read(call)
             feeds[row.name] = self.default(row, call) if array is None else array
@@ -234,18 +242,12 @@ class OrtRunner:
         array.fill(row.default or 0)
         return array
 
-    def attended(
-        self, name: str, call: Call, attention: Attention, width: int
-    ) -> dict[str, NDArray[Any]]:
-        """A mask [B, 1, S, T] of a call, or what the graph reads instead of it. T is the cache's
-        stride in the batched form, else the slots up to the last that is written."""
-        if self.attends_trees:
-            seen = visibility(call, attention)
-            names = (spec.name for spec in attention_inputs(name))
-            return dict(zip(names, (seen.lengths, seen.visible, seen.first), strict=True))
+    def mask(self, name: str, call: Call, attention: Attention, width: int) -> NDArray[np.bool_]:
+        """A mask [B, 1, S, T] of a call. T is the cache's stride in the batched form, else the
+        slots up to the last that is written."""
         slots = self.cache.stride if self.batched else width
         dims = (len(attention.lanes), 1, call.rows, slots)
-        return {name: attention_mask(call, attention, self.bindings.input(name, dims, np.bool_))}
+        return attention_mask(call, attention, self.bindings.input(name, dims, np.bool_))
 
     def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
         """Commit rows of the last call: move them to `start` and behind, in all layers."""
