@@ -10,7 +10,6 @@ import ctypes
 import os
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, cast
 from weakref import WeakSet
@@ -37,7 +36,6 @@ from edgespec.backends.ort.contract import (
 )
 from edgespec.backends.ort.head import Found, Head, HeadLogits
 from edgespec.backends.ort.head_form import HeadForm
-from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.backends.ort.low_bit_matmul import PackedTable
 from edgespec.backends.ort.matmul_nbits import LmHeadTable, NBitsKernel
@@ -72,9 +70,8 @@ class OrtRunner:
     """An engine of this backend; with more than one lane, of the batched form.
 
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
-    to its neighbors. `huge_pages` is for low-bit weights: float32 ones are read no faster from
-    them, and take long to move. `shared` are weights that the engines of a pair have in common.
-    `head` is an lm_head that searches its logits, where the graph has one.
+    to its neighbors. `shared` are weights that the engines of a pair have in common. `head` is an
+    lm_head that searches its logits, where the graph has one.
     """
 
     def __init__(
@@ -84,7 +81,6 @@ class OrtRunner:
         capacity: int,
         lanes: int = 1,
         padding: int = 0,
-        huge_pages: bool = False,
         shared: Shared | None = None,
         head: Head | None = None,
     ) -> None:
@@ -99,8 +95,7 @@ class OrtRunner:
         self.inputs = [(row, reader_of(row)) for row in rows if row.name in self.specs]
         self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else PREFILL_CHUNK
         self.max_rows, self.engine_s = capacity, 0.0
-        with in_huge_pages() if huge_pages else nullcontext():
-            self.session = open_session(path, shared)
+        self.session = open_session(path, shared)
         self.shared = shared or {}  # the session reads this memory
         check_signature(self.session, contract, path)
         try:
@@ -335,8 +330,6 @@ def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunne
         config.limits.max_kv_cache_capacity,
         lanes,
         padding_of(config.limits, block=shape.block),
-        # mapped weights cannot move, and ours are read where they are mapped
-        huge_pages=weights.is_low_bit and weights.largest is None and own.kernels != NATIVE,
         shared=pair.shared(path, weights.largest),
         head=open_head(path, own.head, weights, pair),
     )
