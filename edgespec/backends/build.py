@@ -25,7 +25,6 @@ from edgespec.backends import emitted, row_bits
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import SILENT, Backend, BuildOptions, Progress, Runner, Staged
 from edgespec.backends.capacity import check_capacity, gigabytes
-from edgespec.backends.encoder_steps import EncoderSteps
 from edgespec.backends.engine_config import (
     FP32_WEIGHTS,
     BuiltConfig,
@@ -53,7 +52,7 @@ from edgespec.methods import METHODS
 from edgespec.safe_read.fields import EXPORT_AGAIN
 
 logger = logging.getLogger(__name__)
-ENCODERS: Mapping[Role, EncoderSteps[Any]] = {Role.VISUAL: VisionSteps()}
+ENCODERS: Mapping[Role, VisionSteps] = {Role.VISUAL: VisionSteps()}
 BATCH_OF_PROOF = 2  # sequences: enough for a batch kernel to mix them up
 
 
@@ -553,8 +552,9 @@ def entry_of(backend: Backend, onnx: AnyOnnxDir, proven: Proven) -> EngineEntry:
 def notes_of(backend: Backend, onnx: AnyOnnxDir, config: BuiltConfig[Any, Any]) -> tuple[str, ...]:
     """What the user should know about this engine."""
     emulated = emulation_notes(config.weights)
-    if not isinstance(config, EngineConfig):
-        return (*emulated, *ENCODERS[config.role].notes(onnx, config.weights))
+    if not isinstance(onnx, OnnxDir):
+        return (*emulated, *ENCODERS[onnx.role].notes(onnx, config.weights))
+    assert isinstance(config, EngineConfig)
     positions, capacity = config.component.max_position, config.limits.max_kv_cache_capacity
     notes = []
     if positions is not None and capacity > positions:
