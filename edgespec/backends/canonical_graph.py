@@ -98,9 +98,9 @@ def problems(model: ModelProto, contract: Contract, sizes: Mapping[str, int]) ->
         wanted = [
             f"{spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in specs
         ]
-        for is_, should in zip_longest(map(shown, values), wanted):
+        for is_, should in zip_longest(map(shown, values), wanted, fillvalue="none"):
             if is_ != should:
-                yield f"{kind} {is_!s:.200}; by config.json {should}"
+                yield f"{kind} {is_:.200}; by config.json {should}"
 
 
 def misplaced(tensor: TensorProto, sizes: Mapping[str, int]) -> Iterator[str]:
