@@ -89,7 +89,7 @@ def checkpoint_text(summary: CheckpointSummary, layers: bool) -> tuple[str, Rows
     """The title and the rows of a checkpoint."""
     title = ", ".join(summary.architectures or []) or str(summary.model_type or "a checkpoint")
     rows: Rows = []
-    found = summary.found
+    found = summary.config
     if isinstance(found, DraftConfig):
         title = f"{METHODS[found.method].title} draft ({found.layout} layout)"
         rows += decoder_rows(found.decoder) + draft_rows(found)

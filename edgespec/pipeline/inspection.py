@@ -227,7 +227,7 @@ def look_at_checkpoint(
             pickled=pickled,
         )
     summary = summarize_checkpoint(checkpoint, problems, read_up_to)
-    found = summary.found
+    found = summary.config
     if found is None:
         return summary
     from edgespec.graphs.completeness import check_complete, check_vision
