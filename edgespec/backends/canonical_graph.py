@@ -103,9 +103,9 @@ class Checker:
             if name in listed
         }
 
-    def refused(self, what: str) -> BundleError:
-        """The error that says `what` of the graph."""
-        return BundleError(f"{self.path}: {what}.", EXPORT_AGAIN)
+    def refused(self, problem: str) -> BundleError:
+        """The error that says `problem` of the graph."""
+        return BundleError(f"{self.path}: {problem}.", EXPORT_AGAIN)
 
     # ---- operators
 
@@ -170,10 +170,10 @@ class Checker:
             length = made_by.get(places[0]) if places else None
             of = made_by.get(length.input[0]) if length is not None and length.input else None
             if length is None or of is None or (length.op_type, of.op_type) != ("Squeeze", "Shape"):
-                what = (
+                problem = (
                     f"node {node.name!r:.80} ({node.op_type}) does not count the rows of a tensor"
                 )
-                raise self.refused(what)
+                raise self.refused(problem)
 
     # ---- constants and weights
 
@@ -200,8 +200,8 @@ class Checker:
         wanted = (count + 1) // 2 if dtype in FOUR_BITS else count * item_bytes(dtype)
         if offset is None or length != wanted or offset + wanted > self.sizes[location]:
             span = f"{keys.get('length', '')!r:.40} bytes at {keys.get('offset', '')!r:.40}"
-            what = f"tensor {tensor.name!r:.80} of {wanted} bytes has {span} of {location}"
-            raise self.refused(what)
+            problem = f"tensor {tensor.name!r:.80} of {wanted} bytes has {span} of {location}"
+            raise self.refused(problem)
 
     def check_inline(self, tensor: TensorProto, dtype: str) -> None:
         """A constant in the graph itself: small, and where it says sizes or axes, bounded."""
@@ -213,8 +213,8 @@ class Checker:
         try:
             array = numpy_helper.to_array(tensor)
         except (ValueError, TypeError) as error:
-            what = f"the constant {tensor.name!r:.80} is damaged ({error!s:.80})"
-            raise self.refused(what) from error
+            problem = f"the constant {tensor.name!r:.80} is damaged ({error!s:.80})"
+            raise self.refused(problem) from error
         if whole_numbers and array.size and int(np.abs(array).max()) > MAX_INTEGER:
             raise self.refused(f"the constant {tensor.name!r:.80} is beyond {MAX_INTEGER}")
 
@@ -224,17 +224,17 @@ class Checker:
         self, graph: GraphProto, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> None:
         """Inputs and outputs are those of the contract, in its order."""
-        for kind, found, wanted in (
+        for kind, values, wanted in (
             ("input", graph.input, inputs),
             ("output", graph.output, outputs),
         ):
-            for value, spec in zip(found, wanted, strict=False):
+            for value, spec in zip(values, wanted, strict=False):
                 if (value.name, shown_type(value)) != (spec.name, shown_spec(spec)):
                     is_, should = shown_type(value), shown_spec(spec)
-                    what = f"{kind} {value.name!r:.80} is {is_}; by config.json {spec.name!r} is"
-                    raise self.refused(f"{what} {should}")
-            if len(found) != len(wanted):
-                raise self.refused(f"{len(found)} {kind}s; by config.json {len(wanted)}")
+                    problem = f"{kind} {value.name!r:.80} is {is_}; by config.json {spec.name!r} is"
+                    raise self.refused(f"{problem} {should}")
+            if len(values) != len(wanted):
+                raise self.refused(f"{len(values)} {kind}s; by config.json {len(wanted)}")
 
     def check_sizes(self, model: ModelProto, call_sizes: Mapping[str, int]) -> None:
         """Shapes fit together, and no result is much larger than all weights and inputs."""
@@ -271,13 +271,13 @@ def inferred(
 ) -> Iterator[tuple[str, list[int | None]]]:
     """The name and the dimensions of each result whose rank is known; None: not known."""
     try:
-        found = onnx.shape_inference.infer_shapes(
+        with_shapes = onnx.shape_inference.infer_shapes(
             model, check_type=True, strict_mode=True, data_prop=True
         )
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         message = " ".join(str(error).split())
         raise refused(f"its shapes do not fit ({message:.200})") from error
-    for value in (*found.graph.value_info, *found.graph.output):
+    for value in (*with_shapes.graph.value_info, *with_shapes.graph.output):
         tensor = value.type.tensor_type
         if tensor.HasField("shape"):
             dims = tensor.shape.dim

@@ -95,9 +95,9 @@ class HostLogits(Logits):
         ids = np.empty((len(logits), count), np.int64)
         for row, edge in enumerate(edges):
             own = logits[row]
-            found = np.flatnonzero(~(own < edge) if edge == edge else np.isnan(own))
-            order = np.lexsort((-own[found], ~np.isnan(own[found])))  # a NaN counts as largest
-            ids[row] = found[order[:count]]
+            chosen = np.flatnonzero(~(own < edge) if edge == edge else np.isnan(own))
+            order = np.lexsort((-own[chosen], ~np.isnan(own[chosen])))  # a NaN counts as largest
+            ids[row] = chosen[order[:count]]
         return Top(ids, np.take_along_axis(logits, ids, 1), logsumexp)
 
     def row(self, row: int) -> Floats:

@@ -85,11 +85,11 @@ def required(value: ir.Value | None) -> ir.Value:
     return value
 
 
-def require(holds: bool, node: ir.Node, what: str) -> None:
-    """ContractError that lowering needs `what` at this node, unless it holds."""
+def require(holds: bool, node: ir.Node, requirement: str) -> None:
+    """ContractError that lowering needs `requirement` at this node, unless it holds."""
     if not holds:
         raise ContractError(
-            f"{node.name}: lowering needs {what}",
+            f"{node.name}: lowering needs {requirement}",
             "The graph was not written by this version: export it again.",
         )
 

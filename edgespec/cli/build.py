@@ -91,8 +91,8 @@ class BuildCommand(EdgeCommand):
         except click.NoSuchOption as error:
             flag = error.option_name
             if owners := backends_with(flag):
-                what = f"No such option: {flag}. It is an option of --backend {either(owners)}."
-                raise click.NoSuchOption(flag, message=what, ctx=ctx) from None
+                message = f"No such option: {flag}. It is an option of --backend {either(owners)}."
+                raise click.NoSuchOption(flag, message=message, ctx=ctx) from None
             raise
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:

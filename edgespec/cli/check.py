@@ -143,8 +143,10 @@ def command(
 def refuse_beside_tensorrt(*given: object) -> None:
     """Raises UsageError where --tensorrt, which looks at one graph, has other flags beside it."""
     if any(given):
-        what = "--tensorrt checks the graph of one exported directory: give only that and --json."
-        raise click.UsageError(what)
+        message = (
+            "--tensorrt checks the graph of one exported directory: give only that and --json."
+        )
+        raise click.UsageError(message)
 
 
 def text_for(path: Path | None) -> str:
@@ -158,8 +160,8 @@ def text_of(report: PairReport) -> list[str]:
     """The lines of a report: level, topic and finding of each result, its remedy below."""
     lines = []
     for result in report.results:
-        what, remedy = result.what.rstrip("."), result.remedy
-        lines.append(f"{result.level:{LEVEL_WIDTH}}{result.topic:{TOPIC_WIDTH}}{what}")
+        problem, remedy = result.what.rstrip("."), result.remedy
+        lines.append(f"{result.level:{LEVEL_WIDTH}}{result.topic:{TOPIC_WIDTH}}{problem}")
         lines += [f"{'':{LEVEL_WIDTH + TOPIC_WIDTH}}{remedy}"] if remedy else []
     return lines
 

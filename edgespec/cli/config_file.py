@@ -53,11 +53,11 @@ class ConfigCommand(EdgeCommand):
         """Reads the file, then parses the arguments."""
         given = [self.canonical(arg) for arg in until_separator(args)] + rest(args)
         try:
-            found, _, _ = self.make_parser(ctx).parse_args(list(given))
+            options, _, _ = self.make_parser(ctx).parse_args(list(given))
         except click.UsageError:
             return super().parse_args(ctx, args)  # says so with a hint
         # click has a marker of its own for what was not given
-        path, given_keys = found.get("config"), found.get("key_values")
+        path, given_keys = options.get("config"), options.get("key_values")
         path = path if isinstance(path, str) else None
         overrides = given_keys if isinstance(given_keys, tuple) else ()
         if not ctx.resilient_parsing and (path or overrides):
@@ -257,14 +257,14 @@ def schema_of_flag(param: click.Option) -> dict[str, Any]:
         one["enum"] = [*param.type.choices]
     if param.is_flag:
         one = {"type": "boolean"}
-    found = {"type": "array", "items": one} if param.multiple else one
-    return {**found, "description": " ".join((param.help or "").split())}
+    schema = {"type": "array", "items": one} if param.multiple else one
+    return {**schema, "description": " ".join((param.help or "").split())}
 
 
 def schema_of_foreign(row: Foreign) -> dict[str, Any]:
     """The schema of a key of TensorRT-LLM that means nothing here."""
-    found: dict[str, Any] = {
+    schema: dict[str, Any] = {
         "description": f"It means nothing here: {row.why}.",
         "deprecated": True,
     }
-    return found if row.neutral is None else found | {"enum": [*row.neutral]}
+    return schema if row.neutral is None else schema | {"enum": [*row.neutral]}

@@ -209,8 +209,8 @@ def fitting_len(engine: Engine, max_input_len: int, output_len: int) -> int:
     limits = [config.limits for config in engine.configs.values()]
     room = min(engine.base.capacity - output_len, *(limit.max_input_len for limit in limits))
     if room < 1:
-        what = f"--output-len {output_len}: the KV cache holds {engine.base.capacity} tokens"
-        raise LimitError(what, "Lower it, or build with a larger --max-kv-cache-capacity.")
+        message = f"--output-len {output_len}: the KV cache holds {engine.base.capacity} tokens"
+        raise LimitError(message, "Lower it, or build with a larger --max-kv-cache-capacity.")
     if room < max_input_len:
         say(f"prompts are cut to {room} tokens, so that they fit into the engines", err=True)
     return min(room, max_input_len)
@@ -302,9 +302,9 @@ def outcome(
         return FAILED
     if stopped_by is not None:
         return exit_code(stopped_by)
-    found = summary["plain" if run.plan is None else "speculative"].get("rouge1")
-    if threshold is not None and (found is None or found < threshold):
-        shown = "no answer" if found is None else f"ROUGE-1 {found:.2f}"
+    rouge1 = summary["plain" if run.plan is None else "speculative"].get("rouge1")
+    if threshold is not None and (rouge1 is None or rouge1 < threshold):
+        shown = "no answer" if rouge1 is None else f"ROUGE-1 {rouge1:.2f}"
         say(f"{shown}: below --rouge1-threshold {threshold:g}", err=True)
         return FAILED
     return SOME_FAILED if run.answers.errors else 0

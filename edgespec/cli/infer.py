@@ -233,11 +233,11 @@ def command(
         }
         refuse_without_drafts(ctx, asked)
     if check_lossless and compare_quality:
-        what = "--check-lossless and --compare-quality exclude each other"
-        raise click.UsageError(f"{what}: a check is for rules that change no token", ctx)
+        message = "--check-lossless and --compare-quality exclude each other"
+        raise click.UsageError(f"{message}: a check is for rules that change no token", ctx)
     if sum(map(bool, (input_file, prompts, texts, raw_texts))) != 1:
-        what = "give one of --input-file, --prompts, --prompt and --input-text"
-        raise click.UsageError(what, ctx)
+        message = "give one of --input-file, --prompts, --prompt and --input-text"
+        raise click.UsageError(message, ctx)
     if raw_texts:
         texts, no_chat_template = raw_texts, True
     if no_chat_template and not texts:
@@ -245,8 +245,8 @@ def command(
     if no_chat_template and chat_template:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
     if named_images and not texts:
-        what = "--image goes with --prompt; in a file an image is an item of a message"
-        raise click.UsageError(f"{what} (docs/images.md)", ctx)
+        message = "--image goes with --prompt; in a file an image is an item of a message"
+        raise click.UsageError(f"{message} (docs/images.md)", ctx)
     check_tokenizer(ctx, engine_dir, tokenizer_dir)
     from edgespec.prompts import stream_of
 

@@ -38,11 +38,11 @@ def refuse_too_little_memory() -> None:
         return
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if limit < LEAST_BYTES:
-        what = (
+        message = (
             f"this process may use {limit / MIB:.0f} MiB of address space, and loading the"
             f" libraries takes {LEAST_BYTES // MIB} MiB at least"
         )
-        raise EnvironmentProblem(what, RAISE)
+        raise EnvironmentProblem(message, RAISE)
 
 
 def import_problem(error: ImportError) -> EnvironmentProblem | None:
@@ -53,11 +53,11 @@ def import_problem(error: ImportError) -> EnvironmentProblem | None:
     if limit >= SCARCE_BYTES and not any(sign in str(error).lower() for sign in SIGNS):
         return None
     reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
-    what = (
+    message = (
         f"a library could not be loaded in the {limit / MIB:.0f} MiB of address space that this"
         f" process may use: {reason}"
     )
-    return EnvironmentProblem(what, RAISE)
+    return EnvironmentProblem(message, RAISE)
 
 
 def leave(code: int) -> None:
@@ -131,5 +131,7 @@ def flush_stdout() -> None:
 def require_stream(name: str) -> None:
     """Raises EnvironmentProblem where stdin or stdout was closed when the process began."""
     if getattr(sys, name) is None:
-        what = f"{name} is closed"
-        raise EnvironmentProblem(what, "Run it in a terminal, or connect it to a file or a pipe.")
+        message = f"{name} is closed"
+        raise EnvironmentProblem(
+            message, "Run it in a terminal, or connect it to a file or a pipe."
+        )

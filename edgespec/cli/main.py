@@ -248,9 +248,9 @@ def presentable(error: Exception) -> EdgeSpecError:
         return EnvironmentProblem(
             "not enough memory", "Close other programs, or use a smaller model."
         )
-    what = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {error}"
     return EdgeSpecError(
-        what, "This is a bug in edgespec: please report it with the output of --debug."
+        message, "This is a bug in edgespec: please report it with the output of --debug."
     )
 
 

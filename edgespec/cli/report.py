@@ -140,11 +140,11 @@ class TokenBar:
 def show(run: RunStats, *, as_json: bool, err: bool = False) -> None:
     """Prints the summary's table (or its JSON) on stdout, or with `err` on stderr, and failed
     requests on stderr."""
-    found = summary(run)
+    figures = summary(run)
     if as_json:
-        click.echo(json_text(found), err=err)
-    elif columns_of(found):
-        print_table(table(found), err=err)
+        click.echo(json_text(figures), err=err)
+    elif columns_of(figures):
+        print_table(table(figures), err=err)
         for line in explained(run):
             say(line, err=err)
     show_failures(run.answers)
@@ -176,7 +176,7 @@ def explained(run: RunStats) -> Iterator[str]:
     if ";" in text:
         yield f"lossless: {text}"
     differing = [(a, a.difference) for a in run.answers if a.difference]
-    differing.sort(key=lambda found: found[1].explained)
+    differing.sort(key=lambda pair: pair[1].explained)
     for answer, difference in differing[:MAX_DIFFERENCES]:
         yield f"{place_of(answer)}: {difference.words}"
     if (more := len(differing) - MAX_DIFFERENCES) > 0:
@@ -210,7 +210,7 @@ def quality_lines(run: RunStats) -> Iterator[str]:
         for answer in run.answers
         if (quality := answer.quality) is not None and quality.first_difference is not None
     ]
-    others.sort(key=lambda found: found[2])
+    others.sort(key=lambda row: row[2])
     for answer, quality, _ in others[:MAX_DIFFERENCES]:
         yield f"{place_of(answer)}: {quality.words}"
     if (more := len(others) - MAX_DIFFERENCES) > 0:
@@ -224,9 +224,9 @@ def failures(answers: Sequence[Answer]) -> Iterator[str]:
     for answer in answers:
         if answer.error is not None:
             places.setdefault((answer.error.what, answer.error.remedy), []).append(answer)
-    for (what, remedy), failed in places.items():
+    for (message, remedy), failed in places.items():
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        yield f"{place_of(failed[0])}{more}: {what}"
+        yield f"{place_of(failed[0])}{more}: {message}"
         yield f"  {remedy}"
     if places:
         yield f"{sum(a.response is not None for a in answers)} of {len(answers)} answered"
@@ -270,29 +270,29 @@ ROWS = (
 INDENTED = "  "
 
 
-def columns_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def columns_of(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The values of plain and speculative decoding, as far as each was run; those of the run
     itself come last."""
-    if (quality := found.get("quality")) is not None:
-        found = found | {
-            "plain": found["plain"]
+    if (quality := figures.get("quality")) is not None:
+        figures = figures | {
+            "plain": figures["plain"]
             | {"log_likelihood_per_token": quality["exact_log_likelihood_per_token"]},
-            "speculative": found["speculative"]
+            "speculative": figures["speculative"]
             | {"log_likelihood_per_token": quality["log_likelihood_per_token"]},
         }
-    names = [name for name in ("plain", "speculative") if name in found]
-    if not names or (found["batch_size"] == 1 and found["requests"] == 1):
-        return {name: found[name] for name in names}
+    names = [name for name in ("plain", "speculative") if name in figures]
+    if not names or (figures["batch_size"] == 1 and figures["requests"] == 1):
+        return {name: figures[name] for name in names}
     whole = {
-        "plain": found.get("check_output_tokens_per_s"),
-        names[-1]: found["output_tokens_per_s"],
+        "plain": figures.get("check_output_tokens_per_s"),
+        names[-1]: figures["output_tokens_per_s"],
     }
-    return {name: found[name] | {"output_tokens_per_s": whole[name]} for name in names}
+    return {name: figures[name] | {"output_tokens_per_s": whole[name]} for name in names}
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(figures: dict[str, Any]) -> Table:
     """Plain beside speculative; acceptance length counts the bonus, not prefill's token."""
-    columns = columns_of(found)
+    columns = columns_of(figures)
     out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
     for heading in ("", *columns):
         out.add_column(heading, justify="left" if not heading else "right")
@@ -305,44 +305,44 @@ def table(found: dict[str, Any]) -> Table:
         ):
             out.add_row(label, *cells)
         above = cells
-    for label, cell in run_rows(found):
+    for label, cell in run_rows(figures):
         out.add_row(label, *[""] * (len(columns) - 1), cell)
     return out
 
 
-def run_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def run_rows(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What there is one of: all that concerns the run."""
-    if "speculative" in found:
-        rates = found["speculative"]["per_position_acceptance"]
+    if "speculative" in figures:
+        rates = figures["speculative"]["per_position_acceptance"]
         shown = [f"{rate:.2f}" for rate in rates[:MAX_POSITIONS]]
         more = ["..."] if len(rates) > len(shown) else []
         yield "per-position acceptance", " ".join(shown + more) or "-"
-    if "images" in found:
-        images = found["images"]
+    if "images" in figures:
+        images = figures["images"]
         spent = f"read in {images['read_s']:.2f} s, {images['encoded']} encoded in"
         yield "images", f"{images['images']}, {counted(images['tokens'], 'token')}"
         yield "  time", f"{spent} {images['encode_s']:.2f} s"
-    if found["reused_tokens"]:
-        prompts = found["reused_tokens"] + found["computed_tokens"]
-        yield "reused prompt tokens", f"{found['reused_tokens']} of {prompts}"
-    for row in found.get("acceptance", ()):
+    if figures["reused_tokens"]:
+        prompts = figures["reused_tokens"] + figures["computed_tokens"]
+        yield "reused prompt tokens", f"{figures['reused_tokens']} of {prompts}"
+    for row in figures.get("acceptance", ()):
         if row["lossless"] != "tokens":
-            count = f" ({counted(row['requests'], 'request')})" * (len(found["acceptance"]) > 1)
+            count = f" ({counted(row['requests'], 'request')})" * (len(figures["acceptance"]) > 1)
             yield "acceptance", f"{row['rule']}: {GUARANTEES[row['lossless']]}{count}"
-    if "lost_drafts" in found:
-        lost = ", ".join(f"{count} {why}" for why, count in found["lost_drafts"].items())
+    if "lost_drafts" in figures:
+        lost = ", ".join(f"{count} {why}" for why, count in figures["lost_drafts"].items())
         yield "lost drafts", lost
-    if "quality" in found:
-        quality = found["quality"]
+    if "quality" in figures:
+        quality = figures["quality"]
         yield "identical answers", f"{quality['identical']} of {quality['compared']}"
         share = quality["agreement"]
         yield "tokens as in exact answers", "-" if share is None else f"{share:.1%}"
-    yield "peak memory", f"{found['peak_cpu_memory_mb']:.0f} MB"
-    if "base_passes_saved" in found:
-        share = found["base_passes_saved"]
+    yield "peak memory", f"{figures['peak_cpu_memory_mb']:.0f} MB"
+    if "base_passes_saved" in figures:
+        share = figures["base_passes_saved"]
         yield "base passes saved", "-" if share is None else f"{share:.0%}"
-    if "lossless" in found:
-        yield "lossless", found["lossless"].partition(";")[0]
+    if "lossless" in figures:
+        yield "lossless", figures["lossless"].partition(";")[0]
 
 
 # ---- the profile

@@ -224,8 +224,8 @@ def check_method(config: DecodingConfig | None, method: str | None) -> None:
 def said_once(flag: str, given: T | None, configured: T | None) -> T | None:
     """A value of a flag, or of speculative_config. Raises OptionError where they differ."""
     if given is not None and configured not in (None, given):
-        what = f"{flag} is {given}, and speculative_config says {configured}"
-        raise OptionError(what, "Leave one of the two out.")
+        message = f"{flag} is {given}, and speculative_config says {configured}"
+        raise OptionError(message, "Leave one of the two out.")
     return configured if given is None else given
 
 
@@ -275,8 +275,8 @@ def refuse_given(ctx: click.Context, names: Iterable[str]) -> None:
     for name in names:
         if ctx.get_parameter_source(name) in GIVEN:
             flag = f"--{name.replace('_', '-')}"
-            what = f"{flag} means nothing here: TARGET is a finished engine directory"
-            raise click.UsageError(what, ctx)
+            message = f"{flag} means nothing here: TARGET is a finished engine directory"
+            raise click.UsageError(message, ctx)
 
 
 def parsed_options(ctx: click.Context, backend: str, values: dict[str, OptionValue]) -> Any:

@@ -202,15 +202,17 @@ def requests_of(files: Sequence[Path], options: TuneOptions) -> RequestFile:
     from edgespec.prompts import RequestFile, read_prompt_set, read_requests
 
     given: dict[str, Any] = {"temperature": options.temperature, "seed": options.seed}
-    found, first = list[Any](), list[RequestFile]()
+    requests_of_files, first = list[Any](), list[RequestFile]()
     for path in files:
         read: Any = read_prompt_set if path.suffix in JSONL else read_requests
         requests = read(path, **given)
         refuse_own_drafts(requests)
         first.append(requests)
-        found.append([anchored(request, path) for request in requests.requests])
-    each = -(-options.num_prompts // len(found))
-    chosen = [request for own in found for request in spread(own, each)][: options.num_prompts]
+        requests_of_files.append([anchored(request, path) for request in requests.requests])
+    each = -(-options.num_prompts // len(requests_of_files))
+    chosen = [request for own in requests_of_files for request in spread(own, each)][
+        : options.num_prompts
+    ]
     numbered = tuple(replace(request, index=i) for i, request in enumerate(chosen))
     return replace(first[0], requests=numbered)
 
@@ -328,13 +330,13 @@ def searched(
     with engine_request.open(engine_dir) as opened:
         engine = opened.engine
         if engine.costs is None:
-            what = f"what steps cost here is not known: {engine.why_no_costs}"
-            raise LimitError(what, f"Measure it: edgespec bench {engine_dir} --measure-costs.")
+            message = f"what steps cost here is not known: {engine.why_no_costs}"
+            raise LimitError(message, f"Measure it: edgespec bench {engine_dir} --measure-costs.")
         with TuneJournal(place, bound_to(engine, engine_dir, requests, options)) as journal:
             if journal.other:
                 say(f"{place} is of other engines, prompts or options: begun anew", err=True)
-            if journal.found:
-                say(f"going on with {journal.found} measurements of {place}", err=True)
+            if journal.resumed:
+                say(f"going on with {journal.resumed} measurements of {place}", err=True)
             with Bars() as bars:
                 tuner = Tuner(SliceRunner(engine, stopper), requests, options, journal, bars)
                 try:

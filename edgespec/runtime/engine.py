@@ -322,8 +322,8 @@ class Engine:
     ) -> GenerationRequest:
         """A request as the scheduler takes it. Raises RequestError, or LimitError for the plan."""
         if not isinstance(sampling, SamplingParams | None):
-            what = f"sampling is of type {type(sampling).__name__}"
-            raise RequestError(what, "Give edgespec.SamplingParams(temperature=0), for example.")
+            message = f"sampling is of type {type(sampling).__name__}"
+            raise RequestError(message, "Give edgespec.SamplingParams(temperature=0), for example.")
         ids = self.encode(prompt, enable_thinking=enable_thinking)
         rule = None if acceptance is None else self.acceptance_for(acceptance)
         with in_terms_of(KEYWORDS):
@@ -532,8 +532,8 @@ class Engine:
         """The requests of several prompts. Raises the first error of one that cannot be asked,
         unless `return_exceptions`."""
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-            what = f"prompts is of type {type(prompts).__name__}, not a list of prompts"
-            raise RequestError(what, "Give a list of prompts, or call generate for one.")
+            message = f"prompts is of type {type(prompts).__name__}, not a list of prompts"
+            raise RequestError(message, "Give a list of prompts, or call generate for one.")
         count = len(prompts)
         samplings: Sequence[SamplingParams | None] = one_each("sampling", sampling, count)
         plans: Sequence[Plan] = one_each("plan", plan, count)

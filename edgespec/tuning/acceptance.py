@@ -48,21 +48,21 @@ class AcceptanceCounts:
 
     def rates(self, ranks: int, fewest: int = FEWEST) -> list[list[float]]:
         """[depth][rank], as deep as `fewest` steps reached; the ranks from 0 to `ranks` - 1."""
-        found = []
+        rows = []
         for tries, hits in zip(self.tries, self.hits, strict=True):
             if tries < fewest:
                 break
-            found.append([hits.get(rank, 0) / tries for rank in range(ranks)])
-        return found
+            rows.append([hits.get(rank, 0) / tries for rank in range(ranks)])
+        return rows
 
 
 def by_depth(lengths: Sequence[int], levels: int, fewest: int = FEWEST) -> list[float]:
     """The acceptance at depths 1 to `levels`, from the number of drafts that each step accepted of
     a plan; as deep as `fewest` steps reached."""
-    found = []
+    rates = []
     for depth in range(1, levels + 1):
         reached = sum(length >= depth - 1 for length in lengths)
         if reached < fewest:
             break
-        found.append(sum(length >= depth for length in lengths) / reached)
-    return found
+        rates.append(sum(length >= depth for length in lengths) / reached)
+    return rates

@@ -114,8 +114,8 @@ def planned(
 def wide_plan(limits: PlanLimits, *, trees: bool = True) -> DraftPlan:
     """The plan of the sample: a tree as deep and as wide as the engines were built for; a chain
     where there are no trees. Raises LimitError where nothing can be drafted."""
-    found = (planned(limits, k, depth, None) for depth in DEPTHS for k in WIDTHS)
-    if trees and (tree := next(filter(None, found), None)) is not None:
+    plans = (planned(limits, k, depth, None) for depth in DEPTHS for k in WIDTHS)
+    if trees and (tree := next(filter(None, plans), None)) is not None:
         return tree
     chains = (planned(limits, 1, n, n + 1) for n in range(LONGEST, 0, -1))
     if (chain := next(filter(None, chains), None)) is None:
@@ -151,7 +151,7 @@ def static_trees(
 ) -> list[StaticPlan]:
     """The static trees that the cost model holds best, of up to several sizes, by the acceptance of
     each rank at each depth; none where the drafter makes none."""
-    found = dict[tuple[tuple[int, ...], ...], StaticPlan]()
+    plans = dict[tuple[tuple[int, ...], ...], StaticPlan]()
     for size in STATIC_SIZES:
         for ranks in {len(acceptance[0]), 4, 2} if acceptance else ():
             kept = [rates[:ranks] for rates in acceptance]
@@ -164,8 +164,8 @@ def static_trees(
                 limits.check(plan)
             except LimitError:
                 continue
-            found[plan.choices] = plan
-    return [*found.values()]
+            plans[plan.choices] = plan
+    return [*plans.values()]
 
 
 def of_text(engine: Engine) -> Iterator[Candidate]:

@@ -60,28 +60,28 @@ class Speeds:
         return figure([speed for turn, speed in self.of.items() if turn.key == key])
 
 
-def is_above(found: Figure | None) -> bool:
+def is_above(ratio: Figure | None) -> bool:
     """Whether a ratio is above 1 beyond noise."""
-    return found is not None and found.interval is not None and found.interval.low > 1
+    return ratio is not None and ratio.interval is not None and ratio.interval.low > 1
 
 
-def is_noise(found: Figure | None) -> bool:
+def is_noise(ratio: Figure | None) -> bool:
     """Whether a ratio may as well be 1."""
-    if found is None or found.interval is None:
+    if ratio is None or ratio.interval is None:
         return True
-    return found.interval.low <= 1 <= found.interval.high
+    return ratio.interval.low <= 1 <= ratio.interval.high
 
 
 def winner(speeds: Speeds, measured: Sequence[Ranked]) -> Ranked | None:
     """The fastest, or the simplest of those that are CLOSE to it and not slower beyond noise; None
     where none is faster than plain decoding beyond noise: drafts do not pay."""
-    found = {row.candidate.key: speeds.over(row.candidate.key) for row in measured}
-    faster = [row for row in measured if is_above(found[row.candidate.key])]
+    ratios = {row.candidate.key: speeds.over(row.candidate.key) for row in measured}
+    faster = [row for row in measured if is_above(ratios[row.candidate.key])]
     if not faster:
         return None
 
     def median_of(row: Ranked) -> float:
-        over = found[row.candidate.key]
+        over = ratios[row.candidate.key]
         return 0.0 if over is None else over.median
 
     best = max(faster, key=median_of)

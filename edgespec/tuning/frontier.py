@@ -53,8 +53,8 @@ def draw(axis: Any, report: Mapping[str, Any]) -> None:
 
 def frontier(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """The points that no one with fewer nodes is above, by nodes."""
-    found: list[tuple[float, float]] = []
+    best: list[tuple[float, float]] = []
     for nodes, speed in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not found or speed > found[-1][1]:
-            found.append((nodes, speed))
-    return found
+        if not best or speed > best[-1][1]:
+            best.append((nodes, speed))
+    return best

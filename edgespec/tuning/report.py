@@ -93,12 +93,12 @@ def speed_of(tuner: Tuner, row: Ranked) -> float | None:
 def best_own(tuner: Tuner) -> tuple[float, str]:
     """The measured speed over plain decoding of the best plan of the engine's own drafter, and the
     plan in words; 1 where none was measured."""
-    found = [
+    speeds = [
         (speed_of(tuner, row) or 1.0, row.candidate.words)
         for row in tuner.measured
         if row.candidate.own
     ]
-    return max(found, default=(1.0, "none"))
+    return max(speeds, default=(1.0, "none"))
 
 
 def line(tuner: Tuner) -> str:
@@ -150,9 +150,9 @@ def config_of(row: Ranked) -> dict[str, Any]:
     kind = class_of_method(candidate.method)
     keys = dict(sizes_of(row, {*fields_of(kind)})) | dict(candidate.options)
     if unknown := keys.keys() - fields_of(kind).keys():
-        what = f"{candidate.words}: decoding_type {kind.decoding_type} has no {min(unknown)}"
+        message = f"{candidate.words}: decoding_type {kind.decoding_type} has no {min(unknown)}"
         remedy = "Leave `output` out: the plan is kept beside the engines."
-        raise OptionError(what, remedy)
+        raise OptionError(message, remedy)
     block = {"decoding_type": kind.decoding_type, **keys}
     policy = {"spec_policy": "adaptive" if plan.adaptive else "fixed"} if candidate.own else {}
     return {"speculative_config": block, **policy}
@@ -172,8 +172,10 @@ def sizes_of(row: Ranked, known: set[str]) -> Iterator[tuple[str, Any]]:
     else:
         if not isinstance(plan, BlockPlan):
             if "use_dynamic_tree" not in known:
-                what = f"{row.candidate.words}: a tree of {METHODS[method].title} has no keys"
-                raise OptionError(what, "Leave `output` out: the plan is kept beside the engines.")
+                message = f"{row.candidate.words}: a tree of {METHODS[method].title} has no keys"
+                raise OptionError(
+                    message, "Leave `output` out: the plan is kept beside the engines."
+                )
             yield "use_dynamic_tree", True
             yield "max_draft_len", plan.steps
         yield "dynamic_tree_max_topK", plan.top_k

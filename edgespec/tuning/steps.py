@@ -38,21 +38,21 @@ class SampledStep:
     @cached_property
     def children(self) -> list[list[int]]:
         """Of each node, the best rank first."""
-        found: list[list[int]] = [[] for _ in self.parents]
+        children: list[list[int]] = [[] for _ in self.parents]
         for node, parent in enumerate(self.parents):
             if parent >= 0:
-                found[parent].append(node)
-        return found
+                children[parent].append(node)
+        return children
 
     @cached_property
     def scores(self) -> list[float]:
         """Of each node the sum of log-probabilities on its way; without probabilities minus its
         depth."""
-        found: list[float] = []
+        scores: list[float] = []
         for node, parent in enumerate(self.parents):
             own = -1.0 if self.probs is None else math.log(max(self.probs[node], LEAST_PROB))
-            found.append(0.0 if parent < 0 else found[parent] + own)
-        return found
+            scores.append(0.0 if parent < 0 else scores[parent] + own)
+        return scores
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

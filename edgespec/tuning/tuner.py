@@ -133,9 +133,9 @@ class Tuner:
     def steps(self, prompt: BenchPrompt, options: tuple[tuple[str, Any], ...]) -> list[SampledStep]:
         """The sampled steps of one prompt."""
         key = f"{prompt.number} {prompt.sampling.temperature} {options}"
-        found = self.journal.get(SAMPLE, key)
-        if found is not None:
-            return [SampledStep.of_list(step) for step in found]
+        kept = self.journal.get(SAMPLE, key)
+        if kept is not None:
+            return [SampledStep.of_list(step) for step in kept]
         steps = sampled(self.engine, prompt, self.wide, options, self.runner.stopping)
         self.journal.put(SAMPLE, key, [step.to_list() for step in steps])
         return steps
@@ -216,9 +216,9 @@ class Tuner:
         """Other options of the engine's own drafter, which are sampled by themselves."""
         assert self.engine.method is not None
         prompts = [replace(p, sampling=at(p, self.options.temperature)) for p in self.prompts]
-        found = [step for prompt in prompts for step in self.steps(prompt, options)]
+        sampled_steps = [step for prompt in prompts for step in self.steps(prompt, options)]
         levels = self.wide.steps
-        steps = [DraftedStep(len(step.parents), levels, len(step.path)) for step in found]
+        steps = [DraftedStep(len(step.parents), levels, len(step.path)) for step in sampled_steps]
         costs = self.costs.at(self.context, self.options.batch_size, self.wide.top_k)
         return valued(Candidate(self.engine.method, self.wide, options=options), steps, costs)
 
@@ -260,8 +260,8 @@ class Tuner:
         candidate, prior = (None, None) if row is None else (row.candidate, row.prior)
         tokens, seconds = 0, 0.0
         for batch in in_batches(prompts, self.options.batch_size):
-            found, _ = run(self.engine, batch, candidate, self.runner.stopping, prior)
-            own = window(found.metrics)
+            answers, _ = run(self.engine, batch, candidate, self.runner.stopping, prior)
+            own = window(answers.metrics)
             tokens, seconds = tokens + own[0], seconds + own[1]
         return tokens / seconds if seconds else None
 

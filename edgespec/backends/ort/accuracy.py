@@ -110,11 +110,11 @@ def weights_of(
         return weight_format.weights
     names = scheme_names(exported)
     if weight_format.bits is not None:
-        what = (
+        message = (
             f"{export} is quantized already ({names}), and `weights` asks for"
             f" {weight_format.scheme}"
         )
-        raise BuildError(what, "Leave `weights` out, or export the unquantized checkpoint.")
+        raise BuildError(message, "Leave `weights` out, or export the unquantized checkpoint.")
     lowered = [weight.lowered for weight in exported]
     blocks = {block for weight in lowered if (block := block_of(weight)) is not None}
     compute = sorted({name for weight in lowered if (name := compute_of(weight)) is not None})

@@ -160,11 +160,11 @@ class OrtBackend(Backend):
         notes = (*self.kernel_notes(config), *self.cache_notes(config), *self.state_notes(config))
         weights = config.weights
         if "float32" in (weights.compute or "") and not weights.emulated:
-            what = f"{weights.scheme} is computed in float32 here"
-            notes += (f"{what}: as large and as slow as unquantized weights",)
+            subject = f"{weights.scheme} is computed in float32 here"
+            notes += (f"{subject}: as large and as slow as unquantized weights",)
         if weights.embedding is not None:
-            what = "the lm_head's weights are the embedding too"
-            notes += (f"{what}: `no_share_embedding` keeps that as exported",)
+            subject = "the lm_head's weights are the embedding too"
+            notes += (f"{subject}: `no_share_embedding` keeps that as exported",)
         return notes
 
     def kernel_notes(self, config: EngineConfig) -> tuple[str, ...]:

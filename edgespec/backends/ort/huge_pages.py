@@ -79,19 +79,19 @@ def private_ranges(maps: Path = Path("/proc/self/maps")) -> list[Range]:
 
 def new_ranges(before: list[Range], after: list[Range]) -> list[Range]:
     """The ranges of `after` that are not in `before`, cut to complete huge pages; both ascend."""
-    found = []
+    added = []
     for start, end in after:
         for old_start, old_end in before:
             if old_end <= start or end <= old_start:
                 continue
             if start < old_start:
-                found.append((start, old_start))
+                added.append((start, old_start))
             start = max(start, old_end)
         if start < end:
-            found.append((start, end))
+            added.append((start, end))
     aligned = [
         (-(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES)
-        for start, end in found
+        for start, end in added
     ]
     return [(start, end) for start, end in aligned if end - start >= MIN_BYTES]
 

@@ -169,16 +169,18 @@ def prove(
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features)).astype(np.float32)
     x *= np.float32(60) * (INT8_MAX**-1 if kernel.step is None else kernel.step)
     wanted = exact(some, x, values[:, low:], scales[low:])
-    found = run(some, x, np.ascontiguousarray(values[:, low:]), np.ascontiguousarray(scales[low:]))
+    computed = run(
+        some, x, np.ascontiguousarray(values[:, low:]), np.ascontiguousarray(scales[low:])
+    )
     size = float(np.sqrt(np.mean(np.square(wanted))))
-    difference = float(np.sqrt(np.mean(np.square(found - wanted)))) / max(size, float(MIN_SCALE))
+    difference = float(np.sqrt(np.mean(np.square(computed - wanted)))) / max(size, float(MIN_SCALE))
     if not difference <= PROBE_TOLERANCE:
-        what = (
+        message = (
             f"MatMulInteger computes {name} with an error of {difference:.1e}, allowed is"
             f" {PROBE_TOLERANCE}"
         )
         raise BuildError(
-            what,
+            message,
             "This ONNX Runtime computes something else on this CPU: use another version of it.",
         )
 

@@ -108,9 +108,9 @@ def rows_of_gate(node: ir.Node) -> RowSource | None:
         return None
     a, b = (required(value) for value in node.inputs)
     for active, up in ((a, b), (b, a)):
-        found = activation_of(active)
-        if found is not None and not up.is_initializer():
-            activation, gate = found
+        activated = activation_of(active)
+        if activated is not None and not up.is_initializer():
+            activation, gate = activated
             return RowSource(node, halves(gate, up), {"activation": activation})
     return None
 

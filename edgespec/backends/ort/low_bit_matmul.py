@@ -133,17 +133,17 @@ def prove(
     if rounding.scale is not None:
         x *= rounding.scale * np.float32(40)
     wanted = x @ dequantize_stored(weight, slice(low, layout.out_features)).T
-    found = run(last, packed[-1:], rounding, x)
+    computed = run(last, packed[-1:], rounding, x)
     size = float(np.sqrt(np.mean(np.square(wanted))))
-    difference = float(np.sqrt(np.mean(np.square(found - wanted)))) / max(
+    difference = float(np.sqrt(np.mean(np.square(computed - wanted)))) / max(
         size, float(np.finfo(np.float32).tiny)
     )
     if not difference <= PROBE_TOLERANCE:
-        what = (
+        message = (
             f"LowBitMatMul computes {weight.name} with an error of {difference:.1e}, allowed is"
             f" {PROBE_TOLERANCE}"
         )
-        raise BuildError(what, "Build with `kernels` onnxruntime, and please report it.")
+        raise BuildError(message, "Build with `kernels` onnxruntime, and please report it.")
 
 
 def run(

@@ -169,18 +169,19 @@ def prove(
     some = NBitsKernel(kernel.bits, kernel.block, kernel.in_features, kernel.out_features - low)
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features), np.float32)
     wanted = x @ dequantize_stored(weight, slice(low, kernel.out_features)).T
-    (found,) = probe_session(some, values[low:], scales[low:].reshape(-1)).run(None, {"x": x})
+    (computed,) = probe_session(some, values[low:], scales[low:].reshape(-1)).run(None, {"x": x})
     size = float(np.sqrt(np.mean(np.square(wanted))))
-    difference = float(np.sqrt(np.mean(np.square(found - wanted)))) / max(
+    difference = float(np.sqrt(np.mean(np.square(computed - wanted)))) / max(
         size, float(np.finfo(np.float32).tiny)
     )
     if not difference <= PROBE_TOLERANCE:
-        what = (
+        message = (
             f"MatMulNBits computes {weight.name} with an error of {difference:.1e}, allowed is"
             f" {PROBE_TOLERANCE}"
         )
         raise BuildError(
-            what, "This ONNX Runtime reads another layout on this CPU: build with `weights` fp32."
+            message,
+            "This ONNX Runtime reads another layout on this CPU: build with `weights` fp32.",
         )
 
 

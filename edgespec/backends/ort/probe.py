@@ -35,5 +35,5 @@ def run_probe(graph: ir.Graph, x: NDArray[np.float32]) -> NDArray[np.float32]:
         model, options, providers=["CPUExecutionProvider"], **NO_FALLBACK
     )
     outputs: Any = session.run(None, {session.get_inputs()[0].name: x[None]})
-    found: NDArray[np.float32] = outputs[0][0]
-    return found
+    output: NDArray[np.float32] = outputs[0][0]
+    return output

@@ -151,8 +151,8 @@ class OrtRunner:
                 "If memory ran out, close other programs or build with a smaller"
                 " `max_kv_cache_capacity`."
             )
-            what = f"ONNX Runtime failed in a call of {batch} x {rows} rows: {error}"
-            raise EnvironmentProblem(what, remedy) from error
+            message = f"ONNX Runtime failed in a call of {batch} x {rows} rows: {error}"
+            raise EnvironmentProblem(message, remedy) from error
         if self.recurrent is not None:
             self.recurrent.after_call(batch)
         self.engine_s += time.perf_counter() - began
@@ -185,7 +185,7 @@ class OrtRunner:
         results: list[Result],
     ) -> list[Result]:
         """The results of a call with what was found of their logits [B, G, V]."""
-        *found, x = self.found
+        *top, x = self.found
         written = self.requested[0].tolist()
         out = []
         for place, (gathered, result) in enumerate(zip(call.gather, results, strict=True)):
@@ -195,7 +195,7 @@ class OrtRunner:
                 call.first_lane + place,
                 logits.shape[2],
                 x[own],
-                Found(head.ids, head.sums, *(array[own] for array in found)),
+                Found(head.ids, head.sums, *(array[own] for array in top)),
                 logits[own] if written[place] else None,
             )
             out.append(Result(here, result.hidden_states))
@@ -384,15 +384,15 @@ def open_session(path: Path, shared: Shared | None = None) -> ort.InferenceSessi
         raise EnvironmentProblem(f"not enough memory to load {path}", remedy) from error
     except Exception as error:  # ONNX Runtime raises its own untyped family; the cause is kept
         # It may have several lines, and empty ones at the end
-        message = " ".join(str(error).split())
-        if "alloc" in message.lower():
+        reason = " ".join(str(error).split())
+        if "alloc" in reason.lower():
             remedy = "Close other programs, or use a smaller model or machine with more memory."
             raise EnvironmentProblem(
-                f"not enough memory to load {path}: {message}", remedy
+                f"not enough memory to load {path}: {reason}", remedy
             ) from error
         # The engine was built by this very version, for this CPU: the file is damaged
-        what = f"ONNX Runtime cannot load {path}: {message}"
-        raise BundleError(what, "Build the engine again on this machine.") from error
+        message = f"ONNX Runtime cannot load {path}: {reason}"
+        raise BundleError(message, "Build the engine again on this machine.") from error
     if session.get_providers() != PROVIDERS:
         raise EnvironmentProblem(
             f"ONNX Runtime chose {session.get_providers()} where {PROVIDERS} was asked for",
@@ -405,22 +405,24 @@ def check_signature(session: ort.InferenceSession, contract: Contract, path: Pat
     """BundleError where inputs or outputs have other names, types or sizes than those of the
     contract, which its config.json says."""
     remedy = "Build the engine again with this version of edgespec."
-    for kind, found, wanted in (
+    for kind, values, wanted in (
         ("inputs", session.get_inputs(), contract.inputs),
         ("outputs", session.get_outputs(), contract.outputs),
     ):
-        differing = {v.name for v in found} ^ {spec.name for spec in wanted}
+        differing = {v.name for v in values} ^ {spec.name for spec in wanted}
         if differing:
-            what = f"{path}: {kind} that differ from the contract: {', '.join(sorted(differing))}"
-            raise BundleError(what, remedy)
+            message = (
+                f"{path}: {kind} that differ from the contract: {', '.join(sorted(differing))}"
+            )
+            raise BundleError(message, remedy)
         specs = {spec.name: spec for spec in wanted}
-        for value in found:
+        for value in values:
             spec = specs[value.name]
             if value.type != ORT_TYPES[spec.dtype] or not fits(value.shape, spec.shape):
                 is_ = f"{value.type} {value.shape}"
                 should = f"{spec.dtype} {list(spec.shape)}"
-                what = f"{path}: {kind} that differ from config.json: {value.name!r} is {is_}"
-                raise BundleError(f"{what}, not {should}", remedy)
+                message = f"{path}: {kind} that differ from config.json: {value.name!r} is {is_}"
+                raise BundleError(f"{message}, not {should}", remedy)
 
 
 ORT_TYPES = {
@@ -435,15 +437,15 @@ ORT_TYPES = {
 def cache_type(contract: GraphContract) -> CacheType:
     """The type of the KV cache that a graph reads; float32 where it reads none."""
     layers = contract.shape.attention_layers
-    found = {spec.dtype for i in layers for spec in contract.inputs if spec.name in past_names(i)}
-    return cast(CacheType, found.pop()) if found else "float32"
+    dtypes = {spec.dtype for i in layers for spec in contract.inputs if spec.name in past_names(i)}
+    return cast(CacheType, dtypes.pop()) if dtypes else "float32"
 
 
-def fits(found: Sequence[int | str | None], wanted: Sequence[Dim]) -> bool:
+def fits(shape: Sequence[int | str | None], wanted: Sequence[Dim]) -> bool:
     """Whether sizes that both know are the same."""
-    return len(found) == len(wanted) and all(
+    return len(shape) == len(wanted) and all(
         a == b
-        for a, b in zip(found, wanted, strict=True)
+        for a, b in zip(shape, wanted, strict=True)
         if isinstance(a, int) and isinstance(b, int)
     )
 

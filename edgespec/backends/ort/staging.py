@@ -135,11 +135,11 @@ def write_data(
         return None
     location = HEAD_DATA if head is not None else path.name
     value, sha256 = initializer_at(lowered.model, location, largest.offset), digest.hexdigest()
-    found = LargestWeight(
+    record = LargestWeight(
         name=str(value.name), offset=largest.offset, shape=largest.layout.shape, sha256=sha256
     )
     if head is None:
-        return found
+        return record
     name = head_file(sha256)
     path.with_name(HEAD_DATA).replace(path.with_name(name))
     tensor = value.const_value
@@ -147,7 +147,7 @@ def write_data(
     value.const_value = ir.ExternalTensor(
         name, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name
     )
-    return replace(found, file=name)
+    return replace(record, file=name)
 
 
 def initializer_at(model: ir.Model, location: str, offset: int) -> ir.Value:

@@ -47,11 +47,11 @@ class VisionSteps(EncoderSteps[VisionOnnxDir]):
         progress.prove(1)
         runner = backend.open_encoder(staged.engine, vision, staged.settings)
         try:
-            found = check_golden(runner, vision, golden, staged.accuracy, backend.remedies)
+            agreement = check_golden(runner, vision, golden, staged.accuracy, backend.remedies)
         finally:
             runner.close()
         progress.advance(1)
-        return found
+        return agreement
 
     def config(self, onnx: VisionOnnxDir, limits: Limits, staged: Staged) -> VisionEngineConfig:
         """The config of a staged engine."""

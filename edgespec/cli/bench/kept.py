@@ -69,8 +69,8 @@ def write(report: Report, path: Path) -> None:
         elsewhere = kept_elsewhere(report)
         if elsewhere is None:
             raise
-        what = error.what if isinstance(error, OutputError) else f"{path}: {error.strerror}"
-        raise OutputError(what, f"The report is in {elsewhere}.") from error
+        message = error.what if isinstance(error, OutputError) else f"{path}: {error.strerror}"
+        raise OutputError(message, f"The report is in {elsewhere}.") from error
 
 
 def kept_elsewhere(report: Report) -> Path | None:

@@ -347,9 +347,9 @@ NO_PICTURES = "pictures are drawn of the modes verify and speculative"
 
 def refuse_misuse(ctx: click.Context, wrong: Mapping[str, object]) -> None:
     """Raises click.UsageError for the first that is so."""
-    for what, is_so in wrong.items():
+    for message, is_so in wrong.items():
         if is_so:
-            raise click.UsageError(what, ctx)
+            raise click.UsageError(message, ctx)
 
 
 def finished(bench: Benchmark) -> EdgeSpecError | None:

@@ -209,9 +209,9 @@ def show_changes(rows: Sequence[Change], allowed: Sequence[Unlike]) -> None:
     for heading in ("", "figure", "after/before", "95 % interval", "result"):
         out.add_column(heading, no_wrap=True)
     for row in rows:
-        found = row.interval
+        bounds = row.interval
         name = f"{words(row.row)} (control)" if row.is_control else words(row.row)
-        interval = "-" if found is None else f"[{found.low:.3f}, {found.high:.3f}]"
+        interval = "-" if bounds is None else f"[{bounds.low:.3f}, {bounds.high:.3f}]"
         out.add_row(harmless(name), row.figure, f"{row.ratio:.3f}", interval, row.result)
     print_table(console_of(), out)
     moved = [row for row in rows if row.is_control and row.result not in (NOISE, UNKNOWN)]

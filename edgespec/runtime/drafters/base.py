@@ -61,14 +61,14 @@ class Observation:
         """The same in pieces of at most `size` positions, one behind the other."""
         if len(self.tokens) <= size:
             return [self]
-        found = []
+        pieces = []
         for start in range(0, len(self.tokens), size):
             rows = np.arange(start, min(start + size, len(self.tokens)))
             states = None if self.hidden_states is None else self.hidden_states.take(rows)
             rope_positions = None if self.rope_positions is None else self.rope_positions[rows]
             images = cut(self.images, start, start + len(rows))
-            found.append(Observation(self.lane, states, self.tokens[rows], rope_positions, images))
-        return found
+            pieces.append(Observation(self.lane, states, self.tokens[rows], rope_positions, images))
+        return pieces
 
 
 class Snapshot(Protocol):

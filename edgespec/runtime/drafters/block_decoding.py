@@ -68,8 +68,10 @@ class BlockTreeDecoding(BlockDecoding):
         if top_k is None or top_k == 1:
             return super().sizes
         if self.draft_len is not None:
-            what = (
+            message = (
                 f"a tree of candidates ({top_k}) is asked for, and max_draft_len {self.draft_len}"
             )
-            raise OptionError(what, "A tree is as deep as the block: give max_total_draft_tokens.")
+            raise OptionError(
+                message, "A tree is as deep as the block: give max_total_draft_tokens."
+            )
         return Sizes(top_k, None, None if total is None else 1 + total)

@@ -220,17 +220,19 @@ class DecodingConfig(DrafterOptions):
         DrafterOptions.__post_init__(self)
         self.check_schedule()
         if self.speculative_model == "":
-            what = "`speculative_model` is empty"
-            raise OptionError(what, "Give a directory or a name on the hub, or leave it out.")
+            message = "`speculative_model` is empty"
+            raise OptionError(message, "Give a directory or a name on the hub, or leave it out.")
         if self.speculative_model is not None and self.drafts_by is not None:
-            what = f"`speculative_model` is given, and {self.decoding_type} drafts without a model"
-            raise OptionError(what, "Leave it out.")
+            message = (
+                f"`speculative_model` is given, and {self.decoding_type} drafts without a model"
+            )
+            raise OptionError(message, "Leave it out.")
         if self.acceptance_length_threshold is not None and not self.acceptance_window:
-            what = "`acceptance_length_threshold` is given, and `acceptance_window` is not"
-            raise OptionError(what, "Give the number of answers to average over.")
+            message = "`acceptance_length_threshold` is given, and `acceptance_window` is not"
+            raise OptionError(message, "Give the number of answers to average over.")
         if self.acceptance_window and self.acceptance_length_threshold is None:
-            what = "`acceptance_window` is given, and `acceptance_length_threshold` is not"
-            raise OptionError(what, "Give the drafts a step below which drafting stops.")
+            message = "`acceptance_window` is given, and `acceptance_length_threshold` is not"
+            raise OptionError(message, "Give the drafts a step below which drafting stops.")
         _ = self.sizes, self.acceptance  # raise OptionError where keys contradict each other
 
     def check_schedule(self) -> None:
@@ -238,17 +240,17 @@ class DecodingConfig(DrafterOptions):
         if self.draft_len_schedule is None:
             return
         if self.max_concurrency is not None:
-            what = "`max_concurrency` and `draft_len_schedule` exclude each other"
-            raise OptionError(what, "The schedule drafts nothing above its last batch size.")
+            message = "`max_concurrency` and `draft_len_schedule` exclude each other"
+            raise OptionError(message, "The schedule drafts nothing above its last batch size.")
         pairs = self.schedule_pairs
         (first, length), most = pairs[0], max(length for _, length in pairs)
         if self.given_len is not None and length != self.given_len:
             key = self.len_key
-            what = f"`draft_len_schedule`[{first}] is {length}, and `{key}` {self.given_len}"
-            raise OptionError(what, f"The smallest batch size has `{key}`.")
+            message = f"`draft_len_schedule`[{first}] is {length}, and `{key}` {self.given_len}"
+            raise OptionError(message, f"The smallest batch size has `{key}`.")
         if most > length:
-            what = f"`draft_len_schedule` goes up to {most}, above the {length} of the first"
-            raise OptionError(what, "Draft less where more sequences run.")
+            message = f"`draft_len_schedule` goes up to {most}, above the {length} of the first"
+            raise OptionError(message, "Draft less where more sequences run.")
 
     @property
     def schedule_pairs(self) -> tuple[tuple[int, int], ...]:
@@ -285,8 +287,8 @@ class DecodingConfig(DrafterOptions):
         """Raises OptionError for a number of nodes that no chain of max_draft_len has."""
         total = self.max_total_draft_tokens
         if total is not None and total != self.draft_len:
-            what = f"`max_total_draft_tokens` is {total}, and `{self.len_key}` {self.draft_len}"
-            raise OptionError(what, "They are equal for a chain of drafts: leave one out.")
+            message = f"`max_total_draft_tokens` is {total}, and `{self.len_key}` {self.draft_len}"
+            raise OptionError(message, "They are equal for a chain of drafts: leave one out.")
 
     @property
     def given_len(self) -> int | None:
@@ -337,8 +339,8 @@ class DecodingConfig(DrafterOptions):
         }
         asked = [rule for rule, names in given.items() if names]
         if len(asked) > 1:
-            what = f"{given[asked[0]][0]} and {given[asked[1]][0]} ask for two accept rules"
-            raise OptionError(what, "Leave one of the two out.")
+            message = f"{given[asked[0]][0]} and {given[asked[1]][0]} ask for two accept rules"
+            raise OptionError(message, "Leave one of the two out.")
         if not asked:
             return None
         switch = ACCEPT[asked[0]][0]
@@ -365,9 +367,9 @@ class DecodingConfig(DrafterOptions):
 
     def notes(self) -> Iterator[str]:
         """What a user should know of the keys given: those without a meaning here."""
-        for name, found in fields_of(type(self)).items():
-            why = found.metadata.get("unused")
-            if why and getattr(self, name) != found.default:
+        for name, field in fields_of(type(self)).items():
+            why = field.metadata.get("unused")
+            if why and getattr(self, name) != field.default:
                 yield f"{name} means nothing here: {why}"
 
 
@@ -432,13 +434,13 @@ def config_class(
     the type's keys and those of the drafter's options."""
     own = fields_of(decoding.keys)
     added: list[tuple[str, Any, Any]] = []
-    for name, found in fields_of(options).items() if options is not None else ():
+    for name, field in fields_of(options).items() if options is not None else ():
         if name not in own:
             assert options is not None
-            metadata = dict(found.metadata)
+            metadata = dict(field.metadata)
             kinds: list[Any] = [*types_of(options)[name]]
             added.append(
-                (name, functools.reduce(operator.or_, kinds), option(found.default, **metadata))
+                (name, functools.reduce(operator.or_, kinds), option(field.default, **metadata))
             )
     name = f"{decoding.name.replace('_', '')}DecodingConfig"
     made = make_dataclass(

@@ -74,9 +74,9 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
 
     def state(self, lane: int) -> ModelLane:
         """The state of a lane."""
-        found = self.lanes[lane]
-        assert isinstance(found, ModelLane)
-        return found
+        state = self.lanes[lane]
+        assert isinstance(state, ModelLane)
+        return state
 
     def missing(self, lane: int) -> list[int]:
         """The tokens of a sequence that are not in the cache yet."""

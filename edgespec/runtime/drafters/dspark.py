@@ -199,11 +199,11 @@ class DSparkDecoding(BlockDecoding):
         if self.enable_confidence_scheduling or not isinstance(options, DSparkOptions):
             return options
         if options.confidence_threshold:
-            what = (
+            message = (
                 f"enable_confidence_scheduling is false, and confidence_threshold"
                 f" {options.confidence_threshold}"
             )
-            raise OptionError(what, "A threshold cuts blocks: leave one of the two out.")
+            raise OptionError(message, "A threshold cuts blocks: leave one of the two out.")
         return DSparkOptions(confidence_threshold=0.0)
 
 

@@ -68,15 +68,15 @@ class EagleOptions(DrafterOptions):
     def __post_init__(self) -> None:
         DrafterOptions.__post_init__(self)
         if self.use_dynamic_tree and self.eagle_choices is not None:
-            what = "`eagle_choices` and `use_dynamic_tree` exclude each other"
+            message = "`eagle_choices` and `use_dynamic_tree` exclude each other"
             remedy = "Give choices for a static tree, or `use_dynamic_tree` for EAGLE-2."
-            raise OptionError(what, remedy)
+            raise OptionError(message, remedy)
         if self.use_dynamic_tree and self.dynamic_tree_max_topK is None:
-            what = "`use_dynamic_tree` needs `dynamic_tree_max_topK`, the children of a node"
-            raise OptionError(what, "Give it; 10 is usual.")
+            message = "`use_dynamic_tree` needs `dynamic_tree_max_topK`, the children of a node"
+            raise OptionError(message, "Give it; 10 is usual.")
         if self.dynamic_tree_max_topK is not None and not self.use_dynamic_tree:
-            what = "`dynamic_tree_max_topK` is for dynamic trees, and none was asked for"
-            raise OptionError(what, "Give `use_dynamic_tree` too, or leave it out.")
+            message = "`dynamic_tree_max_topK` is for dynamic trees, and none was asked for"
+            raise OptionError(message, "Give `use_dynamic_tree` too, or leave it out.")
 
     @property
     def spellings(self) -> Spellings:
@@ -99,14 +99,16 @@ class EagleOptions(DrafterOptions):
         whose = "the choices" if given else f"the default choices, {DEFAULT},"
         levels, most = self.num_eagle_layers, self.max_draft_len
         if levels is not None and plan.steps != levels:
-            what = f"{whose} are {counted(plan.steps, 'level')} deep, `num_eagle_layers` {levels}"
+            message = (
+                f"{whose} are {counted(plan.steps, 'level')} deep, `num_eagle_layers` {levels}"
+            )
             remedy = f"Give choices of depth {levels}, or `num_eagle_layers` {plan.steps}."
-            raise LimitError(what, remedy)
+            raise LimitError(message, remedy)
         if most is not None and len(plan.choices) > most:
             nodes = len(plan.choices)
-            what = f"{whose} have {counted(nodes, 'node')}, `max_draft_len` is {most}"
+            message = f"{whose} have {counted(nodes, 'node')}, `max_draft_len` is {most}"
             remedy = f"Raise `max_draft_len` to {nodes}, or give choices of fewer nodes;"
-            raise LimitError(what, f"{remedy} a chain of {most} is `spec_draft_step` {most}.")
+            raise LimitError(message, f"{remedy} a chain of {most} is `spec_draft_step` {most}.")
         for depth, count in enumerate(num_non_leaves(plan.choices)):
             self.check_non_leaves(depth, count, max(num_non_leaves(plan.choices)))
         return plan
@@ -127,11 +129,11 @@ class EagleOptions(DrafterOptions):
         """Raises LimitError where a level has more nodes with children than allowed."""
         most = self.max_non_leaves_per_layer
         if most is not None and count > most:
-            what = (
+            message = (
                 f"the tree has {counted(count, 'node')} with children at depth {depth}, and"
                 f" `max_non_leaves_per_layer` is {most}"
             )
-            raise LimitError(what, f"Raise `max_non_leaves_per_layer` to {needed}.")
+            raise LimitError(message, f"Raise `max_non_leaves_per_layer` to {needed}.")
 
 
 # ---- the keys of a speculative_config
@@ -174,12 +176,14 @@ class EagleDecoding(DecodingConfig):
     def __post_init__(self) -> None:
         DecodingConfig.__post_init__(self)
         if self.greedy_sampling and self.posterior_threshold is not None:
-            what = "`posterior_threshold` is for typical acceptance, and `greedy_sampling` is true"
-            raise OptionError(what, "Leave one of the two out.")
+            message = (
+                "`posterior_threshold` is for typical acceptance, and `greedy_sampling` is true"
+            )
+            raise OptionError(message, "Leave one of the two out.")
         layers = self.num_eagle_layers
         if layers is not None and self.max_draft_len not in (None, layers):
-            what = f"`num_eagle_layers` is {layers}, and `max_draft_len` {self.max_draft_len}"
-            raise OptionError(what, "Both are the levels of the tree: leave one out.")
+            message = f"`num_eagle_layers` is {layers}, and `max_draft_len` {self.max_draft_len}"
+            raise OptionError(message, "Both are the levels of the tree: leave one out.")
         _ = self.tree  # raises OptionError where keys contradict each other
 
     def notes(self) -> Iterator[str]:
@@ -211,9 +215,9 @@ class EagleDecoding(DecodingConfig):
         """The static or the dynamic tree; None for a chain. Raises OptionError."""
         if self.eagle_choices is None and not self.is_dynamic:
             if self.max_non_leaves_per_layer is not None:
-                what = "`max_non_leaves_per_layer` is for trees, and a chain is drafted"
+                message = "`max_non_leaves_per_layer` is for trees, and a chain is drafted"
                 raise OptionError(
-                    what, "Give `eagle_choices` or `use_dynamic_tree`, or leave it out."
+                    message, "Give `eagle_choices` or `use_dynamic_tree`, or leave it out."
                 )
             return None
         # The options' names on the left mean in a config what stands on the right

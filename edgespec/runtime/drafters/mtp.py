@@ -29,11 +29,11 @@ class MtpLimits(TreeLimits):
     def check(self, plan: DraftPlan) -> None:
         """LimitError for a tree too."""
         if plan.top_k > 1 and not isinstance(plan, StaticPlan):
-            what = (
+            message = (
                 f"`spec_draft_top_k` {plan.top_k}: an MTP head drafts a chain, one token a step, "
                 "and no trees"
             )
-            raise LimitError(what, "Set it to 1, or leave it out.")
+            raise LimitError(message, "Set it to 1, or leave it out.")
         TreeLimits.check(self, plan)
 
     def fewer_nodes(self, plan: DraftPlan) -> str:
@@ -73,11 +73,11 @@ class MtpDecoding(DecodingConfig):
         DecodingConfig.__post_init__(self)
         older = self.num_nextn_predict_layers
         if older is not None and self.max_draft_len not in (None, older):
-            what = f"num_nextn_predict_layers is {older}, and max_draft_len {self.max_draft_len}"
-            raise OptionError(what, "They mean the same: leave one out.")
+            message = f"num_nextn_predict_layers is {older}, and max_draft_len {self.max_draft_len}"
+            raise OptionError(message, "They mean the same: leave one out.")
         if self.use_mtp_vanilla:
-            what = "use_mtp_vanilla is true, and a head drafts all tokens of a step"
-            raise OptionError(what, "Set it to false, or leave it out.")
+            message = "use_mtp_vanilla is true, and a head drafts all tokens of a step"
+            raise OptionError(message, "Set it to false, or leave it out.")
 
 
 ROW = DrafterRow(

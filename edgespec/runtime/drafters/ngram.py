@@ -174,10 +174,10 @@ class NgramDrafter:
         if not plan.steps:  # the last token of the answer
             return DraftTree.root_only(request.pending)
         lane.pool.update(lane.tokens, lane.start)
-        found = lane.pool.find(lane.tokens)
+        tokens = lane.pool.find(lane.tokens)
         again = self.options.max_draft_len + self.options.max_matching_ngram_size - 1
         lane.start = max(0, len(lane.tokens) - again)
-        return DraftTree.chain(request.pending, found[: min(plan.steps, plan.verify_size - 1)])
+        return DraftTree.chain(request.pending, tokens[: min(plan.steps, plan.verify_size - 1)])
 
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence, and its pool where it has one of its own."""
@@ -220,13 +220,13 @@ class NgramLimits(TreeLimits):
     def check_draft(self, plan: DraftPlan) -> None:
         """LimitError for trees, and for chains that are longer than the pool's matches."""
         if plan.top_k > 1:
-            what = f"`spec_draft_top_k` {plan.top_k}: n-grams draft chains, and no trees"
-            raise LimitError(what, "Set it to 1, or leave it out.")
+            message = f"`spec_draft_top_k` {plan.top_k}: n-grams draft chains, and no trees"
+            raise LimitError(message, "Set it to 1, or leave it out.")
         if plan.steps > self.max_draft_len:
-            what = (
+            message = (
                 f"`spec_draft_step` {plan.steps} exceeds the max_draft_len of {self.max_draft_len}"
             )
-            raise LimitError(what, f"Lower it, or set max_draft_len to {plan.steps}.")
+            raise LimitError(message, f"Lower it, or set max_draft_len to {plan.steps}.")
 
 
 def limits(base: EngineConfig, options: NgramOptions) -> NgramLimits:

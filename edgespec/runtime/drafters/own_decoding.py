@@ -56,8 +56,8 @@ class OwnDecoding(DecodingConfig):
         try:  # TensorRT-LLM's drafters have it as an attribute
             self.drafter.resource_manager = self.resource_manager  # type: ignore[attr-defined]
         except Exception as error:  # whatever its own code raises
-            what = f"a {type(self.drafter).__name__} cannot have the attribute resource_manager"
-            raise OptionError(what, "Give an object of a class of your own.") from error
+            message = f"a {type(self.drafter).__name__} cannot have the attribute resource_manager"
+            raise OptionError(message, "Give an object of a class of your own.") from error
 
     @property
     def drafts_by(self) -> object | None:

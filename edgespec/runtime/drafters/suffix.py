@@ -94,7 +94,7 @@ class Match(NamedTuple):
 
     automaton: SuffixAutomaton
     context: MatchContext
-    found: list[Continuation]
+    continuations: list[Continuation]
     total: int  # how often anything followed it
 
     @classmethod
@@ -102,9 +102,13 @@ class Match(NamedTuple):
         """The match of a context; nothing followed one with more than MAX_CONTINUATIONS."""
         if len(automaton.following[context.state]) > MAX_CONTINUATIONS:
             return cls(automaton, context, [], 0)
-        found = automaton.continuations(context)
-        total = found[0][0] if len(found) == 1 else sum(item[0] for item in found)
-        return cls(automaton, context, found, total)
+        continuations = automaton.continuations(context)
+        total = (
+            continuations[0][0]
+            if len(continuations) == 1
+            else sum(item[0] for item in continuations)
+        )
+        return cls(automaton, context, continuations, total)
 
     def onward(self, token: int) -> Match:
         """The match one token on."""
@@ -195,8 +199,8 @@ class SuffixDrafter:
     def take(self, state: SuffixLane, token: int) -> None:
         """Take in one token of an answer."""
         if state.match is not None:
-            _, context, found, total = state.match
-            count, _, expected = max(found)
+            _, context, continuations, total = state.match
+            count, _, expected = max(continuations)
             hit = token == expected
             state.confidence.learn(context.size, total, count / total, hit=hit)
         state.text.append(token)
@@ -222,7 +226,7 @@ class SuffixDrafter:
         if not context.size:
             return None
         match = Match.of(automaton, automaton.shortened(context, context.size))
-        return match if match.found else None
+        return match if match.continuations else None
 
     # ---- drafts
 
@@ -268,10 +272,14 @@ class SuffixDrafter:
         """Let what follows the match of `above`, whose node is `node`, wait for its place: at most
         `top_k` drafts, each with a probability of at least `least`."""
         match = above.match
-        if not match.found:
+        if not match.continuations:
             return
         trust = state.confidence.trust(match.context.size, match.total) / match.total
-        best = match.found if len(match.found) == 1 else heapq.nlargest(top_k, match.found)
+        best = (
+            match.continuations
+            if len(match.continuations) == 1
+            else heapq.nlargest(top_k, match.continuations)
+        )
         for rank, (count, _, token) in enumerate(best):
             probability = above.negative_probability * trust * count
             if -probability < least:

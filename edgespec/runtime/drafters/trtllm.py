@@ -209,8 +209,8 @@ class TrtLlmDrafter(EndObserver):
         self.drafter, self.guard, self.vocab_size = drafter, guard, vocab_size
         self.end_id = end_id
         names = ("resource_manager", "spec_resource_manager")
-        found = [attribute(drafter, name) for name in names]
-        self.resources = next((manager for manager in found if manager is not None), None)
+        managers = [attribute(drafter, name) for name in names]
+        self.resources = next((manager for manager in managers if manager is not None), None)
         own = {} if self.resources is None else {OWN_MANAGER: self.resources}
         self.managers = ResourceManager(own)
         self.sequences = Sequences(needs_hidden_states=False)
@@ -224,19 +224,19 @@ class TrtLlmDrafter(EndObserver):
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
         """A sequence begins in a lane, with its whole prompt."""
-        found = self.sequences.begin(lane, tokens, num_reused)
-        self.requests[found.request_id] = LlmRequest(
-            found.request_id, TokenView(found.tokens), found.num_prompt, 0, self.end_id
+        sequence = self.sequences.begin(lane, tokens, num_reused)
+        self.requests[sequence.request_id] = LlmRequest(
+            sequence.request_id, TokenView(sequence.tokens), sequence.num_prompt, 0, self.end_id
         )
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Take in what was committed; the resource manager is notified."""
         for item in observations:
             self.sequences.observe(item)
-            if (found := self.sequences.lanes.get(item.lane)) is not None:
-                request = self.requests[found.request_id]
-                request.tokens = TokenView(found.tokens)
-                request.py_num_accepted_draft_tokens = found.num_accepted or 0
+            if (sequence := self.sequences.lanes.get(item.lane)) is not None:
+                request = self.requests[sequence.request_id]
+                request.tokens = TokenView(sequence.tokens)
+                request.py_num_accepted_draft_tokens = sequence.num_accepted or 0
         self.update()
 
     def update(self) -> None:
@@ -249,19 +249,19 @@ class TrtLlmDrafter(EndObserver):
         """One call for all requests of the step."""
         try:
             self.guard.check_ready()
-            found = self.guard.call(lambda: self.prepared(requests))
+            prepared = self.guard.call(lambda: self.prepared(requests))
         except Lost as lost:
             why = self.guard.failed(lost)
             return [DraftTree.root_only(request.pending, why) for request in requests]
-        if found is None:
+        if prepared is None:
             return [DraftTree.root_only(request.pending) for request in requests]
         self.guard.succeeded()
-        self.scheduled, trees = found
+        self.scheduled, trees = prepared
         return trees
 
     def scheduled_of(self, requests: Sequence[DraftRequest]) -> ScheduledRequests:
         """The requests of a step as the drafter sees them, without drafts."""
-        found = []
+        scheduled = []
         for place, request in enumerate(requests):
             sequence = self.sequences.lanes[request.lane]
             own = self.requests[sequence.request_id]
@@ -270,8 +270,8 @@ class TrtLlmDrafter(EndObserver):
             own.py_batch_idx, own.py_draft_tokens = place, []
             own.py_decoding_iter += 1
             own.py_max_new_tokens = len(own.tokens) - own.py_prompt_len + request.plan.steps + 1
-            found.append(own)
-        return ScheduledRequests(found)
+            scheduled.append(own)
+        return ScheduledRequests(scheduled)
 
     def is_to_be_asked(self, asked: ScheduledRequests) -> bool:
         """Whether so many requests are few enough, by `max_concurrency`."""

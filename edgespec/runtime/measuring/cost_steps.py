@@ -123,9 +123,9 @@ class Held:
         """What a lane holds after so many tokens."""
         assert isinstance(self.decoder, CachedDecoder)
         self.decoder.read(0, self.tokens.take(context))
-        found = self.decoder.snapshot(0, context)
+        rows = self.decoder.snapshot(0, context)
         self.decoder.reset(0)
-        return found
+        return rows
 
     def hold(self, place: StepPlace) -> None:
         """Let the lanes be where they began, whatever was done since."""
@@ -325,8 +325,8 @@ class DraftSteps:
         if isinstance(self.drafter, EngineDrafter):
             states = (self.drafter.lanes[request.lane] for request in requests)
             if any(getattr(state, "full", False) for state in states):
-                what = f"the draft has no room behind {self.place.context} tokens, or gives NaN"
-                raise LimitError(what, "Nothing is measured there.")
+                message = f"the draft has no room behind {self.place.context} tokens, or gives NaN"
+                raise LimitError(message, "Nothing is measured there.")
         return Drafted(trees, seconds)
 
     def end(self) -> None:

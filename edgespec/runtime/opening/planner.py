@@ -75,12 +75,12 @@ class Planner:
             planner = self if acceptance is None else replace(self, acceptance=acceptance)
             return {"plan": None if self.drafting.default is None else planner.by_sizes()}
         if not isinstance(plan, DraftPlan | Plain):
-            what = f"plan is of type {type(plan).__name__}"
+            message = f"plan is of type {type(plan).__name__}"
             remedy = (
                 "Give engine.plan(...), a decoding config such as edgespec.AutoDecodingConfig(...),"
                 " edgespec.PLAIN for no drafts, or leave it out."
             )
-            raise RequestError(what, remedy)
+            raise RequestError(message, remedy)
         return {"plan": None if plan is PLAIN else plan}
 
     def drafts_by(
@@ -112,11 +112,11 @@ class Planner:
         if policy != ADAPTIVE or self.can_adapt or self.drafting.is_paced:
             return
         if self.drafting.method is None:
-            what = "spec_policy adaptive: nothing is known of the cost of a drafter of your own"
-            raise LimitError(what, "Leave it out, or set it to fixed.")
-        what = f"spec_policy adaptive: {self.why_no_costs}"
+            message = "spec_policy adaptive: nothing is known of the cost of a drafter of your own"
+            raise LimitError(message, "Leave it out, or set it to fixed.")
+        message = f"spec_policy adaptive: {self.why_no_costs}"
         measure = command("bench", self.drafting.engine_dir, measure_costs=True)
-        raise LimitError(what, f"Measure it: {measure}.")
+        raise LimitError(message, f"Measure it: {measure}.")
 
     # ---- plans
 
@@ -181,8 +181,8 @@ class Planner:
                 plan = self.of_keys(config, limits, acceptance)
                 self.check_acceptance(acceptance, plan)
         except LimitError as error:
-            what = f"decoding_type {config.decoding_type}: {error.what}"
-            raise LimitError(what, error.remedy) from error
+            message = f"decoding_type {config.decoding_type}: {error.what}"
+            raise LimitError(message, error.remedy) from error
         return plan
 
     def of_keys(
@@ -222,8 +222,8 @@ class Planner:
         """What base and drafter can take; LimitError where nothing drafts."""
         draft = self.drafting.of(drafter, options)
         if draft is None:
-            what = "a drafting plan was asked for, and this engine was opened without its draft"
-            raise LimitError(what, "Open it with spec_decode=True, or decode without a plan.")
+            message = "a drafting plan was asked for, and this engine was opened without its draft"
+            raise LimitError(message, "Open it with spec_decode=True, or decode without a plan.")
         return draft.limits(self.config)
 
     def check(
@@ -250,9 +250,9 @@ class Planner:
     def check_chain(self, plan: DraftPlan) -> None:
         """Raises LimitError for a tree where only chains are exact."""
         if self.exact_chains and plan.top_k != 1:
-            what, remedy = branches(plan)
+            message, remedy = branches(plan)
             raise LimitError(
-                f"{what}, and only chains are exact", f"{remedy}, or leave `exact` out."
+                f"{message}, and only chains are exact", f"{remedy}, or leave `exact` out."
             )
 
     def check_acceptance(self, asked: AcceptOptions, plan: DraftPlan) -> None:
@@ -261,14 +261,14 @@ class Planner:
         acceptance_of(asked)
         row = ACCEPT_RULES[asked.rule]
         if self.exact and asked.rule != EXACT:
-            what = (
+            message = (
                 f"{row.title} is not what plain decoding gives bit for bit, and `exact` asks for it"
             )
-            raise LimitError(what, "Leave one of the two out.")
+            raise LimitError(message, "Leave one of the two out.")
         if row.chains_only and plan.top_k != 1:
-            what, remedy = branches(plan)
-            what = f"{row.title} is for chains, and {what}"
-            raise LimitError(what, f"{remedy}, or take another accept rule.")
+            message, remedy = branches(plan)
+            message = f"{row.title} is for chains, and {message}"
+            raise LimitError(message, f"{remedy}, or take another accept rule.")
 
 
 def branches(plan: DraftPlan) -> tuple[str, str]:
@@ -282,5 +282,5 @@ def branches(plan: DraftPlan) -> tuple[str, str]:
 def check_policy(spec_policy: object) -> None:
     """Raises OptionError for a policy that there is none of."""
     if spec_policy not in (None, *POLICIES):
-        what = f"spec_policy is {spec_policy!r:.60}"
-        raise OptionError(what, f"Give {ADAPTIVE!r} or {FIXED!r}, or leave it out.")
+        message = f"spec_policy is {spec_policy!r:.60}"
+        raise OptionError(message, f"Give {ADAPTIVE!r} or {FIXED!r}, or leave it out.")

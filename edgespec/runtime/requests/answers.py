@@ -188,15 +188,15 @@ class FileAnswers:
                 prompt_ids, sampling = answer.response.prompt_ids, seeded(answer)
                 asked[GenerationRequest(prompt_ids, sampling, arrived_s=arrived_s)] = answer
         queue = deque(asked)
-        found: list[tuple[Answer, Response]] = []
+        answered: list[tuple[Answer, Response]] = []
         for request, event in self.engine.run_queue(queue, self.batch_size, self.stopping):
             if self.stopping():
                 queue.clear()
             if isinstance(event, Chunk):
                 self.observe(event)
             elif isinstance(event, Response) and event.finish_reason != CANCELLED:
-                found.append((asked[request], event))
-        return found
+                answered.append((asked[request], event))
+        return answered
 
 
 class RequestQueue:
@@ -281,20 +281,20 @@ def seeded(answer: Answer) -> Any:
     return replace(answer.request.sampling, seed=answer.response.seed or 0)
 
 
-def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
+def to_dict(answer: Answer, tokenizer: Tokenizer) -> dict[str, object]:
     """One entry of output.json's `responses`; the tokenizer spells the candidates of
     log-probabilities."""
-    request, response = found.request, found.response
+    request, response = answer.request, answer.response
     slot = None if response is None else response.slot
     place: dict[str, object] = {"request_idx": request.index, "batch_idx": slot}
     if request.name is not None:
         place["id"] = request.name
     if request.turns:
-        place["turn_idx"] = found.turn
-    messages = [message.to_dict() for message in found.messages]
+        place["turn_idx"] = answer.turn
+    messages = [message.to_dict() for message in answer.messages]
     if response is None:
-        reason = CANCELLED if found.cancelled else ERROR
-        text = "" if found.error is None else sentences(found.error)
+        reason = CANCELLED if answer.cancelled else ERROR
+        text = "" if answer.error is None else sentences(answer.error)
         return {
             "output_text": "",
             "output_ids": [],
@@ -310,24 +310,24 @@ def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
         "finish_reason": response.finish_reason,
         **place,
         "messages": messages,
-        "formatted_system_prompt": found.system_prompt,
-        "formatted_complete_request": found.prompt,
+        "formatted_system_prompt": answer.system_prompt,
+        "formatted_complete_request": answer.prompt,
         "seed": response.seed,
-        "metrics": response.metrics.to_dict(speculative=found.speculative),
+        "metrics": response.metrics.to_dict(speculative=answer.speculative),
     }
     if response.logprobs:
         out["logprobs"] = [
             [candidate(tokenizer, i, p) for i, p in step] for step in response.logprobs
         ]
-    if found.quality is not None:
-        return out | {"quality": found.quality.to_dict()}
-    return out | ({"lossless": lossless(found)} if found.plain is not None else {})
+    if answer.quality is not None:
+        return out | {"quality": answer.quality.to_dict()}
+    return out | ({"lossless": lossless(answer)} if answer.plain is not None else {})
 
 
 def sentences(error: EdgeSpecError) -> str:
     """What happened and the remedy, in one text."""
-    what = error.what if error.what.endswith((".", "!", "?")) else f"{error.what}."
-    return f"{what} {error.remedy}".strip()
+    message = error.what if error.what.endswith((".", "!", "?")) else f"{error.what}."
+    return f"{message} {error.remedy}".strip()
 
 
 def candidate(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict[str, object]:
@@ -343,7 +343,7 @@ def candidate(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict[str,
     }
 
 
-def lossless(found: Answer) -> dict[str, Any]:
+def lossless(answer: Answer) -> dict[str, Any]:
     """The report of one check: equal, or the first difference with what was measured there."""
-    difference = found.difference
+    difference = answer.difference
     return {"equal": True} if difference is None else {"equal": False, **difference.to_dict()}
