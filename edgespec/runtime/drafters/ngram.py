@@ -16,7 +16,6 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError
 from edgespec.methods.ngram import NAME
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
-from edgespec.runtime.drafters.decoding import DecodingType
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.plans.plan import TreeLimits
@@ -246,7 +245,6 @@ ROW = DrafterRow(
     limits=lambda base, draft: limits(base, NgramOptions()),
     words=" of n-gram matches",
     options=NgramOptions,
-    decoding=DecodingType(name="NGram"),
     limits_by_options=limits,
     forget=NgramDrafter.forget,
     tries=tuple(

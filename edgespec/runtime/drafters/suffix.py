@@ -18,7 +18,6 @@ from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.suffix import NAME
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
-from edgespec.runtime.drafters.decoding import DecodingConfig, DecodingType, Sizes
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.suffix_automaton import (
@@ -350,24 +349,11 @@ def open_drafter(sources: DrafterSources) -> SuffixDrafter:
     return SuffixDrafter(sources.options, sources.row_cost)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuffixDecoding(DecodingConfig):
-    """The keys of its decoding type: trees up to max_draft_len deep, of up to
-    max_total_draft_tokens nodes, as far as they pay."""
-
-    @property
-    def sizes(self) -> Sizes:
-        """The bounds of a tree."""
-        total = self.max_total_draft_tokens
-        return Sizes(None, self.draft_len, None if total is None else 1 + total)
-
-
 ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     words=" of earlier text, as far as it pays",
     options=SuffixOptions,
-    decoding=DecodingType(name="Suffix", keys=SuffixDecoding),
     forget=SuffixDrafter.forget,
     tries=({}, {"max_matching_ngram_size": 8}),
     paces_itself=True,
