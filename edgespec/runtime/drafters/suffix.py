@@ -17,7 +17,7 @@ import numpy as np
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.suffix import NAME
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.base import DraftRequest, Observation, TextDrafter
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.suffix_automaton import (
@@ -141,13 +141,8 @@ class SuffixLane:
     live: bool = True
 
 
-class SuffixDrafter:
+class SuffixDrafter(TextDrafter):
     """Trees of what followed the longest match, as far as they pay."""
-
-    needs_hidden_states = False
-    capacity: int | None = None
-    num_lanes: int | None = None
-    engine_s = 0.0
 
     def __init__(self, options: SuffixOptions, row_cost: float) -> None:
         self.options, self.row_cost = options, row_cost
@@ -302,14 +297,6 @@ class SuffixDrafter:
         """The sequence goes on in another lane, whose own has ended."""
         self.reset(target)
         self.lanes[target] = self.lanes.pop(source)
-
-    def snapshot(self, lane: int, count: int) -> Snapshot | None:
-        """None: it gets every prompt whole."""
-        return None
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Never called, as there are no snapshots."""
-        raise AssertionError("suffixes keep no snapshots")
 
     def forget(self) -> None:
         """Forget all texts and all earlier answers; nothing may be running."""

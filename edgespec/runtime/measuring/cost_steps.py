@@ -16,7 +16,7 @@ import numpy as np
 from edgespec.backends.base import LaneRows
 from edgespec.backends.call import HiddenStates, Ids
 from edgespec.errors import LimitError
-from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, TextDrafter
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.block import BlockDecoder
@@ -56,13 +56,8 @@ class RandomTokens:
         return self.order[places]
 
 
-class MadeTrees:
+class MadeTrees(TextDrafter):
     """A Drafter that proposes what it was given, whatever it is asked for."""
-
-    needs_hidden_states = False
-    capacity: int | None = None
-    num_lanes: int | None = None
-    engine_s = 0.0
 
     def __init__(self) -> None:
         self.trees: list[tuple[Ids, Ids]] = []  # tokens and parents of each lane
@@ -81,15 +76,6 @@ class MadeTrees:
         """Nothing."""
 
     def move(self, source: int, target: int) -> None:
-        """Nothing."""
-
-    def snapshot(self, lane: int, count: int) -> Snapshot | None:
-        """None: it keeps no state."""
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
         """Nothing."""
 
 
