@@ -136,6 +136,13 @@ def replace_output(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
     graph.outputs[index] = new
 
 
+def replace_value(new: ir.Value, old: ir.Value) -> None:
+    """Let `new` have the name and the users of `old`."""
+    new.name, new.shape, new.type = old.name, old.shape, old.type
+    old.name = f"{old.name}/apart"
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
 def drop_input(graph: ir.Graph, name: str) -> None:
     """Remove a graph input that no node reads; ContractError where one does."""
     value = next(v for v in graph.inputs if v.name == name)

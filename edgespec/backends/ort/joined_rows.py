@@ -17,9 +17,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgespec.backends.ort.fusion import is_over_rows, is_residual, replace_value
+from edgespec.backends.ort.fusion import is_over_rows, is_residual
 from edgespec.backends.ort.native.library import DOMAIN
-from edgespec.backends.rewriting import required
+from edgespec.backends.rewriting import replace_value, required
 
 PRODUCT = "LowBitMatMul"
 # As norm_gate.h numbers them

@@ -82,7 +82,7 @@ def replace_matmuls(
     """Replace MatMuls that read the same rows `x` by one LowBitMatMul, with an output for each."""
     import onnx_ir as ir
 
-    from edgespec.backends.ort.fusion import replace_value
+    from edgespec.backends.rewriting import replace_value
 
     graph, names = nodes[0].graph, [str(node.name) for node in nodes]
     assert isinstance(graph, ir.Graph)
