@@ -25,10 +25,10 @@ from edgespec.cli.engine_options import (
 from edgespec.cli.exit_codes import FAILED, SOME_FAILED
 from edgespec.cli.flags import EdgeGroup
 from edgespec.cli.infer import check_outputs
-from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.prompt_options import CHECK_LOSSLESS, COMPARE_QUALITY, TOKENIZER_DIR
 from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.streams import require_stream
 from edgespec.cli.terminal import json_text, say
 from edgespec.cli.tokenizer_dir import check_tokenizer
 from edgespec.compat import trtllm

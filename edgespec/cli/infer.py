@@ -34,7 +34,6 @@ from edgespec.cli.engine_options import (
 from edgespec.cli.exit_codes import FAILED, SOME_FAILED
 from edgespec.cli.help_pages import PagedCommand
 from edgespec.cli.image_flags import IMAGE, beside, image_flags
-from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import FILE
 from edgespec.cli.prompt_options import (
     CHAT_TEMPLATE,
@@ -44,6 +43,7 @@ from edgespec.cli.prompt_options import (
     sampling_options,
 )
 from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.streams import require_stream
 from edgespec.cli.terminal import say
 from edgespec.cli.tokenizer_dir import check_tokenizer
 from edgespec.compat import trtllm

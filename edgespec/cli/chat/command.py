@@ -34,9 +34,9 @@ from edgespec.cli.engine_options import (
     opened,
 )
 from edgespec.cli.image_flags import image_flags
-from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import FILE
 from edgespec.cli.prompt_options import CHAT_TEMPLATE, sampling_options
+from edgespec.cli.streams import require_stream
 from edgespec.compat import trtllm
 from edgespec.errors import RequestError
 from edgespec.prompts import SamplingParams
