@@ -120,7 +120,6 @@ def backend_params(name: str | None) -> list[click.Parameter]:
         [FLAG],
         type=click.Choice(list(BACKENDS)),
         default=DEFAULT_BACKEND,
-        show_default=True,
         help=f"What builds and runs the engine: {titles}. The options below are its own.",
     )
     return [choice, *map(click_option, backend.options)]
@@ -145,7 +144,6 @@ def click_option(option: BuildOption) -> click.Option:
         [flag_of(option.name) + off],
         type=click.Choice(option.choices) if option.choices else None,
         default=option.default,
-        show_default=option.default is not None,
         metavar=option.metavar,
         help=ours(option.help),
     )
@@ -182,13 +180,11 @@ def click_option(option: BuildOption) -> click.Option:
 @click.option(
     "--max-batch-size",
     default=DEFAULTS.max_batch_size,
-    show_default=True,
     help="Sequences at a time, at most.",
 )
 @click.option(
     "--max-input-len",
     default=DEFAULTS.max_input_len,
-    show_default=True,
     help="Tokens of a prompt, at most.",
 )
 @click.option(
@@ -196,7 +192,6 @@ def click_option(option: BuildOption) -> click.Option:
     type=CAPACITIES,
     metavar="INTEGER[,INTEGER...]",
     default=DEFAULTS.max_kv_cache_capacity,
-    show_default=True,
     help=(
         "Tokens of prompt and answer together, at most. Several, such as 1024,4096: an engine for"
         " each; a request runs in the smallest that holds it (TensorRT, where a step costs by the"
@@ -206,7 +201,6 @@ def click_option(option: BuildOption) -> click.Option:
 @click.option(
     "--max-verify-tree-size",
     default=DEFAULTS.max_verify_tree_size,
-    show_default=True,
     help=(
         "Nodes per base pass, the root included. The default has room for TensorRT-LLM's static"
         f" trees (mc_sim_7b_63); {BLOCKS} use at most {MAX_BLOCK_NODES}."
@@ -215,25 +209,21 @@ def click_option(option: BuildOption) -> click.Option:
 @click.option(
     "--max-draft-tree-size",
     default=DEFAULTS.max_draft_tree_size,
-    show_default=True,
     help=f"Nodes that a draft makes: top-k times step, or its block ({BLOCKS}).",
 )
 @click.option(
     "--min-image-tokens",
     default=DEFAULTS.min_image_tokens,
-    show_default=True,
     help="Image encoder: tokens of an image, at least.",
 )
 @click.option(
     "--max-image-tokens",
     default=DEFAULTS.max_image_tokens,
-    show_default=True,
     help="Image encoder: tokens of all images of a request, at most.",
 )
 @click.option(
     "--max-image-tokens-per-image",
     default=DEFAULTS.max_image_tokens_per_image,
-    show_default=True,
     help="Image encoder: tokens of an image, at most.",
 )
 @click.option(

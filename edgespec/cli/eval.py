@@ -58,25 +58,20 @@ def command() -> None:
     "--dataset",
     required=True,
     type=FILE,
-    metavar="FILE",
     help="Articles as JSONL: each line has an article and its highlights, as cnn_dailymail.",
 )
 @click.option("--num-articles", type=click.IntRange(1), help="Take the first N.  [default: all]")
-@click.option(
-    "--batch-size", type=click.IntRange(1), default=1, show_default=True, help="Articles at a time."
-)
+@click.option("--batch-size", type=click.IntRange(1), default=1, help="Articles at a time.")
 @click.option(
     "--max-input-len",
     type=click.IntRange(8),
     default=923,
-    show_default=True,
     help="Tokens of a prompt at most: longer articles are cut.",
 )
 @click.option(
     "--output-len",
     type=click.IntRange(1),
     default=100,
-    show_default=True,
     help="Tokens of a summary at most.",
 )
 @click.option(
@@ -88,14 +83,12 @@ def command() -> None:
     "--temperature",
     type=click.FloatRange(0),
     default=0.0,
-    show_default=True,
     help="0 is greedy. typical acceptance means nothing at 0.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**64 - 1),
     default=0,
-    show_default=True,
     help="Seed of each article.",
 )
 @CHECK_LOSSLESS
@@ -107,7 +100,7 @@ def command() -> None:
 )
 @TOKENIZER_DIR
 @click.option("--rouge1-threshold", type=click.FloatRange(0, 100), help="Fail below this ROUGE-1.")
-@click.option("--output-file", type=FILE, metavar="FILE", help="Write answers and scores as JSON.")
+@click.option("--output-file", type=FILE, help="Write answers and scores as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 @engine_options(SPEC_DECODE, draft_options, accept_options)
 @click.pass_context

@@ -98,13 +98,11 @@ OF_REQUESTS = {
 @click.option(
     "--input-file",
     type=FILE,
-    metavar="FILE",
     help="Requests: messages and sampling, as JSON; - reads them from stdin, as JSON or JSONL.",
 )
 @click.option(
     "--prompts",
     type=FILE,
-    metavar="FILE",
     help="A JSONL prompt set with turns, such as MT-Bench's, instead of --input-file.",
 )
 @click.option(
@@ -135,7 +133,6 @@ OF_REQUESTS = {
 @click.option(
     "--output-file",
     type=FILE,
-    metavar="FILE",
     help=(
         "Write the responses and their metrics as JSON; - writes them to stdout, and the summary"
         " to stderr."
@@ -159,9 +156,7 @@ OF_REQUESTS = {
     default=0,
     help="Run the first batch this many times beforehand, unmeasured.",
 )
-@click.option(
-    "--profile-output-file", type=FILE, metavar="FILE", help="Write times by stage as JSON."
-)
+@click.option("--profile-output-file", type=FILE, help="Write times by stage as JSON.")
 @click.option("--dump-profile", is_flag=True, help="Print times by stage.")
 @click.option("--dump-output", is_flag=True, help="Print the text of the answers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")

@@ -108,7 +108,11 @@ class LazyGroup(EdgeGroup):
 
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
 )
 @click.version_option(__version__, "-V", "--version", prog_name="edgespec")
 @click.option(

@@ -39,7 +39,6 @@ SHOWN = 3  # candidates of each method that were not measured
     type=FILE,
     multiple=True,
     required=True,
-    metavar="FILE",
     help=(
         "Prompts like those that are to be fast: a set as MT-Bench and SPEED-Bench have them, JSONL"
         " or Parquet, or infer's input.json; may be given repeatedly."
@@ -50,33 +49,27 @@ SHOWN = 3  # candidates of each method that were not measured
     "--num-prompts",
     type=click.IntRange(1),
     default=12,
-    show_default=True,
     help="Requests that are taken, from all over the files.",
 )
 @click.option(
     "--output-tokens",
     type=click.IntRange(8),
     default=64,
-    show_default=True,
     help="Tokens of an answer, at most.",
 )
-@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
-@click.option(
-    "--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of sampled answers.")
+@click.option("--batch-size", type=click.IntRange(1), default=1)
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, help="0 is greedy.")
+@click.option("--seed", type=int, default=0, help="Of sampled answers.")
 @click.option(
     "--measure",
     type=click.IntRange(1, 16),
     default=4,
-    show_default=True,
     help="Candidates that are measured, the best by the cost model.",
 )
 @click.option(
     "--repeats",
     type=click.IntRange(6),
     default=6,
-    show_default=True,
     help="Measurements of each candidate on all prompts; with fewer than 6 noise is not told.",
 )
 @click.option(
@@ -105,10 +98,9 @@ SHOWN = 3  # candidates of each method that were not measured
 @click.option(
     "--journal",
     type=FILE,
-    metavar="FILE",
     help="Keep what was measured here until the end.  [default: in ENGINE_DIR]",
 )
-@click.option("--picture", type=FILE, metavar="FILE", help="Draw the frontier, as PNG or SVG.")
+@click.option("--picture", type=FILE, help="Draw the frontier, as PNG or SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(

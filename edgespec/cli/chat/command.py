@@ -53,7 +53,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
 
 
 OPTIONS = (
-    click.option("--system", default="", metavar="TEXT", help="The system prompt."),
+    click.option("--system", default="", show_default=False, help="The system prompt."),
     click.option(
         "--show-speculation",
         is_flag=True,
@@ -84,7 +84,6 @@ OPTIONS = (
     click.option(
         "--history-file",
         type=FILE,
-        metavar="FILE",
         help=(
             "Where typed lines are kept between sessions.  [default:"
             " ~/.local/state/edgespec/chat_history]"
