@@ -29,6 +29,7 @@ from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.prompt_options import CHECK_LOSSLESS, COMPARE_QUALITY, TOKENIZER_DIR
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.streams import require_stream
+from edgespec.cli.tables import columns, print_table
 from edgespec.cli.terminal import json_text, say
 from edgespec.cli.tokenizer_dir import check_tokenizer
 from edgespec.compat import trtllm
@@ -245,8 +246,6 @@ def show(run: Evaluation, summary: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         click.echo(json_text(summary))
     else:
-        from edgespec.cli.report import print_table
-
         print_table(table(summary))
         for line in agreements(run, summary):
             say(line)
@@ -256,12 +255,10 @@ def show(run: Evaluation, summary: dict[str, Any], *, as_json: bool) -> None:
 
 def table(summary: dict[str, Any]) -> Table:
     """One column a program, and the rows that at least one of them has."""
-    columns = [summary[name] for name in COLUMNS if name in summary]
-    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for heading in ("", *(name for name in COLUMNS if name in summary)):
-        out.add_column(heading, justify="right" if heading else "left")
+    names = [name for name in COLUMNS if name in summary]
+    out = columns("", *names)
     for label, key, form in ROWS:
-        values = [column.get(key) for column in columns]
+        values = [summary[name].get(key) for name in names]
         if any(value is not None for value in values):
             out.add_row(label, *("-" if v is None else form.format(v) for v in values))
     return out

@@ -490,11 +490,12 @@ def show(
     """Print the summary, and where asked for the times by stage and the answers' text; with `err`
     on stderr."""
     from edgespec.cli import report
+    from edgespec.cli.tables import print_table
     from edgespec.runtime.requests.profile import profile
 
     report.show(stats, as_json=as_json, err=err)
     if dump_profile:
-        report.show_profile(profile(stats), err=err)
+        print_table(report.profile_table(profile(stats)), err=err)
     if dump_output:
         report.show_output(stats.answers)
 

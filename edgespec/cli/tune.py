@@ -360,7 +360,7 @@ def write_yaml(path: Path, value: dict[str, Any]) -> None:
 
 def show(report: TuneReport) -> None:
     """Print the result."""
-    from edgespec.cli.report import print_table
+    from edgespec.cli.tables import print_table
 
     for temperature, rates in report.acceptance.items():
         if rates:
@@ -376,14 +376,10 @@ def show(report: TuneReport) -> None:
 
 def table(report: TuneReport) -> Any:
     """Measured candidates first, then the best of the others."""
-    from rich.table import Table
-
+    from edgespec.cli.tables import columns
     from edgespec.tuning.contest import Measured
 
-    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    out.add_column("")
-    for heading in HEADINGS:
-        out.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
+    out = columns("", *HEADINGS)
     speed = "-" if report.plain is None else f"{report.plain.median:.1f}"
     out.add_row("plain", "1.00", "1.00", "", "1", "1.00", speed)
     rows, count = [*report.measured], Counter[str]()
