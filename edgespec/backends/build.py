@@ -25,7 +25,6 @@ from edgespec.backends import emitted, row_bits
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import SILENT, Backend, BuildOptions, Progress, Runner, Staged
 from edgespec.backends.capacity import check_capacity, gigabytes
-from edgespec.backends.encoder_steps import EncoderSteps
 from edgespec.backends.engine_config import (
     FP32_WEIGHTS,
     BuiltConfig,
@@ -40,7 +39,7 @@ from edgespec.backends.onnx_dir import AnyOnnxDir, OnnxDir, exported_role, open_
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.backends.vision.steps import VisionSteps
 from edgespec.config import RopeConfig
-from edgespec.contract import DECODERS, MAX_BATCH_SIZE, Limits, Role
+from edgespec.contract import DECODERS, MAX_BATCH_SIZE, Limits, Role, canonical_contract
 from edgespec.errors import (
     BundleError,
     ContractError,
@@ -53,7 +52,7 @@ from edgespec.methods import METHODS
 from edgespec.safe_read.fields import EXPORT_AGAIN
 
 logger = logging.getLogger(__name__)
-ENCODERS: Mapping[Role, EncoderSteps[Any]] = {Role.VISUAL: VisionSteps()}
+ENCODERS: Mapping[Role, VisionSteps] = {Role.VISUAL: VisionSteps()}
 BATCH_OF_PROOF = 2  # sequences: enough for a batch kernel to mix them up
 
 
@@ -175,8 +174,8 @@ def plan(
             settings=emission.settings,
         )
         emitted.complete(staging, onnx, builder.name, config)
-    what = f"{emit_to}: the graph, its weights, and what its engine needs beside it"
-    return Planned(onnx.role, (what, *emission.lines))
+    line = f"{emit_to}: the graph, its weights, and what its engine needs beside it"
+    return Planned(onnx.role, (line, *emission.lines))
 
 
 def plan_lines(backend: Backend, onnx: AnyOnnxDir, limits: Limits) -> Iterator[str]:
@@ -191,8 +190,8 @@ def plan_lines(backend: Backend, onnx: AnyOnnxDir, limits: Limits) -> Iterator[s
         cache = lanes * capacity * memory.kv_bytes_per_token
         of = f", each of {capacity} tokens" if own.smaller_kv_cache_capacities else ""
         if cache:
-            what = f"KV cache of {counted(lanes, 'sequence')}{of}"
-            yield f"{what}: {gigabytes(cache)} when it is full"
+            caches = f"KV cache of {counted(lanes, 'sequence')}{of}"
+            yield f"{caches}: {gigabytes(cache)} when it is full"
     if memory.state_bytes:
         yield f"recurrent states: {gigabytes(lanes * memory.state_bytes)}"
 
@@ -234,13 +233,13 @@ def check_role(backend: Backend, role: Role, options: BuildOptions) -> None:
     """UnsupportedModel where a backend builds no engines of a role, OptionError where the options
     ask for what an encoder does not have."""
     if role not in backend.roles:
-        what = f"`backend` {backend.name}: {backend.title} builds no {role.value} engines"
+        message = f"`backend` {backend.name}: {backend.title} builds no {role.value} engines"
         raise UnsupportedModel(
-            what, "Leave `backend` out: the engines of a model may differ in it."
+            message, "Leave `backend` out: the engines of a model may differ in it."
         )
     if role not in DECODERS and backend.emit_dir(options) is not None:
-        what = "`emit_onnx` writes the graph of a language model, and this is an image encoder's"
-        raise OptionError(what, "Leave it out, or build the image encoder on its device.")
+        message = "`emit_onnx` writes the graph of a language model, and this is an image encoder's"
+        raise OptionError(message, "Leave it out, or build the image encoder on its device.")
 
 
 def check_canonical(onnx: AnyOnnxDir) -> None:
@@ -250,7 +249,7 @@ def check_canonical(onnx: AnyOnnxDir) -> None:
         return
     from edgespec.backends.canonical_graph import check_graph
 
-    check_graph(onnx.model, onnx.config.graph, onnx.manifest.files)
+    check_graph(onnx.model, canonical_contract(onnx.config.graph), onnx.manifest.files)
 
 
 @contextmanager
@@ -265,11 +264,11 @@ def as_bundle_error(onnx: AnyOnnxDir) -> Iterator[None]:
 
 def chosen_backend(name: str) -> Backend:
     """The backend of that name; OptionError where there is none."""
-    found = find_backend(name)
-    if found is None:
-        what = f"`backend` {name}: this version has no such backend"
-        raise OptionError(what, f"Choose one of: {', '.join(BACKENDS)}.")
-    return found
+    backend = find_backend(name)
+    if backend is None:
+        message = f"`backend` {name}: this version has no such backend"
+        raise OptionError(message, f"Choose one of: {', '.join(BACKENDS)}.")
+    return backend
 
 
 @contextmanager
@@ -326,8 +325,10 @@ def check_capacities(backend: Backend, limits: Limits) -> None:
     if any(a >= b for a, b in pairwise(limits.capacities)):
         raise LimitError(f"{flag}: the capacities do not ascend", "Give each once.")
     if not backend.several_capacities:
-        what = f"{flag}: a step of {backend.title} costs by what is in the cache, not by its length"
-        raise LimitError(what, f"Give the largest alone: {limits.max_kv_cache_capacity}.")
+        message = (
+            f"{flag}: a step of {backend.title} costs by what is in the cache, not by its length"
+        )
+        raise LimitError(message, f"Give the largest alone: {limits.max_kv_cache_capacity}.")
 
 
 def of_engines(onnx: AnyOnnxDir, limits: Limits) -> Limits:
@@ -348,10 +349,10 @@ def check_draft_size(onnx: OnnxDir, limits: Limits) -> None:
         return
     size = METHODS[onnx.config.method].min_draft_tree_size(onnx.config.spec)
     if limits.max_draft_tree_size < size:
-        what = (
+        message = (
             f"`max_draft_tree_size` {limits.max_draft_tree_size}: the draft makes blocks of {size}"
         )
-        raise LimitError(what, f"Build with `max_draft_tree_size` {size} or more.")
+        raise LimitError(message, f"Build with `max_draft_tree_size` {size} or more.")
 
 
 def check_memory(backend: Backend, onnx: OnnxDir, limits: Limits) -> None:
@@ -388,11 +389,11 @@ def write_engine(
     proven_later = staged.unproven and onnx.role in DECODERS  # by `edgespec verify` on its device
     if proven_later and onnx.golden is not None:
         shutil.copyfile(onnx.golden, staging / engines.golden_name(onnx.role))
-    found = [
+    proofs = [
         prove(backend, onnx, row, limits.at(capacity), progress)
         for capacity, row in all_staged.items()
     ]
-    agreement, weights = worst([row[0] for row in found]), coarsest([row[1] for row in found])
+    agreement, weights = worst([row[0] for row in proofs]), coarsest([row[1] for row in proofs])
     config: BuiltConfig[Any, Any]
     if not isinstance(onnx, OnnxDir):
         config = ENCODERS[onnx.role].config(onnx, limits, staged)
@@ -434,17 +435,17 @@ def staged_engine(
     return staged
 
 
-def worst(found: Sequence[Agreement | None]) -> Agreement | None:
+def worst(agreements: Sequence[Agreement | None]) -> Agreement | None:
     """Of several engines the agreement that is the farthest from the golden outputs; None where
     they were not compared."""
-    known = [row for row in found if row is not None]
+    known = [row for row in agreements if row is not None]
     return reduce(or_, known) if known else None
 
 
-def coarsest(found: Sequence[EngineWeights]) -> EngineWeights:
+def coarsest(weights: Sequence[EngineWeights]) -> EngineWeights:
     """The weights of several engines, which are the same, with the largest margin."""
-    margins = [row.rounding for row in found if row.rounding is not None]
-    return replace(found[0], rounding=max(margins, default=None))
+    margins = [row.rounding for row in weights if row.rounding is not None]
+    return replace(weights[0], rounding=max(margins, default=None))
 
 
 def prove(
@@ -551,8 +552,9 @@ def entry_of(backend: Backend, onnx: AnyOnnxDir, proven: Proven) -> EngineEntry:
 def notes_of(backend: Backend, onnx: AnyOnnxDir, config: BuiltConfig[Any, Any]) -> tuple[str, ...]:
     """What the user should know about this engine."""
     emulated = emulation_notes(config.weights)
-    if not isinstance(config, EngineConfig):
-        return (*emulated, *ENCODERS[config.role].notes(onnx, config.weights))
+    if not isinstance(onnx, OnnxDir):
+        return (*emulated, *ENCODERS[onnx.role].notes(onnx, config.weights))
+    assert isinstance(config, EngineConfig)
     positions, capacity = config.component.max_position, config.limits.max_kv_cache_capacity
     notes = []
     if positions is not None and capacity > positions:

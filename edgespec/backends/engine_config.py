@@ -424,12 +424,12 @@ class EngineConfig(BuiltConfig[ComponentConfig, EngineLimits]):
 
 def read_variants(fields: EngineFields, limits: EngineLimits) -> Mapping[int, Mapping[str, Any]]:
     """The settings of the engines of smaller capacities. BundleError unless each has its own."""
-    found = fields.optional_section(VARIANTS)
+    variants = fields.optional_section(VARIANTS)
     capacities = limits.smaller_kv_cache_capacities
-    if set(found.raw) != set(map(str, capacities)):
+    if set(variants.raw) != set(map(str, capacities)):
         named = ", ".join(map(str, capacities)) or "nothing"
         raise fields.wrong(VARIANTS, f"an object for each smaller capacity ({named})")
-    return {capacity: found.section(str(capacity)).raw for capacity in capacities}
+    return {capacity: variants.section(str(capacity)).raw for capacity in capacities}
 
 
 def read_weights(fields: EngineFields) -> EngineWeights:

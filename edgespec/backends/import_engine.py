@@ -49,8 +49,8 @@ def import_engine(directory: Path, engine_dir: Path, progress: Progress = SILENT
     backend = get_backend(emitted.backend, f"the graph in {directory}")
     source = backend.engine_path(directory, onnx.role)
     if not source.is_file():
-        what = f"{source} does not exist: no engine was built from the graph yet"
-        raise BundleError(what, f"Build it on its device: sh {directory / SCRIPT}")
+        message = f"{source} does not exist: no engine was built from the graph yet"
+        raise BundleError(message, f"Build it on its device: sh {directory / SCRIPT}")
     check_capacity(
         config.component, config.limits, backend.memory(config), backend.total_memory_bytes()
     )

@@ -85,11 +85,11 @@ def required(value: ir.Value | None) -> ir.Value:
     return value
 
 
-def require(holds: bool, node: ir.Node, what: str) -> None:
-    """ContractError that lowering needs `what` at this node, unless it holds."""
+def require(holds: bool, node: ir.Node, requirement: str) -> None:
+    """ContractError that lowering needs `requirement` at this node, unless it holds."""
     if not holds:
         raise ContractError(
-            f"{node.name}: lowering needs {what}",
+            f"{node.name}: lowering needs {requirement}",
             "The graph was not written by this version: export it again.",
         )
 
@@ -134,6 +134,13 @@ def replace_output(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
     new.name, old.name = old.name, f"{old.name}/canonical"
     new.shape, new.type = old.shape, old.type
     graph.outputs[index] = new
+
+
+def replace_value(new: ir.Value, old: ir.Value) -> None:
+    """Let `new` have the name and the users of `old`."""
+    new.name, new.shape, new.type = old.name, old.shape, old.type
+    old.name = f"{old.name}/apart"
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
 def drop_input(graph: ir.Graph, name: str) -> None:

@@ -89,7 +89,7 @@ def checkpoint_text(summary: CheckpointSummary, layers: bool) -> tuple[str, Rows
     """The title and the rows of a checkpoint."""
     title = ", ".join(summary.architectures or []) or str(summary.model_type or "a checkpoint")
     rows: Rows = []
-    config = summary.found
+    config = summary.config
     if isinstance(config, DraftConfig):
         title = f"{METHODS[config.method].title} draft ({config.layout} layout)"
         rows += decoder_rows(config.decoder) + draft_rows(config)

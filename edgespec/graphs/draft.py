@@ -146,8 +146,8 @@ def shared_head(config: DraftConfig, base: Decoder | None) -> dict[str, WeightTa
     if config.own_head:
         return {}
     if base is None:
-        what = "this draft has no lm_head of its own and shares its base's"
-        raise PairingError(what, "Pass `base_model_dir` with the base that it was trained for.")
+        message = "this draft has no lm_head of its own and shares its base's"
+        raise PairingError(message, "Pass `base_model_dir` with the base that it was trained for.")
     sides = BaseSide.of_checkpoint(base.config), DraftSide.of_checkpoint(config)
     for mismatch in head(*sides):
         remedy = "Pass `base_model_dir` with the base that the draft was trained for."

@@ -229,7 +229,7 @@ def look_at_checkpoint(
             pickled=pickled,
         )
     summary = summarize_checkpoint(checkpoint, problems, read_up_to)
-    model = summary.found
+    model = summary.config
     if model is None:
         return summary
     from edgespec.graphs.completeness import check_complete, check_vision

@@ -17,12 +17,12 @@ from edgespec.artifacts.provenance import installed_version
 from edgespec.benchmark.environment import engines_of, environment
 from edgespec.benchmark.prompts import digest
 from edgespec.benchmark.statistics import Figure, as_dict
+from edgespec.compat.speculative_config import class_of_method
 from edgespec.errors import OptionError
 from edgespec.methods import METHODS
 from edgespec.prompts import RequestFile
 from edgespec.runtime.drafters.options import fields_of
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.opening.speculative_config import class_of_method
 from edgespec.runtime.opening.tuned_plan import TunedPlan, belonging
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import BlockPlan

@@ -107,9 +107,9 @@ def head_norms(q_transpose: ir.Node, k_transpose: ir.Node) -> list[ir.Node]:
     """The norms of the heads of queries and keys, which the kernel computes; none where there is
     one alone, or where they are not alike."""
     norms = [required(transpose.inputs[0]).producer() for transpose in (q_transpose, k_transpose)]
-    found = [norm for norm in norms if norm is not None and norm.op_type == "RMSNormalization"]
-    alike = len({norm.attributes["epsilon"].as_float() for norm in found if is_over_rows(norm)})
-    return found if len(found) == 2 and alike == 1 and all(map(is_over_rows, found)) else []
+    both = [norm for norm in norms if norm is not None and norm.op_type == "RMSNormalization"]
+    alike = len({norm.attributes["epsilon"].as_float() for norm in both if is_over_rows(norm)})
+    return both if len(both) == 2 and alike == 1 and all(map(is_over_rows, both)) else []
 
 
 def rotations(parts: AttentionParts, node: ir.Node) -> tuple[ir.Value, ir.Value]:
