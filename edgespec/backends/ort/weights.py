@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TypeVar
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -38,7 +38,7 @@ from edgespec.backends.ort.fusion import fuse_projections
 from edgespec.backends.ort.low_bit_head import LOGITS
 from edgespec.backends.ort.low_bit_matmul import IN_BLOCKS, RowRounding, replace_matmuls
 from edgespec.backends.ort.native.layout import WeightLayout
-from edgespec.backends.ort.options import DEFAULT_BLOCK, FP32, NATIVE, WeightFormat
+from edgespec.backends.ort.options import BITS, DEFAULT_BLOCK, FP32, NATIVE, WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues, quantized_values
 from edgespec.backends.rewriting import required
 from edgespec.contract import KEEP_PRECISION
@@ -183,7 +183,7 @@ class WeightLowering:
             taken = {id(one) for one in products}
             self.packed = [one for one in self.packed if id(one) not in taken]
             name = str(mixture.total.name)
-            place = self.layout.place_experts(name, layout)
+            place = self.layout.place_packed(name, layout)
             for i, one in enumerate(products):
                 start, distance = layout.place(i // len(PARTS), PARTS[i % len(PARTS)])
                 at = place.offset + start
@@ -287,12 +287,11 @@ def int8_gemm_kernel(
 def packed_product(source: QuantizedValues, node: ir.Node) -> PackedProduct | None:
     """The product that our own kernel makes of these values and activations; None where there is
     no kernel."""
-    bits: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
     scheme, (out_features, in_features) = source.scheme, source.shape
     block = low_bit_matmul.block_for(source.block_size or low_bit_matmul.WIDEST)
-    if scheme.weight not in bits or block is None:
+    if scheme.weight not in BITS or block is None:
         return None
-    layout = WeightLayout(bits[scheme.weight], block, in_features, out_features)
+    layout = WeightLayout(BITS[scheme.weight], block, in_features, out_features)
     name, nodes = str(node.name), [node]
     if scheme.activations == "none":
         return PackedProduct(name, nodes, source, layout)
@@ -319,14 +318,13 @@ def rounded_product(
 def nbits_kernel(source: QuantizedValues) -> matmul_nbits.NBitsKernel | None:
     """The form of MatMulNBits that multiplies by these values as they are; activations must not be
     rounded before."""
-    bits: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
-    if source.scheme.weight not in bits or source.scheme.activations != "none":
+    if source.scheme.weight not in BITS or source.scheme.activations != "none":
         return None
     out_features, in_features = source.shape
     block = source.block_size or DEFAULT_BLOCK
     if block not in matmul_nbits.BLOCK_SIZES:
         return None
-    return matmul_nbits.NBitsKernel(bits[source.scheme.weight], block, in_features, out_features)
+    return matmul_nbits.NBitsKernel(BITS[source.scheme.weight], block, in_features, out_features)
 
 
 def low_bit_product(
@@ -344,23 +342,28 @@ def low_bit_product(
 # ---- fused projections
 
 
+AnyProduct = TypeVar("AnyProduct", Product, PackedProduct)
+
+
+def grouped(products: list[AnyProduct]) -> list[list[AnyProduct]]:
+    """The products, those together that can be one."""
+    groups: dict[Hashable, list[AnyProduct]] = {}
+    for product in products:
+        groups.setdefault(product.group, []).append(product)
+    return list(groups.values())
+
+
 def place_products(layout: DataLayout, products: list[Product]) -> Iterator[LowBitWeight]:
     """Place weights, fusing products that read the same rows: their weights stand one below the
     other, and all threads start less often."""
-    groups: dict[Hashable, list[Product]] = {}
-    for product in products:
-        groups.setdefault(product.group, []).append(product)
-    for group in groups.values():
+    for group in grouped(products):
         yield from place_group(layout, group)
 
 
 def place_packed(layout: DataLayout, products: list[PackedProduct]) -> Iterator[PackedWeight]:
     """Place weights that our own kernel reads; products of the same rows become one node, which
     rounds them once."""
-    groups: dict[Hashable, list[PackedProduct]] = {}
-    for product in products:
-        groups.setdefault(product.group, []).append(product)
-    for group in groups.values():
+    for group in grouped(products):
         first, places = group[0], []
         alone = len(group) == 1 and makes_logits(first)
         for product in group:
