@@ -9,7 +9,7 @@ precondition.
   MatMulNBits (`weights`)
 - mixtures of experts of 4 or 8 bits -> Experts of our own, which computes the chosen ones
   (`experts`)
-- nodes that can be one (`fusion`); with kernels of our own norms and gates too (`joined_rows`)
+- nodes that can be one (`fusion`); with kernels of our own norms and gates too (`norm_matmul`)
 
 Knows the operators of both sides. Knows no model.
 """
@@ -24,13 +24,13 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.backends.canonical_attention import AttentionParts, canonical_attentions
 from edgespec.backends.ort.contract import CacheType
-from edgespec.backends.ort.data_layout import AnyWeight, PackedWeight
+from edgespec.backends.ort.data_file import AnyWeight, PackedWeight
 from edgespec.backends.ort.delta_net import take_delta_nets
 from edgespec.backends.ort.fusion import fuse_residuals
-from edgespec.backends.ort.joined_rows import join_rows
 from edgespec.backends.ort.low_bit_head import search_logits
 from edgespec.backends.ort.matmul_nbits import MICROSOFT
 from edgespec.backends.ort.native.library import DOMAIN
+from edgespec.backends.ort.norm_matmul import fuse_norms
 from edgespec.backends.ort.options import FP32, WeightFormat
 from edgespec.backends.ort.tree_attention import attend_trees, drop_masks, merged_heads
 from edgespec.backends.ort.weights import lower_weights
@@ -94,7 +94,7 @@ def fuse(model: ir.Model, weights: list[AnyWeight], *, native: bool = False) -> 
     """Fuse what can be one, by operators of our own where it is `native` or has weights of
     theirs."""
     if native or any(isinstance(weight, PackedWeight) for weight in weights):
-        join_rows(model)
+        fuse_norms(model)
         model.graph.opset_imports[DOMAIN] = 1
     else:
         fuse_residuals(model.graph)

@@ -120,7 +120,7 @@ class WeightPlace:
     num_bytes: int
 
 
-class DataLayout:
+class DataFile:
     """The engine's data file as it fills up; tensors begin at multiples of a page."""
 
     def __init__(self, graph: ir.Graph, data_name: str) -> None:
