@@ -150,7 +150,7 @@ def rotations(
     """What graphs with these inputs read of their rotary tables. `positions` are those of the rows
     of a call, by the symbol of the dimension: S, and L where there is context."""
     turned: dict[tuple[int, Any], tuple[Rows, Rows]] = {}
-    found: dict[str, Rows] = {}
+    read: dict[str, Rows] = {}
     for row in inputs:
         if row.kind not in (Kind.COS, Kind.SIN):
             continue
@@ -159,8 +159,8 @@ def rotations(
             continue
         if (row.table, rows) not in turned:
             turned[row.table, rows] = tables[row.table].rows(positions[str(rows)])
-        found[row.name] = turned[row.table, rows][row.kind is Kind.SIN]
-    return found
+        read[row.name] = turned[row.table, rows][row.kind is Kind.SIN]
+    return read
 
 
 def axes_of(config: RopeConfig) -> NDArray[np.int64] | None:

@@ -95,9 +95,9 @@ def reader(where: ir.Node, value: ir.Value, *op_types: str) -> ir.Node:
     """The last of the nodes of these types that follow a value; of each type one reads it, and
     nodes of other types may too."""
     for op_type in op_types:
-        found = [node for node, _ in value.uses() if node.op_type == op_type]
-        require(len(found) == 1, where, f"{value.name} read by one {op_type}")
-        value, node = found[0].outputs[0], found[0]
+        readers = [node for node, _ in value.uses() if node.op_type == op_type]
+        require(len(readers) == 1, where, f"{value.name} read by one {op_type}")
+        value, node = readers[0].outputs[0], readers[0]
     return node
 
 
@@ -113,8 +113,8 @@ def taps_of(where: ir.Node, total: ir.Node) -> ir.Value:
     """The weight [K, C] of the convolution that adds up products, the row itself last."""
     products = [producer(required(value), "Mul", where) for value in total.inputs]
     split = producer(required(products[0].inputs[1]), "Split", where)
-    found = [product.inputs[1] for product in products]
-    require(found == list(reversed(split.outputs)), where, "a tap for each row that is convolved")
+    taps = [product.inputs[1] for product in products]
+    require(taps == list(reversed(split.outputs)), where, "a tap for each row that is convolved")
     return required(split.inputs[0])
 
 
@@ -186,9 +186,9 @@ def scale_of(unit: ir.Node) -> float:
     values = required(unit.inputs[1]).const_value
     require(values is not None and values.size > 0, unit, "a constant length")
     assert values is not None
-    found = values.numpy()
-    require(bool((found == found[0]).all()), unit, "one length for all elements")
-    return float(found[0])
+    elements = values.numpy()
+    require(bool((elements == elements[0]).all()), unit, "one length for all elements")
+    return float(elements[0])
 
 
 def check_delta_nets(graph: ir.Graph, num_layers: int) -> None:

@@ -26,17 +26,17 @@ from edgespec.backends.canonical_attention import AttentionParts, canonical_atte
 from edgespec.backends.ort.contract import CacheType
 from edgespec.backends.ort.data_layout import AnyWeight, PackedWeight
 from edgespec.backends.ort.delta_net import check_delta_nets, take_delta_nets
-from edgespec.backends.ort.flat_heads import NodesBefore, with_flat_heads
 from edgespec.backends.ort.fusion import fuse_residuals
 from edgespec.backends.ort.joined_rows import join_rows
 from edgespec.backends.ort.low_bit_head import search_logits
 from edgespec.backends.ort.matmul_nbits import MICROSOFT
 from edgespec.backends.ort.native.library import DOMAIN
 from edgespec.backends.ort.options import FP32, WeightFormat
-from edgespec.backends.ort.tree_attention import attend_trees, check_trees, drop_masks
+from edgespec.backends.ort.tree_attention import attend_trees, check_trees, drop_masks, merged_heads
 from edgespec.backends.ort.weights import lower_weights
 from edgespec.backends.rewriting import (
     Constants,
+    Nodes,
     count,
     drop_input,
     name_outputs,
@@ -84,13 +84,7 @@ def lower(
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
     head = search_logits(graph)
-    if tree_cache is not None or any(isinstance(weight, PackedWeight) for weight in weights):
-        join_rows(model)
-        graph.opset_imports[DOMAIN] = 1
-    else:
-        fuse_residuals(graph)
-    RemoveUnusedNodesPass()(model)
-    graph.opset_imports[MICROSOFT] = 1
+    fuse(model, weights, native=tree_cache is not None)
     if not cached:
         return Lowered(model, weights, head)
     if tree_cache is not None:
@@ -103,6 +97,18 @@ def lower(
         drop_input(graph, "write_indices")
         check_grouped(graph, len(attentions))
     return Lowered(model, weights, head)
+
+
+def fuse(model: ir.Model, weights: list[AnyWeight], *, native: bool = False) -> None:
+    """Fuse what can be one, by operators of our own where it is `native` or has weights of
+    theirs."""
+    if native or any(isinstance(weight, PackedWeight) for weight in weights):
+        join_rows(model)
+        model.graph.opset_imports[DOMAIN] = 1
+    else:
+        fuse_residuals(model.graph)
+    RemoveUnusedNodesPass()(model)
+    model.graph.opset_imports[MICROSOFT] = 1
 
 
 # ---- attention
@@ -159,13 +165,13 @@ def shared_inputs(graph: ir.Graph, mask: ir.Value) -> Shared:
 
 def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
     """Replace an Attention and its caches by one GroupQueryAttention on rows with flat heads."""
-    parts, make = AttentionParts.of(node), NodesBefore(graph, node)
+    parts, make = AttentionParts.of(node), Nodes(node, Constants(graph), part="")
     q, num_heads = rotated(make, parts.q_rope, "q")
     k, num_kv_heads = rotated(make, parts.k_rope, "k")
-    v, _ = with_flat_heads(make, parts.v_transpose, "v")
+    v, _ = merged_heads(make, parts.v_transpose, "v")
     past = (parts.k_scatter.inputs[0], parts.v_scatter.inputs[0])
     lengths = (shared.seqlens_k, shared.total)
-    attention = make(
+    attention = make.node(
         "GroupQueryAttention",
         [q, k, v, *past, *lengths, None, None, None, shared.bias],
         {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": parts.scale},
@@ -178,14 +184,14 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
         replace_output(graph, scatter.outputs[0], cache)
 
 
-def rotated(make: NodesBefore, rope: ir.Node, label: str) -> tuple[ir.Value, int]:
+def rotated(make: Nodes, rope: ir.Node, label: str) -> tuple[ir.Value, int]:
     """The rotary embedding of rows with flat heads, [B, S, N*D], and N."""
     require(len(rope.inputs) == 3, rope, "cos and sin of each row")
     require(set(rope.attributes) <= {"rotary_embedding_dim"}, rope, "rotated halves")
-    transpose = producer(required(rope.inputs[0]), "Transpose", make.node)
-    x, heads = with_flat_heads(make, transpose, label)
+    transpose = producer(required(rope.inputs[0]), "Transpose", make.before)
+    x, heads = merged_heads(make, transpose, label)
     attributes: dict[str, int | ir.Attr] = {"num_heads": heads, **dict(rope.attributes)}
-    node = make("RotaryEmbedding", [x, *rope.inputs[1:]], attributes, label=f"{label}/rope")
+    node = make.node("RotaryEmbedding", [x, *rope.inputs[1:]], attributes, label=f"{label}/rope")
     return node.outputs[0], heads
 
 

@@ -259,8 +259,8 @@ def lower_weights(
     """
     native = weight_format.kernels == NATIVE
     if weight_format.is_int8_gemm and not native and not int8_gemm.is_exact_here():
-        what = "this CPU adds up products of 8-bit integers in 16 bits, which are too few"
-        raise BuildError(what, "Build with `weights` int8 `weight_block` 128.")
+        reason = "this CPU adds up products of 8-bit integers in 16 bits, which are too few"
+        raise BuildError(reason, "Build with `weights` int8 `weight_block` 128.")
     return WeightLowering(model, data_name, weight_format).run()
 
 
