@@ -259,7 +259,7 @@ def test_infer_exact_says_yes_and_refuses_what_it_cannot(
 CHAIN, TREE = DraftPlan(1, 3, 4), DraftPlan(4, 3, 16)
 
 
-# The first length of a prompt after which some answer differs, on the machine where they were sought
+# The first length of a prompt after which some answer differs, as it was found
 DIFFERENT = {"int4-32": 47, "int4-128": 48, "int8-128": 48, "int8-0": 46, "int8_sq": 54, "fp8": 55}
 
 
