@@ -66,13 +66,13 @@ class VariantRunner(SeveralCapacities):
     @property
     def runner(self) -> Runner:
         """The engine in use. EnvironmentProblem where memory did not do to open it again."""
-        found = self.runners.get(self.in_use)
-        if found is None:
-            what = (
+        runner = self.runners.get(self.in_use)
+        if runner is None:
+            message = (
                 f"the engine for up to {self.in_use} tokens was closed and cannot be opened again"
             )
-            raise EnvironmentProblem(what, "Close other programs, and start anew.")
-        return found
+            raise EnvironmentProblem(message, "Close other programs, and start anew.")
+        return runner
 
     # ---- which engine
 
