@@ -129,19 +129,19 @@ class ComponentConfig:
     ) -> ComponentConfig:
         """A component of these layers and this graph; `vocab_size` is that of the base. What only
         a base or only a draft has is left out."""
-        found = bool(layers.layers)
+        has_layers = bool(layers.layers)
         return cls(
             model=model,
             method=method,
             role=graph.role,
             vocab_size=vocab_size,
             hidden_size=layers.hidden_size,
-            intermediate_size=layers.intermediate_size if found else 0,
+            intermediate_size=layers.intermediate_size if has_layers else 0,
             num_layers=layers.num_layers,
-            num_heads=layers.num_heads if found else 0,
-            num_kv_heads=layers.num_kv_heads if found else 0,
-            head_dim=layers.head_dim if found else 0,
-            rope=layers.rope if found else None,
+            num_heads=layers.num_heads if has_layers else 0,
+            num_kv_heads=layers.num_kv_heads if has_layers else 0,
+            head_dim=layers.head_dim if has_layers else 0,
+            rope=layers.rope if has_layers else None,
             identity=identity,
             graph=graph,
             sliding_window=layers.sliding_window,
@@ -310,8 +310,8 @@ def read_method(fields: BundleFields) -> tuple[str | None, Role]:
     kind, role = fields.get("spec_decode_type"), fields.get("engine_role")
     known = (PLAIN_METHOD, *METHODS)
     if kind not in known or role not in DECODERS:
-        what = f"{fields.source}: spec_decode_type {kind!r:.80} with engine_role {role!r:.80}"
-        raise BundleError(what, f"This version builds: {', '.join(known)}. {fields.remedy}")
+        message = f"{fields.source}: spec_decode_type {kind!r:.80} with engine_role {role!r:.80}"
+        raise BundleError(message, f"This version builds: {', '.join(known)}. {fields.remedy}")
     if (kind == PLAIN_METHOD) != (role == Role.LLM.value):
         raise fields.refused(f"engine_role {role} contradicts spec_decode_type {kind}")
     return (None if kind == PLAIN_METHOD else kind), Role(role)
@@ -397,8 +397,8 @@ def read_recurrent(sizes: BundleFields, num_layers: int) -> RecurrentShape:
 def refuse_contradictions(config: ComponentConfig, fields: BundleFields) -> None:
     """BundleError with the first key that says other than the keys that it repeats."""
     graph = fields.section("graph")
-    for key, found, wanted in (*graph_repeats(config), *draft_repeats(config)):
-        if found != wanted:
+    for key, stated, wanted in (*graph_repeats(config), *draft_repeats(config)):
+        if stated != wanted:
             raise graph.wrong(key, f"{wanted}, as the rest of the file says")
     if config.rope is not None and config.num_heads % config.num_kv_heads:
         raise fields.wrong("num_key_value_heads", f"a divisor of {config.num_heads} heads")

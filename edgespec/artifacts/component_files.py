@@ -30,12 +30,12 @@ def required_arrays(config: ComponentConfig) -> tuple[str, ...]:
     """The arrays that a component's config.json says there are, by their names in an export."""
     pair, reduced = config.pair, config.draft_vocab_size not in (None, config.vocab_size)
     own_embedding = pair is None or pair.own_embedding
-    found = {
+    arrays = {
         file_names.EMBEDDING: own_embedding,
         file_names.D2T: reduced,
         file_names.HEADS: bool(head_shapes(config)),
     }
-    return tuple(name for name, there in found.items() if there)
+    return tuple(name for name, there in arrays.items() if there)
 
 
 def embedding_tensor(
@@ -48,9 +48,9 @@ def embedding_tensor(
     tensor = only_tensor(path, EMBEDDING_NAME, remedy)
     wanted = (config.vocab_size, config.hidden_size)
     if tensor.dtype not in EMBEDDING_DTYPES or tensor.shape != wanted:
-        found = f"{tensor.dtype} {list(tensor.shape)}"
-        what = f"{path}: 'embedding' is {found}, not floating point {list(wanted)}"
-        raise BundleError(f"{what} (vocab_size, hidden_size of config.json).", remedy)
+        actual = f"{tensor.dtype} {list(tensor.shape)}"
+        message = f"{path}: 'embedding' is {actual}, not floating point {list(wanted)}"
+        raise BundleError(f"{message} (vocab_size, hidden_size of config.json).", remedy)
     return tensor
 
 
@@ -65,17 +65,19 @@ def d2t_offsets(
     tensor, size = only_tensor(path, D2T_NAME, remedy), config.draft_vocab_size
     assert size is not None
     if tensor.dtype not in ("int32", "int64") or tensor.shape != (size,):
-        found = f"{tensor.dtype} {list(tensor.shape)}"
-        what = f"{path}: 'd2t' is {found}, not int32 [{size}] (draft_vocab_size of config.json)."
-        raise BundleError(what, remedy)
+        actual = f"{tensor.dtype} {list(tensor.shape)}"
+        message = (
+            f"{path}: 'd2t' is {actual}, not int32 [{size}] (draft_vocab_size of config.json)."
+        )
+        raise BundleError(message, remedy)
     offsets: NDArray[np.int64] = read_array(path, tensor).astype(np.int64)
     # An offset beyond the vocabulary is wrong whatever it is added to, and the sum cannot overflow
     ids = np.arange(size) + np.clip(offsets, -(2**32), 2**32)
     outside = np.flatnonzero((ids < 0) | (ids >= config.vocab_size))
     if outside.size:
         first = outside[0]
-        what = f"{path}: 'd2t' leads draft token {first} to {ids[first]}, outside the vocabulary"
-        raise BundleError(f"{what} of {config.vocab_size} tokens.", remedy)
+        message = f"{path}: 'd2t' leads draft token {first} to {ids[first]}, outside the vocabulary"
+        raise BundleError(f"{message} of {config.vocab_size} tokens.", remedy)
     led_to = np.zeros(config.vocab_size, bool)
     led_to[ids] = True
     if np.count_nonzero(led_to) < size:
@@ -106,9 +108,9 @@ def head_tensors(
     for name, shape in wanted.items():
         tensor = tensors[name]
         if tensor.dtype not in EMBEDDING_DTYPES or tensor.shape != shape:
-            found = f"{tensor.dtype} {list(tensor.shape)}"
-            what = f"{path}: {name!r} is {found}, not floating point {list(shape)}"
-            raise BundleError(f"{what}, as config.json declares.", remedy)
+            actual = f"{tensor.dtype} {list(tensor.shape)}"
+            message = f"{path}: {name!r} is {actual}, not floating point {list(shape)}"
+            raise BundleError(f"{message}, as config.json declares.", remedy)
     return tensors
 
 
@@ -117,19 +119,19 @@ def head_arrays(
 ) -> dict[str, NDArray[np.float32]]:
     """The arrays of a draft's small heads in float32, by name. Raises as `head_tensors` does, and
     BundleError for NaN or Inf."""
-    found = {}
+    arrays = {}
     for name, tensor in head_tensors(path, config, remedy).items():
-        found[name] = read_array(path, tensor).astype(np.float32)
-        if not np.isfinite(found[name]).all():
+        arrays[name] = read_array(path, tensor).astype(np.float32)
+        if not np.isfinite(arrays[name]).all():
             raise BundleError(f"{path}: {name!r} holds NaN or Inf.", remedy)
-    return found
+    return arrays
 
 
 def only_tensor(path: Path, name: str, remedy: str) -> StoredTensor:
     """The one tensor of a file that has this name. BundleError for other files."""
     tensors = tensors_of(path, remedy)
     if list(tensors) != [name]:
-        shown = ", ".join(repr(found)[:40] for found in list(tensors)[:5]) or "nothing"
+        shown = ", ".join(repr(other)[:40] for other in list(tensors)[:5]) or "nothing"
         raise BundleError(f"{path}: it holds {shown}, not {name!r} alone.", remedy)
     return tensors[name]
 

@@ -73,8 +73,8 @@ def below(path: Path, kind: DirectoryKind) -> list[Path]:
         for stars in ("*", "*/*")
         for manifest in path.glob(f"{stars}/{file_names.MANIFEST}")
     ]
-    found = {file.parent for file in manifests}
-    return sorted(d for d in found if manifest_kind(d) is kind and ".tmp-" not in str(d))
+    directories = {file.parent for file in manifests}
+    return sorted(d for d in directories if manifest_kind(d) is kind and ".tmp-" not in str(d))
 
 
 # ---- messages
@@ -121,11 +121,13 @@ def not_engines(path: Path) -> BundleError:
     if inside := below(path, DirectoryKind.ENGINES):
         return BundleError(f"{path} is not an engine directory itself", f"Give {inside[0]}")
     if inside := below(path, DirectoryKind.EXPORT):
-        what = f"{path} holds exports, no engines"
-        return BundleError(what, f"Build them first: {command('build', onnx_dir=inside[0])} ...")
+        message = f"{path} holds exports, no engines"
+        return BundleError(message, f"Build them first: {command('build', onnx_dir=inside[0])} ...")
     if kind is not DirectoryKind.EXPORT and any(file.suffix in GRAPHS for file in path.glob("*.*")):
-        what = f"{path} has engine files and no {file_names.MANIFEST}: it is half-written, or part"
-        return BundleError(f"{what} of a copy", "Copy all of it, or run edgespec build again.")
+        message = (
+            f"{path} has engine files and no {file_names.MANIFEST}: it is half-written, or part"
+        )
+        return BundleError(f"{message} of a copy", "Copy all of it, or run edgespec build again.")
     usual = "Give a directory that edgespec build made."
     return BundleError(described("", path, kind), remedies.get(kind, usual))
 
@@ -145,11 +147,11 @@ def not_a_checkpoint(path: Path) -> BundleError | None:
     other path."""
     kind = kind_of(path)
     if kind is DirectoryKind.EXPORT:
-        what = f"{path} is an export, not a checkpoint"
-        return BundleError(what, f"Build it: {build_command(path)}")
+        message = f"{path} is an export, not a checkpoint"
+        return BundleError(message, f"Build it: {build_command(path)}")
     if kind in (DirectoryKind.ENGINES, DirectoryKind.EMITTED):
-        what = f"{path} is {kind.value}, not a checkpoint"
-        return BundleError(what, "Give the model's checkpoint, a directory or a hub id.")
+        message = f"{path} is {kind.value}, not a checkpoint"
+        return BundleError(message, "Give the model's checkpoint, a directory or a hub id.")
     return None
 
 

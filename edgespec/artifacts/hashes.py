@@ -65,9 +65,9 @@ def faults(
             continue
         stat = path.stat()
         if stat.st_size != entry["bytes"]:
-            what = f"{path} has {stat.st_size} bytes, its manifest says {entry['bytes']}"
+            message = f"{path} has {stat.st_size} bytes, its manifest says {entry['bytes']}"
             yield BundleError(
-                what, "The file is truncated or was replaced: copy or make the directory again."
+                message, "The file is truncated or was replaced: copy or make the directory again."
             )
             continue
         if stat.st_size > read_up_to or (
@@ -75,9 +75,9 @@ def faults(
         ):
             continue
         if sha256_file(path) != entry["sha256"]:
-            what = f"{path} does not have the hash that its manifest records"
+            message = f"{path} does not have the hash that its manifest records"
             yield BundleError(
-                what, "The file is damaged or was replaced: copy or make the directory again."
+                message, "The file is damaged or was replaced: copy or make the directory again."
             )
 
 
@@ -86,13 +86,13 @@ def listed_files(directory: Path, files: object) -> dict[str, dict[str, Any]]:
 
     Raises BundleError if `files` is not of that form, or empty.
     """
-    what = f"{directory / MANIFEST} does not list its files with their sizes and hashes"
+    message = f"{directory / MANIFEST} does not list its files with their sizes and hashes"
     if not isinstance(files, dict) or not files:
-        raise BundleError(what, EDITED)
+        raise BundleError(message, EDITED)
     for name, entry in files.items():
         contained(directory, name)
         if not is_entry(entry):
-            raise BundleError(f"{what}: the entry of {name!r:.80} is not of that form", EDITED)
+            raise BundleError(f"{message}: the entry of {name!r:.80} is not of that form", EDITED)
     return files
 
 
@@ -116,12 +116,12 @@ def refuse_unlisted(
     `required`, and those of the `known` names that are there."""
     for name in required:
         if name not in listed:
-            what = f"{directory / MANIFEST} does not list {name}, which is read"
-            raise BundleError(what, EDITED)
+            message = f"{directory / MANIFEST} does not list {name}, which is read"
+            raise BundleError(message, EDITED)
     for name in known:
         if name not in listed and os.path.lexists(directory / name):
-            what = f"{directory / MANIFEST} does not list {name}, which is there"
-            raise BundleError(what, f"Remove {directory / name}, or make the directory again.")
+            message = f"{directory / MANIFEST} does not list {name}, which is there"
+            raise BundleError(message, f"Remove {directory / name}, or make the directory again.")
 
 
 def refuse_unknown(
@@ -131,10 +131,10 @@ def refuse_unknown(
     a component of the role has."""
     for name in listed:
         if name not in known:
-            what = (
+            message = (
                 f"{directory / MANIFEST} lists {name!r:.80}, which nothing of the role {role} has"
             )
-            raise BundleError(what, EDITED)
+            raise BundleError(message, EDITED)
 
 
 def contained(directory: Path, name: str) -> Path:

@@ -133,8 +133,10 @@ class ExportManifest:
         fields = BundleFields(raw, where)
         role, roles = fields.get("role"), {r.value: r for r in REQUIRED}
         if fields.get("kind") != KIND or not isinstance(role, str) or role not in roles:
-            what = f"{where} is not that of an export: kind {fields.get('kind')!r}, role {role!r}"
-            raise BundleError(what, "Give the directory of a component that export wrote.")
+            message = (
+                f"{where} is not that of an export: kind {fields.get('kind')!r}, role {role!r}"
+            )
+            raise BundleError(message, "Give the directory of a component that export wrote.")
         command = fields.get("command") or []
         files = hashes.listed_files(directory, fields.get("files"))
         hashes.refuse_unlisted(directory, files, REQUIRED[roles[role]], ())
@@ -451,8 +453,8 @@ class QuantizeManifest:
         raw, where = json_files.read_manifest(directory), str(directory / file_names.MANIFEST)
         fields = QuantizeFields(raw, where)
         if fields.get("kind") != QUANTIZE_KIND:
-            what = f"{where} is not that of a quantized checkpoint: kind {fields.get('kind')!r}"
-            raise BundleError(what, "Give a directory that edgespec quantize wrote.")
+            message = f"{where} is not that of a quantized checkpoint: kind {fields.get('kind')!r}"
+            raise BundleError(message, "Give a directory that edgespec quantize wrote.")
         command = fields.get("command")
         read_visual = fields.get("visual") is not None
         visual = QuantizeVision.read(fields.section("visual")) if read_visual else None

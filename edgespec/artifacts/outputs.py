@@ -46,12 +46,12 @@ def refuse_overwriting(output: str | os.PathLike[str], inputs: Iterable[object])
 
 
 def refuse_model_directory(
-    directory: Path, what: str, remedy: str, but: Collection[DirectoryKind] = ()
+    directory: Path, reason: str, remedy: str, but: Collection[DirectoryKind] = ()
 ) -> None:
     """Raises OverwriteError where a directory is one of a model, of a kind that is not in `but`."""
     kind = model_directory(directory)
     if kind is not None and kind not in but:
-        raise OverwriteError(f"{what} {directory}, which is {kind.value}", remedy)
+        raise OverwriteError(f"{reason} {directory}, which is {kind.value}", remedy)
 
 
 def model_directory(directory: Path) -> DirectoryKind | None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from operator import or_
 from pathlib import Path
@@ -25,7 +25,6 @@ from edgespec.backends import emitted, row_bits
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import SILENT, Backend, BuildOptions, Progress, Runner, Staged
 from edgespec.backends.capacity import check_capacity, gigabytes
-from edgespec.backends.encoder_steps import EncoderSteps
 from edgespec.backends.engine_config import (
     FP32_WEIGHTS,
     BuiltConfig,
@@ -40,7 +39,7 @@ from edgespec.backends.onnx_dir import AnyOnnxDir, OnnxDir, exported_role, open_
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.backends.vision.steps import VisionSteps
 from edgespec.config import RopeConfig
-from edgespec.contract import DECODERS, MAX_BATCH_SIZE, Limits, Role
+from edgespec.contract import DECODERS, MAX_BATCH_SIZE, Limits, Role, canonical_contract
 from edgespec.errors import (
     BundleError,
     ContractError,
@@ -53,7 +52,7 @@ from edgespec.methods import METHODS
 from edgespec.safe_read.fields import EXPORT_AGAIN
 
 logger = logging.getLogger(__name__)
-ENCODERS: Mapping[Role, EncoderSteps[Any]] = {Role.VISUAL: VisionSteps()}
+ENCODERS: Mapping[Role, VisionSteps] = {Role.VISUAL: VisionSteps()}
 BATCH_OF_PROOF = 2  # sequences: enough for a batch kernel to mix them up
 
 
@@ -125,18 +124,8 @@ def build(
     engines.refuse_foreign(engine_dir, engines.names_to_write(onnx, builder.suffixes, smaller))
     with staging_directory(engine_dir, onnx.role) as staging:
         proven = write_engine(builder, onnx, limits, options, staging, progress)
-        entry = engines.install(staging, engine_dir, onnx.role, entry_of(builder, onnx, proven))
-    return Built(
-        onnx.role,
-        engine_dir / proven.staged.engine.name,
-        entry.size_bytes,
-        entry.golden_difference,
-        time.monotonic() - began,
-        entry.weights,
-        (*left_out(asked, limits), *notes_of(builder, onnx, proven.config)),
-        entry.golden_cosine,
-        proven.staged.unproven,
-    )
+        built = installed(builder, onnx, proven, staging, engine_dir, began)
+    return replace(built, notes=(*left_out(asked, limits), *built.notes))
 
 
 def plan(
@@ -175,8 +164,8 @@ def plan(
             settings=emission.settings,
         )
         emitted.complete(staging, onnx, builder.name, config)
-    what = f"{emit_to}: the graph, its weights, and what its engine needs beside it"
-    return Planned(onnx.role, (what, *emission.lines))
+    line = f"{emit_to}: the graph, its weights, and what its engine needs beside it"
+    return Planned(onnx.role, (line, *emission.lines))
 
 
 def plan_lines(backend: Backend, onnx: AnyOnnxDir, limits: Limits) -> Iterator[str]:
@@ -191,8 +180,8 @@ def plan_lines(backend: Backend, onnx: AnyOnnxDir, limits: Limits) -> Iterator[s
         cache = lanes * capacity * memory.kv_bytes_per_token
         of = f", each of {capacity} tokens" if own.smaller_kv_cache_capacities else ""
         if cache:
-            what = f"KV cache of {counted(lanes, 'sequence')}{of}"
-            yield f"{what}: {gigabytes(cache)} when it is full"
+            caches = f"KV cache of {counted(lanes, 'sequence')}{of}"
+            yield f"{caches}: {gigabytes(cache)} when it is full"
     if memory.state_bytes:
         yield f"recurrent states: {gigabytes(lanes * memory.state_bytes)}"
 
@@ -234,13 +223,13 @@ def check_role(backend: Backend, role: Role, options: BuildOptions) -> None:
     """UnsupportedModel where a backend builds no engines of a role, OptionError where the options
     ask for what an encoder does not have."""
     if role not in backend.roles:
-        what = f"`backend` {backend.name}: {backend.title} builds no {role.value} engines"
+        message = f"`backend` {backend.name}: {backend.title} builds no {role.value} engines"
         raise UnsupportedModel(
-            what, "Leave `backend` out: the engines of a model may differ in it."
+            message, "Leave `backend` out: the engines of a model may differ in it."
         )
     if role not in DECODERS and backend.emit_dir(options) is not None:
-        what = "`emit_onnx` writes the graph of a language model, and this is an image encoder's"
-        raise OptionError(what, "Leave it out, or build the image encoder on its device.")
+        message = "`emit_onnx` writes the graph of a language model, and this is an image encoder's"
+        raise OptionError(message, "Leave it out, or build the image encoder on its device.")
 
 
 def check_canonical(onnx: AnyOnnxDir) -> None:
@@ -250,7 +239,7 @@ def check_canonical(onnx: AnyOnnxDir) -> None:
         return
     from edgespec.backends.canonical_graph import check_graph
 
-    check_graph(onnx.model, onnx.config.graph, onnx.manifest.files)
+    check_graph(onnx.model, canonical_contract(onnx.config.graph), onnx.manifest.files)
 
 
 @contextmanager
@@ -265,11 +254,11 @@ def as_bundle_error(onnx: AnyOnnxDir) -> Iterator[None]:
 
 def chosen_backend(name: str) -> Backend:
     """The backend of that name; OptionError where there is none."""
-    found = find_backend(name)
-    if found is None:
-        what = f"`backend` {name}: this version has no such backend"
-        raise OptionError(what, f"Choose one of: {', '.join(BACKENDS)}.")
-    return found
+    backend = find_backend(name)
+    if backend is None:
+        message = f"`backend` {name}: this version has no such backend"
+        raise OptionError(message, f"Choose one of: {', '.join(BACKENDS)}.")
+    return backend
 
 
 @contextmanager
@@ -326,8 +315,10 @@ def check_capacities(backend: Backend, limits: Limits) -> None:
     if any(a >= b for a, b in pairwise(limits.capacities)):
         raise LimitError(f"{flag}: the capacities do not ascend", "Give each once.")
     if not backend.several_capacities:
-        what = f"{flag}: a step of {backend.title} costs by what is in the cache, not by its length"
-        raise LimitError(what, f"Give the largest alone: {limits.max_kv_cache_capacity}.")
+        message = (
+            f"{flag}: a step of {backend.title} costs by what is in the cache, not by its length"
+        )
+        raise LimitError(message, f"Give the largest alone: {limits.max_kv_cache_capacity}.")
 
 
 def of_engines(onnx: AnyOnnxDir, limits: Limits) -> Limits:
@@ -348,10 +339,10 @@ def check_draft_size(onnx: OnnxDir, limits: Limits) -> None:
         return
     size = METHODS[onnx.config.method].min_draft_tree_size(onnx.config.spec)
     if limits.max_draft_tree_size < size:
-        what = (
+        message = (
             f"`max_draft_tree_size` {limits.max_draft_tree_size}: the draft makes blocks of {size}"
         )
-        raise LimitError(what, f"Build with `max_draft_tree_size` {size} or more.")
+        raise LimitError(message, f"Build with `max_draft_tree_size` {size} or more.")
 
 
 def check_memory(backend: Backend, onnx: OnnxDir, limits: Limits) -> None:
@@ -388,11 +379,11 @@ def write_engine(
     proven_later = staged.unproven and onnx.role in DECODERS  # by `edgespec verify` on its device
     if proven_later and onnx.golden is not None:
         shutil.copyfile(onnx.golden, staging / engines.golden_name(onnx.role))
-    found = [
+    proofs = [
         prove(backend, onnx, row, limits.at(capacity), progress)
         for capacity, row in all_staged.items()
     ]
-    agreement, weights = worst([row[0] for row in found]), coarsest([row[1] for row in found])
+    agreement, weights = worst([row[0] for row in proofs]), coarsest([row[1] for row in proofs])
     config: BuiltConfig[Any, Any]
     if not isinstance(onnx, OnnxDir):
         config = ENCODERS[onnx.role].config(onnx, limits, staged)
@@ -434,17 +425,17 @@ def staged_engine(
     return staged
 
 
-def worst(found: Sequence[Agreement | None]) -> Agreement | None:
+def worst(agreements: Sequence[Agreement | None]) -> Agreement | None:
     """Of several engines the agreement that is the farthest from the golden outputs; None where
     they were not compared."""
-    known = [row for row in found if row is not None]
+    known = [row for row in agreements if row is not None]
     return reduce(or_, known) if known else None
 
 
-def coarsest(found: Sequence[EngineWeights]) -> EngineWeights:
+def coarsest(weights: Sequence[EngineWeights]) -> EngineWeights:
     """The weights of several engines, which are the same, with the largest margin."""
-    margins = [row.rounding for row in found if row.rounding is not None]
-    return replace(found[0], rounding=max(margins, default=None))
+    margins = [row.rounding for row in weights if row.rounding is not None]
+    return replace(weights[0], rounding=max(margins, default=None))
 
 
 def prove(
@@ -459,62 +450,45 @@ def prove(
     else."""
     if not isinstance(onnx, OnnxDir):
         return ENCODERS[onnx.role].prove(backend, onnx, staged, progress), staged.weights
-    margin = staged.accuracy.margin
-    if onnx.golden is None or staged.unproven:
-        can_run = staged.accuracy.bitwise and not staged.unproven
-        if can_run and has_bitwise_rows(backend, onnx, staged, limits, progress):
-            return None, replace(staged.weights, rounding=0.0)
-        unmeasured = None if margin is None else margin.unmeasured_nats
-        return None, replace(staged.weights, rounding=unmeasured)
-    began, config = time.monotonic(), onnx.config
-    golden, ropes = read_golden(onnx.golden, config.graph, config.vocab_size), config.ropes
-    bitwise = staged.accuracy.bitwise
-    capacity = max(slots_of(golden), row_bits.NUM_ROWS if bitwise else 0)
-    runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
+    margin, bitwise, config = staged.accuracy.margin, staged.accuracy.bitwise, onnx.config
+    unmeasured = replace(
+        staged.weights, rounding=None if margin is None else margin.unmeasured_nats
+    )
+    if staged.unproven or (onnx.golden is None and not bitwise):
+        return None, unmeasured
+    golden, slots, passes = None, row_bits.NUM_ROWS if bitwise else 0, 0
+    if onnx.golden is not None:
+        golden = read_golden(onnx.golden, config.graph, config.vocab_size)
+        slots = max(slots, slots_of(golden))
+    began, lanes = time.monotonic(), min(limits.max_batch_size, BATCH_OF_PROOF)
+    runner = backend.open_staged(staged, slots, lanes)
     accuracy = replace(staged.accuracy, margin=None) if bitwise else staged.accuracy
-    compared = num_passes(runner.lanes, golden, accuracy)
-    recurrent = config.graph.recurrent is not None
-    by_row = row_bits.num_passes(runner.lanes, recurrent=recurrent) if bitwise else 0
-    progress.prove(compared + by_row)
-
-    def done() -> None:
-        progress.advance(1)
-
+    compared = 0 if golden is None else num_passes(runner.lanes, golden, accuracy)
+    if bitwise:
+        recurrent = config.graph.recurrent is not None
+        passes = row_bits.num_passes(runner.lanes, recurrent=recurrent)
+    progress.prove(compared + passes)
+    done, agreement = partial(progress.advance, 1), None
     try:
-        golden = with_own_embedding(golden, runner)
-        agreement = check_golden(runner, golden, ropes, staged.accuracy, backend.remedies, done)
-        logger.info("compared with the golden outputs in %.2f s", time.monotonic() - began)
+        if golden is not None:
+            golden = with_own_embedding(golden, runner)
+            agreement = check_golden(
+                runner, golden, config.ropes, staged.accuracy, backend.remedies, done
+            )
+            logger.info("compared with the golden outputs in %.2f s", time.monotonic() - began)
         if bitwise:
             differs = row_bits.first_difference(runner, done)
             if differs is None:
                 return agreement, replace(staged.weights, rounding=0.0)
             logger.warning("not bitwise: %s", differs)
-        if margin is None:
-            return agreement, staged.weights
+        if margin is None or golden is None:
+            return agreement, unmeasured
         if bitwise:
             progress.prove(num_passes(runner.lanes, golden, staged.accuracy) - compared)
-        measured = rounding(runner, golden, ropes, margin, done)
+        measured = rounding(runner, golden, config.ropes, margin, done)
         return agreement, replace(staged.weights, rounding=measured)
     finally:
         runner.close()
-
-
-def has_bitwise_rows(
-    backend: Backend, onnx: OnnxDir, staged: Staged, limits: Limits, progress: Progress
-) -> bool:
-    """Whether rows of a staged engine have the same bits in every call, which takes no golden
-    outputs to find out."""
-    lanes = min(limits.max_batch_size, BATCH_OF_PROOF)
-    runner = backend.open_staged(staged, row_bits.NUM_ROWS, lanes)
-    recurrent = onnx.config.graph.recurrent is not None
-    progress.prove(row_bits.num_passes(runner.lanes, recurrent=recurrent))
-    try:
-        differs = row_bits.first_difference(runner, lambda: progress.advance(1))
-    finally:
-        runner.close()
-    if differs is not None:
-        logger.warning("not bitwise: %s", differs)
-    return differs is None
 
 
 def with_own_embedding(golden: Golden, runner: Runner) -> Golden:
@@ -527,6 +501,29 @@ def with_own_embedding(golden: Golden, runner: Runner) -> Golden:
         for label in ("prompt", "tree")
     }
     return golden | inputs
+
+
+def installed(
+    backend: Backend,
+    onnx: AnyOnnxDir,
+    proven: Proven,
+    staging: Path,
+    engine_dir: Path,
+    began: float,
+) -> Built:
+    """Move a proven engine from `staging` into its directory; the work `began` then."""
+    entry = engines.install(staging, engine_dir, onnx.role, entry_of(backend, onnx, proven))
+    return Built(
+        onnx.role,
+        engine_dir / proven.staged.engine.name,
+        entry.size_bytes,
+        entry.golden_difference,
+        time.monotonic() - began,
+        entry.weights,
+        notes_of(backend, onnx, proven.config),
+        entry.golden_cosine,
+        proven.staged.unproven,
+    )
 
 
 def entry_of(backend: Backend, onnx: AnyOnnxDir, proven: Proven) -> EngineEntry:
@@ -551,8 +548,9 @@ def entry_of(backend: Backend, onnx: AnyOnnxDir, proven: Proven) -> EngineEntry:
 def notes_of(backend: Backend, onnx: AnyOnnxDir, config: BuiltConfig[Any, Any]) -> tuple[str, ...]:
     """What the user should know about this engine."""
     emulated = emulation_notes(config.weights)
-    if not isinstance(config, EngineConfig):
-        return (*emulated, *ENCODERS[config.role].notes(onnx, config.weights))
+    if not isinstance(onnx, OnnxDir):
+        return (*emulated, *ENCODERS[onnx.role].notes(onnx, config.weights))
+    assert isinstance(config, EngineConfig)
     positions, capacity = config.component.max_position, config.limits.max_kv_cache_capacity
     notes = []
     if positions is not None and capacity > positions:

@@ -39,20 +39,22 @@ def check_cache(runner: Runner, memory: CacheMemory, tolerance: float) -> list[F
     """Whether a call writes its own rows and no others, in the first lane and in the last, and
     whether its logits depend on rows that it does not see: by `tolerance` of their largest value at
     most. All lanes are zeros afterwards."""
-    found = []
+    findings = []
     for lane in sorted({0, runner.lanes - 1}):
         work = partial(check_lane, runner, memory, lane, tolerance)
-        found.append(judged(f"cache, lane {lane}", work))
+        findings.append(judged(f"cache, lane {lane}", work))
     clear(runner)
-    return found
+    return findings
 
 
 def check_lane(runner: Runner, memory: CacheMemory, lane: int, tolerance: float) -> Finding:
     """The finding of one lane. LimitError where the engine takes no such calls."""
     call = made_call(runner.contract, lane, COMMITTED, WRITTEN)
     if COMMITTED + call.written > runner.capacity:
-        what = f"{COMMITTED + call.written} slots are needed, and the engine has {runner.capacity}"
-        raise LimitError(what, "Build with a larger `max_kv_cache_capacity`.")
+        message = (
+            f"{COMMITTED + call.written} slots are needed, and the engine has {runner.capacity}"
+        )
+        raise LimitError(message, "Build with a larger `max_kv_cache_capacity`.")
     begin(runner, lane)
     expected = logits_of(runner, call)
     kept = [put_pattern(memory, tensor, lane, COMMITTED) for tensor in range(memory.num_tensors)]
@@ -71,8 +73,8 @@ def check_lane(runner: Runner, memory: CacheMemory, lane: int, tolerance: float)
         more = f"; {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
         return failed(name, f"a call writes other rows than its own: {named}{more}", **figures)
     if not difference <= tolerance:  # a NaN is not within any tolerance
-        what = f"rows that no row sees change the logits by {difference:.1e}"
-        return failed(name, f"{what} of their largest value", **figures)
+        message = f"rows that no row sees change the logits by {difference:.1e}"
+        return failed(name, f"{message} of their largest value", **figures)
     count = memory.num_tensors
     return passed(
         name, f"{call.written} rows written in each of {count} tensors, no others", **figures

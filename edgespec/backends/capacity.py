@@ -29,20 +29,20 @@ def check_capacity(
     if per_token * capacity > left:
         room = max(left // max(per_token, 1), 0)
         sequences = f"{lanes} sequences of " if lanes > 1 else ""
-        what = (
+        message = (
             f"`max_kv_cache_capacity` {capacity}: a KV cache for {sequences}{capacity} tokens takes"
             f" {gigabytes(per_token * capacity)}, and this machine has {gigabytes(total)}"
         )
         fewer = ", or lower `max_batch_size`" if lanes > 1 else ""
-        raise LimitError(what, f"Build with {room} or less{fewer}.")
+        raise LimitError(message, f"Build with {room} or less{fewer}.")
     flag, nodes = tree_of(limits)
     needed = lanes * nodes * (component.graph.vocab_size + capacity) * FLOAT_BYTES
     if needed > total:
-        what = (
+        message = (
             f"{flag} {nodes}: logits and masks of such a pass take {gigabytes(needed)}, and this"
             f" machine has {gigabytes(total)}"
         )
-        raise LimitError(what, f"Build with a smaller {flag}.")
+        raise LimitError(message, f"Build with a smaller {flag}.")
 
 
 def check_tree(limits: EngineLimits) -> None:
@@ -50,11 +50,11 @@ def check_tree(limits: EngineLimits) -> None:
     small cache makes trees smaller."""
     flag, nodes = tree_of(limits)
     if nodes > max(limits.max_kv_cache_capacity, Limits().max_verify_tree_size):
-        what = (
+        message = (
             f"{flag} {nodes} exceeds `max_kv_cache_capacity` {limits.max_kv_cache_capacity}: each"
             " node takes a slot of the cache"
         )
-        raise LimitError(what, f"Lower {flag}, or raise the capacity.")
+        raise LimitError(message, f"Lower {flag}, or raise the capacity.")
 
 
 def tree_of(limits: EngineLimits) -> tuple[str, int]:

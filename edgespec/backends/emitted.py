@@ -54,8 +54,10 @@ def open_emitted(path: Path) -> EmittedGraph:
     """Read such a directory, whose files beside the graph must be those of its manifest: the graph
     itself is not needed any more. BundleError otherwise."""
     if kind_of(path) is not DirectoryKind.EMITTED:
-        what = described("", path, kind_of(path))
-        raise BundleError(what, f"Give a directory that {command('build', emit_onnx=True)} wrote.")
+        message = described("", path, kind_of(path))
+        raise BundleError(
+            message, f"Give a directory that {command('build', emit_onnx=True)} wrote."
+        )
     where = path / file_names.MANIFEST
     fields = BundleFields(json_files.read_manifest(path), str(where))
     files = hashes.listed_files(path, fields.get("files"))
@@ -77,8 +79,8 @@ def manifest_of(
     key."""
     if fields.get("role") != role.value:
         said = fields.get("role")
-        what = f"{fields.source} says the role {said!r}, {file_names.CONFIG} {role.value}"
-        raise BundleError(what, EMIT_AGAIN)
+        message = f"{fields.source} says the role {said!r}, {file_names.CONFIG} {role.value}"
+        raise BundleError(message, EMIT_AGAIN)
     return ExportManifest(
         role=role,
         source=ExportSource.read(fields.section("source")),

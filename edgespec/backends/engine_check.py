@@ -59,14 +59,14 @@ def check_engine(engine_dir: Path, role: Role, exports: Sequence[OnnxDir]) -> En
     config, entry = open_engine(engine_dir, role)
     backend = backend_of(engine_dir, role)
     capacities = config.limits.capacities
-    found, memory = list[Finding](), dict[str, int]()
+    findings, memory = list[Finding](), dict[str, int]()
     for capacity in capacities:
         own, sizes = check_capacity(engine_dir, config.at(capacity), entry, exports)
         several = len(capacities) > 1
-        found += [of_capacity(row, capacity) for row in own] if several else own
+        findings += [of_capacity(row, capacity) for row in own] if several else own
         memory |= {f"{name}_{capacity}" if several else name: n for name, n in sizes.items()}
     return EngineCheck(
-        role=role, findings=found, description=described(backend, config, entry, memory)
+        role=role, findings=findings, description=described(backend, config, entry, memory)
     )
 
 
@@ -79,7 +79,7 @@ def check_capacity(
     runner, _ = open_runner(engine_dir, role, capacity=config.limits.max_kv_cache_capacity)
     load_s = time.perf_counter() - began
     try:
-        found = [
+        findings = [
             judged(
                 GOLDEN, lambda: golden_outputs(engine_dir, runner, backend, config, entry, exports)
             ),
@@ -87,7 +87,7 @@ def check_capacity(
             kernels(backend.kernels(engine_dir, config, runner)),
             judged(TIMES, lambda: times(runner, config, load_s)),
         ]
-        return found, backend.device_memory(runner)
+        return findings, backend.device_memory(runner)
     finally:
         runner.close()
 
@@ -137,8 +137,8 @@ def golden_outputs(
         return not_run(GOLDEN, "give the export that it was built from, if it has any: `onnx_dir`")
     spec = backend.accuracy(config)
     if spec is None:
-        what = f"{backend.title} does not say how close {config.weights.scheme} must come"
-        return not_run(GOLDEN, what)
+        reason = f"{backend.title} does not say how close {config.weights.scheme} must come"
+        return not_run(GOLDEN, reason)
     golden = read_golden(path, component.graph, component.vocab_size)
     check_room(runner, golden)
     agreement = check_golden(
@@ -170,16 +170,16 @@ def golden_path(
     beside = golden_name(config.role)
     if beside in entry.files:
         return engine_dir / beside
-    found = [onnx.golden for onnx in exports if onnx.config == config.component]
-    return found[0] if found else None
+    paths = [onnx.golden for onnx in exports if onnx.config == config.component]
+    return paths[0] if paths else None
 
 
 def check_room(runner: Runner, golden: Golden) -> None:
     """LimitError where the golden calls have more tokens than a lane has slots."""
     slots = slots_of(golden)
     if slots > runner.capacity:
-        what = f"the golden calls need {slots} slots, and the engine has {runner.capacity}"
-        raise LimitError(what, "Build with a larger `max_kv_cache_capacity`.")
+        message = f"the golden calls need {slots} slots, and the engine has {runner.capacity}"
+        raise LimitError(message, "Build with a larger `max_kv_cache_capacity`.")
 
 
 # ---- kernels
@@ -205,25 +205,27 @@ def times(runner: Runner, config: EngineConfig, load_s: float) -> Finding:
     many = limits.max_draft_tree_size if shape.role is Role.DRAFT else limits.verify_tree_size
     rows = max(1, min(many or 1, runner.max_rows))
     room = runner.capacity - rows - 1  # a block draft's has a row of context before it
-    found: dict[str, float | None] = {"load_s": load_s}
+    seconds: dict[str, float | None] = {"load_s": load_s}
     start = 0
     if not shape.heads:
         if room < 1:
-            what = f"a call of {rows} rows behind a prompt needs more than {runner.capacity} slots"
-            raise LimitError(what, "Build with a larger `max_kv_cache_capacity`.")
+            needed = (
+                f"a call of {rows} rows behind a prompt needs more than {runner.capacity} slots"
+            )
+            raise LimitError(needed, "Build with a larger `max_kv_cache_capacity`.")
         start = min(PROMPT_ROWS, runner.prefill_chunk, limits.max_input_len, room)
-        found[f"prefill_{start}_s"] = median(lambda: read_prompt(runner, start))
+        seconds[f"prefill_{start}_s"] = median(lambda: read_prompt(runner, start))
         read_prompt(runner, start)
     for count in sorted({1, rows}):
         call = made_call(runner.contract, 0, start, count, heads=count)
-        found[f"step_{count}_s"] = median(partial(runner.run, call))
+        seconds[f"step_{count}_s"] = median(partial(runner.run, call))
     runner.zero(0)
-    known = {name: value for name, value in found.items() if value is not None}
+    known = {name: value for name, value in seconds.items() if value is not None}
     words = ", ".join(
         f"{name.removesuffix('_s')} {1e3 * value:.2f}" for name, value in known.items()
     )
-    what = f"ms, median of {counted(RUNS, 'run')}, behind {counted(start, 'token')}"
-    return measured(TIMES, f"{words} {what}", **known, runs=RUNS, behind_tokens=start)
+    circumstances = f"ms, median of {counted(RUNS, 'run')}, behind {counted(start, 'token')}"
+    return measured(TIMES, f"{words} {circumstances}", **known, runs=RUNS, behind_tokens=start)
 
 
 def read_prompt(runner: Runner, count: int) -> None:

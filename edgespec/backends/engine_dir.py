@@ -80,8 +80,8 @@ def find_encoder(path: Path, role: Role) -> Path:
     for directory in (path / role.value, path):
         if holds_encoder(directory, role):
             return directory
-    what = f"{path} has no engine of an image encoder"
-    raise BundleError(what, missing_remedy(role))
+    message = f"{path} has no engine of an image encoder"
+    raise BundleError(message, missing_remedy(role))
 
 
 def read_config(engine_dir: Path, role: Role) -> EngineConfig:
@@ -144,18 +144,18 @@ def check_kind(engine_dir: Path, there: Iterable[Role], role: Role) -> None:
     own, other = "an image encoder", "a language model"
     if role in DECODERS:
         own, other = other, own
-    what = f"{engine_dir} holds the engine of {other}, and no {own.partition(' ')[2]}"
-    raise BundleError(what, f"Name the directory of the {own.partition(' ')[2]}'s engines.")
+    message = f"{engine_dir} holds the engine of {other}, and no {own.partition(' ')[2]}"
+    raise BundleError(message, f"Name the directory of the {own.partition(' ')[2]}'s engines.")
 
 
 def check_same_model(engine_dir: Path, twin: Role, onnx: OnnxDir) -> None:
     """BundleError where a plain engine and a base in one directory have other weights."""
     if read_config(engine_dir, twin).component.identity != onnx.config.identity:
-        what = (
+        message = (
             f"{engine_dir} holds the {twin.value} engine of another model; both would share one"
             " tokenizer"
         )
-        raise BundleError(what, "Choose another `engine_dir`.")
+        raise BundleError(message, "Choose another `engine_dir`.")
 
 
 # ---- files
@@ -208,7 +208,7 @@ def kept_files(
 ) -> dict[str, FileEntry]:
     """Of new files those that are there already, as other engines have them: an lm_head that a pair
     has in common."""
-    found = {}
+    kept = {}
     for entry in others.engines.values():
         for name, there in entry.files.items():
             if (
@@ -216,8 +216,8 @@ def kept_files(
                 and new[name].sha256 == there.sha256
                 and is_as_listed(engine_dir, name, there)
             ):
-                found[name] = there
-    return found
+                kept[name] = there
+    return kept
 
 
 def is_as_listed(engine_dir: Path, name: str, entry: FileEntry) -> bool:
@@ -357,8 +357,8 @@ def checked_entry(engine_dir: Path, role: Role, manifest: EngineManifest) -> Eng
     entry = manifest.engines.get(role)
     if entry is None:
         there = ", ".join(role.value for role in manifest.engines) or "no engine"
-        what = f"{engine_dir} has no {role.value} engine (it has: {there})"
-        raise BundleError(what, missing_remedy(role))
+        message = f"{engine_dir} has no {role.value} engine (it has: {there})"
+        raise BundleError(message, missing_remedy(role))
     check_listing(engine_dir, role, manifest)
     hashes.check_files(engine_dir, entry.files_dict(), trust_unchanged=True)
     return entry
@@ -383,8 +383,8 @@ def vision_config_of(directory: Path, entry: EngineEntry) -> VisionEngineConfig:
 def check_weights(path: Path, weights: EngineWeights, entry: EngineEntry) -> None:
     """BundleError unless the weights of a config.json are those of the manifest's entry."""
     if weights != entry.weights:
-        what = f"{path}: its 'weights' are not those of {file_names.MANIFEST}"
-        raise BundleError(what, hashes.EDITED)
+        message = f"{path}: its 'weights' are not those of {file_names.MANIFEST}"
+        raise BundleError(message, hashes.EDITED)
 
 
 def check_listing(engine_dir: Path, role: Role, manifest: EngineManifest) -> None:
@@ -400,8 +400,8 @@ def check_listing(engine_dir: Path, role: Role, manifest: EngineManifest) -> Non
     heads = filter(HEAD_FILE.fullmatch, listed)
     hashes.refuse_unknown(engine_dir, listed, {*engines, *heads, *known}, role.value)
     if not engines:
-        what = f"{engine_dir / file_names.MANIFEST} lists no file of the {role.value} engine"
-        raise BundleError(what, hashes.EDITED)
+        message = f"{engine_dir / file_names.MANIFEST} lists no file of the {role.value} engine"
+        raise BundleError(message, hashes.EDITED)
 
 
 def required_sidecars(config: EngineConfig) -> list[str]:

@@ -50,9 +50,9 @@ def failed(check: str, detail: str, **figures: Any) -> Finding:
     return Finding(check, Outcome.FAILED, detail, figures)
 
 
-def measured(check: str, what: str, **figures: Any) -> Finding:
+def measured(check: str, detail: str, **figures: Any) -> Finding:
     """Figures that nothing is asked of."""
-    return Finding(check, Outcome.MEASURED, what, figures)
+    return Finding(check, Outcome.MEASURED, detail, figures)
 
 
 def not_run(check: str, why: str) -> Finding:

@@ -18,7 +18,7 @@ from edgespec.backends.base import (
     Remedies,
     RoundingMargin,
     Runner,
-    do_nothing,
+    noop,
 )
 from edgespec.backends.call import (
     Attention,
@@ -67,7 +67,7 @@ def check_golden(
     ropes: Sequence[RopeConfig],
     spec: AccuracySpec,
     remedies: Remedies,
-    done: Done = do_nothing,
+    done: Done = noop,
 ) -> Agreement:
     """How the engine agrees with the golden outputs; GoldenMismatch where it does not. `done` is
     called after each of its `num_passes`.
@@ -80,9 +80,9 @@ def check_golden(
     tolerance = Tolerance(spec.tolerance, remedies.mismatch)
     if spec.min_cosine is None:
         return check_calls(runner, golden, calls, tolerance, done)
-    found, own = own_outputs(runner, golden, calls, spec, remedies, done)
+    agreement, own = own_outputs(runner, golden, calls, spec, remedies, done)
     check_calls(runner, golden | own, calls, tolerance, done)
-    return found
+    return agreement
 
 
 def num_passes(lanes: int, golden: Golden, spec: AccuracySpec) -> int:
@@ -109,14 +109,14 @@ def check_calls(
     runner: Runner, wanted: Golden, calls: Mapping[str, Call], tolerance: Tolerance, done: Done
 ) -> Agreement:
     """Each call in every arrangement that the engine has lanes for, against the wanted outputs."""
-    found = Agreement()
+    worst = Agreement()
     for arrange in ARRANGEMENTS if runner.lanes > 1 else ARRANGEMENTS[:1]:
         for label, call in calls.items():
             for result in arrange(runner, call):
-                found |= agreement(wanted, label, result, tolerance)
+                worst |= agreement(wanted, label, result, tolerance)
             done()
             keep_prompt(runner, label, call, lanes=1 if arrange is alone else 2)
-    return found
+    return worst
 
 
 def own_outputs(
@@ -130,15 +130,15 @@ def own_outputs(
     """How the engine's outputs of one sequence alone agree with the golden ones, and those outputs
     by their names in a golden file. GoldenMismatch where they point elsewhere or have another
     size."""
-    found, own = Agreement(), Golden()
+    worst, own = Agreement(), Golden()
     for label, call in calls.items():
         (result,) = runner.run(call)
         done()
         keep_prompt(runner, label, call)
-        found |= agreement(golden, label, result)
-        check_direction(label, found, spec, remedies)
+        worst |= agreement(golden, label, result)
+        check_direction(label, worst, spec, remedies)
         own |= {f"{label}_{name}": value[None].copy() for name, value in outputs(result).items()}
-    return found, own
+    return worst, own
 
 
 def keep_prompt(runner: Runner, label: str, call: Call, lanes: int = 1) -> None:
@@ -153,14 +153,16 @@ def agreement(
 ) -> Agreement:
     """How one sequence of a batch agrees with a golden call. Raises GoldenMismatch beyond the
     tolerance."""
-    found = outputs(result)
-    stored = {name: golden.get(f"{label}_{name}") for name in found}
-    wanted = {n: rows[0].reshape(found[n].shape) for n, rows in stored.items() if rows is not None}
-    return compared(found, wanted, label, tolerance)
+    computed = outputs(result)
+    stored = {name: golden.get(f"{label}_{name}") for name in computed}
+    wanted = {
+        n: rows[0].reshape(computed[n].shape) for n, rows in stored.items() if rows is not None
+    }
+    return compared(computed, wanted, label, tolerance)
 
 
 def compared(
-    found: Mapping[str, Floats],
+    computed: Mapping[str, Floats],
     wanted: Mapping[str, Floats],
     label: str,
     tolerance: Tolerance | None = None,
@@ -169,16 +171,16 @@ def compared(
     tolerance."""
     worst = Agreement()
     for name, rows in wanted.items():
-        own = found[name]
+        own = computed[name]
         difference = float(np.abs(own - rows).max()) / max(float(np.abs(rows).max()), 1e-6)
         # a NaN is not within any tolerance
         if tolerance is not None and not difference <= tolerance.value:
-            what = (
+            message = (
                 f"the engine's {name} on the golden {label} differ by {difference:.1e} of their"
                 " largest value"
             )
             raise GoldenMismatch(
-                what, f"Allowed is {tolerance.value:.0e}. {tolerance.remedy} {CHANGED}"
+                message, f"Allowed is {tolerance.value:.0e}. {tolerance.remedy} {CHANGED}"
             )
         worst |= Agreement(difference, cosine(own, rows), scale(own, rows))
     return worst
@@ -187,10 +189,10 @@ def compared(
 def outputs(result: Result) -> dict[str, Floats]:
     """The outputs of a sequence by name, on the host: logits [G, V], and hidden_states [S, width]
     where the engine has them."""
-    found = {"logits": result.logits.rows()}
+    arrays = {"logits": result.logits.rows()}
     if result.hidden_states is not None:
-        found["hidden_states"] = result.hidden_states.numpy()
-    return found
+        arrays["hidden_states"] = result.hidden_states.numpy()
+    return arrays
 
 
 def cosine(first: Floats, second: Floats) -> float:
@@ -199,29 +201,31 @@ def cosine(first: Floats, second: Floats) -> float:
     return float(a @ b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12)
 
 
-def scale(found: Floats, wanted: Floats) -> float:
-    """How far the size of `found` along `wanted` is from that of `wanted`, relative to it; 0 where
-    that is zeros."""
-    a, b = found.astype(np.float64).ravel(), wanted.astype(np.float64).ravel()
+def scale(computed: Floats, wanted: Floats) -> float:
+    """How far the size of `computed` along `wanted` is from that of `wanted`, relative to it; 0
+    where that is zeros."""
+    a, b = computed.astype(np.float64).ravel(), wanted.astype(np.float64).ravel()
     size = float(b @ b)
     return abs(float(a @ b) / size - 1) if size > 0 else 0.0
 
 
-def check_direction(label: str, found: Agreement, spec: AccuracySpec, remedies: Remedies) -> None:
+def check_direction(
+    label: str, agreement: Agreement, spec: AccuracySpec, remedies: Remedies
+) -> None:
     """GoldenMismatch where outputs of weights that are rounded point elsewhere than the golden
     ones, or have another size."""
     assert spec.min_cosine is not None
     said = f"with what it rounds the engine's outputs on the golden {label}"
     # a NaN is not within any bound
-    if not found.cosine >= spec.min_cosine:
-        what = f"{said} have a cosine of {found.cosine:.{digits(spec.min_cosine)}f}"
+    if not agreement.cosine >= spec.min_cosine:
+        message = f"{said} have a cosine of {agreement.cosine:.{digits(spec.min_cosine)}f}"
         raise GoldenMismatch(
-            what, f"At least {spec.min_cosine} is asked for. {remedies.too_coarse}"
+            message, f"At least {spec.min_cosine} is asked for. {remedies.too_coarse}"
         )
-    if spec.max_scale is not None and not found.scale <= spec.max_scale:
-        what = f"{said} differ in size by {100 * found.scale:.2g} %"
+    if spec.max_scale is not None and not agreement.scale <= spec.max_scale:
+        message = f"{said} differ in size by {100 * agreement.scale:.2g} %"
         raise GoldenMismatch(
-            what, f"Allowed is {100 * spec.max_scale:.2g} %. {remedies.mismatch} {CHANGED}"
+            message, f"Allowed is {100 * spec.max_scale:.2g} %. {remedies.mismatch} {CHANGED}"
         )
 
 
@@ -235,7 +239,7 @@ def rounding(
     golden: Golden,
     ropes: Sequence[RopeConfig],
     margin: RoundingMargin,
-    done: Done = do_nothing,
+    done: Done = noop,
 ) -> float:
     """The margin, in nats, within which kernels for one row and for many may choose another token.
 
@@ -254,8 +258,8 @@ def rounding(
             continue
         rows = prompt.rows
         for i, row in enumerate(at_once.reshape(rows, -1)):
-            found = only_logits(runner, row_of(moved, i)).ravel()
-            worst = max(worst, float(np.abs(found - row).max()))
+            alone = only_logits(runner, row_of(moved, i)).ravel()
+            worst = max(worst, float(np.abs(alone - row).max()))
             runner.keep_rows(0, np.array([i]), i)
             done()
     return max(margin.times * worst, margin.min_nats)

@@ -54,9 +54,9 @@ def read_arrays(path: Path, check: Callable[[Mapping[str, StoredTensor]], None])
     return golden
 
 
-def refused(path: Path, what: str) -> BundleError:
+def refused(path: Path, problem: str) -> BundleError:
     """The error for a golden file."""
-    return BundleError(f"{path}: {what}.", EXPORT_AGAIN)
+    return BundleError(f"{path}: {problem}.", EXPORT_AGAIN)
 
 
 def arrays_of(shape: GraphShape) -> dict[str, tuple[str, tuple[Dim, ...]]]:
@@ -64,14 +64,14 @@ def arrays_of(shape: GraphShape) -> dict[str, tuple[str, tuple[Dim, ...]]]:
     follow from positions, and the outputs."""
     contract = canonical_contract(shape)
     names = {row.name for row in graph_inputs(shape) if row.is_stored} | {"logits", "hidden_states"}
-    found: dict[str, tuple[str, tuple[Dim, ...]]] = {
+    arrays: dict[str, tuple[str, tuple[Dim, ...]]] = {
         spec.name: (spec.dtype, (1, *spec.shape[1:]))
         for spec in (*contract.inputs, *contract.outputs)
         if spec.name in names
     }
     if not shape.heads:
-        found |= {"ids": ("int64", ("S",)), "positions": ("int64", ("S",))}
-    return found | ({"context_positions": ("int64", ("L",))} if shape.block else {})
+        arrays |= {"ids": ("int64", ("S",)), "positions": ("int64", ("S",))}
+    return arrays | ({"context_positions": ("int64", ("L",))} if shape.block else {})
 
 
 def slots_of(golden: Golden) -> int:

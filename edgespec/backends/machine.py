@@ -22,16 +22,16 @@ GROUP_LIMITS = (
 def machine_bytes(group_limits: Iterable[Path] = GROUP_LIMITS) -> int | None:
     """The memory that a process can have on this machine; None where that cannot be found out."""
     try:
-        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+        sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (ValueError, OSError):
-        found = []
+        sizes = []
     for path in group_limits:
         try:
             text = path.read_text().strip()
         except OSError:
             continue
-        found += [int(text)] if text.isdigit() else []  # "max" is no limit
-    return min(found, default=None)
+        sizes += [int(text)] if text.isdigit() else []  # "max" is no limit
+    return min(sizes, default=None)
 
 
 def cores(group: Path = GROUP) -> int:
@@ -71,18 +71,18 @@ def swap_bytes(meminfo: Path = MEMINFO) -> int:
 def meminfo_bytes(name: str, meminfo: Path) -> int | None:
     """A line of /proc/meminfo, in bytes."""
     try:
-        found = re.search(rf"^{name}:\s*(\d+) kB$", meminfo.read_text(), re.MULTILINE)
+        match = re.search(rf"^{name}:\s*(\d+) kB$", meminfo.read_text(), re.MULTILINE)
     except OSError:
         return None
-    return 1024 * int(found[1]) if found else None
+    return 1024 * int(match[1]) if match else None
 
 
 def waited_s(tasks: Path = TASKS) -> float:
     """Seconds for which threads of this process were ready and had no core, so far, summed over
     those that are there: wall time that is neither processor time nor sleep. 0 where the system
     does not count it."""
-    found = 0
+    waited = 0
     for path in tasks.glob("*/schedstat"):
         with suppress(OSError, ValueError, IndexError):  # a thread that has ended
-            found += int(path.read_text().split()[1])
-    return found / 1e9
+            waited += int(path.read_text().split()[1])
+    return waited / 1e9

@@ -67,7 +67,7 @@ class EngineEntry:
             fingerprint=fields.section("fingerprint").raw,
             weights=read_weights(fields),
             files=read_files(directory, fields.get("files")),
-            source=None if fields.get("source") is None else fields.section("source").raw,
+            source=fields.optional("source", lambda key: fields.section(key).raw),
             golden_difference=read_number(fields, "golden_difference"),
             golden_cosine=read_number(fields, "golden_cosine"),
         )
@@ -141,9 +141,10 @@ def read_entries(directory: Path) -> dict[str, Mapping[str, Any]]:
         return {}
     manifest = json_files.read_manifest(directory)
     if manifest.get("kind") != KIND:
-        what = f"{directory} is not an engine directory"
+        message = f"{directory} is not an engine directory"
         raise BundleError(
-            f"{what} (its manifest says {manifest.get('kind')!r})", "Choose another `engine_dir`."
+            f"{message} (its manifest says {manifest.get('kind')!r})",
+            "Choose another `engine_dir`.",
         )
     engines = manifest.get("engines")
     if not isinstance(engines, dict) or not all(isinstance(e, dict) for e in engines.values()):
@@ -157,8 +158,8 @@ def read_entries(directory: Path) -> dict[str, Mapping[str, Any]]:
 def role_of(name: str, directory: Path) -> Role:
     """The role that an entry is named after; BundleError for another name."""
     if name not in {role.value for role in Role}:
-        what = f"{directory / file_names.MANIFEST} names an engine {name!r}"
-        raise BundleError(what, "Build the engines again.")
+        message = f"{directory / file_names.MANIFEST} names an engine {name!r}"
+        raise BundleError(message, "Build the engines again.")
     return Role(name)
 
 

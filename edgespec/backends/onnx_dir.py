@@ -70,13 +70,15 @@ def open_export(path: Path, *, spec_base: bool = False, spec_draft: bool = False
     """Read and check an exported directory; the flags, where given, must say what its config.json
     says. BundleError otherwise."""
     if spec_base and spec_draft:
-        what = "`spec_base` and `spec_draft` exclude each other"
-        raise BundleError(what, "Build base and draft one after the other.")
+        message = "`spec_base` and `spec_draft` exclude each other"
+        raise BundleError(message, "Build base and draft one after the other.")
     role = exported_role(path)
     asked = Role.BASE if spec_base else Role.DRAFT if spec_draft else role
     if asked is not role:
-        what = f"{path} is exported as {role.value}, the flag says {asked.value}"
-        raise BundleError(what, f"Leave the flag out, or give the directory of the {asked.value}.")
+        message = f"{path} is exported as {role.value}, the flag says {asked.value}"
+        raise BundleError(
+            message, f"Leave the flag out, or give the directory of the {asked.value}."
+        )
     manifest = ExportManifest.read(path)
     if manifest.role is not role:
         said = f"the role {manifest.role.value}, its config.json {role.value}"
@@ -107,8 +109,8 @@ def open_onnx_dir(path: Path) -> OnnxDir:
     """Read and check the export of a decoder. BundleError for anything else."""
     onnx = open_export(path)
     if not isinstance(onnx, OnnxDir):
-        what = f"{path} is the export of an image encoder, and no language model"
-        raise BundleError(what, "Give the directory of the language model, such as OUT/llm.")
+        message = f"{path} is the export of an image encoder, and no language model"
+        raise BundleError(message, "Give the directory of the language model, such as OUT/llm.")
     return onnx
 
 

@@ -52,11 +52,11 @@ def check_not_plain(there: Collection[Role], draft: ComponentConfig, built: Role
         return
     export = command("export MODEL OUT", **method.export_params)
     if built is Role.LLM:
-        what = f"this is a plain decoder, and {method.draft_title} is in the engine directory"
+        message = f"this is a plain decoder, and {method.draft_title} is in the engine directory"
     else:
-        what = f"{method.draft_title} has no base in this engine directory, only a plain decoder"
+        message = f"{method.draft_title} has no base in this engine directory, only a plain decoder"
     remedy = f"Export the base with `{method.export_param}` ({export}) and build it here first"
-    raise PairingError(f"{what}: it emits no hidden states", f"{remedy}, or {ELSEWHERE}.")
+    raise PairingError(f"{message}: it emits no hidden states", f"{remedy}, or {ELSEWHERE}.")
 
 
 def another_base(method: Method, built: Role | None) -> tuple[str, str]:
@@ -67,19 +67,19 @@ def another_base(method: Method, built: Role | None) -> tuple[str, str]:
     """
     if method.weights_in == "base_checkpoint":
         name = method.draft_title.split(maxsplit=1)[-1]
-        what = f"the {name} and the base were exported from different checkpoints"
+        message = f"the {name} and the base were exported from different checkpoints"
         both = command("export MODEL OUT", **method.export_params)
-        return what, f"Export both at once ({both}), and {ELSEWHERE}."
+        return message, f"Export both at once ({both}), and {ELSEWHERE}."
     if built in (Role.BASE, Role.LLM):
-        what = (
+        message = (
             "the draft in this engine directory was exported for another base checkpoint than"
             " this one"
         )
-        return what, f"{ELSEWHERE.capitalize()} for this base and a draft of its own."
-    what = (
+        return message, f"{ELSEWHERE.capitalize()} for this base and a draft of its own."
+    message = (
         "the draft was exported for another base checkpoint than the one in this engine directory"
     )
-    return what, f"Export the draft again with `base_model_dir` naming the base, or {ELSEWHERE}."
+    return message, f"Export the draft again with `base_model_dir` naming the base, or {ELSEWHERE}."
 
 
 def another_method(method: Method, built: Role | None) -> str:

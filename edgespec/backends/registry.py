@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from edgespec.artifacts import hashes
-from edgespec.backends.base import Backend, PairDevice, Runner, do_nothing
+from edgespec.backends.base import Backend, PairDevice, Runner, noop
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.engine_dir import STEMS, open_engine
 from edgespec.backends.manifest import EngineManifest
@@ -32,20 +32,20 @@ def find_backend(name: str) -> Backend | None:
     if not isinstance(row, str):
         return row
     module, _, attribute = row.partition(":")
-    found = getattr(import_module(module), attribute)
-    assert isinstance(found, Backend)
-    return found
+    backend = getattr(import_module(module), attribute)
+    assert isinstance(backend, Backend)
+    return backend
 
 
 def get_backend(name: str, where: str) -> Backend:
     """The backend of that name; BundleError where this version has none. `where` says what was
     built for it."""
-    found = find_backend(name)
-    if found is None:
+    backend = find_backend(name)
+    if backend is None:
         known = ", ".join(BACKENDS)
-        what = f"{where} was built for the backend {name!r}"
-        raise BundleError(what, f"This version runs: {known}. Build the engine again.")
-    return found
+        message = f"{where} was built for the backend {name!r}"
+        raise BundleError(message, f"This version runs: {known}. Build the engine again.")
+    return backend
 
 
 def engine_file_names() -> list[str]:
@@ -93,7 +93,7 @@ def open_runner(
         path = backend.engine_path(engine_dir, role, variant)
         hashes.refuse_unlisted(engine_dir, entry.files, [path.name], ())
     shared = devices or Devices()
-    closing = shared.close if devices is None else do_nothing
+    closing = shared.close if devices is None else noop
     try:
         device = shared.of(backend)
         if config.variants:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.backends.base import LaneRows, Runner, do_nothing
+from edgespec.backends.base import LaneRows, Runner, noop
 from edgespec.backends.call import Attention, Call, Floats, Ids, LaneAttention, Result
 from edgespec.backends.made_calls import made_values
 from edgespec.contract import GraphShape, Kind, TensorSpec, graph_inputs
@@ -39,7 +39,7 @@ def num_passes(lanes: int, *, recurrent: bool = False) -> int:
     return chains + 1 + len(ORDERS) + 2 * len(LEAVES) + paths + (2 if lanes > 1 else 0)
 
 
-def first_difference(runner: Runner, done: Done = do_nothing) -> str | None:
+def first_difference(runner: Runner, done: Done = noop) -> str | None:
     """In which call a row had other bits than in the first one; None where there is none. `done` is
     called after each of `num_passes`."""
     material = Material.of(runner.contract.shape)
@@ -139,41 +139,41 @@ class BitsTrial:
 
     def chain(self) -> str | None:
         """All rows at once, in chunks, and some alone."""
-        if found := self.differs(chain(0, NUM_ROWS)):
-            return found
+        if difference := self.differs(chain(0, NUM_ROWS)):
+            return difference
         first = 0
         for count in CHUNKS:
-            if found := self.differs(chain(first, first + count)):
-                return found
+            if difference := self.differs(chain(first, first + count)):
+                return difference
             first += count
         return next((said for row in ALONE if (said := self.alone(row))), None)
 
     def alone(self, row: int) -> str | None:
         """One row of the chain behind those before it."""
-        if self.recurrent and row > 0 and (found := self.differs(chain(0, row))):
-            return found
+        if self.recurrent and row > 0 and (difference := self.differs(chain(0, row))):
+            return difference
         return self.differs(chain(row, row + 1))
 
     def tree(self) -> str | None:
         """The tree at once, in other orders, behind paths of it that were accepted, and node by
         node."""
-        if found := self.differs(chain(0, TREE_START)):
-            return found
+        if difference := self.differs(chain(0, TREE_START)):
+            return difference
         before = self.runner.read_rows(0, TREE_START)
         for order in (range(len(TREE_PARENTS)), *ORDERS):
-            if found := self.differs(nodes(order)):
-                return found
+            if difference := self.differs(nodes(order)):
+                return difference
         for leaf in LEAVES:
             self.runner.write_rows(0, before)
-            if found := self.accepted(leaf) or self.node_by_node(leaf, before):
-                return found
+            if difference := self.accepted(leaf) or self.node_by_node(leaf, before):
+                return difference
         return None
 
     def accepted(self, leaf: int) -> str | None:
         """A leaf alone, where the tree was run and the path to it was kept."""
         order, path = ORDERS[0], path_of(leaf)
-        if found := self.differs(nodes(order)):
-            return found
+        if difference := self.differs(nodes(order)):
+            return difference
         kept = TREE_START + np.array([order.index(node) for node in path[:-1]])
         self.runner.keep_rows(0, kept, TREE_START)
         return self.differs(node_behind(path))
@@ -184,8 +184,8 @@ class BitsTrial:
         self.runner.write_rows(0, before)
         for length in range(1, len(path) + 1):
             part = node_behind(path[:length])
-            if found := self.differs(part):
-                return found
+            if difference := self.differs(part):
+                return difference
             if self.recurrent:
                 self.runner.keep_rows(0, np.array([part.start]), part.start)
         return None
@@ -198,8 +198,8 @@ class BitsTrial:
             parts = (own, other) if lane == 0 else (other, own)
             results = self.runner.run(self.material.call(*parts))
             self.done()
-            if found := self.compare(own, results[lane], "beside another sequence"):
-                return found
+            if difference := self.compare(own, results[lane], "beside another sequence"):
+                return difference
         return None
 
     def differs(self, part: TrialRows) -> str | None:
@@ -207,10 +207,10 @@ class BitsTrial:
         (result,) = self.runner.run(self.material.call(part))
         self.done()
         count = len(part.rows)
-        found = self.compare(part, result, "alone" if count == 1 else f"among {count} rows")
+        difference = self.compare(part, result, "alone" if count == 1 else f"among {count} rows")
         if part.rows[0] < NUM_ROWS:
             self.runner.keep_rows(0, part.start + np.arange(count), part.start)
-        return found
+        return difference
 
     def compare(self, part: TrialRows, result: Result, where: str) -> str | None:
         """Which row has other bits than it had first; rows that are new are kept."""

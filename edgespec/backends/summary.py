@@ -232,9 +232,9 @@ def check_finished(path: Path, unlisted: list[str], *, any_engine: bool) -> None
     unfinished = sorted(set(unlisted) & set(engine_file_names()))
     if any_engine and not unfinished:
         return
-    what = f"{path} has no finished engine"
+    message = f"{path} has no finished engine"
     raise BundleError(
-        what + (f" for {', '.join(unfinished)}" if unfinished else ""),
+        message + (f" for {', '.join(unfinished)}" if unfinished else ""),
         "A build was interrupted, or files were lost: run edgespec build again.",
     )
 
@@ -244,8 +244,8 @@ def with_config(engine: EngineSummary, path: Path, role: Role) -> EngineSummary:
     if role is Role.VISUAL:
         return replace(engine, config=engines.vision_config_of(path, engine.entry))
     config = engines.config_of(path, role, engine.entry)
-    found = find_backend(engine.entry.backend)
-    per_token = None if found is None else found.memory(config).kv_bytes_per_token
+    backend = find_backend(engine.entry.backend)
+    per_token = None if backend is None else backend.memory(config).kv_bytes_per_token
     return replace(engine, config=config, cache_bytes_per_token=per_token)
 
 
@@ -263,19 +263,19 @@ def runs_here(entry: EngineEntry, name: str) -> RunsHere:
 
 
 def pairing_summary(
-    found: Mapping[Role, EngineSummary], problems: list[EdgeSpecError]
+    summaries: Mapping[Role, EngineSummary], problems: list[EdgeSpecError]
 ) -> PairingSummary | None:
     """Whether base and draft fit, and how that is known; None where one is not there."""
     configs = {
         role: engine.config
-        for role, engine in found.items()
+        for role, engine in summaries.items()
         if isinstance(engine.config, EngineConfig)
     }
     of_draft = configs.get(Role.DRAFT)
     if of_draft is not None:
         with noted(problems):
-            check_not_plain(found.keys(), of_draft.component, None)
-    target = None if of_draft is None else target_of(found.keys(), of_draft.component)
+            check_not_plain(summaries.keys(), of_draft.component, None)
+    target = None if of_draft is None else target_of(summaries.keys(), of_draft.component)
     of_base = None if target is None else configs.get(target)
     if of_base is None or of_draft is None:
         return None

@@ -107,16 +107,16 @@ def leaves(name: str, mine: object, its: object) -> Iterator[Unlike]:
         yield Unlike(name, mine, its)
 
 
-def refuse_unlike(found: Sequence[Unlike], allowed: Collection[str]) -> None:
+def refuse_unlike(differences: Sequence[Unlike], allowed: Collection[str]) -> None:
     """Raises RequestError for differences that were not allowed; `versions` allows all whose name
     begins with it, as `versions.numpy`."""
     passes = tuple(f"{name}." for name in allowed)
-    refused = [one for one in found if not f"{one.name}.".startswith(passes)]
+    refused = [one for one in differences if not f"{one.name}.".startswith(passes)]
     if refused:
         names = dict.fromkeys(one.name.partition(".")[0] for one in refused)
         flags = " ".join(f"`allow` {name}" for name in names)
-        what = "these runs are unlike: " + "; ".join(one.words for one in refused)
-        raise RequestError(what, f"Measure both alike, or let it pass: {flags}.")
+        message = "these runs are unlike: " + "; ".join(one.words for one in refused)
+        raise RequestError(message, f"Measure both alike, or let it pass: {flags}.")
 
 
 def shown(value: object) -> str:
@@ -134,13 +134,13 @@ MAX_SHOWN = 80
 def changes(before: Report, after: Report) -> list[Change]:
     """The rows that both have, plain decoding first."""
     others = {key_of(row): row for row in after.rows}
-    found = [
+    rows = [
         change
         for row in before.rows
         if key_of(row) in others
         for change in row_changes(row, others[key_of(row)])
     ]
-    return sorted(found, key=lambda change: not change.is_control)
+    return sorted(rows, key=lambda change: not change.is_control)
 
 
 def row_changes(mine: Row, its: Row) -> Iterator[Change]:

@@ -96,14 +96,14 @@ def power_mode(root: Path) -> str | None:
 
 def governors(root: Path) -> list[str] | None:
     """The frequency governors of the cores, each once."""
-    found = {text(path) for path in frequency_files(root, "scaling_governor")}
-    return sorted(name for name in found if name) or None
+    names = {text(path) for path in frequency_files(root, "scaling_governor")}
+    return sorted(name for name in names if name) or None
 
 
 def largest(root: Path, name: str) -> int | None:
     """The largest of a frequency over all cores."""
-    found = [text(path) for path in frequency_files(root, name)]
-    return max((int(value) for value in found if value and value.isdigit()), default=None)
+    texts = [text(path) for path in frequency_files(root, name)]
+    return max((int(value) for value in texts if value and value.isdigit()), default=None)
 
 
 def frequency_files(root: Path, name: str) -> list[Path]:
@@ -147,10 +147,10 @@ def engines_of(engine: Engine, engine_dir: Path) -> dict[str, Any]:
     from edgespec.runtime.costs.cost_profile import hash_of
 
     manifest = EngineManifest.read(engine_dir)
-    found = {}
+    rows = {}
     for config in engine.configs.values():
         entry, role = manifest.engines[config.role], config.role
-        found[role.value] = {
+        rows[role.value] = {
             "sha256": hash_of(entry.files_dict()),
             "backend": entry.backend,
             "device": backend_of(engine_dir, role).device(),
@@ -159,4 +159,4 @@ def engines_of(engine: Engine, engine_dir: Path) -> dict[str, Any]:
             "limits": config.limits.to_dict(role),
             "size_bytes": entry.size_bytes,
         }
-    return {"directory": engine_dir.name, "method": engine.method, "engines": found}
+    return {"directory": engine_dir.name, "method": engine.method, "engines": rows}

@@ -101,12 +101,12 @@ class Benchmark:
         for variant in (*variants, DecodingVariant()) if variants else ():
             for _ in range(self.plan.warmup):
                 self.run_slice(groups[0], variant)
-        found = Collected(cell, mode)
-        self.collected.append(found)
+        collected = Collected(cell, mode)
+        self.collected.append(collected)
         order = [*turns(self.plan.repeats, len(groups), variants)]
         self.progress.start(f"{mode} {words(cell)}", len(order))
         for turn in order:
-            found.add(turn, self.run_slice(groups[turn.group], turn.variant))
+            collected.add(turn, self.run_slice(groups[turn.group], turn.variant))
             self.progress.advance(1)
 
     def run_slice(self, prompts: Sequence[BenchPrompt], variant: DecodingVariant) -> Slice:
@@ -130,21 +130,21 @@ class Benchmark:
             warmup=max(plan.warmup, 1),
             stopping=self.runner.stopping,
         )
-        for found in timed:
-            self.passes.append(found)
+        for timing in timed:
+            self.passes.append(timing)
             self.progress.advance(1)
         if self.runner.stopping():
             raise Interrupted
 
     def rows(self) -> Iterator[Row]:
         """What was measured so far."""
-        prefill = [found for found in self.collected if found.mode == PREFILL]
-        others = [found for found in self.collected if found.mode != PREFILL]
-        for found in prefill:
-            yield from found.rows(self.predicted)
+        prefill = [collected for collected in self.collected if collected.mode == PREFILL]
+        others = [collected for collected in self.collected if collected.mode != PREFILL]
+        for collected in prefill:
+            yield from collected.rows(self.predicted)
         yield from pass_rows(self.passes)
-        for found in others:
-            yield from found.rows(self.predicted)
+        for collected in others:
+            yield from collected.rows(self.predicted)
 
     def predicted(self, variant: DecodingVariant, cell: Cell, whole: Slice) -> float | None:
         """What the cost model says of a variant; `whole` are all of its answers."""

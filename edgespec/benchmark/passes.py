@@ -39,11 +39,15 @@ def check_rows(engine: Engine, rows: Sequence[int], contexts: Sequence[int]) -> 
     """Raises LimitError for passes that the engine cannot run."""
     most, capacity = engine.config.limits.verify_tree_size, engine.base.capacity
     if max(rows) > most:
-        what = f"`rows` {max(rows)}: the base engine was built to verify {most} nodes"
-        raise LimitError(what, f"Leave it out, or build with `max_verify_tree_size` {max(rows)}.")
+        message = f"`rows` {max(rows)}: the base engine was built to verify {most} nodes"
+        raise LimitError(
+            message, f"Leave it out, or build with `max_verify_tree_size` {max(rows)}."
+        )
     if max(contexts) + max(rows) > capacity:
-        what = f"{max(contexts)} tokens and {max(rows)} rows: the KV cache holds {capacity} tokens"
-        raise LimitError(what, "Lower `input_tokens`, or build with a larger cache.")
+        message = (
+            f"{max(contexts)} tokens and {max(rows)} rows: the KV cache holds {capacity} tokens"
+        )
+        raise LimitError(message, "Lower `input_tokens`, or build with a larger cache.")
 
 
 def fitting_rows(engine: Engine, rows: Sequence[int], contexts: Sequence[int]) -> list[int]:
@@ -82,8 +86,8 @@ def lanes_of(engine: Engine, context: int, batch_size: int) -> Iterator[list[Seq
     with engine.driver.paused():
         session, base = engine.session, engine.base
         if session.num_free_lanes < len(base.lanes):
-            what = "the engine answers other requests, and a pass is timed alone"
-            raise EnvironmentProblem(what, "Time passes while nothing else runs.")
+            message = "the engine answers other requests, and a pass is timed alone"
+            raise EnvironmentProblem(message, "Time passes while nothing else runs.")
         rng, vocab_size = np.random.default_rng(0), engine.config.component.vocab_size
         try:
             for lane in range(batch_size):

@@ -61,8 +61,8 @@ def check_installed() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        what = "pictures are drawn by matplotlib, which is not installed"
-        raise MissingDependency(what, "Run: pip install 'edgespec[pictures]'.") from error
+        message = "pictures are drawn by matplotlib, which is not installed"
+        raise MissingDependency(message, "Run: pip install 'edgespec[pictures]'.") from error
 
 
 def draw_file(report: Report, path: Path) -> None:
@@ -137,11 +137,11 @@ def panels_of(report: Report) -> dict[str, Panel]:
         "speed_by_size": (size_lines, speed_by_size),
         "speed_by_acceptance": (dial_lines, speed_by_acceptance),
     }
-    found = {name: draw for name, (rows, draw) in known.items() if rows(report)}
-    if not found:
-        what = "the report has no rows of which pictures are drawn"
-        raise RequestError(what, "Run edgespec bench with `mode` verify or speculative.")
-    return found
+    panels = {name: draw for name, (rows, draw) in known.items() if rows(report)}
+    if not panels:
+        message = "the report has no rows of which pictures are drawn"
+        raise RequestError(message, "Run edgespec bench with `mode` verify or speculative.")
+    return panels
 
 
 def caption(report: Report) -> str:

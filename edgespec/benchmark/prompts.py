@@ -70,8 +70,8 @@ class PromptSource:
         """Prompts with their plain answers: the run that warms up, and says what is right."""
         for start in range(0, len(prompts), batch_size):
             batch = prompts[start : start + batch_size]
-            found = runner.run(batch, PLAIN_VARIANT)
-            for prompt, response in zip(batch, found.responses, strict=True):
+            answers = runner.run(batch, PLAIN_VARIANT)
+            for prompt, response in zip(batch, answers.responses, strict=True):
                 yield self.with_truth(prompt, response.token_ids)
 
     def with_truth(self, prompt: BenchPrompt, token_ids: Sequence[int]) -> BenchPrompt:
@@ -84,7 +84,7 @@ class PromptSource:
         assert self.requests is not None
         requests = self.requests.requests[: self.num_prompts]
         sized = [with_length(request, cell.output_tokens) for request in requests]
-        engine, found = runner.engine, list[BenchPrompt]()
+        engine, prompts = runner.engine, list[BenchPrompt]()
         answers = FileAnswers(engine, None, cell.batch_size, stopping=runner.stopping)
         for answer in sorted(answers.run(sized), key=lambda answer: answer.key):
             if answer.error is not None:
@@ -95,9 +95,9 @@ class PromptSource:
             sampling = replace(answer.request.sampling, seed=response.seed or 0)
             ids = response.prompt_ids  # with images they stay a prompt value
             ids = ids if isinstance(ids, PromptValue) else tuple(ids)
-            prompt = BenchPrompt(len(found), ids, sampling)
-            found.append(self.with_truth(prompt, response.token_ids))
-        return found
+            prompt = BenchPrompt(len(prompts), ids, sampling)
+            prompts.append(self.with_truth(prompt, response.token_ids))
+        return prompts
 
     def to_dict(self) -> dict[str, Any]:
         """As a report has it; the texts of a file go into a hash alone."""
@@ -150,11 +150,11 @@ def check_sizes(engine: Engine, cells: Sequence[Cell]) -> None:
         engine.limits.check_prompt([0] * cell.input_tokens, drafts=engine.spec_decode)
         whole = cell.input_tokens + cell.output_tokens
         if whole > engine.base.capacity + 1:  # the last token needs no row of its own
-            what = (
+            message = (
                 f"`input_tokens` {cell.input_tokens} and `output_tokens` {cell.output_tokens}: the"
                 f" KV cache holds {engine.base.capacity} tokens"
             )
-            raise LimitError(what, "Lower one, or build with a larger `max_kv_cache_capacity`.")
+            raise LimitError(message, "Lower one, or build with a larger `max_kv_cache_capacity`.")
 
 
 def refuse_own_drafts(requests: RequestFile) -> None:
@@ -162,5 +162,5 @@ def refuse_own_drafts(requests: RequestFile) -> None:
     all alike."""
     for request in requests.requests:
         if request.speculative is not None:
-            what = f"requests[{request.index}] has a speculative block of its own"
-            raise RequestError(what, "Remove it: bench drafts by its own flags, for all alike.")
+            message = f"requests[{request.index}] has a speculative block of its own"
+            raise RequestError(message, "Remove it: bench drafts by its own flags, for all alike.")

@@ -17,7 +17,7 @@ from edgespec.benchmark.passes import PassSize
 from edgespec.benchmark.report_fields import ReportFields
 from edgespec.benchmark.schedule import Turn
 from edgespec.benchmark.slices import Slice
-from edgespec.benchmark.statistics import Figure, figure
+from edgespec.benchmark.statistics import Figure, as_dict, figure
 from edgespec.runtime.loop.metrics import Pooled, RequestMetrics, ratio
 
 OVER_PLAIN, OVER_ONE_ROW = "speed_over_plain", "cost_over_one_row"
@@ -112,14 +112,11 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """As a report has it."""
-        over = None if self.over_plain is None else self.over_plain.to_dict()
-        is_pass = self.mode == VERIFY
+        over, is_pass = as_dict(self.over_plain), self.mode == VERIFY
         return {
             **self.key,
             "prompt_tokens": self.prompt_tokens,
-            "figures": {
-                name: None if one is None else one.to_dict() for name, one in self.figures.items()
-            },
+            "figures": {name: as_dict(one) for name, one in self.figures.items()},
             OVER_PLAIN: None if is_pass else over,
             OVER_ONE_ROW: over if is_pass else None,
             PREDICTED: self.predicted,
@@ -140,17 +137,17 @@ class Collected:
     mode: str = SPECULATIVE
     slices: dict[DecodingVariant, list[tuple[Turn, Slice]]] = field(default_factory=dict)
 
-    def add(self, turn: Turn, found: Slice) -> None:
+    def add(self, turn: Turn, run: Slice) -> None:
         """Take in one run."""
-        self.slices.setdefault(turn.variant, []).append((turn, found))
+        self.slices.setdefault(turn.variant, []).append((turn, run))
 
     def plain(self) -> dict[tuple[int, int, int], Slice]:
         """The plain runs by their pair."""
         return {
-            turn.pair: found
+            turn.pair: run
             for variant, runs in self.slices.items()
             if variant.plan is None
-            for turn, found in runs
+            for turn, run in runs
         }
 
     def rows(self, predict: Callable[[DecodingVariant, Cell, Slice], float | None]) -> list[Row]:
@@ -166,8 +163,8 @@ class Collected:
         """The row of a variant."""
         runs = self.slices[variant]
         plain = self.plain()
-        both = [(found, plain[turn.pair]) for turn, found in runs if turn.pair in plain]
-        whole = pooled([found for _, found in runs])
+        both = [(run, plain[turn.pair]) for turn, run in runs if turn.pair in plain]
+        whole = pooled([run for _, run in runs])
         speculative = variant.plan is not None
         mode = self.mode if self.mode == PREFILL else SPECULATIVE if speculative else DECODE
         measured = PREFILL_FIGURES if mode == PREFILL else MEASURED
@@ -179,7 +176,7 @@ class Collected:
             over_plain=figure([over(a, b, mode) for a, b in both]) if speculative else None,
             predicted=predict(variant, self.cell, whole) if mode == SPECULATIVE else None,
             speculation=Speculation.of(whole) if mode == SPECULATIVE else None,
-            answers=sum(len(found.responses) for _, found in runs),
+            answers=sum(len(run.responses) for _, run in runs),
             answers_equal_to_plain=sum(equal(a, b) for a, b in both),
             prompt_tokens=fmean(m.prompt_tokens for m in whole.metrics),
         )
@@ -194,22 +191,22 @@ PREFILL_FIGURES: Mapping[str, Callable[[Slice], float | None]] = {
 def pooled(slices: Sequence[Slice]) -> Slice:
     """All answers as those of one slice, for what is summed over them."""
     return Slice(
-        [response for found in slices for response in found.responses],
-        [depths for found in slices for depths in found.depths],
-        sum(found.wall_s for found in slices),
+        [response for part in slices for response in part.responses],
+        [depths for part in slices for depths in part.depths],
+        sum(part.wall_s for part in slices),
     )
 
 
-def over(found: Slice, plain: Slice, mode: str) -> float | None:
+def over(run: Slice, plain: Slice, mode: str) -> float | None:
     """The speed of a run over that of the plain one beside it."""
     of = attrgetter("prefill_tokens_per_s" if mode == PREFILL else "tokens_per_s")
-    mine, its = of(found), of(plain)
+    mine, its = of(run), of(plain)
     return None if mine is None or its is None else mine / its
 
 
-def equal(found: Slice, plain: Slice) -> int:
+def equal(run: Slice, plain: Slice) -> int:
     """How many answers are those of the plain run."""
-    pairs = zip(found.responses, plain.responses, strict=True)
+    pairs = zip(run.responses, plain.responses, strict=True)
     return sum(mine.token_ids == its.token_ids for mine, its in pairs)
 
 
@@ -233,12 +230,12 @@ def conditional_acceptance(
 def pass_rows(times: Sequence[tuple[PassSize, float]]) -> list[Row]:
     """A row for each number of rows, behind each context, with its cost over the fewest rows of the
     same repeat."""
-    found: dict[tuple[int, int], dict[int, list[float]]] = {}
+    places: dict[tuple[int, int], dict[int, list[float]]] = {}
     for size, seconds in times:
-        place = found.setdefault((size.context, size.batch_size), {})
+        place = places.setdefault((size.context, size.batch_size), {})
         place.setdefault(size.rows, []).append(seconds)
     rows = []
-    for (context, batch_size), by_rows in found.items():
+    for (context, batch_size), by_rows in places.items():
         least = by_rows[min(by_rows)]
         for count in sorted(by_rows):
             own = by_rows[count]

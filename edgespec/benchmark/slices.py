@@ -174,5 +174,5 @@ def served(
         [int(chunk.tree.depths.max()) for chunk in own if chunk.tree is not None]
         for own in chunks.values()
     ]
-    found = Slice([responses[request] for request in asked], depths, wall_s)
-    return found, [*chunks.values()]
+    whole = Slice([responses[request] for request in asked], depths, wall_s)
+    return whole, [*chunks.values()]

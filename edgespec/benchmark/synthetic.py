@@ -43,12 +43,12 @@ class Dial:
     def read(cls, text: str) -> Dial:
         """The dial of `0.7` or `0.8:0.6:0.5`. Raises OptionError."""
         try:
-            found = tuple(float(part) for part in text.split(SEPARATOR))
+            rates = tuple(float(part) for part in text.split(SEPARATOR))
         except ValueError:
             raise OptionError(f"{text!r:.60} is not an acceptance", FORM) from None
-        if not all(0 <= value <= 1 for value in found):
+        if not all(0 <= value <= 1 for value in rates):
             raise OptionError(f"{text!r:.60} is not an acceptance: 0 to 1", FORM)
-        return cls(found)
+        return cls(rates)
 
     def at(self, depth: int) -> float:
         """Of a draft `depth` levels below the root, 1 for the first."""

@@ -39,13 +39,13 @@ def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig:
     Raises UnsupportedModel for kinds that are detected and not supported, CheckpointError for
     broken ones.
     """
-    found = _draft_format(checkpoint)
-    if found is None:
+    draft_format = _draft_format(checkpoint)
+    if draft_format is None:
         _refuse(checkpoint, OTHERS)
         return _base(checkpoint)
     source = str(checkpoint.path / "config.json")
     shapes = logical_shapes(checkpoint, read_quantization(checkpoint))
-    return found.parse(checkpoint.config, shapes, source)
+    return draft_format.parse(checkpoint.config, shapes, source)
 
 
 def draft_beside(checkpoint: Checkpoint, model: ModelConfig, method: str) -> DraftConfig | None:
@@ -71,8 +71,10 @@ def _draft_format(checkpoint: Checkpoint) -> DraftFormat | None:
         return by_config
     if (kind := config.get("speculators_model_type")) is not None:
         why = SPECULATORS.get(kind, "") if isinstance(kind, str) else ""
-        what = f"{checkpoint.path / 'config.json'}: a speculators draft of the type {kind!r}{why}."
-        raise UnsupportedModel(what, _supported())
+        message = (
+            f"{checkpoint.path / 'config.json'}: a speculators draft of the type {kind!r}{why}."
+        )
+        raise UnsupportedModel(message, _supported())
     tensors = (f for f in _formats() if f.matches_tensors(config, lambda: bare_shapes(checkpoint)))
     return next(tensors, None)
 
@@ -84,8 +86,8 @@ def _formats() -> Iterator[DraftFormat]:
 def _refuse(checkpoint: Checkpoint, kinds: Iterable[Unsupported]) -> None:
     for kind in kinds:
         if kind.matches(checkpoint.config, checkpoint):
-            what = f"{checkpoint.path} is {kind.name}, which this version does not do."
-            raise UnsupportedModel(what, _supported())
+            message = f"{checkpoint.path} is {kind.name}, which this version does not do."
+            raise UnsupportedModel(message, _supported())
 
 
 def _supported() -> str:
@@ -120,7 +122,7 @@ def check_tensors(
     layout. Raises one CheckpointError that names all that is missing, unknown, misshapen or of
     another type (five of each).
     """
-    found = checkpoint.tensors
+    tensors = checkpoint.tensors
     asked = {name: shape for name, shape in expected.items() if name not in never_quantized}
     linears = _quantized_linears(asked, checkpoint, quantization)
     plain = {name: shape for name, shape in expected.items() if name not in linears}
@@ -129,10 +131,10 @@ def check_tensors(
         kv_scale_names(checkpoint) if quantization is not None and quantization.kv_cache else ()
     )
     known = {*plain, *parts, *scales, *ignorable}
-    both = [found[name] for name in plain if name in found]
+    both = [tensors[name] for name in plain if name in tensors]
     complaints = {
-        "missing": [name for name in plain if name not in found],
-        "not part of this model": [name for name in found if name not in known],
+        "missing": [name for name in plain if name not in tensors],
+        "not part of this model": [name for name in tensors if name not in known],
         "of another shape": [
             *(
                 _misshapen(info.name, info.shape, plain)
@@ -150,7 +152,7 @@ def check_tensors(
         ],
     }
     lines = [
-        f"{what} ({len(names)}): {some_of(names)}" for what, names in complaints.items() if names
+        f"{kind} ({len(names)}): {some_of(names)}" for kind, names in complaints.items() if names
     ]
     if lines:
         raise CheckpointError(

@@ -141,13 +141,13 @@ def _kept(file: Path, state: FileState, names: Iterable[str]) -> dict[str, str]:
     """The digests of an unchanged file by tensor; empty where there are none of just these."""
     try:
         path = _record(file)
-        found = json_files.read_json(path) if path.is_file() else {}
+        record = json_files.read_json(path) if path.is_file() else {}
     except (BundleError, OSError):
         return {}
-    tensors = found.get("tensors")
+    tensors = record.get("tensors")
     usable = (
-        found.get("format") == FORMAT
-        and found.get("state") == state.as_list()
+        record.get("format") == FORMAT
+        and record.get("state") == state.as_list()
         and isinstance(tensors, dict)
         and tensors.keys() == set(names)
         and all(isinstance(digest, str) and len(digest) == 64 for digest in tensors.values())

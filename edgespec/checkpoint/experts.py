@@ -29,13 +29,13 @@ class Matrix:
 def matrices(name: str, shape: tuple[int, ...]) -> Iterator[Matrix]:
     """The matrices of a tensor of fused experts, in the order of their bytes; none for another
     tensor."""
-    found = _FUSED.fullmatch(name)
-    parts = _PARTS[found[2]] if found else ()
-    if found is None or len(shape) != 3 or 0 in shape or shape[1] % len(parts):
+    match = _FUSED.fullmatch(name)
+    parts = _PARTS[match[2]] if match else ()
+    if match is None or len(shape) != 3 or 0 in shape or shape[1] % len(parts):
         return
     experts, rows, width = shape
     for e in range(experts):
         for p, part in enumerate(parts):
-            one = f"{found[1]}.{e}.{part}.weight"
+            one = f"{match[1]}.{e}.{part}.weight"
             size = rows // len(parts), width
             yield Matrix(one, size, e * len(parts) + p, experts * len(parts))

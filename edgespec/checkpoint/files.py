@@ -153,8 +153,8 @@ class Checkpoint:
         digests, tensors = self._weights.digests, self.tensors
         spans = {name: info.span for name, info in tensors.items() if info.file is not None}
         digests.recall(spans)
-        found = {name: digests.known(span) for name, span in spans.items()}
-        left = [info for name, info in tensors.items() if found.get(name) is None]
+        hashes = {name: digests.known(span) for name, span in spans.items()}
+        left = [info for name, info in tensors.items() if hashes.get(name) is None]
         if left:
             progress.start("hash", sum(info.num_bytes for info in left))
         for info in left:
@@ -162,12 +162,12 @@ class Checkpoint:
             for chunk in self._chunks(info):
                 digest.update(chunk)
                 progress.advance(len(chunk))
-            found[info.name] = digest.hexdigest()
+            hashes[info.name] = digest.hexdigest()
             if info.file is not None:
                 digests.finish(info.span, digest)
         digests.check_unchanged()
         digests.keep(spans)
-        return {name: sha256 for name, sha256 in found.items() if sha256 is not None}
+        return {name: sha256 for name, sha256 in hashes.items() if sha256 is not None}
 
     def _chunks(self, info: TensorInfo) -> Iterator[memoryview]:
         """A tensor's bytes; each piece is gone with the next one. Raises CheckpointError."""

@@ -113,8 +113,8 @@ def _check_whole(
     checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], stored: list[str]
 ) -> None:
     parts = {name: _parts_of(checkpoint, name) for name in expected}
-    missing = [name for name, found in parts.items() if not found]
-    known = {part for found in parts.values() for part in found}
+    missing = [name for name, parts_of in parts.items() if not parts_of]
+    known = {part for parts_of in parts.values() for part in parts_of}
     unknown = [name for name in stored if name not in known]
     if unknown:
         raise UnsupportedModel(

@@ -342,11 +342,11 @@ def _compressed(settings: _Settings) -> Quantization:
         sparsity.need("format", sparsity.text("format", "dense"), "dense")
     groups = settings.section("config_groups")
     form = settings.text("format")
-    found = [_compressed_group(groups.section(name), form) for name in groups.raw]
-    found.sort(key=lambda group: "*" in group[0])  # modules by name come before all Linears
+    rules = [_compressed_group(groups.section(name), form) for name in groups.raw]
+    rules.sort(key=lambda group: "*" in group[0])  # modules by name come before all Linears
     ignored = (*settings.names("ignore"), _EMBEDDING)
     return Quantization(
-        "compressed-tensors", tuple(found), ignored, _kv_scheme(settings), settings.source
+        "compressed-tensors", tuple(rules), ignored, _kv_scheme(settings), settings.source
     )
 
 

@@ -101,8 +101,8 @@ def _parse_entry(path: Path, name: str, entry: object, data_start: int) -> Tenso
         raise UnsupportedModel(
             f"{path}: tensor {name!r} has the type {dtype!r}, which this version cannot read."
         )
-    found = tensor_of(name, entry, data_start, lambda how: _damaged(path, how))
-    return TensorInfo(name, found.dtype, found.shape, path, found.offset, found.num_bytes)
+    tensor = tensor_of(name, entry, data_start, lambda how: _damaged(path, how))
+    return TensorInfo(name, tensor.dtype, tensor.shape, path, tensor.offset, tensor.num_bytes)
 
 
 def _check_layout(path: Path, infos: list[TensorInfo], data_start: int, size_bytes: int) -> None:

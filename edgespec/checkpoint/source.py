@@ -75,7 +75,7 @@ class StoredTensors:
 
 
 def _matrices_of(info: TensorInfo) -> Iterator[TensorInfo]:
-    found = [
+    experts = [
         replace(
             info,
             name=matrix.name,
@@ -85,7 +85,7 @@ def _matrices_of(info: TensorInfo) -> Iterator[TensorInfo]:
         )
         for matrix in matrices(info.name, info.shape)
     ]
-    yield from found or [info]
+    yield from experts or [info]
 
 
 def renamed(source: StoredTensors, names: Mapping[str, RowRange]) -> StoredTensors:

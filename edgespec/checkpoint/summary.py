@@ -101,7 +101,7 @@ class CheckpointSummary:
     model_type: Any
     tokenizer: tuple[str, ...] | None = None
     weights: WeightsSummary | None = None
-    found: ModelConfig | DraftConfig | None = None
+    config: ModelConfig | DraftConfig | None = None
     parameters: Mapping[str, int] | None = None
     quantization: QuantizationSummary | None = None
     has_record: bool = False
@@ -121,13 +121,13 @@ class CheckpointSummary:
         keys["tokenizer"] = list(self.tokenizer or ())
         if self.weights is not None:
             keys |= asdict(self.weights) | {"files": list(self.weights.files)}
-        if self.found is not None:
-            role = "base" if isinstance(self.found, ModelConfig) else "draft"
-            keys |= {"role": role, "config": config_dict(self.found)}
+        if self.config is not None:
+            role = "base" if isinstance(self.config, ModelConfig) else "draft"
+            keys |= {"role": role, "config": config_dict(self.config)}
         if self.parameters is not None:
-            found = self.quantization
+            quantization = self.quantization
             keys["parameters"] = dict(self.parameters)
-            keys["quantization"] = None if found is None else asdict(found)
+            keys["quantization"] = None if quantization is None else asdict(quantization)
         if self.has_record:
             keys["quantized"] = None if self.record is None else self.record.without_files()
         return keys | {f"{method}_head": why for method, why in self.heads.items()}
@@ -172,12 +172,12 @@ def summarize_checkpoint(
     with noted(problems):
         summary = replace(summary, weights=weights_of(checkpoint))
         with noted(problems):
-            summary = replace(summary, found=detect(checkpoint))
+            summary = replace(summary, config=detect(checkpoint))
         quantization = read_quantization(checkpoint)
         shapes = logical_shapes(checkpoint, quantization)
         scales = set(kv_scale_names(checkpoint))
-        found = summarize_quantization(checkpoint, quantization, shapes) if quantization else None
-        summary = replace(summary, parameters=parameters_of(shapes, scales), quantization=found)
+        linears = summarize_quantization(checkpoint, quantization, shapes) if quantization else None
+        summary = replace(summary, parameters=parameters_of(shapes, scales), quantization=linears)
         record = quantize_record(checkpoint, problems, read_up_to)
         summary = replace(summary, has_record=True, record=record)
     return summary

@@ -13,5 +13,5 @@ def refuse_growth(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError for a normalizer that makes texts many times longer."""
     path = checkpoint.path / file_names.TOKENIZER
     if path.is_file() and text_growth(read_json(path).get("normalizer")) > MAX_GROWTH:
-        what = f"{path}: the normalizer makes a text more than {MAX_GROWTH} times as long."
-        raise CheckpointError(what, "Download it again.")
+        message = f"{path}: the normalizer makes a text more than {MAX_GROWTH} times as long."
+        raise CheckpointError(message, "Download it again.")

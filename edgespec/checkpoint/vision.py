@@ -44,8 +44,8 @@ def stored_vision_names(checkpoint: Checkpoint, config: VisionConfig) -> dict[st
 
 def vision_quantization(checkpoint: Checkpoint, config: VisionConfig) -> Quantization | None:
     """How the encoder's Linears are quantized; None where none of them is."""
-    found = read_quantization(checkpoint)
-    if found is None or vision_prefix(checkpoint) is None:
+    quantization = read_quantization(checkpoint)
+    if quantization is None or vision_prefix(checkpoint) is None:
         return None
     names = names_on_disk(checkpoint, config)
     modules = (
@@ -53,8 +53,8 @@ def vision_quantization(checkpoint: Checkpoint, config: VisionConfig) -> Quantiz
         for name, shape in vision_tensors(config).items()
         if is_linear(name, shape)
     )
-    quantized = any(rule_at(checkpoint, found, module) for module in modules)
-    return replace(found, kv_cache=None) if quantized else None
+    quantized = any(rule_at(checkpoint, quantization, module) for module in modules)
+    return replace(quantization, kv_cache=None) if quantized else None
 
 
 def names_on_disk(checkpoint: Checkpoint, config: VisionConfig) -> dict[str, str]:

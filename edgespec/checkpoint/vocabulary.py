@@ -81,12 +81,12 @@ def differences(base: VocabularyTokens, draft: VocabularyTokens) -> Differences:
     )
 
 
-def other_tokens(found: Differences, base: VocabularyTokens, draft: VocabularyTokens) -> str:
+def other_tokens(differing: Differences, base: VocabularyTokens, draft: VocabularyTokens) -> str:
     """How many ids mean other tokens, and the first of them with both."""
-    at = found.others[0]
+    at = differing.others[0]
     return (
-        f"{len(found.others)} of {found.both} ids mean other tokens, the first of them {at}: "
-        f"{draft.strings[at]!r} to the draft, {base.strings[at]!r} to the base"
+        f"{len(differing.others)} of {differing.both} ids mean other tokens, the first of them"
+        f" {at}: {draft.strings[at]!r} to the draft, {base.strings[at]!r} to the base"
     )
 
 
@@ -102,13 +102,17 @@ def compared_tokenizers(base: Checkpoint, draft: Checkpoint) -> Differences | No
         if same_sentencepiece(base, draft):
             return None
         lacking = base if of_base is None else draft
-        what = f"{lacking.path} has no {file_names.TOKENIZER}: its tokens cannot be compared"
-        raise PairingError(what, f"Put the {file_names.TOKENIZER} of the model beside its weights.")
-    found = differences(of_base, of_draft)
-    if found.others:
-        what = f"draft and base have different tokenizers: {other_tokens(found, of_base, of_draft)}"
-        raise PairingError(what, "A draft model has the tokenizer of its base.")
-    return found
+        message = f"{lacking.path} has no {file_names.TOKENIZER}: its tokens cannot be compared"
+        raise PairingError(
+            message, f"Put the {file_names.TOKENIZER} of the model beside its weights."
+        )
+    compared = differences(of_base, of_draft)
+    if compared.others:
+        message = (
+            f"draft and base have different tokenizers: {other_tokens(compared, of_base, of_draft)}"
+        )
+        raise PairingError(message, "A draft model has the tokenizer of its base.")
+    return compared
 
 
 def same_sentencepiece(base: Checkpoint, draft: Checkpoint) -> bool:

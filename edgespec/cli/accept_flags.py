@@ -113,8 +113,8 @@ def take_acceptance(ctx: click.Context, values: dict[str, Any]) -> AcceptOptions
     for name in given:
         owner = OPTIONS[name][0]
         if rule not in (None, owner):
-            what = f"--{name.replace('_', '-')} is an option of --acceptance {owner}"
-            raise click.UsageError(f"{what}, not of {rule}", ctx)
+            message = f"--{name.replace('_', '-')} is an option of --acceptance {owner}"
+            raise click.UsageError(f"{message}, not of {rule}", ctx)
         rule = owner
     if rule is None:
         return None

@@ -44,7 +44,6 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 16
 @click.option(
     "--probe-text",
     type=FILE,
-    metavar="FILE",
     help="Text for --probe, instead of the shipped one.",
 )
 @click.option(
@@ -52,7 +51,6 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 16
     "probe_images",
     type=FILE,
     multiple=True,
-    metavar="FILE",
     help="An image for --probe, where the text has the model's mark of one, or before it;"
     " may be given repeatedly.",
 )
@@ -143,8 +141,10 @@ def command(
 def refuse_beside_tensorrt(*given: object) -> None:
     """Raises UsageError where --tensorrt, which looks at one graph, has other flags beside it."""
     if any(given):
-        what = "--tensorrt checks the graph of one exported directory: give only that and --json."
-        raise click.UsageError(what)
+        message = (
+            "--tensorrt checks the graph of one exported directory: give only that and --json."
+        )
+        raise click.UsageError(message)
 
 
 def text_for(path: Path | None) -> str:
@@ -158,8 +158,8 @@ def text_of(report: PairReport) -> list[str]:
     """The lines of a report: level, topic and finding of each result, its remedy below."""
     lines = []
     for result in report.results:
-        what, remedy = result.what.rstrip("."), result.remedy
-        lines.append(f"{result.level:{LEVEL_WIDTH}}{result.topic:{TOPIC_WIDTH}}{what}")
+        problem, remedy = result.what.rstrip("."), result.remedy
+        lines.append(f"{result.level:{LEVEL_WIDTH}}{result.topic:{TOPIC_WIDTH}}{problem}")
         lines += [f"{'':{LEVEL_WIDTH + TOPIC_WIDTH}}{remedy}"] if remedy else []
     return lines
 

@@ -22,7 +22,7 @@ def command(ctx: click.Context, shell: str) -> None:
     zsh, in ~/.zshrc:    eval "$(edgespec completion zsh)"
     fish:                edgespec completion fish > ~/.config/fish/completions/edgespec.fish
     """
-    found = get_completion_class(shell)
-    assert found is not None  # one of the choices
-    script = found(ctx.find_root().command, {}, "edgespec", COMPLETING)
+    kind = get_completion_class(shell)
+    assert kind is not None  # one of the choices
+    script = kind(ctx.find_root().command, {}, "edgespec", COMPLETING)
     click.echo(script.source_template % script.source_vars())  # `source` would start a bash

@@ -17,7 +17,6 @@ from edgespec.cli.terminal import say
 MEASURING = click.option(
     "--measure-costs/--no-measure-costs",
     default=True,
-    show_default=True,
     envvar=environment.MEASURE_COSTS,
     show_envvar=True,
     help=(
@@ -53,8 +52,8 @@ def measure_again(engine_dir: Path, *, err: bool = False, again: bool = False) -
     began = monotonic()
     with Bars() as bars:
         progress = Progress(start=lambda n: bars.start("costs", n), advance=bars.advance)
-        found = measure_costs(engine_dir, progress=progress, again=again)
-    say(built_line(found, monotonic() - began), err=err)
+        profile = measure_costs(engine_dir, progress=progress, again=again)
+    say(built_line(profile, monotonic() - began), err=err)
 
 
 def measure_busy_again(

@@ -283,8 +283,8 @@ def tree_of(ctx: click.Context, sizes: Iterable[object]) -> TreeSpec | None:
     others = given.keys() - {*MEDUSA_KEYS, "max_draft_len"}
     if others:
         flags = " and ".join(flag for flag, key, *_ in TREE_FLAGS if key in others)
-        what = f"{flags}: for the trees of EAGLE drafts, and those of Medusa heads are asked for"
-        raise click.UsageError(f"{what}; leave one of the two out", ctx)
+        message = f"{flags}: for the trees of EAGLE drafts, and those of Medusa heads are asked for"
+        raise click.UsageError(f"{message}; leave one of the two out", ctx)
     return MedusaOptions(**given)
 
 
@@ -297,7 +297,7 @@ def plan_of(
 ) -> DraftPlan:
     """That of `engine_request`, for a tree that what drafts can make."""
     from edgespec.runtime import engine_request
-    from edgespec.runtime.drafters.decoding import Sizes
+    from edgespec.runtime.plans.plan import Sizes
 
     if tree is not None:
         check_tree(engine.method, tree)
@@ -307,8 +307,8 @@ def plan_of(
 def check_tree(method: str | None, tree: TreeSpec) -> None:
     """Raises OptionError for a tree that is asked for by flags of another method: those of Medusa
     heads are for them alone, and heads take no others."""
+    from edgespec.compat.speculative_config import class_of_method
     from edgespec.runtime.drafters.options import fields_of
-    from edgespec.runtime.opening.speculative_config import class_of_method
 
     keys = fields_of(type(tree))  # type: ignore[arg-type]
     of_heads = any(key in keys for key in MEDUSA_KEYS)
@@ -318,8 +318,8 @@ def check_tree(method: str | None, tree: TreeSpec) -> None:
     given = [flag for flag, key, *_ in TREE_FLAGS if key in keys and getattr(tree, key)]
     whose = "Medusa heads" if of_heads else "drafts that grow a tree level by level"
     row = None if method is None else METHODS[method]
-    what = f"{' and '.join(given)}: for {whose}, and what drafts is"
+    message = f"{' and '.join(given)}: for {whose}, and what drafts is"
     remedy = "Leave it out; --spec-draft-step and --spec-verify-size say how much to draft."
     if drafts_with_heads:
         remedy = "Give --medusa-choices instead, or leave it out."
-    raise OptionError(f"{what} {row.title if row else 'a drafter of your own'}", remedy)
+    raise OptionError(f"{message} {row.title if row else 'a drafter of your own'}", remedy)

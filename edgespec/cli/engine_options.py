@@ -78,7 +78,6 @@ PREFIX_CACHE = click.option(
     "--prefix-cache-mb",
     type=click.IntRange(0),
     default=256,
-    show_default=True,
     envvar=environment.PREFIX_CACHE_MB,
     show_envvar=True,
     help=(
@@ -114,8 +113,8 @@ def engine_options(*blocks: Decorator) -> Decorator:
 def request_of(ctx: click.Context, values: dict[str, Any]) -> EngineRequest:
     """What the options ask of an engine; they are taken out of `values`. Raises click.UsageError
     where they contradict each other."""
-    from edgespec.runtime.drafters.decoding import Sizes
     from edgespec.runtime.engine_request import EngineRequest
+    from edgespec.runtime.plans.plan import Sizes
 
     sizes = Sizes(*(one_of(values, name) for name in SIZES))
     tree, options = tree_of(ctx, sizes), keys_of(ctx)
@@ -136,8 +135,8 @@ def request_of(ctx: click.Context, values: dict[str, Any]) -> EngineRequest:
         **(take_images(values, None) if "allow_image_root" in values else {}),
     )
     if request.time_budget_ms is not None and not request.has_own_drafter:
-        what = "--drafter-time-budget-ms is for a drafter of your own"
-        raise click.UsageError(f"{what}: --drafter MODULE:CLASS", ctx)
+        message = "--drafter-time-budget-ms is for a drafter of your own"
+        raise click.UsageError(f"{message}: --drafter MODULE:CLASS", ctx)
     if "spec_decode" not in values:
         return request
     return replace(request, spec_decode=drafts_of(ctx, request, values.pop("spec_decode")))
@@ -176,9 +175,9 @@ def refuse_without_drafts(
     ctx: click.Context, asked: Mapping[str, bool], why: str = WITHOUT
 ) -> None:
     """Raises click.UsageError for the first that is asked for and needs drafts."""
-    for what, is_asked in asked.items():
+    for flags, is_asked in asked.items():
         if is_asked:
-            raise click.UsageError(f"{what} nothing {why}", ctx)
+            raise click.UsageError(f"{flags} nothing {why}", ctx)
 
 
 def opened(request: EngineRequest, engine_dir: Path) -> Opened:

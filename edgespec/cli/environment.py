@@ -55,8 +55,8 @@ def is_off(environ: Mapping[str, str], name: str) -> bool:
 def mistyped(environ: Mapping[str, str]) -> list[str]:
     """A warning for each variable that is none of ours but for a letter or two."""
     unknown = [name for name in environ if name.startswith(PREFIX) and name not in VARIABLES]
-    found = []
+    lines = []
     for name in sorted(unknown):
         if nearest := difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.9):
-            found.append(f"{name} is not a variable of edgespec; did you mean {nearest[0]}?")
-    return found
+            lines.append(f"{name} is not a variable of edgespec; did you mean {nearest[0]}?")
+    return lines

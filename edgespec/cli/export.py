@@ -191,8 +191,8 @@ def command(
     bases |= {flags.method: flags.base for flags in asked}
     if draft_model and (other := next((flags for flags in asked if flags.draft_dir), None)):
         flag = f"--{other.method}-draft-dir"
-        what = f"--draft-model makes MODEL itself the draft, and {flag} names another one"
-        raise PairingError(what, "Leave one of the two out.")
+        message = f"--draft-model makes MODEL itself the draft, and {flag} names another one"
+        raise PairingError(message, "Leave one of the two out.")
     block = check_draft_flags(asked, base_model_dir, aux_layers)
     base_for = chosen_base(bases)
     from edgespec.cli.progress import Bars
@@ -225,8 +225,8 @@ def chosen_base(bases: Mapping[str, bool]) -> str | None:
     chosen = [method for method, wanted in bases.items() if wanted]
     if len(chosen) > 1:
         flags = " and ".join(flag_of(METHODS[method].export_param or "") for method in chosen)
-        what = f"{flags} exclude each other: a base emits what one method reads"
-        raise PairingError(what, "Export once for each method, to different OUT directories.")
+        message = f"{flags} exclude each other: a base emits what one method reads"
+        raise PairingError(message, "Export once for each method, to different OUT directories.")
     return chosen[0] if chosen else None
 
 
@@ -263,24 +263,26 @@ def check_draft_flags(
         return None
     if len(given) > 1:
         names = " and ".join(f"--{flags.method}-draft-dir" for flags in given)
-        what = f"{names} exclude each other: a base emits what one draft reads"
-        raise PairingError(what, "Export once for each draft, to different OUT directories.")
+        message = f"{names} exclude each other: a base emits what one draft reads"
+        raise PairingError(message, "Export once for each draft, to different OUT directories.")
     (flags,) = given
     name = f"--{flags.method}-draft" if flags.draft else f"--{flags.method}-base"
     if flags.draft_dir is None:
-        what = f"{name} needs --{flags.method}-draft-dir: the draft declares which layers it reads"
+        message = (
+            f"{name} needs --{flags.method}-draft-dir: the draft declares which layers it reads"
+        )
         remedy = f"Pass --{flags.method}-draft-dir with the directory or hub id of the draft."
-        raise PairingError(what, remedy)
+        raise PairingError(message, remedy)
     if flags.draft == flags.base:
         both = f"--{flags.method}-base and --{flags.method}-draft"
-        what = f"--{flags.method}-draft-dir goes with one of {both}"
-        raise PairingError(what, "Pass the one whose component is to be written.")
+        message = f"--{flags.method}-draft-dir goes with one of {both}"
+        raise PairingError(message, "Pass the one whose component is to be written.")
     if base_model_dir or aux_layers:
-        what = (
+        message = (
             f"{name} goes with --{flags.method}-draft-dir alone: MODEL is the base, and the draft"
             " names its layers"
         )
-        raise PairingError(what, "Leave --base-model-dir and --aux-layers out.")
+        raise PairingError(message, "Leave --base-model-dir and --aux-layers out.")
     return flags
 
 

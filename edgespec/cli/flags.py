@@ -143,11 +143,11 @@ def flags_of(command: click.Command, ctx: click.Context) -> list[str]:
 
 def homes_of(flag: str, root: click.Context) -> list[str]:
     """The commands whose --help lists the flag."""
-    found, wanted = [], kebab(flag)
+    homes, wanted = [], kebab(flag)
     for path, command in commands_of(root.command, root):
         if wanted in flags_of(command, click.Context(command, parent=root)):
-            found.append(path)
-    return found
+            homes.append(path)
+    return homes
 
 
 def commands_of(

@@ -21,10 +21,10 @@ def command(ctx: click.Context, words: tuple[str, ...]) -> None:
     for word in words:
         group = context.command
         if not isinstance(group, click.Group):
-            what = f"{context.command_path} has no commands below it"
-            raise click.UsageError(f"{what}: edgespec help {context.info_name}", ctx)
-        found = group.get_command(context, word)
-        if found is None:
+            message = f"{context.command_path} has no commands below it"
+            raise click.UsageError(f"{message}: edgespec help {context.info_name}", ctx)
+        child = group.get_command(context, word)
+        if child is None:
             refuse_unknown_command(group, context, word)
-        context = click.Context(found, info_name=word, parent=context)
+        context = click.Context(child, info_name=word, parent=context)
     click.echo(context.get_help())

@@ -34,7 +34,6 @@ from edgespec.cli.engine_options import (
 from edgespec.cli.exit_codes import FAILED, SOME_FAILED
 from edgespec.cli.help_pages import PagedCommand
 from edgespec.cli.image_flags import IMAGE, beside, image_flags
-from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import FILE
 from edgespec.cli.prompt_options import (
     CHAT_TEMPLATE,
@@ -44,6 +43,7 @@ from edgespec.cli.prompt_options import (
     sampling_options,
 )
 from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.streams import require_stream
 from edgespec.cli.terminal import say
 from edgespec.cli.tokenizer_dir import check_tokenizer
 from edgespec.compat import trtllm
@@ -98,13 +98,11 @@ OF_REQUESTS = {
 @click.option(
     "--input-file",
     type=FILE,
-    metavar="FILE",
     help="Requests: messages and sampling, as JSON; - reads them from stdin, as JSON or JSONL.",
 )
 @click.option(
     "--prompts",
     type=FILE,
-    metavar="FILE",
     help="A JSONL prompt set with turns, such as MT-Bench's, instead of --input-file.",
 )
 @click.option(
@@ -135,7 +133,6 @@ OF_REQUESTS = {
 @click.option(
     "--output-file",
     type=FILE,
-    metavar="FILE",
     help=(
         "Write the responses and their metrics as JSON; - writes them to stdout, and the summary"
         " to stderr."
@@ -159,9 +156,7 @@ OF_REQUESTS = {
     default=0,
     help="Run the first batch this many times beforehand, unmeasured.",
 )
-@click.option(
-    "--profile-output-file", type=FILE, metavar="FILE", help="Write times by stage as JSON."
-)
+@click.option("--profile-output-file", type=FILE, help="Write times by stage as JSON.")
 @click.option("--dump-profile", is_flag=True, help="Print times by stage.")
 @click.option("--dump-output", is_flag=True, help="Print the text of the answers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -233,11 +228,11 @@ def command(
         }
         refuse_without_drafts(ctx, asked)
     if check_lossless and compare_quality:
-        what = "--check-lossless and --compare-quality exclude each other"
-        raise click.UsageError(f"{what}: a check is for rules that change no token", ctx)
+        message = "--check-lossless and --compare-quality exclude each other"
+        raise click.UsageError(f"{message}: a check is for rules that change no token", ctx)
     if sum(map(bool, (input_file, prompts, texts, raw_texts))) != 1:
-        what = "give one of --input-file, --prompts, --prompt and --input-text"
-        raise click.UsageError(what, ctx)
+        message = "give one of --input-file, --prompts, --prompt and --input-text"
+        raise click.UsageError(message, ctx)
     if raw_texts:
         texts, no_chat_template = raw_texts, True
     if no_chat_template and not texts:
@@ -245,8 +240,8 @@ def command(
     if no_chat_template and chat_template:
         raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
     if named_images and not texts:
-        what = "--image goes with --prompt; in a file an image is an item of a message"
-        raise click.UsageError(f"{what} (docs/images.md)", ctx)
+        message = "--image goes with --prompt; in a file an image is an item of a message"
+        raise click.UsageError(f"{message} (docs/images.md)", ctx)
     check_tokenizer(ctx, engine_dir, tokenizer_dir)
     from edgespec.prompts import stream_of
 
@@ -495,11 +490,12 @@ def show(
     """Print the summary, and where asked for the times by stage and the answers' text; with `err`
     on stderr."""
     from edgespec.cli import report
+    from edgespec.cli.tables import print_table
     from edgespec.runtime.requests.profile import profile
 
     report.show(stats, as_json=as_json, err=err)
     if dump_profile:
-        report.show_profile(profile(stats), err=err)
+        print_table(report.profile_table(profile(stats)), err=err)
     if dump_output:
         report.show_output(stats.answers)
 

@@ -40,14 +40,21 @@ def command(path: Path, layers: bool, verify: bool, as_json: bool) -> int:
     from edgespec.cli.summary import text_of
     from edgespec.pipeline.inspection import inspect
 
-    found = inspect(path, verify=verify)
+    inspection = inspect(path, verify=verify)
     if as_json:
-        problems = [{"what": problem.what, "remedy": problem.remedy} for problem in found.problems]
-        shown = {"path": str(path), **found.to_dict(), "notes": found.notes, "problems": problems}
+        problems = [
+            {"what": problem.what, "remedy": problem.remedy} for problem in inspection.problems
+        ]
+        shown = {
+            "path": str(path),
+            **inspection.to_dict(),
+            "notes": inspection.notes,
+            "problems": problems,
+        }
         click.echo(json_text(shown))
     else:
-        for line in text_of(found, layers=layers, verify=verify):
+        for line in text_of(inspection, layers=layers, verify=verify):
             say(line)
-    for problem in found.problems:
+    for problem in inspection.problems:
         report(problem)
-    return REFUSED if found.problems else 0
+    return REFUSED if inspection.problems else 0

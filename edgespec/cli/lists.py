@@ -34,12 +34,12 @@ class Counts(Parsed):
         """The numbers, each once; click.BadParameter for anything else."""
         if isinstance(value, tuple):
             return value
-        found = []
+        counts = []
         for part in parts(str(value)):
             if not part.isascii() or not part.isdigit() or len(part) > 9 or int(part) < self.least:
                 self.fail(f"{part!r:.40} is not a whole number from {self.least} on", param, ctx)
-            found.append(int(part))
-        return once(self, found, param, ctx)
+            counts.append(int(part))
+        return once(self, counts, param, ctx)
 
 
 class Names(Parsed):
@@ -56,11 +56,11 @@ class Names(Parsed):
         """The names, each once; click.BadParameter for anything else."""
         if isinstance(value, tuple):
             return value
-        found = parts(str(value))
-        for part in found:
+        names = parts(str(value))
+        for part in names:
             if part not in self.known:
                 self.fail(f"{part!r:.40} is none of {', '.join(self.known)}", param, ctx)
-        return once(self, found, param, ctx)
+        return once(self, names, param, ctx)
 
 
 class Texts(Parsed):
@@ -83,11 +83,11 @@ def parts(text: str) -> list[str]:
 
 
 def once(
-    kind: Any, found: list[Any], param: click.Parameter | None, ctx: click.Context | None
+    kind: Any, values: list[Any], param: click.Parameter | None, ctx: click.Context | None
 ) -> tuple[Any, ...]:
     """The values, each once; click.BadParameter for too many, and for one that is empty."""
-    if not all(str(value) for value in found):
+    if not all(str(value) for value in values):
         kind.fail("a value is empty: write them with commas, such as 1,4,8", param, ctx)
-    if len(found) > MOST:
-        kind.fail(f"{len(found)} values, and {MOST} is the limit", param, ctx)
-    return tuple(dict.fromkeys(found))
+    if len(values) > MOST:
+        kind.fail(f"{len(values)} values, and {MOST} is the limit", param, ctx)
+    return tuple(dict.fromkeys(values))

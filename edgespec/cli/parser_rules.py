@@ -52,9 +52,9 @@ def text_of(checked: Checked, refused: int, warnings: int) -> Iterator[str]:
     the summary last."""
     report, target = checked.report, checked.target
     for (level, rule), group in groupby(report.findings, lambda f: (f.level, f.rule)):
-        found = list(group)
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        first = found[0]
+        findings = list(group)
+        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+        first = findings[0]
         yield f"{level:{LEVEL_WIDTH}}{rule:{RULE_WIDTH}}{first.node}: {first.what}{more}"
         yield f"{'':{LEVEL_WIDTH + RULE_WIDTH}}{first.remedy}"
     nodes = counted(sum(report.operators.values()), "node")

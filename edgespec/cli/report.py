@@ -6,8 +6,7 @@ Knows how values look. What they mean stands in `runtime.metrics` and `runtime.p
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from types import TracebackType
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from edgespec.cli import tables
+from edgespec.cli.tables import print_table
 from edgespec.cli.terminal import harmless, json_text, say
 from edgespec.errors import counted
 from edgespec.methods import METHODS
@@ -29,7 +30,6 @@ from edgespec.runtime.trees.tree import DraftPlan
 if TYPE_CHECKING:
     from edgespec.runtime.engine_request import Opened
 
-MIN_WIDTH = 100  # characters
 MAX_DIFFERENCES = 10  # that are shown; output.json has all
 MAX_POSITIONS = 8  # whose acceptance is shown; output.json has all
 FOR_A_TREE = (
@@ -119,12 +119,7 @@ class TokenBar:
         self.progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.progress.stop()
 
     def add(self, chunk: Chunk) -> None:
@@ -140,11 +135,11 @@ class TokenBar:
 def show(run: RunStats, *, as_json: bool, err: bool = False) -> None:
     """Prints the summary's table (or its JSON) on stdout, or with `err` on stderr, and failed
     requests on stderr."""
-    found = summary(run)
+    figures = summary(run)
     if as_json:
-        click.echo(json_text(found), err=err)
-    elif columns_of(found):
-        print_table(table(found), err=err)
+        click.echo(json_text(figures), err=err)
+    elif columns_of(figures):
+        print_table(table(figures), err=err)
         for line in explained(run):
             say(line, err=err)
     show_failures(run.answers)
@@ -153,13 +148,8 @@ def show(run: RunStats, *, as_json: bool, err: bool = False) -> None:
 def show_end(run: RunStats, *, show_speculation: bool) -> None:
     """Prints failed requests on stderr, and that drafts are no better than chance; with
     `show_speculation` why drafts made the run slower, and what the stored costs say of it."""
-    for line in [] if run.chance is None else run.chance.lines:
+    for line in speed_lines(run, costs=show_speculation):
         say(line, err=True)
-    cost = speedup(run) if show_speculation else None
-    if cost is not None and cost.line is not None:
-        say(cost.line, err=True)
-    if cost is not None and run.prediction is not None:
-        say(run.prediction.line(cost.over_plain), err=True)
     show_failures(run.answers)
 
 
@@ -176,11 +166,8 @@ def explained(run: RunStats) -> Iterator[str]:
     if ";" in text:
         yield f"lossless: {text}"
     differing = [(a, a.difference) for a in run.answers if a.difference]
-    differing.sort(key=lambda found: found[1].explained)
-    for answer, difference in differing[:MAX_DIFFERENCES]:
-        yield f"{place_of(answer)}: {difference.words}"
-    if (more := len(differing) - MAX_DIFFERENCES) > 0:
-        yield f"{more} more in the output file"
+    differing.sort(key=lambda pair: pair[1].explained)
+    yield from first_of(f"{place_of(answer)}: {one.words}" for answer, one in differing)
     yield from quality_lines(run)
     pool = Pooled(run.drafted)
     if pool.steps_without_drafts:
@@ -194,9 +181,14 @@ def explained(run: RunStats) -> Iterator[str]:
             f"adaptive drafting decoded plainly in {pool.steps_paused} of"
             f" {counted(pool.steps, 'step')}: drafts did not pay there"
         )
-    if run.chance is not None:
-        yield from run.chance.lines
-    cost = speedup(run)
+    yield from speed_lines(run)
+
+
+def speed_lines(run: RunStats, *, costs: bool = True) -> Iterator[str]:
+    """That drafts are no better than chance; with `costs` why they made the run slower, and what
+    the stored costs say of it."""
+    yield from [] if run.chance is None else run.chance.lines
+    cost = speedup(run) if costs else None
     if cost is not None and cost.line is not None:
         yield cost.line
     if cost is not None and run.prediction is not None:
@@ -210,10 +202,15 @@ def quality_lines(run: RunStats) -> Iterator[str]:
         for answer in run.answers
         if (quality := answer.quality) is not None and quality.first_difference is not None
     ]
-    others.sort(key=lambda found: found[2])
-    for answer, quality, _ in others[:MAX_DIFFERENCES]:
-        yield f"{place_of(answer)}: {quality.words}"
-    if (more := len(others) - MAX_DIFFERENCES) > 0:
+    others.sort(key=lambda row: row[2])
+    yield from first_of(f"{place_of(answer)}: {quality.words}" for answer, quality, _ in others)
+
+
+def first_of(lines: Iterable[str]) -> Iterator[str]:
+    """The first lines, and how many more there are."""
+    shown = [*lines]
+    yield from shown[:MAX_DIFFERENCES]
+    if (more := len(shown) - MAX_DIFFERENCES) > 0:
         yield f"{more} more in the output file"
 
 
@@ -224,9 +221,9 @@ def failures(answers: Sequence[Answer]) -> Iterator[str]:
     for answer in answers:
         if answer.error is not None:
             places.setdefault((answer.error.what, answer.error.remedy), []).append(answer)
-    for (what, remedy), failed in places.items():
+    for (message, remedy), failed in places.items():
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        yield f"{place_of(failed[0])}{more}: {what}"
+        yield f"{place_of(failed[0])}{more}: {message}"
         yield f"  {remedy}"
     if places:
         yield f"{sum(a.response is not None for a in answers)} of {len(answers)} answered"
@@ -270,32 +267,30 @@ ROWS = (
 INDENTED = "  "
 
 
-def columns_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def columns_of(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The values of plain and speculative decoding, as far as each was run; those of the run
     itself come last."""
-    if (quality := found.get("quality")) is not None:
-        found = found | {
-            "plain": found["plain"]
+    if (quality := figures.get("quality")) is not None:
+        figures = figures | {
+            "plain": figures["plain"]
             | {"log_likelihood_per_token": quality["exact_log_likelihood_per_token"]},
-            "speculative": found["speculative"]
+            "speculative": figures["speculative"]
             | {"log_likelihood_per_token": quality["log_likelihood_per_token"]},
         }
-    names = [name for name in ("plain", "speculative") if name in found]
-    if not names or (found["batch_size"] == 1 and found["requests"] == 1):
-        return {name: found[name] for name in names}
+    names = [name for name in ("plain", "speculative") if name in figures]
+    if not names or (figures["batch_size"] == 1 and figures["requests"] == 1):
+        return {name: figures[name] for name in names}
     whole = {
-        "plain": found.get("check_output_tokens_per_s"),
-        names[-1]: found["output_tokens_per_s"],
+        "plain": figures.get("check_output_tokens_per_s"),
+        names[-1]: figures["output_tokens_per_s"],
     }
-    return {name: found[name] | {"output_tokens_per_s": whole[name]} for name in names}
+    return {name: figures[name] | {"output_tokens_per_s": whole[name]} for name in names}
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(figures: dict[str, Any]) -> Table:
     """Plain beside speculative; acceptance length counts the bonus, not prefill's token."""
-    columns = columns_of(found)
-    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for heading in ("", *columns):
-        out.add_column(heading, justify="left" if not heading else "right")
+    columns = columns_of(figures)
+    out = tables.columns("", *columns)
     above: list[str] = []
     for label, key, form in ROWS:
         values = [column.get(key) for column in columns.values()]
@@ -305,62 +300,53 @@ def table(found: dict[str, Any]) -> Table:
         ):
             out.add_row(label, *cells)
         above = cells
-    for label, cell in run_rows(found):
+    for label, cell in run_rows(figures):
         out.add_row(label, *[""] * (len(columns) - 1), cell)
     return out
 
 
-def run_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def run_rows(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What there is one of: all that concerns the run."""
-    if "speculative" in found:
-        rates = found["speculative"]["per_position_acceptance"]
+    if "speculative" in figures:
+        rates = figures["speculative"]["per_position_acceptance"]
         shown = [f"{rate:.2f}" for rate in rates[:MAX_POSITIONS]]
         more = ["..."] if len(rates) > len(shown) else []
         yield "per-position acceptance", " ".join(shown + more) or "-"
-    if "images" in found:
-        images = found["images"]
+    if "images" in figures:
+        images = figures["images"]
         spent = f"read in {images['read_s']:.2f} s, {images['encoded']} encoded in"
         yield "images", f"{images['images']}, {counted(images['tokens'], 'token')}"
         yield "  time", f"{spent} {images['encode_s']:.2f} s"
-    if found["reused_tokens"]:
-        prompts = found["reused_tokens"] + found["computed_tokens"]
-        yield "reused prompt tokens", f"{found['reused_tokens']} of {prompts}"
-    for row in found.get("acceptance", ()):
+    if figures["reused_tokens"]:
+        prompts = figures["reused_tokens"] + figures["computed_tokens"]
+        yield "reused prompt tokens", f"{figures['reused_tokens']} of {prompts}"
+    for row in figures.get("acceptance", ()):
         if row["lossless"] != "tokens":
-            count = f" ({counted(row['requests'], 'request')})" * (len(found["acceptance"]) > 1)
+            count = f" ({counted(row['requests'], 'request')})" * (len(figures["acceptance"]) > 1)
             yield "acceptance", f"{row['rule']}: {GUARANTEES[row['lossless']]}{count}"
-    if "lost_drafts" in found:
-        lost = ", ".join(f"{count} {why}" for why, count in found["lost_drafts"].items())
+    if "lost_drafts" in figures:
+        lost = ", ".join(f"{count} {why}" for why, count in figures["lost_drafts"].items())
         yield "lost drafts", lost
-    if "quality" in found:
-        quality = found["quality"]
+    if "quality" in figures:
+        quality = figures["quality"]
         yield "identical answers", f"{quality['identical']} of {quality['compared']}"
         share = quality["agreement"]
         yield "tokens as in exact answers", "-" if share is None else f"{share:.1%}"
-    yield "peak memory", f"{found['peak_cpu_memory_mb']:.0f} MB"
-    if "base_passes_saved" in found:
-        share = found["base_passes_saved"]
+    yield "peak memory", f"{figures['peak_cpu_memory_mb']:.0f} MB"
+    if "base_passes_saved" in figures:
+        share = figures["base_passes_saved"]
         yield "base passes saved", "-" if share is None else f"{share:.0%}"
-    if "lossless" in found:
-        yield "lossless", found["lossless"].partition(";")[0]
+    if "lossless" in figures:
+        yield "lossless", figures["lossless"].partition(";")[0]
 
 
 # ---- the profile
 
 
-def show_profile(profile: dict[str, Any], *, err: bool = False) -> None:
-    """The stages on stdout, or with `err` on stderr: how often each ran, for how long, and its
-    share of the run."""
-    print_table(profile_table(profile), err=err)
-
-
 def profile_table(profile: dict[str, Any]) -> Table:
     """A table of times by stage in ms, with each stage's share of the wall time."""
     wall_ms = 1000 * profile["edgespec"]["wall_s"]
-    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    out.add_column("stage (wall ms)")
-    for heading in ("passes", "total", "mean", "median", "p95", "share"):
-        out.add_column(heading, justify="right")
+    out = tables.columns("stage (wall ms)", "passes", "total", "mean", "median", "p95", "share")
     for stage in profile["stages"]:
         total, stats = stage["total_gpu_time_ms"], stage["gpu_time_stats"]
         times = (total, stats["mean_ms"], stats["median_ms"], stats["p95_ms"])
@@ -373,13 +359,6 @@ def profile_table(profile: dict[str, Any]) -> Table:
     rest = max(0.0, wall_ms - sum(stage["total_gpu_time_ms"] for stage in profile["stages"]))
     out.add_row("outside the stages", "", f"{rest:.2f}", "", "", "", share(rest, wall_ms))
     return out
-
-
-def print_table(table: Table, *, err: bool = False) -> None:
-    """Prints a table on stdout, or with `err` on stderr, never so narrow that a name is cut."""
-    console = Console(file=sys.stderr if err else sys.stdout)
-    console.width = max(console.width, MIN_WIDTH)
-    console.print(table)
 
 
 def share(part: float, whole: float) -> str:

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from edgespec.cli import startup
@@ -56,9 +56,9 @@ class Raising:
 
     def __enter__(self) -> Raising:
         if threading.current_thread() is threading.main_thread():
-            found = {number: signal.getsignal(number) for number in SIGNALS}
+            handlers = {number: signal.getsignal(number) for number in SIGNALS}
             self.handlers = {
-                number: handler for number, handler in found.items() if handler in DEFAULTS
+                number: handler for number, handler in handlers.items() if handler in DEFAULTS
             }
         self.hook = sys.unraisablehook
         if self.handlers:
@@ -81,10 +81,10 @@ class Raising:
         self.raised = Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
         raise self.raised
 
-    def dropped(self, what: sys.UnraisableHookArgs) -> None:
+    def dropped(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Python has dropped an exception: a signal's comes again, outside of this callback."""
-        if self.raised is None or what.exc_value is not self.raised:
-            self.hook(what)
+        if self.raised is None or unraisable.exc_value is not self.raised:
+            self.hook(unraisable)
             return
         number = signal.SIGTERM if isinstance(self.raised, Terminated) else signal.SIGINT
         signal.signal(number, self.rise)
@@ -127,12 +127,7 @@ class Stopper:
         self.old_fd = signal.set_wakeup_fd(self.writing.fileno(), warn_on_full_buffer=False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         signal.set_wakeup_fd(self.old_fd)
         for number, handler in self.handlers.items():
             signal.signal(number, handler)

@@ -38,9 +38,9 @@ INDENT = 14
 Rows = list[tuple[str, str]]
 
 
-def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
+def text_of(inspection: Inspection, *, layers: bool, verify: bool) -> list[str]:
     """The lines that `edgespec inspect` prints; with `layers`, every Linear and tensor by name."""
-    summary = found.summary
+    summary = inspection.summary
     if isinstance(summary, CheckpointSummary):
         title, rows = checkpoint_text(summary, layers)
         size = summary.weights.bytes if summary.weights else 0
@@ -52,13 +52,13 @@ def text_of(found: Inspection, *, layers: bool, verify: bool) -> list[str]:
         size = summary.bytes
     else:
         title, rows = engines_text(summary, layers)
-        rows += [row for profile in found.costs for row in cost_rows(profile)]
+        rows += [row for profile in inspection.costs for row in cost_rows(profile)]
         size = summary.bytes
-    rows += [("note", note) for note in found.notes]
-    if not found.problems:
+    rows += [("note", note) for note in inspection.notes]
+    if not inspection.problems:
         rows.append(("complete", completeness(summary, verify)))
     shown = f" ({megabytes(size)})" if size else ""
-    return [f"{title}: {found.path}{shown}", *aligned(rows)]
+    return [f"{title}: {inspection.path}{shown}", *aligned(rows)]
 
 
 def completeness(
@@ -89,12 +89,12 @@ def checkpoint_text(summary: CheckpointSummary, layers: bool) -> tuple[str, Rows
     """The title and the rows of a checkpoint."""
     title = ", ".join(summary.architectures or []) or str(summary.model_type or "a checkpoint")
     rows: Rows = []
-    found = summary.found
-    if isinstance(found, DraftConfig):
-        title = f"{METHODS[found.method].title} draft ({found.layout} layout)"
-        rows += decoder_rows(found.decoder) + draft_rows(found)
-    elif found is not None:
-        rows += decoder_rows(found.decoder) + base_rows(found)
+    config = summary.config
+    if isinstance(config, DraftConfig):
+        title = f"{METHODS[config.method].title} draft ({config.layout} layout)"
+        rows += decoder_rows(config.decoder) + draft_rows(config)
+    elif config is not None:
+        rows += decoder_rows(config.decoder) + base_rows(config)
     if summary.parameters is not None:
         rows.append(parameter_row(summary.parameters))
     if summary.weights is not None:
@@ -211,19 +211,21 @@ def types_text(types: Mapping[str, DtypeSummary]) -> str:
     )
 
 
-def quantization_rows(found: QuantizationSummary | None, layers: bool) -> Rows:
+def quantization_rows(quantization: QuantizationSummary | None, layers: bool) -> Rows:
     """The rows of a checkpoint's quantization: which Linears have which scheme."""
-    if found is None:
+    if quantization is None:
         return [("quantized", "no")]
-    rows: Rows = [("layout", f"{found.layout}, by {found.source}")]
-    for name, row in found.schemes.items():
+    rows: Rows = [("layout", f"{quantization.layout}, by {quantization.source}")]
+    for name, row in quantization.schemes.items():
         blocks = blocks_text(row.blocks)
         rows.append((name, f"{row.linears} Linears{blocks}, activations {row.activations}"))
         rows += [("", module) for module in row.modules if layers]
-    if found.kept:
-        rows.append(("kept", ", ".join(found.kept if layers else folded(found.kept))))
-    if found.kv_cache:
-        rows.append(("KV cache", f"{found.kv_cache.type}, {found.kv_cache.scales} scales"))
+    if quantization.kept:
+        rows.append(("kept", ", ".join(quantization.kept if layers else folded(quantization.kept))))
+    if quantization.kv_cache:
+        rows.append(
+            ("KV cache", f"{quantization.kv_cache.type}, {quantization.kv_cache.scales} scales")
+        )
     return rows
 
 
@@ -350,22 +352,24 @@ def pair_rows(method: str, pair: PairConfig) -> Rows:
     return [("aux layers", layers), made_for] if METHODS[method].reads_base else [made_for]
 
 
-def exported_rows(found: GraphQuantization | None) -> Rows:
+def exported_rows(quantization: GraphQuantization | None) -> Rows:
     """The rows of an export's quantization; `kept` are the Linears in float."""
-    if found is None:
+    if quantization is None:
         return [("quantized", "no")]
     rows = []
-    for name, use in found.schemes.items():
+    for name, use in quantization.schemes.items():
         rounded = "in the graph" if use.activations_in_graph else "by engines that can"
         where = "" if use.activations == "none" else f", rounded {rounded}"
         text = (
             f"{use.linears} Linears{blocks_text(use.blocks)}, activations {use.activations}{where}"
         )
         rows.append((name, text))
-    if found.unquantized:
-        rows.append(("kept", ", ".join(folded(found.unquantized))))
-    if found.kv_cache:
-        rows.append(("scales", f"of a {found.kv_cache.type} cache are recorded, and not applied"))
+    if quantization.unquantized:
+        rows.append(("kept", ", ".join(folded(quantization.unquantized))))
+    if quantization.kv_cache:
+        rows.append(
+            ("scales", f"of a {quantization.kv_cache.type} cache are recorded, and not applied")
+        )
     return rows
 
 
@@ -480,7 +484,7 @@ def folded(names: Iterable[str]) -> list[str]:
         number = re.search(r"(?<=\.)\d+(?=\.)", name)
         key = f"{name[: number.start()]}\0{name[number.end() :]}" if number else name
         groups.setdefault(key, []).extend([int(number[0])] if number else [])
-    return [key.replace("\0", ranges(found)) for key, found in groups.items()]
+    return [key.replace("\0", ranges(numbers)) for key, numbers in groups.items()]
 
 
 def ranges(numbers: list[int]) -> str:

@@ -18,9 +18,11 @@ def check_tokenizer(ctx: click.Context, engine_dir: Path, given: Path | None) ->
     name = file_names.TOKENIZER
     ours, theirs = engine_dir / name, given / name
     if not theirs.is_file():
-        what = f"--tokenizer-dir {given}: it has no {name} to compare with that of the engines"
+        message = f"--tokenizer-dir {given}: it has no {name} to compare with that of the engines"
     elif ours.is_file() and ours.read_bytes() != theirs.read_bytes():
-        what = f"--tokenizer-dir {given}: its {name} is not the one that the engines were made with"
+        message = (
+            f"--tokenizer-dir {given}: its {name} is not the one that the engines were made with"
+        )
     else:
         return
-    raise click.UsageError(f"{what}. Leave the flag out: engines bring their tokenizer.", ctx)
+    raise click.UsageError(f"{message}. Leave the flag out: engines bring their tokenizer.", ctx)

@@ -38,15 +38,12 @@ OUTCOME_WIDTH, ENGINE_WIDTH = 10, 7
 @click.option(
     "--input-file",
     type=FILE,
-    metavar="FILE",
     help="Requests to decode with drafts and without, instead of the built-in ones.",
 )
 @click.option(
     "--output-file",
     type=FILE,
-    metavar="FILE",
     default=RESULT,
-    show_default=True,
     help="Write the results as JSON: attach this file to a bug report.",
 )
 @image_flags
@@ -84,20 +81,20 @@ def command(
     inputs = [engine_dir, *onnx_dirs, *([input_file] if input_file else [])]
     refuse_overwriting(output_file, inputs)
     check_writable(output_file)
-    found = verify(
+    verification = verify(
         engine_dir,
         onnx_dirs,
         requests_of(input_file),
-        lambda what: say(f"checking {what}", err=True),
+        lambda check: say(f"checking {check}", err=True),
         take_images(images, input_file),
     )
-    report = found.to_dict()
+    report = verification.to_dict()
     with writing(output_file):
         write_json(output_file, report)
     if as_json:
         click.echo(json_text(report))
     else:
-        for line in lines_of(found, report):
+        for line in lines_of(verification, report):
             say(line)
         say(f"written to {output_file}", err=True)
     return GoldenMismatch.exit_code if report["failed"] else 0
@@ -110,17 +107,17 @@ def requests_of(path: Path | None) -> RequestFile | None:
     return None if path is None else read_requests(path)
 
 
-def lines_of(found: Verification, report: dict[str, Any]) -> list[str]:
+def lines_of(verification: Verification, report: dict[str, Any]) -> list[str]:
     """The table: outcome, engine and check, memory, and the summary last."""
     lines = [
         f"{finding.outcome.value:{OUTCOME_WIDTH}}{name:{ENGINE_WIDTH}}{finding.check}:"
         f" {finding.detail}"
-        for name, finding in found.findings
+        for name, finding in verification.findings
     ]
-    for engine in found.engines:
+    for engine in verification.engines:
         sizes = engine.description["memory_bytes"]
         words = ", ".join(f"{name.replace('_', ' ')} {n / 1e6:.1f}" for name, n in sizes.items())
         lines.append(f"{'':{OUTCOME_WIDTH}}{engine.role.value:{ENGINE_WIDTH}}memory: {words} MB")
-    peak = f"the process took {found.peak_bytes / 1e6:.0f} MB at most"
+    peak = f"the process took {verification.peak_bytes / 1e6:.0f} MB at most"
     counts = f"{report['passed']} passed, {report['failed']} failed, {report['not_run']} not run"
     return [*lines, f"{counts}; {peak}"]

@@ -50,7 +50,7 @@ class PassWork:
     def of(cls, decoder: DecoderConfig, head: int) -> PassWork:
         """That of a decoder whose lm_head has so many elements."""
         hidden = decoder.hidden_size
-        experts = Counter(found for layer in decoder.layers if (found := experts_of(layer, hidden)))
+        experts = Counter(sizes for layer in decoder.layers if (sizes := experts_of(layer, hidden)))
         windows: Counter[int | None] = Counter()
         for attention in decoder.attentions:
             windows[attention.window] += 2 * attention.num_kv_heads * attention.head_dim
@@ -58,7 +58,7 @@ class PassWork:
         return cls(
             sum(dense_of(layer, hidden) for layer in decoder.layers),
             head,
-            tuple(ExpertsWork(*found, layers=layers) for found, layers in experts.items()),
+            tuple(ExpertsWork(*sizes, layers=layers) for sizes, layers in experts.items()),
             windows.pop(None, 0),
             tuple((window, size) for window, size in windows.items() if window is not None),
             shared,

@@ -94,17 +94,17 @@ def _mlp_linears(mlp: MlpSpec, hidden_size: int) -> _Linears:
 
 def _experts_linears(mlp: MlpSpec, experts: ExpertsSpec, hidden_size: int) -> _Linears:
     """The router, the experts, and the one that all rows take."""
-    found: _Linears = {"mlp.gate": (experts.count, hidden_size, False)}
+    linears: _Linears = {"mlp.gate": (experts.count, hidden_size, False)}
     widths = {f"mlp.experts.{e}": mlp.intermediate_size for e in range(experts.count)}
     if experts.shared_size:
-        found["mlp.shared_expert_gate"] = (1, hidden_size, False)
+        linears["mlp.shared_expert_gate"] = (1, hidden_size, False)
         widths["mlp.shared_expert"] = experts.shared_size
     for name, inner in widths.items():
-        found |= dict.fromkeys(
+        linears |= dict.fromkeys(
             (f"{name}.gate_proj", f"{name}.up_proj"), (inner, hidden_size, mlp.bias)
         )
-        found[f"{name}.down_proj"] = (hidden_size, inner, mlp.bias)
-    return found
+        linears[f"{name}.down_proj"] = (hidden_size, inner, mlp.bias)
+    return linears
 
 
 def _with_biases(linears: _Linears) -> Tensors:

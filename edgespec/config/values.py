@@ -150,8 +150,8 @@ class DecoderConfig:
     @property
     def linear(self) -> LinearAttentionConfig | None:
         """The sizes of the layers with linear attention, which are all the same."""
-        found = (s.mixer for s in self.layers if isinstance(s.mixer, LinearAttentionConfig))
-        return next(found, None)
+        mixers = (s.mixer for s in self.layers if isinstance(s.mixer, LinearAttentionConfig))
+        return next(mixers, None)
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -186,8 +186,8 @@ class DecoderConfig:
     @property
     def windows(self) -> tuple[int | None, ...]:
         """The attention layers' windows, each once: none at all first, then ascending."""
-        found = {attention.window for attention in self.attentions}
-        return tuple(sorted(found, key=lambda window: (window is not None, window or 0)))
+        windows = {attention.window for attention in self.attentions}
+        return tuple(sorted(windows, key=lambda window: (window is not None, window or 0)))
 
     @property
     def sliding_window(self) -> int | None:

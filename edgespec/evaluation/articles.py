@@ -28,21 +28,21 @@ class Article:
 
 def read_articles(path: Path, most: int | None = None) -> list[Article]:
     """The articles of a file, or its first `most`. Raises RequestError that names the line."""
-    found: list[Article] = []
+    articles: list[Article] = []
     for number, line in enumerate(io.BytesIO(read_bytes(path).removeprefix(b"\xef\xbb\xbf")), 1):
-        if most is not None and len(found) == most:
+        if most is not None and len(articles) == most:
             break
         if line.strip():
             here = JsonPlace(f"{path}, line {number}")
             parts = as_object(parse_json(line, str(path), line=number), here)
             text, summary = (text_of(parts, key, here) for key in ("article", "highlights"))
-            found.append(Article(number, text, summary))
-    if not found:
+            articles.append(Article(number, text, summary))
+    if not articles:
         JsonPlace(str(path)).refuse(
             "has no articles",
             'Write one per line, such as {"article": "...", "highlights": "..."}.',
         )
-    return found
+    return articles
 
 
 def text_of(parts: dict[str, object], key: str, here: JsonPlace) -> str:

@@ -45,9 +45,9 @@ def load(path: Path) -> Any:
             f"no memory for {path} in float32", "Leave `hf_model_dir` out."
         ) from error
     except Exception as error:  # whatever the library raises for a checkpoint that it cannot read
-        what = f"transformers cannot load {path}: {str(error).partition(chr(10))[0]}"
+        message = f"transformers cannot load {path}: {str(error).partition(chr(10))[0]}"
         raise CheckpointError(
-            what, "Give the checkpoint that the engines were made from."
+            message, "Give the checkpoint that the engines were made from."
         ) from error
     model.eval()
     return model
@@ -88,7 +88,7 @@ def answer(
         pad_token_id=stops[0] if stops else 0,
     )
     model.generation_config = config  # else its own defaults fill what this one leaves open
-    found: dict[int, list[int]] = {}
+    answers: dict[int, list[int]] = {}
     began = time.perf_counter()
     for place, ids in enumerate(prompts):
         if stopping():
@@ -98,6 +98,6 @@ def answer(
             out = model.generate(
                 given, attention_mask=torch.ones_like(given), generation_config=config
             )
-        found[place] = out[0, len(ids) :].tolist()
+        answers[place] = out[0, len(ids) :].tolist()
         progress.advance(1)
-    return Reference(time.perf_counter() - began, found)
+    return Reference(time.perf_counter() - began, answers)

@@ -49,22 +49,22 @@ class Summaries:
     @property
     def responses(self) -> dict[int, Response]:
         """Those that did not fail, by place."""
-        found = self.by_place.items()
-        return {place: end for place, end in found if isinstance(end, Response)}
+        ends = self.by_place.items()
+        return {place: end for place, end in ends if isinstance(end, Response)}
 
     @property
     def errors(self) -> dict[int, EdgeSpecError]:
         """Those that failed, by place."""
-        found = self.by_place.items()
-        return {place: end for place, end in found if isinstance(end, EdgeSpecError)}
+        ends = self.by_place.items()
+        return {place: end for place, end in ends if isinstance(end, EdgeSpecError)}
 
     def to_dict(self, prompts: Sequence[ArticlePrompt], *, speculative: bool) -> dict[str, Any]:
         """ROUGE against the articles' summaries, and the metrics of the run."""
-        found = self.responses
-        pooled = Pooled([response.metrics for response in found.values()])
+        responses = self.responses
+        pooled = Pooled([response.metrics for response in responses.values()])
         return {
-            "articles": len(found),
-            **scores({place: response.text for place, response in found.items()}, prompts),
+            "articles": len(responses),
+            **scores({place: response.text for place, response in responses.items()}, prompts),
             **pooled.to_dict(speculative=speculative),
             "wall_s": self.wall_s,
             "output_tokens_per_s": ratio(pooled.completion_tokens, self.wall_s),
@@ -109,8 +109,8 @@ def fitting(engine: Engine, article: Article, most: int, *, chat: bool) -> Seque
         else:
             high = middle
     if not best:
-        what = f"line {article.number}: not a word of the article fits into {most} tokens"
-        raise RequestError(what, "Raise `max_input_len`, or build with a larger one.")
+        message = f"line {article.number}: not a word of the article fits into {most} tokens"
+        raise RequestError(message, "Raise `max_input_len`, or build with a larger one.")
     return best
 
 
@@ -211,15 +211,15 @@ class Evaluation:
 
     def differing(self, plain: Summaries) -> dict[int, Difference]:
         """Where answers with drafts left the plain ones, by place, with what explains it."""
-        found = {}
+        differences = {}
         for place, response in self.answers.responses.items():
             if (other := plain.responses.get(place)) is not None:
                 difference = first_difference(
                     self.engine, other, response, self.sampling, self.batch_size
                 )
                 if difference is not None:
-                    found[place] = difference
-        return found
+                    differences[place] = difference
+        return differences
 
     @property
     def is_lossless(self) -> bool:
@@ -260,23 +260,23 @@ class Evaluation:
             check = {"differing": len(self.differences), "not_explained": unexplained}
             return {"lossless_check": {"compared": len(compared), **check}}
         identical = sum(own[place].token_ids == other[place].token_ids for place in compared)
-        found = {"acceptance": self.rule, "compared": len(compared), "identical": identical}
-        return {"quality_comparison": found}
+        comparison = {"acceptance": self.rule, "compared": len(compared), "identical": identical}
+        return {"quality_comparison": comparison}
 
-    def of_reference(self, found: Reference) -> dict[str, Any]:
+    def of_reference(self, reference: Reference) -> dict[str, Any]:
         """Scores of transformers, and in how many answers the engine's tokens are the same."""
-        texts = {place: self.engine.decode(ids) for place, ids in found.token_ids.items()}
-        tokens = sum(map(len, found.token_ids.values()))
-        compared = self.answers.responses.keys() & found.token_ids.keys()
+        texts = {place: self.engine.decode(ids) for place, ids in reference.token_ids.items()}
+        tokens = sum(map(len, reference.token_ids.values()))
+        compared = self.answers.responses.keys() & reference.token_ids.keys()
         return {
             "articles": len(texts),
             **scores(texts, self.prompts),
             "completion_tokens": tokens,
-            "wall_s": found.wall_s,
-            "output_tokens_per_s": ratio(tokens, found.wall_s),
+            "wall_s": reference.wall_s,
+            "output_tokens_per_s": ratio(tokens, reference.wall_s),
             "compared": len(compared),
             "identical": sum(
-                self.answers.responses[place].token_ids == found.token_ids[place]
+                self.answers.responses[place].token_ids == reference.token_ids[place]
                 for place in compared
             ),
         }

@@ -179,7 +179,7 @@ def rows_of(checkpoint: Checkpoint, name: str) -> EmbeddingRows:
     """A function that reads the rows of a stored table."""
 
     def rows(ids: NDArray[Any]) -> NDArray[Any]:
-        found = [checkpoint.read_rows(name, int(i), int(i) + 1) for i in ids]
-        return np.concatenate(found).astype(np.float32)
+        read = [checkpoint.read_rows(name, int(i), int(i) + 1) for i in ids]
+        return np.concatenate(read).astype(np.float32)
 
     return rows

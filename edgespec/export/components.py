@@ -63,7 +63,7 @@ def export(
         target: already_there(target, request, recorded_options(request, part), progress)
         for target, part in components.items()
     }
-    done = {target: found for target, found in there.items() if found is not None}
+    done = {target: exported for target, exported in there.items() if exported is not None}
     stale = [
         target
         for target, part in components.items()
@@ -98,8 +98,8 @@ def described(request: ExportRequest) -> list[str]:
     if request.base is not None:
         parts.append(f"base {request.base.checkpoint.path} ({request.base.config.architecture})")
     if request.draft is not None:
-        found = request.draft.config
-        parts.append(f"draft {request.draft.checkpoint.path} ({found.layout} layout)")
+        config = request.draft.config
+        parts.append(f"draft {request.draft.checkpoint.path} ({config.layout} layout)")
     return parts
 
 
@@ -120,11 +120,11 @@ def components_of(request: ExportRequest) -> tuple[AnyComponent, ...]:
     if not request.writes_base:
         assert row is not None
         return (row.draft(request),)
-    found: list[AnyComponent] = [base_component(request, row.emits(request) if row else PLAIN)]
+    components: list[AnyComponent] = [base_component(request, row.emits(request) if row else PLAIN)]
     if row is not None and drafts_in_base(request):
-        found.append(row.draft(request))
+        components.append(row.draft(request))
     visual = vision_component(request)
-    return (*found, visual) if visual is not None else tuple(found)
+    return (*components, visual) if visual is not None else tuple(components)
 
 
 def drafts_in_base(request: ExportRequest) -> bool:
@@ -180,7 +180,7 @@ def has_old_processor(
 
 def of_another(target: Path, exported: ExportSource, asked: ExportSource) -> BundleError:
     """The error where OUT holds the export of another checkpoint, or of this one as it was."""
-    what = f"{target} holds an export of {exported.name}"
+    message = f"{target} holds an export of {exported.name}"
     if exported.name == asked.name:
-        what += ", and the checkpoint has changed since"
-    return BundleError(what, "Choose another directory, or remove this one first.")
+        message += ", and the checkpoint has changed since"
+    return BundleError(message, "Choose another directory, or remove this one first.")

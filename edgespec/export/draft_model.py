@@ -32,7 +32,7 @@ def draft(request: ExportRequest) -> Component:
     base, drafted = request.target(), request.drafted()
     config = drafted.config
     assert isinstance(config, DraftModelConfig)
-    found = compared_tokenizers(base.checkpoint, drafted.checkpoint)
+    compared = compared_tokenizers(base.checkpoint, drafted.checkpoint)
     graph, model = open_graph(request), config.model
     pair = replace(pair_config(request, None), base_name=base.checkpoint.path.name)
     spec = DraftModelSpec(max_position=model.max_position)
@@ -45,16 +45,16 @@ def draft(request: ExportRequest) -> Component:
         ropes=graph.layers.ropes,
         embedding=embedding,
         tied_head=model.tied_head,
-        notes=tuple(notes(base.checkpoint.path.name, found)),
+        notes=tuple(notes(base.checkpoint.path.name, compared)),
     )
 
 
-def notes(base: str, found: Differences | None) -> Iterator[str]:
+def notes(base: str, compared: Differences | None) -> Iterator[str]:
     """What the user should know of the two vocabularies."""
-    alike = "" if found is None else f", {found.both} ids compared"
+    alike = "" if compared is None else f", {compared.both} ids compared"
     yield f"draft model for {base}: tokens mean the same in both{alike}"
-    if found is not None and found.base_alone:
-        count = counted(len(found.base_alone), "token")
+    if compared is not None and compared.base_alone:
+        count = counted(len(compared.base_alone), "token")
         yield f"the draft's tokenizer lacks {count} of the base, which are never drafted"
 
 

@@ -18,13 +18,15 @@ def heads(request: ExportRequest) -> Heads:
     """The arrays of the draft's heads by their own names. UnsupportedModel for quantized ones."""
     config, checkpoint = config_of(request), request.drafted().checkpoint
     assert isinstance(config, DSparkConfig)
-    named, found = named_as_ours(checkpoint, config), {}
+    named, arrays = named_as_ours(checkpoint, config), {}
     for name in config.head_shapes:
         if is_quantized(named, name.rpartition(".")[0]):
-            what = f"{checkpoint.path}: {name} is quantized, and the heads are computed in float32"
-            raise UnsupportedModel(f"{what}.", "Give a draft whose heads are not quantized.")
-        found[name] = named.read(name)
-    return found
+            message = (
+                f"{checkpoint.path}: {name} is quantized, and the heads are computed in float32"
+            )
+            raise UnsupportedModel(f"{message}.", "Give a draft whose heads are not quantized.")
+        arrays[name] = named.read(name)
+    return arrays
 
 
 COMPONENTS = component_row(NAME, spec_of, heads)

@@ -63,19 +63,21 @@ def aux_layers(request: ExportRequest) -> tuple[int, ...] | None:
     if asked:
         count, named = config.num_aux_layers, ",".join(map(str, asked))
         if len(asked) != count or list(asked) != sorted(set(asked)):
-            what = f"`aux_layers` {named}: the draft reads {count} aux layers"
-            raise PairingError(what, f"Give {count} ascending hidden_states indices.")
+            message = f"`aux_layers` {named}: the draft reads {count} aux layers"
+            raise PairingError(message, f"Give {count} ascending hidden_states indices.")
         return asked
     if config.aux_layer_ids is None and config.num_aux_layers != len(default_aux_layers(0)):
-        what = f"the draft reads {config.num_aux_layers} aux layers and does not say which"
-        raise PairingError(what, "Pass `aux_layers` with their hidden_states indices.")
+        message = f"the draft reads {config.num_aux_layers} aux layers and does not say which"
+        raise PairingError(message, "Pass `aux_layers` with their hidden_states indices.")
     if config.aux_layer_ids is None or config.aux_layer_convention == "hs":
         return config.aux_layer_ids
-    what = (
+    message = (
         f"the draft names its aux layers {list(config.aux_layer_ids)} in a numbering that only its"
         " base's depth can settle"
     )
-    raise PairingError(what, "Pass `base_model_dir`, or `aux_layers` with hidden_states indices.")
+    raise PairingError(
+        message, "Pass `base_model_dir`, or `aux_layers` with hidden_states indices."
+    )
 
 
 def recorded(request: ExportRequest) -> dict[str, Any]:

@@ -221,11 +221,11 @@ def run_layer(
     """Runs one layer on both passes in turn. Returns its outputs [1, S, H]."""
     names = [spec.name for spec in memory_outputs(graph.shape, layer)]
 
-    def carry(found: dict[str, Array]) -> dict[str, Array]:
+    def carry(outputs: dict[str, Array]) -> dict[str, Array]:
         """The memory that a pass leaves for the next one, once it is there."""
-        if not all(name in found for name in names):
+        if not all(name in outputs for name in names):
             return {}
-        return next_memory(graph.shape, layer, [found[name] for name in names])
+        return next_memory(graph.shape, layer, [outputs[name] for name in names])
 
     empty = empty_memory(graph.shape, layer, capacity)
     first, second = ({"x": x, **p.feeds} for p, x in zip(passes, streams, strict=True))
@@ -262,11 +262,11 @@ def run_head(
     """Runs lm_head on both passes. Returns the arrays to store."""
     piece = open_piece(head_piece(graph, plan), directory)
     feeds = [{**p.feeds, "x": x} for p, x in zip(passes, streams, strict=True)]
-    found = piece.run(piece.outputs, feeds)
+    outputs = piece.run(piece.outputs, feeds)
     stored: dict[str, Array] = {}
     keep = ["ids", "positions", "context_positions"]
     keep += [row.name for row in graph_inputs(graph.shape) if row.is_stored]
-    for label, p, (logits, *recycled) in zip(("prompt", "tree"), passes, found, strict=True):
+    for label, p, (logits, *recycled) in zip(("prompt", "tree"), passes, outputs, strict=True):
         if graph.aux_layers:
             recycled = [np.concatenate([p.aux_layers[t] for t in graph.aux_layers], -1)]
         stored |= {

@@ -70,8 +70,8 @@ class Stage:
         """Adds the session's outputs to the values of a pass."""
         if self.session is not None:
             feeds = {name: values[name] for name in self.inputs}
-            found = self.session.run(self.outputs, feeds)
-            values |= dict(zip(self.outputs, found, strict=True))
+            outputs = self.session.run(self.outputs, feeds)
+            values |= dict(zip(self.outputs, outputs, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def stages(model: ir.Model, directory: Path) -> Iterator[Stage]:
             level += 1
         for value in node.outputs:
             levels[value] = level
-    made = {product.y for found in products.values() for _, product in found}
+    made = {product.y for nodes in products.values() for _, product in nodes}
     known = list(graph.inputs)
     for level in range(max((levels.get(value, 0) for value in graph.outputs), default=0) + 1):
         ending = products.get(level, [])

@@ -37,12 +37,12 @@ def resolve(model: str, options: ExportOptions) -> ExportRequest:
     checkpoint = open_checkpoint(model, allow_pickle=options.allow_pickle)
     if options.base_for is not None:
         COMPONENTS[options.base_for].check_base(checkpoint)
-    found = detect(checkpoint)
+    config = detect(checkpoint)
     if options.as_draft is not None:
-        found = _as_draft(checkpoint, found, options)
-    if isinstance(found, DraftConfig):
-        return _draft_request(ExportDraft(checkpoint, found), options)
-    return _base_request(checkpoint, found, options)
+        config = _as_draft(checkpoint, config, options)
+    if isinstance(config, DraftConfig):
+        return _draft_request(ExportDraft(checkpoint, config), options)
+    return _base_request(checkpoint, config, options)
 
 
 # A base
@@ -75,24 +75,24 @@ def _refuse_beside_base(checkpoint: Checkpoint, options: ExportOptions) -> None:
     if options.base_model_dir:
         wanted = METHODS[options.base_for].export_param if options.base_for else None
         beside = f", and means nothing with `{wanted}`" if wanted else ""
-        what = (
+        message = (
             f"{checkpoint.path} is a base model; `base_model_dir` belongs to the export of a draft"
             f"{beside}"
         )
         remedy = (
             f"Leave `base_model_dir` out, or give the draft's directory as MODEL{_as_a_draft()}."
         )
-        raise PairingError(what, remedy)
+        raise PairingError(message, remedy)
     if not options.aux_layers:
         return
     if options.base_for is None:
         rows = [m for m in METHODS.values() if m.takes_aux_layers and m.export_param]
-        what = f"`aux_layers` needs {' or '.join(f'`{row.export_param}`' for row in rows)}"
-        raise PairingError(what, "Without it the graph emits no hidden states.")
+        message = f"`aux_layers` needs {' or '.join(f'`{row.export_param}`' for row in rows)}"
+        raise PairingError(message, "Without it the graph emits no hidden states.")
     method = METHODS[options.base_for]
     if not method.takes_aux_layers:
-        what = f"`aux_layers` means nothing with `{method.export_param}`"
-        raise PairingError(what, "Leave `aux_layers` out: the draft decides what it reads.")
+        message = f"`aux_layers` means nothing with `{method.export_param}`"
+        raise PairingError(message, "Leave `aux_layers` out: the draft decides what it reads.")
 
 
 def _as_a_draft() -> str:
@@ -104,37 +104,39 @@ def _as_a_draft() -> str:
 def _named_draft(method: str, options: ExportOptions) -> ExportDraft:
     """The draft of `draft_dir`, which must be one of the method."""
     if options.draft_dir is None:
-        what = f"the base of {METHODS[method].draft_title} is exported by the draft, and none was"
-        raise PairingError(f"{what} given", "Pass the draft's directory or hub id as well.")
+        message = (
+            f"the base of {METHODS[method].draft_title} is exported by the draft, and none was"
+        )
+        raise PairingError(f"{message} given", "Pass the draft's directory or hub id as well.")
     checkpoint = open_checkpoint(options.draft_dir, allow_pickle=options.allow_pickle)
-    found = detect(checkpoint)
-    if not isinstance(found, DraftConfig) or found.method != method:
-        what = f"{checkpoint.path} is not {METHODS[method].draft_title}"
-        raise PairingError(what, "Give the directory of the draft; the base is MODEL.")
-    return ExportDraft(checkpoint, found)
+    config = detect(checkpoint)
+    if not isinstance(config, DraftConfig) or config.method != method:
+        message = f"{checkpoint.path} is not {METHODS[method].draft_title}"
+        raise PairingError(message, "Give the directory of the draft; the base is MODEL.")
+    return ExportDraft(checkpoint, config)
 
 
 # A draft
 
 
 def _as_draft(
-    checkpoint: Checkpoint, found: ModelConfig | DraftConfig, options: ExportOptions
+    checkpoint: Checkpoint, config: ModelConfig | DraftConfig, options: ExportOptions
 ) -> DraftConfig:
     """A whole model as a draft for the base of `base_model_dir`, which must be given. Raises
     PairingError, also for what is a draft by itself."""
     method = METHODS[options.as_draft or ""]
     assert method.of_model is not None
-    if isinstance(found, DraftConfig):
-        title = METHODS[found.method].draft_title
-        what = f"{checkpoint.path} is {title} by itself, and no whole model"
-        raise PairingError(what, f"Leave `{method.draft_param}` out.")
+    if isinstance(config, DraftConfig):
+        title = METHODS[config.method].draft_title
+        message = f"{checkpoint.path} is {title} by itself, and no whole model"
+        raise PairingError(message, f"Leave `{method.draft_param}` out.")
     if options.base_model_dir is None:
-        what = (
+        message = (
             f"`{method.draft_param}` needs `base_model_dir`: the tokens of draft and base are"
             " compared"
         )
-        raise PairingError(what, "Pass the directory or hub id of the model that it drafts for.")
-    return method.of_model(found)
+        raise PairingError(message, "Pass the directory or hub id of the model that it drafts for.")
+    return method.of_model(config)
 
 
 def _draft_by_option(model: str, options: ExportOptions) -> ExportRequest:
@@ -167,12 +169,12 @@ def _refuse_beside_draft(draft: ExportDraft, options: ExportOptions) -> None:
     method = METHODS[draft.config.method]
     if options.base_for is not None:
         flag = f"`{METHODS[options.base_for].export_param}`"
-        what = f"{draft.checkpoint.path} is {method.draft_title}; {flag} belongs to a base"
-        raise UnsupportedModel(what, f"Leave {flag} out: a draft is detected automatically.")
+        message = f"{draft.checkpoint.path} is {method.draft_title}; {flag} belongs to a base"
+        raise UnsupportedModel(message, f"Leave {flag} out: a draft is detected automatically.")
     if options.aux_layers and not method.takes_aux_layers:
         layers = "names the layers it reads" if method.reads_base else "reads no layers of its base"
-        what = f"{draft.checkpoint.path} is {method.draft_title}, and {layers}"
-        raise UnsupportedModel(what, "Leave `aux_layers` out.")
+        message = f"{draft.checkpoint.path} is {method.draft_title}, and {layers}"
+        raise UnsupportedModel(message, "Leave `aux_layers` out.")
 
 
 def recorded_base(config: DraftConfig) -> str | None:
@@ -190,11 +192,11 @@ def _refuse_headless(config: DraftConfig) -> None:
         return
     name = config.base_name
     named = f"; its base is {name!r} by its config.json, and no directory here" if name else ""
-    what = f"this draft has no lm_head of its own and shares its base's{named}"
+    message = f"this draft has no lm_head of its own and shares its base's{named}"
     remedy = (
         "Pass `base_model_dir` with the directory or hub id of the base that it was trained for."
     )
-    raise PairingError(what, remedy)
+    raise PairingError(message, remedy)
 
 
 def _base_of_draft(named: str, draft: ExportDraft, options: ExportOptions) -> ExportBase:
@@ -202,8 +204,8 @@ def _base_of_draft(named: str, draft: ExportDraft, options: ExportOptions) -> Ex
     checkpoint = open_checkpoint(named, allow_pickle=options.allow_pickle)
     config = detect(checkpoint)
     if not isinstance(config, ModelConfig):
-        what = f"`base_model_dir` {checkpoint.path} is itself a draft"
-        raise PairingError(what, "Name the base model's directory.")
+        message = f"`base_model_dir` {checkpoint.path} is itself a draft"
+        raise PairingError(message, "Name the base model's directory.")
     _check_pair(checkpoint, config, draft.config, options)
     return ExportBase(checkpoint, config, origin_of(checkpoint))
 

@@ -40,8 +40,8 @@ def graph_quantization(
         # None: a shared lm_head alone
         layout=quantization.layout if quantization is not None else None,
         schemes={name: scheme_use(name, rows) for name in names},
-        lm_head=next((found for node, found, _ in rows if node == "lm_head"), None),
-        unquantized=tuple(node for node, found, _ in rows if found is None),
+        lm_head=next((scheme for node, scheme, _ in rows if node == "lm_head"), None),
+        unquantized=tuple(node for node, scheme, _ in rows if scheme is None),
         kv_cache=CacheScales(type=kv_cache, scales=all_kv_scales(checkpoint)) if kv_cache else None,
         golden=GOLDEN_WEIGHTS,
     )
@@ -49,7 +49,7 @@ def graph_quantization(
 
 def scheme_use(name: str, rows: Iterable[tuple[str, str | None, int | None]]) -> SchemeUse:
     """How the Linears `rows` use one scheme."""
-    blocks = [block for _, found, block in rows if found == name]
+    blocks = [block for _, scheme, block in rows if scheme == name]
     activations = SCHEMES[name].activations
     return SchemeUse(
         linears=len(blocks),
@@ -64,12 +64,12 @@ def scheme_use(name: str, rows: Iterable[tuple[str, str | None, int | None]]) ->
 GOLDEN_WEIGHTS = "dequantized weights in float32; activations rounded where the graph does it"
 
 
-def quantization_notes(found: GraphQuantization | None) -> tuple[str, ...]:
+def quantization_notes(quantization: GraphQuantization | None) -> tuple[str, ...]:
     """Notes for the user on quantized weights."""
-    if found is None:
+    if quantization is None:
         return ()
     notes = []
-    for name, use in found.schemes.items():
+    for name, use in quantization.schemes.items():
         blocks = f" in blocks of {', '.join(map(str, use.blocks))}" if use.blocks else ""
         left = (
             ""
@@ -77,11 +77,11 @@ def quantization_notes(found: GraphQuantization | None) -> tuple[str, ...]:
             else "; its activations are quantized by engines that can, not in the graph"
         )
         notes.append(f"{name}{blocks}: {use.linears} Linears{left}")
-    if found.unquantized:
-        notes.append(f"not quantized: {some_of(found.unquantized)}")
-    if found.kv_cache:
+    if quantization.unquantized:
+        notes.append(f"not quantized: {some_of(quantization.unquantized)}")
+    if quantization.kv_cache:
         notes.append(
-            f"{found.kv_cache.type} cache: its scales are recorded and not applied; the"
+            f"{quantization.kv_cache.type} cache: its scales are recorded and not applied; the"
             " graph's caches are float32"
         )
     return tuple(notes)
@@ -120,8 +120,8 @@ def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
         check_tokenizer(checkpoint.path / "tokenizer.json")
         return
     if not (directory / "tokenizer.model").is_file():
-        what = f"{checkpoint.path} has neither tokenizer.json nor tokenizer.model"
-        raise CheckpointError(what, "Put the model's tokenizer files beside its weights.")
+        message = f"{checkpoint.path} has neither tokenizer.json nor tokenizer.model"
+        raise CheckpointError(message, "Put the model's tokenizer files beside its weights.")
     from edgespec.export.tokenizer_model import convert
 
     convert(checkpoint.path, directory)
@@ -146,9 +146,9 @@ def check_chat_template(source: Path) -> None:
     try:
         check_template(source)
     except (BundleError, RequestError) as error:
-        what = error.what.replace("The chat template in ", f"the chat template in {source}/")
+        message = error.what.replace("The chat template in ", f"the chat template in {source}/")
         remedy = (
             "Fix it there, or remove it: requests then write the complete prompt"
             ' ("apply_chat_template": false).'
         )
-        raise CheckpointError(what, remedy) from error
+        raise CheckpointError(message, remedy) from error

@@ -70,11 +70,11 @@ def run_stepwise(
             xs = through(lambda plan, i=layer: layer_piece(graph, plan, i), "x_out", fed, place)  # type: ignore[misc]
             done()
         keep_streams(streams, xs, num_layers, keep)
-        found = through_head(graph, passes, xs, place, correct)
+        heads = through_head(graph, passes, xs, place, correct)
         done()
     return [
         PassOutput(best, kept, state, finite)
-        for (best, state, finite), kept in zip(found, streams, strict=True)
+        for (best, state, finite), kept in zip(heads, streams, strict=True)
     ]
 
 
@@ -102,13 +102,13 @@ def opened(make: Callable[[WeightPlan], GraphPart], place: Path) -> OpenPiece:
 def memory(graph: DecoderGraph, layer: int, feeds: Feeds) -> Feeds:
     """Returns the empty cache inputs of a layer for the capacity of the attention mask, and the
     defaults of inputs that a pass does not give."""
-    found = empty_memory(graph.shape, layer, feeds["attention_mask"].shape[-1])
+    inputs = empty_memory(graph.shape, layer, feeds["attention_mask"].shape[-1])
     sizes = {"B": 1, "S": feeds["inputs_embeds"].shape[1]}
     for row in graph_inputs(graph.shape):
         if row.default is not None and row.name not in feeds:
             dims = row.spec(graph.shape).dims(**sizes)
-            found[row.name] = np.full(dims, row.default, np.float32)
-    return found
+            inputs[row.name] = np.full(dims, row.default, np.float32)
+    return inputs
 
 
 def keep_streams(
@@ -130,7 +130,7 @@ def through_head(
     """Returns the argmax token of each gathered row, the emitted hidden states, and whether all
     logits are finite, per pass."""
     piece = opened(lambda plan: head_piece(graph, plan), place)
-    found = []
+    outputs = []
     for number, (feeds, x) in enumerate(zip(passes, xs, strict=True)):
         best, state, finite = [], None, True
         for start in range(0, feeds["gather_idx"].shape[1], HEAD_ROWS):
@@ -142,8 +142,8 @@ def through_head(
             best.append(logits[0].argmax(-1))
             finite = finite and bool(np.isfinite(logits).all())
             state = emitted[0][0].copy() if emitted else None
-        found.append((np.concatenate(best), state, finite))
-    return found
+        outputs.append((np.concatenate(best), state, finite))
+    return outputs
 
 
 def causal_feeds(

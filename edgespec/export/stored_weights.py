@@ -98,14 +98,14 @@ class StoredWeight:
             first, rows, columns = low, high - low, slice(0, inputs)
         else:
             first, rows, columns = 0, inputs, slice(low, high)
-        found = np.empty((rows, columns.stop - columns.start), np.float32)
+        weights = np.empty((rows, columns.stop - columns.start), np.float32)
         unit = self.block if self.block and self.axis == 0 else 1
-        step = max(1, PART_ELEMENTS // found.shape[1] // unit) * unit
+        step = max(1, PART_ELEMENTS // weights.shape[1] // unit) * unit
         for start in range(0, rows, step):
             some = slice(first + start, first + min(start + step, rows))
-            part = self.values.read(some, columns, found[start : start + step])
+            part = self.values.read(some, columns, weights[start : start + step])
             self.scale(part, some, columns)
-        return found
+        return weights
 
     def scale(self, part: Floats, rows: slice, columns: slice) -> None:
         """Multiplies rows and columns of the values by their scales."""

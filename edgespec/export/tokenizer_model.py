@@ -62,9 +62,9 @@ def opened(path: Path) -> tuple[Any, Any]:
         import sentencepiece
         from sentencepiece import sentencepiece_model_pb2
     except ImportError as error:
-        what = f"{path.parent} has only {MODEL}; converting it needs the package {error.name}"
+        message = f"{path.parent} has only {MODEL}; converting it needs the package {error.name}"
         raise MissingDependency(
-            what, "pip install 'edgespec[convert]', or add the model's tokenizer.json."
+            message, "pip install 'edgespec[convert]', or add the model's tokenizer.json."
         ) from error
     try:
         data = read_regular(path)
@@ -75,8 +75,8 @@ def opened(path: Path) -> tuple[Any, Any]:
     except CheckpointError:
         raise
     except Exception as error:  # what the two libraries raise for any damage
-        what = f"{path} is no SentencePiece model: {str(error).partition(chr(10))[0]:.200}"
-        raise CheckpointError(what, REMEDY) from error
+        message = f"{path} is no SentencePiece model: {str(error).partition(chr(10))[0]:.200}"
+        raise CheckpointError(message, REMEDY) from error
 
 
 def refuse_sizes(path: Path, model: Any) -> None:
@@ -85,14 +85,14 @@ def refuse_sizes(path: Path, model: Any) -> None:
     pieces = [piece.piece for piece in model.pieces]
     longest = max(map(len, pieces), default=0)
     if longest > MAX_TOKEN_CHARS:
-        what = f"{path}: a piece has {longest} characters, and {MAX_TOKEN_CHARS} is the limit"
-        raise CheckpointError(what, REMEDY)
+        message = f"{path}: a piece has {longest} characters, and {MAX_TOKEN_CHARS} is the limit"
+        raise CheckpointError(message, REMEDY)
     if sum(len(piece) ** 2 for piece in pieces) > MAX_PIECES_WORK:
-        what = f"{path}: its {len(pieces)} pieces are long, up to {longest} characters"
-        raise CheckpointError(what, REMEDY)
+        message = f"{path}: its {len(pieces)} pieces are long, up to {longest} characters"
+        raise CheckpointError(message, REMEDY)
     if charsmap_growth(model.normalizer_spec.precompiled_charsmap) > MAX_GROWTH:
-        what = f"{path}: normalizer_spec makes a text more than {MAX_GROWTH} times as long"
-        raise CheckpointError(what, REMEDY)
+        message = f"{path}: normalizer_spec makes a text more than {MAX_GROWTH} times as long"
+        raise CheckpointError(message, REMEDY)
 
 
 def converted(source: Path, model: Any, settings: Mapping[str, Any]) -> Tokenizer:
@@ -130,8 +130,8 @@ def rules(path: Path, model: Any) -> Any:
     if unknown is None:
         raise CheckpointError(f"{path} has no piece for what is unknown", REMEDY)
     if spec.model_type != BPE:
-        what = f"{path} is a SentencePiece model of another kind than BPE"
-        raise UnsupportedModel(what, "Put the model's tokenizer.json beside its weights.")
+        message = f"{path} is a SentencePiece model of another kind than BPE"
+        raise UnsupportedModel(message, "Put the model's tokenizer.json beside its weights.")
     return models.BPE(
         {piece.piece: i for i, piece in enumerate(pieces)},
         merges(pieces),
@@ -145,7 +145,7 @@ def merges(pieces: Any) -> list[tuple[str, str]]:
     """The pairs that become one piece, in the order in which they are joined: the best score of the
     joined piece first. SentencePiece keeps scores of pieces and no pairs."""
     ids = {piece.piece: i for i, piece in enumerate(pieces)}
-    found = []
+    scored = []
     for piece in pieces:
         if piece.type in (UNKNOWN, CONTROL, USER_DEFINED):
             continue
@@ -155,9 +155,9 @@ def merges(pieces: Any) -> list[tuple[str, str]]:
             ((left, right) for left, right in pairs if left in ids and right in ids),
             key=lambda pair: (ids[pair[0]], ids[pair[1]]),
         ):
-            found.append((piece.score, left, right))
-    found.sort(key=lambda entry: -entry[0])
-    return [(left, right) for _, left, right in found]
+            scored.append((piece.score, left, right))
+    scored.sort(key=lambda entry: -entry[0])
+    return [(left, right) for _, left, right in scored]
 
 
 def cleaned(model: Any) -> list[Any]:
@@ -205,22 +205,22 @@ def add_others(source: Path, tokenizer: Tokenizer, settings: Mapping[str, Any]) 
         if isinstance(entry, dict) and isinstance(entry.get("content"), str) and key.isdigit():
             tokens[int(key)] = added(entry["content"], special=bool(entry.get("special")))
     contents = [{"content": token.content} for token in tokens.values()]
-    if found := oversized({"added_tokens": contents}):
-        raise CheckpointError(f"{source}: {found}", REMEDY)
+    if problem := oversized({"added_tokens": contents}):
+        raise CheckpointError(f"{source}: {problem}", REMEDY)
     for number, token in sorted(tokens.items()):
         if tokenizer.id_to_token(number) == token.content:
             continue
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
         if tokenizer.token_to_id(token.content) != number:
-            what = f"{source}: the added token {token.content!r:.60} cannot have the id {number}"
-            raise CheckpointError(what, REMEDY)
+            message = f"{source}: the added token {token.content!r:.60} cannot have the id {number}"
+            raise CheckpointError(message, REMEDY)
 
 
 def special_tokens(model: Any) -> dict[str, Any]:
     """The keys of a tokenizer_config.json that follow from a model alone."""
     spec, pieces = model.trainer_spec, {piece.piece for piece in model.pieces}
-    found = {"bos_token": spec.bos_piece, "eos_token": spec.eos_piece, "unk_token": spec.unk_piece}
-    return {key: token for key, token in found.items() if token in pieces}
+    roles = {"bos_token": spec.bos_piece, "eos_token": spec.eos_piece, "unk_token": spec.unk_piece}
+    return {key: token for key, token in roles.items() if token in pieces}
 
 
 def add_ends(tokenizer: Tokenizer, model: Any, settings: Mapping[str, Any]) -> None:
@@ -251,13 +251,13 @@ def compare(path: Path, processor: Any, model: Any, tokenizer: Tokenizer) -> Non
     for text in texts(model):
         if any(token in text for token in special):
             continue
-        wanted, found = processor.encode(text), tokenizer.encode(text, add_special_tokens=False).ids
-        if wanted != found:
-            what = (
+        wanted, ours = processor.encode(text), tokenizer.encode(text, add_special_tokens=False).ids
+        if wanted != ours:
+            message = (
                 f"{path} cannot be converted: {text[:40]!r} is {wanted[:8]} by the model and"
-                f" {found[:8]} by a tokenizer.json"
+                f" {ours[:8]} by a tokenizer.json"
             )
-            raise CheckpointError(what, REMEDY)
+            raise CheckpointError(message, REMEDY)
 
 
 def texts(model: Any) -> Iterator[str]:

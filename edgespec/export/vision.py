@@ -209,5 +209,5 @@ def encode(
 ) -> dict[str, NDArray[Any]]:
     """What an encoder makes of one image's patches [P, patch_width], by the names of its
     contract."""
-    (found,) = piece.run(piece.outputs, [{PIXELS: pixels, **encoder_inputs(config, grid)}])
-    return dict(zip(piece.outputs, found, strict=True))
+    (outputs,) = piece.run(piece.outputs, [{PIXELS: pixels, **encoder_inputs(config, grid)}])
+    return dict(zip(piece.outputs, outputs, strict=True))

@@ -35,8 +35,8 @@ def decoder(fields: Fields) -> DecoderConfig:
     Raises CheckpointError for a file that does not say the sections."""
     attention = read_attention(fields, needs_kv_heads=False, qkv_bias=True, mrope=SECTIONED)
     if not attention.rope.mrope_section:
-        what = f"{fields.source}: 'mrope_section' is missing in rope_scaling."
-        raise CheckpointError(what, "Add it, or download the checkpoint again.")
+        message = f"{fields.source}: 'mrope_section' is missing in rope_scaling."
+        raise CheckpointError(message, "Add it, or download the checkpoint again.")
     return read_decoder(fields, read_layer(fields, attention), RULE)
 
 

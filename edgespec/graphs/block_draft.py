@@ -106,8 +106,8 @@ class BlockDraft(OwnLayers):
                     "Concat", inputs["context_sin"], step.rope_sin, name="context/sin", axis=1
                 ),
             )
-        found: StepInputs = b.shared[key]
-        return found
+        widened: StepInputs = b.shared[key]
+        return widened
 
     def layer(
         self, b: GraphBuilder, index: int, x: ir.Value, inputs: Inputs

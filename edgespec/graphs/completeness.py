@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.checkpoint.layouts import read_quantization
-from edgespec.checkpoint.names import expected_tensors, ignorable, stored_names
 from edgespec.checkpoint.vision import stored_vision_names, vision_prefix
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import CheckpointError
-from edgespec.graphs.layers import check_buildable
+from edgespec.graphs.decoder import Decoder
 from edgespec.graphs.registry import DRAFTS
 
 WITHOUT_IMAGES = "Or leave the image encoder out with `skip_visual`: text works without it."
 
 
-def check_complete(checkpoint: Checkpoint, found: ModelConfig | DraftConfig) -> None:
+def check_complete(checkpoint: Checkpoint, config: ModelConfig | DraftConfig) -> None:
     """Raises CheckpointError that names what is missing, unknown or misshapen, and UnsupportedModel
-    for layers that no graph computes. `found` is the result of detect. Not looked at: an image
+    for layers that no graph computes. `config` is the result of detect. Not looked at: an image
     encoder, without which text works."""
-    if isinstance(found, DraftConfig):
-        check = DRAFTS[found.method].check
-        assert check is not None, found.method
-        check(checkpoint, found)
+    if isinstance(config, DraftConfig):
+        check = DRAFTS[config.method].check
+        assert check is not None, config.method
+        check(checkpoint, config)
         return
-    check_buildable(found.decoder, str(checkpoint.path))
-    expected = expected_tensors(found)
-    stored = stored_names(expected, checkpoint)
-    there = {stored[name]: size for name, size in expected.items()}
-    quantization = read_quantization(checkpoint)
-    check_tensors(there, checkpoint, ignorable(found, checkpoint), quantization)
+    Decoder.open(checkpoint, config)
 
 
-def check_vision(checkpoint: Checkpoint, found: ModelConfig) -> None:
+def check_vision(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """The same for the image encoder of a base, if it has one."""
-    if found.vision is None or vision_prefix(checkpoint) is None:
+    if config.vision is None or vision_prefix(checkpoint) is None:
         return
     try:
-        stored_vision_names(checkpoint, found.vision)
+        stored_vision_names(checkpoint, config.vision)
     except CheckpointError as error:
         raise CheckpointError(error.what, f"{error.remedy} {WITHOUT_IMAGES}") from error

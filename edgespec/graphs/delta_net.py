@@ -119,8 +119,8 @@ def convolution_window(b: GraphBuilder, path: ir.Value, kernel: int) -> tuple[ir
     ranked = b.op("Mul", earlier, rank, name=f"{name}/ranked")
     inputs = [ranked, b.shape(kernel)]
     node = ir.node("TopK", inputs, {"axis": -1}, num_outputs=2, name=f"{name}/last")
-    _, found = b.parts(node)
-    return b.split(found, (1,) * kernel, -1, name)
+    _, indices = b.parts(node)
+    return b.split(indices, (1,) * kernel, -1, name)
 
 
 def block_merges(b: GraphBuilder, square: ir.Value) -> ir.Value:

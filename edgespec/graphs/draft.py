@@ -14,10 +14,12 @@ import onnx_ir as ir
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, tensor_names
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
+from edgespec.contract import GraphShape, Role
 from edgespec.errors import PairingError
 from edgespec.graphs.assembly import DecoderGraph, Inputs
 from edgespec.graphs.builder import GraphBuilder, branch
 from edgespec.graphs.decoder import Decoder
+from edgespec.graphs.layers import graph_shape
 from edgespec.graphs.weights import WeightTable
 from edgespec.methods import BaseSide, DraftSide
 from edgespec.methods.pair_rules import head
@@ -123,6 +125,17 @@ class OwnLayers:
         """Tokens of the base's vocabulary."""
         return self.config.vocab_size
 
+    def recycling_shape(self, base_features: int) -> GraphShape:
+        """The numbers from which the contract of a draft follows that recycles its own state;
+        `base_features` is the width of what it reads of its base."""
+        return graph_shape(
+            self.layers,
+            Role.DRAFT,
+            vocab_size=self.config.draft_vocab_size,
+            features=self.layers.hidden_size,
+            base_features=base_features,
+        )
+
 
 def spelling_of(name: str, others: Iterable[str], checkpoint: Checkpoint) -> str:
     """The name on disk of the tensor `name`: that, or one of `others`, each of which may also stand
@@ -146,8 +159,8 @@ def shared_head(config: DraftConfig, base: Decoder | None) -> dict[str, WeightTa
     if config.own_head:
         return {}
     if base is None:
-        what = "this draft has no lm_head of its own and shares its base's"
-        raise PairingError(what, "Pass `base_model_dir` with the base that it was trained for.")
+        message = "this draft has no lm_head of its own and shares its base's"
+        raise PairingError(message, "Pass `base_model_dir` with the base that it was trained for.")
     sides = BaseSide.of_checkpoint(base.config), DraftSide.of_checkpoint(config)
     for mismatch in head(*sides):
         remedy = "Pass `base_model_dir` with the base that the draft was trained for."

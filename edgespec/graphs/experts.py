@@ -24,21 +24,21 @@ def experts(
 ) -> ir.Value:
     """The sum [B, S, H] of the experts that the router chooses for each row of x [B, S, H], and of
     the expert that all rows take."""
-    found = spec.experts
-    assert found is not None
-    shares = shares_of(b, found, *routed(b, table, found, x, weight, name), name)
+    mixture = spec.experts
+    assert mixture is not None
+    shares = shares_of(b, mixture, *routed(b, table, mixture, x, weight, name), name)
     one = replace(spec, experts=None)
     outputs = []
-    for e in range(found.count):
+    for e in range(mixture.count):
         called = f"{name}/experts/{e}"
         y = mlp(b, table, one, x, f"{weight}.experts.{e}", called)
         index = b.constant(f"expert/{e}", np.array([e], np.int64))
         share = b.op("Gather", shares, index, name=f"{called}/share", axis=-1)
         outputs.append(b.op("Mul", y, share, name=f"{called}/scaled"))
     out = b.op("Sum", *outputs, name=f"{name}/experts")
-    if not found.shared_size:
+    if not mixture.shared_size:
         return out
-    wide = replace(one, intermediate_size=found.shared_size)
+    wide = replace(one, intermediate_size=mixture.shared_size)
     shared = shared_expert(b, table, wide, x, weight, name)
     return b.op("Add", out, shared, name=f"{name}/experts_and_shared")
 

@@ -196,10 +196,10 @@ def without_numbers(weight: QuantizedWeight) -> QuantizedWeight:
 def transposed(values: NDArray[Any]) -> NDArray[Any]:
     """Returns the transpose of a matrix as an array of its own. A few rows at a time stay in a
     cache of the CPU: the whole at once takes six times as long."""
-    found = np.empty(values.shape[::-1], values.dtype)
+    columns = np.empty(values.shape[::-1], values.dtype)
     for low in range(0, len(values), _ROWS):
-        found[:, low : low + _ROWS] = values[low : low + _ROWS].T
-    return found
+        columns[:, low : low + _ROWS] = values[low : low + _ROWS].T
+    return columns
 
 
 def stored_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

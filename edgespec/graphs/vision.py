@@ -51,11 +51,11 @@ class VisionGraph:
             x = block(b, table, config, x, groups, f"blocks.{i}", f"layer{i}")
             if module := config.inner_mergers.get(i):
                 features.append(merger(b, table, config, x, module, norm_merged=True))
-        found = {EMBEDS: merger(b, table, config, x, "merger", norm_merged=False)}
+        outputs = {EMBEDS: merger(b, table, config, x, "merger", norm_merged=False)}
         if features:
-            found[DEEPSTACK] = b.op("Concat", *features, name="deepstack", axis=-1)
+            outputs[DEEPSTACK] = b.op("Concat", *features, name="deepstack", axis=-1)
         for spec in contract.outputs:
-            b.output(found[spec.name], spec)
+            b.output(outputs[spec.name], spec)
         return b.model()
 
     def embedded(self, b: GraphBuilder, inputs: Mapping[str, ir.Value]) -> ir.Value:

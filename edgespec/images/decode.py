@@ -128,8 +128,8 @@ def import_pillow() -> ModuleType:
     try:
         import PIL.Image
     except ImportError as error:
-        what = "images are read by Pillow, which is not installed."
-        raise MissingDependency(what, "Run: pip install 'edgespec[images]'.") from error
+        message = "images are read by Pillow, which is not installed."
+        raise MissingDependency(message, "Run: pip install 'edgespec[images]'.") from error
     return PIL.Image
 
 

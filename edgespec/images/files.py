@@ -37,13 +37,15 @@ def read(
     beside = work if directory is None else directory
     again = also_working_directory and not Path(name).is_absolute()
     for start in dict.fromkeys((beside, work) if again else (beside,)):
-        found = None if start is None else _read(start / name, (start, *roots), shown, max_bytes)
-        if found is not None:
+        image_bytes = (
+            None if start is None else _read(start / name, (start, *roots), shown, max_bytes)
+        )
+        if image_bytes is not None:
             if start != beside:
                 logger.warning(
                     "image %s is not beside the input file: read from the working directory", shown
                 )
-            return found
+            return image_bytes
     raise RequestError(f"image {shown} is not there.", "Write its path as seen from `image_root`.")
 
 
@@ -72,8 +74,8 @@ def _read(path: Path, allowed: tuple[Path, ...], shown: str, max_bytes: int) -> 
         return None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no path"
-        what = f"image {shown} cannot be read: {reason}."
-        raise RequestError(what, "Write the path of a readable file.") from error
+        message = f"image {shown} cannot be read: {reason}."
+        raise RequestError(message, "Write the path of a readable file.") from error
 
 
 def _is_below(path: str, roots: tuple[str, ...]) -> bool:

@@ -59,22 +59,22 @@ def resized(width: int, height: int, processor: ImageProcessor, shown: str) -> t
             "Cut it into parts.",
         )
     if processor.do_resize:
-        found = _fitted(width, height, processor)
+        size = _fitted(width, height, processor)
     elif width % processor.factor or height % processor.factor:
         raise RequestError(
             f"image {shown} has {width} x {height} pixels, and this model does not resize images.",
             f"Make both sides multiples of {processor.factor}.",
         )
     else:
-        found = width, height
-    num_tokens = math.prod(found) // processor.factor**2
+        size = width, height
+    num_tokens = math.prod(size) // processor.factor**2
     if processor.max_tokens is not None and num_tokens > processor.max_tokens:
         raise RequestError(
             f"image {shown} has {width} x {height} pixels and takes {num_tokens} tokens, and the"
             f" engine takes {processor.max_tokens} of an image.",
             "Make it smaller or less long, or build with more `max_image_tokens_per_image`.",
         )
-    return found
+    return size
 
 
 def prepare(image: Image, processor: ImageProcessor, source: str) -> PreparedImage:

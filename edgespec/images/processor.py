@@ -85,8 +85,8 @@ def read_processor(directory: Path) -> ImageProcessor:
             fields = Fields(raw, str(path))
             fields = fields.section(SECTION) if name == PROCESSOR else fields
             return parse_processor(fields.raw, fields.source)
-    what = f"{directory} has no {PREPROCESSOR}, which says how images are read."
-    raise CheckpointError(what, DOWNLOAD_AGAIN)
+    message = f"{directory} has no {PREPROCESSOR}, which says how images are read."
+    raise CheckpointError(message, DOWNLOAD_AGAIN)
 
 
 def parse_processor(raw: Mapping[str, Any], source: str) -> ImageProcessor:
@@ -119,7 +119,7 @@ def parse_processor(raw: Mapping[str, Any], source: str) -> ImageProcessor:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(read_regular(path, MAX_CONFIG_BYTES))
+        settings = json.loads(read_regular(path, MAX_CONFIG_BYTES))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -128,9 +128,9 @@ def _read(path: Path) -> dict[str, Any] | None:
         ) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON.", DOWNLOAD_AGAIN) from error
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise CheckpointError(f"{path} is not a JSON object.", DOWNLOAD_AGAIN)
-    return found
+    return settings
 
 
 def _check_type(fields: Fields) -> None:

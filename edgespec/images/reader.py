@@ -37,11 +37,11 @@ class ImageReader:
         Raises RequestError for an image that may not be read, cannot be decoded or is too large;
         no message has text of a library or of a server. Raises MissingDependency without Pillow.
         """
-        found = read_bytes(item, self.rules, MAX_IMAGE_BYTES, deadline)
-        header = check_size(found.data, item.shown)
+        source = read_bytes(item, self.rules, MAX_IMAGE_BYTES, deadline)
+        header = check_size(source.data, item.shown)
         # Of the size that it declares: what is too long is refused before it is decoded
         resized(header.width, header.height, self.processor, item.shown)
-        image = decode(found.data, header, item.shown, found.claimed)
+        image = decode(source.data, header, item.shown, source.claimed)
         return prepare(image, self.processor, item.shown)
 
     def embedded_all(self, items: Iterable[ImageItem]) -> list[ImageItem]:
@@ -54,6 +54,6 @@ class ImageReader:
         `read_bytes`. Raises RequestError for one that may not be read, or is too large."""
         if item.kind == "data":
             return item
-        found = read_bytes(item, self.rules, MAX_IMAGE_BYTES, deadline)
-        header = check_size(found.data, item.shown)
-        return ImageItem(data_url.encode(header.format.lower(), found.data), item.echo)
+        source = read_bytes(item, self.rules, MAX_IMAGE_BYTES, deadline)
+        header = check_size(source.data, item.shown)
+        return ImageItem(data_url.encode(header.format.lower(), source.data), item.echo)

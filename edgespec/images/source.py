@@ -49,9 +49,9 @@ def read_bytes(
         return ImageBytes(data, claimed)
     if item.kind == "url":
         if not rules.allow_urls:
-            what = f"image {item.shown} is a URL, and URLs are not fetched."
+            message = f"image {item.shown} is a URL, and URLs are not fetched."
             remedy = "Save the image in `image_root`, or allow it: `allow_image_urls`."
-            raise RequestError(what, remedy)
+            raise RequestError(message, remedy)
         left_s = rules.timeout_s if deadline is None else deadline - time.monotonic()
         return ImageBytes(urls.fetch(item.source, item.shown, max_bytes, left_s))
     data = files.read(

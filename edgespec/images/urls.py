@@ -94,18 +94,18 @@ def is_public(address: str) -> bool:
     """Whether an IP address is one of the internet: not of this machine, of a private network, or
     of another one inside which it stands for."""
     try:
-        found = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(address)
     except ValueError:
         return False
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped or found in NAT64:
-            return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
-        is_tunnel = found.sixtofour or found.teredo or int(found) >> 32 & 0xFFFFFFFF in ISATAP
-        if is_tunnel or found in EXAMPLES or found not in INTERNET_V6:
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped or ip in NAT64:
+            return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)))
+        is_tunnel = ip.sixtofour or ip.teredo or int(ip) >> 32 & 0xFFFFFFFF in ISATAP
+        if is_tunnel or ip in EXAMPLES or ip not in INTERNET_V6:
             return False
-    elif found in RELAYS:
+    elif ip in RELAYS:
         return False
-    return found.is_global and not found.is_multicast
+    return ip.is_global and not ip.is_multicast
 
 
 def _following(target: UrlTarget, place: str, shown: str) -> UrlTarget:
@@ -144,8 +144,8 @@ def _get(target: UrlTarget, shown: str, max_bytes: int, deadline: float) -> byte
             if response.status in REDIRECTS and (place := response.getheader("Location")):
                 return place
             if response.status != 200:
-                what = f"image {shown} cannot be fetched: the server answers {response.status}."
-                raise RequestError(what, SAVE_IT)
+                message = f"image {shown} cannot be fetched: the server answers {response.status}."
+                raise RequestError(message, SAVE_IT)
             if response.getheader("Content-Encoding", "identity") != "identity":
                 raise RequestError(f"image {shown} comes compressed, unasked.", SAVE_IT)
             data = _body(response, max_bytes)
@@ -183,15 +183,17 @@ def _too_late(shown: str) -> RequestError:
 def _resolved(target: UrlTarget, shown: str, deadline: float) -> str:
     """The address of a host; where one of several is not public, none of them is used."""
     try:
-        found = _looked_up(target, deadline - time.monotonic())
+        answers = _looked_up(target, deadline - time.monotonic())
     except (OSError, ValueError) as error:
         raise RequestError(f"image {shown} cannot be fetched: no such host.", SAVE_IT) from error
-    if found is None:
+    if answers is None:
         raise _too_late(shown)
-    addresses = [str(place[4][0]) for place in found]
+    addresses = [str(place[4][0]) for place in answers]
     if not addresses or not all(map(is_public, addresses)):
-        what = f"image {shown} is on this machine or on a private network, where URLs may not lead."
-        raise RequestError(what, SAVE_IT)
+        message = (
+            f"image {shown} is on this machine or on a private network, where URLs may not lead."
+        )
+        raise RequestError(message, SAVE_IT)
     return addresses[0]
 
 
@@ -208,12 +210,12 @@ def _looked_up(target: UrlTarget, timeout_s: float) -> list[tuple[Any, ...]] | N
 
     threading.Thread(target=look_up, daemon=True).start()
     try:
-        found = answers.get(timeout=max(timeout_s, 0))
+        answer = answers.get(timeout=max(timeout_s, 0))
     except queue.Empty:
         return None
-    if isinstance(found, Exception):
-        raise found
-    return found
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 class _Watchdog:

@@ -53,9 +53,11 @@ def refuse_other_layers(aux_layers: Sequence[int], num_layers: int) -> None:
         set(aux_layers)
     ):
         return
-    what = f"aux layers {', '.join(map(str, aux_layers))} do not fit a base of {num_layers} layers"
+    message = (
+        f"aux layers {', '.join(map(str, aux_layers))} do not fit a base of {num_layers} layers"
+    )
     remedy = f"Pass `aux_layers` with ascending hidden_states indices from 1 to {num_layers}."
-    raise PairingError(what, remedy)
+    raise PairingError(message, remedy)
 
 
 def resolve_aux_layers(

@@ -233,11 +233,13 @@ def _heads(layer: Fields, shapes: Shapes, title: str) -> tuple[int, int, int]:
 
 
 def _check_layers(shapes: Shapes, num_layers: int, source: str) -> None:
-    found = {int(match[1]) for name in shapes if (match := re.match(r"layers\.(\d{1,6})\.", name))}
-    if found != set(range(num_layers)):
+    numbers = {
+        int(match[1]) for name in shapes if (match := re.match(r"layers\.(\d{1,6})\.", name))
+    }
+    if numbers != set(range(num_layers)):
         raise CheckpointError(
-            f"{source} declares {num_layers} layers; the tensors are of {len(found)}:"
-            f" {sorted(found)[:8]}.",
+            f"{source} declares {num_layers} layers; the tensors are of {len(numbers)}:"
+            f" {sorted(numbers)[:8]}.",
             "Download the draft again, all of it.",
         )
 
@@ -359,13 +361,13 @@ def _aux_layers(
 
 def _outputs(top: Fields, inner: Fields) -> tuple[int, ...] | None:
     """`target_layer_ids`, from either place; they must agree."""
-    found = [ids for place in (top, inner) if (ids := _ids(place, "target_layer_ids")) is not None]
-    if len(set(found)) > 1:
+    stated = [ids for place in (top, inner) if (ids := _ids(place, "target_layer_ids")) is not None]
+    if len(set(stated)) > 1:
         raise CheckpointError(
-            f"{top.source} contradicts itself: 'target_layer_ids' is {list(found[0])} at the top"
-            f" level and {list(found[1])} in {inner.source}."
+            f"{top.source} contradicts itself: 'target_layer_ids' is {list(stated[0])} at the top"
+            f" level and {list(stated[1])} in {inner.source}."
         )
-    return found[0] if found else None
+    return stated[0] if stated else None
 
 
 def default_outputs(target_layers: int | None, num_layers: int, inner: Fields) -> list[int]:
@@ -448,15 +450,15 @@ def _mask_token(top: Fields, inner: Fields, vocab_size: int) -> int:
 
 
 def _check_fc(shapes: Shapes, hidden_size: int, width: int, source: str, title: str) -> None:
-    found = shapes.get("fc.weight")
-    if found is None:
+    shape = shapes.get("fc.weight")
+    if shape is None:
         raise CheckpointError(
             f"the draft of {source} has no tensor 'fc.weight', which every {title} draft has.",
             f"Check that the directory holds the whole of a {title} draft.",
         )
-    if found != (hidden_size, width):
+    if shape != (hidden_size, width):
         raise CheckpointError(
-            f"fc.weight has the shape {list(found)}; {source} declares {[hidden_size, width]} "
+            f"fc.weight has the shape {list(shape)}; {source} declares {[hidden_size, width]} "
             "(hidden_size, aux layers * target_hidden_size)."
         )
 
@@ -588,16 +590,16 @@ def reads_what_is_emitted(base_param: str) -> PairRule:
             emitted, wanted = (
                 [layer - 1 for layer in side.aux_layer_ids or ()] for side in (base, draft)
             )
-            what = (
+            message = (
                 f"the base emits the outputs of layers {emitted}, the draft reads those of {wanted}"
             )
-            yield Mismatch("aux layers", what, remedy)
+            yield Mismatch("aux layers", message, remedy)
         elif draft.hidden_states_width != base.hidden_states_width:
-            what = (
+            message = (
                 f"the draft reads aux hidden states {draft.hidden_states_width} wide, the base "
                 f"emits {base.hidden_states_width}"
             )
-            yield Mismatch("aux layers", what, remedy)
+            yield Mismatch("aux layers", message, remedy)
 
     return rule
 

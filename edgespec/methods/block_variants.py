@@ -98,10 +98,10 @@ def refuse_variants(
     for name, variant in VARIANTS.items():
         if name in read:
             continue
-        found = [*signs(name, raw), *(t for t in shapes if _has(variant.tensors, t))]
-        if found:
+        matches = [*signs(name, raw), *(t for t in shapes if _has(variant.tensors, t))]
+        if matches:
             raise UnsupportedModel(
-                f"{source}: {name} ({shortened(found[0])}) is refused: {variant.why}.", _GIVE
+                f"{source}: {name} ({shortened(matches[0])}) is refused: {variant.why}.", _GIVE
             )
     for place in _places(raw):
         kind = place.get("projector_type")

@@ -64,22 +64,22 @@ class Heads:
 
     def shapes(self, sizes: HeadSizes) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the arrays that the heads are made of."""
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         rank, hidden = self.markov_rank, sizes.hidden_size
         if rank:
-            found["markov_head.markov_w1.weight"] = (sizes.vocab_size, rank)
-            found["markov_head.markov_w2.weight"] = (sizes.draft_vocab_size, rank)
+            shapes["markov_head.markov_w1.weight"] = (sizes.vocab_size, rank)
+            shapes["markov_head.markov_w2.weight"] = (sizes.draft_vocab_size, rank)
         if rank and self.markov_kind == "gated":
-            found["markov_head.gate_proj.weight"] = (rank, hidden + rank)
-            found["markov_head.gate_proj.bias"] = (rank,)
+            shapes["markov_head.gate_proj.weight"] = (rank, hidden + rank)
+            shapes["markov_head.gate_proj.bias"] = (rank,)
         if rank and self.markov_kind == "rnn":
-            found["markov_head.joint_proj.weight"] = (3 * rank, 2 * rank + hidden)
-            found["markov_head.joint_proj.bias"] = (3 * rank,)
+            shapes["markov_head.joint_proj.weight"] = (3 * rank, 2 * rank + hidden)
+            shapes["markov_head.joint_proj.bias"] = (3 * rank,)
         if self.confidence:
             width = hidden + (rank if self.confidence_reads_markov else 0)
-            found["confidence_head.proj.weight"] = (1, width)
-            found["confidence_head.proj.bias"] = (1,)
-        return found
+            shapes["confidence_head.proj.weight"] = (1, width)
+            shapes["confidence_head.proj.bias"] = (1,)
+        return shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +127,9 @@ def _refuse_classes(raw: Mapping[str, Any], source: str) -> None:
     classes = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     other = next((n for n in classes if "dspark" in n.lower() and n not in CLASSES), None)
     if other is not None:
-        what = f"{source}: a DSpark draft of the class {shortened(other)} is refused"
+        message = f"{source}: a DSpark draft of the class {shortened(other)} is refused"
         raise UnsupportedModel(
-            f"{what}: its layers are not Qwen3's.", f"This version reads {', '.join(CLASSES)}."
+            f"{message}: its layers are not Qwen3's.", f"This version reads {', '.join(CLASSES)}."
         )
 
 
@@ -189,9 +189,9 @@ def _check_heads(draft: DSparkConfig, shapes: Shapes, source: str) -> None:
     """The arrays of the heads must have the shapes that config.json declares."""
     for name, shape in draft.head_shapes.items():
         if shapes.get(name) != shape:
-            found = f"has the shape {list(shapes[name])}" if name in shapes else "is missing"
+            problem = f"has the shape {list(shapes[name])}" if name in shapes else "is missing"
             raise CheckpointError(
-                f"the draft of {source}: {name} {found}; declared is {list(shape)}.",
+                f"the draft of {source}: {name} {problem}; declared is {list(shape)}.",
                 "Check that config.json and weights belong together, or download the draft again.",
             )
 

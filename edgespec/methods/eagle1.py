@@ -81,13 +81,13 @@ def last_norm(top: Fields, shapes: Shapes) -> bool:
     eagle = top.optional_section("eagle_config")
     there = agreed(eagle, "use_last_layernorm", "norm.weight", shapes)
     if there and not eagle.raw:
-        what = (
+        message = (
             f"the draft of {top.source} has 'norm.weight', and nothing says whether it goes on with"
             " the state before that norm or after it"
         )
         remedy = 'Add "eagle_config": {"use_last_layernorm": true} for the state before it, as'
         and_after = '"return_hidden_post_norm": true for the one after it'
-        raise UnsupportedModel(what, f"{remedy} ModelOpt trains, and {and_after}.")
+        raise UnsupportedModel(message, f"{remedy} ModelOpt trains, and {and_after}.")
     return there
 
 
@@ -97,8 +97,10 @@ def norm_output(top: Fields, shapes: Shapes) -> bool:
     eagle = top.optional_section("eagle_config")
     asked = eagle.flag(POST_NORM_KEY, False)
     if asked and "norm.weight" not in shapes:
-        what = f"{eagle.source}: '{POST_NORM_KEY}' is true, and there is no tensor 'norm.weight'."
-        raise CheckpointError(what)
+        message = (
+            f"{eagle.source}: '{POST_NORM_KEY}' is true, and there is no tensor 'norm.weight'."
+        )
+        raise CheckpointError(message)
     return asked
 
 
@@ -127,15 +129,15 @@ def refuse_other_forms(top: Fields, shapes: Shapes) -> None:
     for key, usual, meaning in _SWITCHES:
         value = eagle.get(key)
         if value is not None and value != usual:
-            what = f"{eagle.source}: {key} is {shortened(value)}: {meaning}"
-            raise UnsupportedModel(f"{what}; this version needs {usual} for an EAGLE-1 draft.")
+            message = f"{eagle.source}: {key} is {shortened(value)}: {meaning}"
+            raise UnsupportedModel(f"{message}; this version needs {usual} for an EAGLE-1 draft.")
     for name in ("enorm.weight", "hnorm.weight", f"{FIRST}.hidden_norm.weight"):
         if name in shapes:
-            what = (
+            message = (
                 f"the draft of {top.source} has {name!r}: it norms what an EAGLE-1 draft does not"
             )
             raise UnsupportedModel(
-                what, "Take an EAGLE-1 draft of SafeAILab's or ModelOpt's layout."
+                message, "Take an EAGLE-1 draft of SafeAILab's or ModelOpt's layout."
             )
 
 
@@ -171,11 +173,11 @@ def draft_attention(top: Fields, shapes: Shapes, hidden_size: int) -> AttentionS
     q_out, q_in = matrix(shapes, f"{FIRST}.self_attn.q_proj.weight", top.source, WHOSE)
     k_out, _ = matrix(shapes, f"{FIRST}.self_attn.k_proj.weight", top.source, WHOSE)
     if q_in == 2 * hidden_size:
-        what = (
+        message = (
             f"the draft of {top.source} reads embedding and hidden state side by side, as EAGLE-3"
             " does, and no aux layers"
         )
-        raise UnsupportedModel(what, "Take a draft that reads aux layers, or an EAGLE-1 draft.")
+        raise UnsupportedModel(message, "Take a draft that reads aux layers, or an EAGLE-1 draft.")
     if q_in != hidden_size:
         raise CheckpointError(
             f"{FIRST}.self_attn.q_proj.weight takes {q_in} inputs; {top.source} declares the"
@@ -198,11 +200,13 @@ def draft_attention(top: Fields, shapes: Shapes, hidden_size: int) -> AttentionS
 
 def num_layers(shapes: Shapes, source: str) -> int:
     """The tensors decide: some configs copy num_hidden_layers from the base."""
-    found = {int(m[1]) for name in shapes if (m := re.match(r"layers\.(\d{1,6})\.", name))}
-    if found != set(range(len(found))) or not found:
-        what = f"the draft of {source} lacks a layer: its tensors have the layers {sorted(found)}."
-        raise CheckpointError(what)
-    return len(found)
+    numbers = {int(m[1]) for name in shapes if (m := re.match(r"layers\.(\d{1,6})\.", name))}
+    if numbers != set(range(len(numbers))) or not numbers:
+        message = (
+            f"the draft of {source} lacks a layer: its tensors have the layers {sorted(numbers)}."
+        )
+        raise CheckpointError(message)
+    return len(numbers)
 
 
 def check_vocabulary(draft: Eagle1Config, shapes: Shapes, source: str) -> None:
@@ -233,11 +237,14 @@ def has_eagle1_tensors(config: Mapping[str, Any], shapes: Callable[[], Shapes]) 
             return eagle["use_aux_hidden_state"] is False
     elif eagle is not None:
         return False
-    found, hidden_size = shapes(), config.get("hidden_size")
-    if not isinstance(hidden_size, int) or found.get("fc.weight") != (hidden_size, 2 * hidden_size):
+    tensors, hidden_size = shapes(), config.get("hidden_size")
+    if not isinstance(hidden_size, int) or tensors.get("fc.weight") != (
+        hidden_size,
+        2 * hidden_size,
+    ):
         return False
-    ordinary = any(name.startswith(f"{FIRST}.self_attn.") for name in found)
-    return ordinary and not any(name.endswith(".hidden_norm.weight") for name in found)
+    ordinary = any(name.startswith(f"{FIRST}.self_attn.") for name in tensors)
+    return ordinary and not any(name.endswith(".hidden_norm.weight") for name in tensors)
 
 
 METHOD = Method(

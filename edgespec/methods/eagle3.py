@@ -204,7 +204,7 @@ def matrix(shapes: Shapes, name: str, source: str, whose: str = "EAGLE-3 draft")
 def _count_layers(shapes: Shapes, source: str) -> int:
     """The tensors decide: some configs copy num_hidden_layers from the base."""
     numbers = {
-        int(found[1]) for name in shapes if (found := re.match(r"layers\.(\d{1,6})\.", name))
+        int(match[1]) for name in shapes if (match := re.match(r"layers\.(\d{1,6})\.", name))
     }
     if any(name.startswith("midlayer.") for name in shapes):
         if 0 in numbers:
@@ -405,16 +405,18 @@ def reads_what_is_emitted(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch
         return
     wanted, emitted = draft.aux_layer_ids or default_aux_layers(base.num_layers), base.aux_layer_ids
     if tuple(wanted) != emitted:
-        what = f"the base emits hidden_states {list(emitted)}, the draft reads {list(wanted)}"
+        message = f"the base emits hidden_states {list(emitted)}, the draft reads {list(wanted)}"
         layers = ",".join(map(str, wanted))
         remedy = f"Export the base again with `eagle_base` `aux_layers` {layers}"
-        yield Mismatch("aux layers", what, remedy)
+        yield Mismatch("aux layers", message, remedy)
     elif draft.hidden_states_width != base.hidden_states_width:
-        what = f"the draft reads {draft.num_aux_layers} aux layers, the base emits {len(emitted)}"
+        message = (
+            f"the draft reads {draft.num_aux_layers} aux layers, the base emits {len(emitted)}"
+        )
         remedy = (
             "Export the base again with `aux_layers` naming as many as the draft was trained on"
         )
-        yield Mismatch("aux layers", what, remedy)
+        yield Mismatch("aux layers", message, remedy)
 
 
 def spec_rows(spec: SpecConfig) -> Iterator[tuple[str, str]]:

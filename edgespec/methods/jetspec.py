@@ -51,9 +51,9 @@ def parse_jetspec_config(
     """
     top, shapes = Fields(raw, source), own_shapes(shapes)
     if top.get("speculators_model_type") is not None:
-        what = f"{source}: a JetSpec draft of speculators is refused: no release of it has one"
+        message = f"{source}: a JetSpec draft of speculators is refused: no release of it has one"
         raise UnsupportedModel(
-            f"{what}, and the proposed one is trained on tokens where the published have masks.",
+            f"{message}, and the proposed one is trained on tokens where the published have masks.",
             "Give a draft as hao-ai-lab publishes it, with dflash_config and causal_head.",
         )
     refuse_variants(raw, shapes, source, read=(JETSPEC,))
@@ -78,9 +78,11 @@ def parse_jetspec_config(
     )
     width = inner.size("target_hidden_size", draft.target_hidden_size)
     if width != draft.target_hidden_size:
-        what = f"{inner.source}: a draft of width {draft.decoder.hidden_size} on a base of {width}"
+        message = (
+            f"{inner.source}: a draft of width {draft.decoder.hidden_size} on a base of {width}"
+        )
         raise UnsupportedModel(
-            f"{what} is refused: its authors initialise the adapter between them at random.",
+            f"{message} is refused: its authors initialise the adapter between them at random.",
             "Give a draft that was trained for the base.",
         )
     return draft

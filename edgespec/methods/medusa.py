@@ -92,15 +92,15 @@ def parse_medusa_config(
 
 def prefix_of(shapes: Shapes, source: str) -> str:
     """How the tensors of the heads begin. CheckpointError where there are none, or two kinds."""
-    found = {match[1] for name in shapes if (match := BLOCK.fullmatch(name))}
-    if len(found) != 1:
-        what = f"the heads of {source} are named in {counted(len(found), 'way')}"
+    prefixes = {match[1] for name in shapes if (match := BLOCK.fullmatch(name))}
+    if len(prefixes) != 1:
+        message = f"the heads of {source} are named in {counted(len(prefixes), 'way')}"
         raise CheckpointError(
-            f"{what}: one of 0.0.linear.weight, medusa_head.0.0.linear.weight and"
+            f"{message}: one of 0.0.linear.weight, medusa_head.0.0.linear.weight and"
             " medusa_heads.0.0.linear.weight is needed.",
             "Download the checkpoint again.",
         )
-    return found.pop()
+    return prefixes.pop()
 
 
 def counts(shapes: Shapes, prefix: str, source: str) -> tuple[int, int, bool]:
@@ -124,14 +124,16 @@ def counts(shapes: Shapes, prefix: str, source: str) -> tuple[int, int, bool]:
             " or in none. Download the checkpoint again.",
         )
     if count > MAX_HEADS or depth > MAX_BLOCKS:
-        what = f"{source}: {count} Medusa heads of {counted(depth, 'residual block')}"
-        raise UnsupportedModel(f"{what}; this version takes {MAX_HEADS} of {MAX_BLOCKS} at most.")
+        message = f"{source}: {count} Medusa heads of {counted(depth, 'residual block')}"
+        raise UnsupportedModel(
+            f"{message}; this version takes {MAX_HEADS} of {MAX_BLOCKS} at most."
+        )
     return count, depth, bool(outputs)
 
 
 def shown(numbers: Mapping[int, set[int]]) -> str:
     """Numbers by head, for a message."""
-    return shortened({i: sorted(found) for i, found in sorted(numbers.items())})
+    return shortened({i: sorted(blocks) for i, blocks in sorted(numbers.items())})
 
 
 def square(shapes: Shapes, name: str, source: str) -> int:
@@ -162,15 +164,15 @@ def declared(top: Fields) -> int | None:
     section = top.get(SECTION)
     places = (section, top.raw) if isinstance(section, Mapping) else (top.raw,)
     keys = ("num_medusa_heads", "medusa_num_heads")
-    found = (place.get(key) for place in places for key in keys)
-    return next((value for value in found if is_int(value)), None)
+    counts = (place.get(key) for place in places for key in keys)
+    return next((value for value in counts if is_int(value)), None)
 
 
 def has_head_tensors(config: Mapping[str, Any], shapes: Callable[[], Shapes]) -> bool:
     """Whether a checkpoint holds heads, and no base beside them."""
     del config
-    found = shapes()
-    return BASE_TENSOR not in found and any(BLOCK.fullmatch(name) for name in found)
+    tensors = shapes()
+    return BASE_TENSOR not in tensors and any(BLOCK.fullmatch(name) for name in tensors)
 
 
 # ---- what config.json of an exported component keeps

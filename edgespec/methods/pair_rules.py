@@ -25,8 +25,8 @@ def same_method(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     if base.method is None or base.method == draft.method:
         return
     reads = "no draft" if base.method == PLAIN_METHOD else METHODS[base.method].draft_title
-    what = f"the draft is {METHODS[draft.method].draft_title}, the base was exported for {reads}"
-    yield Mismatch("method", what)
+    message = f"the draft is {METHODS[draft.method].draft_title}, the base was exported for {reads}"
+    yield Mismatch("method", message)
 
 
 def same_weights(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
@@ -40,33 +40,33 @@ def same_weights(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
 def vocabulary(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     """Base and draft count the same tokens."""
     if draft.vocab_size not in (NOT_STATED, base.vocab_size):
-        what = (
+        message = (
             f"the draft's vocabulary has {draft.vocab_size} tokens, that of {base.name} has "
             f"{base.vocab_size}"
         )
-        yield Mismatch("vocabulary", what)
+        yield Mismatch("vocabulary", message)
 
 
 def hidden_size(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     """The draft reads hidden states of the base's hidden size."""
     if draft.target_hidden_size != base.hidden_size:
-        what = (
+        message = (
             f"the draft reads hidden states of width {draft.target_hidden_size}, the hidden size "
             f"of {base.name} is {base.hidden_size}"
         )
-        yield Mismatch("hidden size", what)
+        yield Mismatch("hidden size", message)
 
 
 def embedding(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     """A draft without an embedding of its own shares the base's, which must have its width."""
     if draft.own_embedding or draft.hidden_size == base.hidden_size:
         return
-    what = (
+    message = (
         f"the draft shares the base's embedding, of width {base.hidden_size}, and is itself of "
         f"width {draft.hidden_size}"
     )
     remedy = "This draft's checkpoint lacks its own embed_tokens.weight; get the whole checkpoint."
-    yield Mismatch("embedding", what, remedy)
+    yield Mismatch("embedding", message, remedy)
 
 
 def head(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
@@ -75,36 +75,36 @@ def head(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     there = (base.vocab_size, base.hidden_size)
     if draft.own_head or wanted == there:
         return
-    what = f"this draft has no lm_head and needs one of shape {wanted}; the base's is {there}"
-    yield Mismatch("head", what)
+    message = f"this draft has no lm_head and needs one of shape {wanted}; the base's is {there}"
+    yield Mismatch("head", message)
 
 
 def depth(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     """A draft is trained for a base of one depth, and reads layers that it has."""
     layers, read = base.num_layers, draft.aux_layer_ids or ()
     if draft.num_target_layers not in (None, layers):
-        what = (
+        message = (
             f"the draft was trained for a base of {draft.num_target_layers} layers, {base.name} "
             f"has {layers} layers"
         )
-        yield Mismatch("depth", what)
+        yield Mismatch("depth", message)
     if any(not 1 <= layer <= layers for layer in read):
-        what = (
+        message = (
             f"the draft reads hidden_states {', '.join(map(str, read))}, {base.name} has {layers} "
             "layers"
         )
-        yield Mismatch("aux layers", what)
+        yield Mismatch("aux layers", message)
 
 
 def mask_token(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
     """A draft that fills masks takes the mask's embedding from the base."""
     if draft.mask_token_id is None or 0 <= draft.mask_token_id < base.vocab_size:
         return
-    what = (
+    message = (
         f"the draft's mask token is {draft.mask_token_id}, the vocabulary of {base.name} has "
         f"{base.vocab_size} tokens"
     )
-    yield Mismatch("mask token", what)
+    yield Mismatch("mask token", message)
 
 
 # Of a draft that is a model of its own: its pairing is its tokenizer, which is compared at export

@@ -48,12 +48,12 @@ def whole_model_method() -> Method | None:
     return next((m for m in METHODS.values() if m.of_model is not None), None)
 
 
-def as_draft(found: ModelConfig | DraftConfig) -> DraftConfig:
+def as_draft(config: ModelConfig | DraftConfig) -> DraftConfig:
     """What a checkpoint given as a draft is: a draft as it is, a whole model by the method that
     takes those."""
-    if isinstance(found, DraftConfig):
-        return found
+    if isinstance(config, DraftConfig):
+        return config
     whole = whole_model_method()
     assert whole is not None
     assert whole.of_model is not None
-    return whole.of_model(found)
+    return whole.of_model(config)

@@ -39,11 +39,11 @@ def rope(pair: Pair) -> Iterator[CheckResult]:
             "warning", "RoPE", f"the draft has {thetas}: long prompts may cost acceptance", remedy
         )
     elif pair.model.vision is not None and ours_axes != theirs_axes:
-        what = (
+        message = (
             f"the draft rotates by {_axes(ours)}, the base by {_axes(theirs)}: drafts behind images"
             " may seldom be accepted"
         )
-        yield CheckResult("warning", "RoPE", what, remedy)
+        yield CheckResult("warning", "RoPE", message, remedy)
     else:
         yield CheckResult("ok", "RoPE", f"theta {ours.theta:g} and {_scaling(ours)} in both")
 
@@ -65,15 +65,15 @@ def base_quantization(pair: Pair) -> Iterator[CheckResult]:
     if not base:
         yield CheckResult("ok", "quantization", "the base is not quantized")
     elif min(SCHEMES[name].bits for name in base) <= 4:
-        what = (
+        message = (
             f"the base is {', '.join(base)}: the draft was trained on hidden states that were not"
             " quantized to 4 bits"
         )
         remedy = "Measure acceptance with infer, beside an 8-bit base."
-        yield CheckResult("warning", "quantization", what, remedy)
+        yield CheckResult("warning", "quantization", message, remedy)
     else:
-        what = f"the base is {', '.join(base)}, which costs little acceptance"
-        yield CheckResult("ok", "quantization", what)
+        message = f"the base is {', '.join(base)}, which costs little acceptance"
+        yield CheckResult("ok", "quantization", message)
 
 
 def draft_quantization(pair: Pair) -> Iterator[CheckResult]:
@@ -81,19 +81,21 @@ def draft_quantization(pair: Pair) -> Iterator[CheckResult]:
     draft, _ = pair.drafted()
     schemes = schemes_of(draft)
     if schemes:
-        what = (
+        message = (
             f"the draft is {', '.join(schemes)}: faster drafts, a little less acceptance, the same"
             " output"
         )
-        yield CheckResult("ok", "quantization", what)
+        yield CheckResult("ok", "quantization", message)
     else:
         yield CheckResult("ok", "quantization", "the draft is not quantized")
 
 
 def schemes_of(checkpoint: Checkpoint) -> dict[str, list[str]]:
     """Scheme -> the Linears that have it; empty where nothing is quantized."""
-    found = read_quantization(checkpoint)
-    if found is None:
+    quantization = read_quantization(checkpoint)
+    if quantization is None:
         return {}
-    summary = summarize_quantization(checkpoint, found, logical_shapes(checkpoint, found))
+    summary = summarize_quantization(
+        checkpoint, quantization, logical_shapes(checkpoint, quantization)
+    )
     return {name: list(row.modules) for name, row in summary.schemes.items()}

@@ -55,11 +55,11 @@ def quantization(pair: Pair) -> Iterator[CheckResult]:
     draft, _ = pair.drafted()
     linears = {module for modules in schemes_of(draft).values() for module in modules}
     if any(module.removeprefix("model.") in FC for module in linears):
-        what = (
+        message = (
             "the draft's fc is quantized, and its inputs have outliers that no low-bit format holds"
         )
         remedy = "Quantize the draft again without fc."
-        yield CheckResult("refused", "quantization", what, remedy)
+        yield CheckResult("refused", "quantization", message, remedy)
         return
     yield from draft_quantization(pair)
 
@@ -69,18 +69,18 @@ def block(pair: Pair) -> Iterator[CheckResult]:
     _, config = pair.drafted()
     assert isinstance(config, BlockDraftConfig)
     size, limit = config.num_drafts + 1, Limits().max_verify_tree_size
-    what = f"{config.block_size} tokens, of which one pass drafts {config.num_drafts}"
+    message = f"{config.block_size} tokens, of which one pass drafts {config.num_drafts}"
     if size > limit:
         wanted = min(size, MAX_BLOCK_NODES)
         remedy = (
             f"Build with `max_verify_tree_size` {wanted}, or draft less with `spec_verify_size`."
         )
         beyond = f", and at most {MAX_BLOCK_NODES}" if size > wanted else ""
-        what = f"{what}; engines verify {limit} by default{beyond}"
-        yield CheckResult("warning", "block", what, remedy)
+        message = f"{message}; engines verify {limit} by default{beyond}"
+        yield CheckResult("warning", "block", message, remedy)
         return
     yield CheckResult(
-        "ok", "block", f"{what}; `spec_verify_size` is at most {size}, fewer are drafted as well"
+        "ok", "block", f"{message}; `spec_verify_size` is at most {size}, fewer are drafted as well"
     )
 
 
@@ -94,24 +94,26 @@ def thinking(pair: Pair) -> Iterator[CheckResult]:
         return
     family = "Qwen3.5" if wanted else "Qwen3"
     if not wanted:
-        what = (
+        message = (
             f"drafts for {family} were trained without thinking, which is the default of a request"
         )
         yield CheckResult(
-            "ok", "thinking", f'{what}; "enable_thinking": true costs most of the acceptance'
+            "ok", "thinking", f'{message}; "enable_thinking": true costs most of the acceptance'
         )
     elif _has_thinking_switch(pair.base):
-        what = f"drafts for {family} were trained with thinking; without it few tokens are accepted"
+        message = (
+            f"drafts for {family} were trained with thinking; without it few tokens are accepted"
+        )
         yield CheckResult(
-            "warning", "thinking", what, 'Set "enable_thinking": true in the requests.'
+            "warning", "thinking", message, 'Set "enable_thinking": true in the requests.'
         )
     else:
-        what = (
+        message = (
             f"drafts for {family} were trained with thinking, and the base's chat template has no"
             " such switch"
         )
         yield CheckResult(
-            "warning", "thinking", what, "Use the chat template of the original download."
+            "warning", "thinking", message, "Use the chat template of the original download."
         )
 
 

@@ -94,38 +94,40 @@ def _probed(
     if report.count("refused"):
         return report
     try:
-        found = probe(pair, text_of(pair.base, pair.model, text, images), progress)
+        probed = probe(pair, text_of(pair.base, pair.model, text, images), progress)
     except (CheckpointError, PairingError, UnsupportedModel) as error:
         refused = CheckResult("refused", "probe", error.what, error.remedy)
         return replace(report, results=(*report.results, refused))
-    return replace(report, results=(*report.results, probe_result(found, pair)), probe=found)
+    return replace(report, results=(*report.results, probe_result(probed, pair)), probe=probed)
 
 
 def _base(checkpoint: Checkpoint, results: list[CheckResult]) -> ModelConfig | None:
-    found = _detected("base", checkpoint, results)
-    if isinstance(found, ModelConfig):
-        layer = found.decoder
+    config = _detected("base", checkpoint, results)
+    if isinstance(config, ModelConfig):
+        layer = config.decoder
         layers = counted(layer.num_layers, "layer")
-        what = f"{found.architecture}: {layers}, hidden {layer.hidden_size}"
-        results.append(CheckResult("ok", "base", what))
-        return found
-    if found is not None:
-        what = f"{checkpoint.path} is a draft, not a base"
-        results.append(CheckResult("refused", "base", what, "Give the base first, then the draft."))
+        message = f"{config.architecture}: {layers}, hidden {layer.hidden_size}"
+        results.append(CheckResult("ok", "base", message))
+        return config
+    if config is not None:
+        message = f"{checkpoint.path} is a draft, not a base"
+        results.append(
+            CheckResult("refused", "base", message, "Give the base first, then the draft.")
+        )
     return None
 
 
 def _draft(checkpoint: Checkpoint, results: list[CheckResult]) -> DraftConfig | None:
     """What a draft is by itself, or as a whole model that drafts."""
     detected = _detected("draft", checkpoint, results)
-    found = None if detected is None else as_draft(detected)
-    if found is not None:
-        what = (
-            f"{METHODS[found.method].title}, {found.layout} layout:"
-            f" {counted(found.decoder.num_layers, 'layer')}, hidden {found.decoder.hidden_size}"
+    config = None if detected is None else as_draft(detected)
+    if config is not None:
+        message = (
+            f"{METHODS[config.method].title}, {config.layout} layout:"
+            f" {counted(config.decoder.num_layers, 'layer')}, hidden {config.decoder.hidden_size}"
         )
-        results.append(CheckResult("ok", "draft", what))
-    return found
+        results.append(CheckResult("ok", "draft", message))
+    return config
 
 
 def _detected(

@@ -47,12 +47,12 @@ def final_state(reads: str) -> Check:
 
     def check(pair: Pair) -> Iterator[CheckResult]:
         if pair.aux_layers is not None:
-            what = f"`aux_layers` means nothing to {reads} the state after the last norm"
-            yield CheckResult("refused", "hidden size", what, "Leave `aux_layers` out.")
+            message = f"`aux_layers` means nothing to {reads} the state after the last norm"
+            yield CheckResult("refused", "hidden size", message, "Leave `aux_layers` out.")
             return
         _, config = pair.drafted()
-        what = f"the state after the last norm, {config.target_hidden_size} wide as the base is"
-        yield fit.refused(pair, "hidden size") or CheckResult("ok", "hidden size", what)
+        message = f"the state after the last norm, {config.target_hidden_size} wide as the base is"
+        yield fit.refused(pair, "hidden size") or CheckResult("ok", "hidden size", message)
 
     return check
 

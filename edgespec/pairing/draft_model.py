@@ -42,32 +42,36 @@ def model_of(pair: Pair) -> ModelConfig:
 def aux_layers(pair: Pair) -> Iterator[CheckResult]:
     """Nothing, unless --aux-layers was given: a draft model reads none."""
     if pair.aux_layers is not None:
-        what = "`aux_layers` means nothing to a draft model, which reads no hidden states"
-        yield CheckResult("refused", "aux layers", what, "Leave `aux_layers` out.")
+        message = "`aux_layers` means nothing to a draft model, which reads no hidden states"
+        yield CheckResult("refused", "aux layers", message, "Leave `aux_layers` out.")
 
 
 def tokenizer(pair: Pair) -> Iterator[CheckResult]:
     """Every id means the same token to both. Raises PairingError with the first that does not."""
     draft, _ = pair.drafted()
-    found = compared_tokenizers(pair.base, draft)
-    if found is None:
+    compared = compared_tokenizers(pair.base, draft)
+    if compared is None:
         yield CheckResult("ok", "tokenizer", "the same tokenizer.model in both")
         return
-    yield CheckResult("ok", "tokenizer", f"{found.both} ids compared, each means the same to both")
-    for ids, who, what in (
-        (found.base_alone, "draft", "they are never drafted"),
-        (found.draft_alone, "base", "they are never proposed, or rejected"),
+    yield CheckResult(
+        "ok", "tokenizer", f"{compared.both} ids compared, each means the same to both"
+    )
+    for ids, who, consequence in (
+        (compared.base_alone, "draft", "they are never drafted"),
+        (compared.draft_alone, "base", "they are never proposed, or rejected"),
     ):
         if ids:
             ids_lacking = (
                 f"the {who}'s tokenizer lacks {counted(len(ids), 'token')}, from {ids[0]} on"
             )
-            remedy = f"Nothing breaks: {what}."
+            remedy = f"Nothing breaks: {consequence}."
             yield CheckResult("warning", "tokenizer", ids_lacking, remedy)
     of_base, of_draft = read_tokens(pair.base), read_tokens(draft)
     if of_base is not None and of_draft is not None and of_base.cutting != of_draft.cutting:
-        what = "the ids mean the same, and text is cut into them in another way"
-        yield CheckResult("warning", "tokenizer", what, "The base's way is the one that is used.")
+        message = "the ids mean the same, and text is cut into them in another way"
+        yield CheckResult(
+            "warning", "tokenizer", message, "The base's way is the one that is used."
+        )
 
 
 def vocabulary(pair: Pair) -> Iterator[CheckResult]:
@@ -76,15 +80,17 @@ def vocabulary(pair: Pair) -> Iterator[CheckResult]:
     if base == draft:
         yield CheckResult("ok", "vocabulary", f"{base} rows in both")
         return
-    what = f"{base} rows in the base, {draft} in the draft: the first {min(base, draft)} are shared"
+    message = (
+        f"{base} rows in the base, {draft} in the draft: the first {min(base, draft)} are shared"
+    )
     tokens = read_tokens(pair.base)
     highest = max(tokens.strings, default=0) if tokens is not None else 0
     if highest < draft:
-        yield CheckResult("ok", "vocabulary", f"{what}, and the others are padding")
+        yield CheckResult("ok", "vocabulary", f"{message}, and the others are padding")
         return
     remedy = "An answer gets no drafts from the first such token on."
-    what = f"{what}; the base's tokenizer has ids up to {highest}"
-    yield CheckResult("warning", "vocabulary", what, remedy)
+    message = f"{message}; the base's tokenizer has ids up to {highest}"
+    yield CheckResult("warning", "vocabulary", message, remedy)
 
 
 def special_tokens(pair: Pair) -> Iterator[CheckResult]:
@@ -92,9 +98,11 @@ def special_tokens(pair: Pair) -> Iterator[CheckResult]:
     base, draft = pair.model.eos_token_ids, model_of(pair).eos_token_ids
     unknown = [token for token in base if token not in draft]
     if unknown and draft:
-        what = f"an answer of the base ends at {listed(base)}, one of the draft at {listed(draft)}"
+        message = (
+            f"an answer of the base ends at {listed(base)}, one of the draft at {listed(draft)}"
+        )
         remedy = "Take a draft that was tuned for the same chat template, if there is one."
-        yield CheckResult("warning", "special tokens", what, remedy)
+        yield CheckResult("warning", "special tokens", message, remedy)
         return
     ends = f"both end an answer at {listed(base)}" if draft else "the draft names no end"
     yield CheckResult("ok", "special tokens", ends)
@@ -111,22 +119,24 @@ def context(pair: Pair) -> Iterator[CheckResult]:
     if draft >= base:
         yield CheckResult("ok", "context", f"the draft follows {draft} tokens, the base {base}")
         return
-    what = f"the draft was made for {draft} tokens, the base for {base}"
+    message = f"the draft was made for {draft} tokens, the base for {base}"
     remedy = f"Requests go on beyond {draft} tokens, without drafts."
-    yield CheckResult("warning", "context", what, remedy)
+    yield CheckResult("warning", "context", message, remedy)
 
 
 def size(pair: Pair) -> Iterator[CheckResult]:
     """The draft runs once for each level of a tree: it pays where it is much smaller."""
     base, draft = parameters(pair.model), parameters(model_of(pair))
-    what = f"the draft has {draft / 1e6:.1f} M parameters, the base {base / 1e6:.1f} M"
+    message = f"the draft has {draft / 1e6:.1f} M parameters, the base {base / 1e6:.1f} M"
     remedy = "Take a smaller model of the same family; drafts cost more time than they save."
     if draft >= base:
-        yield CheckResult("warning", "size", f"{what}: the draft is as large as its base", remedy)
+        yield CheckResult(
+            "warning", "size", f"{message}: the draft is as large as its base", remedy
+        )
     elif draft > USUAL_SHARE * base:
-        yield CheckResult("warning", "size", f"{what}, {draft / base:.0%} as many", remedy)
+        yield CheckResult("warning", "size", f"{message}, {draft / base:.0%} as many", remedy)
     else:
-        yield CheckResult("ok", "size", f"{what}, {draft / base:.0%} as many")
+        yield CheckResult("ok", "size", f"{message}, {draft / base:.0%} as many")
 
 
 def parameters(model: ModelConfig) -> int:
@@ -164,10 +174,10 @@ def force(pair: Pair, base: Decoder, text: ProbeText) -> Forced:
     graph, ids = open_pair(pair, base)
     tokens = text.tokens
     if (lacking := tokens[tokens >= len(ids)]).size:
-        what = (
+        message = (
             f"the text holds the token {lacking[0]}, the draft's embedding ends at {len(ids) - 1}"
         )
-        raise PairingError(what, "Give another text to `probe_text`.")
+        raise PairingError(message, "Give another text to `probe_text`.")
     rows = EmbeddingRows.read(graph.table.source(EMBEDDING), tokens)
     return ModelForcing(graph, ids, model_of(pair), tokens, rows)
 

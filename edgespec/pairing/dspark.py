@@ -34,13 +34,13 @@ def force(pair: Pair, base: Decoder, text: ProbeText) -> BlockForcing:
     def correct(number: int, rows: Ids, logits: Array, states: Array | None) -> Array:
         """The logits of first slots [1, G, Vd], the Markov head's added."""
         asked = anchors[number % len(anchors)]
-        found = logits.copy()
+        corrected = logits.copy()
         for i, row in enumerate(rows[0]):
             block = int(row) // config.block_size
             state = None if states is None else states[0, row]
             walk = heads.walk(int(asked[block]), logits[0, i : i + 1], row_of(state))
-            found[0, i] = walk.logits[0]
-        return found
+            corrected[0, i] = walk.logits[0]
+        return corrected
 
     return replace(forced, correct=correct)
 

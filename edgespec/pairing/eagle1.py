@@ -27,10 +27,10 @@ def remedy(better: Share) -> str:
 def embedding(pair: Pair) -> Iterator[CheckResult]:
     """As for other drafts; published ones bring a copy of the base's, and weights are not read
     here."""
-    for found in fit.embedding(pair):
-        is_own = found.level == "ok" and pair.drafted()[1].own_embedding
-        what = "the draft's own; export leaves it out where it equals the base's"
-        yield replace(found, what=what) if is_own else found
+    for check in fit.embedding(pair):
+        is_own = check.level == "ok" and pair.drafted()[1].own_embedding
+        message = "the draft's own; export leaves it out where it equals the base's"
+        yield replace(check, what=message) if is_own else check
 
 
 PAIRING = PairingRow(

@@ -41,10 +41,10 @@ def tensors(pair: Pair) -> Iterator[CheckResult]:
 
 def refused(pair: Pair, topic: str, shown: str | None = None) -> CheckResult | None:
     """The mismatch of a topic as a check result; None where base and draft fit."""
-    found = pair.mismatch(topic)
-    if found is None:
+    mismatch = pair.mismatch(topic)
+    if mismatch is None:
         return None
-    return CheckResult("refused", shown or topic, found.what, found.remedy or _OTHER_BASE)
+    return CheckResult("refused", shown or topic, mismatch.what, mismatch.remedy or _OTHER_BASE)
 
 
 def origin(pair: Pair) -> Iterator[CheckResult]:
@@ -61,17 +61,17 @@ def origin(pair: Pair) -> Iterator[CheckResult]:
     if base_origin == recorded.base_identity or pair.base.identity() == recorded.base_identity:
         yield CheckResult("ok", "origin", "the draft was quantized with this very base")
         return
-    what = f"the draft was quantized with another base ({recorded.base_name}) than this one"
+    message = f"the draft was quantized with another base ({recorded.base_name}) than this one"
     yield CheckResult(
-        "warning", "origin", what, "Give that base, or the one that it was quantized to."
+        "warning", "origin", message, "Give that base, or the one that it was quantized to."
     )
 
 
 def made_for(pair: Pair) -> Iterator[CheckResult]:
     """The base that the draft's config names; a name is no proof, another depth is."""
     _, config = pair.drafted()
-    if (found := refused(pair, "depth", "made for")) is not None:
-        yield found
+    if (refusal := refused(pair, "depth", "made for")) is not None:
+        yield refusal
         return
     if config.base_name is None:
         yield CheckResult("ok", "made for", "the draft does not say")
@@ -81,11 +81,13 @@ def made_for(pair: Pair) -> Iterator[CheckResult]:
     if any(wanted in name or name in wanted for name in names):
         yield CheckResult("ok", "made for", config.base_name)
         return
-    what = (
+    message = (
         f"the draft says that it was made for {config.base_name}; this base is called"
         f" {' or '.join(sorted(names))}"
     )
-    yield CheckResult("warning", "made for", what, f"Go on if it is the same model. {_OTHER_BASE}")
+    yield CheckResult(
+        "warning", "made for", message, f"Go on if it is the same model. {_OTHER_BASE}"
+    )
 
 
 def _names_of(base: Checkpoint) -> set[str]:
@@ -111,8 +113,8 @@ def hidden_size(pair: Pair) -> Iterator[CheckResult]:
     _, config = pair.drafted()
     width, own = pair.model.decoder.hidden_size, config.decoder.hidden_size
     beside = "" if own == width else f"; the draft itself is {own} wide"
-    what = f"aux hidden states are {width} wide, as the base is{beside}"
-    yield refused(pair, "hidden size") or CheckResult("ok", "hidden size", what)
+    message = f"aux hidden states are {width} wide, as the base is{beside}"
+    yield refused(pair, "hidden size") or CheckResult("ok", "hidden size", message)
 
 
 def aux_layers(
@@ -125,24 +127,24 @@ def aux_layers(
     _, config = pair.drafted()
     method = METHODS[pair.method]
     if pair.aux_layers is not None and not method.takes_aux_layers:
-        what = f"`aux_layers` means nothing to {method.draft_title}, which names its own layers"
-        yield CheckResult("refused", "aux layers", what, "Leave `aux_layers` out.")
+        message = f"`aux_layers` means nothing to {method.draft_title}, which names its own layers"
+        yield CheckResult("refused", "aux layers", message, "Leave `aux_layers` out.")
         return
-    if (found := refused(pair, "aux layers")) is not None:
-        yield found
+    if (refusal := refused(pair, "aux layers")) is not None:
+        yield refusal
         return
     num_layers = pair.model.decoder.num_layers
     layers = resolve_aux_layers(config, num_layers, pair.aux_layers)
-    what = f"hidden_states {listed(layers)}, {_reading(pair, layers, stated(config))}"
+    message = f"hidden_states {listed(layers)}, {_reading(pair, layers, stated(config))}"
     if layers[-1] < num_layers:
-        yield CheckResult("ok", "aux layers", what)
+        yield CheckResult("ok", "aux layers", message)
         return
     remedy = (
         "Hugging Face's own list has the normed state there: make sure that the draft was trained"
         " on this one."
     )
-    what = f"{what}: the last is read before the base's final norm"
-    yield CheckResult("warning", "aux layers", what, remedy)
+    message = f"{message}: the last is read before the base's final norm"
+    yield CheckResult("warning", "aux layers", message, remedy)
 
 
 def _reading(pair: Pair, layers: tuple[int, ...], stated: tuple[int, ...] | None) -> str:
@@ -166,12 +168,12 @@ def head(pair: Pair) -> Iterator[CheckResult]:
     """Yields ok where the draft has an lm_head or can share the base's, else refused; a warning
     where the shared lm_head is quantized."""
     _, config = pair.drafted()
-    if (found := refused(pair, "head")) is not None:
-        yield found
+    if (refusal := refused(pair, "head")) is not None:
+        yield refusal
     elif not config.own_head and is_quantized(pair.base, "lm_head"):
-        what = "the base's, which is quantized: the draft proposes through a quantized lm_head"
+        message = "the base's, which is quantized: the draft proposes through a quantized lm_head"
         remedy = "Quantize the base without its lm_head if acceptance falls."
-        yield CheckResult("warning", "head", what, remedy)
+        yield CheckResult("warning", "head", message, remedy)
     else:
         whose = "the draft's own" if config.own_head else "the base's"
         yield CheckResult("ok", "head", whose)

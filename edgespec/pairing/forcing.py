@@ -71,8 +71,8 @@ class EmbeddingRows:
 
     def of(self, ids: Ids) -> Array:
         """[n, H], the rows of `ids`, all of which were read."""
-        found: Array = self.rows[np.searchsorted(self.ids, ids)]
-        return found
+        rows: Array = self.rows[np.searchsorted(self.ids, ids)]
+        return rows
 
 
 def open_pair(pair: Pair, base: Decoder) -> tuple[DraftGraph, Ids]:

@@ -31,18 +31,18 @@ def heads(pair: Pair) -> Iterator[CheckResult]:
     """How many heads there are; a warning where config.json says another number."""
     _, config = pair.drafted()
     assert isinstance(config, MedusaConfig)
-    what = heads_in_words(config)
+    message = heads_in_words(config)
     if config.declared_heads in (None, config.num_heads):
-        yield CheckResult("ok", "heads", what)
+        yield CheckResult("ok", "heads", message)
         return
     remedy = "All heads of the file are used; correct config.json to be rid of this."
-    yield CheckResult("warning", "heads", what, remedy)
+    yield CheckResult("warning", "heads", message, remedy)
 
 
 def vocabulary(pair: Pair) -> Iterator[CheckResult]:
     """Yields ok where heads and base have the same vocabulary, else refused."""
-    what = f"{pair.model.vocab_size} tokens in both"
-    yield fit.refused(pair, "vocabulary") or CheckResult("ok", "vocabulary", what)
+    message = f"{pair.model.vocab_size} tokens in both"
+    yield fit.refused(pair, "vocabulary") or CheckResult("ok", "vocabulary", message)
 
 
 def remedy(better: Share) -> str:

@@ -21,9 +21,9 @@ def head(pair: Pair) -> Iterator[CheckResult]:
     from edgespec.graphs.decoder import Decoder
     from edgespec.graphs.mtp import MtpDraft
 
-    found = MtpDraft.open(Decoder.open(pair.base, pair.model)).table.stored
-    what = f"an MTP head of {len(found)} tensors; embedding, lm_head and RoPE are the base's"
-    yield CheckResult("ok", "head", what)
+    tensors = MtpDraft.open(Decoder.open(pair.base, pair.model)).table.stored
+    message = f"an MTP head of {len(tensors)} tensors; embedding, lm_head and RoPE are the base's"
+    yield CheckResult("ok", "head", message)
 
 
 def head_quantization(pair: Pair) -> Iterator[CheckResult]:
@@ -31,10 +31,10 @@ def head_quantization(pair: Pair) -> Iterator[CheckResult]:
     if not any(name.startswith(ROOT) for name in pair.base.tensors):
         return
     schemes = acceptance_warnings.schemes_of(pair.base)
-    found = [name for name, linears in schemes.items() if any(m.startswith(ROOT) for m in linears)]
-    cost = f"is {', '.join(found)}: a little less acceptance, the same output"
-    what = f"the MTP head {cost if found else 'is not quantized'}"
-    yield CheckResult("ok", "quantization", what)
+    used = [name for name, linears in schemes.items() if any(m.startswith(ROOT) for m in linears)]
+    cost = f"is {', '.join(used)}: a little less acceptance, the same output"
+    message = f"the MTP head {cost if used else 'is not quantized'}"
+    yield CheckResult("ok", "quantization", message)
 
 
 def remedy(better: Share) -> str:

@@ -26,11 +26,11 @@ def check_named(draft: ComponentConfig, name: str | None, layers: Sequence[int] 
 def check_layers(own: Sequence[int] | None, named: Sequence[int]) -> None:
     """Raises PairingError where a config names other layers than the draft reads."""
     if own is not None and sorted(own) != sorted(named):
-        what = (
+        message = (
             f"the draft was exported to read the layers {[i - 1 for i in sorted(own)]}, and"
             f" speculative_config names {[i - 1 for i in named]}"
         )
-        raise PairingError(what, "Remove the key, or export base and draft with these layers.")
+        raise PairingError(message, "Remove the key, or export base and draft with these layers.")
 
 
 def check_model(name: str, draft: ComponentConfig) -> None:
@@ -38,13 +38,13 @@ def check_model(name: str, draft: ComponentConfig) -> None:
     its original, or is not here to be compared."""
     path = directory_of(name)
     if path is None:
-        what = f"speculative_model {name} is not on this machine, so it cannot be compared"
-        raise PairingError(what, "Remove it: the draft engine is what drafts.")
+        message = f"speculative_model {name} is not on this machine, so it cannot be compared"
+        raise PairingError(message, "Remove it: the draft engine is what drafts.")
     identity = open_checkpoint(path, allow_pickle=True).identity()
     if identity not in (draft.identity, draft.quantized_from):
-        what = f"speculative_model {name} is not what the draft engine was made from"
+        message = f"speculative_model {name} is not what the draft engine was made from"
         remedy = f"Export and build {name}, or remove the key: the draft engine is what drafts."
-        raise PairingError(what, remedy)
+        raise PairingError(message, remedy)
 
 
 def directory_of(name: str) -> Path | None:

@@ -34,4 +34,6 @@ class Pair:
         _, config = self.drafted()
         base = BaseSide.of_checkpoint(self.model)
         draft = DraftSide.of_checkpoint(config, self.aux_layers)
-        return next((found for found in mismatches(base, draft) if found.topic == topic), None)
+        return next(
+            (mismatch for mismatch in mismatches(base, draft) if mismatch.topic == topic), None
+        )

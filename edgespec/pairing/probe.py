@@ -58,7 +58,7 @@ class Asked:
     @property
     def agreed(self) -> list[NDArray[np.bool_]]:
         """Where both agree, [P] in each reading."""
-        return [found == self.wanted for found in self.said]
+        return [drafted == self.wanted for drafted in self.said]
 
 
 def probe(pair: Pair, text: ProbeText, progress: Progress) -> Probed:
@@ -77,11 +77,11 @@ def probe(pair: Pair, text: ProbeText, progress: Progress) -> Probed:
     asked = ask(pair, base, text, readings, progress)
     agreed = asked.agreed
     shares = [
-        compared(reading, found, agreed[0]) for reading, found in zip(readings, agreed, strict=True)
+        compared(reading, same, agreed[0]) for reading, same in zip(readings, agreed, strict=True)
     ]
     positions = len(asked.wanted)
     chances = [chance_level(said, asked.wanted, base.shape.vocab_size) for said in asked.said]
-    counts = [int(found.sum()) for found in agreed]
+    counts = [int(same.sum()) for same in agreed]
     by_chance = not any(
         is_beyond_chance(count, chance, positions)
         for count, chance in zip(counts, chances, strict=True)
@@ -209,32 +209,37 @@ def probe_result(probed: Probed, pair: Pair) -> CheckResult:
     stated, *others = probed.shares
     best = max(others, key=lambda share: share.share, default=stated)
     behind = f" of text with {counted(probed.images, 'image')}" if probed.images else ""
-    what = (
+    message = (
         f"the draft's first token is the base's next one at {stated.share:.0%} of"
         f" {probed.positions} positions{behind}"
     )
-    what += "".join(f"; {other.name} {other.share:.0%}" for other in others)
+    message += "".join(f"; {other.name} {other.share:.0%}" for other in others)
     if probed.without_images is not None:
-        what += f"; without images {probed.without_images:.0%}"
+        message += f"; without images {probed.without_images:.0%}"
     if is_clearly_better(best, stated):
-        what = f"{what}: it was trained on what it reads {best.name}"
+        message = f"{message}: it was trained on what it reads {best.name}"
         images = best.name == WITH_IMAGE_ROWS
         return CheckResult(
-            "warning", "probe", what, IMAGE_ROWS if images else PAIRINGS[pair.method].remedy(best)
+            "warning",
+            "probe",
+            message,
+            IMAGE_ROWS if images else PAIRINGS[pair.method].remedy(best),
         )
     remedy = (
         "Make sure that it was trained for this very base; a text of the kind it knows is"
         " `probe_text` FILE."
     )
-    what += f" ({probed.chance:.1%} by chance)"
+    message += f" ({probed.chance:.1%} by chance)"
     if probed.unrelated:
-        return CheckResult("refused", "probe", f"{what}: {UNRELATED}", remedy)
+        return CheckResult("refused", "probe", f"{message}: {UNRELATED}", remedy)
     if stated.share < MIN_SHARE:
-        return CheckResult("warning", "probe", f"{what}: the draft hardly knows this base", remedy)
+        return CheckResult(
+            "warning", "probe", f"{message}: the draft hardly knows this base", remedy
+        )
     if loses_by_images(probed):
-        what += ": it agrees less often where there are images"
-        return CheckResult("warning", "probe", what, TRAIN_WITH_IMAGES)
-    return CheckResult("ok", "probe", what)
+        message += ": it agrees less often where there are images"
+        return CheckResult("warning", "probe", message, TRAIN_WITH_IMAGES)
+    return CheckResult("ok", "probe", message)
 
 
 def loses_by_images(probed: Probed) -> bool:

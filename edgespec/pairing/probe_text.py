@@ -66,27 +66,27 @@ class ProbeText:
     @cached_property
     def is_text(self) -> NDArray[np.bool_]:
         """[T], False in the slots of images."""
-        found = np.ones(len(self), bool)
+        mask = np.ones(len(self), bool)
         for start, image in zip(self.starts, self.images, strict=True):
-            found[start : start + len(image)] = False
-        return found
+            mask[start : start + len(image)] = False
+        return mask
 
     def placed(self, embeds: Array) -> Array:
         """Embeddings [T, H] with rows of images in their slots."""
-        found = embeds.copy()
+        rows = embeds.copy()
         for start, image in zip(self.starts, self.images, strict=True):
-            found[start : start + len(image)] = image.embeds
-        return found
+            rows[start : start + len(image)] = image.embeds
+        return rows
 
     def extras(self, widths: Mapping[str, int]) -> dict[str, Array]:
         """What a base reads of images beside their embeddings [1, T, width], by input."""
         if not self.images:
             return {}
-        found = {name: np.zeros((1, len(self), n), np.float32) for name, n in widths.items()}
+        extras = {name: np.zeros((1, len(self), n), np.float32) for name, n in widths.items()}
         for start, image in zip(self.starts, self.images, strict=True):
-            for name, rows in found.items():
+            for name, rows in extras.items():
                 rows[0, start : start + len(image)] = image.extras[name]
-        return found
+        return extras
 
     @property
     def image_width(self) -> int | None:
@@ -130,21 +130,22 @@ def text_of(
         return ProbeText(ids)
     vision, tokens = model.vision, model.image_tokens
     if vision is None or tokens is None or vision_prefix(base) is None:
-        what = f"{base.path} has no image encoder, and `probe_image` was given"
-        raise UnsupportedModel(what, "Leave it out, or give a vision-language model.")
+        message = f"{base.path} has no image encoder, and `probe_image` was given"
+        raise UnsupportedModel(message, "Leave it out, or give a vision-language model.")
     rows = [encoded(base, model, path) for path in images]
     marks = int((ids == tokens.image).sum())
     if not marks:
         one = [tokens.vision_start, tokens.image, tokens.vision_end]
         ids = np.concatenate([np.array(one * len(rows), np.int64), ids])
     elif marks != len(rows):
-        what = f"the probe's text has {counted(marks, 'mark')} of images"
+        message = f"the probe's text has {counted(marks, 'mark')} of images"
         raise RequestError(
-            f"{what}, and `probe_image` gives {len(rows)}", "Give as many of one as of the other."
+            f"{message}, and `probe_image` gives {len(rows)}",
+            "Give as many of one as of the other.",
         )
     whole = expand(ids.tolist(), tokens, [len(image) for image in rows])
-    found = np.array(whole.tokens, np.int64)
-    return ProbeText(found, tuple(rows), whole.starts, vision.merge_size)
+    tokens_of_text = np.array(whole.tokens, np.int64)
+    return ProbeText(tokens_of_text, tuple(rows), whole.starts, vision.merge_size)
 
 
 def encoded(base: Checkpoint, model: ModelConfig, path: Path) -> ImageRows:
@@ -156,8 +157,8 @@ def encoded(base: Checkpoint, model: ModelConfig, path: Path) -> ImageRows:
     graph = VisionGraph.open(base, model.vision)
     with TemporaryDirectory() as name, writing(Path(name)):
         piece = opened(lambda plan: encoder_piece(graph, plan), Path(name))
-        found = encode(piece, model.vision, image.pixel_values, image.grid)
-    return ImageRows(found.pop(EMBEDS), found, image.grid, image.key)
+        outputs = encode(piece, model.vision, image.pixel_values, image.grid)
+    return ImageRows(outputs.pop(EMBEDS), outputs, image.grid, image.key)
 
 
 def tokens_of(base: Checkpoint, text: str) -> Ids:
@@ -172,19 +173,19 @@ def tokens_of(base: Checkpoint, text: str) -> Ids:
             try:
                 tokenizer = read_tokenizer(Path(name) / "tokenizer.json")
                 check_growth(tokenizer, text, normalizer_growth(tokenizer))
-                found = tokenizer.encode(text)
+                encoding = tokenizer.encode(text)
             except Exception as error:  # what the library raises for any damage
                 raise damaged_tokenizer(base, str(error)) from error
-    ids = np.array(found.ids[:MAX_TOKENS], np.int64)
+    ids = np.array(encoding.ids[:MAX_TOKENS], np.int64)
     if len(ids) < MIN_TOKENS:
-        what = f"the probe's text has {len(ids)} tokens; at least {MIN_TOKENS} are needed"
+        message = f"the probe's text has {len(ids)} tokens; at least {MIN_TOKENS} are needed"
         raise RequestError(
-            what, "Give a file with some paragraphs to `probe_text`, or leave it out."
+            message, "Give a file with some paragraphs to `probe_text`, or leave it out."
         )
     return ids
 
 
 def damaged_tokenizer(base: Checkpoint, why: str) -> CheckpointError:
     """The error for a tokenizer.json that cannot be used."""
-    what = f"tokenizer.json of {base.path} cannot be used: {why}"
-    return CheckpointError(what, "Download it again.")
+    message = f"tokenizer.json of {base.path} cannot be used: {why}"
+    return CheckpointError(message, "Download it again.")

@@ -17,22 +17,22 @@ def tokenizer(pair: Pair) -> Iterator[CheckResult]:
     """The base's ids fit its own embedding; the draft's, where it brings any, mean the same."""
     base = read_tokens(pair.base)
     if base is None:
-        what = f"the base has no {FILE}: what its ids mean cannot be compared"
+        message = f"the base has no {FILE}: what its ids mean cannot be compared"
         yield CheckResult(
             "warning",
             "tokenizer",
-            what,
+            message,
             f"Download {FILE} as well, or export the base, which makes one.",
         )
         return
     highest = max(base.strings, default=0)
     if highest >= pair.model.vocab_size:
-        what = (
+        message = (
             f"the base's tokenizer has ids up to {highest}, its embedding {pair.model.vocab_size}"
             " rows"
         )
         yield CheckResult(
-            "refused", "tokenizer", what, "Use the tokenizer that belongs to this checkpoint."
+            "refused", "tokenizer", message, "Use the tokenizer that belongs to this checkpoint."
         )
         return
     draft = read_tokens(pair.draft) if pair.draft is not None else None
@@ -44,20 +44,23 @@ def tokenizer(pair: Pair) -> Iterator[CheckResult]:
 
 
 def _compared(base: VocabularyTokens, draft: VocabularyTokens) -> CheckResult:
-    found = differences(base, draft)
-    if found.others:
-        what = other_tokens(found, base, draft)
+    compared = differences(base, draft)
+    if compared.others:
+        message = other_tokens(compared, base, draft)
         return CheckResult(
-            "refused", "tokenizer", what, "Use a draft that was trained with this base's tokenizer."
+            "refused",
+            "tokenizer",
+            message,
+            "Use a draft that was trained with this base's tokenizer.",
         )
     if base.cutting != draft.cutting:
-        what = "the ids mean the same, and text is cut into them in another way"
+        message = "the ids mean the same, and text is cut into them in another way"
         remedy = (
             "The base's tokenizer is the one that is used; if the draft's is newer, update the"
             " base's."
         )
-        return CheckResult("warning", "tokenizer", what, remedy)
-    return CheckResult("ok", "tokenizer", f"the same in both, {found.both} ids compared")
+        return CheckResult("warning", "tokenizer", message, remedy)
+    return CheckResult("ok", "tokenizer", f"the same in both, {compared.both} ids compared")
 
 
 def coverage(pair: Pair) -> Iterator[CheckResult]:
@@ -75,14 +78,14 @@ def coverage(pair: Pair) -> Iterator[CheckResult]:
     )
     lost = [i for i in pair.model.eos_token_ids if i not in reached]
     if lost:
-        what = (
+        message = (
             f"the draft proposes {share}, and never the end of an answer:"
             f" {', '.join(map(str, lost))}"
         )
         yield CheckResult(
             "warning",
             "d2t",
-            what,
+            message,
             "The output stays the same; the last step of an answer drafts to no use.",
         )
         return
@@ -95,9 +98,9 @@ def mask_token(pair: Pair) -> Iterator[CheckResult]:
     _, config = pair.drafted()
     mask = config.mask_token_id
     assert mask is not None
-    if (found := pair.mismatch("mask token")) is not None:
+    if (mismatch := pair.mismatch("mask token")) is not None:
         remedy = "Use a draft that was trained for this base."
-        yield CheckResult("refused", "mask token", found.what, remedy)
+        yield CheckResult("refused", "mask token", mismatch.what, remedy)
         return
     base = read_tokens(pair.base)
     string = base.strings.get(mask) if base is not None else None
@@ -108,7 +111,7 @@ def mask_token(pair: Pair) -> Iterator[CheckResult]:
     elif mask in base.special:
         yield CheckResult("ok", "mask token", f"{mask}, the special token {string}")
     else:
-        what = f"{mask} is {string!r} to the base's tokenizer, a token that text is made of"
+        message = f"{mask} is {string!r} to the base's tokenizer, a token that text is made of"
         yield CheckResult(
-            "warning", "mask token", what, "Compare mask_token_id with the draft's model card."
+            "warning", "mask token", message, "Compare mask_token_id with the draft's model card."
         )

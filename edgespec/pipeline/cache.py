@@ -151,8 +151,8 @@ class Cache:
             str(self.root).encode()
         except UnicodeEncodeError:
             shown = os.fsencode(self.root).decode("utf-8", "backslashreplace")
-            what = f"{shown} is not UTF-8, and engine libraries open no file of such a name"
-            raise OutputError(what, "Set EDGESPEC_CACHE to another directory.") from None
+            message = f"{shown} is not UTF-8, and engine libraries open no file of such a name"
+            raise OutputError(message, "Set EDGESPEC_CACHE to another directory.") from None
         with self.writing():
             self.entries_dir.mkdir(parents=True, exist_ok=True)
             name, text = TAG
@@ -165,8 +165,8 @@ class Cache:
         free = shutil.disk_usage(place).free
         if free < size_bytes:
             needed, there = size_text(size_bytes), size_text(free)
-            what = f"{self.root}: at least {needed} are needed, and {there} are free"
-            raise OutputError(what, f"Free some space. {ELSEWHERE}")
+            message = f"{self.root}: at least {needed} are needed, and {there} are free"
+            raise OutputError(message, f"Free some space. {ELSEWHERE}")
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -179,8 +179,10 @@ class Cache:
                 raise
             # the directory of an entry that failed is gone by now
             reason = error.what.rpartition(": ")[2]
-            what = f"{self.root}: {reason}" if str(self.entries_dir) in error.what else error.what
-            raise OutputError(what, f"{error.remedy} {ELSEWHERE}") from error
+            message = (
+                f"{self.root}: {reason}" if str(self.entries_dir) in error.what else error.what
+            )
+            raise OutputError(message, f"{error.remedy} {ELSEWHERE}") from error
 
     @contextmanager
     def locked(
@@ -210,9 +212,9 @@ class Cache:
         """All entries, and what unfinished runs left or are writing; the last used first."""
         if not self.entries_dir.is_dir():
             return []
-        found = [look_at(path) for path in self.entries_dir.iterdir() if path.is_dir()]
+        entries = [look_at(path) for path in self.entries_dir.iterdir() if path.is_dir()]
         return sorted(
-            (entry for entry in found if entry), key=lambda entry: entry.used_s, reverse=True
+            (entry for entry in entries if entry), key=lambda entry: entry.used_s, reverse=True
         )
 
     def prune(self, entry: Entry) -> bool:

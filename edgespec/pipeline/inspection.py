@@ -63,10 +63,10 @@ class Inspection:
 
     def to_dict(self) -> dict[str, Any]:
         """What --json prints of it, without problems and notes."""
-        found = self.summary.to_dict()
+        out = self.summary.to_dict()
         if isinstance(self.summary, EnginesSummary):
-            found["costs"] = [cost_description.to_dict(profile) for profile in self.costs]
-        return found
+            out["costs"] = [cost_description.to_dict(profile) for profile in self.costs]
+        return out
 
 
 def inspect(path: Path, *, verify: bool = False) -> Inspection:
@@ -85,16 +85,16 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
         summary = look_at_checkpoint(path, problems, read_up_to)
         return Inspection(path, summary, tuple(problems), (*notes_of(summary), *notes))
     look_at = export_summary if kind == "export" else engines_summary
-    found = look_at(path, problems, read_up_to)
-    if found.not_in_manifest:
-        notes = (*notes, f"not in the manifest: {some_of(found.not_in_manifest)}")
+    directory_summary = look_at(path, problems, read_up_to)
+    if directory_summary.not_in_manifest:
+        notes = (*notes, f"not in the manifest: {some_of(directory_summary.not_in_manifest)}")
     visual = Role.VISUAL.value
     if holds_encoder(path / visual, Role.VISUAL):
         notes = (*notes, f"{visual}/ holds an image encoder: edgespec inspect {path / visual}")
-    costs = look_at_costs(path) if isinstance(found, EnginesSummary) else []
+    costs = look_at_costs(path) if isinstance(directory_summary, EnginesSummary) else []
     why = sorted({f"costs: {one.why}" for one in costs if one.why is not None})
     profiles = tuple(one.profile for one in costs if one.profile is not None)
-    return Inspection(path, found, tuple(problems), (*notes, *why), profiles)
+    return Inspection(path, directory_summary, tuple(problems), (*notes, *why), profiles)
 
 
 def look_at_costs(path: Path) -> list[StoredProfile]:
@@ -111,16 +111,16 @@ def look_at_costs(path: Path) -> list[StoredProfile]:
 def kind_of(path: Path) -> str:
     """`checkpoint`, `export`, `engines` or `safetensors`. Raises BundleError for anything else, and
     for what an unfinished run left."""
-    found = directories.kind_of(path)
-    if found is DirectoryKind.FILE:
+    directory_kind = directories.kind_of(path)
+    if directory_kind is DirectoryKind.FILE:
         return kind_of_file(path)
-    if found is DirectoryKind.MISSING:
+    if directory_kind is DirectoryKind.MISSING:
         raise BundleError(
             f"{path} does not exist", "Give a directory or a .safetensors file that is there."
         )
     refuse_staging(path)
     names = {file.name for file in path.iterdir()}
-    if found is DirectoryKind.EMPTY:
+    if directory_kind is DirectoryKind.EMPTY:
         raise BundleError(f"{path} is empty", "If a run was to fill it, run it again.")
     kind = manifest_kind(path) if file_names.MANIFEST in names else None
     if kind is DirectoryKind.EMITTED:
@@ -159,8 +159,8 @@ def manifest_kind(path: Path) -> DirectoryKind | None:
 def refuse_staging(path: Path) -> None:
     """Raises BundleError for what a run has not finished yet, or never will."""
     if _UNFINISHED.fullmatch(path.absolute().name) and (path / "progress.json").is_file():
-        what = f"{path} is an unfinished run of edgespec quantize"
-        raise BundleError(what, "Run its command again: it goes on at the layer where it was.")
+        message = f"{path} is an unfinished run of edgespec quantize"
+        raise BundleError(message, "Run its command again: it goes on at the layer where it was.")
     match = _STAGING.fullmatch(path.absolute().name)
     if match is None:
         return
@@ -178,12 +178,14 @@ def refuse_staging(path: Path) -> None:
 def refuse_without_manifest(path: Path, names: set[str]) -> None:
     """Raises BundleError where the graph or an engine is there without a manifest."""
     for files, command in (([file_names.MODEL], "export"), (engine_file_names(), "build")):
-        if found := [name for name in files if name in names]:
-            what = (
-                f"{path} has {found[0]} and no {file_names.MANIFEST} of edgespec: it is"
+        if missing := [name for name in files if name in names]:
+            message = (
+                f"{path} has {missing[0]} and no {file_names.MANIFEST} of edgespec: it is"
                 " half-written, or part of a copy"
             )
-            raise BundleError(what, f"Copy the whole directory, or run edgespec {command} again.")
+            raise BundleError(
+                message, f"Copy the whole directory, or run edgespec {command} again."
+            )
 
 
 def nothing_known(path: Path) -> BundleError:
@@ -227,21 +229,21 @@ def look_at_checkpoint(
             pickled=pickled,
         )
     summary = summarize_checkpoint(checkpoint, problems, read_up_to)
-    found = summary.found
-    if found is None:
+    model = summary.config
+    if model is None:
         return summary
     from edgespec.graphs.completeness import check_complete, check_vision
 
     with noted(problems):
-        check_complete(checkpoint, found)
-        if isinstance(found, ModelConfig):
-            summary = replace(summary, heads=heads_of(checkpoint, found))
-    if isinstance(found, ModelConfig):
+        check_complete(checkpoint, model)
+        if isinstance(model, ModelConfig):
+            summary = replace(summary, heads=heads_of(checkpoint, model))
+    if isinstance(model, ModelConfig):
         with noted(problems):
-            check_vision(checkpoint, found)
-    if isinstance(found, DraftConfig) and read_up_to == math.inf:
+            check_vision(checkpoint, model)
+    if isinstance(model, DraftConfig) and read_up_to == math.inf:
         with noted(problems):
-            read_d2t(checkpoint, found)
+            read_d2t(checkpoint, model)
     return summary
 
 

@@ -124,8 +124,10 @@ def prepared(request: RunRequest, cache: Cache, report: Reporter) -> Iterator[Pa
     refuse_what_is_no_model(request)
     if is_engine_dir(request.target):
         if request.draft is not None:
-            what = f"{request.target} is an engine directory, and `draft` {request.draft} was given"
-            raise OptionError(what, "Give the model instead, or leave `draft` out.")
+            message = (
+                f"{request.target} is an engine directory, and `draft` {request.draft} was given"
+            )
+            raise OptionError(message, "Give the model instead, or leave `draft` out.")
         yield Path(request.target)
         return
     start = start_of(request)
@@ -156,16 +158,18 @@ def refuse_what_is_no_model(request: RunRequest) -> None:
         if not name:
             raise CheckpointError("an empty name was given", "Name a directory, or a model.")
         if path.suffix in RECIPES:
-            what = f"{name} is a recipe, and this version does not run recipes yet"
-            raise UnsupportedModel(what, "Pass a model: its directory or its name on the hub.")
+            message = f"{name} is a recipe, and this version does not run recipes yet"
+            raise UnsupportedModel(message, "Pass a model: its directory or its name on the hub.")
         if path.suffix == ".gguf":
-            what = f"{name} is a GGUF file, which this version does not read"
-            raise UnsupportedModel(what, "Pass the Hugging Face checkpoint that it was made from.")
+            message = f"{name} is a GGUF file, which this version does not read"
+            raise UnsupportedModel(
+                message, "Pass the Hugging Face checkpoint that it was made from."
+            )
         if path.is_file():
             raise CheckpointError(f"{path} is a file, not a model", f"Pass {path.parent} instead.")
         if not path.is_dir() and not is_repo_id(name):
-            what = f"there is no directory {name!r}, and it is no name of the hub"
-            raise CheckpointError(what, "Pass a directory, or a name such as Qwen/Qwen3-8B.")
+            message = f"there is no directory {name!r}, and it is no name of the hub"
+            raise CheckpointError(message, "Pass a directory, or a name such as Qwen/Qwen3-8B.")
 
 
 # ---- by which a start is known again
@@ -213,8 +217,8 @@ def backend_of(request: RunRequest) -> Any:
     """The backend of a request. Raises OptionError where there is none of that name."""
     backend = find_backend(request.backend)
     if backend is None:
-        what = f"there is no backend {request.backend!r}"
-        raise OptionError(what, f"See {command('build', help=True)}.")
+        message = f"there is no backend {request.backend!r}"
+        raise OptionError(message, f"See {command('build', help=True)}.")
     return backend
 
 
@@ -298,8 +302,8 @@ def made_once(key: str, cache: Cache, make: Callable[[], None], report: Reporter
             if fault_of(cache, key) is None:
                 yield
                 return
-    what = f"{cache.engine_dir(key)} is damaged, and another run uses it"
-    raise BundleError(what, "End that run, then start again.")
+    message = f"{cache.engine_dir(key)} is damaged, and another run uses it"
+    raise BundleError(message, "End that run, then start again.")
 
 
 def located(name: str, request: RunRequest, report: Reporter) -> Path:
@@ -349,18 +353,20 @@ def planned(request: RunRequest, base: Path, draft: Path | None, report: Reporte
 
 
 def as_base(
-    checkpoint: Checkpoint, found: ModelConfig | DraftConfig, request: RunRequest
+    checkpoint: Checkpoint, config: ModelConfig | DraftConfig, request: RunRequest
 ) -> ModelConfig:
     """The configuration of a base. Raises PairingError for a draft."""
     from edgespec.config import ModelConfig
 
-    if isinstance(found, ModelConfig):
-        return found
-    what = f"{checkpoint.path} is {METHODS[found.method].draft_title}, not a base model"
-    base = found.base_name or "BASE"
+    if isinstance(config, ModelConfig):
+        return config
+    message = f"{checkpoint.path} is {METHODS[config.method].draft_title}, not a base model"
+    base = config.base_name or "BASE"
     if request.draft is not None:
-        raise PairingError(what, "Give the base first, and the draft with `draft`.")
-    raise PairingError(what, f"Run its base with it: {command('run', base, draft=request.target)}")
+        raise PairingError(message, "Give the base first, and the draft with `draft`.")
+    raise PairingError(
+        message, f"Run its base with it: {command('run', base, draft=request.target)}"
+    )
 
 
 def own_method(checkpoint: Checkpoint, model: ModelConfig, report: Reporter) -> str | None:
@@ -385,19 +391,19 @@ def check_pair(request: RunRequest, base: Path, draft: Path | None, report: Repo
     """Reports the warnings of a pair. Raises PairingError with all that is refused."""
     from edgespec.pairing.check import check
 
-    found = check(
+    pair_report = check(
         str(base),
         None if draft is None else str(draft),
         aux_layers=request.aux_layers if draft is not None else None,
         allow_pickle=request.allow_pickle,
         progress=report,
     )
-    refused = [result for result in found.results if result.level == "refused"]
+    refused = [result for result in pair_report.results if result.level == "refused"]
     if refused:
-        what = "; ".join(f"{result.topic}: {result.what.rstrip('.')}" for result in refused)
+        message = "; ".join(f"{result.topic}: {result.what.rstrip('.')}" for result in refused)
         who = request.target if draft is None else f"{request.target} and {request.draft}"
-        raise PairingError(f"{who} are no pair: {what}", refused[0].remedy)
-    for result in found.results:
+        raise PairingError(f"{who} are no pair: {message}", refused[0].remedy)
+    for result in pair_report.results:
         if result.level == "warning":
             remedy = f" {result.remedy}" if result.remedy else ""
             report.note(f"warning: {result.topic}: {result.what.rstrip('.')}.{remedy}")
@@ -459,8 +465,8 @@ def make_engines(plan: PipelinePlan, request: RunRequest, staging: Path, report:
         prove=lambda passes: report.start("comparison with the golden outputs", passes),
         warn=lambda text: report.note(f"warning: {text}"),
     )
-    for number, (what, model, options) in enumerate(exports_of(plan, request)):
-        report.step(f"export {what}")
+    for number, (label, model, options) in enumerate(exports_of(plan, request)):
+        report.step(f"export {label}")
         first = export(str(model), staging / EXPORT / str(number), options, report)
         for component in (first, *first.beside):
             title = TITLES[component.role]

@@ -52,8 +52,8 @@ def read(path: Path) -> str:
     try:
         return read_regular(path, MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        what = f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
-        raise RequestError(what, SAVE_AS) from None
+        message = f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
+        raise RequestError(message, SAVE_AS) from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise RequestError(f"{path} cannot be read: {why}", "Give a file in YAML.") from None
@@ -62,13 +62,13 @@ def read(path: Path) -> str:
 def parse(text: str, source: str) -> dict[str, Any]:
     """The mapping that a YAML text holds; an empty text is an empty mapping. Raises RequestError
     with line and column."""
-    found = value_of(text, source)
-    if found is None:
+    values = value_of(text, source)
+    if values is None:
         return {}
-    if not isinstance(found, dict):
-        what = f"{source} holds {kind_of(found)}, not keys and values"
-        raise RequestError(what, "Write lines such as key: value.")
-    return found
+    if not isinstance(values, dict):
+        message = f"{source} holds {kind_of(values)}, not keys and values"
+        raise RequestError(message, "Write lines such as key: value.")
+    return values
 
 
 def value_of(text: str, source: str) -> Any:
@@ -82,8 +82,8 @@ def value_of(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
-        what = f"{source} is not YAML: {error.problem or error.context}{where}"
-        raise RequestError(what, "Correct the file there.") from None
+        message = f"{source} is not YAML: {error.problem or error.context}{where}"
+        raise RequestError(message, "Correct the file there.") from None
     except yaml.YAMLError as error:
         raise RequestError(f"{source} is not YAML: {error}", SAVE_AS) from None
 
@@ -97,8 +97,8 @@ def check_events(text: str, source: str) -> None:
         line = f"{source}, line {event.start_mark.line + 1 if event.start_mark else 1}"
         anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
         if anchor is not None:
-            what = f"{line}: an anchor or alias, {anchor}"
-            raise RequestError(what, "Write the value out where it is needed.")
+            message = f"{line}: an anchor or alias, {anchor}"
+            raise RequestError(message, "Write the value out where it is needed.")
         if tag is not None:
             raise RequestError(f"{line}: a tag, {tag}", "Write plain values without tags.")
         documents += isinstance(event, yaml.DocumentStartEvent)
@@ -123,7 +123,7 @@ def constructed(node: Node, source: str) -> Any:
     if isinstance(node, yaml.ScalarNode):
         return scalar(node.value, source, node) if node.style is None else node.value
     assert isinstance(node, yaml.MappingNode)
-    found: dict[Any, Any] = {}
+    mapping: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         line = f"{source}, line {key_node.start_mark.line + 1}"
         if not isinstance(key_node, yaml.ScalarNode):
@@ -131,10 +131,10 @@ def constructed(node: Node, source: str) -> Any:
         key = constructed(key_node, source)
         if key == "<<" and key_node.style is None:
             raise RequestError(f"{line}: a merge key, <<", "Write the keys out.")
-        if key in found:
+        if key in mapping:
             raise RequestError(f"{line}: {shown(key)} occurs twice", "Keep one of the two.")
-        found[key] = constructed(value_node, source)
-    return found
+        mapping[key] = constructed(value_node, source)
+    return mapping
 
 
 def scalar(text: str, source: str, node: Node | None = None) -> Any:
@@ -160,14 +160,16 @@ def overridden(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str,
     """Values with `key=value` and `key.sub=value` applied, in their order. A value is YAML: 3,
     true, [[0], [1]] or a text. Raises OptionError
     for what is none, RequestError for a value that is not YAML."""
-    found = dict(values)
+    out = dict(values)
     for text in overrides:
         path, equals, value = text.partition("=")
         names = path.split(".")
         if not equals or not all(names):
-            what = f"{shown(text)} is no override of the configuration"
-            raise OptionError(what, "Write key=value, such as speculative_config.max_draft_len=4.")
-        target = found
+            message = f"{shown(text)} is no override of the configuration"
+            raise OptionError(
+                message, "Write key=value, such as speculative_config.max_draft_len=4."
+            )
+        target = out
         for name in names[:-1]:
             inner = target.get(name)
             if inner is not None and not isinstance(inner, dict):
@@ -175,7 +177,7 @@ def overridden(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str,
             target[name] = dict(inner or {})
             target = target[name]
         target[names[-1]] = value_of(value, shown(text))
-    return found
+    return out
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

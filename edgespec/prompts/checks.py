@@ -190,13 +190,13 @@ def _biases(given: object, here: JsonPlace) -> dict[int, float]:
             f"has {len(given)} tokens, and {MAX_BIASED_TOKENS} is the limit",
             "Remove some of them.",
         )
-    found: dict[int, float] = {}
+    biases: dict[int, float] = {}
     for key, value in given.items():
         token_id = _token_id(key, here)
-        if token_id in found:
+        if token_id in biases:
             here.refuse(f"names the token {token_id} twice", "Keep one of the two.")
-        found[token_id] = _bias(value, here.key(str(token_id)))
-    return found
+        biases[token_id] = _bias(value, here.key(str(token_id)))
+    return biases
 
 
 def _token_id(key: object, here: JsonPlace) -> int:

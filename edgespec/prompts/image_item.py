@@ -71,8 +71,8 @@ def check_source(value: object, here: JsonPlace) -> str:
     if not value:
         here.refuse("is empty", "Write the path of an image.")
     checks.text_size(value, here)
-    found = SCHEME.match(value)
-    scheme = found[1].lower() if found else ""
+    match = SCHEME.match(value)
+    scheme = match[1].lower() if match else ""
     if scheme == "data":
         return value
     if "\0" in value:
@@ -84,7 +84,7 @@ def check_source(value: object, here: JsonPlace) -> str:
         )
     if scheme == "file":
         here.refuse(f"is {show(value)}, a file: URL", "Write the path alone.")
-    if found and value.startswith("//", found.end()) and scheme not in URL_SCHEMES:
+    if match and value.startswith("//", match.end()) and scheme not in URL_SCHEMES:
         here.refuse(
             f"is {show(value)}, a URL that begins with {show(scheme)}",
             "Write a path, a data: URL, or a URL that begins with https.",
@@ -94,8 +94,8 @@ def check_source(value: object, here: JsonPlace) -> str:
 
 def kind_of(source: str) -> Kind:
     """What a source is that was checked."""
-    found = SCHEME.match(source)
-    scheme = found[1].lower() if found else ""
+    match = SCHEME.match(source)
+    scheme = match[1].lower() if match else ""
     if scheme == "data":
         return "data"
     return "url" if scheme in URL_SCHEMES and source.startswith("//", len(scheme) + 1) else "path"

@@ -71,5 +71,5 @@ def _package(name: str) -> Any:
 
 
 def _missing(source: str) -> MissingDependency:
-    what = f"{source} is a Parquet file, and neither pyarrow nor pandas is installed to read it"
-    return MissingDependency(what, "Run: pip install pyarrow. Or give the prompts as JSONL.")
+    message = f"{source} is a Parquet file, and neither pyarrow nor pandas is installed to read it"
+    return MissingDependency(message, "Run: pip install pyarrow. Or give the prompts as JSONL.")

@@ -121,10 +121,10 @@ def messages(raw: object, here: JsonPlace) -> tuple[Message, ...]:
         here.refuse(
             f"has {len(items)} messages, and {MAX_MESSAGES} is the limit", "Send fewer messages."
         )
-    found = tuple(message(item, here.item(index)) for index, item in enumerate(items))
-    check_total((message.content for message in found), here)
-    check_images(found, here)
-    return found
+    parsed = tuple(message(item, here.item(index)) for index, item in enumerate(items))
+    check_total((message.content for message in parsed), here)
+    check_images(parsed, here)
+    return parsed
 
 
 def message_text(text: str, here: JsonPlace) -> str:
@@ -173,8 +173,8 @@ def without_empty(parts: Mapping[str, object], here: JsonPlace) -> dict[str, obj
     holds something."""
     for name in CLIENT_KEYS.intersection(parts):
         if parts[name] not in NOTHING:
-            what = f"is {show(parts[name])}, and this version takes role and content alone"
-            here.key(name).refuse(what, "Remove it.")
+            message = f"is {show(parts[name])}, and this version takes role and content alone"
+            here.key(name).refuse(message, "Remove it.")
     return {name: value for name, value in parts.items() if name not in CLIENT_KEYS}
 
 
@@ -198,8 +198,8 @@ def _content_item(raw: object, here: JsonPlace) -> str | ImageItem:
     parts = as_object(raw, here)
     kind = parts.get("type")
     if isinstance(kind, str) and kind in REFUSED_ITEMS:
-        what = f"is of type {kind}, and this version reads texts and images"
-        here.refuse(what, REFUSED_ITEMS[kind])
+        message = f"is of type {kind}, and this version reads texts and images"
+        here.refuse(message, REFUSED_ITEMS[kind])
     if not isinstance(kind, str) or kind not in ITEMS:
         here.key("type").refuse(f"is {show(kind)}", f"Write {TEXT_ITEM}, or {IMAGE_ITEM}.")
     return ITEMS[kind](without_empty(parts, here), here)
@@ -239,8 +239,8 @@ def _image_url_item(parts: Mapping[str, object], here: JsonPlace) -> ImageItem:
 def _check_detail(parts: Mapping[str, object], here: JsonPlace) -> None:
     detail = parts.get("detail")
     if detail not in (None, "auto"):
-        what = f"is {show(detail)}, and the size of an image follows from the model alone"
-        here.key("detail").refuse(what, "Remove it.")
+        message = f"is {show(detail)}, and the size of an image follows from the model alone"
+        here.key("detail").refuse(message, "Remove it.")
 
 
 TEXT_ITEM = '{"type": "text", "text": "..."}'

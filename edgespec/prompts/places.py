@@ -35,10 +35,10 @@ class JsonPlace(NamedTuple):
         steps = (f"[{step}]" if isinstance(step, int) else f".{_name(step)}" for step in self.steps)
         return "".join(steps).removeprefix(".")
 
-    def refuse(self, what: str, remedy: str) -> NoReturn:
+    def refuse(self, problem: str, remedy: str) -> NoReturn:
         """Raises RequestError with the place, `what` is wrong with the value, and the remedy."""
         raise RequestError(
-            f"{self.source}: {self.path} {what}." if self.steps else f"{self.source} {what}.",
+            f"{self.source}: {self.path} {problem}." if self.steps else f"{self.source} {problem}.",
             remedy,
             param=self.path,
         )

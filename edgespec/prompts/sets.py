@@ -92,8 +92,8 @@ def _request_file(
         if not categories or own.intersection(categories):
             requests.append(_request(len(requests), raw, base, place))
     if not requests and known:
-        what = f"{source} has no prompts of the category {' or '.join(categories)}"
-        raise RequestError(what, f"Its categories: {', '.join(sorted(known))}.")
+        message = f"{source} has no prompts of the category {' or '.join(categories)}"
+        raise RequestError(message, f"Its categories: {', '.join(sorted(known))}.")
     if not requests:
         JsonPlace(source).refuse(
             "has no prompts", 'Write one per line, such as {"turns": ["Hello"]}.'
@@ -141,9 +141,9 @@ def _turns(parts: dict[str, object], here: JsonPlace) -> list[str]:
     )
     if len(items) > MAX_TURNS:
         there.refuse(f"has {len(items)} turns, and {MAX_TURNS} is the limit", "Send fewer turns.")
-    found = [_text(item, there.item(index)) for index, item in enumerate(items)]
-    check_total(found, there)
-    return found
+    texts = [_text(item, there.item(index)) for index, item in enumerate(items)]
+    check_total(texts, there)
+    return texts
 
 
 def _text(value: object, here: JsonPlace) -> str:

@@ -45,13 +45,13 @@ def parse_json(data: bytes, source: str, *, line: int | None = None) -> object:
     text = _decode(data, here, line)
 
     def refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        values = dict(pairs)
+        if len(values) < len(pairs):
             raise RequestError(
                 f"{here}: the key {show(_first_repeated(pairs))} occurs twice in one object.",
                 "Keep one of the two.",
             )
-        return found
+        return values
 
     def refuse_constant(name: str) -> NoReturn:
         raise RequestError(f"{here}: {name} is not JSON.", "Write a finite number.")

@@ -65,8 +65,8 @@ def stream_of(path: Path | None) -> OutputStream | None:
         return None
     if str(path) == STDOUT:
         return OutputStream("stdout", 1)
-    if found := _DESCRIPTOR.fullmatch(str(path)):
-        number = _NUMBERS[found[1]] if found[1] else int(found[2])
+    if match := _DESCRIPTOR.fullmatch(str(path)):
+        number = _NUMBERS[match[1]] if match[1] else int(match[2])
         return OutputStream(str(path), number)
     try:
         return OutputStream(str(path)) if stat.S_ISCHR(path.stat().st_mode) else None

@@ -189,8 +189,10 @@ class FlatTemplate:
         """Returns the prompt. Raises RequestError for an unknown role or a missing mode."""
         opening = self._opening(enable_thinking)
         if add_generation_prompt and opening is None:
-            what = f"The model's chat template ({FLAT_TEMPLATE}) has no generation_prompt."
-            raise RequestError(what, f'Set "add_generation_prompt": false, or {WRITE_IT_YOURSELF}')
+            problem = f"The model's chat template ({FLAT_TEMPLATE}) has no generation_prompt."
+            raise RequestError(
+                problem, f'Set "add_generation_prompt": false, or {WRITE_IT_YOURSELF}'
+            )
         given = any(message.role == "system" for message in messages)
         if self.default_system_prompt and not given:
             messages = [Message("system", self.default_system_prompt), *messages]
@@ -210,10 +212,10 @@ class FlatTemplate:
 
     def _turn(self, message: Message) -> str:
         if message.role not in self.roles:
-            what = f"The model's chat template ({FLAT_TEMPLATE}) has no role {message.role!r}."
+            problem = f"The model's chat template ({FLAT_TEMPLATE}) has no role {message.role!r}."
             known = ", ".join(self.roles) or "none"
             raise RequestError(
-                what, f"Its roles: {known}. Use one of these, or {WRITE_IT_YOURSELF}"
+                problem, f"Its roles: {known}. Use one of these, or {WRITE_IT_YOURSELF}"
             )
         prefix, suffix = self.roles[message.role]
         return f"{prefix}{self._content(message)}{suffix}"
@@ -237,16 +239,16 @@ def _image_format(raw: Mapping[str, object], path: Path) -> str | None:
 
 
 def _text(raw: Mapping[str, object], key: str, where: object) -> str | None:
-    found = raw.get(key)
-    if found is None:
+    text = raw.get(key)
+    if text is None:
         return None
-    if not isinstance(found, str):
-        raise BundleError(f"{where}: {key} is {found!r:.60}, not a string.", COPY_AGAIN)
-    size_bytes = len(found.encode(errors="surrogatepass"))
+    if not isinstance(text, str):
+        raise BundleError(f"{where}: {key} is {text!r:.60}, not a string.", COPY_AGAIN)
+    size_bytes = len(text.encode(errors="surrogatepass"))
     if size_bytes > MAX_TEMPLATE_BYTES:
         size = f"{size_bytes} bytes, and {MAX_TEMPLATE_BYTES} is the limit"
         raise BundleError(f"{where}: {key} is {size}.", COPY_AGAIN)
-    return found
+    return text
 
 
 def _object(raw: object, where: object) -> dict[str, object]:
@@ -344,8 +346,8 @@ class JinjaTemplate:
         size_bytes = len(self._source.encode(errors="surrogatepass"))
         if size_bytes > MAX_TEMPLATE_BYTES:
             size = f"{size_bytes} bytes, and {MAX_TEMPLATE_BYTES} is the limit"
-            what = f"The chat template in {self._place} is {size}."
-            raise RequestError(what, _sentence(WRITE_IT_YOURSELF))
+            message = f"The chat template in {self._place} is {size}."
+            raise RequestError(message, _sentence(WRITE_IT_YOURSELF))
         try:
             tree = self._sandbox.parse(self._source)
             self._reads = jinja2.meta.find_undeclared_variables(tree)
@@ -423,17 +425,19 @@ def _read_source(directory: Path, config: Mapping[str, object]) -> tuple[str | N
         return source, place
     older = read_object(directory / OLDER_TEMPLATE) or {}
     place = OLDER_TEMPLATE if older.get("chat_template") is not None else "tokenizer_config.json"
-    found = older.get("chat_template") or config.get("chat_template")
-    if isinstance(found, list):
-        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
-        found = named.get("default")
-    if found is not None and not isinstance(found, str):
+    template = older.get("chat_template") or config.get("chat_template")
+    if isinstance(template, list):
+        named = {
+            item.get("name"): item.get("template") for item in template if isinstance(item, dict)
+        }
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
         raise BundleError(
             f"{directory / place}: chat_template is neither a string nor a list of named"
             " templates.",
             COPY_AGAIN,
         )
-    return found, place
+    return template, place
 
 
 def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
@@ -453,12 +457,12 @@ def read_object(path: Path) -> dict[str, object] | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
+        values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not JSON: {error}.", COPY_AGAIN) from error
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise BundleError(f"{path} is not a JSON object.", COPY_AGAIN)
-    return found
+    return values
 
 
 def read_text(path: Path) -> str | None:

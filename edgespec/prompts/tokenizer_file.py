@@ -65,8 +65,8 @@ def check_strings(text: str, path: Path) -> None:
         raise BundleError(f"{path} is damaged: {error}.", COPY_AGAIN) from error
     if not isinstance(document, dict):
         raise BundleError(f"{path} is damaged: it is not a JSON object.", COPY_AGAIN)
-    if found := oversized(document):
-        raise BundleError(f"{path}: {found}.", COPY_AGAIN)
+    if problem := oversized(document):
+        raise BundleError(f"{path}: {problem}.", COPY_AGAIN)
 
 
 # Runs of one character, by which expressions with nested repetitions are found
@@ -77,14 +77,14 @@ def check_rules(tokenizer: tokenizers.Tokenizer, path: Path) -> None:
     """Raises BundleError for rules that make texts many times longer, or never come to an end."""
     for name, limit in RULE_LIMITS.items():
         if text_growth(rule_of(tokenizer, name), decoding=name == "decoder") > limit:
-            what = f"{path}: the {name} makes a text more than {limit} times as long."
-            raise BundleError(what, COPY_AGAIN)
+            message = f"{path}: the {name} makes a text more than {limit} times as long."
+            raise BundleError(message, COPY_AGAIN)
     if text_growth(rule_of(tokenizer, "normalizer"), 0) > MAX_PREFIX:
-        what = f"{path}: the normalizer puts more than {MAX_PREFIX} characters before a text."
-        raise BundleError(what, COPY_AGAIN)
+        message = f"{path}: the normalizer puts more than {MAX_PREFIX} characters before a text."
+        raise BundleError(message, COPY_AGAIN)
     if added_tokens(rule_of(tokenizer, "post_processor")) > MAX_AFFIX:
-        what = f"{path}: the post_processor adds more than {MAX_AFFIX} tokens to a text."
-        raise BundleError(what, COPY_AGAIN)
+        message = f"{path}: the post_processor adds more than {MAX_AFFIX} tokens to a text."
+        raise BundleError(message, COPY_AGAIN)
     with panics_as(lambda why: cannot_split(path, why)):
         for sample in SAMPLES:
             tokenizer.encode(sample, add_special_tokens=False)
@@ -124,8 +124,10 @@ def check_growth(tokenizer: tokenizers.Tokenizer, text: str, growth: float) -> N
 def cannot_split(path: Path, why: str) -> BundleError:
     """The error for a regular expression that gives up on a short text."""
     reason = " ".join(why.split())
-    what = f"{path}: a regular expression of the pre_tokenizer cannot split a short text: {reason}."
-    return BundleError(what, SIMPLER)
+    message = (
+        f"{path}: a regular expression of the pre_tokenizer cannot split a short text: {reason}."
+    )
+    return BundleError(message, SIMPLER)
 
 
 def rule_of(tokenizer: tokenizers.Tokenizer, name: str) -> object:

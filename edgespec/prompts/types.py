@@ -44,8 +44,8 @@ class Message:
         object.__setattr__(self, "parts", tuple(self.parts))
         for index, part in enumerate(self.parts):
             if not isinstance(part, str | ImageItem):
-                what = f"is {show(part)}, neither a text nor an image"
-                here.key("parts").item(index).refuse(what, 'Write edgespec.ImageItem("a.png").')
+                problem = f"is {show(part)}, neither a text nor an image"
+                here.key("parts").item(index).refuse(problem, 'Write edgespec.ImageItem("a.png").')
         if self.parts and _joined(self.parts) != self.content:
             here.key("content").refuse(
                 "is not the texts of parts", "Write Message.of(role, parts)."

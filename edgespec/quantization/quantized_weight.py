@@ -201,8 +201,8 @@ def decoded(
 def _of_codes(dtype: str) -> NDArray[np.float32]:
     """[256], the number of each byte."""
     every = np.arange(256, dtype=np.uint8)
-    found: NDArray[np.float32] = every.view(getattr(ml_dtypes, dtype, dtype)).astype(np.float32)
-    return found
+    values: NDArray[np.float32] = every.view(getattr(ml_dtypes, dtype, dtype)).astype(np.float32)
+    return values
 
 
 @cache

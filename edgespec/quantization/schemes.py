@@ -35,7 +35,7 @@ class Scheme:
     """
 
     name: str  # on our command line
-    what: str  # one line for --help
+    description: str  # one line for --help
     weight: WeightType
     bits: int  # of one stored weight, without its scales
     scaling: Scaling
@@ -268,11 +268,11 @@ def scheme(name: str) -> Scheme:
 
 def scheme_to_make(name: str) -> Scheme:
     """Returns a scheme that `quantize` can make. Raises UnsupportedModel for other names."""
-    found = SCHEMES.get(name)
-    if found is None or not found.made:
-        known = "is read but not made here" if found else "is not a quantization scheme"
+    scheme = SCHEMES.get(name)
+    if scheme is None or not scheme.made:
+        known = "is read but not made here" if scheme else "is not a quantization scheme"
         raise UnsupportedModel(f"{name!r} {known}.", _suggestion(name, MADE))
-    return found
+    return scheme
 
 
 def scheme_of_algo(algo: str, where: str) -> Scheme:

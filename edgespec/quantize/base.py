@@ -71,21 +71,22 @@ def base_config(checkpoint: Checkpoint) -> ModelConfig:
     refuse_quantized(checkpoint)
     if any(name.startswith(PREDICTION_HEADS) for name in checkpoint.tensors):
         return parse_model_config(checkpoint.config, str(checkpoint.path / "config.json"))
-    found = detect(checkpoint)
-    if not isinstance(found, ModelConfig):
+    config = detect(checkpoint)
+    if not isinstance(config, ModelConfig):
         raise UnsupportedModel(
-            f"{checkpoint.path} is {METHODS[found.method].draft_title}, not a base model.",
+            f"{checkpoint.path} is {METHODS[config.method].draft_title}, not a base model.",
             f"{command('quantize draft', base_model_dir='BASE')} ... quantizes drafts.",
         )
-    return found
+    return config
 
 
 def refuse_quantized(checkpoint: Checkpoint) -> None:
     """Raises UnsupportedModel if the checkpoint is quantized already."""
-    found = read_quantization(checkpoint)
-    if found is not None:
+    quantization = read_quantization(checkpoint)
+    if quantization is not None:
         raise UnsupportedModel(
-            f"{found.source} says that {checkpoint.path} is quantized already ({found.layout}).",
+            f"{quantization.source} says that {checkpoint.path} is quantized already"
+            f" ({quantization.layout}).",
             "Give the original float16 or bfloat16 checkpoint: a second quantization adds its own"
             " error.",
         )

@@ -154,13 +154,13 @@ def _from_hub(name: str, num_tokens: int) -> CalibrationTexts:
 
 def _first(texts: Iterable[str], num_characters: int) -> tuple[str, ...]:
     """The first texts, up to the one with which they are that long."""
-    found, left = [], num_characters
+    first, left = [], num_characters
     for text in texts:
-        found.append(text)
+        first.append(text)
         left -= len(text)
         if left <= 0:
             break
-    return tuple(found)
+    return tuple(first)
 
 
 def cut(texts: CalibrationTexts, tokenizer: Any, num_samples: int, seq_len: int) -> Windows:

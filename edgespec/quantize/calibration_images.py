@@ -79,23 +79,23 @@ class CalibrationImages:
 
     def digest(self) -> str:
         """The sha256 of all patches. Reads every image, and raises as iterating does."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for image in self:
-            found.update(image.key.encode())
-        return found.hexdigest()
+            digest.update(image.key.encode())
+        return digest.hexdigest()
 
 
 def image_files(directory: Path) -> tuple[Path, ...]:
     """The image files of a directory by name; others, and directories in it, are not looked at."""
     remedy = f"Put images into it: {', '.join(sorted(KNOWN_SUFFIXES))}."
     try:
-        found = sorted(directory.iterdir())
+        entries = sorted(directory.iterdir())
     except OSError as error:
         raise RequestError(
             f"`image_dataset` {directory} is no directory that can be read: {error.strerror}.",
             "Give a directory of images, or omit the flag: a few are drawn.",
         ) from error
-    files = [path for path in found if path.suffix.removeprefix(".").lower() in KNOWN_SUFFIXES]
+    files = [path for path in entries if path.suffix.removeprefix(".").lower() in KNOWN_SUFFIXES]
     if not files:
         raise RequestError(f"`image_dataset` {directory} has no image.", remedy)
     return tuple(files)

@@ -201,11 +201,11 @@ def refuse_broken(report: QuantizeCheck, plan: QuantizationPlan) -> None:
             )
     min_cosine = min(scheme.min_logits_cosine for scheme in plan.layers.values())
     if report.logits_cosine < min_cosine:
-        what = (
+        message = (
             f"the quantized model's logits have a cosine of {report.logits_cosine:.4f} with the"
             " original's"
         )
-        raise BuildError(f"{what}; {plan.body.name} gives at least {min_cosine}.", remedy)
+        raise BuildError(f"{message}; {plan.body.name} gives at least {min_cosine}.", remedy)
 
 
 # The weights of each model
@@ -291,9 +291,9 @@ class QuantizedWeights(OriginalWeights):
             weight = read_weight(self.checkpoint, self.quantization, module)
         wanted = self.plan.layers[module]
         if weight is None or weight.scheme is not wanted:
-            found = weight.scheme.name if weight else "unquantized"
+            stored = weight.scheme.name if weight else "unquantized"
             raise BuildError(
-                f"{module} was written as {found} instead of {wanted.name}.", "Please report this."
+                f"{module} was written as {stored} instead of {wanted.name}.", "Please report this."
             )
         return weight
 

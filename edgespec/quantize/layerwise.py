@@ -111,8 +111,8 @@ class Calibration:
         """
         if self.states is not None and self.at == number:
             return
-        if (found := self.work.states(number)) is not None:
-            self.at, self.states = found
+        if (saved := self.work.states(number)) is not None:
+            self.at, self.states = saved
         elif self.states is None or self.at > number:
             self.at, self.states = 0, [self.decoder.embed(batch) for batch in self.ids]
         while self.at < number:

@@ -140,7 +140,7 @@ def make_plan(
 def matching(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the names that match any pattern. Raises UnsupportedModel for a pattern without."""
     names = list(names)
-    found: dict[str, None] = {}
+    matches: dict[str, None] = {}
     for pattern in patterns:
         hits = [name for name in names if fnmatchcase(name, pattern)]
         if not hits:
@@ -150,8 +150,8 @@ def matching(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]
                 f"Give a name such as {names[0]!r}, or a glob such as '*.{kinds[0]}'; kinds:"
                 f" {', '.join(kinds)}.",
             )
-        found |= dict.fromkeys(hits)
-    return tuple(found)
+        matches |= dict.fromkeys(hits)
+    return tuple(matches)
 
 
 def check_layer(scheme: Scheme, shape: tuple[int, int], name: str) -> None:

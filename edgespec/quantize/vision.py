@@ -93,8 +93,8 @@ class VisionPlan:
         gone = set(left_out)
         layers = {own: module for own, module in self.layers.items() if module not in gone}
         if not layers:
-            what = "no Linear of the image encoder is left to quantize."
-            raise UnsupportedModel(what, "Omit some `exclude` flags, or `visual_quantization`.")
+            message = "no Linear of the image encoder is left to quantize."
+            raise UnsupportedModel(message, "Omit some `exclude` flags, or `visual_quantization`.")
         out = (module for module in self.layers.values() if module in gone)
         return replace(self, layers=layers, kept=(*out, *self.kept))
 
@@ -121,7 +121,7 @@ def calibrate(plan: VisionPlan, advance: Callable[[int], None]) -> Scales:
 
     Raises BuildError for a value that is not finite.
     """
-    found = Scales(dict.fromkeys(plan.layers, 0.0))
+    scales = Scales(dict.fromkeys(plan.layers, 0.0))
     with tempfile.TemporaryDirectory() as directory:
         encoder = RunningEncoder(plan.checkpoint, plan.config, Path(directory), tuple(plan.layers))
         for image in plan.images:
@@ -132,13 +132,13 @@ def calibrate(plan: VisionPlan, advance: Callable[[int], None]) -> Scales:
                         f"{image.source}: what {plan.layers[name]} multiplies is not finite.",
                         "The image encoder's weights overflow: they cannot be quantized.",
                     )
-                found.amax[name] = max(found.amax[name], value)
-            if found.num_images < MAX_COMPARED:
-                found.rows.append(rows)
-            found.num_images += 1
-            found.num_patches += len(image.pixel_values)
+                scales.amax[name] = max(scales.amax[name], value)
+            if scales.num_images < MAX_COMPARED:
+                scales.rows.append(rows)
+            scales.num_images += 1
+            scales.num_patches += len(image.pixel_values)
             advance(1)
-    return found
+    return scales
 
 
 class RunningEncoder:
@@ -177,13 +177,13 @@ class RunningEncoder:
     def run(self, image: PreparedImage) -> tuple[list[Array], dict[str, float]]:
         """The outputs for an image, and the largest magnitudes by own name."""
         feeds = {PIXELS: image.pixel_values, **encoder_inputs(self.config, image.grid)}
-        found = dict(zip(self.names, self.session.run(self.names, feeds), strict=True))
+        outputs = dict(zip(self.names, self.session.run(self.names, feeds), strict=True))
         largest = {
             name.removesuffix(_AMAX): float(value)
-            for name, value in found.items()
+            for name, value in outputs.items()
             if name.endswith(_AMAX)
         }
-        return [found[name] for name in self.outputs], largest
+        return [outputs[name] for name in self.outputs], largest
 
 
 def probe(model: ir.Model, names: set[str]) -> None:
@@ -286,14 +286,14 @@ def compare(
             for before, after in zip(wanted, rows, strict=True):
                 cosines += cosine_of_rows(before, after).tolist()
             advance(1)
-    found = QuantizeVision(
+    check = QuantizeVision(
         num_images=scales.num_images,
         num_patches=scales.num_patches,
         rows_cosine=float(np.mean(cosines)),
         weight_errors=errors,
     )
-    refuse_broken(found)
-    return found
+    refuse_broken(check)
+    return check
 
 
 def weight_errors(plan: VisionPlan, written: Checkpoint) -> dict[str, float]:
@@ -318,20 +318,20 @@ def cosine_of_rows(before: Array, after: Array) -> NDArray[np.float64]:
     return cosines
 
 
-def refuse_broken(found: QuantizeVision) -> None:
+def refuse_broken(check: QuantizeVision) -> None:
     """Raises BuildError for a check beyond the limits of FP8."""
     remedy = (
         "The result is broken and was removed. Give other images (`image_dataset`), or omit"
         " `visual_quantization`; if it happens again, please report it."
     )
-    worst = found.max_weight_error
+    worst = check.max_weight_error
     if not worst <= FP8.max_weight_error:
-        name = max(found.weight_errors, key=found.weight_errors.__getitem__)
-        what = f"{name}: the relative error of the written weight is {worst:.3f}"
-        raise BuildError(f"{what}; the limit is {FP8.max_weight_error}.", remedy)
-    if not found.rows_cosine >= MIN_COSINE:
+        name = max(check.weight_errors, key=check.weight_errors.__getitem__)
+        message = f"{name}: the relative error of the written weight is {worst:.3f}"
+        raise BuildError(f"{message}; the limit is {FP8.max_weight_error}.", remedy)
+    if not check.rows_cosine >= MIN_COSINE:
         raise BuildError(
-            f"the quantized image encoder's rows have a cosine of {found.rows_cosine:.4f} with the"
+            f"the quantized image encoder's rows have a cosine of {check.rows_cosine:.4f} with the"
             f" original's; {FP8.name} gives at least {MIN_COSINE}.",
             remedy,
         )

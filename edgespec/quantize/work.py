@@ -80,7 +80,7 @@ class CalibrationWork:
 
     def keep_states(self, number: int, states: Sequence[Any]) -> None:
         """Writes the input states of part `number`, and removes those of earlier parts."""
-        old = [states_name(found) for found in self.numbers("states") if found < number]
+        old = [states_name(layer) for layer in self.numbers("states") if layer < number]
         self._keep(
             states_name(number), {f"{i:05}": state for i, state in enumerate(states)}, forget=old
         )
@@ -92,10 +92,10 @@ class CalibrationWork:
         """Returns the latest saved states at or before part `number`, and the part's number."""
         from safetensors.torch import load_file
 
-        for found in sorted(self.numbers("states"), reverse=True):
-            if found <= number and self.intact(states_name(found)):
-                tensors = load_file(self.directory / states_name(found))
-                return found, [tensors[name] for name in sorted(tensors)]
+        for layer in sorted(self.numbers("states"), reverse=True):
+            if layer <= number and self.intact(states_name(layer)):
+                tensors = load_file(self.directory / states_name(layer))
+                return layer, [tensors[name] for name in sorted(tensors)]
         return None
 
     def _keep(self, name: str, tensors: Mapping[str, Any], forget: Sequence[str] = ()) -> None:
@@ -246,26 +246,26 @@ def why_stale(directory: Path, wanted: WorkRecord, out: Path) -> str | None:
     The reason is empty if there is nothing to continue from. Raises OtherRun for an unfinished run
     of another request.
     """
-    found = WorkRecord.read(directory)
-    if found is None or not recorded_entries(directory):
+    record = WorkRecord.read(directory)
+    if record is None or not recorded_entries(directory):
         return ""
-    theirs, ours = found.request.unnamed(), wanted.request.unnamed()
+    theirs, ours = record.request.unnamed(), wanted.request.unnamed()
     if theirs.source != ours.source:
-        what = (
-            f"an unfinished run to {out} is of {described(found.request.source)}, this one of"
+        message = (
+            f"an unfinished run to {out} is of {described(record.request.source)}, this one of"
             f" {described(wanted.request.source)}."
         )
-        raise OtherRun(what, remedy_of(directory))
-    shown = found.request.options, wanted.request.options
+        raise OtherRun(message, remedy_of(directory))
+    shown = record.request.options, wanted.request.options
     differences = [
         f"{key} {shown[0].get(key)!r} instead of {shown[1][key]!r}"
         for key in ours.options
         if theirs.options.get(key) != ours.options[key]
     ]
     if differences:
-        what = f"an unfinished run to {out} has other options: {'; '.join(differences)}."
-        raise OtherRun(what, remedy_of(directory))
-    if (found.format, found.versions) != (wanted.format, wanted.versions):
+        message = f"an unfinished run to {out} has other options: {'; '.join(differences)}."
+        raise OtherRun(message, remedy_of(directory))
+    if (record.format, record.versions) != (wanted.format, wanted.versions):
         return "an unfinished run of other versions was removed"
     return None
 
@@ -303,8 +303,8 @@ def forget_finished(out: Path, request: QuantizeRequest) -> None:
     directory = directory_of(out)
     if (directory / REQUEST).is_file():
         with locked(directory):
-            found = WorkRecord.read(directory)
-            if found is not None and found.request.unnamed() == request.unnamed():
+            record = WorkRecord.read(directory)
+            if record is not None and record.request.unnamed() == request.unnamed():
                 finish(directory)
 
 

@@ -79,8 +79,8 @@ def one_each(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return [value] * count
     if len(value) != count:
-        what = f"{name} is a list of {len(value)}, and there are {count} prompts"
-        raise RequestError(what, "Give one for all, or one for each.")
+        message = f"{name} is a list of {len(value)}, and there are {count} prompts"
+        raise RequestError(message, "Give one for all, or one for each.")
     return value
 
 

@@ -26,15 +26,15 @@ class RequestLimits:
         for role, config in self.configs.items():
             most = config.limits.max_batch_size
             if count > most:
-                what = f"batch_size {count}; the {role} engine was built for {most}"
+                message = f"batch_size {count}; the {role} engine was built for {most}"
                 raise LimitError(
-                    what,
+                    message,
                     f"Set batch_size to {most}, or build the {role} with `max_batch_size` {count}.",
                     param="batch_size",
                 )
         if count > self.max_batch_size:
-            what = f"batch_size {count}; the drafter holds {self.max_batch_size} sequences"
-            raise LimitError(what, f"Set batch_size to {self.max_batch_size}.", "batch_size")
+            message = f"batch_size {count}; the drafter holds {self.max_batch_size} sequences"
+            raise LimitError(message, f"Set batch_size to {self.max_batch_size}.", "batch_size")
 
     def check_prompt(self, prompt_ids: Sequence[int], *, drafts: bool) -> None:
         """Raises LimitError or RequestError for a prompt that these engines cannot take; `drafts`
@@ -51,9 +51,9 @@ class RequestLimits:
                 flags = f"`max_input_len` {count}"
                 if count > limits.max_kv_cache_capacity:
                     flags += f" `max_kv_cache_capacity` {count}"
-                what = f"the prompt has {count} tokens, the {role} engine was built for {most}"
+                message = f"the prompt has {count} tokens, the {role} engine was built for {most}"
                 remedy = f"Shorten it, or build the {role} with {flags} or more."
-                raise LimitError(what, remedy, "prompt")
+                raise LimitError(message, remedy, "prompt")
         remedy = "The tokenizer does not fit the model, or the ids are wrong."
         self.check_ids("prompt", "the prompt holds", prompt_ids, remedy)
 
@@ -66,8 +66,8 @@ class RequestLimits:
         rows = self.configs["base"].component.vocab_size
         invalid = next((token for token in token_ids if not 0 <= token < rows), None)
         if invalid is not None:
-            what = f"{where} the token id {invalid}, the model's vocabulary ends at {rows - 1}"
-            raise RequestError(what, remedy, param)
+            message = f"{where} the token id {invalid}, the model's vocabulary ends at {rows - 1}"
+            raise RequestError(message, remedy, param)
 
 
 def takes_whole_prompts(draft: EngineConfig) -> bool:

@@ -17,9 +17,9 @@ class BundleFields(Fields):
 
     remedy: ClassVar[str] = EXPORT_AGAIN
 
-    def refused(self, what: str) -> BundleError:
+    def refused(self, message: str) -> BundleError:
         """The error that says `what` of this object, with the remedy of this class."""
-        return BundleError(f"{self.source}: {what}.", self.remedy)
+        return BundleError(f"{self.source}: {message}.", self.remedy)
 
     def wrong(self, key: str, wanted: str) -> BundleError:
         """The error for a value that is not what is `wanted`, with the remedy of this class."""

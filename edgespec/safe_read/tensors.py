@@ -122,8 +122,8 @@ def tensor_of(name: str, entry: object, data_start: int, refuse: Refuse) -> Stor
         raise refuse(f"tensor {name!r:.80} has the unknown type {dtype!r:.80}")
     num_bytes = math.prod(shape) * numpy_dtype(DTYPES[dtype]).itemsize
     if span[1] - span[0] != num_bytes:
-        what = f"tensor {name!r:.80} of {num_bytes} bytes lies at {span[0]}..{span[1]}"
-        raise refuse(what)
+        message = f"tensor {name!r:.80} of {num_bytes} bytes lies at {span[0]}..{span[1]}"
+        raise refuse(message)
     return StoredTensor(name, DTYPES[dtype], tuple(shape), data_start + span[0], num_bytes)
 
 

@@ -19,7 +19,7 @@ from edgespec.runtime.costs.cost_model import CostModel, best_static_tree
 from edgespec.runtime.drafters.block_drafter import BlockLimits
 from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.opening.tuned_plan import plan_of_dict, plan_to_dict
+from edgespec.runtime.opening.tuned_plan import plan_to_dict
 from edgespec.runtime.plans.plan import PlanLimits
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
@@ -86,17 +86,6 @@ class Candidate:
             "options": dict(self.options),
         }
 
-    @classmethod
-    def of_dict(cls, raw: dict[str, Any], limits: PlanLimits) -> Candidate:
-        """The candidate of `to_dict`, by the limits of what drafts. Raises ValueError, KeyError and
-        TypeError for anything else, and what a plan raises."""
-        plan = plan_of_dict(raw["plan"])
-        if type(plan) is DraftPlan:
-            made = limits.plan(plan.top_k, plan.steps, plan.verify_size, NO_HINTS)
-            plan = replace(made, adaptive=plan.adaptive)
-        limits.check(plan)
-        return cls(raw["method"], plan, bool(raw["own"]), tuple(sorted(raw["options"].items())))
-
 
 def planned(
     limits: PlanLimits, top_k: int, levels: int, verify_size: int | None
@@ -114,8 +103,8 @@ def planned(
 def wide_plan(limits: PlanLimits, *, trees: bool = True) -> DraftPlan:
     """The plan of the sample: a tree as deep and as wide as the engines were built for; a chain
     where there are no trees. Raises LimitError where nothing can be drafted."""
-    found = (planned(limits, k, depth, None) for depth in DEPTHS for k in WIDTHS)
-    if trees and (tree := next(filter(None, found), None)) is not None:
+    plans = (planned(limits, k, depth, None) for depth in DEPTHS for k in WIDTHS)
+    if trees and (tree := next(filter(None, plans), None)) is not None:
         return tree
     chains = (planned(limits, 1, n, n + 1) for n in range(LONGEST, 0, -1))
     if (chain := next(filter(None, chains), None)) is None:
@@ -151,7 +140,7 @@ def static_trees(
 ) -> list[StaticPlan]:
     """The static trees that the cost model holds best, of up to several sizes, by the acceptance of
     each rank at each depth; none where the drafter makes none."""
-    found = dict[tuple[tuple[int, ...], ...], StaticPlan]()
+    plans = dict[tuple[tuple[int, ...], ...], StaticPlan]()
     for size in STATIC_SIZES:
         for ranks in {len(acceptance[0]), 4, 2} if acceptance else ():
             kept = [rates[:ranks] for rates in acceptance]
@@ -164,8 +153,8 @@ def static_trees(
                 limits.check(plan)
             except LimitError:
                 continue
-            found[plan.choices] = plan
-    return [*found.values()]
+            plans[plan.choices] = plan
+    return [*plans.values()]
 
 
 def of_text(engine: Engine) -> Iterator[Candidate]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from edgespec.runtime.opening.tuned_plan import TunedPlan, belonging
 WEIGHTS = "weights"  # the option of a backend that says how weights are kept
 
 
-def check(engine_dir: Path, weights: list[str]) -> str:
+def check(engine_dir: Path, weights: Iterable[str]) -> str:
     """The backend of the base, which builds the drafts. Raises BundleError where there is no base,
     OptionError for formats that it does not have."""
     there = engines.finished_engines(engine_dir).engines
@@ -35,8 +35,8 @@ def check(engine_dir: Path, weights: list[str]) -> str:
     backend = chosen_backend(base.backend)
     option = next((o for o in backend.options if o.name == WEIGHTS), None)
     if option is None:
-        what = f"the backend {base.backend} has no formats of weights to choose from"
-        raise OptionError(what, "Leave `draft_weights` out.")
+        message = f"the backend {base.backend} has no formats of weights to choose from"
+        raise OptionError(message, "Leave `draft_weights` out.")
     for name in weights:
         backend.parse_options({WEIGHTS: name})
     return base.backend
@@ -66,12 +66,12 @@ def build_draft(target: Path, like: Path, draft_onnx: Path, weights: str, backen
 
 def limits_like(engine_dir: Path) -> Limits:
     """The limits of the engines that are there. Raises BundleError."""
-    found: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for role in (Role.LLM, Role.BASE, Role.DRAFT):
         if role in engines.finished_engines(engine_dir).engines:
             own = asdict(engines.read_config(engine_dir, role).limits)
-            found |= {name: value for name, value in own.items() if value is not None}
-    return Limits(**found)
+            sizes |= {name: value for name, value in own.items() if value is not None}
+    return Limits(**sizes)
 
 
 def link_engines(source: Path, target: Path) -> None:

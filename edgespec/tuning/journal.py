@@ -22,7 +22,7 @@ SAMPLE, RUN = "sample", "run"
 
 
 class TuneJournal:
-    """An open journal; use it in a `with` block. `found` says how many measurements of an earlier
+    """An open journal; use it in a `with` block. `resumed` says how many measurements of an earlier
     run it has, `other` whether there was one of something else, which is gone.
 
     Raises OutputError where it cannot be written.
@@ -38,7 +38,7 @@ class TuneJournal:
         self.kept: dict[tuple[str, str], Any] = {}
         if same:
             self.kept = {(e["kind"], e["key"]): e["value"] for e in lines[1:] if is_entry(e)}
-        self.found = len(self.kept)
+        self.resumed = len(self.kept)
         with atomic.writing(path):
             if not same:
                 atomic.replace_file(path, line({"format": FORMAT, "of": bound_to}))
@@ -93,8 +93,8 @@ def read_lines(path: Path) -> Iterator[Any]:
             return
 
 
-def is_entry(found: object) -> bool:
+def is_entry(entry: object) -> bool:
     """Whether a line is a measurement."""
-    if not isinstance(found, dict) or found.keys() != {"kind", "key", "value"}:
+    if not isinstance(entry, dict) or entry.keys() != {"kind", "key", "value"}:
         return False
-    return isinstance(found["kind"], str) and isinstance(found["key"], str)
+    return isinstance(entry["kind"], str) and isinstance(entry["key"], str)

@@ -70,9 +70,9 @@ def seconds(step: DraftedStep, costs: StepCosts) -> float:
     return costs.step(nodes, levels, step.tokens)
 
 
-def in_order(found: Iterable[Ranked]) -> list[Ranked]:
+def in_order(ranked: Iterable[Ranked]) -> list[Ranked]:
     """The fastest first; of those that are predicted alike the simplest."""
-    rows = sorted(found, key=lambda row: -row.over_plain)
+    rows = sorted(ranked, key=lambda row: -row.over_plain)
     ordered = list[Ranked]()
     while rows:
         least = rows[0].over_plain * (1 - ALIKE)

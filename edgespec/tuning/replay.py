@@ -40,14 +40,14 @@ def replayed(
     if plan.top_k == 1:
         length = min(plan.steps, plan.verify_size - 1)
         return [chain_step(step, length) for step in steps]
-    found = []
+    drafted = []
     for step in steps:
         kept = {0, *best_nodes(step, plan.top_k, plan.steps, beams=beams)[: plan.verify_size - 1]}
         size = plan.verify_size
         if beams:
             size = min(size, tree_pool_size(plan.top_k, plan.steps))
-        found.append(DraftedStep(size, plan.steps, accepted(step.path, kept)))
-    return found
+        drafted.append(DraftedStep(size, plan.steps, accepted(step.path, kept)))
+    return drafted
 
 
 def chain_step(step: SampledStep, length: int) -> DraftedStep:
@@ -120,7 +120,7 @@ def adapted_answer(
     """`adapted`, of one answer."""
     if not steps:
         return []
-    state, found = AdaptiveState(AcceptanceEstimate(prior)), list[DraftedStep]()
+    state, drafted = AdaptiveState(AcceptanceEstimate(prior)), list[DraftedStep]()
     starts = [step.context for step in steps]
     place, end = starts[0], starts[-1] + len(steps[-1].path)
     while place < end:
@@ -138,9 +138,9 @@ def adapted_answer(
         renamed = {node: index for index, node in enumerate(nodes)}
         path = [renamed[node] for node in step.path[: accepted(step.path, set(nodes))]]
         policy.learn(state, decision, tree_of(step, nodes, renamed, levels), path)
-        found.append(DraftedStep(len(nodes), levels, len(path)))
+        drafted.append(DraftedStep(len(nodes), levels, len(path)))
         place += len(path)
-    return found
+    return drafted
 
 
 def tree_of(

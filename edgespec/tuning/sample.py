@@ -81,10 +81,10 @@ def run(
     now = perf_counter()
     asked = [GenerationRequest(p.ids, p.sampling, arrived_s=now, **drafts) for p in prompts]
     with with_options(engine, candidate):
-        found = served(engine, asked, stopping)
+        answers = served(engine, asked, stopping)
     if candidate is not None and not candidate.own:
         engine.forget_answers()  # no answer is known when it is asked for again
-    return found
+    return answers
 
 
 @contextmanager

@@ -38,21 +38,21 @@ class SampledStep:
     @cached_property
     def children(self) -> list[list[int]]:
         """Of each node, the best rank first."""
-        found: list[list[int]] = [[] for _ in self.parents]
+        children: list[list[int]] = [[] for _ in self.parents]
         for node, parent in enumerate(self.parents):
             if parent >= 0:
-                found[parent].append(node)
-        return found
+                children[parent].append(node)
+        return children
 
     @cached_property
     def scores(self) -> list[float]:
         """Of each node the sum of log-probabilities on its way; without probabilities minus its
         depth."""
-        found: list[float] = []
+        scores: list[float] = []
         for node, parent in enumerate(self.parents):
             own = -1.0 if self.probs is None else math.log(max(self.probs[node], LEAST_PROB))
-            found.append(0.0 if parent < 0 else found[parent] + own)
-        return found
+            scores.append(0.0 if parent < 0 else scores[parent] + own)
+        return scores
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -67,18 +67,6 @@ class SampledStep:
 
     @classmethod
     def of_list(cls, raw: list[Any]) -> SampledStep:
-        """The step of `to_list`. Raises ValueError for anything else."""
-        try:
-            parents, probs, path, context = raw
-            step = cls(
-                tuple(map(int, parents)),
-                None if probs is None else tuple(map(float, probs)),
-                tuple(map(int, path)),
-                int(context),
-            )
-        except TypeError as error:
-            raise ValueError(f"no step: {error}") from None
-        sound = all(-1 <= parent < node for node, parent in enumerate(step.parents))
-        if not sound or not all(0 <= node < len(step.parents) for node in step.path):
-            raise ValueError("no step: its nodes are no tree")
-        return step
+        """The step of `to_list`."""
+        parents, probs, path, context = raw
+        return cls(tuple(parents), None if probs is None else tuple(probs), tuple(path), context)

@@ -24,11 +24,11 @@ def simulated(
 ) -> tuple[list[DraftedStep], float]:
     """The steps of all answers, and the seconds of a step that the drafter itself takes. `prompts`
     have their plain answers."""
-    found, began = list[DraftedStep](), perf_counter()
+    drafted, began = list[DraftedStep](), perf_counter()
     for prompt in prompts:
         answer = [] if prompt.truth is None else [*prompt.truth.tokens]
-        found += answered(drafter, plan, prompt.ids, answer)
-    return found, (perf_counter() - began) / max(1, len(found))
+        drafted += answered(drafter, plan, prompt.ids, answer)
+    return drafted, (perf_counter() - began) / max(1, len(drafted))
 
 
 def answered(
@@ -37,18 +37,18 @@ def answered(
     """The steps of one answer."""
     drafter.reset(LANE)
     drafter.begin(LANE, prompt, 0)
-    found, emitted = list[DraftedStep](), 1
+    drafted, emitted = list[DraftedStep](), 1
     observe(drafter, answer[:1])
     while emitted < len(answer):
         most = plan.within(len(answer) - emitted - 1, plan.verify_size)
         tree = drafter.propose([DraftRequest(LANE, answer[emitted - 1], most)])[0]
         tokens = min(1 + followed(tree, answer[emitted:]), len(answer) - emitted)
         levels = int(tree.depths[-1]) if len(tree) > 1 else 0
-        found.append(DraftedStep(len(tree), levels, tokens))
+        drafted.append(DraftedStep(len(tree), levels, tokens))
         observe(drafter, answer[emitted : emitted + tokens])
         emitted += tokens
     drafter.reset(LANE)
-    return found
+    return drafted
 
 
 def observe(drafter: Drafter, tokens: Sequence[int]) -> None:

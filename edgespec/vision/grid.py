@@ -23,12 +23,12 @@ def encoder_inputs(config: VisionConfig, grid: Grid) -> Arrays:
     """The inputs of `vision_contract` but the pixels, by name, for one image of this grid."""
     rows, columns = places(config, grid)
     cos, sin = rope_rows(config, rows, columns)
-    found: Arrays = {"rope_cos": cos, "rope_sin": sin}
+    inputs: Arrays = {"rope_cos": cos, "rope_sin": sin}
     if config.has_windows:
-        found |= windows(config, grid, rows, columns)
+        inputs |= windows(config, grid, rows, columns)
     if config.position_grid:
-        found |= learned_positions(config, grid, rows, columns)
-    return found
+        inputs |= learned_positions(config, grid, rows, columns)
+    return inputs
 
 
 def num_patches(grid: Grid) -> int:

@@ -34,11 +34,11 @@ def refuse_marks(messages: Iterable[Message], *, image: str | None, video: str |
     """
     marks = {image: ("an image", AN_ITEM), video: ("a video", NO_VIDEO)}
     for message in messages:
-        for mark, (what, remedy) in marks.items():
+        for mark, (item, remedy) in marks.items():
             if mark and mark in message.content:
                 raise RequestError(
                     f"A message of the role {message.role} has the text {mark}, which stands for"
-                    f" the rows of {what}.",
+                    f" the rows of {item}.",
                     f"Remove it; {remedy}",
                 )
 
@@ -50,13 +50,13 @@ def expand(ids: Sequence[int], tokens: ImageTokens, counts: Sequence[int]) -> Ex
     has one image token for each of them, and no video token.
     """
     assert all(count > 0 for count in counts)
-    found = np.asarray(ids, np.int64)
-    if np.any(found == tokens.video):
+    prompt = np.asarray(ids, np.int64)
+    if np.any(prompt == tokens.video):
         raise RequestError(
             "The prompt has a place for a video, and videos are not read.",
             "Send some frames of the video as image items.",
         )
-    places = np.flatnonzero(found == tokens.image)
+    places = np.flatnonzero(prompt == tokens.image)
     if len(places) != len(counts):
         raise RequestError(
             f"The prompt has {counted(len(places), 'place')} for images, and the request has"
@@ -65,7 +65,7 @@ def expand(ids: Sequence[int], tokens: ImageTokens, counts: Sequence[int]) -> Ex
             " messages of the user. In a prompt of your own, write the model's mark of an image"
             " once for each.",
         )
-    repeats = np.ones(len(found), np.int64)
+    repeats = np.ones(len(prompt), np.int64)
     repeats[places] = counts
     starts = np.cumsum(repeats)[places] - repeats[places]
-    return ExpandedPrompt(tuple(np.repeat(found, repeats).tolist()), tuple(starts.tolist()))
+    return ExpandedPrompt(tuple(np.repeat(prompt, repeats).tolist()), tuple(starts.tolist()))

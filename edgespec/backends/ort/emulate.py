@@ -52,11 +52,11 @@ def rounding_of(node: ir.Node, scheme: Scheme) -> Rounding | None:
         return None
     scale = node.metadata_props.get(INPUT_SCALE)
     if scheme.name not in FORMATS or (scheme.name == "nvfp4" and scale is None):
-        what = (
+        message = (
             f"{node.name}: activations of {scheme.name} to be rounded"
             f" ({node.metadata_props[ACTIVATIONS]}), no scale"
         )
-        raise ContractError(what, "Export the checkpoint again with this version.")
+        raise ContractError(message, "Export the checkpoint again with this version.")
     return Rounding(scheme, None if scale is None else np.float32(scale))
 
 
@@ -281,15 +281,15 @@ def prove(rounding: Rounding) -> None:
     end = ir.node("Identity", [value], name="probe")
     graph = probe_graph(end, value, x.shape[1], x.shape[1])
     end.replace_input_with(0, form.nodes(Nodes(end, Constants(graph)), value, rounding))
-    found, wanted = run_probe(graph, x), form.dequantized(x, rounding)
-    if not np.array_equal(found, wanted):
-        what = (
+    computed, wanted = run_probe(graph, x), form.dequantized(x, rounding)
+    if not np.array_equal(computed, wanted):
+        message = (
             f"activations of {rounding.scheme.name} are rounded to other values here"
-            f" ({(found != wanted).sum()} of"
+            f" ({(computed != wanted).sum()} of"
         )
-        what = f"{what} {x.size} in a probe)"
+        message = f"{message} {x.size} in a probe)"
         raise BuildError(
-            what,
+            message,
             "This ONNX Runtime computes something else on this CPU: build on another version"
             " of it.",
         )

@@ -13,11 +13,10 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from edgespec.backends.ort.fusion import replace_value
 from edgespec.backends.ort.low_bit_matmul import RowRounding
 from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION
-from edgespec.backends.rewriting import required
+from edgespec.backends.rewriting import replace_value, required
 
 Part = Literal["gate", "up", "down"]
 PARTS: tuple[Part, ...] = ("gate", "up", "down")
@@ -111,9 +110,9 @@ def mixtures(graph: ir.Graph) -> Iterator[Mixture]:
     """The mixtures of experts in a canonical graph whose rows no node rounds."""
     for node in graph:
         if node.op_type == "Sum" and node.domain == "":
-            found = mixture_of(node)
-            if found is not None:
-                yield found
+            mixture = mixture_of(node)
+            if mixture is not None:
+                yield mixture
 
 
 def mixture_of(total: ir.Node) -> Mixture | None:
@@ -128,15 +127,15 @@ def mixture_of(total: ir.Node) -> Mixture | None:
     numbers = [index_of(share) for share in shares if share]
     if chosen is None or None in experts or numbers != list(range(len(numbers))):
         return None
-    found = tuple(expert for expert in experts if expert is not None)
-    first = found[0]
-    for one in found[1:]:
+    present = tuple(expert for expert in experts if expert is not None)
+    first = present[0]
+    for one in present[1:]:
         scales = (one.x_scale is None, one.inner_scale is None)
         if one.activation != first.activation or one.x is not first.x:
             return None
         if scales != (first.x_scale is None, first.inner_scale is None):
             return None
-    return Mixture(total, first.x, *chosen, found)
+    return Mixture(total, first.x, *chosen, present)
 
 
 def expert_of(value: ir.Value | None) -> Expert | None:

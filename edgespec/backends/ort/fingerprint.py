@@ -64,11 +64,11 @@ def check(stored: Mapping[str, Any], name: str) -> None:
         raise EngineMismatch(f"{name} does not say for which machine it was built", remedy)
     here = fingerprint()
     if stored.get("onnxruntime") != here["onnxruntime"]:
-        what = (
+        message = (
             f"{name} was built with ONNX Runtime {stored.get('onnxruntime')}, here is"
             f" {here['onnxruntime']}"
         )
-        raise EngineMismatch(what, remedy)
+        raise EngineMismatch(message, remedy)
     if stored.get("machine") != here["machine"]:
         raise EngineMismatch(
             f"{name} was built on {stored.get('machine')}, this is {here['machine']}", remedy

@@ -42,21 +42,21 @@ class Found:
 
     def part(self, rows: int | slice | Ids) -> Found:
         """The same of some rows; of those of several lanes, those of one."""
-        found = self.ids[rows], self.values[rows], self.logsumexp[rows], self.finite[rows]
-        return Found(self.searched, self.sums, *found)
+        arrays = self.ids[rows], self.values[rows], self.logsumexp[rows], self.finite[rows]
+        return Found(self.searched, self.sums, *arrays)
 
 
 def search(logits: Floats, ids: int, count: int, *, sums: bool) -> Found:
     """What stands in the first `ids` logits of rows [R, V]."""
     rows = len(logits)
-    found = (
+    arrays = (
         np.empty((rows, count), np.int64),
         np.empty((rows, count), np.float32),
         np.empty(rows, np.float32),
         np.empty(rows, np.bool_),
     )
-    kernels().find(logits, ids, count, found, sums=sums)
-    return Found(ids, sums, *found)
+    kernels().find(logits, ids, count, arrays, sums=sums)
+    return Found(ids, sums, *arrays)
 
 
 class Head:
@@ -108,7 +108,7 @@ class HeadLogits(Logits):
     lane: int
     ids: int
     x: Floats  # [R, in]
-    found: Found
+    largest: Found
     array: Floats | None
 
     def __len__(self) -> int:
@@ -130,8 +130,8 @@ class HeadLogits(Logits):
     def part(self, rows: slice | Ids) -> HeadLogits:
         """The same of some rows."""
         array = None if self.array is None else self.array[rows]
-        x, found = self.x[rows], self.found.part(rows)
-        return HeadLogits(self.head, self.lane, self.ids, x, found, array)
+        x, top = self.x[rows], self.largest.part(rows)
+        return HeadLogits(self.head, self.lane, self.ids, x, top, array)
 
     def first_ids(self, count: int) -> HeadLogits:
         """The same rows of the first `count` ids alone, not copied."""
@@ -145,12 +145,12 @@ class HeadLogits(Logits):
 
     def known(self, count: int, *, sums: bool = False) -> Found:
         """The `count` largest of each row, and perhaps more: of the call itself, or found now."""
-        found = self.found
-        has_sums = found.sums or not sums
-        if found.searched != self.ids or found.count < count or not has_sums:
+        top = self.largest
+        has_sums = top.sums or not sums
+        if top.searched != self.ids or top.count < count or not has_sums:
             self.head.ask(count, self.ids, sums=sums)
-            found = self.found = search(self.whole(), self.ids, count, sums=sums)
-        return found
+            top = self.largest = search(self.whole(), self.ids, count, sums=sums)
+        return top
 
     def finite(self) -> bool:
         """Whether they hold no NaN and no Inf."""
@@ -158,18 +158,16 @@ class HeadLogits(Logits):
 
     def best(self, row: int) -> tuple[int, float]:
         """The id of a row's largest logit, and the logit."""
-        found = self.known(1)
-        return int(found.ids[row, 0]), float(found.values[row, 0])
+        top = self.known(1)
+        return int(top.ids[row, 0]), float(top.values[row, 0])
 
     def top(self, count: int) -> Top:
         """The `count` largest of each row: copies."""
         count = min(count, self.ids)
         if count > MOST_TOP:
             return HostLogits(self.rows()).top(count)
-        found = self.known(count, sums=True)
-        return Top(
-            found.ids[:, :count].copy(), found.values[:, :count].copy(), found.logsumexp.copy()
-        )
+        top = self.known(count, sums=True)
+        return Top(top.ids[:, :count].copy(), top.values[:, :count].copy(), top.logsumexp.copy())
 
     def row(self, row: int) -> Floats:
         """One row; it may be a view."""

@@ -18,6 +18,7 @@ from edgespec.errors import EnvironmentProblem, OptionError
 
 Scheme = Literal["fp32", "int4", "int8"]
 SCHEMES: tuple[Scheme, ...] = ("fp32", "int8", "int4")
+BITS: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
 Kernels = Literal["native", "onnxruntime"]
 KERNELS: tuple[Kernels, ...] = get_args(Kernels)
 NATIVE, ONNX_RUNTIME = KERNELS
@@ -56,8 +57,7 @@ class WeightFormat(BuildOptions):
     @property
     def bits(self) -> Literal[4, 8] | None:
         """The bits of a quantized value; None for float32."""
-        bits: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
-        return bits.get(self.scheme)
+        return BITS.get(self.scheme)
 
     @property
     def is_int8_gemm(self) -> bool:
@@ -127,11 +127,11 @@ def parse_options(values: Mapping[str, OptionValue]) -> WeightFormat:
     scheme, block = values.get("weights") or FLOAT32, values.get("weight_block")
     share = values.get("share_embedding", True)
     if scheme == FLOAT32 and block:
-        what = "`weight_block` means nothing with `weights` fp32"
-        raise OptionError(what, "Leave it out, or choose `weights` int8 or int4.")
+        message = "`weight_block` means nothing with `weights` fp32"
+        raise OptionError(message, "Leave it out, or choose `weights` int8 or int4.")
     if scheme != "int8" and block == str(PER_CHANNEL):
-        what = f"`weight_block` {PER_CHANNEL} is for `weights` int8"
-        raise OptionError(what, "Choose a block of 32 or 128, or `weights` int8.")
+        message = f"`weight_block` {PER_CHANNEL} is for `weights` int8"
+        raise OptionError(message, "Choose a block of 32 or 128, or `weights` int8.")
     size = DEFAULT_BLOCK if block is None else int(str(block))
     cache = str(values.get("kv_cache_dtype") or FP32_CACHE)
     return WeightFormat(
@@ -152,7 +152,9 @@ def chosen_kernels(asked: OptionValue, cache: str) -> Kernels:
         raise EnvironmentProblem(missing, f"{BUILD_IT} Or leave `kernels` native out.")
     kernels = asked or (ONNX_RUNTIME if missing else NATIVE)
     if kernels != NATIVE and cache != FP32_CACHE:
-        what = f"`kv_cache_dtype` {cache} is for `kernels` native"
+        message = f"`kv_cache_dtype` {cache} is for `kernels` native"
         why = f", and {missing}" if missing and asked is None else ""
-        raise OptionError(f"{what}{why}", "Leave `kv_cache_dtype` out, or use the native kernels.")
+        raise OptionError(
+            f"{message}{why}", "Leave `kv_cache_dtype` out, or use the native kernels."
+        )
     return cast(Kernels, kernels)

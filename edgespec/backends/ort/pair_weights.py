@@ -32,10 +32,10 @@ class PairWeights(PairDevice):
         if key not in self.mapped:
             file = file_of(engine, largest)
             try:
-                found = np.memmap(file, np.uint8, "r", largest.offset, largest.shape)
+                array = np.memmap(file, np.uint8, "r", largest.offset, largest.shape)
             except (OSError, ValueError) as error:
                 raise BundleError(f"{file} cannot be mapped: {error}.", BUILD_AGAIN) from error
-            self.mapped[key] = found
+            self.mapped[key] = array
         return self.mapped[key]
 
     def shared(self, engine: Path, largest: LargestWeight | None) -> Shared:

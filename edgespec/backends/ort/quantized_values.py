@@ -90,11 +90,11 @@ def quantized_values(node: ir.Node) -> QuantizedValues | None:
         or scale is None
         or name not in SCHEMES
     ):
-        what = (
+        message = (
             f"{node.name}: a quantized weight of the scheme {name!r} in a form that this version"
             " does not read"
         )
-        raise ContractError(what, "Export the checkpoint again with this version.")
+        raise ContractError(message, "Export the checkpoint again with this version.")
     global_scale, scale_maker = None, scale.producer()
     if scale_maker is not None:
         factor = scale_maker.inputs[1].const_value if scale_maker.inputs[1] is not None else None

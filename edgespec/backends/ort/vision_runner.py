@@ -41,14 +41,14 @@ class OrtEncoder:
             for spec in self.contract.inputs
         }
         try:
-            found = self.session.run(names, given)
+            outputs = self.session.run(names, given)
         except Exception as error:  # ONNX Runtime raises its own untyped family; the cause is kept
             patches = len(given[self.contract.inputs[0].name])
-            message = " ".join(str(error).split())
-            what = f"ONNX Runtime failed in the encoding of {patches} patches: {message}"
+            reason = " ".join(str(error).split())
+            message = f"ONNX Runtime failed in the encoding of {patches} patches: {reason}"
             remedy = "If memory ran out, close other programs or give a smaller image."
-            raise EnvironmentProblem(what, remedy) from error
-        return dict(zip(names, found, strict=True))
+            raise EnvironmentProblem(message, remedy) from error
+        return dict(zip(names, outputs, strict=True))
 
     def close(self) -> None:
         """Release the engine; closing twice is harmless."""

@@ -55,11 +55,11 @@ class ImageLimits:
         least, most = self.min_image_tokens, self.max_image_tokens
         one = self.max_image_tokens_per_image
         if least > one:
-            what = f"`min_image_tokens` {least} exceeds `max_image_tokens_per_image` {one}"
-            raise LimitError(what, "Lower the one or raise the other.")
+            message = f"`min_image_tokens` {least} exceeds `max_image_tokens_per_image` {one}"
+            raise LimitError(message, "Lower the one or raise the other.")
         if one > most:
-            what = f"`max_image_tokens_per_image` {one} exceeds `max_image_tokens` {most}"
-            raise LimitError(what, "Lower the one or raise the other.")
+            message = f"`max_image_tokens_per_image` {one} exceeds `max_image_tokens` {most}"
+            raise LimitError(message, "Lower the one or raise the other.")
 
     def to_dict(self, role: Role) -> dict[str, Any]:
         """The keys of `builder_config`."""

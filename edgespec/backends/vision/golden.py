@@ -69,11 +69,11 @@ def check_golden(
 ) -> Agreement:
     """How an engine's rows agree with the golden ones; GoldenMismatch where they do not."""
     grid, arrays = golden
-    found = runner.run({PIXELS: arrays[PIXELS], **encoder_inputs(config, grid)})
-    wanted = {name: arrays[name] for name in found}
+    computed = runner.run({PIXELS: arrays[PIXELS], **encoder_inputs(config, grid)})
+    wanted = {name: arrays[name] for name in computed}
     if spec.min_cosine is None:
-        return compared(found, wanted, "image", Tolerance(spec.tolerance, remedies.mismatch))
-    agreement = compared(found, wanted, "image")
+        return compared(computed, wanted, "image", Tolerance(spec.tolerance, remedies.mismatch))
+    agreement = compared(computed, wanted, "image")
     # how far sizes may be was measured on decoders alone
     check_direction("image", agreement, replace(spec, max_scale=None), remedies)
     return agreement

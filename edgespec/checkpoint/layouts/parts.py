@@ -81,10 +81,10 @@ class Parts:
 
     def columns(self, part: str, dtypes: tuple[str, ...], rows: int) -> int:
         """Returns the number of scales per row."""
-        found = self.matrix(part, dtypes)
-        if found[0] != rows:
-            refuse(self.info(part, dtypes), f"has the shape {list(found)}; expected {rows} rows")
-        return found[1]
+        shape = self.matrix(part, dtypes)
+        if shape[0] != rows:
+            refuse(self.info(part, dtypes), f"has the shape {list(shape)}; expected {rows} rows")
+        return shape[1]
 
     def width(self, part: str, rule: SchemeRule, in_features: int, count: int) -> int:
         """Returns the weights per scale. Raises CheckpointError if it is not the declared group

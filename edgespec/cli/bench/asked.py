@@ -43,9 +43,9 @@ def engine_of(ctx: click.Context, engine_dir: Path | None, flag: Path | None) ->
             and ctx.get_parameter_source("engine_flag") is ParameterSource.COMMANDLINE
         ):
             raise click.UsageError("ENGINE_DIR and --engine-dir exclude each other", ctx)
-    found = engine_dir or flag
-    assert found is not None
-    return found
+    directory = engine_dir or flag
+    assert directory is not None
+    return directory
 
 
 def drafts_by(modes: Sequence[str] | None, *, wanted: bool) -> Any:
@@ -71,9 +71,9 @@ def requests_of(
         return read_prompt_set(prompts, categories=categories, temperature=given, seed=seed)
     if input_file is None:
         return None
-    found = read_requests(input_file, temperature=temperature, seed=seed)
-    refuse_own_drafts(found)
-    return found
+    requests = read_requests(input_file, temperature=temperature, seed=seed)
+    refuse_own_drafts(requests)
+    return requests
 
 
 def sampling_of(temperature: float | None, seed: int) -> Any:
@@ -93,17 +93,17 @@ def plans_of(
     cannot be. Raises LimitError where none can, and for a policy that this engine does not have."""
     if not engine.spec_decode:
         return [], []
-    found, errors = list[Any](), list[EdgeSpecError]()
+    plans, errors = list[Any](), list[EdgeSpecError]()
     for policy in policies or (None,):
         engine.planner.check_adaptive(policy)
         for one in product(*(size or (None,) for size in sizes)):
             try:
-                found.append(plan_of(engine, one, tree, spec_policy=policy))
+                plans.append(plan_of(engine, one, tree, spec_policy=policy))
             except LimitError as error:
                 errors.append(error)
-    if not found:
+    if not plans:
         raise errors[0]
-    return list(dict.fromkeys(found)), [ours(f"left out: {error.what}") for error in errors]
+    return list(dict.fromkeys(plans)), [ours(f"left out: {error.what}") for error in errors]
 
 
 def variants_of(
@@ -115,8 +115,10 @@ def variants_of(
     from edgespec.runtime.acceptance.verify import EXACT
 
     if dials and engine.acceptance.rule != EXACT:
-        what = f"--synthetic-acceptance is for the exact rule, and this is {engine.acceptance.rule}"
-        raise LimitError(what, "Leave one of the two out.")
+        message = (
+            f"--synthetic-acceptance is for the exact rule, and this is {engine.acceptance.rule}"
+        )
+        raise LimitError(message, "Leave one of the two out.")
     return variants(plans, [*dials] or [None])
 
 

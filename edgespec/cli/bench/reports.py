@@ -45,20 +45,20 @@ def compare(before: Path, after: Path, allowed: tuple[tuple[str, ...], ...], as_
     from edgespec.cli.bench import tables
 
     mine, its = read_report(before), read_report(after)
-    found = [*unlike(mine, its)]
-    refuse_unlike(found, [name for names in allowed for name in names])
+    differing = [*unlike(mine, its)]
+    refuse_unlike(differing, [name for names in allowed for name in names])
     rows = changes(mine, its)
     if as_json:
-        differences = [asdict(one) for one in found]
+        differences = [asdict(one) for one in differing]
         value = {"allowed_differences": differences, "rows": [row.to_dict() for row in rows]}
         click.echo(json_text(value))
     else:
-        tables.show_changes(rows, found)
+        tables.show_changes(rows, differing)
 
 
 @click.command("draw", cls=EdgeCommand)
 @click.argument("report", type=FILE)
-@click.option("--picture", type=FILE, metavar="FILE", help="Draw all panels into a .png or .svg.")
+@click.option("--picture", type=FILE, help="Draw all panels into a .png or .svg.")
 @click.option(
     "--pictures", type=FILE, metavar="DIR", help="Draw each panel as PNG and SVG into a directory."
 )

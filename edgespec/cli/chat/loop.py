@@ -186,32 +186,32 @@ class Chat:
         """The error of a turn, with what becomes of its images where it has some."""
         if not self.images:
             return error
-        what = counted(len(self.images), "image")
-        return type(error)(error.what, f"{error.remedy} {what} {WAIT}".strip())
+        count = counted(len(self.images), "image")
+        return type(error)(error.what, f"{error.remedy} {count} {WAIT}".strip())
 
     def notes(self, response: Response) -> list[str]:
         """What the user should know of an answer beside its text."""
-        found = []
+        notes = []
         if response.finish_reason == CANCELLED:
-            found.append("[stopped]")
+            notes.append("[stopped]")
         if response.finish_reason == MAX_LENGTH:
             most = self.settings.sampling.max_generate_length
-            found.append(f"[cut at --max-generate-length {most}]")
+            notes.append(f"[cut at --max-generate-length {most}]")
         if response.finish_reason == CAPACITY:
-            found.append(f"[cut: no room left. {MAKE_ROOM}]")
+            notes.append(f"[cut: no room left. {MAKE_ROOM}]")
         if response.metrics.lossless == "no" and not self.settings.show_speculation:
-            found.append(f"[{response.metrics.guarantee}]")
+            notes.append(f"[{response.metrics.guarantee}]")
         if self.settings.show_speculation:
-            found.append(stats(response.metrics, drafted=self.settings.drafts))
-        found += self.engine.drafter_notes[self.num_drafter_notes :]
+            notes.append(stats(response.metrics, drafted=self.settings.drafts))
+        notes += self.engine.drafter_notes[self.num_drafter_notes :]
         self.num_drafter_notes = len(self.engine.drafter_notes)
         if (stopped := self.engine.drafting_stopped) is not None and not self.told_stopped:
             self.told_stopped = True
-            found.append(stopped)
+            notes.append(stopped)
         if not self.told_chance and (chance := self.chance) is not None:
             self.told_chance = True
-            found += chance.lines
-        return found
+            notes += chance.lines
+        return notes
 
     @property
     def chance(self) -> NoBetterThanChance | None:

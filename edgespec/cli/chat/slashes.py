@@ -192,10 +192,10 @@ def show_tree(chat: Chat, _: str) -> None:
     none."""
     step = chat.last_step
     if step is None or step.tree is None:
-        what = "no draft was verified yet"
+        message = "no draft was verified yet"
         if chat.last is not None:
-            what = "no draft was verified in the last answer"
-        raise RequestError(what, "Say something, with drafts: /set spec_decode on.")
+            message = "no draft was verified in the last answer"
+        raise RequestError(message, "Say something, with drafts: /set spec_decode on.")
     tokenizer = chat.engine.tokenizer
 
     def text(token: int) -> str:
@@ -229,13 +229,15 @@ def load(chat: Chat, text: str) -> None:
     """/load: replaces the conversation by one of a file, whose images are in its directory and are
     read at once. Raises RequestError and LimitError, and keeps what was."""
     path = files.home_path(text)
-    found = files.load(path)
-    if found.images:
+    conversation = files.load(path)
+    if conversation.images:
         images = encoder_of(chat)
         with in_terms_of(IN_THE_FILE):
-            found = found.with_images(images.taken(found.images, path.absolute().parent))
+            conversation = conversation.with_images(
+                images.taken(conversation.images, path.absolute().parent)
+            )
     drop_images(chat)
-    chat.conversation = found
+    chat.conversation = conversation
     chat.own_files.add(path.resolve())
     chat.screen.note(f"[{counted(len(chat.conversation.exchanges), 'exchange')} from {path}]")
 
@@ -250,9 +252,9 @@ def attach_image(chat: Chat, text: str) -> None:
         return
     images = encoder_of(chat)
     if len(chat.conversation.images) + len(chat.images) >= MAX_IMAGES:
-        what = f"the conversation has {MAX_IMAGES} images, and no request may have more"
+        message = f"the conversation has {MAX_IMAGES} images, and no request may have more"
         remedy = "/undo drops the last exchange, /image without a name what waits for the next one."
-        raise RequestError(what, remedy)
+        raise RequestError(message, remedy)
     path = files.home_path(text)
     with in_terms_of(HERE):
         item, num_tokens = images.typed(path)
@@ -264,8 +266,8 @@ def drop_images(chat: Chat) -> bool:
     """Whether there were images that waited for the next turn; none is left."""
     if not chat.images:
         return False
-    what, chat.images = counted(len(chat.images), "image"), []
-    chat.screen.note(f"[{what} dropped]")
+    count, chat.images = counted(len(chat.images), "image"), []
+    chat.screen.note(f"[{count} dropped]")
     return True
 
 

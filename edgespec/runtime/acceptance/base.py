@@ -72,8 +72,8 @@ class AcceptOptions:
 
     def refuse(self, name: str, allowed: str) -> None:
         """Raises OptionError for the value of an option."""
-        what = f"{name} of {self.rule} acceptance is {show(getattr(self, name))}"
-        raise OptionError(what, f"Give {allowed}.")
+        message = f"{name} of {self.rule} acceptance is {show(getattr(self, name))}"
+        raise OptionError(message, f"Give {allowed}.")
 
 
 # The tree, the base's logits [N, V], the request's sampler, all tokens up to the root, the root
@@ -111,6 +111,6 @@ def made(options: type[Own], values: dict[str, Any]) -> Own:
         if name not in known:
             near = did_you_mean(name, known, "Did you mean {}? ")
             names = ", ".join(known) or "none"
-            what = f"{options.rule} acceptance has no option {name!r}"
-            raise OptionError(what, f"{near}Its options: {names}.")
+            message = f"{options.rule} acceptance has no option {name!r}"
+            raise OptionError(message, f"{near}Its options: {names}.")
     return options(**values)

@@ -110,13 +110,13 @@ def id_of(token: int | str, tokens: ModelTokens) -> int:
     """The id of a token that is given by its id or as it is written. Raises OptionError where the
     model has no such token."""
     if isinstance(token, int):
-        found = None if tokens.token(token) is None else token
+        token_id = None if tokens.token(token) is None else token
     else:
-        found = tokens.token_id(token)
-    if found is None:
-        what = f"the model has no token {token!r:.60}, and thoughts begin and end with one token"
-        raise OptionError(what, "Give a token of its tokenizer, or a token's id.")
-    return found
+        token_id = tokens.token_id(token)
+    if token_id is None:
+        message = f"the model has no token {token!r:.60}, and thoughts begin and end with one token"
+        raise OptionError(message, "Give a token of its tokenizer, or a token's id.")
+    return token_id
 
 
 def accept(

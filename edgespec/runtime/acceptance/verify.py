@@ -53,9 +53,9 @@ def acceptance_of(asked: Acceptance, **values: Any) -> AcceptOptions:
     if asked is None:
         asked = EXACT
     if not isinstance(asked, str):
-        what = f"acceptance is of type {type(asked).__name__}"
+        message = f"acceptance is of type {type(asked).__name__}"
         remedy = f"Give one of {', '.join(ACCEPT_RULES)}, or its options."
-        raise RequestError(what, remedy, param="acceptance")
+        raise RequestError(message, remedy, param="acceptance")
     if asked not in ACCEPT_RULES:
         raise unknown(asked)
     return made(ACCEPT_RULES[asked].options, values)
@@ -64,8 +64,8 @@ def acceptance_of(asked: Acceptance, **values: Any) -> AcceptOptions:
 def unknown(name: str) -> RequestError:
     """The error for a rule that there is none of."""
     near = did_you_mean(name, ACCEPT_RULES, "Did you mean {}? ")
-    what = f"there is no accept rule {name!r}"
-    return RequestError(what, f"{near}Rules: {names()}.", param="acceptance")
+    message = f"there is no accept rule {name!r}"
+    return RequestError(message, f"{near}Rules: {names()}.", param="acceptance")
 
 
 def names() -> str:

@@ -84,7 +84,7 @@ def verify(
     engine_dir: Path,
     onnx_dirs: Sequence[Path],
     requests: RequestFile | None,
-    began: Began = lambda what: None,
+    began: Began = lambda message: None,
     images: Mapping[str, Any] = NO_IMAGES,
 ) -> Verification:
     """Check every engine of a directory, and what they say together. `began` is called with what is
@@ -117,9 +117,9 @@ def checked(engine_dir: Path, role: Role, exports: Sequence[OnnxDir]) -> EngineC
         raise
     except (BundleError, EnvironmentProblem, InternalError) as error:
         config, entry = open_engine(engine_dir, role)
-        found = failed(OPENING, f"{error.what}. {error.remedy}")
+        finding = failed(OPENING, f"{error.what}. {error.remedy}")
         description = described(backend_of(engine_dir, role), config, entry, {})
-        return EngineCheck(role=role, findings=[found], description=description)
+        return EngineCheck(role=role, findings=[finding], description=description)
 
 
 def hidden_paths(engine_dir: Path, onnx_dirs: Sequence[Path]) -> dict[str, str]:
@@ -138,8 +138,8 @@ def check_exports(engine_dir: Path, roles: Sequence[Role], exports: Sequence[Onn
     there = [read_config(engine_dir, role).component for role in roles]
     for onnx in exports:
         if onnx.config not in there:
-            what = f"{engine_dir} has no engine of {onnx.path}"
-            raise BundleError(what, "Give the exports that its engines were built from.")
+            message = f"{engine_dir} has no engine of {onnx.path}"
+            raise BundleError(message, "Give the exports that its engines were built from.")
 
 
 def without(value: Any, hidden: Mapping[str, str]) -> Any:

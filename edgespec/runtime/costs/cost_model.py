@@ -84,13 +84,13 @@ class CostModel:
         """The costs of `batch` sequences behind `context` tokens each, on average, whose drafts
         have `top_k` nodes a level."""
         key = (context // CONTEXT_STEP, batch, top_k)
-        found = self.kept.get(key)
-        if found is None:
+        costs = self.kept.get(key)
+        if costs is None:
             if len(self.kept) >= MAX_KEPT:
                 self.kept.clear()
             place = (key[0] + 0.5) * CONTEXT_STEP
-            found = self.kept[key] = self.costs(place, batch, top_k)
-        return found
+            costs = self.kept[key] = self.costs(place, batch, top_k)
+        return costs
 
     def costs(self, context: float, batch: int, top_k: int) -> StepCosts:
         """`at`, of exactly this context."""
@@ -112,13 +112,13 @@ class Grid:
     @classmethod
     def of(cls, points: Iterable[tuple[int, int, int, float]]) -> Grid:
         """The curves of (context, batch, count, seconds)."""
-        found: dict[int, dict[int, dict[int, float]]] = {}
+        seconds_at: dict[int, dict[int, dict[int, float]]] = {}
         for context, batch, count, seconds in points:
-            found.setdefault(batch, {}).setdefault(context, {})[count] = seconds
+            seconds_at.setdefault(batch, {}).setdefault(context, {})[count] = seconds
         return cls(
             {
                 batch: {context: curve_of(own) for context, own in sorted(contexts.items())}
-                for batch, contexts in sorted(found.items())
+                for batch, contexts in sorted(seconds_at.items())
             }
         )
 
@@ -217,11 +217,11 @@ def chosen(costs: StepCosts, levels: int, nodes: int, tokens: float) -> Choice:
 def best_chain(costs: StepCosts, acceptance: Sequence[float]) -> Choice:
     """The chain of 0 to len(acceptance) drafts that decodes fastest; the shorter of two equal
     ones."""
-    found = [
+    choices = [
         chosen(costs, levels, levels + 1, tokens)
         for levels, tokens in enumerate(chain_tokens(acceptance))
     ]
-    return max(found, key=lambda choice: choice.over_plain)
+    return max(choices, key=lambda choice: choice.over_plain)
 
 
 def break_even(costs: StepCosts, levels: int) -> float | None:
@@ -251,7 +251,7 @@ def best_paths(acceptance: Acceptance, most: int) -> list[tuple[float, tuple[int
     Siblings exclude each other, so the tokens of a step are 1 + the sum over its nodes, and no tree
     of as many nodes has more.
     """
-    found: list[tuple[float, tuple[int, ...]]] = []
+    paths: list[tuple[float, tuple[int, ...]]] = []
     heap: list[tuple[float, int, tuple[int, ...]]] = []
 
     def offer(reached: float, path: tuple[int, ...]) -> None:
@@ -262,11 +262,11 @@ def best_paths(acceptance: Acceptance, most: int) -> list[tuple[float, tuple[int
                     heapq.heappush(heap, (-reached * rate, depth + 1, (*path, rank)))
 
     offer(1.0, ())
-    while heap and len(found) < most:
+    while heap and len(paths) < most:
         minus, _, path = heapq.heappop(heap)
-        found.append((-minus, path))
+        paths.append((-minus, path))
         offer(-minus, path)
-    return found
+    return paths
 
 
 def best_static_tree(costs: StepCosts, acceptance: Acceptance, max_nodes: int) -> Choice:
@@ -279,7 +279,7 @@ def best_static_tree(costs: StepCosts, acceptance: Acceptance, max_nodes: int) -
         paths = best_paths(acceptance[:depth], max_nodes - 1)
         for count, (reached, path) in enumerate(paths, start=1):
             tokens, levels = tokens + reached, max(levels, len(path))
-            found = chosen(costs, levels, count + 1, tokens)
-            if found.over_plain > best.over_plain:
-                best, kept = found, [path for _, path in paths[:count]]
+            choice = chosen(costs, levels, count + 1, tokens)
+            if choice.over_plain > best.over_plain:
+                best, kept = choice, [path for _, path in paths[:count]]
     return replace(best, choices=tuple(sorted(kept, key=lambda path: (len(path), path))))

@@ -141,8 +141,8 @@ def device_of(engine_dir: Path, role: Role) -> dict[str, Any]:
 def hashes_of(engine_dir: Path, roles: Sequence[Role]) -> dict[str, str]:
     """A hash of all files of each engine, by its role; roles that are not there are left out.
     Raises BundleError."""
-    found = EngineManifest.read(engine_dir).engines
-    return {role.value: hash_of(found[role].files_dict()) for role in roles if role in found}
+    engines = EngineManifest.read(engine_dir).engines
+    return {role.value: hash_of(engines[role].files_dict()) for role in roles if role in engines}
 
 
 def hash_of(files: Mapping[str, Any]) -> str:
@@ -180,8 +180,8 @@ def write_profiles(engine_dir: Path, profiles: Sequence[CostProfile]) -> None:
     if not profiles:
         (engine_dir / FILE).unlink(missing_ok=True)
         return
-    found = {"format": FORMAT, "profiles": [one.to_dict() for one in profiles]}
-    json_files.write_json(engine_dir / FILE, found)
+    content = {"format": FORMAT, "profiles": [one.to_dict() for one in profiles]}
+    json_files.write_json(engine_dir / FILE, content)
 
 
 def current(engine_dir: Path) -> list[CostProfile]:
@@ -206,12 +206,12 @@ def read_profiles(engine_dir: Path) -> Iterator[CostProfile]:
     try:
         if path.stat().st_size > MAX_BYTES or not path.is_file():
             raise damaged(path, "it is no file of a plausible size")
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise damaged(path, f"its format is not {FORMAT}")
-    profiles = found.get("profiles")
+    profiles = content.get("profiles")
     if not isinstance(profiles, list):
         raise damaged(path, "profiles is not a list")
     for index, raw in enumerate(profiles):
@@ -296,21 +296,21 @@ def find_profile(
     try:
         profiles = [profile for profile in read_profiles(engine_dir) if profile.role is role]
         own = [profile for profile in profiles if profile.method == method]
-        found = own or ([] if has_engine else profiles)
-        if not found:
+        matches = own or ([] if has_engine else profiles)
+        if not matches:
             return StoredProfile(None, "what a step costs here was not measured", stale=False)
         hashes = hashes_of(engine_dir, roles_of(role, with_draft=has_engine))
-        if any(found[0].engines.get(name) != value for name, value in hashes.items()):
+        if any(matches[0].engines.get(name) != value for name, value in hashes.items()):
             return StoredProfile(
                 None, "the engines were built again after their costs were measured"
             )
-        if (here := device_of(engine_dir, role)) != dict(found[0].device):
+        if (here := device_of(engine_dir, role)) != dict(matches[0].device):
             return StoredProfile(
-                None, f"the costs were measured on {differing(found[0].device, here)}"
+                None, f"the costs were measured on {differing(matches[0].device, here)}"
             )
     except BundleError as error:
         return StoredProfile(None, error.what)
-    return StoredProfile(found[0])
+    return StoredProfile(matches[0])
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

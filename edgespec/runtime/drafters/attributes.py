@@ -19,38 +19,38 @@ def attribute(drafter: object, name: str, default: object = None) -> object:
     try:
         return getattr(drafter, name, default)
     except CODE_FAILED as error:
-        what = f"{name} of the drafter {type(drafter).__name__} raised {said_of(error):.120}"
-        raise OptionError(what, "Mend it: it is read when the engine is opened.") from error
+        message = f"{name} of the drafter {type(drafter).__name__} raised {said_of(error):.120}"
+        raise OptionError(message, "Mend it: it is read when the engine is opened.") from error
 
 
 def method(drafter: object, name: str) -> Callable[..., Any] | None:
     """A method of a drafter, None where it has none. Raises OptionError where reading it fails."""
-    found = attribute(drafter, name)
-    return found if callable(found) else None
+    value = attribute(drafter, name)
+    return value if callable(value) else None
 
 
 def flag(drafter: object, name: str) -> bool:
     """Whether a drafter says yes. Raises OptionError for what is neither true nor false."""
-    found = attribute(drafter, name, False)
-    if not isinstance(found, bool):
-        refuse(drafter, name, found, "Make it True or False.")
-    return found
+    value = attribute(drafter, name, False)
+    if not isinstance(value, bool):
+        refuse(drafter, name, value, "Make it True or False.")
+    return value
 
 
 def limit(drafter: object, name: str) -> int | None:
     """A limit that a drafter names, None for none. Raises OptionError for what is no size."""
-    found = attribute(drafter, name)
-    if found is None:
+    value = attribute(drafter, name)
+    if value is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-        refuse(drafter, name, found, "Make it a number of 0 or more, or None for no limit.")
-    return found
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        refuse(drafter, name, value, "Make it a number of 0 or more, or None for no limit.")
+    return value
 
 
-def refuse(drafter: object, name: str, found: object, remedy: str) -> NoReturn:
+def refuse(drafter: object, name: str, value: object, remedy: str) -> NoReturn:
     """Raises OptionError for the value of an attribute."""
     try:
-        shown = f"{found!r:.60}"
+        shown = f"{value!r:.60}"
     except Exception:  # the value's own code
-        shown = f"of type {type(found).__name__}"
+        shown = f"of type {type(value).__name__}"
     raise OptionError(f"{name} of the drafter {type(drafter).__name__} is {shown}", remedy)

@@ -61,14 +61,14 @@ class Observation:
         """The same in pieces of at most `size` positions, one behind the other."""
         if len(self.tokens) <= size:
             return [self]
-        found = []
+        pieces = []
         for start in range(0, len(self.tokens), size):
             rows = np.arange(start, min(start + size, len(self.tokens)))
             states = None if self.hidden_states is None else self.hidden_states.take(rows)
             rope_positions = None if self.rope_positions is None else self.rope_positions[rows]
             images = cut(self.images, start, start + len(rows))
-            found.append(Observation(self.lane, states, self.tokens[rows], rope_positions, images))
-        return found
+            pieces.append(Observation(self.lane, states, self.tokens[rows], rope_positions, images))
+        return pieces
 
 
 class Snapshot(Protocol):
@@ -139,6 +139,25 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Free what it holds; closing twice is harmless."""
+
+
+class TextDrafter:
+    """What a Drafter has that reads tokens alone: no engine, no limit, and nothing to keep of a
+    prefix, as it gets every prompt whole."""
+
+    needs_hidden_states = False
+    capacity: int | None = None
+    num_lanes: int | None = None
+    engine_s = 0.0
+
+    def snapshot(self, lane: int, count: int) -> None:
+        """None: there is no state."""
+
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        """Never called, as there are no snapshots."""
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
 class EndObserver:

@@ -95,8 +95,8 @@ class BlockDrafter(EngineDrafter[BlockDecoder, BlockDraftLane], ABC):
 
     def rope_positions(self, lane: int) -> Ids | None:
         """[rows, 3] of what is pending; None where no prompt had images."""
-        found = self.lanes[lane].rope_positions
-        return None if found is None else np.concatenate([*found, NO_POSITIONS])
+        positions = self.lanes[lane].rope_positions
+        return None if positions is None else np.concatenate([*positions, NO_POSITIONS])
 
     def read(self, lane: int) -> None:
         """What was pending is in the engine's cache."""
@@ -258,9 +258,10 @@ class BlockLimits:
     ) -> BlockPlan:
         """A chain of one block, or with a top-k above 1 a tree; LimitError where it cannot be."""
         if steps not in (None, 1):
-            what = f"`spec_draft_step` {steps}: {self.draft_title} makes its block in one step"
+            message = f"`spec_draft_step` {steps}: {self.draft_title} makes its block in one step"
             raise LimitError(
-                what, "Set it to 1, or leave it out; `spec_verify_size` says how much is drafted."
+                message,
+                "Set it to 1, or leave it out; `spec_verify_size` says how much is drafted.",
             )
         k = 1 if top_k is None else top_k
         if verify_size is None:
@@ -281,42 +282,42 @@ class BlockLimits:
             raise LimitError(f"draft top-k {k} and verify size {n} must be at least 1", "Raise it.")
         self.check_top_k(k)
         if n > MAX_BLOCK_NODES:
-            what = (
+            message = (
                 f"`spec_verify_size` {n}: trees of {self.draft_title} have at most"
                 f" {MAX_BLOCK_NODES} nodes"
             )
-            raise LimitError(what, f"Set `spec_verify_size` to {MAX_BLOCK_NODES} or less.")
+            raise LimitError(message, f"Set `spec_verify_size` to {MAX_BLOCK_NODES} or less.")
         if n > self.max_verify_tree_size:
             raise exceeds_base(n, self.max_verify_tree_size)
         if plan.steps > self.levels:
-            what = (
+            message = (
                 f"a plan of {plan.steps} levels; the draft makes blocks of {self.block_size}, the"
                 " pending token included"
             )
-            raise LimitError(what, f"Draft at most {self.levels} levels.")
+            raise LimitError(message, f"Draft at most {self.levels} levels.")
         if n > (most := full_tree_size(k, self.levels, n)):
-            what = (
+            message = (
                 f"`spec_verify_size` {n}: with top-k {k} the draft's blocks of {self.block_size}"
                 f" make {most} nodes at most"
             )
             higher = ", or raise `spec_draft_top_k`" if k == 1 < self.max_top_k else ""
-            raise LimitError(what, f"Set `spec_verify_size` to {most} or less{higher}.")
+            raise LimitError(message, f"Set `spec_verify_size` to {most} or less{higher}.")
 
     def check_top_k(self, k: int) -> None:
         """Raises LimitError for candidates that the draft does not make."""
         if k > 1 == self.max_top_k:
-            what = (
+            message = (
                 f"`spec_draft_top_k` {k}: {self.draft_title} makes chains, each of whose slots"
                 " follows from the token before it"
             )
-            raise LimitError(what, "Set it to 1, or leave it out.")
+            raise LimitError(message, "Set it to 1, or leave it out.")
         if k > self.max_top_k:
-            what = (
+            message = (
                 f"`spec_draft_top_k` {k}: trees of {self.draft_title} have at most"
                 f" {self.max_top_k} children a node"
             )
             raise LimitError(
-                what, f"Set it to 1 for a chain, or to 2 to {self.max_top_k} for a tree."
+                message, f"Set it to 1 for a chain, or to 2 to {self.max_top_k} for a tree."
             )
         if k > self.draft_vocab_size:
             raise LimitError(f"`spec_draft_top_k` {k} exceeds the draft's vocabulary", "Lower it.")
@@ -359,9 +360,9 @@ def open_decoder(sources: DrafterSources) -> BlockDecoder:
     draft = sources.draft
     assert draft is not None
     spec = spec_of(draft.config)
-    found = {MaskSpec(*pair) for pair in zip(spec.windows, spec.causal, strict=True)}
+    masks = {MaskSpec(*pair) for pair in zip(spec.windows, spec.causal, strict=True)}
     # the mask for layers without a window first
-    ordered = sorted(found, key=lambda mask: mask.window is not None)
+    ordered = sorted(masks, key=lambda mask: mask.window is not None)
     assert draft.config.component.rope is not None
     rope = RopeTable.of(draft.config.component.rope, draft.runner.capacity)
     return BlockDecoder(draft.runner, draft.table, rope, ordered, spec.first_slot)

@@ -6,9 +6,7 @@ The slots of a block are drafted side by side and do not know of each other.
 
 from __future__ import annotations
 
-from edgespec.methods.block_variants import VARIANTS
 from edgespec.methods.dflash import NAME
-from edgespec.runtime.drafters.block_decoding import BlockTreeDecoding
 from edgespec.runtime.drafters.block_drafter import (
     BlockTreeDrafter,
     limits,
@@ -17,7 +15,6 @@ from edgespec.runtime.drafters.block_drafter import (
     trained_with_thinking,
     vocabulary_map,
 )
-from edgespec.runtime.drafters.decoding import DecodingType
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 
 __all__ = ["NAME", "ROW", "DFlashDrafter"]
@@ -34,13 +31,8 @@ def open_drafter(sources: DrafterSources) -> DFlashDrafter:
     return DFlashDrafter(decoder, spec.mask_token_id, spec.block_size, vocabulary_map(sources))
 
 
-RELATIVES = tuple(
-    (name, VARIANTS[f"a {name} draft"].why) for name in ("DFlash2", "DFlare", "Domino")
-)
-
 ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     trained_with_thinking=trained_with_thinking,
-    decoding=DecodingType(name="DFlash", relatives=RELATIVES, keys=BlockTreeDecoding),
 )

@@ -111,23 +111,23 @@ class GuardedDrafter:
         }
         try:
             self.guard.check_ready()
-            found = self.guard.call(lambda: self.checked(asked)) if asked else []
+            drafted = self.guard.call(lambda: self.checked(asked)) if asked else []
         except Lost as lost:
             why = self.guard.failed(lost)
-            found = [DraftTree.root_only(r.pending, why) for r in asked]
+            drafted = [DraftTree.root_only(r.pending, why) for r in asked]
         else:
             self.guard.succeeded()
-        trees |= {r.lane: tree for r, tree in zip(asked, found, strict=True)}
+        trees |= {r.lane: tree for r, tree in zip(asked, drafted, strict=True)}
         return [trees[r.lane] for r in requests]
 
     def checked(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """The drafter's trees. Raises Lost for what is none."""
-        found = self.drafter.propose(requests)
-        if not isinstance(found, list | tuple) or len(found) != len(requests):
-            raise Lost(INVALID, f"propose gave {found!r:.80} for {len(requests)} requests")
+        proposed = self.drafter.propose(requests)
+        if not isinstance(proposed, list | tuple) or len(proposed) != len(requests):
+            raise Lost(INVALID, f"propose gave {proposed!r:.80} for {len(requests)} requests")
         return [
             checked_tree(tree, request, self.vocab_size)
-            for tree, request in zip(found, requests, strict=True)
+            for tree, request in zip(proposed, requests, strict=True)
         ]
 
     # ---- prefixes
@@ -187,8 +187,8 @@ def checked_tree(tree: object, request: DraftRequest, vocab_size: int) -> DraftT
     if tokens[0] != request.pending or parents[0] != -1:
         raise Lost(INVALID, "a tree whose root is not the pending token")
     if len(tokens) > request.plan.verify_size:
-        what = f"a tree of {len(tokens)} nodes, for a plan of {request.plan.verify_size}"
-        raise Lost(INVALID, what)
+        message = f"a tree of {len(tokens)} nodes, for a plan of {request.plan.verify_size}"
+        raise Lost(INVALID, message)
     if (tokens < 0).any() or (tokens >= vocab_size).any():
         raise Lost(INVALID, f"a token id that is not from 0 to {vocab_size - 1}")
     if (parents[1:] < 0).any() or (parents[1:] >= np.arange(1, len(parents))).any():
@@ -203,13 +203,13 @@ def checked_tree(tree: object, request: DraftRequest, vocab_size: int) -> DraftT
     return whole
 
 
-def ids_of(name: str, found: object) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def ids_of(name: str, value: object) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """A copy of an array of ids [N]. Raises Lost for anything else."""
-    if not isinstance(found, np.ndarray) or found.ndim != 1:
+    if not isinstance(value, np.ndarray) or value.ndim != 1:
         raise Lost(INVALID, f"{name} of a tree is no array in one dimension")
-    if not np.issubdtype(found.dtype, np.integer):
-        raise Lost(INVALID, f"{name} of a tree is an array of {found.dtype}")
-    return found.astype(np.int64)
+    if not np.issubdtype(value.dtype, np.integer):
+        raise Lost(INVALID, f"{name} of a tree is an array of {value.dtype}")
+    return value.astype(np.int64)
 
 
 def check_probs(tree: DraftTree) -> None:
@@ -229,13 +229,13 @@ def check_drawn_from(tree: DraftTree) -> None:
         return
     if not isinstance(tree.drawn_from, Sequence) or len(tree.drawn_from) != len(tree):
         raise Lost(INVALID, f"drawn_from does not have one entry for each of {len(tree)} nodes")
-    for token, found in zip(tree.tokens.tolist(), tree.drawn_from, strict=True):
-        if found is None:
+    for token, distribution in zip(tree.tokens.tolist(), tree.drawn_from, strict=True):
+        if distribution is None:
             continue
-        if not isinstance(found, Distribution):
-            raise Lost(INVALID, f"drawn_from holds a {type(found).__name__}")
-        probs = found.probs
-        fits = len(found.ids) == len(probs) and (np.diff(found.ids) > 0).all()
+        if not isinstance(distribution, Distribution):
+            raise Lost(INVALID, f"drawn_from holds a {type(distribution).__name__}")
+        probs = distribution.probs
+        fits = len(distribution.ids) == len(probs) and (np.diff(distribution.ids) > 0).all()
         sums = np.isfinite(probs).all() and (probs >= 0).all() and abs(probs.sum() - 1) < EPSILON
-        if not fits or not sums or not found.prob(token) > 0:
+        if not fits or not sums or not distribution.prob(token) > 0:
             raise Lost(INVALID, f"token {token} cannot come from what it was drawn from")

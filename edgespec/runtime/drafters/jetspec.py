@@ -15,7 +15,6 @@ import numpy as np
 
 from edgespec.backends.call import Floats, Ids
 from edgespec.methods.jetspec import NAME
-from edgespec.runtime.drafters.block_decoding import BlockTreeDecoding
 from edgespec.runtime.drafters.block_drafter import (
     BlockTreeDrafter,
     limits,
@@ -24,7 +23,6 @@ from edgespec.runtime.drafters.block_drafter import (
     trained_with_thinking,
     vocabulary_map,
 )
-from edgespec.runtime.drafters.decoding import DecodingType
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 
 __all__ = ["NAME", "ROW", "JetSpecDrafter", "grown_best_first"]
@@ -72,5 +70,4 @@ ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     trained_with_thinking=trained_with_thinking,
-    decoding=DecodingType(name="JetSpec", keys=BlockTreeDecoding),
 )

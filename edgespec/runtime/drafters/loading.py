@@ -49,30 +49,30 @@ def load_drafter(name: str) -> object:
     """
     module_name, _, path = name.partition(":")
     if not module_name or not path:
-        what = f"the drafter {name!r} is not written as package.module:Class"
-        raise OptionError(what, "Write the module, a colon and the class in it.")
+        message = f"the drafter {name!r} is not written as package.module:Class"
+        raise OptionError(message, "Write the module, a colon and the class in it.")
     module = imported(module_name)
-    found: object = module
+    drafter: object = module
     try:
         for part in path.split("."):
-            found = getattr(found, part)
+            drafter = getattr(drafter, part)
     except AttributeError as error:
-        what = f"the module {module_name} has no {path}"
+        message = f"the module {module_name} has no {path}"
         where = getattr(module, "__file__", None) or "memory"
-        raise OptionError(what, f"It is read from {where}.") from error
+        raise OptionError(message, f"It is read from {where}.") from error
     except CODE_FAILED as error:
         raise failed(module_name, error) from error
-    if not isinstance(found, type):
-        return found
+    if not isinstance(drafter, type):
+        return drafter
     try:
-        return found()
+        return drafter()
     except CODE_FAILED as error:
-        what = f"{name} could not be made: {said_of(error)}"
+        message = f"{name} could not be made: {said_of(error)}"
         shown = f"python -c 'import {module_name}; {module_name}.{path}()'"
         remedy = f"Mend the class; {shown} shows where it is raised."
-        if needs_arguments(found):
+        if needs_arguments(drafter):
             remedy = "Let the class be made without arguments, or give an object in Python."
-        raise OptionError(what, remedy) from error
+        raise OptionError(message, remedy) from error
 
 
 def needs_arguments(kind: type) -> bool:
@@ -94,11 +94,11 @@ def imported(name: str) -> object:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and name.split(".")[0] == error.name.split(".")[0]:
-            what = f"there is no module {error.name}"
+            message = f"there is no module {error.name}"
             remedy = f"Run it where the module is ({here} was looked at), or set PYTHONPATH."
             if name.endswith(".py"):
                 remedy = f"Write the module without .py: {name.removesuffix('.py')}:Class."
-            raise OptionError(what, remedy) from error
+            raise OptionError(message, remedy) from error
         raise failed(name, error) from error
     except CODE_FAILED as error:
         raise failed(name, error) from error
@@ -106,8 +106,8 @@ def imported(name: str) -> object:
 
 def failed(name: str, error: BaseException) -> OptionError:
     """The error for a module that cannot be imported."""
-    what = f"the module {name} could not be imported: {said_of(error)}"
-    return OptionError(what, "Mend it; python -c 'import MODULE' shows where it is raised.")
+    message = f"the module {name} could not be imported: {said_of(error)}"
+    return OptionError(message, "Mend it; python -c 'import MODULE' shows where it is raised.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +148,8 @@ def guarded(
     """A user's drafter, of one of three forms, behind its guard. Raises OptionError for an object
     of none of them."""
     if isinstance(drafter, type):
-        what = f"the drafter is the class {drafter.__name__}, not an object of it"
-        raise OptionError(what, f"Give {drafter.__name__}().")
+        message = f"the drafter is the class {drafter.__name__}, not an object of it"
+        raise OptionError(message, f"Give {drafter.__name__}().")
     config = base.component
     guard = Guard(type(drafter).__name__, time_budget_s)
     if all(method(drafter, name) for name in WHOLE):

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from edgespec.backends.base import PlanHints, Runner
 from edgespec.backends.call import Call, HiddenStates, Logits
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import LimitError, OptionError, Spellings, counted, in_terms_of
+from edgespec.errors import LimitError, OptionError, Spellings, counted
 from edgespec.methods.medusa import MAX_HEADS, NAME, MedusaSpec
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import best_first, top_log_probs
-from edgespec.runtime.drafters.decoding import DecodingConfig, DecodingType, Sizes
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.plans.draft_budget import Budgeted
@@ -35,8 +34,7 @@ from edgespec.runtime.trees.static_tree import (
     NAMED,
     Choices,
     StaticPlan,
-    choices_of,
-    parse_choices,
+    checked_choices,
 )
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree, full_tree_size
 
@@ -223,26 +221,26 @@ class MedusaLimits:
         """Raises LimitError for a plan that base and heads cannot do."""
         k, s, n = plan.top_k, plan.steps, plan.verify_size
         if min(k, s, n) < 1:
-            what = f"draft top-k {k}, step {s} and verify size {n} must be at least 1"
-            raise LimitError(what, "Raise it.")
+            message = f"draft top-k {k}, step {s} and verify size {n} must be at least 1"
+            raise LimitError(message, "Raise it.")
         if s > self.num_heads:
             raise self.too_deep(plan)
         if k > self.vocab_size:
-            what = (
+            message = (
                 f"the tree has nodes of rank {k - 1}, and the vocabulary {self.vocab_size} tokens"
             )
-            raise LimitError(what, "Lower `spec_draft_top_k`, or leave such nodes out.")
+            raise LimitError(message, "Lower `spec_draft_top_k`, or leave such nodes out.")
         if isinstance(plan, StaticPlan):
             if n > self.max_verify_tree_size:
-                what = f"the static tree has {n} nodes, the root included"
-                raise exceeds_base(n, self.max_verify_tree_size, what)
+                message = f"the static tree has {n} nodes, the root included"
+                raise exceeds_base(n, self.max_verify_tree_size, message)
             return
         most = full_tree_size(k, s, n + 1)
         if n > most:
-            what = (
+            message = (
                 f"`spec_verify_size` {n}: with top-k {k} and step {s} only {most} nodes can exist"
             )
-            raise LimitError(what, "Lower the verify size, or raise top-k or step.")
+            raise LimitError(message, "Lower the verify size, or raise top-k or step.")
         if n > self.max_verify_tree_size:
             raise exceeds_base(n, self.max_verify_tree_size)
 
@@ -250,17 +248,11 @@ class MedusaLimits:
         """The error for a plan with more levels than heads."""
         heads = counted(self.num_heads, "Medusa head")
         if isinstance(plan, StaticPlan):
-            what = f"the choices are {counted(plan.steps, 'level')} deep, and there are {heads}"
+            message = f"the choices are {counted(plan.steps, 'level')} deep, and there are {heads}"
             remedy = f"Give choices of at most {counted(self.num_heads, 'level')}; for"
-            return LimitError(what, f"{remedy} {DEFAULT} `num_medusa_heads` {self.num_heads}.")
-        what = f"`spec_draft_step` {plan.steps}: there are {heads}, one a level"
-        return LimitError(what, f"Set it to {self.num_heads} or less.")
-
-
-def read_choices(key: str, value: object) -> Choices:
-    """The choices of a list, of its text, or of a published tree's name. Raises OptionError."""
-    source = f"`{key}`"
-    return parse_choices(value, source) if isinstance(value, str) else choices_of(value, source)
+            return LimitError(message, f"{remedy} {DEFAULT} `num_medusa_heads` {self.num_heads}.")
+        message = f"`spec_draft_step` {plan.steps}: there are {heads}, one a level"
+        return LimitError(message, f"Set it to {self.num_heads} or less.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +263,7 @@ class MedusaOptions(DrafterOptions):
     medusa_choices: str | Sequence[Sequence[int]] | None = option(
         None,
         "The Cartesian tree: a list of paths of ranks, or a published one's name.",
-        read=read_choices,
+        read=checked_choices,
         schema=CHOICES_SCHEMA,
     )
     num_medusa_heads: int | None = option(
@@ -296,78 +288,25 @@ class MedusaOptions(DrafterOptions):
         heads, most = self.num_medusa_heads, self.max_draft_len
         if heads is not None and max_levels is not None and heads > max_levels:
             there = counted(max_levels, "Medusa head")
-            what = f"`num_medusa_heads` {heads}, and the draft has {there}"
+            message = f"`num_medusa_heads` {heads}, and the draft has {there}"
             remedy = f"Set it to {max_levels} or less, or leave it out: the choices say how many"
-            raise LimitError(what, f"{remedy} draft.")
+            raise LimitError(message, f"{remedy} draft.")
         chosen = StaticPlan.of(cast(Choices | None, self.medusa_choices) or NAMED[DEFAULT])
         if self.medusa_choices is None and heads is not None:
             chosen = chosen.within(heads, 1 + len(chosen.choices))
         if heads is not None and chosen.steps > heads:
-            what = (
+            message = (
                 f"the choices are {counted(chosen.steps, 'level')} deep, `num_medusa_heads` {heads}"
             )
             remedy = f"Give choices of at most {counted(heads, 'level')}, or"
-            raise OptionError(what, f"{remedy} `num_medusa_heads` {chosen.steps}.")
+            raise OptionError(message, f"{remedy} `num_medusa_heads` {chosen.steps}.")
         if most is not None and len(chosen.choices) > most:
             nodes = counted(len(chosen.choices), "node")
             whose = "the choices" if self.medusa_choices else f"the default choices, {DEFAULT},"
-            what = f"{whose} have {nodes}, `max_draft_len` is {most}"
+            message = f"{whose} have {nodes}, `max_draft_len` is {most}"
             remedy = f"Raise `max_draft_len` to {len(chosen.choices)}"
-            raise OptionError(what, f"{remedy}, or give choices of fewer nodes.")
+            raise OptionError(message, f"{remedy}, or give choices of fewer nodes.")
         return chosen
-
-
-@dataclass(frozen=True, kw_only=True)
-class MedusaDecoding(DecodingConfig):
-    """The keys of `decoding_type: Medusa`, as TensorRT-LLM's LLM API has them: a static tree, whose
-    nodes `max_draft_len` bounds, and whose levels are heads."""
-
-    len_keys = ("num_medusa_heads",)
-
-    medusa_choices: str | Sequence[Sequence[int]] | None = option(
-        None,
-        "The Cartesian tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
-        f" name; by default {DEFAULT}.",
-        read=read_choices,
-        schema=CHOICES_SCHEMA,
-    )
-    num_medusa_heads: int | None = option(
-        None,
-        "Heads that draft; the default choices are cut down to as many levels.",
-        low=1,
-        high=MAX_HEADS,
-    )
-    max_draft_len: int | None = option(
-        None, "Nodes of the tree at most, without the root.", low=1, high=MAX_NODES
-    )
-
-    @property
-    def sizes(self) -> Sizes:
-        """None: `tree` says how much is drafted."""
-        nodes, total = self.max_draft_len, self.max_total_draft_tokens
-        if None not in (nodes, total) and nodes != total:
-            what = f"`max_total_draft_tokens` is {total}, and `max_draft_len` {nodes}"
-            raise OptionError(what, "Both are the nodes of the tree: leave one out.")
-        with in_terms_of(self.spellings):
-            _ = self.tree.plan(0)  # raises OptionError where keys contradict each other
-        return Sizes()
-
-    @property
-    def tree(self) -> MedusaOptions:
-        """The static tree. Raises OptionError."""
-        return MedusaOptions(
-            medusa_choices=self.medusa_choices,
-            num_medusa_heads=self.draft_len,
-            max_draft_len=self.max_draft_len or self.max_total_draft_tokens,
-        )
-
-    @property
-    def spellings(self) -> Spellings:
-        """The keys that were given for what the tree's options name."""
-        given = self.max_draft_len is not None or self.max_total_draft_tokens is None
-        nodes = "max_draft_len" if given else "max_total_draft_tokens"
-        names = {"num_medusa_heads": f"`{self.len_key}`", "max_draft_len": f"`{nodes}`"}
-        return {**super().spellings, **names}
 
 
 # ---- the method's row
@@ -396,6 +335,5 @@ ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     words=" of Medusa heads",
-    decoding=DecodingType(name="Medusa", keys=MedusaDecoding),
 )
 __all__ = ["NAME", "ROW"]

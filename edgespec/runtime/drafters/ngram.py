@@ -15,8 +15,7 @@ from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError
 from edgespec.methods.ngram import NAME
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
-from edgespec.runtime.drafters.decoding import DecodingType
+from edgespec.runtime.drafters.base import DraftRequest, Observation, TextDrafter
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.plans.plan import TreeLimits
@@ -141,13 +140,8 @@ class NgramLane:
     start: int = 0
 
 
-class NgramDrafter:
+class NgramDrafter(TextDrafter):
     """Chains of what followed the last tokens before."""
-
-    needs_hidden_states = False
-    capacity: int | None = None
-    num_lanes: int | None = None
-    engine_s = 0.0
 
     def __init__(self, options: NgramOptions) -> None:
         self.options = options
@@ -174,10 +168,10 @@ class NgramDrafter:
         if not plan.steps:  # the last token of the answer
             return DraftTree.root_only(request.pending)
         lane.pool.update(lane.tokens, lane.start)
-        found = lane.pool.find(lane.tokens)
+        tokens = lane.pool.find(lane.tokens)
         again = self.options.max_draft_len + self.options.max_matching_ngram_size - 1
         lane.start = max(0, len(lane.tokens) - again)
-        return DraftTree.chain(request.pending, found[: min(plan.steps, plan.verify_size - 1)])
+        return DraftTree.chain(request.pending, tokens[: min(plan.steps, plan.verify_size - 1)])
 
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence, and its pool where it has one of its own."""
@@ -187,20 +181,9 @@ class NgramDrafter:
         """The sequence goes on in another lane."""
         self.lanes[target] = self.lanes.pop(source)
 
-    def snapshot(self, lane: int, count: int) -> Snapshot | None:
-        """None: it gets every prompt whole."""
-        return None
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Never called, as there are no snapshots."""
-        raise AssertionError("n-grams keep no snapshots")
-
     def forget(self) -> None:
         """Empty the public pool."""
         self.public = Pool(self.options)
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +203,13 @@ class NgramLimits(TreeLimits):
     def check_draft(self, plan: DraftPlan) -> None:
         """LimitError for trees, and for chains that are longer than the pool's matches."""
         if plan.top_k > 1:
-            what = f"`spec_draft_top_k` {plan.top_k}: n-grams draft chains, and no trees"
-            raise LimitError(what, "Set it to 1, or leave it out.")
+            message = f"`spec_draft_top_k` {plan.top_k}: n-grams draft chains, and no trees"
+            raise LimitError(message, "Set it to 1, or leave it out.")
         if plan.steps > self.max_draft_len:
-            what = (
+            message = (
                 f"`spec_draft_step` {plan.steps} exceeds the max_draft_len of {self.max_draft_len}"
             )
-            raise LimitError(what, f"Lower it, or set max_draft_len to {plan.steps}.")
+            raise LimitError(message, f"Lower it, or set max_draft_len to {plan.steps}.")
 
 
 def limits(base: EngineConfig, options: NgramOptions) -> NgramLimits:
@@ -246,7 +229,6 @@ ROW = DrafterRow(
     limits=lambda base, draft: limits(base, NgramOptions()),
     words=" of n-gram matches",
     options=NgramOptions,
-    decoding=DecodingType(name="NGram"),
     limits_by_options=limits,
     forget=NgramDrafter.forget,
     tries=tuple(

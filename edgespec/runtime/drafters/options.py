@@ -77,7 +77,7 @@ Options = TypeVar("Options", bound=DrafterOptions)
 
 def fields_of(kind: type[DrafterOptions]) -> dict[str, dataclasses.Field[Any]]:
     """The fields of a class of options, by key."""
-    return {found.name: found for found in dataclasses.fields(kind)}
+    return {field.name: field for field in dataclasses.fields(kind)}
 
 
 def types_of(kind: type[DrafterOptions]) -> dict[str, tuple[type, ...]]:
@@ -150,8 +150,8 @@ def read_options(
     if isinstance(given, kind):
         return given
     if not isinstance(given, Mapping):
-        what = f"the options of {title} are of type {type(given).__name__}"
-        raise OptionError(what, f"Give keys and values, or {kind.__name__}(...).")
+        message = f"the options of {title} are of type {type(given).__name__}"
+        raise OptionError(message, f"Give keys and values, or {kind.__name__}(...).")
     known = fields_of(kind)
     for name in given:
         if name not in known:
@@ -164,5 +164,5 @@ def unknown_key(name: str, known: list[str], where: str) -> OptionError:
     close = difflib.get_close_matches(name[:80], known, n=1)
     remedy = f"Did you mean {close[0]}? If not, remove it." if close else ""
     shown = name if len(name) <= MAX_SHOWN else f"{name[: MAX_SHOWN - 3]}..."
-    what = f"{where}: {shown} is not a known key"
-    return OptionError(what, remedy or f"Remove it. Known keys: {', '.join(known)}.")
+    message = f"{where}: {shown} is not a known key"
+    return OptionError(message, remedy or f"Remove it. Known keys: {', '.join(known)}.")

@@ -17,8 +17,7 @@ import numpy as np
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.suffix import NAME
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
-from edgespec.runtime.drafters.decoding import DecodingConfig, DecodingType, Sizes
+from edgespec.runtime.drafters.base import DraftRequest, Observation, TextDrafter
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.suffix_automaton import (
@@ -94,7 +93,7 @@ class Match(NamedTuple):
 
     automaton: SuffixAutomaton
     context: MatchContext
-    found: list[Continuation]
+    continuations: list[Continuation]
     total: int  # how often anything followed it
 
     @classmethod
@@ -102,9 +101,13 @@ class Match(NamedTuple):
         """The match of a context; nothing followed one with more than MAX_CONTINUATIONS."""
         if len(automaton.following[context.state]) > MAX_CONTINUATIONS:
             return cls(automaton, context, [], 0)
-        found = automaton.continuations(context)
-        total = found[0][0] if len(found) == 1 else sum(item[0] for item in found)
-        return cls(automaton, context, found, total)
+        continuations = automaton.continuations(context)
+        total = (
+            continuations[0][0]
+            if len(continuations) == 1
+            else sum(item[0] for item in continuations)
+        )
+        return cls(automaton, context, continuations, total)
 
     def onward(self, token: int) -> Match:
         """The match one token on."""
@@ -138,13 +141,8 @@ class SuffixLane:
     live: bool = True
 
 
-class SuffixDrafter:
+class SuffixDrafter(TextDrafter):
     """Trees of what followed the longest match, as far as they pay."""
-
-    needs_hidden_states = False
-    capacity: int | None = None
-    num_lanes: int | None = None
-    engine_s = 0.0
 
     def __init__(self, options: SuffixOptions, row_cost: float) -> None:
         self.options, self.row_cost = options, row_cost
@@ -195,8 +193,8 @@ class SuffixDrafter:
     def take(self, state: SuffixLane, token: int) -> None:
         """Take in one token of an answer."""
         if state.match is not None:
-            _, context, found, total = state.match
-            count, _, expected = max(found)
+            _, context, continuations, total = state.match
+            count, _, expected = max(continuations)
             hit = token == expected
             state.confidence.learn(context.size, total, count / total, hit=hit)
         state.text.append(token)
@@ -222,7 +220,7 @@ class SuffixDrafter:
         if not context.size:
             return None
         match = Match.of(automaton, automaton.shortened(context, context.size))
-        return match if match.found else None
+        return match if match.continuations else None
 
     # ---- drafts
 
@@ -268,10 +266,14 @@ class SuffixDrafter:
         """Let what follows the match of `above`, whose node is `node`, wait for its place: at most
         `top_k` drafts, each with a probability of at least `least`."""
         match = above.match
-        if not match.found:
+        if not match.continuations:
             return
         trust = state.confidence.trust(match.context.size, match.total) / match.total
-        best = match.found if len(match.found) == 1 else heapq.nlargest(top_k, match.found)
+        best = (
+            match.continuations
+            if len(match.continuations) == 1
+            else heapq.nlargest(top_k, match.continuations)
+        )
         for rank, (count, _, token) in enumerate(best):
             probability = above.negative_probability * trust * count
             if -probability < least:
@@ -295,14 +297,6 @@ class SuffixDrafter:
         """The sequence goes on in another lane, whose own has ended."""
         self.reset(target)
         self.lanes[target] = self.lanes.pop(source)
-
-    def snapshot(self, lane: int, count: int) -> Snapshot | None:
-        """None: it gets every prompt whole."""
-        return None
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Never called, as there are no snapshots."""
-        raise AssertionError("suffixes keep no snapshots")
 
     def forget(self) -> None:
         """Forget all texts and all earlier answers; nothing may be running."""
@@ -342,24 +336,11 @@ def open_drafter(sources: DrafterSources) -> SuffixDrafter:
     return SuffixDrafter(sources.options, sources.row_cost)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuffixDecoding(DecodingConfig):
-    """The keys of its decoding type: trees up to max_draft_len deep, of up to
-    max_total_draft_tokens nodes, as far as they pay."""
-
-    @property
-    def sizes(self) -> Sizes:
-        """The bounds of a tree."""
-        total = self.max_total_draft_tokens
-        return Sizes(None, self.draft_len, None if total is None else 1 + total)
-
-
 ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     words=" of earlier text, as far as it pays",
     options=SuffixOptions,
-    decoding=DecodingType(name="Suffix", keys=SuffixDecoding),
     forget=SuffixDrafter.forget,
     tries=({}, {"max_matching_ngram_size": 8}),
     paces_itself=True,

@@ -46,15 +46,15 @@ class Confidence:
 
     def trust(self, size: int, count: int) -> float:
         """What the share of a continuation is multiplied by for its probability."""
-        found = class_of(size, count)
-        return min(1.0, self.hits[found] / self.expected[found])
+        kind = class_of(size, count)
+        return min(1.0, self.hits[kind] / self.expected[kind])
 
     def learn(self, size: int, count: int, share: float, *, hit: bool) -> None:
         """Take in whether a match's most frequent continuation, with this share of its counts, came
         true."""
-        found = class_of(size, count)
-        self.hits[found] = DECAY * self.hits[found] + hit
-        self.expected[found] = DECAY * self.expected[found] + share
+        kind = class_of(size, count)
+        self.hits[kind] = DECAY * self.hits[kind] + hit
+        self.expected[kind] = DECAY * self.expected[kind] + share
 
 
 @dataclass

@@ -15,9 +15,9 @@ from enum import Enum
 from typing import Any, Protocol, final
 
 from edgespec.runtime.drafters.attributes import attribute
-from edgespec.runtime.drafters.base import DraftRequest, EndObserver, Observation, Snapshot
+from edgespec.runtime.drafters.base import DraftRequest, EndObserver, Observation
 from edgespec.runtime.drafters.guard import BOOKKEEPING, Guard, Lost
-from edgespec.runtime.drafters.user import Sequences, TokenView, UserSequence, tree_of
+from edgespec.runtime.drafters.user import SequenceDrafter, TokenView, UserSequence, tree_of
 from edgespec.runtime.trees.tree import DraftTree
 
 # ---- the names of TensorRT-LLM
@@ -192,76 +192,66 @@ class PreparesDraftTokens(Protocol):
 OWN_MANAGER = ResourceManagerType.SPEC_RESOURCE_MANAGER
 
 
-class TrtLlmDrafter(EndObserver):
+class TrtLlmDrafter(SequenceDrafter, EndObserver):
     """Such a drafter as a Drafter.
 
     Its resource manager is its attribute `resource_manager` or, as TensorRT-LLM's n-gram drafter
     names it, `spec_resource_manager`.
     """
 
-    needs_hidden_states = False
-    capacity: int | None = None
-    num_lanes: int | None = None
-
     def __init__(
         self, drafter: PreparesDraftTokens, guard: Guard, vocab_size: int, end_id: int | None
     ) -> None:
-        self.drafter, self.guard, self.vocab_size = drafter, guard, vocab_size
-        self.end_id = end_id
+        super().__init__(guard, vocab_size)
+        self.drafter, self.end_id = drafter, end_id
         names = ("resource_manager", "spec_resource_manager")
-        found = [attribute(drafter, name) for name in names]
-        self.resources = next((manager for manager in found if manager is not None), None)
+        managers = [attribute(drafter, name) for name in names]
+        self.resources = next((manager for manager in managers if manager is not None), None)
         own = {} if self.resources is None else {OWN_MANAGER: self.resources}
         self.managers = ResourceManager(own)
-        self.sequences = Sequences(needs_hidden_states=False)
         self.requests: dict[int, LlmRequest] = {}  # by request id
         self.scheduled: ScheduledRequests | None = None  # of the last step
 
-    @property
-    def engine_s(self) -> float:
-        """Seconds spent inside engines: its own calls are none."""
-        return 0.0
-
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
         """A sequence begins in a lane, with its whole prompt."""
-        found = self.sequences.begin(lane, tokens, num_reused)
-        self.requests[found.request_id] = LlmRequest(
-            found.request_id, TokenView(found.tokens), found.num_prompt, 0, self.end_id
+        sequence = self.sequences.begin(lane, tokens, num_reused)
+        self.requests[sequence.request_id] = LlmRequest(
+            sequence.request_id, TokenView(sequence.tokens), sequence.num_prompt, 0, self.end_id
         )
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Take in what was committed; the resource manager is notified."""
         for item in observations:
             self.sequences.observe(item)
-            if (found := self.sequences.lanes.get(item.lane)) is not None:
-                request = self.requests[found.request_id]
-                request.tokens = TokenView(found.tokens)
-                request.py_num_accepted_draft_tokens = found.num_accepted or 0
+            if (sequence := self.sequences.lanes.get(item.lane)) is not None:
+                request = self.requests[sequence.request_id]
+                request.tokens = TokenView(sequence.tokens)
+                request.py_num_accepted_draft_tokens = sequence.num_accepted or 0
         self.update()
 
     def update(self) -> None:
         """Notify the resource manager of a step that has ended, once."""
         scheduled, self.scheduled = self.scheduled, None
         if scheduled is not None:
-            self.notify("update_resources", scheduled)
+            self.manage("update_resources", scheduled)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """One call for all requests of the step."""
         try:
             self.guard.check_ready()
-            found = self.guard.call(lambda: self.prepared(requests))
+            prepared = self.guard.call(lambda: self.prepared(requests))
         except Lost as lost:
             why = self.guard.failed(lost)
             return [DraftTree.root_only(request.pending, why) for request in requests]
-        if found is None:
+        if prepared is None:
             return [DraftTree.root_only(request.pending) for request in requests]
         self.guard.succeeded()
-        self.scheduled, trees = found
+        self.scheduled, trees = prepared
         return trees
 
     def scheduled_of(self, requests: Sequence[DraftRequest]) -> ScheduledRequests:
         """The requests of a step as the drafter sees them, without drafts."""
-        found = []
+        scheduled = []
         for place, request in enumerate(requests):
             sequence = self.sequences.lanes[request.lane]
             own = self.requests[sequence.request_id]
@@ -270,8 +260,8 @@ class TrtLlmDrafter(EndObserver):
             own.py_batch_idx, own.py_draft_tokens = place, []
             own.py_decoding_iter += 1
             own.py_max_new_tokens = len(own.tokens) - own.py_prompt_len + request.plan.steps + 1
-            found.append(own)
-        return ScheduledRequests(found)
+            scheduled.append(own)
+        return ScheduledRequests(scheduled)
 
     def is_to_be_asked(self, asked: ScheduledRequests) -> bool:
         """Whether so many requests are few enough, by `max_concurrency`."""
@@ -299,50 +289,25 @@ class TrtLlmDrafter(EndObserver):
         ]
         return asked, trees
 
-    def notify(self, name: str, *arguments: object) -> None:
+    def manage(self, name: str, *arguments: object) -> None:
         """Call a method of the resource manager, where it has it."""
-        if self.resources is None:
-            return
-        try:
-            self.guard.call(lambda: called(self.resources, name, *arguments), share=BOOKKEEPING)
-        except Lost as lost:
-            self.guard.failed(lost)
 
-    def reset(self, lane: int) -> None:
-        """The sequence of a lane has ended, if it holds one."""
-        self.finish(self.sequences.pop(lane))
+        def call() -> None:
+            method = getattr(self.resources, name, None)
+            if method is not None:
+                method(*arguments)
 
-    def move(self, source: int, target: int) -> None:
-        """A sequence goes on in another lane."""
-        self.finish(self.sequences.move(source, target))
+        if self.resources is not None:
+            self.notify(call, share=BOOKKEEPING)
 
-    def finish(self, ended: UserSequence | None) -> None:
+    def finish(self, ended: UserSequence) -> None:
         """Frees what a sequence held, once its last step is known to the resource manager."""
-        if ended is not None:
-            self.update()
-            self.notify("free_resources", self.requests.pop(ended.request_id))
+        self.update()
+        self.manage("free_resources", self.requests.pop(ended.request_id))
 
-    def snapshot(self, lane: int, count: int) -> None:
-        """Nothing: what it keeps is not of a prefix."""
-        return None
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Never called: there are no snapshots."""
-
-    def close(self) -> None:
-        """Shut the resource manager down, and end the drafter's thread. What is under way has
-        ended."""
-        for ended in self.sequences.pop_all():
-            self.finish(ended)
-        self.notify("shutdown")
-        self.guard.close()
-
-
-def called(manager: object, name: str, *arguments: object) -> None:
-    """Calls a method of an object, where it has it."""
-    method = getattr(manager, name, None)
-    if method is not None:
-        method(*arguments)
+    def shut_down(self) -> None:
+        """Shut the resource manager down."""
+        self.manage("shutdown")
 
 
 def cut(tokens: object, most: int | None) -> object:

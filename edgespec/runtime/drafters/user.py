@@ -8,6 +8,7 @@ never the request: see `guard`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.runtime.drafters.attributes import flag, method
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.base import DraftRequest, Observation, TextDrafter
 from edgespec.runtime.drafters.guard import INVALID, PAUSED, Guard, Lost
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
@@ -146,11 +147,11 @@ class UserDrafter(Protocol):
 # ---- what was returned, as a tree
 
 
-def tree_of(found: object, request: DraftRequest, vocab_size: int) -> DraftTree:
+def tree_of(proposed: object, request: DraftRequest, vocab_size: int) -> DraftTree:
     """The tree of what a drafter returned, cut down to the plan. Raises Lost for what is none."""
-    if found is None:
+    if proposed is None:
         return DraftTree.root_only(request.pending)
-    proposal = found if isinstance(found, Proposal) else Proposal(found)  # type: ignore[arg-type]
+    proposal = proposed if isinstance(proposed, Proposal) else Proposal(proposed)  # type: ignore[arg-type]
     tokens = integers("tokens", proposal.tokens)
     if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
         raise Lost(INVALID, f"token id {wrong[0]}, the model's vocabulary ends at {vocab_size - 1}")
@@ -160,41 +161,41 @@ def tree_of(found: object, request: DraftRequest, vocab_size: int) -> DraftTree:
     return within(request, tokens, parents, probs)
 
 
-def integers(name: str, found: object) -> list[int]:
+def integers(name: str, values: object) -> list[int]:
     """A list of integers. Raises Lost for anything else."""
-    if isinstance(found, np.ndarray):
-        if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
-            what = f"{name} is an array of {found.dtype} of shape {found.shape}"
-            raise Lost(INVALID, f"{what}, not of integers in one dimension")
-    elif isinstance(found, str | bytes) or not isinstance(found, Sequence):
-        raise Lost(INVALID, f"{name} is of type {type(found).__name__}, not a list of integers")
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+            message = f"{name} is an array of {values.dtype} of shape {values.shape}"
+            raise Lost(INVALID, f"{message}, not of integers in one dimension")
+    elif isinstance(values, str | bytes) or not isinstance(values, Sequence):
+        raise Lost(INVALID, f"{name} is of type {type(values).__name__}, not a list of integers")
     out = []
-    for value in bounded(name, found):
+    for value in bounded(name, values):
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise Lost(INVALID, f"{name} holds {value!r:.60}, which is no integer")
         out.append(int(value))
     return out
 
 
-def bounded(name: str, found: Iterable[Any]) -> list[Any]:
+def bounded(name: str, items: Iterable[Any]) -> list[Any]:
     """The values of a list, whose length may not be what it says. Raises Lost for too many."""
-    values = list(islice(found, MAX_TOKENS + 1))
+    values = list(islice(items, MAX_TOKENS + 1))
     if len(values) > MAX_TOKENS:
         raise Lost(INVALID, f"more than {MAX_TOKENS} {name}")
     return values
 
 
-def checked_parents(found: object, num_tokens: int) -> list[int]:
+def checked_parents(given: object, num_tokens: int) -> list[int]:
     """The parents of `num_tokens` tokens; those of a chain for None. Raises Lost."""
-    if found is None:
+    if given is None:
         return list(range(-1, num_tokens - 1))
-    parents = integers("parents", found)
+    parents = integers("parents", given)
     if len(parents) != num_tokens:
         raise Lost(INVALID, f"{len(parents)} parents for {num_tokens} tokens")
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
-            what = f"the parent of token {node} is {parent}"
-            raise Lost(INVALID, f"{what}; a parent is -1 or the index of an earlier token")
+            message = f"the parent of token {node} is {parent}"
+            raise Lost(INVALID, f"{message}; a parent is -1 or the index of an earlier token")
     return parents
 
 
@@ -205,11 +206,11 @@ def check_siblings(tokens: Sequence[int], parents: Sequence[int]) -> None:
         raise Lost(INVALID, "two tokens with one parent are the same")
 
 
-def probabilities(found: object, num_tokens: int) -> list[float]:
+def probabilities(given: object, num_tokens: int) -> list[float]:
     """Probabilities of `num_tokens` tokens. Raises Lost."""
-    if isinstance(found, str | bytes) or not isinstance(found, Sequence | np.ndarray):
-        raise Lost(INVALID, f"probs is of type {type(found).__name__}, not a list of numbers")
-    values = bounded("probs", found)
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray):
+        raise Lost(INVALID, f"probs is of type {type(given).__name__}, not a list of numbers")
+    values = bounded("probs", given)
     if len(values) != num_tokens:
         raise Lost(INVALID, f"{len(values)} probs for {num_tokens} tokens")
     for value in values:
@@ -264,8 +265,7 @@ class UserSequence:
 
 
 class Sequences:
-    """The sequences of all lanes, by what a Drafter is given. `finished` is called with each that
-    has ended."""
+    """The sequences of all lanes, by what a Drafter is given."""
 
     def __init__(self, *, needs_hidden_states: bool) -> None:
         self.needs_hidden_states = needs_hidden_states
@@ -274,31 +274,31 @@ class Sequences:
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> UserSequence:
         """A sequence begins in a lane, with its whole prompt."""
-        found = UserSequence(next(self.numbers), [*tokens], len(tokens), num_reused)
-        self.lanes[lane] = found
-        return found
+        sequence = UserSequence(next(self.numbers), [*tokens], len(tokens), num_reused)
+        self.lanes[lane] = sequence
+        return sequence
 
     def observe(self, item: Observation) -> None:
         """Take in what was committed in a lane, with the tokens behind it."""
-        found, tokens = self.lanes.get(item.lane), item.tokens.tolist()
-        if found is None:
+        sequence, tokens = self.lanes.get(item.lane), item.tokens.tolist()
+        if sequence is None:
             return
         if self.needs_hidden_states:
             assert item.hidden_states is not None
-            found.hidden_states.append(item.hidden_states.numpy().copy())
-            known = len(found.tokens) - found.observed - 1  # of the prompt, or said before
+            sequence.hidden_states.append(item.hidden_states.numpy().copy())
+            known = len(sequence.tokens) - sequence.observed - 1  # of the prompt, or said before
             tokens = tokens[max(0, known) :]
-            found.observed += len(item.tokens)
-        generated = len(found.tokens) > found.num_prompt
-        found.tokens += tokens
+            sequence.observed += len(item.tokens)
+        generated = len(sequence.tokens) > sequence.num_prompt
+        sequence.tokens += tokens
         if generated:
-            found.num_accepted = len(item.tokens) - 1
+            sequence.num_accepted = len(item.tokens) - 1
 
-    def take_hidden_states(self, found: UserSequence) -> Floats | None:
+    def take_hidden_states(self, sequence: UserSequence) -> Floats | None:
         """[m, k*H], what was observed since they were last taken."""
         if not self.needs_hidden_states:
             return None
-        states, found.hidden_states = found.hidden_states, []
+        states, sequence.hidden_states = sequence.hidden_states, []
         return np.concatenate(states) if states else None
 
     def pop(self, lane: int) -> UserSequence | None:
@@ -307,9 +307,9 @@ class Sequences:
 
     def pop_all(self) -> list[UserSequence]:
         """The sequences of all lanes, which end here."""
-        found = [*self.lanes.values()]
+        sequences = [*self.lanes.values()]
         self.lanes.clear()
-        return found
+        return sequences
 
     def move(self, source: int, target: int) -> UserSequence | None:
         """A sequence goes on in another lane; returns the one that had it."""
@@ -319,11 +319,48 @@ class Sequences:
         return ended
 
 
-class ProposingDrafter:
-    """A UserDrafter as the loop has it: a Drafter."""
+class SequenceDrafter(TextDrafter, ABC):
+    """A Drafter for code of the user's that knows sequences and no lanes."""
 
-    capacity: int | None = None
-    num_lanes: int | None = None
+    def __init__(self, guard: Guard, vocab_size: int, *, needs_hidden_states: bool = False) -> None:
+        self.guard, self.vocab_size = guard, vocab_size
+        self.needs_hidden_states = needs_hidden_states
+        self.sequences = Sequences(needs_hidden_states=needs_hidden_states)
+
+    @abstractmethod
+    def finish(self, ended: UserSequence) -> None:
+        """A sequence has ended."""
+
+    def reset(self, lane: int) -> None:
+        """The sequence of a lane has ended, if it holds one."""
+        if (ended := self.sequences.pop(lane)) is not None:
+            self.finish(ended)
+
+    def move(self, source: int, target: int) -> None:
+        """A sequence goes on in another lane."""
+        if (ended := self.sequences.move(source, target)) is not None:
+            self.finish(ended)
+
+    def notify(self, function: Callable[[], object], *, share: float = 1.0) -> None:
+        """A call that proposes nothing, guarded."""
+        try:
+            self.guard.call(function, share=share)
+        except Lost as lost:
+            self.guard.failed(lost)
+
+    def close(self) -> None:
+        """End all sequences, and the drafter's thread. What is under way has ended."""
+        for ended in self.sequences.pop_all():
+            self.finish(ended)
+        self.shut_down()
+        self.guard.close()
+
+    def shut_down(self) -> None:
+        """All sequences have ended."""
+
+
+class ProposingDrafter(SequenceDrafter):
+    """A UserDrafter as the loop has it: a Drafter."""
 
     def __init__(
         self,
@@ -332,16 +369,10 @@ class ProposingDrafter:
         vocab_size: int,
         open_tokenizer: Callable[[], Tokenizer],
     ) -> None:
-        self.drafter, self.guard, self.vocab_size = drafter, guard, vocab_size
-        self.open_tokenizer = open_tokenizer
-        self.needs_hidden_states = flag(drafter, "needs_hidden_states")
+        needs_hidden_states = flag(drafter, "needs_hidden_states")
+        super().__init__(guard, vocab_size, needs_hidden_states=needs_hidden_states)
+        self.drafter, self.open_tokenizer = drafter, open_tokenizer
         self.on_finish, self.on_close = method(drafter, "finish"), method(drafter, "close")
-        self.sequences = Sequences(needs_hidden_states=self.needs_hidden_states)
-
-    @property
-    def engine_s(self) -> float:
-        """Seconds spent inside engines: its own calls are none."""
-        return 0.0
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
         """A sequence begins in a lane, with its whole prompt."""
@@ -377,15 +408,15 @@ class ProposingDrafter:
 
     def asked(self, request: DraftRequest, num_requests: int) -> DraftTree:
         """The tree of one call. Raises Lost."""
-        found = self.sequences.lanes[request.lane]
+        sequence = self.sequences.lanes[request.lane]
         context = DraftContext(
-            request_id=found.request_id,
-            tokens=TokenView(found.tokens),
-            num_prompt_tokens=found.num_prompt,
+            request_id=sequence.request_id,
+            tokens=TokenView(sequence.tokens),
+            num_prompt_tokens=sequence.num_prompt,
             plan=request.plan,
-            num_accepted=found.num_accepted,
-            hidden_states=self.sequences.take_hidden_states(found),
-            state=found.state,
+            num_accepted=sequence.num_accepted,
+            hidden_states=self.sequences.take_hidden_states(sequence),
+            state=sequence.state,
             open_tokenizer=self.open_tokenizer,
         )
         # What is returned is looked at in the drafter's thread too: it may be code as well
@@ -393,38 +424,12 @@ class ProposingDrafter:
             lambda: tree_of(self.drafter.propose(context), request, self.vocab_size)
         )
 
-    def reset(self, lane: int) -> None:
-        """The sequence of a lane has ended, if it holds one."""
-        self.finish(self.sequences.pop(lane))
-
-    def move(self, source: int, target: int) -> None:
-        """A sequence goes on in another lane."""
-        self.finish(self.sequences.move(source, target))
-
-    def finish(self, ended: UserSequence | None) -> None:
+    def finish(self, ended: UserSequence) -> None:
         """Tells the drafter that a sequence has ended, where it wants to know."""
-        finish = self.on_finish
-        if ended is None or finish is None:
-            return
-        try:
-            self.guard.call(lambda: finish(ended.request_id))
-        except Lost as lost:
-            self.guard.failed(lost)
+        if (finish := self.on_finish) is not None:
+            self.notify(lambda: finish(ended.request_id))
 
-    def snapshot(self, lane: int, count: int) -> None:
-        """Nothing: what it keeps is not of a prefix."""
-        return None
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Never called: there are no snapshots."""
-
-    def close(self) -> None:
-        """Close the drafter, where it can be, and end its thread. What is under way has ended."""
-        for ended in self.sequences.pop_all():
-            self.finish(ended)
+    def shut_down(self) -> None:
+        """Close the drafter, where it can be."""
         if self.on_close is not None:
-            try:
-                self.guard.call(self.on_close)
-            except Lost as lost:
-                self.guard.failed(lost)
-        self.guard.close()
+            self.notify(self.on_close)

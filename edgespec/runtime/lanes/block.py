@@ -142,16 +142,16 @@ class BlockDecoder(LaneDecoder[BlockLane]):
     def context_positions(self, parts: Sequence[BlockRows], rows: int) -> Ids:
         """The rope positions of the context, filled up to `rows`: [B, L] where all have one axis,
         else [B, L, 3]."""
-        found = list[Ids]()
+        positions = list[Ids]()
         for part in parts:
             state, own = self.lanes[part.lane], part.rope_positions
             if own is None:
                 own = state.length + state.offset + np.arange(len(part.hidden_states))
-            found.append(own)
-        if any(own.ndim > 1 for own in found):
-            found = [on_all_axes(own) for own in found]
-        out = np.zeros((len(parts), rows, *found[0].shape[1:]), np.int64)
-        for row, own in zip(out, found, strict=True):
+            positions.append(own)
+        if any(own.ndim > 1 for own in positions):
+            positions = [on_all_axes(own) for own in positions]
+        out = np.zeros((len(parts), rows, *positions[0].shape[1:]), np.int64)
+        for row, own in zip(out, positions, strict=True):
             row[: len(own)] = own
         return out
 

@@ -163,17 +163,17 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
         """The embeddings [B, S, H], in their places rows of images, and by input what the graph
         reads of images beside these."""
         embeds = self.embedding.rows(stacked([part.tokens for part in parts], self.min_rows))
-        found = {"inputs_embeds": embeds}
+        feeds = {"inputs_embeds": embeds}
         if not any(part.images for part in parts):
-            return found
+            return feeds
         for name, width in image_widths(self.runner.contract.shape).items():
-            found[name] = np.zeros((*embeds.shape[:2], width), np.float32)
+            feeds[name] = np.zeros((*embeds.shape[:2], width), np.float32)
         for lane, part in enumerate(parts):
             for image in part.images:
                 embeds[lane, image.start : image.end] = image.rows.embeds
-                for name in found.keys() & image.rows.extras.keys():
-                    found[name][lane, image.start : image.end] = image.rows.extras[name]
-        return found
+                for name in feeds.keys() & image.rows.extras.keys():
+                    feeds[name][lane, image.start : image.end] = image.rows.extras[name]
+        return feeds
 
     def check_images(self, prompt: PromptValue) -> None:
         """Raises LimitError where rows of a prompt's images are not as wide as this engine's."""
@@ -182,21 +182,21 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
         for image in prompt.images:
             own = {"inputs_embeds": image.rows.embeds.shape[1]} | image.rows.widths
             if own != wanted:
-                what = f"rows of an image have {widths_text(own)}"
-                what += f", the base reads {widths_text(wanted)}"
-                raise LimitError(what, "Build base and image encoder from one checkpoint.")
+                message = f"rows of an image have {widths_text(own)}"
+                message += f", the base reads {widths_text(wanted)}"
+                raise LimitError(message, "Build base and image encoder from one checkpoint.")
 
     def rope_positions(self, parts: Sequence[DecoderRows]) -> list[Ids]:
         """The rope positions of each part: all with one axis [S], or all with three [S, 3]."""
-        found, axes = list[Ids](), 1
+        positions, axes = list[Ids](), 1
         for part in parts:
             own = part.rope_positions
             if own is None:
                 offset = self.lanes[part.lane].offset
                 own = part.positions + offset if offset else part.positions
             axes = max(axes, own.ndim)
-            found.append(own)
-        return found if axes == 1 else [on_all_axes(own) for own in found]
+            positions.append(own)
+        return positions if axes == 1 else [on_all_axes(own) for own in positions]
 
     def attended(self, part: DecoderRows) -> LaneAttention:
         """What a lane's rows see: all that is committed, and of the rest what they say. Recurrent

@@ -103,8 +103,8 @@ class Driver:
         self.check_process()
         work = self.work
         if work.thread is threading.current_thread():
-            what = "an engine was asked from inside one of its own steps"
-            raise LimitError(what, "Ask another engine, or from another thread.")
+            message = "an engine was asked from inside one of its own steps"
+            raise LimitError(message, "Ask another engine, or from another thread.")
         with work.changed:
             self.check_open()
             if by_thread and work.thread is None:
@@ -168,9 +168,9 @@ class Driver:
         """Raises EnvironmentProblem in a fork of the process that opened the engine: the threads
         of ONNX Runtime and this one are not in it."""
         if self.work.pid != os.getpid():
-            what = f"this engine was opened by process {self.work.pid}, of which this is a fork"
+            message = f"this engine was opened by process {self.work.pid}, of which this is a fork"
             remedy = "Open an engine after the fork (edgespec.load), or start processes by spawn."
-            raise EnvironmentProblem(what, remedy)
+            raise EnvironmentProblem(message, remedy)
 
     # ---- the thread
 

@@ -124,10 +124,10 @@ class PrefixCache:
         """Begin a sequence's lane, of base and drafter, with the longest prefix of its prompt that
         is there; returns the number of its tokens."""
         drafter = seq.drafter
-        found = self.find(seq.prompt.cache_key, reader(drafter))
-        if found is None:
+        match = self.find(seq.prompt.cache_key, reader(drafter))
+        if match is None:
             return 0
-        prefix, count = found
+        prefix, count = match
         base.restore(seq.lane, prefix.base.prefix(count))
         draft = prefix.draft_of(drafter)
         if drafter is not None and draft is not None:
@@ -218,5 +218,5 @@ def check_bytes(prefix_cache_bytes: object) -> None:
     if isinstance(prefix_cache_bytes, bool) or not (
         isinstance(prefix_cache_bytes, int) and prefix_cache_bytes >= 0
     ):
-        what = f"prefix_cache_bytes is {prefix_cache_bytes!r:.60}"
-        raise OptionError(what, "Give a number of bytes; 0 keeps nothing.")
+        message = f"prefix_cache_bytes is {prefix_cache_bytes!r:.60}"
+        raise OptionError(message, "Give a number of bytes; 0 keeps nothing.")

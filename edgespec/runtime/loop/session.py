@@ -130,12 +130,12 @@ class Session:
         if not len(seq.prompt):
             raise LimitError("the prompt is empty", "Give at least one token.")
         if len(seq.prompt) > self.base.capacity:
-            what = (
+            message = (
                 f"the prompt has {len(seq.prompt)} tokens, the engine's KV cache holds"
                 f" {self.base.capacity}"
             )
             raise LimitError(
-                what, "Shorten the prompt, or build with a larger `max_kv_cache_capacity`."
+                message, "Shorten the prompt, or build with a larger `max_kv_cache_capacity`."
             )
         self.base.check_images(seq.prompt)
 
@@ -268,7 +268,7 @@ class Session:
             seqs.append(seq)
             asking.append(Asking(seq.adaptive, seq.plan, context, levels, budgeted))
         decisions = self.policy.decide(asking, len(self.running))
-        return {seq.lane: found for seq, found in zip(seqs, decisions, strict=True)}
+        return {seq.lane: decision for seq, decision in zip(seqs, decisions, strict=True)}
 
     def drafts(self, seq: SequenceState, decisions: Mapping[int, Decision]) -> bool:
         """Whether a sequence's drafter is asked in this step."""
@@ -401,12 +401,12 @@ class Session:
 
     def show(self, drafter: Drafter, seqs: Sequence[SequenceState], spent: StageTimes) -> None:
         """Show a drafter what these sequences have committed since it last drafted for them."""
-        found = [joined(seq.unobserved) for seq in seqs if seq.unobserved]
+        observations = [joined(seq.unobserved) for seq in seqs if seq.unobserved]
         for seq in seqs:
             seq.unobserved, seq.num_unobserved = [], 0
-        if found:
+        if observations:
             with self.log.timed(stages.DRAFT_REPLAY, spent):
-                drafter.observe(found)
+                drafter.observe(observations)
 
     # ---- lanes
 

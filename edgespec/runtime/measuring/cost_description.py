@@ -99,8 +99,8 @@ def to_dict(profile: CostProfile) -> dict[str, Any]:
 
 def explained(profile: CostProfile) -> Iterator[str]:
     """What the costs of an engine directory mean, a sentence or two a line."""
-    found = outlooks(profile)
-    first, alone = found[0], [one for one in found if one.batch == found[0].batch]
+    points = outlooks(profile)
+    first, alone = points[0], [one for one in points if one.batch == points[0].batch]
     if profile.busy:
         yield f"{profile.busy[0].upper()}{profile.busy[1:]}. {MEASURE_AGAIN}"
     steps = [f"{ms(one.costs.plain)} behind {one.context} tokens" for one in alone]
@@ -114,7 +114,7 @@ def explained(profile: CostProfile) -> Iterator[str]:
         yield "No draft engine was measured: what follows is of drafts that cost nothing to make."
     for one in alone:
         yield f"Behind {one.context} tokens {pays_words(one)} {best_words(one)}"
-    for one in found:
+    for one in points:
         if one.batch != first.batch:
             yield (
                 f"With {one.batch} sequences at a time behind {one.context} tokens each a plain"
@@ -143,9 +143,9 @@ def draft_words(profile: CostProfile, one: Outlook) -> str:
 
 def pays_words(one: Outlook) -> str:
     """From which acceptance chains pay."""
-    found = [(n, one.break_even[n - 1]) for n in SHOWN_LEVELS if n <= len(one.break_even)]
-    paying = [f"{n} from {100 * rate:.0f} %" for n, rate in found if rate is not None]
-    never = [str(n) for n, rate in found if rate is None]
+    rates = [(n, one.break_even[n - 1]) for n in SHOWN_LEVELS if n <= len(one.break_even)]
+    paying = [f"{n} from {100 * rate:.0f} %" for n, rate in rates if rate is not None]
+    never = [str(n) for n, rate in rates if rate is None]
     if not paying:
         return "chains of drafts never pay."
     verb = "does" if len(never) == 1 else "do"
@@ -185,12 +185,12 @@ def built_line(profile: CostProfile, seconds: float) -> str:
 
 def table(profile: CostProfile) -> Iterator[str]:
     """The rows of `inspect`: a header, and a row for each context and batch."""
-    found = outlooks(profile)
-    sizes = [n for n in (4, 8, 16) if n <= max(found[0].rows)]
+    points = outlooks(profile)
+    sizes = [n for n in (4, 8, 16) if n <= max(points[0].rows)]
     levels = [n for n in (1, 4, 8) if n <= levels_of(profile)] if profile.propose else []
     names = ["tokens", "batch", "plain step", *(f"{n} rows" for n in sizes)]
     names += [*(counted(n, "draft") for n in levels), "pays from", "at 70 %"]
-    rows = [names, *(list(cells_of(one, sizes, levels)) for one in found)]
+    rows = [names, *(list(cells_of(one, sizes, levels)) for one in points)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))

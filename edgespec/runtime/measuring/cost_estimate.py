@@ -136,14 +136,14 @@ def estimate(work: PairWork, context: int, weights: Format, machine: Machine) ->
         costs.plain,
         {rows: costs.passes[rows] / costs.plain for rows in (4, 8)},
         min((rate for rate in rates if rate is not None), default=None),
-        tuple(Reached(rate, found.levels, found.over_plain) for rate, found in best),
+        tuple(Reached(rate, choice.levels, choice.over_plain) for rate, choice in best),
     )
 
 
 # ---- in words
 
 
-def lines(found: Sequence[Estimate], machine: Machine) -> Iterator[str]:
+def lines(estimates: Sequence[Estimate], machine: Machine) -> Iterator[str]:
     """What `check` says: what it rests on, and a row for each format and context."""
     yield (
         f"estimated, nothing was run: {machine.cores} cores here read"
@@ -153,7 +153,7 @@ def lines(found: Sequence[Estimate], machine: Machine) -> Iterator[str]:
     )
     names = ["weights", "tokens", "plain step", "drafts pay from"]
     names += [f"at {100 * rate:.0f} %" for rate in ACCEPTANCES]
-    rows = [names, *(list(cells_of(one)) for one in found)]
+    rows = [names, *(list(cells_of(one)) for one in estimates)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
@@ -166,10 +166,10 @@ def cells_of(one: Estimate) -> Iterator[str]:
     yield from (f"{best.over_plain:.2f}x ({best.levels})" for best in one.best)
 
 
-def to_dict(found: Sequence[Estimate], machine: Machine) -> dict[str, Any]:
+def to_dict(estimates: Sequence[Estimate], machine: Machine) -> dict[str, Any]:
     """What `check --json` has of it, with all that was assumed."""
     return {
-        "estimates": [asdict(one) for one in found],
+        "estimates": [asdict(one) for one in estimates],
         "assumed": {
             **asdict(machine),
             "weight_bytes": WEIGHT_BYTES,

@@ -138,31 +138,31 @@ def measure_costs(
     there = engines.finished_engines(engine_dir).engines
     pair = is_pair(engine_dir, there)
     if not {Role.BASE, Role.LLM} & set(there):
-        what = f"{engine_dir} has no base engine, and a draft alone has no steps"
-        raise BundleError(what, "Build the base first.")
+        message = f"{engine_dir} has no base engine, and a draft alone has no steps"
+        raise BundleError(message, "Build the base first.")
     with Engine(engine_dir, spec_decode=pair, prefix_cache_bytes=0, tuned=False) as engine:
-        found = measure_engine(engine, budget_s=budget_s, progress=progress)
-    found = kept_of(engine_dir, found) if again else found
-    write_profile(engine_dir, found)
-    if pair and Role.LLM in there and found.role is not Role.LLM:
+        profile = measure_engine(engine, budget_s=budget_s, progress=progress)
+    profile = kept_of(engine_dir, profile) if again else profile
+    write_profile(engine_dir, profile)
+    if pair and Role.LLM in there and profile.role is not Role.LLM:
         with Engine(engine_dir, spec_decode=False, prefix_cache_bytes=0, tuned=False) as engine:
             plain = measure_engine(engine, budget_s=budget_s, progress=progress)
         write_profile(engine_dir, kept_of(engine_dir, plain) if again else plain)
-    return found
+    return profile
 
 
-def kept_of(engine_dir: Path, found: CostProfile) -> CostProfile:
+def kept_of(engine_dir: Path, profile: CostProfile) -> CostProfile:
     """Of two measurements of the same the one whose machine was less busy, as not to be measured
     once more."""
     for old in current(engine_dir):
         same = (old.role, old.method, dict(old.device)) == (
-            found.role,
-            found.method,
-            dict(found.device),
+            profile.role,
+            profile.method,
+            dict(profile.device),
         )
-        if same and found.busy and old.waited < found.waited:
-            found = old
-    return replace(found, attempts=ONCE_MORE)
+        if same and profile.busy and old.waited < profile.waited:
+            profile = old
+    return replace(profile, attempts=ONCE_MORE)
 
 
 def to_measure_again(engine_dir: Path) -> str | None:
@@ -386,9 +386,9 @@ class Measuring:
             states = self.base.hidden_states()
         self.draft = DraftSteps(engine.drafter, states, self.base, engine.max_batch_size)
         for place in self.points.places:
-            found = dict.fromkeys(self.draft_points(place, at_first=place == first))
-            if found:
-                self.points.levels[place] = [*found]
+            points = dict.fromkeys(self.draft_points(place, at_first=place == first))
+            if points:
+                self.points.levels[place] = [*points]
 
     def measure(self, place: StepPlace, most: int = max(ROWS)) -> None:
         """All points of a place, once more; of the base those of up to `most` rows, each behind a

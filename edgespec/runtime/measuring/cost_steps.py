@@ -16,7 +16,7 @@ import numpy as np
 from edgespec.backends.base import LaneRows
 from edgespec.backends.call import HiddenStates, Ids
 from edgespec.errors import LimitError
-from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, TextDrafter
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.block import BlockDecoder
@@ -56,13 +56,8 @@ class RandomTokens:
         return self.order[places]
 
 
-class MadeTrees:
+class MadeTrees(TextDrafter):
     """A Drafter that proposes what it was given, whatever it is asked for."""
-
-    needs_hidden_states = False
-    capacity: int | None = None
-    num_lanes: int | None = None
-    engine_s = 0.0
 
     def __init__(self) -> None:
         self.trees: list[tuple[Ids, Ids]] = []  # tokens and parents of each lane
@@ -81,15 +76,6 @@ class MadeTrees:
         """Nothing."""
 
     def move(self, source: int, target: int) -> None:
-        """Nothing."""
-
-    def snapshot(self, lane: int, count: int) -> Snapshot | None:
-        """None: it keeps no state."""
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
         """Nothing."""
 
 
@@ -123,9 +109,9 @@ class Held:
         """What a lane holds after so many tokens."""
         assert isinstance(self.decoder, CachedDecoder)
         self.decoder.read(0, self.tokens.take(context))
-        found = self.decoder.snapshot(0, context)
+        rows = self.decoder.snapshot(0, context)
         self.decoder.reset(0)
-        return found
+        return rows
 
     def hold(self, place: StepPlace) -> None:
         """Let the lanes be where they began, whatever was done since."""
@@ -325,8 +311,8 @@ class DraftSteps:
         if isinstance(self.drafter, EngineDrafter):
             states = (self.drafter.lanes[request.lane] for request in requests)
             if any(getattr(state, "full", False) for state in states):
-                what = f"the draft has no room behind {self.place.context} tokens, or gives NaN"
-                raise LimitError(what, "Nothing is measured there.")
+                message = f"the draft has no room behind {self.place.context} tokens, or gives NaN"
+                raise LimitError(message, "Nothing is measured there.")
         return Drafted(trees, seconds)
 
     def end(self) -> None:

@@ -108,8 +108,8 @@ class Speedup:
         assert self.plain is not None
         step, plain = self.step, self.plain
         host = step.commit + step.other - plain.commit - plain.other
-        found = {DRAFTING: step.draft, VERIFYING: step.verify - plain.verify, HOST: host}
-        return {cause: seconds / plain.total for cause, seconds in found.items()}
+        seconds_of = {DRAFTING: step.draft, VERIFYING: step.verify - plain.verify, HOST: host}
+        return {cause: seconds / plain.total for cause, seconds in seconds_of.items()}
 
     @property
     def slower_because(self) -> str | None:

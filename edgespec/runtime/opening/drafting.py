@@ -97,14 +97,14 @@ class Drafting:
         if drafter is None and default is not None:
             drafter = default.method
         if isinstance(drafter, str):
-            found = self.by_name(drafter, options)
+            draft = self.by_name(drafter, options)
         elif drafter is None:
             options_of(None, options)  # there is no method that they could be of
             return default
         else:
-            found = self.by_object(drafter, options)
-        self.check(found)
-        return found
+            draft = self.by_object(drafter, options)
+        self.check(draft)
+        return draft
 
     def by_name(self, name: str, options: Options) -> OpenDraft:
         """A method that is open already, with these options or, where none were given, with those
@@ -114,8 +114,8 @@ class Drafting:
             if not options or options_of(row.name, options) == default.options:
                 return default
             if default.config is not None:
-                what = f"the drafter of this engine was opened with other options than {options}"
-                raise LimitError(what, "Open the engine with them: drafter_options.")
+                message = f"the drafter of this engine was opened with other options than {options}"
+                raise LimitError(message, "Open the engine with them: drafter_options.")
         method = engineless(name)
         key = (method, options_of(method, options))
         with self.lock:
@@ -165,12 +165,12 @@ class Drafting:
         if base.limits.verify_tree_size == NO_DRAFTS:
             raise LimitError("the engine was built to verify no drafts", BUILD_AGAIN)
         if draft.drafter.needs_hidden_states and not base.component.graph.features:
-            what = "the drafter reads the base's hidden states, and this engine gives none"
-            raise LimitError(what, "Open the engine with spec_decode=True, or name another.")
+            message = "the drafter reads the base's hidden states, and this engine gives none"
+            raise LimitError(message, "Open the engine with spec_decode=True, or name another.")
         lanes, held = len(self.base.decoder.lanes), draft.drafter.num_lanes
         if held is not None and held < lanes:
-            what = f"the drafter holds {held} sequences at a time, and the engine runs {lanes}"
-            raise LimitError(what, "Give one that holds as many.")
+            message = f"the drafter holds {held} sequences at a time, and the engine runs {lanes}"
+            raise LimitError(message, "Give one that holds as many.")
 
     def forget(self) -> None:
         """Drop what sequences that ended have left behind for later ones; none may be running."""

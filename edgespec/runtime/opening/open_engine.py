@@ -114,8 +114,8 @@ def directory_of(engine_dir: object) -> Path:
     """The path of an engine directory. BundleError for what is no path, and for an empty one, which
     would be the working directory."""
     if not isinstance(engine_dir, str | PathLike) or not str(engine_dir):
-        what = f"engine_dir is {engine_dir!r:.60}, not the path of a directory"
-        raise BundleError(what, "Give a directory that edgespec build made.")
+        message = f"engine_dir is {engine_dir!r:.60}, not the path of a directory"
+        raise BundleError(message, "Give a directory that edgespec build made.")
     return Path(engine_dir)
 
 
@@ -130,8 +130,8 @@ def choose_draft(engine_dir: Path, spec_decode: SpecDecode, drafter: object | No
     there = engines.finished_engines(engine_dir).engines
     has_draft = Role.DRAFT in there
     if drafter is not None and spec_decode is False:
-        what = "a drafter was given, and spec_decode=False decodes without drafts"
-        raise LimitError(what, "Leave one of the two out.")
+        message = "a drafter was given, and spec_decode=False decodes without drafts"
+        raise LimitError(message, "Leave one of the two out.")
     if isinstance(drafter, str) and not is_own_drafter(drafter):
         return DraftChoice(engineless(drafter))
     if drafter is not None:
@@ -164,8 +164,8 @@ def engineless(name: str) -> str:
             f"there is no drafting method {name!r}", f"Methods without an engine: {known}."
         )
     if row.needs_engine:
-        what = f"{row.title} drafts with an engine of its own, which spec_decode opens"
-        raise LimitError(what, f"Leave the drafter out. Methods without an engine: {known}.")
+        message = f"{row.title} drafts with an engine of its own, which spec_decode opens"
+        raise LimitError(message, f"Leave the drafter out. Methods without an engine: {known}.")
     return row.name
 
 
@@ -183,18 +183,18 @@ def open_base(engine_dir: Path, choice: DraftChoice, *, exact: bool) -> OpenBase
     role = role_for(engine_dir, choice)
     if choice.drafter is not None and role is Role.BASE and role not in there and there:
         name = type(choice.drafter).__name__
-        what = (
+        message = (
             f"the drafter {name} has needs_hidden_states, and {engine_dir} has no base engine,"
             " which alone gives hidden states"
         )
         remedy = f"{engines.missing_remedy(role)} Or let the drafter do without hidden states."
-        raise BundleError(what, remedy)
+        raise BundleError(message, remedy)
     config, _ = engines.open_engine(engine_dir, role)  # refused before a large engine is loaded
     if exact:
         check_exact(engine_dir, config)
     if choice.drafts and config.limits.verify_tree_size == NO_DRAFTS and not choice.needs_base:
-        what = f"the {role.value} engine in {engine_dir} was built to verify no drafts"
-        raise LimitError(what, BUILD_AGAIN)
+        message = f"the {role.value} engine in {engine_dir} was built to verify no drafts"
+        raise LimitError(message, BUILD_AGAIN)
     devices = Devices()
     try:
         runner, config = open_runner(engine_dir, role, devices)
@@ -231,10 +231,10 @@ def choose_tuned(engine_dir: Path, choice: DraftChoice, spec_decode: SpecDecode)
     plain decoding where drafts do not pay. Where nothing was to draft, nothing does."""
     if choice.method is None:
         return TunedChoice(choice)
-    found = find_tuned(engine_dir)
-    tuned = found.tuned
+    stored = find_tuned(engine_dir)
+    tuned = stored.tuned
     if tuned is None:
-        return TunedChoice(choice, note=found.note)
+        return TunedChoice(choice, note=stored.note)
     if tuned.method is None:
         note = "drafts did not pay here when they were tuned"
         if spec_decode == AUTO:
@@ -265,14 +265,14 @@ def open_costs(engine_dir: Path, base: OpenBase, choice: DraftChoice) -> OpenCos
     if choice.method is None:
         return OpenCosts(why="no method drafts")
     has_engine = METHODS[choice.method].needs_engine
-    found = find_profile(engine_dir, base.config.role, choice.method, has_engine=has_engine)
-    if found.profile is not None:
-        busy = found.profile.busy
-        return OpenCosts(CostModel(found.profile), note=busy and f"{busy}. {MEASURE_AGAIN}")
+    stored = find_profile(engine_dir, base.config.role, choice.method, has_engine=has_engine)
+    if stored.profile is not None:
+        busy = stored.profile.busy
+        return OpenCosts(CostModel(stored.profile), note=busy and f"{busy}. {MEASURE_AGAIN}")
     note = None
-    if found.stale:
-        note = f"drafting by a fixed plan: {found.why}. {MEASURE_AGAIN}"
-    return OpenCosts(why=found.why, note=note)
+    if stored.stale:
+        note = f"drafting by a fixed plan: {stored.why}. {MEASURE_AGAIN}"
+    return OpenCosts(why=stored.why, note=note)
 
 
 def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDraft | None:
@@ -326,8 +326,8 @@ def options_of(
     none, and without a method. Raises OptionError."""
     if method is None:
         if given:
-            what = "options of a drafting method were given, and no method is named"
-            raise OptionError(what, "Name the method, or leave its options out.")
+            message = "options of a drafting method were given, and no method is named"
+            raise OptionError(message, "Name the method, or leave its options out.")
         return None
     return read_options(DRAFTERS[method].options, given, METHODS[method].title)
 
@@ -348,12 +348,12 @@ def open_draft_engine(engine_dir: Path, base: OpenBase) -> DraftEngine:
 def check_exact(engine_dir: Path, config: EngineConfig) -> None:
     """Raises LimitError where passes of one and of many rows give other bits."""
     if why := config.why_not_exact:
-        what = f"the engine in {engine_dir} cannot be exact: {why}"
+        message = f"the engine in {engine_dir} cannot be exact: {why}"
         if config.component.graph.recurrent:
-            raise LimitError(what, "Leave `exact` out: no engine of such a base is.")
+            raise LimitError(message, "Leave `exact` out: no engine of such a base is.")
         known = "`weights` fp32, int4 `weight_block` 32 or int8 `weight_block` 0"
         quantized = "of quantized exports int8_sq, int8_token and int4 in blocks of 32 are exact"
         raise LimitError(
-            what,
+            message,
             f"Build it with `kernels` native, or for one sequence, with {known}; {quantized}.",
         )

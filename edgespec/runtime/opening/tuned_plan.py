@@ -77,13 +77,13 @@ class TunedPlan:
 
 def plan_to_dict(plan: DraftPlan) -> dict[str, Any]:
     """A plan as JSON; `plan_of_dict` reads it."""
-    found: dict[str, Any] = {name: getattr(plan, name) for name in SIZES}
-    found["adaptive"] = plan.adaptive
+    content: dict[str, Any] = {name: getattr(plan, name) for name in SIZES}
+    content["adaptive"] = plan.adaptive
     if isinstance(plan, StaticPlan):
-        found["choices"] = [[*path] for path in plan.choices]
+        content["choices"] = [[*path] for path in plan.choices]
     if isinstance(plan, BlockPlan):
-        found["first_slot"] = plan.first_slot
-    return found
+        content["first_slot"] = plan.first_slot
+    return content
 
 
 def plan_of_dict(raw: object) -> DraftPlan:
@@ -131,8 +131,8 @@ def read_tuned(engine_dir: Path) -> TunedPlan | None:
             raise ValueError("it is no file of a plausible size")
         return tuned_of(json.loads(path.read_bytes()))
     except (OSError, ValueError, RecursionError, EdgeSpecError) as error:
-        what = f"{path} is no tuned plan: {error!s:.200}"
-        raise BundleError(what, TUNE_AGAIN) from None
+        message = f"{path} is no tuned plan: {error!s:.200}"
+        raise BundleError(message, TUNE_AGAIN) from None
 
 
 def tuned_of(raw: object) -> TunedPlan:
@@ -146,8 +146,8 @@ def tuned_of(raw: object) -> TunedPlan:
     if (method is None) != (plan is None) or not (method is None or method in DRAFTERS):
         raise ValueError("it names no drafting method")
     engine_hashes, device = raw.get("engines"), raw.get("device")
-    for found in (options, engine_hashes, device):
-        if not isinstance(found, dict):
+    for part in (options, engine_hashes, device):
+        if not isinstance(part, dict):
             raise ValueError("options, engines and device are no objects")
     over_plain, words = raw.get("over_plain"), raw.get("words")
     if over_plain is not None and not is_number(over_plain, math.inf):

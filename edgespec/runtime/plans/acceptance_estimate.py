@@ -38,13 +38,13 @@ class AcceptanceEstimate:
     def rates(self, levels: int) -> list[float]:
         """The acceptance at depths 1 to `levels`; one with few samples is taken to be as much above
         or below its prior as the depth before."""
-        found, likely = list[float](), self.prior[0]
+        rates, likely = list[float](), self.prior[0]
         for depth in range(1, min(levels, MAX_DEPTH) + 1):
             weight = self.tries[depth] + PRIOR_WEIGHT
             rate = min((self.hits[depth] + PRIOR_WEIGHT * likely) / weight, MAX_RATE)
-            found.append(rate)
+            rates.append(rate)
             likely = rate * self.prior[min(depth, MAX_DEPTH - 1)] / self.prior[depth - 1]
-        return found + found[-1:] * (levels - len(found))
+        return rates + rates[-1:] * (levels - len(rates))
 
     @property
     def has_seen(self) -> bool:

@@ -41,9 +41,9 @@ class DraftBudget:
     def survival(self, parents: Sequence[int], probs: Sequence[float]) -> list[float]:
         """How likely each node is to be accepted, from the probability that the draft gave it after
         its parent; parents come first, -1 is the root."""
-        found: list[float] = []
-        self.extend(found, parents, probs)
-        return found
+        survival: list[float] = []
+        self.extend(survival, parents, probs)
+        return survival
 
     def extend(self, survival: list[float], parents: Sequence[int], probs: Sequence[float]) -> None:
         """Append the `survival` of further nodes, whose probabilities `probs` are."""

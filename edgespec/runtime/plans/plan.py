@@ -7,7 +7,7 @@ Knows limits and arithmetic. Knows no engine library, no method and no search.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edgespec.backends.base import PlanHints
 from edgespec.contract import tree_pool_size
@@ -16,6 +16,17 @@ from edgespec.runtime.trees.static_tree import StaticPlan, num_non_leaves
 from edgespec.runtime.trees.tree import DraftPlan
 
 GUIDE_VERIFY_SIZE = 60
+
+
+class Sizes(NamedTuple):
+    """How much to draft, as `Engine.plan` takes it; None is left to it."""
+
+    top_k: int | None = None
+    steps: int | None = None
+    verify_size: int | None = None
+
+
+NO_SIZES = Sizes()
 
 
 class PlanLimits(Protocol):
@@ -101,11 +112,11 @@ class TreeLimits:
                 f"draft top-k {k}, step {s} and verify size {n} must be at least 1", "Raise it."
             )
         if n > tree_pool_size(k, s):
-            what = (
+            message = (
                 f"`spec_verify_size` {n}: with top-k {k} and step {s} only {tree_pool_size(k, s)}"
                 " nodes can exist, 1 + K + (S-1)*K*K"
             )
-            raise LimitError(what, self.fewer_nodes(plan))
+            raise LimitError(message, self.fewer_nodes(plan))
         if n > self.max_verify_tree_size:
             raise exceeds_base(n, self.max_verify_tree_size)
         self.check_draft(plan)
@@ -114,16 +125,16 @@ class TreeLimits:
         """Raises LimitError for a plan beyond the drafter's own limits."""
         k, s, most = plan.top_k, plan.steps, self.max_draft_tree_size
         if most is not None and k == 1 and s > most:
-            what = f"`spec_draft_step` {s} exceeds the {most} of the draft engine"
+            message = f"`spec_draft_step` {s} exceeds the {most} of the draft engine"
             remedy = f"Set it to {most} or less, or build the draft with `max_draft_tree_size` {s}."
-            raise LimitError(what, remedy)
+            raise LimitError(message, remedy)
         if most is not None and k * s > most:
-            what = (
+            message = (
                 f"`spec_draft_top_k` {k} times `spec_draft_step` {s} exceeds the {most} of the"
                 " draft engine"
             )
             raise LimitError(
-                what, f"Lower them, or build the draft with `max_draft_tree_size` {k * s}."
+                message, f"Lower them, or build the draft with `max_draft_tree_size` {k * s}."
             )
         if self.draft_vocab_size is not None and k > self.draft_vocab_size:
             raise LimitError(f"`spec_draft_top_k` {k} exceeds the draft's vocabulary", "Lower it.")
@@ -133,22 +144,22 @@ class TreeLimits:
         if not self.static_trees:
             raise no_static_trees()
         if plan.verify_size > self.max_verify_tree_size:
-            what = f"the static tree has {plan.verify_size} nodes, the root included"
-            raise exceeds_base(plan.verify_size, self.max_verify_tree_size, what)
+            message = f"the static tree has {plan.verify_size} nodes, the root included"
+            raise exceeds_base(plan.verify_size, self.max_verify_tree_size, message)
         below, most = sum(num_non_leaves(plan.choices)[1:]), self.max_draft_tree_size
         rows = max(below, plan.steps)  # drafts of an accepted path are read in one call
         if most is not None and rows > most:
-            what = (
+            message = (
                 f"the static tree has {counted(below, 'node')} with children below its root, on"
                 f" {counted(plan.steps, 'level')}, and the draft engine was built for {most}"
             )
-            raise LimitError(what, f"Build the draft with `max_draft_tree_size` {rows}.")
+            raise LimitError(message, f"Build the draft with `max_draft_tree_size` {rows}.")
         if self.draft_vocab_size is not None and plan.top_k > self.draft_vocab_size:
-            what = (
+            message = (
                 f"the static tree has the rank {plan.top_k - 1}, and the draft's vocabulary"
                 f" {self.draft_vocab_size} tokens"
             )
-            raise LimitError(what, "Leave nodes of such ranks out.")
+            raise LimitError(message, "Leave nodes of such ranks out.")
 
     def fewer_nodes(self, plan: DraftPlan) -> str:
         """The remedy for a verify size that the tree cannot fill."""
@@ -178,12 +189,12 @@ def exceeds_base(size: int, most: int, asked: str | None = None) -> LimitError:
     if asked is None:
         shorten = f"Set `spec_verify_size` to {most} or less"
     asked = f"`spec_verify_size` {size}" if asked is None else f"{asked}, which"
-    what = f"{asked} exceeds the {most} that the base engine was built for"
-    return LimitError(what, f"{shorten}, or build the base with `max_verify_tree_size` {size}.")
+    message = f"{asked} exceeds the {most} that the base engine was built for"
+    return LimitError(message, f"{shorten}, or build the base with `max_verify_tree_size` {size}.")
 
 
 def no_static_trees() -> LimitError:
     """The error for choices where the drafter makes its trees by itself."""
-    what = "a static tree was asked for, and this drafter makes none"
+    message = "a static tree was asked for, and this drafter makes none"
     remedy = "Leave it out; `spec_draft_step`, or `spec_verify_size` for blocks, says how much is"
-    return LimitError(what, f"{remedy} drafted.")
+    return LimitError(message, f"{remedy} drafted.")

@@ -8,22 +8,25 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+from edgespec.compat.decoding import DecodingConfig
+from edgespec.compat.speculative_config import for_request
 from edgespec.errors import EdgeSpecError, RequestError
 from edgespec.prompts import CANCELLED, ERROR, Message, Request
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.faults import FAULTS, as_error
 from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response, with_seed
-from edgespec.runtime.opening.speculative_config import of_request
 from edgespec.runtime.requests.lossless_check import Difference, first_difference
 from edgespec.runtime.requests.quality import Quality, compared
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.runtime.vision.image_prompts import RunStopped
 
+NO_CONFIGS: Mapping[int, DecodingConfig] = MappingProxyType({})
 Observer = Callable[[Chunk], None]
 Stopping = Callable[[], bool]
 
@@ -56,19 +59,21 @@ class Answer:
 
 
 class FileAnswers:
-    """Runs requests `batch_size` at a time. `stopping` is asked after every step: once it says yes,
-    what is under way ends there and the rest is cancelled."""
+    """Runs requests `batch_size` at a time; those of `configs`, by their index, draft by their own.
+    `stopping` is asked after every step: once it says yes, what is under way ends there and the
+    rest is cancelled."""
 
     def __init__(
         self,
         engine: Engine,
         plan: DraftPlan | None,
         batch_size: int = 1,
+        configs: Mapping[int, DecodingConfig] = NO_CONFIGS,
         *,
         observe: Observer = lambda chunk: None,
         stopping: Stopping = lambda: False,
     ) -> None:
-        self.engine, self.plan, self.batch_size = engine, plan, batch_size
+        self.engine, self.plan, self.batch_size, self.configs = engine, plan, batch_size, configs
         self.observe, self.stopping = observe, stopping
 
     def run(self, requests: Sequence[Request]) -> Iterator[Answer]:
@@ -124,14 +129,11 @@ class FileAnswers:
 
     def drafts_of(self, request: Request) -> dict[str, Any]:
         """What drafts for a request and how much, as fields of a GenerationRequest: by its own
-        `speculative`, else by the plan of the run. Raises RequestError, LimitError or
-        OptionError."""
-        if request.disable_spec_decode or request.speculative is None:
+        config, else by the plan of the run. Raises LimitError or OptionError."""
+        if request.disable_spec_decode or request.index not in self.configs:
             return {"plan": None if request.disable_spec_decode else self.plan}
-        where = f"requests[{request.index}].speculative"
-        return self.engine.planner.drafts_by(
-            of_request(request.speculative, where, self.engine.method)
-        )
+        asked = for_request(self.configs[request.index], self.engine.method)
+        return self.engine.planner.drafts_by(asked)
 
     def render(self, request: Request, messages: Sequence[Message]) -> str:
         """The text of messages, as the request wants it. Raises RequestError."""
@@ -188,15 +190,15 @@ class FileAnswers:
                 prompt_ids, sampling = answer.response.prompt_ids, seeded(answer)
                 asked[GenerationRequest(prompt_ids, sampling, arrived_s=arrived_s)] = answer
         queue = deque(asked)
-        found: list[tuple[Answer, Response]] = []
+        answered: list[tuple[Answer, Response]] = []
         for request, event in self.engine.run_queue(queue, self.batch_size, self.stopping):
             if self.stopping():
                 queue.clear()
             if isinstance(event, Chunk):
                 self.observe(event)
             elif isinstance(event, Response) and event.finish_reason != CANCELLED:
-                found.append((asked[request], event))
-        return found
+                answered.append((asked[request], event))
+        return answered
 
 
 class RequestQueue:
@@ -281,20 +283,20 @@ def seeded(answer: Answer) -> Any:
     return replace(answer.request.sampling, seed=answer.response.seed or 0)
 
 
-def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
+def to_dict(answer: Answer, tokenizer: Tokenizer) -> dict[str, object]:
     """One entry of output.json's `responses`; the tokenizer spells the candidates of
     log-probabilities."""
-    request, response = found.request, found.response
+    request, response = answer.request, answer.response
     slot = None if response is None else response.slot
     place: dict[str, object] = {"request_idx": request.index, "batch_idx": slot}
     if request.name is not None:
         place["id"] = request.name
     if request.turns:
-        place["turn_idx"] = found.turn
-    messages = [message.to_dict() for message in found.messages]
+        place["turn_idx"] = answer.turn
+    messages = [message.to_dict() for message in answer.messages]
     if response is None:
-        reason = CANCELLED if found.cancelled else ERROR
-        text = "" if found.error is None else sentences(found.error)
+        reason = CANCELLED if answer.cancelled else ERROR
+        text = "" if answer.error is None else sentences(answer.error)
         return {
             "output_text": "",
             "output_ids": [],
@@ -310,24 +312,24 @@ def to_dict(found: Answer, tokenizer: Tokenizer) -> dict[str, object]:
         "finish_reason": response.finish_reason,
         **place,
         "messages": messages,
-        "formatted_system_prompt": found.system_prompt,
-        "formatted_complete_request": found.prompt,
+        "formatted_system_prompt": answer.system_prompt,
+        "formatted_complete_request": answer.prompt,
         "seed": response.seed,
-        "metrics": response.metrics.to_dict(speculative=found.speculative),
+        "metrics": response.metrics.to_dict(speculative=answer.speculative),
     }
     if response.logprobs:
         out["logprobs"] = [
             [candidate(tokenizer, i, p) for i, p in step] for step in response.logprobs
         ]
-    if found.quality is not None:
-        return out | {"quality": found.quality.to_dict()}
-    return out | ({"lossless": lossless(found)} if found.plain is not None else {})
+    if answer.quality is not None:
+        return out | {"quality": answer.quality.to_dict()}
+    return out | ({"lossless": lossless(answer)} if answer.plain is not None else {})
 
 
 def sentences(error: EdgeSpecError) -> str:
     """What happened and the remedy, in one text."""
-    what = error.what if error.what.endswith((".", "!", "?")) else f"{error.what}."
-    return f"{what} {error.remedy}".strip()
+    message = error.what if error.what.endswith((".", "!", "?")) else f"{error.what}."
+    return f"{message} {error.remedy}".strip()
 
 
 def candidate(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict[str, object]:
@@ -343,7 +345,7 @@ def candidate(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict[str,
     }
 
 
-def lossless(found: Answer) -> dict[str, Any]:
+def lossless(answer: Answer) -> dict[str, Any]:
     """The report of one check: equal, or the first difference with what was measured there."""
-    difference = found.difference
+    difference = answer.difference
     return {"equal": True} if difference is None else {"equal": False, **difference.to_dict()}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from edgespec.compat.speculative_config import of_request
 from edgespec.prompts import Journal, NoJournal, RequestFile
 from edgespec.runtime.acceptance.verify import AcceptOptions
 from edgespec.runtime.engine import Engine
@@ -19,7 +20,6 @@ from edgespec.runtime.loop.generation import Chunk, Response
 from edgespec.runtime.measuring.cost_description import Prediction
 from edgespec.runtime.measuring.plain_steps import time_plain_steps
 from edgespec.runtime.measuring.speedup import MIN_STEPS, StepCost
-from edgespec.runtime.opening.speculative_config import of_request
 from edgespec.runtime.requests.answers import (
     Answer,
     FileAnswers,
@@ -74,7 +74,9 @@ class FileRun:
             for request in asked
         }
         self.plan, self.speculative = plan, plan is not None or bool(asked)
-        self.answers = FileAnswers(engine, plan, requests.batch_size, stopping=stopping)
+        self.answers = FileAnswers(
+            engine, plan, requests.batch_size, self.configs, stopping=stopping
+        )
         self.done: dict[tuple[int, int], Answer] = {}
         self.fault: Exception | None = None
         self.stopped: str | None = None  # why nothing is drafted any more

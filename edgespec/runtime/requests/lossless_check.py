@@ -130,8 +130,8 @@ def first_difference(
     if index is None:
         return None
     a, b = (
-        found.token_ids[index] if index < len(found.token_ids) else None
-        for found in (plain, speculative)
+        response.token_ids[index] if index < len(response.token_ids) else None
+        for response in (plain, speculative)
     )
     if a is None or b is None:
         return Difference(
@@ -149,7 +149,7 @@ def measured(engine: Engine, replay: Replay, sampler: Sampler, a: int, b: int) -
     `b`."""
     before, many = replay.before, replay.logits()
     one = next(many)
-    found = Difference(
+    difference = Difference(
         index=replay.num_read,
         plain=a,
         speculative=b,
@@ -159,12 +159,12 @@ def measured(engine: Engine, replay: Replay, sampler: Sampler, a: int, b: int) -
         texts=(spelt(engine.tokenizer, a), spelt(engine.tokenizer, b)),
     )
     for other in many:
-        rounding = max(found.rounding, changed_distance(one, other, (a, b)))
+        rounding = max(difference.rounding, changed_distance(one, other, (a, b)))
         reproduced = sampler.pick(one, before) == a and sampler.pick(other, before) == b
-        found = replace(found, rounding=rounding, reproduced=reproduced)
-        if found.is_near:
+        difference = replace(difference, rounding=rounding, reproduced=reproduced)
+        if difference.is_near:
             break
-    return found
+    return difference
 
 
 def first_index(ids: Sequence[int], others: Sequence[int]) -> int | None:
@@ -295,16 +295,16 @@ class Replay:
     def through(self, calls: Sequence[CheckedCall], lanes: Sequence[int]) -> Floats:
         """[V], the logits behind the last token that these calls commit in each of `lanes`; empty
         without a call."""
-        found = np.empty(0, np.float32)
+        row = np.empty(0, np.float32)
         for number, call in enumerate(calls, start=1):
             is_last = number == len(calls)
             parts = [self.rows(lane, call, is_last=is_last) for lane in lanes]
             logits = self.decoder.run(parts)[0].logits
             if is_last:
-                found = logits.row(call.path[call.kept - 1] if call.verifies else 0).copy()
+                row = logits.row(call.path[call.kept - 1] if call.verifies else 0).copy()
             for lane in lanes:
                 self.decoder.commit(lane, np.array(call.path[: call.kept], np.int64))
-        return found
+        return row
 
     def rows(self, lane: int, call: CheckedCall, *, is_last: bool) -> DecoderRows:
         """The rows of a call behind those committed in a lane. Each token sees those before it;

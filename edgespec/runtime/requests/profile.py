@@ -182,8 +182,8 @@ def summary(run: RunStats) -> dict[str, Any]:
         out["no_better_than_chance"] = run.chance.to_dict()
     if run.drafting_stopped is not None:
         out["drafting_stopped"] = run.drafting_stopped
-    if (found := speedup(run)) is not None:
-        out["speedup"] = found.to_dict()
+    if (estimate := speedup(run)) is not None:
+        out["speedup"] = estimate.to_dict()
         if run.prediction is not None:
             out["speedup"] |= run.prediction.to_dict()
     if checked:

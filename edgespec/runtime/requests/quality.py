@@ -74,9 +74,9 @@ class Quality:
         )
 
 
-def compared(engine: Engine, found: Response, exact: Response) -> Quality:
+def compared(engine: Engine, lossy: Response, exact: Response) -> Quality:
     """An answer beside the exact one. Raises LimitError where no lane of the engine is free."""
-    a, b = found.token_ids, exact.token_ids
+    a, b = lossy.token_ids, exact.token_ids
     count = max(len(a), len(b))
     equal = [x == y for x, y in zip(a, b, strict=False)]
     first = next((place for place, same in enumerate(equal) if not same), len(equal))
@@ -86,7 +86,7 @@ def compared(engine: Engine, found: Response, exact: Response) -> Quality:
         first_difference=None if first == count else first,
         tokens=len(a),
         exact_tokens=len(b),
-        log_likelihood=log_likelihood(engine, found.prompt_ids, a),
+        log_likelihood=log_likelihood(engine, lossy.prompt_ids, a),
         exact_log_likelihood=log_likelihood(engine, exact.prompt_ids, b),
     )
 
@@ -128,16 +128,16 @@ def log_prob(logits: NDArray[np.float32], token: int) -> float:
     return float(log_softmax(logits.astype(np.float64))[token])
 
 
-def pooled(found: Sequence[Quality]) -> dict[str, Any]:
+def pooled(qualities: Sequence[Quality]) -> dict[str, Any]:
     """Many comparisons as one: shares of all tokens, and log-likelihoods a token of all answers."""
-    tokens = sum(item.compared for item in found)
-    places = [item.first_difference for item in found if item.first_difference is not None]
-    own = weighted([(item.log_likelihood, item.tokens) for item in found])
-    exact = weighted([(item.exact_log_likelihood, item.exact_tokens) for item in found])
+    tokens = sum(item.compared for item in qualities)
+    places = [item.first_difference for item in qualities if item.first_difference is not None]
+    own = weighted([(item.log_likelihood, item.tokens) for item in qualities])
+    exact = weighted([(item.exact_log_likelihood, item.exact_tokens) for item in qualities])
     return {
-        "compared": len(found),
-        "identical": sum(item.first_difference is None for item in found),
-        "agreement": sum(item.agreeing for item in found) / tokens if tokens else None,
+        "compared": len(qualities),
+        "identical": sum(item.first_difference is None for item in qualities),
+        "agreement": sum(item.agreeing for item in qualities) / tokens if tokens else None,
         "first_difference_mean": fmean(places) if places else None,
         "log_likelihood_per_token": own,
         "exact_log_likelihood_per_token": exact,

@@ -33,8 +33,8 @@ class Distribution:
     def of(self, tokens: Ids) -> NDArray[np.float64]:
         """The probability of each of `tokens`."""
         places = np.minimum(np.searchsorted(self.ids, tokens), len(self.ids) - 1)
-        found: NDArray[np.float64] = np.where(self.ids[places] == tokens, self.probs[places], 0.0)
-        return found
+        probs: NDArray[np.float64] = np.where(self.ids[places] == tokens, self.probs[places], 0.0)
+        return probs
 
     def prob(self, token: int) -> float:
         """The probability of one token."""

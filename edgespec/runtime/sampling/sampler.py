@@ -197,9 +197,9 @@ class Sampler:
 def check_finite(largest_logit: float) -> None:
     """Raises EnvironmentProblem if the largest logit of a row is NaN or Inf."""
     if not math.isfinite(largest_logit):
-        what = f"the engine computed {largest_logit} as a logit"
+        message = f"the engine computed {largest_logit} as a logit"
         raise EnvironmentProblem(
-            what, "The weights are damaged or too large for this engine: build it again."
+            message, "The weights are damaged or too large for this engine: build it again."
         )
 
 

@@ -39,12 +39,12 @@ def read_prompt(prompt: Prompt) -> str | tuple[Message, ...] | list[int]:
 
 def read_messages(messages: Conversation) -> tuple[Message, ...]:
     """Messages of either form as `Message`. Raises RequestError that names the place."""
-    found = tuple(
+    read = tuple(
         item if isinstance(item, Message) else message(item, HERE.item(index))
         for index, item in enumerate(items_of(messages))
     )
-    check_images(found, HERE)
-    return found
+    check_images(read, HERE)
+    return read
 
 
 def has_images(prompt: object) -> bool:
@@ -77,5 +77,5 @@ def token_id(item: object, index: int) -> int:
     except TypeError:
         pass
     kind = "a message" if isinstance(item, Message | Mapping) else show(item)
-    what = f"prompt[{index}] is {kind}: a prompt is {ONE_OF}"
-    raise RequestError(what, "Give one of the three, not a mixture.")
+    message = f"prompt[{index}] is {kind}: a prompt is {ONE_OF}"
+    raise RequestError(message, "Give one of the three, not a mixture.")

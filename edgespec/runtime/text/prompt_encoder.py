@@ -72,8 +72,10 @@ class PromptEncoder:
         if not apply_chat_template:
             if enable_thinking or not add_generation_prompt:
                 flag = "enable_thinking" if enable_thinking else "add_generation_prompt"
-                what = f"{flag} is a matter of the chat template, and apply_chat_template is false"
-                raise RequestError(what, f"Remove {flag}, or let the template be applied.")
+                problem = (
+                    f"{flag} is a matter of the chat template, and apply_chat_template is false"
+                )
+                raise RequestError(problem, f"Remove {flag}, or let the template be applied.")
             return "".join(message.content for message in known)
         return self.tokenizer.render(
             known, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
@@ -88,10 +90,10 @@ class PromptEncoder:
             add = not self.tokenizer.template.has_special_tokens
             return self.encode_rendered(rendered, known, add_special_tokens=add)
         if enable_thinking:
-            what = (
+            message = (
                 "enable_thinking is a matter of the chat template, and the prompt has no messages"
             )
-            raise RequestError(what, "Give messages, or leave it out.")
+            raise RequestError(message, "Give messages, or leave it out.")
         if isinstance(known, str):
             return self.tokenizer.encode(known, add_special_tokens=True)
         return known
@@ -121,9 +123,11 @@ class PromptEncoder:
         if not items:
             return ids
         if self.images is None:
-            what = f"the prompt has {counted(len(items), 'image')}, and there is no image encoder"
+            problem = (
+                f"the prompt has {counted(len(items), 'image')}, and there is no image encoder"
+            )
             raise RequestError(
-                what,
+                problem,
                 "Name its directory, ENGINES/visual, by `multimodal_engine_dir`, or remove the"
                 " images.",
             )

@@ -118,13 +118,13 @@ def on_all_axes(positions: Ids) -> Ids:
 
 def cut(images: Sequence[ImageSlots], start: int, end: int) -> tuple[ImageSlots, ...]:
     """What of some images is in slots `start` to `end`, counted from `start`."""
-    found = []
+    slots = []
     for image in images:
         first, last = max(start, image.start), min(end, image.end)
         if first < last:
             rows = image.rows.part(first - image.start, last - image.start)
-            found.append(ImageSlots(first - start, rows))
-    return tuple(found)
+            slots.append(ImageSlots(first - start, rows))
+    return tuple(slots)
 
 
 def row_keys(key: str, num_rows: int) -> list[int]:

@@ -42,5 +42,5 @@ def thinking_note(
         if by_flag
         else f"{num_others} of {len(asked)} requests have enable_thinking"
     )
-    what = f"{who} {other}, and drafts for this base are trained with it {mode}"
-    return f"{what}: {COSTS} {REMEDIES[by_flag, trained]}"
+    message = f"{who} {other}, and drafts for this base are trained with it {mode}"
+    return f"{message}: {COSTS} {REMEDIES[by_flag, trained]}"

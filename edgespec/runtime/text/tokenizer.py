@@ -93,17 +93,17 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """Returns the id of a token such as `<|im_end|>`, or None."""
-        found: int | None = self._tokenizer.token_to_id(token)
-        return found
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
 
     def token(self, token_id: int) -> str | None:
         """Returns the token of an id as written in the vocabulary, or None."""
-        found = self._tokens.get(token_id)
-        if found is None:
-            found = self._tokenizer.id_to_token(token_id)
-            if found is not None:
-                self._tokens[token_id] = found
-        return found
+        token = self._tokens.get(token_id)
+        if token is None:
+            token = self._tokenizer.id_to_token(token_id)
+            if token is not None:
+                self._tokens[token_id] = token
+        return token
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes that a token adds to the text, perhaps an incomplete character.
@@ -155,8 +155,8 @@ class Tokenizer:
 
 
 def _cannot_split(why: str) -> RequestError:
-    what = f"the regular expressions of tokenizer.json cannot split this text: {why}"
-    return RequestError(what, "Shorten the text, or break up long runs of one character.")
+    message = f"the regular expressions of tokenizer.json cannot split this text: {why}"
+    return RequestError(message, "Shorten the text, or break up long runs of one character.")
 
 
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:

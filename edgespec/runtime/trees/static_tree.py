@@ -62,8 +62,8 @@ def choices_of(paths: object, source: str = "choices") -> Choices:
     if not isinstance(paths, Sequence) or isinstance(paths, str | bytes) or not paths:
         raise OptionError(f"{source}: {shortened(paths)} is not a tree", f"Give {FORM}.")
     if len(paths) > MAX_NODES:
-        what = f"{source}: {len(paths)} nodes, and a tree may have {MAX_NODES}"
-        raise OptionError(what, "Leave the least probable ones out.")
+        message = f"{source}: {len(paths)} nodes, and a tree may have {MAX_NODES}"
+        raise OptionError(message, "Leave the least probable ones out.")
     nodes = [ranks_of(path, source) for path in paths]
     known = {(), *nodes}
     if len(known) <= len(nodes):
@@ -71,8 +71,10 @@ def choices_of(paths: object, source: str = "choices") -> Choices:
         raise OptionError(f"{source}: {[*twice]} is there twice", "Name each node once.")
     for node in nodes:
         if node[:-1] not in known:
-            what = f"{source}: the node {[*node]} has no parent: {[*node[:-1]]} is not in the tree"
-            raise OptionError(what, f"Add {[*node[:-1]]}, or leave {[*node]} out.")
+            message = (
+                f"{source}: the node {[*node]} has no parent: {[*node[:-1]]} is not in the tree"
+            )
+            raise OptionError(message, f"Add {[*node[:-1]]}, or leave {[*node]} out.")
     return tuple(sorted(nodes, key=lambda node: (len(node), node)))
 
 
@@ -81,12 +83,12 @@ def ranks_of(path: object, source: str) -> Ranks:
     if not isinstance(path, Sequence) or isinstance(path, str | bytes) or not path:
         raise OptionError(f"{source}: {shortened(path)} is not a node", f"Give {FORM}.")
     if len(path) > MAX_DEPTH:
-        what = f"{source}: a node at depth {len(path)}, and a tree may have {MAX_DEPTH} levels"
-        raise OptionError(what, "Leave the deepest ones out.")
+        message = f"{source}: a node at depth {len(path)}, and a tree may have {MAX_DEPTH} levels"
+        raise OptionError(message, "Leave the deepest ones out.")
     for rank in path:
         if not is_int(rank) or not 0 <= rank <= MAX_RANK:
-            what = f"{source}: the node {shortened(path)} has the rank {shortened(rank)}"
-            raise OptionError(what, f"Ranks are whole numbers from 0, the best, to {MAX_RANK}.")
+            message = f"{source}: the node {shortened(path)} has the rank {shortened(rank)}"
+            raise OptionError(message, f"Ranks are whole numbers from 0, the best, to {MAX_RANK}.")
     return tuple(path)
 
 
@@ -134,8 +136,15 @@ def parse_choices(text: str, source: str = "choices") -> Choices:
         return NAMED[text]
     if text.lstrip().startswith("["):
         return choices_of(_json(text, source), source)
-    what = f"{source}: {shortened(text)} is neither a list nor the name of a tree"
-    raise OptionError(what, f"Give {FORM}, or one of {', '.join(NAMED)}.")
+    message = f"{source}: {shortened(text)} is neither a list nor the name of a tree"
+    raise OptionError(message, f"Give {FORM}, or one of {', '.join(NAMED)}.")
+
+
+def checked_choices(name: str, value: object) -> Choices:
+    """The choices of an option: a list, its text, or a published tree's name. Raises
+    OptionError."""
+    source = f"`{name}`"
+    return parse_choices(value, source) if isinstance(value, str) else choices_of(value, source)
 
 
 def read_choices(text: str, source: str = "choices") -> Choices:
@@ -145,15 +154,17 @@ def read_choices(text: str, source: str = "choices") -> Choices:
     if text in NAMED or text.lstrip().startswith("["):
         return parse_choices(text, source)
     if path.suffix not in (".json", *YAML) and not path.is_file():
-        what = f"{source}: {shortened(text)} is neither a list, nor a tree's name, nor a file"
-        raise OptionError(what, f"Give {FORM}; one of {', '.join(NAMED)}; or a JSON or YAML file.")
+        message = f"{source}: {shortened(text)} is neither a list, nor a tree's name, nor a file"
+        raise OptionError(
+            message, f"Give {FORM}; one of {', '.join(NAMED)}; or a JSON or YAML file."
+        )
     try:
         content = read_regular(path, MAX_FILE_BYTES).decode()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
         raise OptionError(f"{path} cannot be read: {why}", f"Give a file with {FORM}.") from None
-    found = _yaml(content, str(path)) if path.suffix in YAML else _json(content, str(path))
-    return choices_of(found, str(path))
+    paths = _yaml(content, str(path)) if path.suffix in YAML else _json(content, str(path))
+    return choices_of(paths, str(path))
 
 
 def _json(text: str, source: str) -> object:
@@ -217,9 +228,9 @@ class StaticPlan(DraftPlan):
 
     def __post_init__(self) -> None:
         if self.verify_size != 1 + len(self.choices):
-            what = f"a static tree of {counted(len(self.choices), 'node')} and its root has"
+            message = f"a static tree of {counted(len(self.choices), 'node')} and its root has"
             raise OptionError(
-                f"{what} no verify size of {self.verify_size}", "Make it with StaticPlan.of."
+                f"{message} no verify size of {self.verify_size}", "Make it with StaticPlan.of."
             )
 
     @classmethod

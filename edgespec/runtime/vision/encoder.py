@@ -62,17 +62,17 @@ class VisionEncoder:
         Raises BundleError for a directory without one and for damaged files, EngineMismatch for one
         of another machine, EnvironmentProblem where it cannot be opened.
         """
-        found = find_encoder(directory, Role.VISUAL)
-        config, entry = open_vision(found)
-        name = f"the image encoder in {found}"
+        encoder_dir = find_encoder(directory, Role.VISUAL)
+        config, entry = open_vision(encoder_dir)
+        name = f"the image encoder in {encoder_dir}"
         backend = get_backend(entry.backend, name)
         backend.check_fingerprint(entry.fingerprint, name)
-        path = backend.engine_path(found, Role.VISUAL)
+        path = backend.engine_path(encoder_dir, Role.VISUAL)
         if path.name not in entry.files:
-            what = f"{found} lists no engine of an image encoder"
-            raise BundleError(what, missing_remedy(Role.VISUAL))
+            message = f"{encoder_dir} lists no engine of an image encoder"
+            raise BundleError(message, missing_remedy(Role.VISUAL))
         runner = backend.open_encoder(path, config.component.vision, config.settings)
-        return cls(found, config, version_of(entry.files), runner)
+        return cls(encoder_dir, config, version_of(entry.files), runner)
 
     def encode(self, image: Image) -> ImageRows:
         """The rows of one image, whatever other images there are.
@@ -88,41 +88,43 @@ class VisionEncoder:
         self.check_limits(image)
         began = time.perf_counter()
         feeds = {PIXELS: image.pixel_values, **encoder_inputs(vision, image.grid)}
-        found = self.runner.run(feeds)
+        outputs = self.runner.run(feeds)
         self.engine_s += time.perf_counter() - began
-        embeds: Floats = found.pop(EMBEDS)
+        embeds: Floats = outputs.pop(EMBEDS)
         assert len(embeds) == num_tokens(vision, image.grid)
         key = hashlib.sha256(f"{self.version}:{image.key}".encode()).hexdigest()
-        return ImageRows(embeds, found, image.grid, key)
+        return ImageRows(embeds, outputs, image.grid, key)
 
     def check_form(self, image: Image) -> None:
         """Raises RequestError for several frames, BundleError for patches of another form."""
         vision, (frames, height, width) = self.config.component.vision, image.grid
         if frames != 1:
-            what = f"{image.source} has {frames} frames, and an image has one"
-            raise RequestError(what, "Give its frames as images.")
+            message = f"{image.source} has {frames} frames, and an image has one"
+            raise RequestError(message, "Give its frames as images.")
         wanted = (num_patches(image.grid), vision.patch_width)
         side = vision.merge_size
         if image.pixel_values.shape != wanted or height % side or width % side:
-            found = f"{list(image.pixel_values.shape)} values for {height} x {width} patches"
-            what = f"{image.source} was prepared as {found}; {self.directory} reads {list(wanted)}"
+            shape = f"{list(image.pixel_values.shape)} values for {height} x {width} patches"
+            message = (
+                f"{image.source} was prepared as {shape}; {self.directory} reads {list(wanted)}"
+            )
             raise BundleError(
-                f"{what} in blocks of {side} x {side}",
+                f"{message} in blocks of {side} x {side}",
                 "Its preprocessor_config.json is of another model: export and build again.",
             )
 
     def check_limits(self, image: Image) -> None:
         """Raises LimitError for an image of fewer or more tokens than the engine takes."""
         tokens, limits = num_tokens(self.config.component.vision, image.grid), self.config.limits
-        what = f"{image.source} has {tokens} tokens"
+        message = f"{image.source} has {tokens} tokens"
         if tokens > limits.max_image_tokens_per_image:
             raise LimitError(
-                f"{what}, the image encoder takes {limits.max_image_tokens_per_image}",
+                f"{message}, the image encoder takes {limits.max_image_tokens_per_image}",
                 "Give a smaller image, or build with a larger `max_image_tokens_per_image`.",
             )
         if tokens < limits.min_image_tokens:
             raise LimitError(
-                f"{what}, the image encoder takes {limits.min_image_tokens} or more",
+                f"{message}, the image encoder takes {limits.min_image_tokens} or more",
                 "Give a larger image, or build with a smaller `min_image_tokens`.",
             )
 

@@ -74,12 +74,12 @@ class ImagePrompts:
         Raises BundleError for a directory without one and for damaged files, PairingError for the
         encoder of another model than `base`.
         """
-        found = find_encoder(directory, Role.VISUAL)
-        config, _ = open_vision(found)
-        check_pair(found, config, base)
+        encoder_dir = find_encoder(directory, Role.VISUAL)
+        config, _ = open_vision(encoder_dir)
+        check_pair(encoder_dir, config, base)
         limits = config.limits
-        processor = read_processor(found).limited(limits.max_image_tokens_per_image)
-        return cls(found, config, ImageReader(rules or ImageRules(), processor))
+        processor = read_processor(encoder_dir).limited(limits.max_image_tokens_per_image)
+        return cls(encoder_dir, config, ImageReader(rules or ImageRules(), processor))
 
     @property
     def tokens(self) -> ImageTokens:
@@ -133,37 +133,39 @@ class ImagePrompts:
         rules = replace(self.reader.rules, directory=directory, also_working_directory=False)
         trusting = replace(self.reader, rules=rules)
         with enough_memory():
-            found = trusting.embedded_all(items)
-            images = self.read(found)
+            embedded = trusting.embedded_all(items)
+            images = self.read(embedded)
             self.check_total(
                 sum(num_tokens(self.config.component.vision, image.grid) for image in images)
             )
-        return found
+        return embedded
 
     def check_total(self, total: int) -> None:
         """Raises LimitError for more tokens of the images of a prompt than the encoder takes."""
         most = self.config.limits.max_image_tokens
         if total > most:
-            what = f"the images of the prompt have {total} tokens, the image encoder takes {most}"
+            message = (
+                f"the images of the prompt have {total} tokens, the image encoder takes {most}"
+            )
             raise LimitError(
-                what, "Send fewer or smaller images, or build with a larger `max_image_tokens`."
+                message, "Send fewer or smaller images, or build with a larger `max_image_tokens`."
             )
 
     def read(
         self, items: Sequence[ImageItem], stopping: Callable[[], bool] = never
     ) -> list[PreparedImage]:
         """The patches of the images of one prompt."""
-        found = list[PreparedImage]()
+        prepared = list[PreparedImage]()
         images = self.reader.read_all(items)
         for _ in items:
             go_on_unless(stopping)
             began = time.perf_counter()
-            found.append(image := next(images))
+            prepared.append(image := next(images))
             tokens = num_tokens(self.config.component.vision, image.grid)
             spent = time.perf_counter() - began
             with self.lock:
                 self.count(ImageStats(1, tokens, spent), stages.MULTIMODAL, spent)
-        return found
+        return prepared
 
     def count(self, done: ImageStats, stage: str, seconds: float) -> None:
         """Add what one pass of a stage has done; the lock is held."""
@@ -178,13 +180,13 @@ class ImagePrompts:
             go_on_unless(stopping)
             if self.closed:
                 raise EngineClosed("the image encoder was closed")
-            found = self.kept.get(image.key)
-            if found is None:
-                found = self.kept[image.key] = self.encoded(image)
+            rows = self.kept.get(image.key)
+            if rows is None:
+                rows = self.kept[image.key] = self.encoded(image)
             self.kept.move_to_end(image.key)
             while len(self.kept) > 1 and self.size_bytes > self.cache_bytes:
                 self.kept.popitem(last=False)
-        return found
+        return rows
 
     def encoded(self, image: PreparedImage) -> ImageRows:
         """An image through the encoder; the lock is held."""
@@ -224,15 +226,17 @@ def enough_memory() -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        what = "not enough memory for the images of the prompt"
-        raise EnvironmentProblem(what, "Close other programs, or give smaller images.") from error
+        message = "not enough memory for the images of the prompt"
+        raise EnvironmentProblem(
+            message, "Close other programs, or give smaller images."
+        ) from error
 
 
 def beside(engine_dir: Path) -> Path | None:
     """The image encoder that stands in `visual` of an engine directory; None where there is
     none."""
-    found = engine_dir / Role.VISUAL.value
-    return found if holds_encoder(found, Role.VISUAL) else None
+    encoder_dir = engine_dir / Role.VISUAL.value
+    return encoder_dir if holds_encoder(encoder_dir, Role.VISUAL) else None
 
 
 def check_pair(directory: Path, config: VisionEngineConfig, base: ComponentConfig) -> None:
@@ -249,5 +253,5 @@ def check_pair(directory: Path, config: VisionEngineConfig, base: ComponentConfi
     elif base.rope is None or not base.rope.mrope_section:
         wrong = "goes with positions of three axes, and the base was exported without them"
     if wrong is not None:
-        what = f"the image encoder in {directory} {wrong}"
-        raise PairingError(what, "Export both from one checkpoint, and build them again.")
+        message = f"the image encoder in {directory} {wrong}"
+        raise PairingError(message, "Export both from one checkpoint, and build them again.")

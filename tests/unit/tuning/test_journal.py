@@ -26,7 +26,7 @@ def kept(path: Path) -> None:
 def test_a_second_run_goes_on(path: Path) -> None:
     kept(path)
     with TuneJournal(path, OF) as journal:
-        assert (journal.found, journal.other) == (2, False)
+        assert (journal.resumed, journal.other) == (2, False)
         assert journal.get(RUN, "0 0 plain") == [12.5]
         assert journal.get(RUN, "0 1 plain") == [None]
         assert journal.get(RUN, "0 2 plain") is None
@@ -35,9 +35,9 @@ def test_a_second_run_goes_on(path: Path) -> None:
 def test_one_of_other_engines_or_options_is_begun_anew(path: Path) -> None:
     kept(path)
     with TuneJournal(path, OF | {"engines": {"base": "b"}}) as journal:
-        assert (journal.found, journal.other) == (0, True)
+        assert (journal.resumed, journal.other) == (0, True)
     with TuneJournal(path, OF) as journal:
-        assert journal.found == 0
+        assert journal.resumed == 0
 
 
 @pytest.mark.parametrize("lost", range(1, 40, 3))

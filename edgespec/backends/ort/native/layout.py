@@ -100,10 +100,10 @@ class WeightLayout:
         flat = rows.reshape(-1)
         panel, output = flat // PANEL, flat % PANEL
         lines = packed[..., :-SCALES_BYTES].reshape(*self.shape[:2], -1, PANEL, 4)
-        found = lines[panel, :, :, output]  # [rows, blocks, lines, 4]
+        codes = lines[panel, :, :, output]  # [rows, blocks, lines, 4]
         if self.bits == 4:
-            found = np.stack([found & np.uint8(0xF), found >> np.uint8(4)], axis=-2)
-        values = found.reshape(len(flat), self.num_blocks, self.block).astype(np.float32)
+            codes = np.stack([codes & np.uint8(0xF), codes >> np.uint8(4)], axis=-2)
+        values = codes.reshape(len(flat), self.num_blocks, self.block).astype(np.float32)
         scales = packed[..., -SCALES_BYTES:].view(np.float32)[panel, :, output]
         values = (values - np.float32(self.middle)) * scales[..., None]
         dequantized = values.reshape(len(flat), -1)[:, : self.in_features]

@@ -56,8 +56,8 @@ class Kernels:
         """Run the kernels of another level from now on. EnvironmentProblem for one that is not
         usable here."""
         if not self.library.edgespec_use_level(name.encode()):
-            what = f"the kernels have no level {name!r} on this machine"
-            raise EnvironmentProblem(what, f"Choose one of: {', '.join(self.levels)}.")
+            message = f"the kernels have no level {name!r} on this machine"
+            raise EnvironmentProblem(message, f"Choose one of: {', '.join(self.levels)}.")
 
     def low_bit_matmul(
         self,
@@ -94,19 +94,19 @@ class Kernels:
         logits: NDArray[np.float32],
         ids: int,
         count: int,
-        found: Sequence[NDArray[np.generic]],
+        outputs: Sequence[NDArray[np.generic]],
         *,
         sums: bool,
     ) -> None:
         """Search the first `ids` logits of rows [R, V], on this thread, for the `count` largest of
-        each. `found` are the arrays for ids and values [R, count], and for the logarithm of the sum
-        of exponentials (NaN without `sums`) and whether all are finite [R]."""
+        each. `outputs` are the arrays for ids and values [R, count], and for the logarithm of the
+        sum of exponentials (NaN without `sums`) and whether all are finite [R]."""
         import numpy as np
 
         assert 1 <= count <= min(MOST_TOP, ids) <= ids <= logits.shape[1]
         assert logits.dtype == np.float32
         assert logits.strides[1] == logits.itemsize
-        assert all(array.flags.c_contiguous for array in found)
+        assert all(array.flags.c_contiguous for array in outputs)
         self.library.edgespec_find(
             ctypes.c_int64(count),
             ctypes.c_int64(ids),
@@ -114,7 +114,7 @@ class Kernels:
             logits.ctypes.data_as(ctypes.c_void_p),
             ctypes.c_int64(len(logits)),
             ctypes.c_int64(logits.strides[0] // logits.itemsize),
-            *(array.ctypes.data_as(ctypes.c_void_p) for array in found),
+            *(array.ctypes.data_as(ctypes.c_void_p) for array in outputs),
         )
 
     def register(self, options: ort.SessionOptions) -> None:
@@ -124,16 +124,16 @@ class Kernels:
 
 def kernels() -> Kernels:
     """The library. EnvironmentProblem where there is none that this version can use."""
-    found = load()
-    if isinstance(found, str):
-        raise EnvironmentProblem(found, BUILD_IT)
-    return found
+    loaded = load()
+    if isinstance(loaded, str):
+        raise EnvironmentProblem(loaded, BUILD_IT)
+    return loaded
 
 
 def why_missing() -> str | None:
     """Why there are no kernels of our own here; None where there are."""
-    found = load()
-    return found if isinstance(found, str) else None
+    loaded = load()
+    return loaded if isinstance(loaded, str) else None
 
 
 @cache
@@ -151,7 +151,7 @@ def load(path: Path = PATH) -> Kernels | str:
         return f"edgespec's own kernels cannot be loaded: {error}"
     if version != LAYOUT_VERSION:
         return f"edgespec's own kernels are of another version ({version}, not {LAYOUT_VERSION})"
-    found = Kernels(path, library)
+    kernels = Kernels(path, library)
     if wanted := os.environ.get(LEVEL_VARIABLE):
-        found.use_level(wanted)
-    return found
+        kernels.use_level(wanted)
+    return kernels

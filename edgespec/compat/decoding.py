@@ -1,8 +1,8 @@
-"""A method's part of a `speculative_config` block: the keys of its decoding type, by the names that
-TensorRT-LLM gives them, and how much they let it draft.
+"""TensorRT-LLM's `speculative_config` as an object: the keys of a decoding type, and what they ask
+for in our words.
 
-Knows keys that all decoding types share. A type's own keys stand in the file of its method; those
-of its drafter are its options.
+Knows keys that all decoding types share. A type's own keys stand in `decoding_types`; those of its
+drafter are its options.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from edgespec.runtime.drafters.options import (
     shown,
     types_of,
 )
-from edgespec.runtime.plans.plan import TreeSpec, sizes_as
-from edgespec.runtime.plans.schedules import AcceptanceGate, Schedule
+from edgespec.runtime.opening.speculation import Speculation
+from edgespec.runtime.plans.plan import Sizes, TreeSpec, sizes_as
+from edgespec.runtime.plans.schedules import Schedule
 
+TYPE_KEY = "decoding_type"
 MAX_DRAFT_LEN = 1024
 MAX_SEQUENCES = 2**16
 MAX_LAYERS = 1000
@@ -49,14 +51,6 @@ ACCEPT = {
     ),
 }
 SWITCHES = ("use_rejection_sampling", "use_relaxed_acceptance_for_thinking")
-
-
-class Sizes(NamedTuple):
-    """How much to draft, as `Engine.plan` takes it; None is left to it."""
-
-    top_k: int | None = None
-    steps: int | None = None
-    verify_size: int | None = None
 
 
 def read_schedule(name: str, value: Any) -> tuple[tuple[int, int], ...]:
@@ -129,6 +123,7 @@ class DecodingConfig(DrafterOptions):
     options_class: ClassVar[type[DrafterOptions] | None] = None
     needs_engine: ClassVar[bool] = True
     len_keys: ClassVar[tuple[str, ...]] = ("max_draft_len",)  # the keys that say `given_len`
+    layers_key: ClassVar[str | None] = None  # the key that names the layers that the draft reads
 
     max_draft_len: int | None = option(
         None, "Drafts in a row that a step verifies, at most.", low=1, high=MAX_DRAFT_LEN
@@ -218,19 +213,25 @@ class DecodingConfig(DrafterOptions):
 
     def __post_init__(self) -> None:
         DrafterOptions.__post_init__(self)
+        lengths = {key: getattr(self, key) for key in self.len_keys}
+        if len({length for length in lengths.values() if length is not None}) > 1:
+            said = ", and ".join(f"`{key}` is {length}" for key, length in lengths.items())
+            raise OptionError(said, "They mean the same: leave one out.")
         self.check_schedule()
         if self.speculative_model == "":
-            what = "`speculative_model` is empty"
-            raise OptionError(what, "Give a directory or a name on the hub, or leave it out.")
+            message = "`speculative_model` is empty"
+            raise OptionError(message, "Give a directory or a name on the hub, or leave it out.")
         if self.speculative_model is not None and self.drafts_by is not None:
-            what = f"`speculative_model` is given, and {self.decoding_type} drafts without a model"
-            raise OptionError(what, "Leave it out.")
+            message = (
+                f"`speculative_model` is given, and {self.decoding_type} drafts without a model"
+            )
+            raise OptionError(message, "Leave it out.")
         if self.acceptance_length_threshold is not None and not self.acceptance_window:
-            what = "`acceptance_length_threshold` is given, and `acceptance_window` is not"
-            raise OptionError(what, "Give the number of answers to average over.")
+            message = "`acceptance_length_threshold` is given, and `acceptance_window` is not"
+            raise OptionError(message, "Give the number of answers to average over.")
         if self.acceptance_window and self.acceptance_length_threshold is None:
-            what = "`acceptance_window` is given, and `acceptance_length_threshold` is not"
-            raise OptionError(what, "Give the drafts a step below which drafting stops.")
+            message = "`acceptance_window` is given, and `acceptance_length_threshold` is not"
+            raise OptionError(message, "Give the drafts a step below which drafting stops.")
         _ = self.sizes, self.acceptance  # raise OptionError where keys contradict each other
 
     def check_schedule(self) -> None:
@@ -238,17 +239,17 @@ class DecodingConfig(DrafterOptions):
         if self.draft_len_schedule is None:
             return
         if self.max_concurrency is not None:
-            what = "`max_concurrency` and `draft_len_schedule` exclude each other"
-            raise OptionError(what, "The schedule drafts nothing above its last batch size.")
+            message = "`max_concurrency` and `draft_len_schedule` exclude each other"
+            raise OptionError(message, "The schedule drafts nothing above its last batch size.")
         pairs = self.schedule_pairs
         (first, length), most = pairs[0], max(length for _, length in pairs)
         if self.given_len is not None and length != self.given_len:
             key = self.len_key
-            what = f"`draft_len_schedule`[{first}] is {length}, and `{key}` {self.given_len}"
-            raise OptionError(what, f"The smallest batch size has `{key}`.")
+            message = f"`draft_len_schedule`[{first}] is {length}, and `{key}` {self.given_len}"
+            raise OptionError(message, f"The smallest batch size has `{key}`.")
         if most > length:
-            what = f"`draft_len_schedule` goes up to {most}, above the {length} of the first"
-            raise OptionError(what, "Draft less where more sequences run.")
+            message = f"`draft_len_schedule` goes up to {most}, above the {length} of the first"
+            raise OptionError(message, "Draft less where more sequences run.")
 
     @property
     def schedule_pairs(self) -> tuple[tuple[int, int], ...]:
@@ -285,8 +286,8 @@ class DecodingConfig(DrafterOptions):
         """Raises OptionError for a number of nodes that no chain of max_draft_len has."""
         total = self.max_total_draft_tokens
         if total is not None and total != self.draft_len:
-            what = f"`max_total_draft_tokens` is {total}, and `{self.len_key}` {self.draft_len}"
-            raise OptionError(what, "They are equal for a chain of drafts: leave one out.")
+            message = f"`max_total_draft_tokens` is {total}, and `{self.len_key}` {self.draft_len}"
+            raise OptionError(message, "They are equal for a chain of drafts: leave one out.")
 
     @property
     def given_len(self) -> int | None:
@@ -337,8 +338,8 @@ class DecodingConfig(DrafterOptions):
         }
         asked = [rule for rule, names in given.items() if names]
         if len(asked) > 1:
-            what = f"{given[asked[0]][0]} and {given[asked[1]][0]} ask for two accept rules"
-            raise OptionError(what, "Leave one of the two out.")
+            message = f"{given[asked[0]][0]} and {given[asked[1]][0]} ask for two accept rules"
+            raise OptionError(message, "Leave one of the two out.")
         if not asked:
             return None
         switch = ACCEPT[asked[0]][0]
@@ -354,20 +355,34 @@ class DecodingConfig(DrafterOptions):
 
     @property
     def aux_layers(self) -> tuple[int, ...] | None:
-        """The hidden_states indices that the draft reads of the base, where its keys name them."""
-        return None
+        """The hidden_states indices that the draft reads of the base, where its keys name them;
+        they count the embedding as 0."""
+        layers = None if self.layers_key is None else getattr(self, self.layers_key)
+        return None if layers is None else tuple(layer + 1 for layer in layers)
 
-    def acceptance_gate(self) -> AcceptanceGate | None:
-        """A gate that has seen no answer yet; None where there is none."""
-        if not self.acceptance_window or self.acceptance_length_threshold is None:
-            return None
-        return AcceptanceGate(self.acceptance_window, self.acceptance_length_threshold)
+    @property
+    def speculation(self) -> Speculation:
+        """What the keys ask for. Raises OptionError."""
+        window, threshold = self.acceptance_window, self.acceptance_length_threshold
+        return Speculation(
+            label=f"{TYPE_KEY} {self.decoding_type}",
+            drafter=self.drafts_by,
+            options=self.options,
+            sizes=self.sizes,
+            tree=self.tree,
+            spellings=self.spellings,
+            schedule=self.schedule,
+            gate=None if not window or threshold is None else (window, threshold),
+            acceptance=self.acceptance,
+            draft=self.speculative_model,
+            aux_layers=self.aux_layers,
+        )
 
     def notes(self) -> Iterator[str]:
         """What a user should know of the keys given: those without a meaning here."""
-        for name, found in fields_of(type(self)).items():
-            why = found.metadata.get("unused")
-            if why and getattr(self, name) != found.default:
+        for name, field in fields_of(type(self)).items():
+            why = field.metadata.get("unused")
+            if why and getattr(self, name) != field.default:
                 yield f"{name} means nothing here: {why}"
 
 
@@ -408,16 +423,14 @@ class Alias(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingType:
-    """A row's column: how `speculative_config` names the method.
+    """How `speculative_config` names a method.
 
-    `name` is its decoding_type, `aliases` are other names. `relatives` are names of other methods
-    that are near to it, each with the reason why there is no such type. `keys` has the keys of the
-    type; those of the row's options join them.
+    `name` is its decoding_type, `aliases` are other names. `keys` has the keys of the type; those
+    of the drafter's options join them.
     """
 
     name: str
     aliases: tuple[Alias, ...] = ()
-    relatives: tuple[tuple[str, str], ...] = ()
     keys: type[DecodingConfig] = DecodingConfig
 
 
@@ -432,13 +445,13 @@ def config_class(
     the type's keys and those of the drafter's options."""
     own = fields_of(decoding.keys)
     added: list[tuple[str, Any, Any]] = []
-    for name, found in fields_of(options).items() if options is not None else ():
+    for name, field in fields_of(options).items() if options is not None else ():
         if name not in own:
             assert options is not None
-            metadata = dict(found.metadata)
+            metadata = dict(field.metadata)
             kinds: list[Any] = [*types_of(options)[name]]
             added.append(
-                (name, functools.reduce(operator.or_, kinds), option(found.default, **metadata))
+                (name, functools.reduce(operator.or_, kinds), option(field.default, **metadata))
             )
     name = f"{decoding.name.replace('_', '')}DecodingConfig"
     made = make_dataclass(

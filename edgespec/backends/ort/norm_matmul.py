@@ -17,9 +17,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgespec.backends.ort.fusion import is_over_rows, is_residual, replace_value
+from edgespec.backends.ort.fusion import is_over_rows, is_residual
 from edgespec.backends.ort.native.library import DOMAIN
-from edgespec.backends.rewriting import required
+from edgespec.backends.rewriting import replace_value, required
 
 PRODUCT = "LowBitMatMul"
 # As norm_gate.h numbers them
@@ -36,7 +36,7 @@ class RowSource:
     total: ir.Node | None = None
 
 
-def join_rows(model: ir.Model) -> None:
+def fuse_norms(model: ir.Model) -> None:
     """Replace the norms and gates of a lowered graph, and the products that alone read one of
     them."""
     for product in [node for node in model.graph.all_nodes() if is_product(node)]:
@@ -108,9 +108,9 @@ def rows_of_gate(node: ir.Node) -> RowSource | None:
         return None
     a, b = (required(value) for value in node.inputs)
     for active, up in ((a, b), (b, a)):
-        found = activation_of(active)
-        if found is not None and not up.is_initializer():
-            activation, gate = found
+        activated = activation_of(active)
+        if activated is not None and not up.is_initializer():
+            activation, gate = activated
             return RowSource(node, halves(gate, up), {"activation": activation})
     return None
 
