@@ -44,6 +44,7 @@ BITS = {
     **dict.fromkeys(("float32", "int32"), 32),
     "int64": 64,
 }
+NOT_ONNX = onnx.checker.ValidationError, onnx.shape_inference.InferenceError
 OFFSET = re.compile(r"[0-9]{1,19}")
 
 
@@ -65,7 +66,7 @@ def check_graph(path: Path, contract: Contract, listed: Iterable[str]) -> None:
             graph.initializer.append(tensor)
     try:
         onnx.checker.check_model(model, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+    except (*NOT_ONNX, ValueError, RuntimeError) as error:
         raise refused(path, f"not valid ONNX ({' '.join(str(error).split()):.200})") from error
 
 
