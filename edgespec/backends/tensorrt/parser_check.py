@@ -18,8 +18,8 @@ from edgespec.backends.onnx_dir import VisionOnnxDir, open_export
 from edgespec.backends.tensorrt import lowered_files
 from edgespec.backends.tensorrt.linter import LintReport, lint_file
 from edgespec.backends.tensorrt.lowering.vision import lower_vision
-from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.target import Target
+from edgespec.backends.tensorrt.versions import Capabilities
 from edgespec.vision.contract import vision_contract
 
 # Sizes for which an export is lowered: rules ask that they are fixed, not what they are
@@ -35,7 +35,7 @@ class Checked:
     target: Target | None
 
 
-def check(directory: Path, version: ParserVersion) -> Checked:
+def check(directory: Path, version: Capabilities) -> Checked:
     """Look at the graph of a directory. BundleError where there is none, or where an export is
     damaged."""
     if kind_of(directory) is DirectoryKind.EXPORT:
@@ -46,7 +46,7 @@ def check(directory: Path, version: ParserVersion) -> Checked:
     return Checked(lint_file(path, version), None)
 
 
-def check_export(directory: Path, version: ParserVersion) -> Checked:
+def check_export(directory: Path, version: Capabilities) -> Checked:
     """Lower the graph of an export for the release, and look at what comes out."""
     onnx = open_export(directory)
     model = ir.load(onnx.model)

@@ -32,7 +32,6 @@ from edgespec.backends.tensorrt.estimate import MemoryEstimate
 from edgespec.backends.tensorrt.fingerprint import fingerprint_of
 from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.options import SHORT, TensorRTOptions
-from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.profiles import Profile, max_rows, profiles_of, slots_of
 from edgespec.backends.tensorrt.rules import Level
 from edgespec.backends.tensorrt.settings import EngineSettings
@@ -207,9 +206,7 @@ def checked_model(onnx: OnnxDir, plan: BuildPlan) -> ir.Model:
 
 def check_rules(model: ir.Model, plan: DevicePlan) -> None:
     """BuildError that names what a lowered graph breaks of the rules of the version's parser."""
-    major, minor = plan.capabilities.version
-    prefix = "rtx-" if plan.library is RTX else ""
-    report = lint(ir.to_proto(model), ParserVersion(f"{prefix}{major}.{minor}"))
+    report = lint(ir.to_proto(model), plan.capabilities)
     broken = [row for row in report.findings if row.level is Level.REFUSED and row.rule != KEPT]
     if broken:
         lines = "\n  ".join(f"{row.rule} at {row.node}: {row.what}" for row in broken)
@@ -324,7 +321,7 @@ def job_of(plan: DevicePlan, options: TensorRTOptions, graph: Path, engine: Path
 def decomposes_attention(plan: DevicePlan) -> bool:
     """Whether attention is built of basic operators from the start: no version has a fused kernel
     for float32 with a mask. Where the parser knows no Attention, the graph has none."""
-    return plan.target.compute == "float32" and bool(plan.capabilities.operators)
+    return plan.target.compute == "float32" and plan.capabilities.has_attention
 
 
 def run(job: BuildJob, progress: Progress, environment: dict[str, str]) -> bool:
