@@ -11,12 +11,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgespec.backends.golden import cosine
+from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.parser_check import check
 from edgespec.backends.tensorrt.rules import Level
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.backends.tensorrt.versions import release_of
-from edgespec.backends.tensorrt.vision_contract import lowered_contract
 from edgespec.progress import Silent
 from edgespec.quantize.llm import Options, quantize_llm
 from edgespec.quantize.modelopt import Log

@@ -14,13 +14,11 @@ import onnx_ir as ir
 
 from edgespec.artifacts import file_names
 from edgespec.artifacts.directories import DirectoryKind, kind_of, not_an_export
-from edgespec.backends.onnx_dir import VisionOnnxDir, open_export
+from edgespec.backends.onnx_dir import open_export
 from edgespec.backends.tensorrt import lowered_files
 from edgespec.backends.tensorrt.linter import LintReport, lint_file
-from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.target import Target
 from edgespec.backends.tensorrt.versions import Capabilities
-from edgespec.vision.contract import vision_contract
 
 # Sizes for which an export is lowered: rules ask that they are fixed, not what they are
 CAPACITY, MAX_ROWS = 4096, 64
@@ -56,10 +54,7 @@ def check_export(directory: Path, version: Capabilities) -> Checked:
         capacity=CAPACITY,
         max_rows=MAX_ROWS,
     )
-    if isinstance(onnx, VisionOnnxDir):
-        lowered = lower_vision(model, vision_contract(onnx.config.vision), target)
-    else:
-        lowered = lowered_files.lowered_model(onnx, target, model)
+    lowered = lowered_files.lowered_model(onnx, target, model)
     with tempfile.TemporaryDirectory(prefix="edgespec-check-") as place:
         path = lowered_files.write(lowered, onnx.path.absolute(), Path(place))
         return Checked(lint_file(path, version), target)

@@ -15,9 +15,9 @@ from edgespec.backends.cuda.bound import Bound
 from edgespec.backends.cuda.device.base import DeviceMemoryFull
 from edgespec.backends.cuda.workspace import Workspace, attempt
 from edgespec.backends.tensorrt.bindings import Bindings
+from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.execution import OpenEngine
 from edgespec.backends.tensorrt.settings import EngineSettings
-from edgespec.backends.tensorrt.vision_contract import lowered_contract
 from edgespec.config import VisionConfig
 from edgespec.contract import TensorSpec
 from edgespec.errors import EnvironmentProblem, LimitError
