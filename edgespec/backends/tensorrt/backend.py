@@ -218,7 +218,7 @@ class TensorRTBackend(Backend):
         of CUDA, EnvironmentProblem where memory does not do."""
         component, limits = config.component, config.limits
         canonical = canonical_contract(component.graph)
-        settings = EngineSettings.read(config.settings, canonical, component.model)
+        settings = self.settings_of(config)
         path = self.engine_path(engine_dir, component.graph.role, config.variant)
         slots, lanes = limits.max_kv_cache_capacity, limits.max_batch_size
         return self.opened(path, settings, device, slots, lanes, canonical)
@@ -290,8 +290,7 @@ class TensorRTBackend(Backend):
         canonical = canonical_contract(config.component.graph)
         target = Target(dialect=Dialect.NATIVE, compute="float16", capacity=1, max_rows=1)
         if config.settings:
-            settings = EngineSettings.read(config.settings, canonical, config.component.model)
-            target = replace(settings.target, capacity=1)
+            target = replace(self.settings_of(config).target, capacity=1)
         return lowered_contract(canonical, target)
 
     def total_memory_bytes(self) -> int | None:
@@ -304,8 +303,7 @@ class TensorRTBackend(Backend):
         """What was built, and for which device."""
         from edgespec.backends.tensorrt.devices import title_of
 
-        canonical = canonical_contract(config.component.graph)
-        settings = EngineSettings.read(config.settings, canonical, config.component.model)
+        settings = self.settings_of(config)
         library = f"{self.title} {settings.version}"
         how = f"{settings.dialect.value} graph, {settings.compute}"
         how += ", attention of basic operators" if settings.decomposed_attention else ""
