@@ -218,15 +218,6 @@ class BaseSteps:
 # ---- its drafter
 
 
-@dataclass(frozen=True, slots=True)
-class DraftTimes:
-    """Seconds of a propose, and of observing the path that it proposed, wherever the drafter pays
-    for that: in `observe`, or in what it then proposes."""
-
-    propose: float
-    observe: float
-
-
 class DraftSteps:
     """What an open engine's drafter takes: it proposes, observes what it proposed, and proposes
     again, as in a run whose drafts are right. `states` are hidden states of the base for it.
@@ -269,29 +260,29 @@ class DraftSteps:
 
     def seconds(self, plan: DraftPlan) -> float:
         """Those of `propose`."""
-        return self.propose(plan).seconds
+        return self.propose(plan)[1]
 
-    def propose(self, plan: DraftPlan) -> Drafted:
-        """What all lanes draft by a plan behind one observed token. LimitError where nothing can be
-        drafted here."""
+    def propose(self, plan: DraftPlan) -> tuple[list[DraftTree], float]:
+        """What all lanes draft by a plan behind one observed token, and the seconds that it took.
+        LimitError where nothing can be drafted here."""
         self.hold()
         first = self.tokens.take(1)
         self.base.step(1, batch=1)
         self.observe([first] * self.place.batch)
         return self.drafted(plan, int(first[0]))
 
-    def time(self, plan: DraftPlan, shortest: DraftPlan, usual: float) -> DraftTimes:
-        """The times of a plan, of which as many tokens are observed as it has levels. `shortest`
-        drafts one level, in `usual` seconds behind one token: what it takes more behind them is
-        paid for them. LimitError as in `propose`."""
-        drafted = self.propose(plan)
-        paths = [path_of(tree, plan.steps, self.tokens) for tree in drafted.trees]
+    def time(self, plan: DraftPlan, shortest: DraftPlan, usual: float) -> tuple[float, float]:
+        """Seconds of proposing by a plan, and of observing as many tokens as it has levels, whether
+        the drafter pays for those in `observe` or in what it then proposes: `shortest` drafts one
+        level, in `usual` seconds behind one token. LimitError as in `propose`."""
+        trees, seconds = self.propose(plan)
+        paths = [path_of(tree, plan.steps, self.tokens) for tree in trees]
         self.base.step(1, batch=1)
         began = time.perf_counter()
         self.observe(paths)
         observed = time.perf_counter() - began
-        after = self.drafted(shortest, int(paths[0][-1])).seconds
-        return DraftTimes(drafted.seconds, observed + after - usual)
+        _, after = self.drafted(shortest, int(paths[0][-1]))
+        return seconds, observed + after - usual
 
     def observe(self, paths: Sequence[Ids]) -> None:
         """Show each lane what was committed there."""
@@ -302,8 +293,8 @@ class DraftSteps:
             observations.append(Observation(lane, states, tokens))
         self.drafter.observe(observations)
 
-    def drafted(self, plan: DraftPlan, pending: int) -> Drafted:
-        """What all lanes draft by a plan."""
+    def drafted(self, plan: DraftPlan, pending: int) -> tuple[list[DraftTree], float]:
+        """What all lanes draft by a plan, and the seconds that it took."""
         requests = [DraftRequest(lane, pending, plan) for lane in range(self.place.batch)]
         began = time.perf_counter()
         trees = self.drafter.propose(requests)
@@ -313,7 +304,7 @@ class DraftSteps:
             if any(getattr(state, "full", False) for state in states):
                 message = f"the draft has no room behind {self.place.context} tokens, or gives NaN"
                 raise LimitError(message, "Nothing is measured there.")
-        return Drafted(trees, seconds)
+        return trees, seconds
 
     def end(self) -> None:
         """Free the lanes."""
@@ -321,14 +312,6 @@ class DraftSteps:
             self.drafter.reset(lane)
         if self.held is not None:
             self.held.end()
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """The trees of all lanes, and the seconds in which they were proposed."""
-
-    trees: Sequence[DraftTree]
-    seconds: float
 
 
 def room_of(plan: DraftPlan) -> int:
