@@ -280,8 +280,9 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
     belong together."""
     if choice.drafter is not None:
         own_options = read_own_options(choice.options)
-        own = guarded(choice.drafter, base.config, engine_dir, own_options.time_budget_s)
-        return OpenDraft(own.drafter, options=own_options, guard=own.guard, draft_len=own.draft_len)
+        budget_s = own_options.time_budget_s
+        drafter, guard, draft_len = guarded(choice.drafter, base.config, engine_dir, budget_s)
+        return OpenDraft(drafter, options=own_options, guard=guard, draft_len=draft_len)
     if choice.method is None:
         return None
     row, options = DRAFTERS[choice.method], options_of(choice.method, choice.options)
