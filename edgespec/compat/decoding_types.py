@@ -23,7 +23,7 @@ from edgespec.errors import OptionError, Spellings, in_terms_of
 from edgespec.methods.medusa import MAX_HEADS
 from edgespec.runtime.drafters.block_drafter import MAX_BLOCK_TOP_K
 from edgespec.runtime.drafters.dspark import DSparkOptions
-from edgespec.runtime.drafters.eagle_options import NUM_EAGLE_LAYERS, EagleOptions
+from edgespec.runtime.drafters.eagle_options import NUM_EAGLE_LAYERS, EagleKeys, EagleOptions
 from edgespec.runtime.drafters.loading import load_drafter
 from edgespec.runtime.drafters.medusa import MedusaOptions
 from edgespec.runtime.drafters.options import DrafterOptions, option, refuse
@@ -31,7 +31,6 @@ from edgespec.runtime.plans.plan import Sizes
 from edgespec.runtime.trees.static_tree import (
     CHOICES_SCHEMA,
     DEFAULT,
-    MAX_DEPTH,
     MAX_NODES,
     checked_choices,
 )
@@ -41,34 +40,15 @@ TWO_ENGINES = "base and draft are always two engines, side by side"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EagleDecoding(DecodingConfig):
+class EagleDecoding(DecodingConfig, EagleKeys):
     """The keys of EAGLE's decoding types, as TensorRT-LLM's LLM API has them: `max_draft_len` are
     the levels, `max_total_draft_tokens` the nodes without the root. A chain, unless choices or a
     dynamic tree are asked for."""
 
     len_keys = ("max_draft_len", "num_eagle_layers")
 
-    eagle_choices: str | Sequence[Sequence[int]] | None = option(
-        None,
-        "A static tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
-        " name, such as mc_sim_7b_63.",
-        read=checked_choices,
-        schema=CHOICES_SCHEMA,
-    )
-    use_dynamic_tree: bool = option(
-        False, "Draft a tree as EAGLE-2 does, of the most probable nodes."
-    )
-    dynamic_tree_max_topK: int | None = option(  # noqa: N815
-        None, "Children of a node of a dynamic tree.", low=1, high=MAX_NODES
-    )
     greedy_sampling: bool | None = option(
         None, "TensorRT-LLM's switch of posterior_threshold: true excludes it."
-    )
-    num_eagle_layers: int | None = option(
-        None, "TensorRT-LLM's other name of max_draft_len.", low=1, high=MAX_DEPTH
-    )
-    max_non_leaves_per_layer: int | None = option(
-        None, "Nodes of a level that may have children; more are refused.", low=1, high=MAX_NODES
     )
 
     def __post_init__(self) -> None:

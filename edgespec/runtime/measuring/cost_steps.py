@@ -22,7 +22,6 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.block import BlockDecoder
 from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.sequence import SequenceState
-from edgespec.runtime.loop.session import Session
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.text.prompt_value import PromptValue
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
@@ -145,8 +144,8 @@ class BaseSteps:
     """Steps of an idle engine's loop whose drafts cost nothing, with the accept rule, the commit
     and the host's work. Nothing of it reaches an answer; `end` frees the lanes."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.session: Session = engine.session
+    def __init__(self, engine: Engine, sampler: Sampler = GREEDY) -> None:
+        self.session, self.sampler = engine.session, sampler
         self.base, self.most = engine.base, engine.config.limits.verify_tree_size
         self.tokens = RandomTokens(engine.config.component.vocab_size)
         self.held, self.made = Held(engine.base, self.tokens), MadeTrees()
@@ -188,7 +187,7 @@ class BaseSteps:
         for lane in range(self.place.batch):
             made = None if plan is None else self.made
             seq = SequenceState(
-                PromptValue.of(self.prompt), GREEDY, NO_END, plan=plan, drafter=made
+                PromptValue.of(self.prompt), self.sampler, NO_END, plan=plan, drafter=made
             )
             seq.lane = lane
             yield seq
