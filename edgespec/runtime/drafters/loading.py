@@ -6,7 +6,6 @@ Knows the three forms that such a drafter may have. What each of them does stand
 
 from __future__ import annotations
 
-import inspect
 import sys
 from dataclasses import dataclass
 from functools import cache, partial
@@ -68,20 +67,8 @@ def load_drafter(name: str) -> object:
     except CODE_FAILED as error:
         message = f"{name} could not be made: {said_of(error)}"
         shown = f"python -c 'import {module_name}; {module_name}.{path}()'"
-        remedy = f"Mend the class; {shown} shows where it is raised."
-        if needs_arguments(drafter):
-            remedy = "Let the class be made without arguments, or give an object in Python."
+        remedy = f"It is made without arguments: mend the class; {shown} shows where it is raised."
         raise OptionError(message, remedy) from error
-
-
-def needs_arguments(kind: type) -> bool:
-    """Whether a class cannot be called without arguments, as far as its signature says."""
-    try:
-        signature = inspect.signature(kind)
-    except CODE_FAILED:  # there is none, or its code fails
-        return False
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return any(p.default is p.empty and p.kind not in kinds for p in signature.parameters.values())
 
 
 def imported(name: str) -> object:

@@ -116,7 +116,8 @@ class FileRun:
                 self.time_plain_steps()
         except Exception as error:
             self.fault = error
-            self.done |= {answer.key: answer for answer in self.unanswered()}
+            left = (a for request in self.requests.requests for a in unasked(request, 0))
+            self.done = {answer.key: answer for answer in left} | self.done
 
     def write(self) -> None:
         """Write the output file, after which the journal is removed. Raises OutputError."""
@@ -193,11 +194,6 @@ class FileRun:
         place = StepPlace(max(tokens) - 1, len(last))
         sampler = Sampler.of(seeded(last[-1]))
         self.plain_step = time_plain_steps(self.engine, place, sampler, self.answers.stopping)
-
-    def unanswered(self) -> list[Answer]:
-        """Answers without a response for the turns that no answer came for."""
-        left = [a for request in self.requests.requests for a in unasked(request, 0)]
-        return [answer for answer in left if answer.key not in self.done]
 
     def entry(self, answer: Answer) -> dict[str, object]:
         """An answer as output.json and the journal hold it."""
