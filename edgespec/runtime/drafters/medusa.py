@@ -236,14 +236,14 @@ class MedusaLimits:
         return LimitError(message, f"Set it to {self.num_heads} or less.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaOptions(DrafterOptions):
-    """Which Cartesian tree the heads make, by TensorRT-LLM's keys. Raises OptionError for choices
-    that are no tree, and in `plan` for those that the other keys do not allow."""
+@dataclass(frozen=True, kw_only=True)
+class MedusaKeys(DrafterOptions):
+    """Which Cartesian tree, by TensorRT-LLM's keys, which its scripts and its LLM API share."""
 
     medusa_choices: str | Sequence[Sequence[int]] | None = option(
         None,
-        "The Cartesian tree: a list of paths of ranks, or a published one's name.",
+        "The Cartesian tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
+        f" name; by default {DEFAULT}.",
         read=checked_choices,
         schema=CHOICES_SCHEMA,
     )
@@ -253,6 +253,13 @@ class MedusaOptions(DrafterOptions):
         low=1,
         high=MAX_HEADS,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaOptions(MedusaKeys):
+    """Which Cartesian tree the heads make. Raises OptionError for choices that are no tree, and in
+    `plan` for those that the other keys do not allow."""
+
     max_draft_len: int | None = option(
         None, "Nodes of the tree at most, without the root.", low=1, high=MAX_NODES
     )
