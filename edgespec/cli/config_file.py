@@ -96,7 +96,7 @@ HELP = (
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--config and key=value, for a command of the class ConfigCommand, which alone reads them."""
-    option = click.option("--config", type=FILE, metavar="FILE", help=HELP, expose_value=False)
+    option = click.option("--config", type=FILE, help=HELP, expose_value=False)
     argument = click.argument(
         "key_values", metavar="[KEY=VALUE]...", nargs=-1, required=False, expose_value=False
     )

@@ -78,7 +78,6 @@ PREFIX_CACHE = click.option(
     "--prefix-cache-mb",
     type=click.IntRange(0),
     default=256,
-    show_default=True,
     envvar=environment.PREFIX_CACHE_MB,
     show_envvar=True,
     help=(

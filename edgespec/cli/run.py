@@ -26,8 +26,8 @@ from edgespec.cli.draft_flags import ALIASES
 from edgespec.cli.engine_options import BOTH_WAYS, PREFIX_CACHE, draft_options, engine_options
 from edgespec.cli.help_pages import PagedCommand
 from edgespec.cli.image_flags import IMAGE, beside, image_flags
-from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import MODEL
+from edgespec.cli.streams import require_stream
 from edgespec.compat import trtllm
 from edgespec.errors import OptionError, RequestError
 

@@ -39,7 +39,7 @@ PROMPT = [6, 1, 8, 0, 3]
 CHAIN = DraftPlan(1, 3, 4)
 TEMPERATURE, TOP_K = 0.9, 5
 OFFSETS = np.array([0, 0, 0, 1, 1, 1, 2])  # seven of nine tokens can be drafted
-RUNS = 600
+RUNS = 450
 
 
 def run(session: Session, seq: SequenceState) -> list[StepOutput]:
