@@ -164,6 +164,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, Literal
 
+    from edgespec.compat.decoding import DecodingConfig
     from edgespec.errors import (
         BuildError,
         BundleError,
@@ -194,7 +195,6 @@ if TYPE_CHECKING:
         TypicalAcceptance,
     )
     from edgespec.runtime.drafters.base import Drafter
-    from edgespec.runtime.drafters.decoding import DecodingConfig
     from edgespec.runtime.drafters.options import DrafterOptions
     from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
     from edgespec.runtime.drafters.user import DraftContext, Proposal, UserDrafter
@@ -253,7 +253,7 @@ HOMES = {
     "PLAIN": "edgespec.runtime.trees.tree",
     "AsyncStream": "edgespec.runtime.streams",
     "Chunk": "edgespec.runtime.loop.generation",
-    "DecodingConfig": "edgespec.runtime.drafters.decoding",
+    "DecodingConfig": "edgespec.compat.decoding",
     "DraftContext": "edgespec.runtime.drafters.user",
     "DraftPlan": "edgespec.runtime.trees.tree",
     "Engine": "edgespec.runtime.engine",
@@ -331,12 +331,12 @@ def load(
         multimodal_engine_dir=multimodal_engine_dir,
         image_rules=ImageRules(roots[0] if roots else None, tuple(roots[1:]), allow_image_urls),
     )
-    config, draft = engine.speculative_config, engine.draft_config
-    if config is not None and draft is not None:
+    asked, draft = engine.speculation, engine.draft_config
+    if asked is not None and draft is not None:
         from edgespec.pairing.named import check_named
 
         try:
-            check_named(draft.component, config.speculative_model, config.aux_layers)
+            check_named(draft.component, asked.draft, asked.aux_layers)
         except BaseException:
             engine.close()
             raise
@@ -345,7 +345,7 @@ def load(
 
 def __getattr__(name: str) -> Any:
     if name.endswith("DecodingConfig") and name != "DecodingConfig":
-        from edgespec.runtime.opening.speculative_config import class_named
+        from edgespec.compat.speculative_config import class_named
 
         return class_named(name)
     if name not in __all__:
@@ -356,6 +356,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from edgespec.runtime.opening.speculative_config import config_names
+    from edgespec.compat.speculative_config import config_names
 
     return [*__all__, *config_names(), "__version__"]

@@ -113,18 +113,16 @@ def render() -> str:
 
 def parts() -> Iterator[str]:
     from edgespec.compat.config_keys import FOREIGN
+    from edgespec.compat.decoding import DecodingConfig
+    from edgespec.compat.decoding_types import DECODING_TYPES, OWN_TYPE
+    from edgespec.compat.speculative_config import AUTO, config_classes
     from edgespec.methods import METHODS
-    from edgespec.runtime.drafters.decoding import DecodingConfig
     from edgespec.runtime.drafters.options import fields_of
-    from edgespec.runtime.drafters.own_decoding import TYPE as OWN_TYPE
-    from edgespec.runtime.drafters.registry import DRAFTERS
-    from edgespec.runtime.opening.speculative_config import AUTO, config_classes
 
     yield HEAD
-    for method, row in DRAFTERS.items():
-        if row.decoding is not None:
-            names = ", ".join(f"`{alias.name}`" for alias in row.decoding.aliases)
-            yield TYPE.format(name=row.decoding.name, title=METHODS[method].title, aliases=names)
+    for method, row in DECODING_TYPES.items():
+        names = ", ".join(f"`{alias.name}`" for alias in row.aliases)
+        yield TYPE.format(name=row.name, title=METHODS[method].title, aliases=names)
     yield TYPE.format(name=OWN_TYPE.name, title=OWN_TITLE, aliases="")
     yield TYPE.format(name=AUTO, title=AUTO_TITLE, aliases="")
     yield COMMON

@@ -66,6 +66,7 @@ def sections(command: click.Command, name: str, parent: click.Context | None) ->
         "terminal_width": WIDTH,
         "max_content_width": WIDTH,
         "help_option_names": ["-h", "--help"],
+        "show_default": True,
     }
     context = click.Context(command, info_name=name, parent=parent, **settings)
     help_text = click.unstyle(whole(command).get_help(context)).rstrip()

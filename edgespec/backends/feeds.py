@@ -43,5 +43,6 @@ def reader_of(row: GraphInput) -> Read:
 def stacked_of(name: str, call: Call, *, in_context: bool) -> NDArray[Any] | None:
     """Hidden states of a call [B, S, width], or of its context [B, L, width]."""
     states = call.states(name)
-    rows = call.context_rows if in_context else call.rows
-    return None if states is None else stacked_states(states, rows)
+    if states is None:
+        return None
+    return stacked_states(states, call.context_rows if in_context else call.rows)

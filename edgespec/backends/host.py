@@ -141,9 +141,9 @@ def stacked_states(states: Sequence[HiddenStates], rows: int) -> Floats:
 
 def stacked(arrays: Sequence[NDArray], min_rows: int = 1) -> NDArray:  # type: ignore[type-arg]
     """[B, longest, ...], the shorter ones filled up with zeros."""
-    longest = max(min_rows, *(len(array) for array in arrays))
-    if len(arrays) == 1 and len(arrays[0]) == longest:
+    if len(arrays) == 1 and len(arrays[0]) >= min_rows:
         return np.ascontiguousarray(arrays[0])[None]
+    longest = max(min_rows, *map(len, arrays))
     out = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
     for row, array in zip(out, arrays, strict=True):
         row[: len(array)] = array

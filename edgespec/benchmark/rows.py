@@ -17,7 +17,7 @@ from edgespec.benchmark.passes import PassSize
 from edgespec.benchmark.report_fields import ReportFields
 from edgespec.benchmark.schedule import Turn
 from edgespec.benchmark.slices import Slice
-from edgespec.benchmark.statistics import Figure, figure
+from edgespec.benchmark.statistics import Figure, as_dict, figure
 from edgespec.runtime.loop.metrics import Pooled, RequestMetrics, ratio
 
 OVER_PLAIN, OVER_ONE_ROW = "speed_over_plain", "cost_over_one_row"
@@ -112,14 +112,11 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """As a report has it."""
-        over = None if self.over_plain is None else self.over_plain.to_dict()
-        is_pass = self.mode == VERIFY
+        over, is_pass = as_dict(self.over_plain), self.mode == VERIFY
         return {
             **self.key,
             "prompt_tokens": self.prompt_tokens,
-            "figures": {
-                name: None if one is None else one.to_dict() for name, one in self.figures.items()
-            },
+            "figures": {name: as_dict(one) for name, one in self.figures.items()},
             OVER_PLAIN: None if is_pass else over,
             OVER_ONE_ROW: over if is_pass else None,
             PREDICTED: self.predicted,

@@ -48,6 +48,11 @@ class Figure:
         return {"median": self.median, **ends(self.interval), "samples": [*self.samples]}
 
 
+def as_dict(value: Figure | None) -> dict[str, Any] | None:
+    """As a report has it; null where there is none."""
+    return None if value is None else value.to_dict()
+
+
 def ends(interval: Interval | None) -> dict[str, float | None]:
     """As a report has it; all null where there is none."""
     low, high, confidence = (None, None, None) if interval is None else astuple(interval)

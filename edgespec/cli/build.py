@@ -6,11 +6,11 @@ knows no engine library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 from click.core import ParameterSource
@@ -18,7 +18,6 @@ from click.core import ParameterSource
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.cli import environment
-from edgespec.cli.built import built_dict, built_lines
 from edgespec.cli.costs_flag import MEASURING, costs_line
 from edgespec.cli.flags import EdgeCommand, either, until_separator
 from edgespec.cli.paths import DIRECTORY
@@ -38,16 +37,6 @@ else:
 
 DEFAULTS = Limits()
 CAPACITY = "max_kv_cache_capacity"
-# The limits of an engine, and whose they are
-LIMITS: Mapping[str, tuple[str, tuple[Role, ...]]] = {
-    **dict.fromkeys(("max_batch_size", "max_input_len", CAPACITY), ("a language model", DECODERS)),
-    "max_verify_tree_size": ("the base", (Role.LLM, Role.BASE)),
-    "max_draft_tree_size": ("the draft", (Role.DRAFT,)),
-    **dict.fromkeys(
-        ("min_image_tokens", "max_image_tokens", "max_image_tokens_per_image"),
-        ("the image encoder", (Role.VISUAL,)),
-    ),
-}
 ALIASES = {"--eagle-base": "--spec-base", "--eagle-draft": "--spec-draft"}
 BLOCKS = ", ".join(row.title for row in METHODS.values() if row.proposes.startswith("block"))
 FLAG = "--backend"
@@ -74,7 +63,51 @@ class Capacities(Numbers):
         return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
 
-CAPACITIES = Capacities()
+class Limit(NamedTuple):
+    """A limit of an engine: whose it is, and its flag's help."""
+
+    owner: str
+    roles: tuple[Role, ...]
+    help: str
+    more: Mapping[str, Any] = {}
+
+
+MODEL, IMAGES = ("a language model", DECODERS), ("the image encoder", (Role.VISUAL,))
+LIMITS: dict[str, Limit] = {
+    "max_batch_size": Limit(*MODEL, "Sequences at a time, at most."),
+    "max_input_len": Limit(*MODEL, "Tokens of a prompt, at most."),
+    CAPACITY: Limit(
+        *MODEL,
+        "Tokens of prompt and answer together, at most. Several, such as 1024,4096: an engine for"
+        " each; a request runs in the smallest that holds it (TensorRT, where a step costs by the"
+        " capacity).",
+        {"type": Capacities(), "metavar": "INTEGER[,INTEGER...]"},
+    ),
+    "max_verify_tree_size": Limit(
+        "the base",
+        (Role.LLM, Role.BASE),
+        "Nodes per base pass, the root included. The default has room for TensorRT-LLM's static"
+        f" trees (mc_sim_7b_63); {BLOCKS} use at most {MAX_BLOCK_NODES}.",
+    ),
+    "max_draft_tree_size": Limit(
+        "the draft",
+        (Role.DRAFT,),
+        f"Nodes that a draft makes: top-k times step, or its block ({BLOCKS}).",
+    ),
+    "min_image_tokens": Limit(*IMAGES, "Image encoder: tokens of an image, at least."),
+    "max_image_tokens": Limit(
+        *IMAGES, "Image encoder: tokens of all images of a request, at most."
+    ),
+    "max_image_tokens_per_image": Limit(*IMAGES, "Image encoder: tokens of an image, at most."),
+}
+
+
+def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags of LIMITS."""
+    for name, row in reversed(LIMITS.items()):
+        default = getattr(DEFAULTS, name)
+        command = click.option(flag_of(name), default=default, help=row.help, **row.more)(command)
+    return command
 
 
 class BuildCommand(EdgeCommand):
@@ -120,7 +153,6 @@ def backend_params(name: str | None) -> list[click.Parameter]:
         [FLAG],
         type=click.Choice(list(BACKENDS)),
         default=DEFAULT_BACKEND,
-        show_default=True,
         help=f"What builds and runs the engine: {titles}. The options below are its own.",
     )
     return [choice, *map(click_option, backend.options)]
@@ -145,7 +177,6 @@ def click_option(option: BuildOption) -> click.Option:
         [flag_of(option.name) + off],
         type=click.Choice(option.choices) if option.choices else None,
         default=option.default,
-        show_default=option.default is not None,
         metavar=option.metavar,
         help=ours(option.help),
     )
@@ -179,63 +210,7 @@ def click_option(option: BuildOption) -> click.Option:
     is_flag=True,
     help="State that this is a draft; checked against its config.json.",
 )
-@click.option(
-    "--max-batch-size",
-    default=DEFAULTS.max_batch_size,
-    show_default=True,
-    help="Sequences at a time, at most.",
-)
-@click.option(
-    "--max-input-len",
-    default=DEFAULTS.max_input_len,
-    show_default=True,
-    help="Tokens of a prompt, at most.",
-)
-@click.option(
-    "--max-kv-cache-capacity",
-    type=CAPACITIES,
-    metavar="INTEGER[,INTEGER...]",
-    default=DEFAULTS.max_kv_cache_capacity,
-    show_default=True,
-    help=(
-        "Tokens of prompt and answer together, at most. Several, such as 1024,4096: an engine for"
-        " each; a request runs in the smallest that holds it (TensorRT, where a step costs by the"
-        " capacity)."
-    ),
-)
-@click.option(
-    "--max-verify-tree-size",
-    default=DEFAULTS.max_verify_tree_size,
-    show_default=True,
-    help=(
-        "Nodes per base pass, the root included. The default has room for TensorRT-LLM's static"
-        f" trees (mc_sim_7b_63); {BLOCKS} use at most {MAX_BLOCK_NODES}."
-    ),
-)
-@click.option(
-    "--max-draft-tree-size",
-    default=DEFAULTS.max_draft_tree_size,
-    show_default=True,
-    help=f"Nodes that a draft makes: top-k times step, or its block ({BLOCKS}).",
-)
-@click.option(
-    "--min-image-tokens",
-    default=DEFAULTS.min_image_tokens,
-    show_default=True,
-    help="Image encoder: tokens of an image, at least.",
-)
-@click.option(
-    "--max-image-tokens",
-    default=DEFAULTS.max_image_tokens,
-    show_default=True,
-    help="Image encoder: tokens of all images of a request, at most.",
-)
-@click.option(
-    "--max-image-tokens-per-image",
-    default=DEFAULTS.max_image_tokens_per_image,
-    show_default=True,
-    help="Image encoder: tokens of an image, at most.",
-)
+@limit_options
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -243,7 +218,10 @@ def click_option(option: BuildOption) -> click.Option:
 )
 @MEASURING
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     onnx_dir: Path,
     engine_dir: Path,
     spec_base: bool,
@@ -270,18 +248,14 @@ def command(
     edgespec build --onnx-dir onnx/base/visual --engine-dir engines --max-image-tokens-per-image 1024
     """
     if spec_base and spec_draft:
-        raise click.UsageError(
-            "--spec-base and --spec-draft exclude each other", click.get_current_context()
-        )
+        raise click.UsageError("--spec-base and --spec-draft exclude each other", ctx)
     limits = limits_of(LIMITS, cast(dict[str, Any], values))
     chosen = find_backend(backend)
     assert chosen is not None  # one of the choices
     try:
         options = chosen.parse_options(cast(dict[str, OptionValue], values))
     except OptionError as error:
-        raise click.UsageError(
-            f"{error.what}. {error.remedy}", click.get_current_context()
-        ) from None
+        raise click.UsageError(f"{error.what}. {error.remedy}", ctx) from None
     from edgespec.backends.build import build, plan
     from edgespec.cli.progress import Bars
 
@@ -315,7 +289,14 @@ def command(
                 warn=lambda text: say(f"warning: {text}", err=True),
             ),
         )
-    show(built, costs_of(built, engine_dir, measure=measure_costs), as_json=as_json)
+    costs = None
+    if built.role in DECODERS:
+        costs = costs_line(engine_dir, measure=measure_costs, unproven=built.unproven)
+    if as_json:
+        click.echo(json_text(to_dict(built, costs)))
+    else:
+        for line in lines_of(built, costs):
+            say(line)
 
 
 def limits_of(names: Iterable[str], values: dict[str, Any]) -> Limits:
@@ -337,32 +318,40 @@ def show_planned(planned: Planned, *, as_json: bool) -> None:
         say(f"  {line}" if "\n" not in line else line)
 
 
-def costs_of(built: Built, engine_dir: Path, *, measure: bool) -> str | None:
-    """What was measured of the directory, or why nothing was; None where that was not asked for."""
-    if built.role not in DECODERS:
-        return None
-    return costs_line(engine_dir, measure=measure, unproven=built.unproven)
-
-
-def show(built: Built, costs: str | None, *, as_json: bool) -> None:
-    """Print the engine, how it was checked, and what a user should know of it."""
-    if as_json:
-        click.echo(json_text(to_dict(built, costs)))
-        return
-    for line in lines_of(built, costs):
-        say(line)
-
-
 def to_dict(built: Built, costs: str | None) -> dict[str, Any]:
     """What --json prints of an engine."""
-    notes = *built.notes, *unused(built.role), *other_device()
-    return built_dict(built, notes) | {"costs": costs}
+    return {
+        "role": built.role.value,
+        "engine": str(built.engine),
+        "bytes": built.size_bytes,
+        "golden_difference": built.golden_difference,
+        "golden_cosine": built.golden_cosine,
+        "unproven": built.unproven,
+        "weights": built.weights.to_dict(),
+        "seconds": built.seconds,
+        "notes": [*built.notes, *unused(built.role), *other_device()],
+        "costs": costs,
+    }
 
 
 def lines_of(built: Built, costs: str | None) -> Iterator[str]:
-    """An engine, and below it what is to be said of it."""
+    """An engine, and below it how it was checked and what a user should know of it."""
+    size = f"{built.size_bytes / 1e6:.1f} MB, {built.seconds:.1f} s"
+    yield f"{built.role.value}: {built.engine} ({size})"
     notes = *built.notes, *unused(built.role), *other_device(), *([costs] if costs else [])
-    return built_lines(built, notes)
+    for note in (checked(built), *notes):
+        yield f"  {note}"
+
+
+def checked(built: Built) -> str:
+    """How the engine agrees with the golden outputs."""
+    if built.unproven is not None:
+        return f"not compared with the golden outputs: {built.unproven}"
+    if built.golden_difference is None:
+        return "no golden outputs to check with"
+    if built.golden_cosine is not None:
+        return f"golden outputs approached (cosine {built.golden_cosine:.4f})"
+    return f"golden outputs reproduced (largest difference {built.golden_difference:.1e})"
 
 
 def other_device() -> Iterator[str]:
@@ -386,7 +375,7 @@ def unused(role: Role) -> list[str]:
     """Limits that were given and belong to another role: all may be passed to every build."""
     given = click.get_current_context().get_parameter_source
     return [
-        f"--{name.replace('_', '-')} is for {owner} and not used here"
-        for name, (owner, roles) in LIMITS.items()
-        if role not in roles and given(name) is ParameterSource.COMMANDLINE
+        f"{flag_of(name)} is for {row.owner} and not used here"
+        for name, row in LIMITS.items()
+        if role not in row.roles and given(name) is ParameterSource.COMMANDLINE
     ]

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from edgespec.artifacts import atomic
 from edgespec.cli.flags import EdgeCommand, EdgeGroup
+from edgespec.cli.tables import columns, print_table
 from edgespec.cli.terminal import harmless, json_text, say
 from edgespec.pipeline.cache import Cache, Entry, size_text
 
@@ -41,8 +42,6 @@ def list_entries(as_json: bool) -> None:
     total = sum(entry.size_bytes for entry in entries)
     say(f"{cache.root}: {size_text(total)} in {count_text(entries)}")
     if entries:
-        from edgespec.cli.report import print_table
-
         print_table(table(entries, now_s))
 
 
@@ -125,12 +124,7 @@ def confirmed(ctx: click.Context, question: str) -> bool:
 
 def table(entries: Sequence[Entry], now_s: float) -> Table:
     """A row per entry."""
-    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    out.add_column("size", justify="right")
-    out.add_column("last used", justify="right")
-    out.add_column("what")
-    out.add_column("weights")
-    out.add_column("entry")
+    out = columns("size", "last used", "what", "weights", "entry", left=5)
     for entry in entries:
         out.add_row(
             size_text(entry.size_bytes),

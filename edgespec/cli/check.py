@@ -44,7 +44,6 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 16
 @click.option(
     "--probe-text",
     type=FILE,
-    metavar="FILE",
     help="Text for --probe, instead of the shipped one.",
 )
 @click.option(
@@ -52,7 +51,6 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 16
     "probe_images",
     type=FILE,
     multiple=True,
-    metavar="FILE",
     help="An image for --probe, where the text has the model's mark of one, or before it;"
     " may be given repeatedly.",
 )

@@ -2,7 +2,7 @@
 its `speculative_config` goes to the engine.
 
 Knows flags. Which keys of TensorRT-LLM's files mean nothing here stands in `compat.config_keys`, how
-YAML is read in `pipeline.recipe`, what the block means in `runtime.opening.speculative_config`.
+YAML is read in `pipeline.recipe`, what the block means in `compat.speculative_config`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgespec.errors import RequestError, in_terms_of, spelled
 from edgespec.pipeline.recipe import nearest, read_config, shown
 
 if TYPE_CHECKING:
-    from edgespec.runtime.drafters.decoding import DecodingConfig
+    from edgespec.compat.decoding import DecodingConfig
 
 BLOCK = "speculative_config"
 META = f"{__name__}.read"  # in a context's meta: what the file and the overrides say
@@ -71,7 +71,7 @@ class ConfigCommand(EdgeCommand):
         flags."""
         read, keys = ctx.meta.get(META), dict[str, str]()
         if read is not None and read.block is not None:
-            from edgespec.runtime.opening.speculative_config import keys_as_written
+            from edgespec.compat.speculative_config import keys_as_written
 
             keys = keys_as_written()
         for param in self.get_params(ctx):
@@ -96,7 +96,7 @@ HELP = (
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--config and key=value, for a command of the class ConfigCommand, which alone reads them."""
-    option = click.option("--config", type=FILE, metavar="FILE", help=HELP, expose_value=False)
+    option = click.option("--config", type=FILE, help=HELP, expose_value=False)
     argument = click.argument(
         "key_values", metavar="[KEY=VALUE]...", nargs=-1, required=False, expose_value=False
     )
@@ -141,7 +141,7 @@ def divided(
 
 def is_of_block(name: str) -> bool:
     """Whether a key is one of a speculative_config."""
-    from edgespec.runtime.opening.speculative_config import keys_as_written
+    from edgespec.compat.speculative_config import keys_as_written
 
     return name in keys_as_written()
 
@@ -212,7 +212,7 @@ def configured(ctx: click.Context) -> tuple[DecodingConfig | None, tuple[str, ..
         return None, ()
     if read.block is None:
         return None, read.notes
-    from edgespec.runtime.opening.speculative_config import read_config as read_block
+    from edgespec.compat.speculative_config import read_config as read_block
 
     config, notes = read_block(read.block, read.where)
     assert config is not None
@@ -225,7 +225,7 @@ def configured(ctx: click.Context) -> tuple[DecodingConfig | None, tuple[str, ..
 
 def schema(commands: Iterable[click.Command]) -> dict[str, Any]:
     """The JSON schema of a file for any of these commands."""
-    from edgespec.runtime.opening.speculative_config import schema as of_block
+    from edgespec.compat.speculative_config import schema as of_block
 
     flags: dict[str, dict[str, Any]] = {}
     for command in commands:

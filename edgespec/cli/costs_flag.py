@@ -17,7 +17,6 @@ from edgespec.cli.terminal import say
 MEASURING = click.option(
     "--measure-costs/--no-measure-costs",
     default=True,
-    show_default=True,
     envvar=environment.MEASURE_COSTS,
     show_envvar=True,
     help=(

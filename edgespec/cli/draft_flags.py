@@ -297,7 +297,7 @@ def plan_of(
 ) -> DraftPlan:
     """That of `engine_request`, for a tree that what drafts can make."""
     from edgespec.runtime import engine_request
-    from edgespec.runtime.drafters.decoding import Sizes
+    from edgespec.runtime.plans.plan import Sizes
 
     if tree is not None:
         check_tree(engine.method, tree)
@@ -307,8 +307,8 @@ def plan_of(
 def check_tree(method: str | None, tree: TreeSpec) -> None:
     """Raises OptionError for a tree that is asked for by flags of another method: those of Medusa
     heads are for them alone, and heads take no others."""
+    from edgespec.compat.speculative_config import class_of_method
     from edgespec.runtime.drafters.options import fields_of
-    from edgespec.runtime.opening.speculative_config import class_of_method
 
     keys = fields_of(type(tree))  # type: ignore[arg-type]
     of_heads = any(key in keys for key in MEDUSA_KEYS)

@@ -78,7 +78,6 @@ PREFIX_CACHE = click.option(
     "--prefix-cache-mb",
     type=click.IntRange(0),
     default=256,
-    show_default=True,
     envvar=environment.PREFIX_CACHE_MB,
     show_envvar=True,
     help=(
@@ -114,8 +113,8 @@ def engine_options(*blocks: Decorator) -> Decorator:
 def request_of(ctx: click.Context, values: dict[str, Any]) -> EngineRequest:
     """What the options ask of an engine; they are taken out of `values`. Raises click.UsageError
     where they contradict each other."""
-    from edgespec.runtime.drafters.decoding import Sizes
     from edgespec.runtime.engine_request import EngineRequest
+    from edgespec.runtime.plans.plan import Sizes
 
     sizes = Sizes(*(one_of(values, name) for name in SIZES))
     tree, options = tree_of(ctx, sizes), keys_of(ctx)

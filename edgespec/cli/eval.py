@@ -25,10 +25,11 @@ from edgespec.cli.engine_options import (
 from edgespec.cli.exit_codes import FAILED, SOME_FAILED
 from edgespec.cli.flags import EdgeGroup
 from edgespec.cli.infer import check_outputs
-from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.prompt_options import CHECK_LOSSLESS, COMPARE_QUALITY, TOKENIZER_DIR
 from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.streams import require_stream
+from edgespec.cli.tables import columns, print_table
 from edgespec.cli.terminal import json_text, say
 from edgespec.cli.tokenizer_dir import check_tokenizer
 from edgespec.compat import trtllm
@@ -58,25 +59,20 @@ def command() -> None:
     "--dataset",
     required=True,
     type=FILE,
-    metavar="FILE",
     help="Articles as JSONL: each line has an article and its highlights, as cnn_dailymail.",
 )
 @click.option("--num-articles", type=click.IntRange(1), help="Take the first N.  [default: all]")
-@click.option(
-    "--batch-size", type=click.IntRange(1), default=1, show_default=True, help="Articles at a time."
-)
+@click.option("--batch-size", type=click.IntRange(1), default=1, help="Articles at a time.")
 @click.option(
     "--max-input-len",
     type=click.IntRange(8),
     default=923,
-    show_default=True,
     help="Tokens of a prompt at most: longer articles are cut.",
 )
 @click.option(
     "--output-len",
     type=click.IntRange(1),
     default=100,
-    show_default=True,
     help="Tokens of a summary at most.",
 )
 @click.option(
@@ -88,14 +84,12 @@ def command() -> None:
     "--temperature",
     type=click.FloatRange(0),
     default=0.0,
-    show_default=True,
     help="0 is greedy. typical acceptance means nothing at 0.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**64 - 1),
     default=0,
-    show_default=True,
     help="Seed of each article.",
 )
 @CHECK_LOSSLESS
@@ -107,7 +101,7 @@ def command() -> None:
 )
 @TOKENIZER_DIR
 @click.option("--rouge1-threshold", type=click.FloatRange(0, 100), help="Fail below this ROUGE-1.")
-@click.option("--output-file", type=FILE, metavar="FILE", help="Write answers and scores as JSON.")
+@click.option("--output-file", type=FILE, help="Write answers and scores as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 @engine_options(SPEC_DECODE, draft_options, accept_options)
 @click.pass_context
@@ -252,8 +246,6 @@ def show(run: Evaluation, summary: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         click.echo(json_text(summary))
     else:
-        from edgespec.cli.report import print_table
-
         print_table(table(summary))
         for line in agreements(run, summary):
             say(line)
@@ -263,12 +255,10 @@ def show(run: Evaluation, summary: dict[str, Any], *, as_json: bool) -> None:
 
 def table(summary: dict[str, Any]) -> Table:
     """One column a program, and the rows that at least one of them has."""
-    columns = [summary[name] for name in COLUMNS if name in summary]
-    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for heading in ("", *(name for name in COLUMNS if name in summary)):
-        out.add_column(heading, justify="right" if heading else "left")
+    names = [name for name in COLUMNS if name in summary]
+    out = columns("", *names)
     for label, key, form in ROWS:
-        values = [column.get(key) for column in columns]
+        values = [summary[name].get(key) for name in names]
         if any(value is not None for value in values):
             out.add_row(label, *("-" if v is None else form.format(v) for v in values))
     return out

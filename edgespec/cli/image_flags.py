@@ -42,7 +42,6 @@ FLAGS: dict[str, dict[str, Any]] = {
 IMAGE: dict[str, Any] = {
     "multiple": True,
     "type": EXISTING_FILE,
-    "metavar": "FILE",
     "help": ("Send this image with each --prompt, before its text; may be given repeatedly."),
 }
 

@@ -34,7 +34,6 @@ from edgespec.cli.engine_options import (
 from edgespec.cli.exit_codes import FAILED, SOME_FAILED
 from edgespec.cli.help_pages import PagedCommand
 from edgespec.cli.image_flags import IMAGE, beside, image_flags
-from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import FILE
 from edgespec.cli.prompt_options import (
     CHAT_TEMPLATE,
@@ -44,6 +43,7 @@ from edgespec.cli.prompt_options import (
     sampling_options,
 )
 from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.streams import require_stream
 from edgespec.cli.terminal import say
 from edgespec.cli.tokenizer_dir import check_tokenizer
 from edgespec.compat import trtllm
@@ -98,13 +98,11 @@ OF_REQUESTS = {
 @click.option(
     "--input-file",
     type=FILE,
-    metavar="FILE",
     help="Requests: messages and sampling, as JSON; - reads them from stdin, as JSON or JSONL.",
 )
 @click.option(
     "--prompts",
     type=FILE,
-    metavar="FILE",
     help="A JSONL prompt set with turns, such as MT-Bench's, instead of --input-file.",
 )
 @click.option(
@@ -135,7 +133,6 @@ OF_REQUESTS = {
 @click.option(
     "--output-file",
     type=FILE,
-    metavar="FILE",
     help=(
         "Write the responses and their metrics as JSON; - writes them to stdout, and the summary"
         " to stderr."
@@ -159,9 +156,7 @@ OF_REQUESTS = {
     default=0,
     help="Run the first batch this many times beforehand, unmeasured.",
 )
-@click.option(
-    "--profile-output-file", type=FILE, metavar="FILE", help="Write times by stage as JSON."
-)
+@click.option("--profile-output-file", type=FILE, help="Write times by stage as JSON.")
 @click.option("--dump-profile", is_flag=True, help="Print times by stage.")
 @click.option("--dump-output", is_flag=True, help="Print the text of the answers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -495,11 +490,12 @@ def show(
     """Print the summary, and where asked for the times by stage and the answers' text; with `err`
     on stderr."""
     from edgespec.cli import report
+    from edgespec.cli.tables import print_table
     from edgespec.runtime.requests.profile import profile
 
     report.show(stats, as_json=as_json, err=err)
     if dump_profile:
-        report.show_profile(profile(stats), err=err)
+        print_table(report.profile_table(profile(stats)), err=err)
     if dump_output:
         report.show_output(stats.answers)
 

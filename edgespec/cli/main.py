@@ -20,15 +20,8 @@ from edgespec import __version__
 from edgespec.cli import environment, logs
 from edgespec.cli.exit_codes import BROKEN_PIPE, INTERRUPTED
 from edgespec.cli.flags import EdgeGroup, rest, until_separator
-from edgespec.cli.limits import (
-    flush_stdout,
-    import_problem,
-    leave,
-    name_stdout,
-    occupy_closed_streams,
-    refuse_too_little_memory,
-)
 from edgespec.cli.signals import Raising, Terminated, exit_code
+from edgespec.cli.streams import flush_stdout, occupy_closed_streams
 from edgespec.cli.terminal import report, say
 from edgespec.errors import BundleError, EdgeSpecError, EnvironmentProblem
 
@@ -104,7 +97,6 @@ class LazyGroup(EdgeGroup):
         """Imports and returns a command, or returns None."""
         if cmd_name not in COMMANDS:
             return None
-        refuse_too_little_memory()
         command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         return command
 
@@ -116,7 +108,11 @@ class LazyGroup(EdgeGroup):
 
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
 )
 @click.version_option(__version__, "-V", "--version", prog_name="edgespec")
 @click.option(
@@ -151,9 +147,8 @@ def cli(ctx: click.Context, verbose: bool, debug: bool) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line and exits with its code."""
     occupy_closed_streams()
-    name_stdout()
     args = sys.argv[1:] if argv is None else argv
-    leave(flushed(run(args)))
+    sys.exit(flushed(run(args)))
 
 
 def run(args: list[str]) -> int:
@@ -232,26 +227,21 @@ def presentable(error: Exception) -> EdgeSpecError:
     """Returns any error as one with a remedy and an exit code."""
     if isinstance(error, EdgeSpecError):
         return error
-    if isinstance(error, ImportError) and (problem := import_problem(error)) is not None:
-        return problem
     if isinstance(error, OSError) and error.errno in UNREADABLE:
         return BundleError(
             f"{error.filename or 'a file'} cannot be read: {error.strerror}",
             "Check the path and its permissions.",
         )
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
-        return EnvironmentProblem(
-            f"{place}{error.strerror or error}", "Check the path, its permissions and the disk."
-        )
+        full = "stdout" if error.errno == errno.ENOSPC else None  # files that are full are named
+        place = f"{name}: " if (name := error.filename or full) else ""
+        remedy = "Check the path, its permissions and the disk."
+        return EnvironmentProblem(f"{place}{error.strerror or error}", remedy)
     if isinstance(error, MemoryError):
-        return EnvironmentProblem(
-            "not enough memory", "Close other programs, or use a smaller model."
-        )
-    message = f"{type(error).__name__}: {error}"
-    return EdgeSpecError(
-        message, "This is a bug in edgespec: please report it with the output of --debug."
-    )
+        remedy = "Close other programs, or use a smaller model."
+        return EnvironmentProblem("not enough memory", remedy)
+    remedy = "This is a bug in edgespec: please report it with the output of --debug."
+    return EdgeSpecError(f"{type(error).__name__}: {error}", remedy)
 
 
 def hoisted(args: list[str]) -> list[str]:

@@ -23,8 +23,9 @@ Context: TypeAlias = click.Context | None
 class FilePath(click.Path):
     """The path of a file, of whatever name. An empty one would be the directory at hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "path") -> None:
         super().__init__(readable=False, path_type=Path)
+        self.name = name
 
     def convert(self, value: Any, param: Parameter, ctx: Context) -> Any:
         """Returns the path; click.BadParameter for an empty one."""
@@ -96,5 +97,5 @@ def refuse_other_encodings(kind: Any, text: str, param: Parameter, ctx: Context)
     return text
 
 
-FILE, DIRECTORY, MODEL = FilePath(), DirectoryPath(), ModelName()
-EXISTING_DIRECTORY, EXISTING_FILE = ExistingDirectory(), ExistingFile()
+FILE, DIRECTORY, MODEL = FilePath("file"), DirectoryPath(), ModelName()
+EXISTING_DIRECTORY, EXISTING_FILE = ExistingDirectory(), ExistingFile("file")

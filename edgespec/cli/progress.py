@@ -6,7 +6,7 @@ Knows rich.
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -46,16 +46,11 @@ class Bars:
             TimeRemainingColumn(elapsed_when_finished=True),
         )
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> Self:
         self.progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if not self.progress.disable:  # stop() prints an empty line where there is no terminal
             self.progress.stop()
 
@@ -84,19 +79,10 @@ class Steps(Bars):
         """The same behind what shows that it is alive: some steps begin without a stage."""
         return (SpinnerColumn(), *super().columns())
 
-    def __enter__(self) -> Steps:
-        super().__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object = None, *exc: object) -> None:
         if kind is None:
             self.finish()
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, *exc)
 
     def step(self, title: str) -> None:
         """Ends the step before and begins one."""

@@ -52,9 +52,7 @@ def sampling_options(
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
         for flag, kind, text in reversed(SAMPLING):
             default = getattr(defaults, flag.removeprefix("--").replace("-", "_"), None)
-            option = click.option(
-                flag, type=kind, default=default, show_default=defaults is not None, help=text
-            )
+            option = click.option(flag, type=kind, default=default, help=text)
             command = option(command)
         return command
 

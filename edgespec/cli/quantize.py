@@ -105,7 +105,6 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
                 "--device",
                 type=click.Choice(("cpu", "cuda")),
                 default="cpu",
-                show_default=True,
                 envvar=environment.DEVICE,
                 show_envvar=True,
                 help="Where calibration runs.",

@@ -6,8 +6,7 @@ Knows how values look. What they mean stands in `runtime.metrics` and `runtime.p
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from types import TracebackType
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from edgespec.cli import tables
+from edgespec.cli.tables import print_table
 from edgespec.cli.terminal import harmless, json_text, say
 from edgespec.errors import counted
 from edgespec.methods import METHODS
@@ -29,7 +30,6 @@ from edgespec.runtime.trees.tree import DraftPlan
 if TYPE_CHECKING:
     from edgespec.runtime.engine_request import Opened
 
-MIN_WIDTH = 100  # characters
 MAX_DIFFERENCES = 10  # that are shown; output.json has all
 MAX_POSITIONS = 8  # whose acceptance is shown; output.json has all
 FOR_A_TREE = (
@@ -119,12 +119,7 @@ class TokenBar:
         self.progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.progress.stop()
 
     def add(self, chunk: Chunk) -> None:
@@ -153,13 +148,8 @@ def show(run: RunStats, *, as_json: bool, err: bool = False) -> None:
 def show_end(run: RunStats, *, show_speculation: bool) -> None:
     """Prints failed requests on stderr, and that drafts are no better than chance; with
     `show_speculation` why drafts made the run slower, and what the stored costs say of it."""
-    for line in [] if run.chance is None else run.chance.lines:
+    for line in speed_lines(run, costs=show_speculation):
         say(line, err=True)
-    cost = speedup(run) if show_speculation else None
-    if cost is not None and cost.line is not None:
-        say(cost.line, err=True)
-    if cost is not None and run.prediction is not None:
-        say(run.prediction.line(cost.over_plain), err=True)
     show_failures(run.answers)
 
 
@@ -177,10 +167,7 @@ def explained(run: RunStats) -> Iterator[str]:
         yield f"lossless: {text}"
     differing = [(a, a.difference) for a in run.answers if a.difference]
     differing.sort(key=lambda pair: pair[1].explained)
-    for answer, difference in differing[:MAX_DIFFERENCES]:
-        yield f"{place_of(answer)}: {difference.words}"
-    if (more := len(differing) - MAX_DIFFERENCES) > 0:
-        yield f"{more} more in the output file"
+    yield from first_of(f"{place_of(answer)}: {one.words}" for answer, one in differing)
     yield from quality_lines(run)
     pool = Pooled(run.drafted)
     if pool.steps_without_drafts:
@@ -194,9 +181,14 @@ def explained(run: RunStats) -> Iterator[str]:
             f"adaptive drafting decoded plainly in {pool.steps_paused} of"
             f" {counted(pool.steps, 'step')}: drafts did not pay there"
         )
-    if run.chance is not None:
-        yield from run.chance.lines
-    cost = speedup(run)
+    yield from speed_lines(run)
+
+
+def speed_lines(run: RunStats, *, costs: bool = True) -> Iterator[str]:
+    """That drafts are no better than chance; with `costs` why they made the run slower, and what
+    the stored costs say of it."""
+    yield from [] if run.chance is None else run.chance.lines
+    cost = speedup(run) if costs else None
     if cost is not None and cost.line is not None:
         yield cost.line
     if cost is not None and run.prediction is not None:
@@ -211,9 +203,14 @@ def quality_lines(run: RunStats) -> Iterator[str]:
         if (quality := answer.quality) is not None and quality.first_difference is not None
     ]
     others.sort(key=lambda row: row[2])
-    for answer, quality, _ in others[:MAX_DIFFERENCES]:
-        yield f"{place_of(answer)}: {quality.words}"
-    if (more := len(others) - MAX_DIFFERENCES) > 0:
+    yield from first_of(f"{place_of(answer)}: {quality.words}" for answer, quality, _ in others)
+
+
+def first_of(lines: Iterable[str]) -> Iterator[str]:
+    """The first lines, and how many more there are."""
+    shown = [*lines]
+    yield from shown[:MAX_DIFFERENCES]
+    if (more := len(shown) - MAX_DIFFERENCES) > 0:
         yield f"{more} more in the output file"
 
 
@@ -293,9 +290,7 @@ def columns_of(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def table(figures: dict[str, Any]) -> Table:
     """Plain beside speculative; acceptance length counts the bonus, not prefill's token."""
     columns = columns_of(figures)
-    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for heading in ("", *columns):
-        out.add_column(heading, justify="left" if not heading else "right")
+    out = tables.columns("", *columns)
     above: list[str] = []
     for label, key, form in ROWS:
         values = [column.get(key) for column in columns.values()]
@@ -348,19 +343,10 @@ def run_rows(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
 # ---- the profile
 
 
-def show_profile(profile: dict[str, Any], *, err: bool = False) -> None:
-    """The stages on stdout, or with `err` on stderr: how often each ran, for how long, and its
-    share of the run."""
-    print_table(profile_table(profile), err=err)
-
-
 def profile_table(profile: dict[str, Any]) -> Table:
     """A table of times by stage in ms, with each stage's share of the wall time."""
     wall_ms = 1000 * profile["edgespec"]["wall_s"]
-    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    out.add_column("stage (wall ms)")
-    for heading in ("passes", "total", "mean", "median", "p95", "share"):
-        out.add_column(heading, justify="right")
+    out = tables.columns("stage (wall ms)", "passes", "total", "mean", "median", "p95", "share")
     for stage in profile["stages"]:
         total, stats = stage["total_gpu_time_ms"], stage["gpu_time_stats"]
         times = (total, stats["mean_ms"], stats["median_ms"], stats["p95_ms"])
@@ -373,13 +359,6 @@ def profile_table(profile: dict[str, Any]) -> Table:
     rest = max(0.0, wall_ms - sum(stage["total_gpu_time_ms"] for stage in profile["stages"]))
     out.add_row("outside the stages", "", f"{rest:.2f}", "", "", "", share(rest, wall_ms))
     return out
-
-
-def print_table(table: Table, *, err: bool = False) -> None:
-    """Prints a table on stdout, or with `err` on stderr, never so narrow that a name is cut."""
-    console = Console(file=sys.stderr if err else sys.stdout)
-    console.width = max(console.width, MIN_WIDTH)
-    console.print(table)
 
 
 def share(part: float, whole: float) -> str:

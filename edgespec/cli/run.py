@@ -26,13 +26,13 @@ from edgespec.cli.draft_flags import ALIASES
 from edgespec.cli.engine_options import BOTH_WAYS, PREFIX_CACHE, draft_options, engine_options
 from edgespec.cli.help_pages import PagedCommand
 from edgespec.cli.image_flags import IMAGE, beside, image_flags
-from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import MODEL
+from edgespec.cli.streams import require_stream
 from edgespec.compat import trtllm
 from edgespec.errors import OptionError, RequestError
 
 if TYPE_CHECKING:
-    from edgespec.runtime.drafters.decoding import DecodingConfig
+    from edgespec.compat.decoding import DecodingConfig
     from edgespec.runtime.engine_request import EngineRequest
 
 T = TypeVar("T")
@@ -216,7 +216,7 @@ def check_method(config: DecodingConfig | None, method: str | None) -> None:
     """Raises OptionError where speculative_config names another method than the pair's; before
     anything is made of it."""
     if config is not None:
-        from edgespec.runtime.opening.speculative_config import of_engine
+        from edgespec.compat.speculative_config import of_engine
 
         of_engine(config, method, "the pair")
 

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from edgespec.cli import startup
@@ -127,12 +127,7 @@ class Stopper:
         self.old_fd = signal.set_wakeup_fd(self.writing.fileno(), warn_on_full_buffer=False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         signal.set_wakeup_fd(self.old_fd)
         for number, handler in self.handlers.items():
             signal.signal(number, handler)

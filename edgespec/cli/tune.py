@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,9 +23,9 @@ from edgespec.errors import LimitError
 if TYPE_CHECKING:
     from edgespec.prompts import ImageItem, Request, RequestFile
     from edgespec.runtime.engine_request import EngineRequest
-    from edgespec.tuning.tuner import TuneOptions
+    from edgespec.tuning.report import FormatsReport, TuneReport
+    from edgespec.tuning.tuner import TuneOptions, Tuner
 
-INTERRUPTED_LINE = "stopped: what was measured is in {}; the same command goes on with it"
 JSONL = (".jsonl", ".ndjson", ".parquet")
 WEIGHTS = ("int4", "int8", "fp32", "bf16", "fp16")
 HEADINGS = "predicted", "measured", "interval    ", "nodes", "tokens a step", "tokens/s"
@@ -37,7 +39,6 @@ SHOWN = 3  # candidates of each method that were not measured
     type=FILE,
     multiple=True,
     required=True,
-    metavar="FILE",
     help=(
         "Prompts like those that are to be fast: a set as MT-Bench and SPEED-Bench have them, JSONL"
         " or Parquet, or infer's input.json; may be given repeatedly."
@@ -48,33 +49,27 @@ SHOWN = 3  # candidates of each method that were not measured
     "--num-prompts",
     type=click.IntRange(1),
     default=12,
-    show_default=True,
     help="Requests that are taken, from all over the files.",
 )
 @click.option(
     "--output-tokens",
     type=click.IntRange(8),
     default=64,
-    show_default=True,
     help="Tokens of an answer, at most.",
 )
-@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
-@click.option(
-    "--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of sampled answers.")
+@click.option("--batch-size", type=click.IntRange(1), default=1)
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, help="0 is greedy.")
+@click.option("--seed", type=int, default=0, help="Of sampled answers.")
 @click.option(
     "--measure",
     type=click.IntRange(1, 16),
     default=4,
-    show_default=True,
     help="Candidates that are measured, the best by the cost model.",
 )
 @click.option(
     "--repeats",
     type=click.IntRange(6),
     default=6,
-    show_default=True,
     help="Measurements of each candidate on all prompts; with fewer than 6 noise is not told.",
 )
 @click.option(
@@ -103,10 +98,9 @@ SHOWN = 3  # candidates of each method that were not measured
 @click.option(
     "--journal",
     type=FILE,
-    metavar="FILE",
     help="Keep what was measured here until the end.  [default: in ENGINE_DIR]",
 )
-@click.option("--picture", type=FILE, metavar="FILE", help="Draw the frontier, as PNG or SVG.")
+@click.option("--picture", type=FILE, help="Draw the frontier, as PNG or SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(
@@ -153,68 +147,63 @@ def command(
 
         format_of(picture)
         check_installed()
-    from edgespec.backends.engine_dir import finished_engines
+    from edgespec.backends.engine_dir import TUNE_JOURNAL, finished_engines
+    from edgespec.benchmark.slices import Interrupted
+    from edgespec.tuning.report import TuneReport
     from edgespec.tuning.tuner import TuneOptions
 
     finished_engines(engine_dir)
     engine_request = request_of(values, prompts, engine_dir)
     options = TuneOptions(seed=seed, **values)
     requests = requests_of(prompts, options)
+    place = journal or engine_dir / TUNE_JOURNAL
     with Stopper() as stopper:
-        if draft_onnx is not None and draft_weights is not None:
-            found = formats(
-                engine_dir,
-                draft_onnx,
-                [*draft_weights],
-                requests,
-                options,
-                stopper,
-                install,
-                engine_request,
-            )
-        else:
-            place = journal or engine_dir / journal_name()
-            found = tuned(engine_dir, place, requests, options, stopper, output, engine_request)
-    if found is None:
-        assert stopper.number is not None
-        return exit_code(stopper.number)
+        search = Search(requests, options, engine_request, stopper)
+        report: TuneReport | FormatsReport
+        try:
+            if draft_onnx is None or draft_weights is None:
+                report = search.tuned(engine_dir, place, output)
+            else:
+                report = search.formats(engine_dir, draft_onnx, draft_weights, install)
+        except Interrupted:
+            kept = f"what was measured is in {place}; the same command goes on with it"
+            kept = "of several formats nothing is kept" if draft_onnx else kept
+            say(f"stopped: {kept}", err=True)
+            assert stopper.number is not None
+            return exit_code(stopper.number)
     if as_json:
-        click.echo(json_text(found))
+        click.echo(json_text(report.to_dict()))
+    elif isinstance(report, TuneReport):
+        show(report)
     else:
-        show(found)
+        for row in report.formats:
+            say(f"{row.weights}: {row.report.line}")
+        say(report.line)
     if picture is not None:
         from edgespec.tuning.frontier import draw_frontier
 
-        draw_frontier(found["formats"][0] if "formats" in found else found, picture)
+        whole = report if isinstance(report, TuneReport) else report.formats[0].report
+        draw_frontier(whole, picture)
     return 0
-
-
-def journal_name() -> str:
-    """The journal beside the engines."""
-    from edgespec.backends.engine_dir import TUNE_JOURNAL
-
-    return TUNE_JOURNAL
 
 
 def requests_of(files: Sequence[Path], options: TuneOptions) -> RequestFile:
     """The requests of all files that are taken, as many of each part. Raises RequestError."""
     from edgespec.benchmark.prompts import refuse_own_drafts
-    from edgespec.prompts import RequestFile, read_prompt_set, read_requests
+    from edgespec.prompts import Request, read_prompt_set, read_requests
 
     given: dict[str, Any] = {"temperature": options.temperature, "seed": options.seed}
-    requests_of_files, first = list[Any](), list[RequestFile]()
+    each = -(-options.num_prompts // len(files))
+    first, taken = None, list[Request]()
     for path in files:
         read: Any = read_prompt_set if path.suffix in JSONL else read_requests
-        requests = read(path, **given)
+        requests: RequestFile = read(path, **given)
         refuse_own_drafts(requests)
-        first.append(requests)
-        requests_of_files.append([anchored(request, path) for request in requests.requests])
-    each = -(-options.num_prompts // len(requests_of_files))
-    chosen = [request for own in requests_of_files for request in spread(own, each)][
-        : options.num_prompts
-    ]
-    numbered = tuple(replace(request, index=i) for i, request in enumerate(chosen))
-    return replace(first[0], requests=numbered)
+        first = first or requests
+        taken += [anchored(request, path) for request in spread(requests.requests, each)]
+    assert first is not None
+    chosen = enumerate(taken[: options.num_prompts])
+    return replace(first, requests=tuple(replace(request, index=i) for i, request in chosen))
 
 
 def request_of(values: dict[str, Any], files: Sequence[Path], engine_dir: Path) -> EngineRequest:
@@ -278,118 +267,82 @@ def check_costs(engine_dir: Path, batch_size: int, *, goes_on: bool) -> None:
         measure_again(engine_dir, err=True, again=known)
 
 
-def tuned(
-    engine_dir: Path,
-    place: Path,
-    requests: RequestFile,
-    options: TuneOptions,
-    stopper: Stopper,
-    output: Path | None,
-    engine_request: EngineRequest,
-) -> dict[str, Any] | None:
-    """Tune one directory and keep the plan, in `output` where that is given; None where it was
-    stopped."""
-    from edgespec.tuning.report import config_of, tuned_plan
+@dataclass(frozen=True)
+class Search:
+    """What all searches of a command have in common. Each raises Interrupted where the stopper
+    ends it."""
 
-    found = searched(engine_dir, place, requests, options, stopper, engine_request)
-    if found is None:
-        say(INTERRUPTED_LINE.format(place), err=True)
-        return None
-    tuner, summary = found
-    if output is None:
+    requests: RequestFile
+    options: TuneOptions
+    engine_request: EngineRequest
+    stopper: Stopper
+
+    def run(self, engine_dir: Path, place: Path) -> tuple[Tuner, TuneReport]:
+        """The search in one directory, its journal in `place`."""
+        from edgespec.benchmark.slices import SliceRunner
+        from edgespec.cli.progress import Bars
+        from edgespec.tuning.journal import TuneJournal
+        from edgespec.tuning.report import TuneReport, bound_to
+        from edgespec.tuning.tuner import Tuner
+
+        began = monotonic()
+        check_costs(engine_dir, self.options.batch_size, goes_on=place.exists())
+        with self.engine_request.open(engine_dir) as opened:
+            engine = opened.engine
+            if engine.costs is None:
+                message = f"what steps cost here is not known: {engine.why_no_costs}"
+                remedy = f"Measure it: edgespec bench {engine_dir} --measure-costs."
+                raise LimitError(message, remedy)
+            of = bound_to(engine, engine_dir, self.requests, self.options)
+            with TuneJournal(place, of) as journal, Bars() as bars:
+                if journal.other:
+                    say(f"{place} is of other engines, prompts or options: begun anew", err=True)
+                if journal.resumed:
+                    say(f"going on with {journal.resumed} measurements of {place}", err=True)
+                runner = SliceRunner(engine, self.stopper)
+                tuner = Tuner(runner, self.requests, self.options, journal, bars)
+                tuner.run()
+            return tuner, TuneReport.of(tuner, engine_dir, monotonic() - began)
+
+    def tuned(self, engine_dir: Path, place: Path, output: Path | None) -> TuneReport:
+        """Tune one directory and keep the plan, in `output` where that is given."""
         from edgespec.runtime.opening.tuned_plan import write_tuned
+        from edgespec.tuning.report import config_of, tuned_plan
 
-        write_tuned(engine_dir, tuned_plan(tuner, engine_dir))
-        summary["kept"] = str(engine_dir)
-    elif tuner.winner is not None:
-        write_yaml(output, config_of(tuner.winner))
-        summary["kept"] = str(output)
-    tuner.journal.remove()
-    return summary
+        tuner, report = self.run(engine_dir, place)
+        if output is None:
+            write_tuned(engine_dir, tuned_plan(tuner, engine_dir))
+        elif tuner.winner is not None:
+            write_yaml(output, config_of(tuner.winner.row.candidate))
+        tuner.journal.remove()
+        kept = None if output is not None and tuner.winner is None else output or engine_dir
+        return replace(report, kept=kept)
 
+    def formats(
+        self, engine_dir: Path, draft_onnx: Path, weights: Sequence[str], install: bool
+    ) -> FormatsReport:
+        """Tune the draft in each format of weights, and with `install` build the one whose own
+        drafts are fastest."""
+        from edgespec.backends.engine_dir import TUNE_JOURNAL
+        from edgespec.cli.costs_flag import measure_again
+        from edgespec.runtime.opening.tuned_plan import write_tuned
+        from edgespec.tuning import draft_formats
+        from edgespec.tuning.report import DraftFormat, FormatsReport, tuned_plan
 
-def searched(
-    engine_dir: Path,
-    place: Path,
-    requests: RequestFile,
-    options: TuneOptions,
-    stopper: Stopper,
-    engine_request: EngineRequest,
-) -> tuple[Any, dict[str, Any]] | None:
-    """The search in one directory, and its report; None where it was stopped."""
-    from time import monotonic
-
-    from edgespec.benchmark.slices import Interrupted, SliceRunner
-    from edgespec.cli.progress import Bars
-    from edgespec.tuning.journal import TuneJournal
-    from edgespec.tuning.report import bound_to, report
-    from edgespec.tuning.tuner import Tuner
-
-    began = monotonic()
-    check_costs(engine_dir, options.batch_size, goes_on=place.exists())
-    with engine_request.open(engine_dir) as opened:
-        engine = opened.engine
-        if engine.costs is None:
-            message = f"what steps cost here is not known: {engine.why_no_costs}"
-            raise LimitError(message, f"Measure it: edgespec bench {engine_dir} --measure-costs.")
-        with TuneJournal(place, bound_to(engine, engine_dir, requests, options)) as journal:
-            if journal.other:
-                say(f"{place} is of other engines, prompts or options: begun anew", err=True)
-            if journal.resumed:
-                say(f"going on with {journal.resumed} measurements of {place}", err=True)
-            with Bars() as bars:
-                tuner = Tuner(SliceRunner(engine, stopper), requests, options, journal, bars)
-                try:
-                    tuner.run()
-                except Interrupted:
-                    return None
-            summary = report(tuner, engine_dir)
-    summary["seconds"] = round(monotonic() - began, 1)
-    return tuner, summary
-
-
-def formats(
-    engine_dir: Path,
-    draft_onnx: Path,
-    weights: list[str],
-    requests: RequestFile,
-    options: TuneOptions,
-    stopper: Stopper,
-    install: bool,
-    engine_request: EngineRequest,
-) -> dict[str, Any] | None:
-    """Tune the draft in each format of weights, and with `install` build the one whose own drafts
-    are fastest; None where it was stopped."""
-    from edgespec.cli.costs_flag import measure_again
-    from edgespec.runtime.opening.tuned_plan import write_tuned
-    from edgespec.tuning import draft_formats
-    from edgespec.tuning.report import best_own, tuned_plan
-
-    backend = draft_formats.check(engine_dir, weights)
-    results, best = list[dict[str, Any]](), None
-    for name in weights:
-        say(f"the draft in {name}", err=True)
-        with draft_formats.with_draft(engine_dir, draft_onnx, name, backend) as directory:
-            place = directory / journal_name()
-            found = searched(directory, place, requests, options, stopper, engine_request)
-            if found is None:
-                say("stopped: of several formats nothing is kept", err=True)
-                return None
-            tuner, summary = found
-            tuner.journal.remove()
-            speed, words = best_own(tuner)
-            results.append({"weights": name, "over_plain": speed, "plan": words, **summary})
-            if best is None or speed > best[0]:
-                best = speed, name, words, tuned_plan(tuner, directory)
-    assert best is not None
-    results.sort(key=lambda row: -row["over_plain"])
-    speed, name, words, plan = best
-    line = f"fastest draft: {name}, {words}, {speed:.2f} x plain"
-    if install:
-        draft_formats.build_draft(engine_dir, engine_dir, draft_onnx, name, backend)
-        measure_again(engine_dir, err=True)
-        write_tuned(engine_dir, draft_formats.bound_again(engine_dir, plan))
-    return {"kind": "tune formats", "formats": results, "line": line, "installed": install}
+        backend, rows, plans = draft_formats.check(engine_dir, weights), list[DraftFormat](), {}
+        for name in weights:
+            say(f"the draft in {name}", err=True)
+            with draft_formats.with_draft(engine_dir, draft_onnx, name, backend) as directory:
+                tuner, report = self.run(directory, directory / TUNE_JOURNAL)
+                rows.append(DraftFormat.of(name, report))
+                plans[name] = tuned_plan(tuner, directory)
+        rows.sort(key=lambda row: -row.over_plain)
+        best = rows[0].weights
+        if install:
+            draft_formats.build_draft(engine_dir, engine_dir, draft_onnx, best, backend)
+            measure_again(engine_dir, err=True)
+            write_tuned(engine_dir, draft_formats.bound_again(engine_dir, plans[best]))
+        return FormatsReport(rows, install)
 
 
 def write_yaml(path: Path, value: dict[str, Any]) -> None:
@@ -405,59 +358,47 @@ def write_yaml(path: Path, value: dict[str, Any]) -> None:
 # ---- what is shown
 
 
-def show(found: dict[str, Any]) -> None:
+def show(report: TuneReport) -> None:
     """Print the result."""
-    if "formats" in found:
-        for one in found["formats"]:
-            say(f"{one['weights']}: {one['line']}")
-        say(found["line"])
-        return
-    from edgespec.cli.report import print_table
+    from edgespec.cli.tables import print_table
 
-    for line in acceptance_lines(found):
-        say(line)
-    print_table(table(found))
-    say(f"{found['line']}  ({found['candidates']} candidates, {found['seconds']:.0f} s)")
-    if "kept" in found:
-        say(f"kept in {found['kept']}")
-
-
-def acceptance_lines(found: dict[str, Any]) -> Iterator[str]:
-    """Acceptance by depth: of the best rank, and of all."""
-    for temperature, rates in found["acceptance"].items():
+    for temperature, rates in report.acceptance.items():
         if rates:
             best = " ".join(f"{depth[0]:.2f}" for depth in rates)
             whole = " ".join(f"{sum(depth):.2f}" for depth in rates)
-            yield f"acceptance by depth, temperature {temperature}: best rank {best}; any {whole}"
+            by_depth = f"acceptance by depth, temperature {temperature}"
+            say(f"{by_depth}: best rank {best}; any {whole}")
+    print_table(table(report))
+    say(f"{report.line}  ({report.candidates} candidates, {report.seconds:.0f} s)")
+    if report.kept is not None:
+        say(f"kept in {report.kept}")
 
 
-def table(found: dict[str, Any]) -> Any:
+def table(report: TuneReport) -> Any:
     """Measured candidates first, then the best of the others."""
-    from rich.table import Table
+    from edgespec.cli.tables import columns
+    from edgespec.tuning.contest import Measured
 
-    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    out.add_column("")
-    for heading in HEADINGS:
-        out.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
-    plain = found["plain"]
-    speed = "-" if plain is None else f"{plain['median']:.1f}"
+    out = columns("", *HEADINGS)
+    speed = "-" if report.plain is None else f"{report.plain.median:.1f}"
     out.add_row("plain", "1.00", "1.00", "", "1", "1.00", speed)
-    measured = {row["words"] for row in found["measured"]}
-    others = list[Any]()
-    for row in found["ranked"]:
-        alike = [other for other in others if other["method"] == row["method"]]
-        if row["words"] not in measured and len(alike) < SHOWN:
-            others.append(row)
-    for row in [*found["measured"], *others]:
-        over, tokens = row.get("over_plain"), row.get("tokens_per_s")
-        known = over is not None and over["low"] is not None
+    rows, count = [*report.measured], Counter[str]()
+    measured = {row.row.candidate.words for row in rows}
+    for row in report.ranked:
+        candidate = row.candidate
+        if candidate.words not in measured and count[candidate.method] < SHOWN:
+            count[candidate.method] += 1
+            rows.append(Measured(row))
+    for one in rows:
+        row, over, tokens = one.row, one.over_plain, one.tokens_per_s
+        ends = None if over is None else over.interval
         out.add_row(
-            row["words"],
-            f"{row['predicted']:.2f}",
-            "-" if over is None else f"{over['median']:.2f}",
-            f"{over['low']:.2f} to {over['high']:.2f}" if known else "",
-            f"{row['nodes']:.1f}",
-            f"{row['tokens']:.2f}",
-            "-" if tokens is None else f"{tokens['median']:.1f}",
+            row.candidate.words,
+            f"{row.over_plain:.2f}",
+            "-" if over is None else f"{over.median:.2f}",
+            "" if ends is None else f"{ends.low:.2f} to {ends.high:.2f}",
+            f"{row.nodes:.1f}",
+            f"{row.tokens:.2f}",
+            "-" if tokens is None else f"{tokens.median:.1f}",
         )
     return out

@@ -38,15 +38,12 @@ OUTCOME_WIDTH, ENGINE_WIDTH = 10, 7
 @click.option(
     "--input-file",
     type=FILE,
-    metavar="FILE",
     help="Requests to decode with drafts and without, instead of the built-in ones.",
 )
 @click.option(
     "--output-file",
     type=FILE,
-    metavar="FILE",
     default=RESULT,
-    show_default=True,
     help="Write the results as JSON: attach this file to a bug report.",
 )
 @image_flags

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 
 from edgespec.artifacts import atomic
 from edgespec.errors import OutputError
@@ -103,12 +102,7 @@ class Journal:
             self.failure = error
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._close()
 
     def add(self, response: Response) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Literal, NoReturn, TypedDict, Unpack, overload
@@ -21,6 +21,8 @@ from weakref import finalize
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.compat.decoding import DecodingConfig
+from edgespec.compat.speculative_config import for_engine, for_request
 from edgespec.errors import EdgeSpecError, LimitError, RequestError, in_terms_of
 from edgespec.images import ImageRules
 from edgespec.methods.names import ADAPTIVE, SpecPolicy
@@ -33,7 +35,6 @@ from edgespec.runtime.acceptance.verify import (
 )
 from edgespec.runtime.batch import Batch, one_each
 from edgespec.runtime.drafters.base import Drafter
-from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
 from edgespec.runtime.drafters.user import UserDrafter
@@ -44,14 +45,13 @@ from edgespec.runtime.loop.request_queue import RequestSource, run_queue
 from edgespec.runtime.loop.scheduler import Scheduler
 from edgespec.runtime.loop.session import Session
 from edgespec.runtime.opening.parts import open_parts
-from edgespec.runtime.opening.planner import RequestPlan as Plan
 from edgespec.runtime.plans.acceptance_estimate import AcceptanceEstimate
 from edgespec.runtime.plans.policy import AdaptivePolicy, AdaptiveState
 from edgespec.runtime.streams import AsyncStream, Ends, Stream, cancelling, future_end
 from edgespec.runtime.text.prompt import Conversation, Prompt
 from edgespec.runtime.text.prompt_encoder import PromptEncoder, never
 from edgespec.runtime.text.thinking import thinking_note
-from edgespec.runtime.trees.tree import PLAIN, DraftPlan
+from edgespec.runtime.trees.tree import PLAIN, DraftPlan, Plain
 
 logger = logging.getLogger(__name__)
 # What the library has to say goes where the application's logging sends it, else nowhere
@@ -68,6 +68,7 @@ KEYWORDS = {
 
 # Of a batch: one for all requests, or one for each
 Samplings = SamplingParams | None | Sequence[SamplingParams | None]
+Plan = DraftPlan | DecodingConfig | Plain | None
 Plans = Plan | Sequence[Plan]
 Acceptances = Acceptance | Sequence[Acceptance]
 
@@ -132,18 +133,20 @@ class Engine:
         image_rules: ImageRules | None = None,
     ) -> None:
         check_bytes(prefix_cache_bytes)
+        asked = for_engine(speculative_config, engine_dir, spec_decode, drafter, drafter_options)
         self.parts = parts = open_parts(
             engine_dir,
             spec_decode=spec_decode,
-            drafter=drafter,
+            drafter=drafter if asked is None else asked.drafter,
             drafter_options=drafter_options,
-            speculative_config=speculative_config,
+            speculation=None if asked is None else asked.speculation,
             exact=exact,
             acceptance=acceptance,
             spec_policy=spec_policy,
             tuned=tuned,
             multimodal_engine_dir=multimodal_engine_dir,
             image_rules=image_rules,
+            notes=() if asked is None else asked.notes,
         )
         self.path, self.exact, self.notes = parts.path, exact, parts.notes
         self.base, self.config = parts.base.decoder, parts.base.config
@@ -155,7 +158,7 @@ class Engine:
         self.draft_config = None if draft is None else draft.config
         self.spec_decode = draft is not None
         self.acceptance = self.planner.acceptance
-        self.speculative_config = self.planner.speculative_config
+        self.speculation = self.planner.speculation
         self.costs, self.why_no_costs = parts.costs.model, parts.costs.why
         self.limits, self.configs = parts.limits, parts.limits.configs
         self.max_batch_size = self.limits.max_batch_size
@@ -326,8 +329,9 @@ class Engine:
             raise RequestError(message, "Give edgespec.SamplingParams(temperature=0), for example.")
         ids = self.encode(prompt, enable_thinking=enable_thinking)
         rule = None if acceptance is None else self.acceptance_for(acceptance)
+        own = for_request(plan, self.method) if isinstance(plan, DecodingConfig) else plan
         with in_terms_of(KEYWORDS):
-            drafts = self.planner.drafts_of(plan, rule)
+            drafts = self.planner.drafts_of(own, rule)
         if rule is not None:
             drafts["acceptance"] = rule
         return GenerationRequest(ids, sampling or SamplingParams(), keep_all=keep, **drafts)
@@ -581,12 +585,19 @@ class Engine:
     def next_logits(self, prefix: Sequence[int]) -> NDArray[np.float32]:
         """The base's logits [V] after `prefix`, computed as a prompt in a lane that is free;
         LimitError where none is."""
+        with self.free_lane() as lane:
+            return self.base.read(lane, prefix).logits.row(0).copy()
+
+    @contextmanager
+    def free_lane(self) -> Iterator[int]:
+        """A lane of the base in which nothing runs, and no step meanwhile; LimitError where there
+        is none."""
         with self.driver.paused():
             if not self.session.num_free_lanes:
                 raise LimitError("all lanes of the engine are taken", "Finish a stream first.")
             lane = len(self.base.lanes) - self.session.num_free_lanes
             self.base.reset(lane)
-            result = self.base.read(lane, prefix)
-            logits: NDArray[np.float32] = result.logits.row(0).copy()
-            self.base.reset(lane)
-        return logits
+            try:
+                yield lane
+            finally:
+                self.base.reset(lane)

@@ -13,21 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.artifacts.component import ComponentConfig
+from edgespec.compat.decoding import TYPE_KEY, DecodingConfig
+from edgespec.compat.speculative_config import OWN, of_engine, read_config
 from edgespec.methods.names import SpecPolicy
 from edgespec.runtime.acceptance.verify import AcceptOptions
-from edgespec.runtime.drafters.decoding import DecodingConfig, Sizes
 from edgespec.runtime.drafters.loading import is_own_drafter
 from edgespec.runtime.drafters.options import fields_of
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.loop.prefix import PREFIX_CACHE_BYTES
 from edgespec.runtime.opening.open_engine import SpecDecode, choose_draft
-from edgespec.runtime.opening.speculative_config import (
-    OWN,
-    TYPE_KEY,
-    of_engine,
-    read_config,
-)
-from edgespec.runtime.plans.plan import TreeSpec
+from edgespec.runtime.plans.plan import NO_SIZES, Sizes, TreeSpec
 from edgespec.runtime.trees.tree import DraftPlan
 
 if TYPE_CHECKING:
@@ -36,7 +31,6 @@ if TYPE_CHECKING:
 
 LENGTH = "max_draft_len"  # an option of methods with a pool of drafts of one length
 BUDGET = "time_budget_ms"
-NO_SIZES = Sizes()
 # Compares the draft and the layers that a speculative_config names with the draft engine's
 CheckNamed = Callable[[ComponentConfig, str | None, Sequence[int] | None], None]
 
@@ -100,13 +94,12 @@ class EngineRequest:
         from edgespec.runtime.engine import Engine
 
         request = self.settled(engine_dir)
-        config = request.speculative_config
         engine = Engine(
             engine_dir,
             spec_decode=request.spec_decode,
             drafter=request.drafter,
             drafter_options=request.drafter_options,
-            speculative_config=config,
+            speculative_config=request.speculative_config,
             exact=request.exact,
             prefix_cache_bytes=request.prefix_cache_bytes,
             acceptance=request.acceptance,
@@ -115,10 +108,10 @@ class EngineRequest:
             multimodal_engine_dir=request.multimodal_engine_dir,
             image_rules=request.image_rules,
         )
-        if config is not None and engine.draft_config is not None and check_named is not None:
+        asked, draft = engine.speculation, engine.draft_config
+        if asked is not None and draft is not None and check_named is not None:
             try:
-                named = config.speculative_model, config.aux_layers
-                check_named(engine.draft_config.component, *named)
+                check_named(draft.component, asked.draft, asked.aux_layers)
             except BaseException:
                 engine.close()
                 raise

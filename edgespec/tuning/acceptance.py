@@ -5,55 +5,31 @@ Knows trees and accepted paths. Knows no engine and no cost.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import count, takewhile
 
 from edgespec.tuning.steps import SampledStep
 
 FEWEST = 5  # steps that must have reached a depth before its rates are used
 
 
-class AcceptanceCounts:
-    """How often each rank was accepted at each depth. The rank of a node is its place among its
-    siblings, whom a drafter gives in the order of their probability.
+def by_depth_and_rank(
+    steps: Iterable[SampledStep], ranks: int, fewest: int = FEWEST
+) -> list[list[float]]:
+    """[depth][rank], as deep as `fewest` steps reached; the ranks from 0 to `ranks` - 1. The rank
+    of a node is its place among its siblings, whom a drafter gives in the order of their
+    probability.
 
     A rank that a tree left out, as too improbable, counts as not accepted where its parent had
     children; a parent without any says nothing.
     """
-
-    def __init__(self) -> None:
-        self.tries: list[int] = []  # by depth, the first drafts at 0
-        self.hits: list[dict[int, int]] = []  # by depth: rank -> accepted
-
-    @classmethod
-    def of(cls, steps: Iterable[SampledStep]) -> AcceptanceCounts:
-        """The counts of all steps."""
-        counts = cls()
-        for step in steps:
-            counts.learn(step)
-        return counts
-
-    def learn(self, step: SampledStep) -> None:
-        """Take in a step."""
-        for depth, node in enumerate(step.path):
-            children = step.children[node]
-            if not children:
-                return
-            if depth == len(self.tries):
-                self.tries.append(0)
-                self.hits.append({})
-            self.tries[depth] += 1
-            if depth + 1 < len(step.path):
-                rank = children.index(step.path[depth + 1])
-                self.hits[depth][rank] = self.hits[depth].get(rank, 0) + 1
-
-    def rates(self, ranks: int, fewest: int = FEWEST) -> list[list[float]]:
-        """[depth][rank], as deep as `fewest` steps reached; the ranks from 0 to `ranks` - 1."""
-        rows = []
-        for tries, hits in zip(self.tries, self.hits, strict=True):
-            if tries < fewest:
-                break
-            rows.append([hits.get(rank, 0) / tries for rank in range(ranks)])
-        return rows
+    tries, hits = Counter[int](), Counter[tuple[int, int]]()
+    for step in steps:
+        tries.update(depth for depth, node in enumerate(step.path) if step.children[node])
+        hits.update(enumerate(step.ranks))
+    depths = takewhile(lambda depth: tries[depth] >= fewest, count())
+    return [[hits[depth, rank] / tries[depth] for rank in range(ranks)] for depth in depths]
 
 
 def by_depth(lengths: Sequence[int], levels: int, fewest: int = FEWEST) -> list[float]:

@@ -19,7 +19,7 @@ from edgespec.runtime.costs.cost_model import CostModel, best_static_tree
 from edgespec.runtime.drafters.block_drafter import BlockLimits
 from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.engine import Engine
-from edgespec.runtime.opening.tuned_plan import plan_of_dict, plan_to_dict
+from edgespec.runtime.opening.tuned_plan import plan_to_dict
 from edgespec.runtime.plans.plan import PlanLimits
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
@@ -85,17 +85,6 @@ class Candidate:
             "own": self.own,
             "options": dict(self.options),
         }
-
-    @classmethod
-    def of_dict(cls, raw: dict[str, Any], limits: PlanLimits) -> Candidate:
-        """The candidate of `to_dict`, by the limits of what drafts. Raises ValueError, KeyError and
-        TypeError for anything else, and what a plan raises."""
-        plan = plan_of_dict(raw["plan"])
-        if type(plan) is DraftPlan:
-            made = limits.plan(plan.top_k, plan.steps, plan.verify_size, NO_HINTS)
-            plan = replace(made, adaptive=plan.adaptive)
-        limits.check(plan)
-        return cls(raw["method"], plan, bool(raw["own"]), tuple(sorted(raw["options"].items())))
 
 
 def planned(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.benchmark.statistics import Figure, figure
+from edgespec.benchmark.statistics import FASTER, NOISE, UNKNOWN, Figure, as_dict, figure, result_of
 from edgespec.tuning.ranking import Ranked
 
 PLAIN = "plain"
@@ -22,20 +22,34 @@ class Trial:
     """One measured run: a candidate's key, or PLAIN."""
 
     repeat: int
-    group: int  # of the prompts
     key: str
 
 
-def turns(repeats: int, groups: int, keys: Sequence[str]) -> Iterator[Trial]:
-    """Each repeat of each group of prompts: plain and all candidates, forward and backward by
-    turns."""
-    backward = False
+def turns(repeats: int, keys: Sequence[str]) -> Iterator[Trial]:
+    """In each repeat plain and all candidates, forward and backward by turns."""
+    order = [PLAIN, *keys]
     for repeat in range(repeats):
-        for group in range(groups):
-            order = [PLAIN, *keys]
-            for key in reversed(order) if backward else order:
-                yield Trial(repeat, group, key)
-            backward = not backward
+        for key in reversed(order) if repeat % 2 else order:
+            yield Trial(repeat, key)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A candidate with its speed, also over plain decoding; None where no run had steps."""
+
+    row: Ranked
+    over_plain: Figure | None = None
+    tokens_per_s: Figure | None = None
+
+    @property
+    def speed(self) -> float:
+        """Over plain decoding; 0 where it is not known."""
+        return 0.0 if self.over_plain is None else self.over_plain.median
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a report has it."""
+        over, tokens = as_dict(self.over_plain), as_dict(self.tokens_per_s)
+        return {**self.row.to_dict(), "over_plain": over, "tokens_per_s": tokens}
 
 
 @dataclass
@@ -51,7 +65,7 @@ class Speeds:
     def ratios(self, key: str, other: str) -> Iterator[float]:
         """The quotients of all pairs."""
         for turn, speed in self.of.items():
-            beside = self.of.get(Trial(turn.repeat, turn.group, other))
+            beside = self.of.get(Trial(turn.repeat, other))
             if turn.key == key and speed and beside:
                 yield speed / beside
 
@@ -59,46 +73,29 @@ class Speeds:
         """The speeds of one."""
         return figure([speed for turn, speed in self.of.items() if turn.key == key])
 
-
-def is_above(ratio: Figure | None) -> bool:
-    """Whether a ratio is above 1 beyond noise."""
-    return ratio is not None and ratio.interval is not None and ratio.interval.low > 1
-
-
-def is_noise(ratio: Figure | None) -> bool:
-    """Whether a ratio may as well be 1."""
-    if ratio is None or ratio.interval is None:
-        return True
-    return ratio.interval.low <= 1 <= ratio.interval.high
+    def measured(self, row: Ranked) -> Measured:
+        """A candidate with its speed."""
+        key = row.candidate.key
+        return Measured(row, self.over(key), self.tokens_per_s(key))
 
 
-def winner(speeds: Speeds, measured: Sequence[Ranked]) -> Ranked | None:
+def result(ratio: Figure | None) -> str:
+    """What a ratio of speeds says."""
+    return result_of(None if ratio is None else ratio.interval)
+
+
+def winner(speeds: Speeds, measured: Sequence[Measured]) -> Measured | None:
     """The fastest, or the simplest of those that are CLOSE to it and not slower beyond noise; None
     where none is faster than plain decoding beyond noise: drafts do not pay."""
-    ratios = {row.candidate.key: speeds.over(row.candidate.key) for row in measured}
-    faster = [row for row in measured if is_above(ratios[row.candidate.key])]
+    faster = [one for one in measured if result(one.over_plain) == FASTER]
     if not faster:
         return None
-
-    def median_of(row: Ranked) -> float:
-        over = ratios[row.candidate.key]
-        return 0.0 if over is None else over.median
-
-    best = max(faster, key=median_of)
+    best = max(faster, key=lambda one: one.speed)
+    key = best.row.candidate.key
     near = [
-        row
-        for row in faster
-        if median_of(row) >= (1 - CLOSE) * median_of(best)
-        and (row is best or is_noise(speeds.over(best.candidate.key, row.candidate.key)))
+        one
+        for one in faster
+        if one.speed >= (1 - CLOSE) * best.speed
+        and (one is best or result(speeds.over(key, one.row.candidate.key)) in (NOISE, UNKNOWN))
     ]
-    return min(near, key=lambda row: row.candidate.complexity)
-
-
-def row_dict(row: Ranked, speeds: Speeds) -> dict[str, Any]:
-    """A measured candidate as a report has it."""
-    over, speed = speeds.over(row.candidate.key), speeds.tokens_per_s(row.candidate.key)
-    return {
-        **row.to_dict(),
-        "over_plain": None if over is None else over.to_dict(),
-        "tokens_per_s": None if speed is None else speed.to_dict(),
-    }
+    return min(near, key=lambda one: one.row.candidate.complexity)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from edgespec.runtime.opening.tuned_plan import TunedPlan, belonging
 WEIGHTS = "weights"  # the option of a backend that says how weights are kept
 
 
-def check(engine_dir: Path, weights: list[str]) -> str:
+def check(engine_dir: Path, weights: Iterable[str]) -> str:
     """The backend of the base, which builds the drafts. Raises BundleError where there is no base,
     OptionError for formats that it does not have."""
     there = engines.finished_engines(engine_dir).engines

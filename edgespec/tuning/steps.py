@@ -67,18 +67,6 @@ class SampledStep:
 
     @classmethod
     def of_list(cls, raw: list[Any]) -> SampledStep:
-        """The step of `to_list`. Raises ValueError for anything else."""
-        try:
-            parents, probs, path, context = raw
-            step = cls(
-                tuple(map(int, parents)),
-                None if probs is None else tuple(map(float, probs)),
-                tuple(map(int, path)),
-                int(context),
-            )
-        except TypeError as error:
-            raise ValueError(f"no step: {error}") from None
-        sound = all(-1 <= parent < node for node, parent in enumerate(step.parents))
-        if not sound or not all(0 <= node < len(step.parents) for node in step.path):
-            raise ValueError("no step: its nodes are no tree")
-        return step
+        """The step of `to_list`."""
+        parents, probs, path, context = raw
+        return cls(tuple(parents), None if probs is None else tuple(probs), tuple(path), context)

@@ -7,7 +7,7 @@ Knows the order of the work. What is measured is kept in the journal as it comes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -24,9 +24,9 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.plans.policy import AdaptivePolicy
 from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.tuning import contest
-from edgespec.tuning.acceptance import AcceptanceCounts
+from edgespec.tuning.acceptance import by_depth_and_rank
 from edgespec.tuning.candidates import Candidate, chains, of_text, static_trees, trees, wide_plan
-from edgespec.tuning.contest import PLAIN, Speeds, Trial
+from edgespec.tuning.contest import PLAIN, Measured, Speeds, Trial
 from edgespec.tuning.journal import RUN, SAMPLE, TuneJournal
 from edgespec.tuning.ranking import Ranked, in_order, to_measure, valued
 from edgespec.tuning.replay import DraftedStep, adapted, replayed
@@ -50,10 +50,6 @@ class TuneOptions:
     repeats: int = 6
     seed: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """As a report and a journal have it."""
-        return asdict(self)
-
 
 @dataclass
 class Tuner:
@@ -67,9 +63,9 @@ class Tuner:
     prompts: list[BenchPrompt] = field(default_factory=list)
     samples: dict[float, list[list[SampledStep]]] = field(default_factory=dict)
     ranked: list[Ranked] = field(default_factory=list)
-    measured: list[Ranked] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
     speeds: Speeds = field(default_factory=Speeds)
-    winner: Ranked | None = None
+    winner: Measured | None = None
 
     @property
     def engine(self) -> Engine:
@@ -93,8 +89,9 @@ class Tuner:
                 self.samples[temperature] = [*self.sample(temperature)]
         self.progress.start("candidates", 0)
         self.ranked = in_order(self.valued())
-        self.measured = to_measure(self.ranked, self.options.measure)
-        self.measure()
+        rows = to_measure(self.ranked, self.options.measure)
+        self.measure({row.candidate.key: row for row in rows})
+        self.measured = [self.speeds.measured(row) for row in rows]
         self.winner = contest.winner(self.speeds, self.measured)
 
     # ---- the sample
@@ -153,8 +150,7 @@ class Tuner:
         answers = self.samples.get(temperature)
         if answers is None:
             return []
-        counts = AcceptanceCounts.of(step for steps in answers for step in steps)
-        return counts.rates(self.wide.top_k)
+        return by_depth_and_rank((s for steps in answers for s in steps), self.wide.top_k)
 
     def valued(self) -> Iterator[Ranked]:
         """All candidates with their predictions."""
@@ -237,11 +233,10 @@ class Tuner:
 
     # ---- measured
 
-    def measure(self) -> None:
+    def measure(self, rows: Mapping[str, Ranked]) -> None:
         """The best few and plain decoding in turn, from the journal where a run is there. A run
         is all prompts: how they differ from each other is no noise."""
-        rows = {row.candidate.key: row for row in self.measured}
-        order = [*contest.turns(self.options.repeats, 1, [*rows])]
+        order = [*contest.turns(self.options.repeats, [*rows])]
         self.progress.start("measured", len(order))
         for key in (PLAIN, *rows):  # warm-up
             if any(self.journal.get(RUN, name_of(t)) is None for t in order if t.key == key):
@@ -273,7 +268,7 @@ def at(prompt: BenchPrompt, temperature: float) -> SamplingParams:
 
 def name_of(turn: Trial) -> str:
     """A run's name in a journal."""
-    return f"{turn.repeat} {turn.group} {turn.key}"
+    return f"{turn.repeat} {turn.key}"
 
 
 def adaptable(fixed: Sequence[Ranked]) -> list[Ranked]:

@@ -12,9 +12,9 @@ import pytest
 import edgespec
 from edgespec.contract import Limits
 from edgespec.errors import BundleError, EngineClosed
-from edgespec.runtime.drafters.decoding import Sizes
 from edgespec.runtime.drafters.ngram import NgramOptions
 from edgespec.runtime.engine_request import EngineRequest
+from edgespec.runtime.plans.plan import Sizes
 from tests import made, toys
 from tests.e2e.workshop import Cli, asked, cli
 

@@ -394,8 +394,8 @@ def test_an_engine_that_computes_something_else_is_not_kept(
 
 
 CONTRADICTIONS: list[tuple[Mapping[str, Any], str]] = [
-    ({"vision_config/fullatt_block_indexes": [0, 1, 2, 3]}, "inputs; by config.json"),
-    ({"vision_config/out_hidden_size": 64}, "'image_embeds'"),
+    ({"vision_config/fullatt_block_indexes": [0, 1, 2, 3]}, "; by config.json none"),
+    ({"vision_config/out_hidden_size": 64}, "by config.json image_embeds"),
     ({"vision_config/norm": "none"}, "'norm'"),
     ({"vision_config/window_size": 14}, "'window_size'"),
     ({"vision_config/window_size": 16000}, "'window_size'"),

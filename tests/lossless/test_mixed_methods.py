@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
+from edgespec.compat.decoding import DecodingType
+from edgespec.compat.decoding_types import DECODING_TYPES
+from edgespec.compat.speculative_config import class_named
 from edgespec.errors import LimitError, OptionError, RequestError
 from edgespec.methods import METHODS, Method
 from edgespec.prompts import NoJournal, RequestFile, SamplingParams, parse_requests
 from edgespec.runtime.acceptance.verify import TypicalAcceptance
-from edgespec.runtime.drafters.decoding import DecodingType
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk, Response
-from edgespec.runtime.opening.speculative_config import class_named
 from edgespec.runtime.plans.plan import TreeLimits
 from edgespec.runtime.requests.file_runner import FileRun
 from edgespec.runtime.trees.tree import PLAIN
@@ -58,10 +59,10 @@ def registered() -> Iterator[None]:
         open=open_drafter,
         limits=lambda base, draft: TreeLimits(base.limits.verify_tree_size),
         options=RepeatOptions,
-        decoding=DecodingType(name="Repeat_It"),
     )
     patch.setitem(METHODS, NAME, method)
     patch.setitem(DRAFTERS, NAME, row)
+    patch.setitem(DECODING_TYPES, NAME, DecodingType(name="Repeat_It"))
     yield
     patch.undo()
 

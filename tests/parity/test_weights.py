@@ -266,10 +266,10 @@ def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
     assert fmt.bits is not None
     kernel = matmul_nbits.NBitsKernel(fmt.bits, fmt.block, 160, 24)
     weight = quantize_rtn(rng.standard_normal((24, 160), np.float32), fmt.bits, fmt.block)
-    session = matmul_nbits.probe_session(kernel, *matmul_nbits.pack(kernel, weight))
+    packed = matmul_nbits.pack(kernel, weight)
     x = rng.standard_normal((2, 160), np.float32)
     louder = x * np.array([[1], [100]], np.float32)
-    one, other = (session.run(None, {"x": rows})[0] for rows in (x, louder))
+    one, other = (matmul_nbits.run(kernel, *packed, rows) for rows in (x, louder))
     np.testing.assert_array_equal(one[0], other[0])
 
 
@@ -294,9 +294,11 @@ def zero_point_off(kernel: matmul_nbits.NBitsKernel, values: Any, scales: Any) -
 def test_a_kernel_that_reads_another_layout_stops_the_build(
     onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:
-    make = matmul_nbits.probe_session
+    run = matmul_nbits.run
     monkeypatch.setattr(
-        matmul_nbits, "probe_session", lambda kernel, *arrays: make(kernel, *fault(kernel, *arrays))
+        matmul_nbits,
+        "run",
+        lambda kernel, values, scales, x: run(kernel, *fault(kernel, values, scales), x),
     )
     with pytest.raises(BuildError, match=r"MatMulNBits computes .* with an error of"):
         build(onnx_dir, tmp_path / "engine", LIMITS, options=FORMATS["int4-32"])

@@ -16,9 +16,9 @@ from edgespec.cli import infer, run
 from edgespec.cli.chat import command as chat
 from edgespec.cli.config_file import BLOCK, divided, flag_name, is_of_files
 from edgespec.compat.config_keys import FOREIGN
+from edgespec.compat.speculative_config import class_of, config_classes
+from edgespec.compat.speculative_config import read_config as read_block
 from edgespec.pipeline.recipe import read, read_config
-from edgespec.runtime.opening.speculative_config import class_of, config_classes
-from edgespec.runtime.opening.speculative_config import read_config as read_block
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

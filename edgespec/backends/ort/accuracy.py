@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.backends.base import AccuracySpec, RoundingMargin
-from edgespec.backends.engine_config import AS_EXPORTED, FLOAT32, EngineWeights
+from edgespec.backends.engine_config import AS_EXPORTED, EngineWeights
 from edgespec.backends.ort.contract import CacheType
-from edgespec.backends.ort.data_layout import (
+from edgespec.backends.ort.data_file import (
     AnyWeight,
     DequantizedWeight,
     Int8GemmWeight,
@@ -46,7 +46,7 @@ RECURRENT_COSINE = {4: 0.3, 8: 0.9}
 
 # Where keys and values are rounded, and weights are not. Measured on random weights of 7 layers,
 # with windows and without, and on the demo base: float16 above 0.9999998, int8 above 0.9999.
-CACHE_COSINE: dict[CacheType, float] = {"float16": 0.9999, "int8": 0.999}
+CACHE_COSINE: dict[CacheType, float] = {"float32": 1.0, "float16": 0.9999, "int8": 0.999}
 
 NOISE = 1e-5  # of each embedding: less than any difference that counts
 # Where edges of activations are few, 1e-5 met none on a golden prompt, and another prompt did: of
@@ -148,59 +148,24 @@ def scheme_names(exported: Sequence[ExportedWeight]) -> str:
     return ", ".join(sorted({weight.scheme.name for weight in exported}))
 
 
+def is_rounded(exported: Sequence[ExportedWeight], weight_format: WeightFormat) -> bool:
+    """Whether one row and one among many may differ by what an engine rounds."""
+    return weight_format.bits is not None or any(weight.rounds_rows for weight in exported)
+
+
 def accuracy_of(
-    exported: Sequence[ExportedWeight],
-    weight_format: WeightFormat,
-    *,
-    recurrent: bool,
-    cache: CacheType = "float32",
+    weights: EngineWeights, *, rounded: bool, recurrent: bool, cache: CacheType = "float32"
 ) -> AccuracySpec:
     """The tolerance, cosine and margin that an engine with these weights and this type of KV cache
-    must keep."""
-    return with_cache(accuracy_of_weights(exported, weight_format, recurrent=recurrent), cache)
-
-
-def with_cache(spec: AccuracySpec, cache: CacheType) -> AccuracySpec:
-    """The same where keys and values are rounded too."""
-    if cache == "float32":
-        return spec
-    cosine = CACHE_COSINE[cache] if spec.min_cosine is None else spec.min_cosine
-    noise = NOISE if spec.min_cosine is None or spec.margin is None else spec.margin.noise
-    return quantized_spec(min(cosine, CACHE_COSINE[cache]), noise)
-
-
-def accuracy_of_weights(
-    exported: Sequence[ExportedWeight], weight_format: WeightFormat, *, recurrent: bool
-) -> AccuracySpec:
-    """What an engine with these weights must keep over a KV cache in float32."""
-    if not exported and weight_format.bits is not None:
-        cosine = (RECURRENT_COSINE if recurrent else MIN_COSINE)[weight_format.bits]
-        return quantized_spec(cosine, NOISE)
-    if any(weight.rounds_rows for weight in exported):
-        noise = max(NOISE_BY_SCHEME.get(weight.scheme.name, NOISE) for weight in exported)
-        return quantized_spec(exported_cosine(exported, recurrent=recurrent), noise)
+    must keep; `rounded`: whether rows differ by what it rounds."""
+    if rounded:
+        cosine, noise = rounded_cosine(weights, recurrent=recurrent), NOISE
+        if weights.method == AS_EXPORTED:
+            noise = max(NOISE_BY_SCHEME.get(name, NOISE) for name in weights.scheme.split(", "))
+        return quantized_spec(min(cosine, CACHE_COSINE[cache]), noise)
+    if cache != "float32":
+        return quantized_spec(CACHE_COSINE[cache], NOISE)
     return AccuracySpec(tolerance=FLOAT32_TOLERANCE, margin=RECURRENT_MARGIN if recurrent else None)
-
-
-def accuracy_of_engine(
-    weights: EngineWeights, *, recurrent: bool, cache: CacheType = "float32"
-) -> AccuracySpec:
-    """What the outputs of a finished engine must keep, by what its config says of its weights and
-    of the type of its KV cache."""
-    return with_cache(accuracy_of_engine_weights(weights, recurrent=recurrent), cache)
-
-
-def accuracy_of_engine_weights(weights: EngineWeights, *, recurrent: bool) -> AccuracySpec:
-    """The same over a KV cache in float32."""
-    if weights.scheme == FLOAT32 or weights.rounding is None:
-        margin = RECURRENT_MARGIN if recurrent else None
-        return AccuracySpec(tolerance=FLOAT32_TOLERANCE, margin=margin)
-    if weights.method != AS_EXPORTED:
-        bits = 4 if weights.scheme.startswith("int4") else 8
-        return quantized_spec((RECURRENT_COSINE if recurrent else MIN_COSINE)[bits], NOISE)
-    names = weights.scheme.split(", ")
-    noise = max(NOISE_BY_SCHEME.get(name, NOISE) for name in names)
-    return quantized_spec(lowest_cosine(names, recurrent=recurrent), noise)
 
 
 def quantized_spec(min_cosine: float, noise: float) -> AccuracySpec:
@@ -216,13 +181,12 @@ def quantized_spec(min_cosine: float, noise: float) -> AccuracySpec:
     )
 
 
-def exported_cosine(exported: Sequence[ExportedWeight], *, recurrent: bool) -> float:
-    """The cosine with the golden outputs that the export's schemes must reach."""
-    return lowest_cosine([weight.scheme.name for weight in exported], recurrent=recurrent)
-
-
-def lowest_cosine(names: Sequence[str], *, recurrent: bool) -> float:
-    """The cosine that an export with these schemes must reach."""
+def rounded_cosine(weights: EngineWeights, *, recurrent: bool) -> float:
+    """The cosine with the golden outputs that rounded weights must reach over a float32 cache."""
+    if weights.method != AS_EXPORTED:
+        bits = 4 if weights.scheme.startswith("int4") else 8
+        return (RECURRENT_COSINE if recurrent else MIN_COSINE)[bits]
+    names = weights.scheme.split(", ")
     lowest = min(EXPORTED_COSINE.get(name, STATIC_COSINE) for name in names)
     if recurrent:
         lowest = min(lowest, RECURRENT_COSINE[4 if "nvfp4" in names else 8])

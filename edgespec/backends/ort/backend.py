@@ -92,8 +92,7 @@ class OrtBackend(Backend):
     ) -> Staged:
         """Lower the canonical graph and write it with its data file to `staging`. ContractError
         where the graph has another form, BuildError where a kernel computes something else."""
-        from edgespec.backends.ort.staging import stage
-        from edgespec.backends.ort.vision_staging import stage_vision
+        from edgespec.backends.ort.staging import stage, stage_vision
 
         assert isinstance(options, WeightFormat)
         path, batched = self.engine_path(staging, onnx.role), limits.max_batch_size > 1
@@ -103,7 +102,7 @@ class OrtBackend(Backend):
 
     def plan(self, onnx: AnyOnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """The weights of an image encoder. BuildError where they cannot be what is asked for."""
-        from edgespec.backends.ort.vision_staging import planned
+        from edgespec.backends.ort.staging import planned
 
         del limits
         assert isinstance(options, WeightFormat)
@@ -220,11 +219,14 @@ class OrtBackend(Backend):
 
     def accuracy(self, config: EngineConfig) -> AccuracySpec:
         """What the outputs of a finished engine must keep."""
-        from edgespec.backends.ort.accuracy import accuracy_of_engine
+        from edgespec.backends.ort.accuracy import accuracy_of
 
-        recurrent = config.component.graph.recurrent is not None
-        cache = settings_of(config).cache
-        return accuracy_of_engine(config.weights, recurrent=recurrent, cache=cache)
+        return accuracy_of(
+            config.weights,
+            rounded=config.weights.is_quantized,
+            recurrent=config.component.graph.recurrent is not None,
+            cache=settings_of(config).cache,
+        )
 
     def self_test(self, runner: Runner) -> list[Finding]:
         """Where calls write in the cache."""

@@ -13,11 +13,10 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from edgespec.backends.ort.fusion import replace_value
 from edgespec.backends.ort.low_bit_matmul import RowRounding
 from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION
-from edgespec.backends.rewriting import required
+from edgespec.backends.rewriting import replace_value, required
 
 Part = Literal["gate", "up", "down"]
 PARTS: tuple[Part, ...] = ("gate", "up", "down")

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgespec.backends.ort import matmul_nbits
-from edgespec.backends.rewriting import Constants
+from edgespec.backends.rewriting import Constants, replace_value
 
 # Of SkipSimplifiedLayerNormalization: normed, two that are not asked for, and the sum
 SUM, NUM_OUTPUTS = 3, 4
@@ -49,13 +49,6 @@ def fuse_projections(
     for node, part in zip(nodes, parts.outputs, strict=True):
         replace_value(part, node.outputs[0])
     graph.remove(nodes, safe=True)
-
-
-def replace_value(new: ir.Value, old: ir.Value) -> None:
-    """Let `new` have the name and the users of `old`."""
-    new.name, new.shape, new.type = old.name, old.shape, old.type
-    old.name = f"{old.name}/apart"
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
 def fuse_residuals(graph: ir.Graph) -> None:

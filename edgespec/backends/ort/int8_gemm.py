@@ -15,13 +15,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.probe import probe_graph, run_probe
+from edgespec.backends.ort.emulate import INT8_MAX, row_scale, row_scales
+from edgespec.backends.ort.probe import check_product, probe_graph, run_probe
 from edgespec.backends.rewriting import Constants, Nodes
-from edgespec.errors import BuildError
 from edgespec.quantization.quantized_weight import QuantizedWeight
 
-INT8_MAX = np.float32(127)
-MIN_SCALE = np.finfo(np.float32).tiny  # of a row's scale: a row of zeros has one too
 MIDDLE = 128  # the quantized value of an activation of zero
 MAX_INPUTS = 2**31 // (128 * 128)  # more could overflow a sum of 32 bits
 PROBE_COLUMNS = 64
@@ -75,14 +73,7 @@ class Activations:
         key = (id(node.graph), x)
         if key not in self.by_row:
             make = Nodes(node, self.constant)
-            size = make("Abs", x, label="abs")
-            reach = make("ReduceMax", size, make.constant.int64(-1), label="reach", keepdims=1)
-            scale = make(
-                "Max",
-                make("Div", reach, float(INT8_MAX), label="ratio"),
-                float(MIN_SCALE),
-                label="scale",
-            )
+            scale = row_scale(make, x, INT8_MAX)
             self.by_row[key] = (
                 quantize(make, make("Div", x, scale, label="units"), np.float32(1)),
                 scale,
@@ -169,20 +160,13 @@ def prove(
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features)).astype(np.float32)
     x *= np.float32(60) * (INT8_MAX**-1 if kernel.step is None else kernel.step)
     wanted = exact(some, x, values[:, low:], scales[low:])
-    computed = run(
-        some, x, np.ascontiguousarray(values[:, low:]), np.ascontiguousarray(scales[low:])
+    check_product(
+        f"MatMulInteger computes {name}",
+        run(some, x, np.ascontiguousarray(values[:, low:]), np.ascontiguousarray(scales[low:])),
+        wanted,
+        PROBE_TOLERANCE,
+        "This ONNX Runtime computes something else on this CPU: use another version of it.",
     )
-    size = float(np.sqrt(np.mean(np.square(wanted))))
-    difference = float(np.sqrt(np.mean(np.square(computed - wanted)))) / max(size, float(MIN_SCALE))
-    if not difference <= PROBE_TOLERANCE:
-        message = (
-            f"MatMulInteger computes {name} with an error of {difference:.1e}, allowed is"
-            f" {PROBE_TOLERANCE}"
-        )
-        raise BuildError(
-            message,
-            "This ONNX Runtime computes something else on this CPU: use another version of it.",
-        )
 
 
 def exact(
@@ -193,12 +177,12 @@ def exact(
 ) -> NDArray[np.float32]:
     """The product [rows, out] of x [rows, in], computed with numpy's integers."""
     if kernel.step is not None:
-        rows, row_scales = np.clip(np.rint(x / kernel.step), -128, 127), np.float32(1)
+        rows, scale_of_row = np.clip(np.rint(x / kernel.step), -128, 127), np.ones(1, np.float32)
     else:
-        row_scales = np.maximum(np.abs(x).max(-1, keepdims=True) / INT8_MAX, MIN_SCALE)
-        rows = np.rint(x / row_scales)
+        scale_of_row = row_scales(x, INT8_MAX)
+        rows = np.rint(x / scale_of_row)
     sums: NDArray[np.float32] = (rows.astype(np.int64) @ values.astype(np.int64)).astype(np.float32)
-    return sums * scales * row_scales
+    return sums * scales * scale_of_row
 
 
 def run(

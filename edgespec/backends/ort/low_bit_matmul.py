@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.ort.native.layout import BLOCK_SIZES, PANEL, WeightLayout
 from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION, kernels
-from edgespec.errors import BuildError
+from edgespec.backends.ort.probe import check_product
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def replace_matmuls(
     """Replace MatMuls that read the same rows `x` by one LowBitMatMul, with an output for each."""
     import onnx_ir as ir
 
-    from edgespec.backends.ort.fusion import replace_value
+    from edgespec.backends.rewriting import replace_value
 
     graph, names = nodes[0].graph, [str(node.name) for node in nodes]
     assert isinstance(graph, ir.Graph)
@@ -105,20 +105,22 @@ def pack(layout: WeightLayout, weight: QuantizedWeight, rounding: RowRounding) -
     """The packed weight, proven by running the kernel on its last panel: BuildError where it
     computes something else."""
     assert weight.symmetric
-    scales = per_block(layout, weight)
+    scales = per_block(weight, layout.block)
     packed = layout.pack(weight.values.astype(np.int8, copy=False), scales)
     prove(layout, packed, weight, rounding)
     return packed
 
 
-def per_block(layout: WeightLayout, weight: QuantizedWeight) -> NDArray[np.float32]:
-    """Scales [out, blocks]; those of a row or of longer blocks are repeated."""
-    width = min(weight.block[1], layout.in_features)
-    assert width == layout.in_features or width % layout.block == 0
-    first = np.arange(layout.num_blocks) * layout.block // width
+def per_block(weight: QuantizedWeight, block: int) -> NDArray[np.float32]:
+    """Scales [out, blocks] of a kernel's blocks; those of a row or of longer blocks are
+    repeated."""
+    out_features, in_features = weight.shape
+    width = min(weight.block[1], in_features)
+    assert width == in_features or width % block == 0
+    first = np.arange(-(-in_features // block)) * block // width
     scales = weight.scales.astype(np.float32)
     if scales.shape[0] == 1:
-        scales = np.repeat(scales, layout.out_features, axis=0)
+        scales = np.repeat(scales, out_features, axis=0)
     return scales[:, np.minimum(first, scales.shape[1] - 1)]
 
 
@@ -133,17 +135,13 @@ def prove(
     if rounding.scale is not None:
         x *= rounding.scale * np.float32(40)
     wanted = x @ dequantize_stored(weight, slice(low, layout.out_features)).T
-    computed = run(last, packed[-1:], rounding, x)
-    size = float(np.sqrt(np.mean(np.square(wanted))))
-    difference = float(np.sqrt(np.mean(np.square(computed - wanted)))) / max(
-        size, float(np.finfo(np.float32).tiny)
+    check_product(
+        f"LowBitMatMul computes {weight.name}",
+        run(last, packed[-1:], rounding, x),
+        wanted,
+        PROBE_TOLERANCE,
+        "Build with `kernels` onnxruntime, and please report it.",
     )
-    if not difference <= PROBE_TOLERANCE:
-        message = (
-            f"LowBitMatMul computes {weight.name} with an error of {difference:.1e}, allowed is"
-            f" {PROBE_TOLERANCE}"
-        )
-        raise BuildError(message, "Build with `kernels` onnxruntime, and please report it.")
 
 
 def run(

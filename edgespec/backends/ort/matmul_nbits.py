@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.session import FATAL, NO_FALLBACK
-from edgespec.contract import OPSET
-from edgespec.errors import BuildError
+from edgespec.backends.ort.low_bit_matmul import per_block
+from edgespec.backends.ort.probe import check_product, probe_graph, run_probe
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 
 if TYPE_CHECKING:
@@ -113,7 +111,7 @@ def pack(
         unsigned if kernel.bits == 8 else unsigned[:, 0::2] | (unsigned[:, 1::2] << np.uint8(4))
     )
     values: NDArray[np.uint8] = np.ascontiguousarray(packed.reshape(kernel.values_shape), np.uint8)
-    scales: NDArray[np.float32] = np.ascontiguousarray(per_block(kernel, weight), np.float32)
+    scales: NDArray[np.float32] = np.ascontiguousarray(per_block(weight, kernel.block))
     prove(kernel, values, scales, weight)
     return values, scales.reshape(-1)
 
@@ -148,15 +146,6 @@ def unpack(
     return np.ascontiguousarray(flat[..., : kernel.in_features])
 
 
-def per_block(kernel: NBitsKernel, weight: QuantizedWeight) -> NDArray[Any]:
-    """Scales [out, blocks]; those of a row or of longer blocks are repeated."""
-    width = min(weight.block[1], kernel.in_features)
-    assert weight.block[0] == 1
-    assert width == kernel.in_features or width % kernel.block == 0
-    first = np.arange(kernel.num_blocks) * kernel.block // width
-    return weight.scales.astype(np.float32)[:, np.minimum(first, weight.scales.shape[1] - 1)]
-
-
 def prove(
     kernel: NBitsKernel,
     values: NDArray[np.uint8],
@@ -169,58 +158,29 @@ def prove(
     some = NBitsKernel(kernel.bits, kernel.block, kernel.in_features, kernel.out_features - low)
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features), np.float32)
     wanted = x @ dequantize_stored(weight, slice(low, kernel.out_features)).T
-    (computed,) = probe_session(some, values[low:], scales[low:].reshape(-1)).run(None, {"x": x})
-    size = float(np.sqrt(np.mean(np.square(wanted))))
-    difference = float(np.sqrt(np.mean(np.square(computed - wanted)))) / max(
-        size, float(np.finfo(np.float32).tiny)
+    check_product(
+        f"MatMulNBits computes {weight.name}",
+        run(some, values[low:], scales[low:].reshape(-1), x),
+        wanted,
+        PROBE_TOLERANCE,
+        "This ONNX Runtime reads another layout on this CPU: build with `weights` fp32.",
     )
-    if not difference <= PROBE_TOLERANCE:
-        message = (
-            f"MatMulNBits computes {weight.name} with an error of {difference:.1e}, allowed is"
-            f" {PROBE_TOLERANCE}"
-        )
-        raise BuildError(
-            message,
-            "This ONNX Runtime reads another layout on this CPU: build with `weights` fp32.",
-        )
 
 
-def probe_session(
-    kernel: NBitsKernel, values: NDArray[np.uint8], scales: NDArray[np.float32]
-) -> ort.InferenceSession:
-    """A session of one MatMulNBits alone: x [2, in] -> y [2, out], one thread."""
+def run(
+    kernel: NBitsKernel,
+    values: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    x: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """The product [rows, out] of x [rows, in], computed by ONNX Runtime."""
     import onnx_ir as ir
 
-    constants = [
-        initializer(name, array) for name, array in (("values", values), ("scales", scales))
-    ]
-    x = ir.Value(
-        name="x", shape=ir.Shape((2, kernel.in_features)), type=ir.TensorType(ir.DataType.FLOAT)
-    )
-    node = ir.node(
-        "MatMulNBits", [x, *constants], kernel.attributes, domain=MICROSOFT, name="probe"
-    )
-    node.outputs[0].name, node.outputs[0].type = "y", x.type
-    node.outputs[0].shape = ir.Shape((2, kernel.out_features))
-    graph = ir.Graph(
-        [x],
-        node.outputs,
-        nodes=[node],
-        initializers=constants,
-        opset_imports={"": OPSET, MICROSOFT: 1},
-        name="probe",
-    )
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, FATAL
-    model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], **NO_FALLBACK)
+    from edgespec.backends.rewriting import Constants
 
-
-def initializer(name: str, array: NDArray[Any]) -> ir.Value:
-    """A constant as an initializer of a graph, with the shape and type of the array."""
-    import onnx_ir as ir
-
-    tensor = ir.tensor(array, name=name)
-    return ir.Value(
-        name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-    )
+    value, weight = ir.Value(name="x"), ir.Value(name="weight")
+    node = ir.node("MatMul", [value, weight], name="probe")
+    graph = probe_graph(node, value, kernel.in_features, kernel.out_features)
+    graph.opset_imports[MICROSOFT], constant = 1, Constants(graph)
+    replace_matmul(node, kernel, constant("values", values), constant("scales", scales))
+    return run_probe(graph, x)

@@ -1,25 +1,31 @@
-"""A run of a graph of a few nodes, to see what a kernel makes of it.
+"""A run of a graph of a few nodes, to see what a kernel makes of it, and how close that is.
 
-Knows ONNX Runtime's sessions. Knows no operator.
+Knows ONNX Runtime's sessions. Knows no operator. ONNX is imported where a graph is made.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgespec.backends.ort.session import NO_FALLBACK, session_options
-from edgespec.backends.rewriting import name_outputs
 from edgespec.contract import OPSET
+from edgespec.errors import BuildError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 def probe_graph(node: ir.Node, x: ir.Value, in_features: int, out_features: int) -> ir.Graph:
     """A graph of one node, [rows, in] -> [rows, out] in float32, for a probe of what it is lowered
     to."""
+    import onnx_ir as ir
+
+    from edgespec.backends.rewriting import name_outputs
+
     x.shape, x.type = ir.Shape((1, "rows", in_features)), ir.TensorType(ir.DataType.FLOAT)
     name_outputs([node])
     node.outputs[0].shape, node.outputs[0].type = ir.Shape((1, "rows", out_features)), x.type
@@ -28,6 +34,8 @@ def probe_graph(node: ir.Node, x: ir.Value, in_features: int, out_features: int)
 
 def run_probe(graph: ir.Graph, x: NDArray[np.float32]) -> NDArray[np.float32]:
     """The outputs [rows, out] that ONNX Runtime computes from x [rows, in]."""
+    import onnx_ir as ir
+
     options = session_options()
     options.intra_op_num_threads = 1
     model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
@@ -37,3 +45,20 @@ def run_probe(graph: ir.Graph, x: NDArray[np.float32]) -> NDArray[np.float32]:
     outputs: Any = session.run(None, {session.get_inputs()[0].name: x[None]})
     output: NDArray[np.float32] = outputs[0][0]
     return output
+
+
+def check_product(
+    product: str,
+    computed: NDArray[np.float32],
+    wanted: NDArray[np.float32],
+    tolerance: float,
+    remedy: str,
+) -> None:
+    """BuildError where a product, such as "MatMulNBits computes lm_head", is farther from the
+    wanted one than the tolerance: of the root mean square, relative to that of the wanted one."""
+    size = float(np.sqrt(np.mean(np.square(wanted))))
+    difference = float(np.sqrt(np.mean(np.square(computed - wanted))))
+    difference /= max(size, float(np.finfo(np.float32).tiny))
+    if not difference <= tolerance:  # a NaN is not within any tolerance
+        message = f"{product} with an error of {difference:.1e}, allowed is {tolerance}"
+        raise BuildError(message, remedy)

@@ -10,7 +10,6 @@ import ctypes
 import os
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, cast
 from weakref import WeakSet
@@ -23,7 +22,7 @@ from edgespec.backends.base import LaneRows, Table
 from edgespec.backends.call import Attention, Call, Result
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig, EngineWeights
 from edgespec.backends.feeds import reader_of
-from edgespec.backends.host import gather_idx, host_results
+from edgespec.backends.host import host_results
 from edgespec.backends.masks import attention_mask
 from edgespec.backends.ort.bindings import Bindings
 from edgespec.backends.ort.cache import KvCache, padding_of
@@ -37,7 +36,6 @@ from edgespec.backends.ort.contract import (
 )
 from edgespec.backends.ort.head import Found, Head, HeadLogits
 from edgespec.backends.ort.head_form import HeadForm
-from edgespec.backends.ort.huge_pages import in_huge_pages
 from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.backends.ort.low_bit_matmul import PackedTable
 from edgespec.backends.ort.matmul_nbits import LmHeadTable, NBitsKernel
@@ -72,9 +70,8 @@ class OrtRunner:
     """An engine of this backend; with more than one lane, of the batched form.
 
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
-    to its neighbors. `huge_pages` is for low-bit weights: float32 ones are read no faster from
-    them, and take long to move. `shared` are weights that the engines of a pair have in common.
-    `head` is an lm_head that searches its logits, where the graph has one.
+    to its neighbors. `shared` are weights that the engines of a pair have in common. `head` is an
+    lm_head that searches its logits, where the graph has one.
     """
 
     def __init__(
@@ -84,20 +81,21 @@ class OrtRunner:
         capacity: int,
         lanes: int = 1,
         padding: int = 0,
-        huge_pages: bool = False,
         shared: Shared | None = None,
         head: Head | None = None,
     ) -> None:
         self.head = head
         self.contract, self.capacity, self.lanes = contract, capacity, lanes
         self.specs, shape = {spec.name: spec for spec in contract.inputs}, contract.shape
-        self.masks = [row.name for row in graph_inputs(shape, Kind.MASK)]
+        self.masks = {  # and what TreeAttention reads instead of each
+            row.name: tuple(spec.name for spec in attention_inputs(row.name))
+            for row in graph_inputs(shape, Kind.MASK)
+        }
         rows = [row for row in graph_inputs(shape) if row.name not in self.masks]
         self.inputs = [(row, reader_of(row)) for row in rows if row.name in self.specs]
         self.prefill_chunk = RECURRENT_CHUNK if shape.recurrent else PREFILL_CHUNK
         self.max_rows, self.engine_s = capacity, 0.0
-        with in_huge_pages() if huge_pages else nullcontext():
-            self.session = open_session(path, shared)
+        self.session = open_session(path, shared)
         self.shared = shared or {}  # the session reads this memory
         check_signature(self.session, contract, path)
         try:
@@ -114,7 +112,7 @@ class OrtRunner:
         # The sizes for which the head is bound, what it is asked, and what it finds
         self.head_bound: tuple[tuple[int, ...], int] | None = None
         self.requested: list[NDArray[Any]] = []
-        self.found: list[NDArray[Any]] = []
+        self.head_outputs: list[NDArray[Any]] = []
         self.bound = (0, 0, 0)  # first lane, lanes and stride of the cache as it is bound
 
     @property
@@ -135,15 +133,15 @@ class OrtRunner:
         if self.recurrent is not None:
             self.recurrent.bind(self.bindings.binding, call.first_lane, starts, rows)
         shape, bindings = self.contract.shape, self.bindings
-        gathered = gather_idx(call)
+        gathered = batch, max(1, *map(len, call.gather))
         for name, array in self.feeds(call, width).items():
             bindings.write(name, array)
-        logits = bindings.output("logits", (*gathered.shape, shape.logits_width))
+        logits = bindings.output("logits", (*gathered, shape.logits_width))
         hidden = None
         if shape.features:
             hidden = bindings.output("hidden_states", (batch, rows, shape.features))
         if self.head is not None:
-            self.bind_head(self.head, call.first_lane, gathered.shape)
+            self.bind_head(self.head, call.first_lane, gathered)
         try:
             self.session.run_with_iobinding(bindings.binding)
         except RuntimeError as error:
@@ -170,7 +168,7 @@ class OrtRunner:
                 self.bindings.input(spec.name, spec.dims(**sizes), spec.dtype)
                 for spec in (WRITTEN, SEARCH)
             ]
-            self.found = [
+            self.head_outputs = [
                 self.bindings.output(spec.name, spec.dims(**sizes), spec.dtype)
                 for spec in (*FOUND, head.rows_spec)
             ]
@@ -185,7 +183,7 @@ class OrtRunner:
         results: list[Result],
     ) -> list[Result]:
         """The results of a call with what was found of their logits [B, G, V]."""
-        *top, x = self.found
+        *top, x = self.head_outputs
         written = self.requested[0].tolist()
         out = []
         for place, (gathered, result) in enumerate(zip(call.gather, results, strict=True)):
@@ -218,8 +216,13 @@ class OrtRunner:
         """The graph's inputs by name, beside caches and recurrent states; a call writes slots up to
         `width`."""
         feeds: dict[str, NDArray[Any]] = {}
-        for name in self.masks:
-            feeds |= self.attended(name, call, call.attended(name), width)
+        for name, names in self.masks.items():
+            attention = call.attended(name)
+            if self.attends_trees:
+                seen = visibility(call, attention)
+                feeds.update(zip(names, (seen.lengths, seen.visible, seen.first), strict=True))
+            else:
+                feeds[name] = self.mask(name, call, attention, width)
         for row, read in self.inputs:
             array = read(call)
             feeds[row.name] = self.default(row, call) if array is None else array
@@ -234,18 +237,12 @@ class OrtRunner:
         array.fill(row.default or 0)
         return array
 
-    def attended(
-        self, name: str, call: Call, attention: Attention, width: int
-    ) -> dict[str, NDArray[Any]]:
-        """A mask [B, 1, S, T] of a call, or what the graph reads instead of it. T is the cache's
-        stride in the batched form, else the slots up to the last that is written."""
-        if self.attends_trees:
-            seen = visibility(call, attention)
-            names = (spec.name for spec in attention_inputs(name))
-            return dict(zip(names, (seen.lengths, seen.visible, seen.first), strict=True))
+    def mask(self, name: str, call: Call, attention: Attention, width: int) -> NDArray[np.bool_]:
+        """A mask [B, 1, S, T] of a call. T is the cache's stride in the batched form, else the
+        slots up to the last that is written."""
         slots = self.cache.stride if self.batched else width
         dims = (len(attention.lanes), 1, call.rows, slots)
-        return {name: attention_mask(call, attention, self.bindings.input(name, dims, np.bool_))}
+        return attention_mask(call, attention, self.bindings.input(name, dims, np.bool_))
 
     def keep_rows(self, lane: int, slots: NDArray[np.int64], start: int) -> None:
         """Commit rows of the last call: move them to `start` and behind, in all layers."""
@@ -333,8 +330,6 @@ def open_engine(path: Path, config: EngineConfig, pair: PairWeights) -> OrtRunne
         config.limits.max_kv_cache_capacity,
         lanes,
         padding_of(config.limits, block=shape.block),
-        # mapped weights cannot move, and ours are read where they are mapped
-        huge_pages=weights.is_low_bit and weights.largest is None and own.kernels != NATIVE,
         shared=pair.shared(path, weights.largest),
         head=open_head(path, own.head, weights, pair),
     )

@@ -17,10 +17,15 @@ import onnx_ir as ir
 from edgespec.artifacts import file_names
 from edgespec.backends.base import Progress, Staged
 from edgespec.backends.engine_config import LargestWeight, SharedEmbedding, head_file
-from edgespec.backends.onnx_dir import OnnxDir
-from edgespec.backends.ort.accuracy import accuracy_of, exported_weights, weights_of
+from edgespec.backends.onnx_dir import OnnxDir, VisionOnnxDir
+from edgespec.backends.ort.accuracy import (
+    accuracy_of,
+    exported_weights,
+    is_rounded,
+    weights_of,
+)
 from edgespec.backends.ort.contract import lowered_contract
-from edgespec.backends.ort.data_layout import (
+from edgespec.backends.ort.data_file import (
     HEAD_DATA,
     AnyWeight,
     ExpertWeight,
@@ -31,6 +36,7 @@ from edgespec.backends.ort.head_form import HeadForm
 from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.settings import EngineSettings
+from edgespec.backends.ort.vision_lowering import lower_vision
 from edgespec.backends.ort.weight_data import pieces
 from edgespec.contract import canonical_contract
 
@@ -59,8 +65,8 @@ def stage(
     weights = replace(weights, largest=write_data(lowered, onnx.path, data, progress.advance))
     ir.save(lowered.model, path)
     accuracy = accuracy_of(
-        exported,
-        weight_format,
+        weights,
+        rounded=is_rounded(exported, weight_format),
         recurrent=graph.recurrent is not None,
         cache=settings.cache,
     )
@@ -74,6 +80,31 @@ def stage(
         accuracy=replace(accuracy, bitwise=tree_cache is not None and not graph.block),
         settings=settings.to_dict(),
     )
+
+
+def stage_vision(
+    onnx: VisionOnnxDir, path: Path, weight_format: WeightFormat, progress: Progress
+) -> Staged:
+    """Write the engine `path` and its weights beside it. BuildError where its weights cannot be
+    what is asked for."""
+    data = path.with_name(f"{path.name}.data")
+    lowered = lower_vision(ir.load(onnx.model), data.name, weight_format)
+    exported = exported_weights(lowered.weights)
+    weights = weights_of(exported, weight_format, str(onnx.path))
+    progress.start(sum(weight.num_bytes for weight in lowered.weights))
+    write_data(lowered, onnx.path, data, progress.advance)
+    ir.save(lowered.model, path)
+    accuracy = accuracy_of(weights, rounded=is_rounded(exported, weight_format), recurrent=False)
+    low_bit = any(isinstance(weight, PackedWeight) for weight in lowered.weights)
+    settings = EngineSettings.of(weight_format, cached=False, low_bit=low_bit)
+    return Staged(engine=path, weights=weights, accuracy=accuracy, settings=settings.to_dict())
+
+
+def planned(onnx: VisionOnnxDir, weight_format: WeightFormat) -> tuple[str, ...]:
+    """What `stage_vision` would make, a line each. Raises what it would, but for kernels."""
+    lowered = lower_vision(ir.load(onnx.model), "", weight_format)
+    weights = weights_of(exported_weights(lowered.weights), weight_format, str(onnx.path))
+    return (f"weights {weights.scheme}",)
 
 
 def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:

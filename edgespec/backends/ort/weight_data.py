@@ -1,19 +1,20 @@
 """The bytes of an engine's data file, weight by weight.
 
-Knows the form in which each kind of weight is read. `data_layout` knows where a weight stands.
+Knows the form in which each kind of weight is read. `data_file` knows where a weight stands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgespec.backends.ort import int8_gemm, low_bit_matmul, matmul_nbits
-from edgespec.backends.ort.data_layout import (
+from edgespec.backends.ort.data_file import (
     AnyWeight,
     DequantizedWeight,
     ExpertWeight,
@@ -40,50 +41,37 @@ def pieces(weight: AnyWeight, directory: Path) -> Pieces:
             values = dequantize_stored(weight.source.read(directory)).T
             yield weight.offset, np.ascontiguousarray(values)
         case Int8GemmWeight():
-            integers, channels = int8_gemm.pack(weight.kernel, per_channel(weight, directory))
+            stored = quantized(weight.source, directory, 8, None)
+            integers, channels = int8_gemm.pack(weight.kernel, stored)
             yield weight.offset, integers
             yield weight.scales_offset, channels
-        case ExpertWeight():
-            packed = low_bit_matmul.pack(
-                weight.layout, quantized(weight, directory), weight.rounding
-            )
-            for i, panel in enumerate(packed):
-                yield weight.offset + i * weight.panel_distance, panel
-        case PackedWeight():
-            yield (
-                weight.offset,
-                low_bit_matmul.pack(weight.layout, quantized(weight, directory), weight.rounding),
-            )
+        case PackedWeight(source=source, layout=layout, rounding=rounding):
+            block = None if rounding.by_row else layout.block
+            stored = quantized(source, directory, layout.bits, block)
+            panels = low_bit_matmul.pack(layout, stored, rounding)
+            if isinstance(weight, ExpertWeight):
+                for i, panel in enumerate(panels):
+                    yield weight.offset + i * weight.panel_distance, panel
+            else:
+                yield weight.offset, panels
         case LowBitWeight():
-            packed, scales = matmul_nbits.pack(weight.kernel, in_blocks(weight, directory))
+            stored = quantized(weight.source, directory, weight.kernel.bits, weight.kernel.block)
+            packed, scales = matmul_nbits.pack(weight.kernel, stored)
             yield weight.offset, packed
             yield weight.scales_offset, scales
 
 
-def quantized(weight: PackedWeight, directory: Path) -> QuantizedWeight:
+def quantized(
+    source: ir.ExternalTensor | QuantizedValues,
+    directory: Path,
+    bits: Literal[4, 8],
+    block: int | None,
+) -> QuantizedWeight:
     """The weight with the export's quantized values, or rounded to nearest: in blocks, or one scale
-    per channel where rows have one each."""
-    if isinstance(weight.source, QuantizedValues):
-        return weight.source.read(directory)
-    layout, name = weight.layout, str(weight.source.name)
-    block = None if weight.rounding.by_row else layout.block
-    return quantize_rtn(read_tensor(weight.source, directory), layout.bits, block, name)
-
-
-def in_blocks(weight: LowBitWeight, directory: Path) -> QuantizedWeight:
-    """The weight with the export's quantized values, or rounded to nearest in blocks."""
-    if isinstance(weight.source, QuantizedValues):
-        return weight.source.read(directory)
-    kernel, name = weight.kernel, str(weight.source.name)
-    return quantize_rtn(read_tensor(weight.source, directory), kernel.bits, kernel.block, name)
-
-
-def per_channel(weight: Int8GemmWeight, directory: Path) -> QuantizedWeight:
-    """The weight with the export's quantized values, or rounded to nearest, one scale per
-    channel."""
-    if isinstance(weight.source, QuantizedValues):
-        return weight.source.read(directory)
-    return quantize_rtn(read_tensor(weight.source, directory), 8, None, str(weight.source.name))
+    per channel where `block` is None."""
+    if isinstance(source, QuantizedValues):
+        return source.read(directory)
+    return quantize_rtn(read_tensor(source, directory), bits, block, str(source.name))
 
 
 def read_fp32(weight: ExternalWeight, directory: Path) -> NDArray[np.float32]:

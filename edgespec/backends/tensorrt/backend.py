@@ -91,11 +91,11 @@ class TensorRTBackend(Backend):
         from edgespec.backends.tensorrt.staging import memory_of, plan_to_build, warnings_of
 
         assert isinstance(options, TensorRTOptions)
-        found = list[str]()
+        warnings = list[str]()
         for capacity in reversed(limits.capacities):
             plan = plan_to_build(self.library, onnx, limits.at(capacity), options)
-            found += warnings_of(plan, memory_of(plan, onnx.config))
-        return tuple(dict.fromkeys(found))
+            warnings += warnings_of(plan, memory_of(plan, onnx.config))
+        return tuple(dict.fromkeys(warnings))
 
     def plan(self, onnx: AnyOnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """What a build would make: its profiles and its memory, for each capacity. Refuses what a
@@ -114,7 +114,7 @@ class TensorRTBackend(Backend):
         version = version_here(self.library, options)
         if isinstance(onnx, VisionOnnxDir):
             return vision_staging.planned(self.library, onnx, limits, options, version)
-        lines, found = list[str](), list[estimate.MemoryEstimate]()
+        lines, memories = list[str](), list[estimate.MemoryEstimate]()
         for capacity in limits.capacities:
             plan = plan_of(self.library, onnx, limits.at(capacity), options, version)
             memory = memory_of(plan, onnx.config)
@@ -123,8 +123,8 @@ class TensorRTBackend(Backend):
             name = f"{self.title} {version}"
             lines += estimate.lines(name, plan.target, title_of(plan.sm), plan.profiles, memory)
             lines += [text for text in warnings if text not in lines]
-            found.append(memory)
-        return (*lines, *estimate.together(found))
+            memories.append(memory)
+        return (*lines, *estimate.together(memories))
 
     def emit_dir(self, options: BuildOptions) -> Path | None:
         """The directory of --emit-onnx."""
@@ -147,8 +147,8 @@ class TensorRTBackend(Backend):
 
         assert isinstance(options, TensorRTOptions)
         if len(limits.capacities) > 1:
-            what = "`emit_onnx` writes the graph of one capacity, and several are named"
-            raise LimitError(what, "Write each to a directory of its own.")
+            message = "`emit_onnx` writes the graph of one capacity, and several are named"
+            raise LimitError(message, "Write each to a directory of its own.")
         version = version_here(self.library, options)
         plan = plan_of(self.library, onnx, limits, options, version)
         model = checked_model(onnx, plan)
@@ -177,8 +177,8 @@ class TensorRTBackend(Backend):
         settings, device = self.settings_of(config), device_here()
         version = load(self.library).version
         if device is None:
-            what = "no CUDA device is here, and an engine says what it is when it is opened"
-            raise EnvironmentProblem(what, "Import it on the device that it was built for.")
+            message = "no CUDA device is here, and an engine says what it is when it is opened"
+            raise EnvironmentProblem(message, "Import it on the device that it was built for.")
         schemes = schemes_in(config.weights.scheme)
         check_formats(device.sm, schemes, settings.compute)
         settings, graph = replace(settings, version=version, sm=device.sm), config.component.graph
@@ -254,8 +254,8 @@ class TensorRTBackend(Backend):
         from edgespec.backends.tensorrt import bindings, runner
 
         assert isinstance(device, Workspace)
-        found, contract = bindings.load(self.library), lowered_contract(canonical, settings.target)
-        return runner.open_runner(found, path, contract, settings, device, capacity, lanes)
+        loaded, contract = bindings.load(self.library), lowered_contract(canonical, settings.target)
+        return runner.open_runner(loaded, path, contract, settings, device, capacity, lanes)
 
     def fingerprint(self) -> dict[str, Any]:
         """Version, compute capability and system of this machine. MissingDependency without the
@@ -311,8 +311,8 @@ class TensorRTBackend(Backend):
         notes = [f"for {title_of(settings.sm)} and {library} alone: {how}"]
         quantization = config.component.quantization
         if quantization is not None and quantization.kv_cache is not None:  # it takes no FP8
-            what = f"the checkpoint's scales for a {quantization.kv_cache.type} KV cache"
-            notes.append(f"{what} are not applied: the cache is {settings.compute}")
+            scales = f"the checkpoint's scales for a {quantization.kv_cache.type} KV cache"
+            notes.append(f"{scales} are not applied: the cache is {settings.compute}")
         return tuple(notes)
 
     def open_encoder(
@@ -326,8 +326,8 @@ class TensorRTBackend(Backend):
         from edgespec.backends.tensorrt.vision_runner import open_encoder
 
         own = EngineSettings.read(settings, vision_contract(config), str(path))
-        found = load(self.library)
-        return open_encoder(found, path, config, own, Workspace(opening.open_device()))
+        loaded = load(self.library)
+        return open_encoder(loaded, path, config, own, Workspace(opening.open_device()))
 
     # ---- what `edgespec verify` asks
 

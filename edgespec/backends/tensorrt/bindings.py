@@ -34,8 +34,8 @@ def load(library: Library) -> Bindings:
     try:
         trt = import_module(library.module)
     except ImportError as error:
-        what = f"{library.title} cannot be imported: {error}"
-        raise MissingDependency(what, library.remedy) from error
+        message = f"{library.title} cannot be imported: {error}"
+        raise MissingDependency(message, library.remedy) from error
     version = str(trt.__version__)
     check_skew(library, version, loaded_version(library))
     return Bindings(library, trt, version, capabilities_of(library, version))
@@ -45,8 +45,8 @@ def check_skew(library: Library, bindings: str, loaded: str | None) -> None:
     """EnvironmentProblem where the bindings are of another version than the library that they have
     loaded: that works by chance. None: it is not known which one they have loaded."""
     if loaded is not None and numbers(bindings)[:3] != numbers(loaded)[:3]:
-        what = f"the bindings of {library.title} are {bindings}, the library is {loaded}"
-        raise EnvironmentProblem(what, f"Install both of one version. {library.remedy}")
+        message = f"the bindings of {library.title} are {bindings}, the library is {loaded}"
+        raise EnvironmentProblem(message, f"Install both of one version. {library.remedy}")
 
 
 def numbers(version: str) -> list[int]:

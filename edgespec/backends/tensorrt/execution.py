@@ -93,12 +93,12 @@ class OpenEngine:
             raise BundleError(f"TensorRT cannot load {path}{said}", BUILD_AGAIN)
         return engine
 
-    def required(self, value: Any, what: str) -> Any:
+    def required(self, value: Any, failure: str) -> Any:
         """The value itself; EnvironmentProblem where the library gave none."""
         if value is None:
             said = self.said()
             remedy = LESS_MEMORY if out_of_memory(said) else "Check driver and library."
-            raise EnvironmentProblem(f"{self.path}: {what}{said}", remedy)
+            raise EnvironmentProblem(f"{self.path}: {failure}{said}", remedy)
         return value
 
     def said(self) -> str:
@@ -164,14 +164,14 @@ class ExecutionContext:
                     self.addresses[name] = tensor.address
         self.bound = tensors
 
-    def require(self, taken: bool, what: str) -> None:
+    def require(self, taken: bool, argument: str) -> None:
         """InternalError where the library refuses what it is given."""
         if not taken:
             # What stands there is not known any more
             self.shapes.clear()
             self.addresses.clear()
             engine = self.engine
-            raise InternalError(f"{engine.path}: TensorRT refuses {what}{engine.said()}")
+            raise InternalError(f"{engine.path}: TensorRT refuses {argument}{engine.said()}")
 
     def enqueue(self) -> None:
         """Put a run of what is bound on the stream. EnvironmentProblem where the library cannot."""
@@ -179,8 +179,10 @@ class ExecutionContext:
             done = self.context.execute_async_v3(self.workspace.stream)
         if not done:
             said = self.engine.said()
-            what = f"TensorRT failed in a call of {self.engine.path}{said}"
-            raise EnvironmentProblem(what, LESS_MEMORY if out_of_memory(said) else "Report this.")
+            message = f"TensorRT failed in a call of {self.engine.path}{said}"
+            raise EnvironmentProblem(
+                message, LESS_MEMORY if out_of_memory(said) else "Report this."
+            )
 
 
 def out_of_memory(said: str) -> bool:
@@ -201,27 +203,27 @@ def check_signature(
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     if set(names) != set(specs):
         differing = ", ".join(sorted(set(names) ^ set(specs)))
-        what = f"{path}: inputs and outputs that differ from the contract: {differing}"
-        raise BundleError(what, BUILD_AGAIN)
+        message = f"{path}: inputs and outputs that differ from the contract: {differing}"
+        raise BundleError(message, BUILD_AGAIN)
     for name in names:
-        spec, found = specs[name], described(engine, name)
+        spec, described_as = specs[name], described(engine, name)
         mode = trt.TensorIOMode.INPUT if name in inputs else trt.TensorIOMode.OUTPUT
-        same = engine.get_tensor_mode(name) == mode and found[0] == TYPES[spec.dtype]
-        if not (same and fits(found[1], spec)):
-            is_ = f"{name!r} is {found[0]} {list(found[1])}"
+        same = engine.get_tensor_mode(name) == mode and described_as[0] == TYPES[spec.dtype]
+        if not (same and fits(described_as[1], spec)):
+            is_ = f"{name!r} is {described_as[0]} {list(described_as[1])}"
             should = f"{spec.dtype} {list(spec.shape)}"
-            what = f"{path}: tensors that differ from config.json: {is_}, not {should}"
-            raise BundleError(what, BUILD_AGAIN)
+            message = f"{path}: tensors that differ from config.json: {is_}, not {should}"
+            raise BundleError(message, BUILD_AGAIN)
     if engine.num_optimization_profiles != len(profiles):
         found_count = engine.num_optimization_profiles
-        what = f"{path}: {found_count} profiles, and {len(profiles)} in config.json"
-        raise BundleError(what, BUILD_AGAIN)
+        message = f"{path}: {found_count} profiles, and {len(profiles)} in config.json"
+        raise BundleError(message, BUILD_AGAIN)
     for index, profile in enumerate(profiles):
         for name, ranges in profile.shapes.items():
             has = tuple(tuple(dims) for dims in engine.get_tensor_profile_shape(name, index))
             if has != tuple(ranges):
-                what = f"{path}: the profile {profile.name} has other shapes of {name}"
-                raise BundleError(f"{what} than config.json", BUILD_AGAIN)
+                message = f"{path}: the profile {profile.name} has other shapes of {name}"
+                raise BundleError(f"{message} than config.json", BUILD_AGAIN)
 
 
 def described(engine: Any, name: str) -> tuple[str, tuple[int, ...]]:
@@ -229,8 +231,8 @@ def described(engine: Any, name: str) -> tuple[str, tuple[int, ...]]:
     return engine.get_tensor_dtype(name).name, tuple(engine.get_tensor_shape(name))
 
 
-def fits(found: tuple[int, ...], spec: TensorSpec) -> bool:
+def fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:
     """Whether a shape is that of the contract; -1 stands for any size."""
-    return len(found) == len(spec.shape) and all(
-        not isinstance(b, int) or a in (-1, b) for a, b in zip(found, spec.shape, strict=True)
+    return len(shape) == len(spec.shape) and all(
+        not isinstance(b, int) or a in (-1, b) for a, b in zip(shape, spec.shape, strict=True)
     )

@@ -24,13 +24,13 @@ from edgespec.backends.tensorrt.checks import (
     quantization,
 )
 from edgespec.backends.tensorrt.checks.graph import View
-from edgespec.backends.tensorrt.checks.operators import Found
+from edgespec.backends.tensorrt.checks.operators import Problems
 from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.rules import Level, rules_of
 
 FOLLOWS = "types-and-shapes"  # mostly follows from what other rules find: said where they find none
 
-CHECKS: Mapping[str, Callable[[View], Found]] = MappingProxyType(
+CHECKS: Mapping[str, Callable[[View], Problems]] = MappingProxyType(
     {
         "model-size": data.model_size,
         "external-data": data.external_data,
@@ -127,12 +127,14 @@ def lint_file(path: Path, version: ParserVersion) -> LintReport:
 def lint(model: ModelProto, version: ParserVersion, directory: Path | None = None) -> LintReport:
     """Look at a model, whose external data lies in `directory`; None: that is not looked at."""
     view = View(model, version, directory)
-    found: list[LintFinding] = []
+    findings: list[LintFinding] = []
     rules = rules_of(version)
     for name, rule in rules.items():
-        if name == FOLLOWS and any(finding.level is Level.REFUSED for finding in found):
+        if name == FOLLOWS and any(finding.level is Level.REFUSED for finding in findings):
             continue
         for node, said in CHECKS[name](view):
-            found.append(LintFinding(rule.level, name, node, f"{said}; {rule.what}", rule.remedy))
+            findings.append(
+                LintFinding(rule.level, name, node, f"{said}; {rule.text}", rule.remedy)
+            )
     counts = Counter(node.op_type for _, node in view.nodes())
-    return LintReport(version, dict(sorted(counts.items())), len(rules), tuple(found))
+    return LintReport(version, dict(sorted(counts.items())), len(rules), tuple(findings))

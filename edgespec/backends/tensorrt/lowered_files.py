@@ -85,18 +85,18 @@ def write(
 
 def move_out(model: ir.Model, directory: Path) -> None:
     """Write new weights to a data file: a graph file may have 2 GB."""
-    found = [
+    values = [
         value
         for value in model.graph.initializers.values()
         if value.const_value is not None
         and not isinstance(value.const_value, ir.ExternalTensor)
         and value.const_value.nbytes > SMALL_BYTES
     ]
-    tensors = [value.const_value for value in found if value.const_value is not None]
+    tensors = [value.const_value for value in values if value.const_value is not None]
     if not tensors:
         return
     external = ir.external_data.convert_tensors_to_external(tensors, directory, NEW_DATA)
-    for value, tensor in zip(found, external, strict=True):
+    for value, tensor in zip(values, external, strict=True):
         value.const_value = tensor
 
 

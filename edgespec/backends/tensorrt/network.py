@@ -30,12 +30,12 @@ class Cancelled(Exception):
 
 
 class Refused(Exception):
-    """The library refused something: `what`, its own words, and the ONNX node where it names
+    """The library refused something: `message`, its own words, and the ONNX node where it names
     one."""
 
-    def __init__(self, what: str, lines: tuple[str, ...] = (), node: str = "") -> None:
-        super().__init__(what)
-        self.what, self.lines, self.node = what, lines, node
+    def __init__(self, message: str, lines: tuple[str, ...] = (), node: str = "") -> None:
+        super().__init__(message)
+        self.message, self.lines, self.node = message, lines, node
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) 
         except Refused as refused:
             without_device = job.compute_capability is not None
             lines = cleaned([*refused.lines, *errors.lines], without_device=without_device)
-            raise Refused(refused.what, tuple(lines), refused.node) from None
+            raise Refused(refused.message, tuple(lines), refused.node) from None
 
 
 class Build:
@@ -123,11 +123,11 @@ class Build:
         parser = self.trt.OnnxParser(self.network, self.logger)
         if parser.parse_from_file(self.job.model):
             return
-        found = [parser.get_error(i) for i in range(parser.num_errors)]
-        nodes = [error.node_name() for error in found if error.node_name()]
-        types = [error.node_operator() for error in found if error.node_operator()]
+        errors = [parser.get_error(i) for i in range(parser.num_errors)]
+        nodes = [error.node_name() for error in errors if error.node_name()]
+        types = [error.node_operator() for error in errors if error.node_operator()]
         node = f"{nodes[0]} ({types[0]})" if nodes and types else ""
-        lines = tuple(line for error in found for line in error.desc().splitlines())
+        lines = tuple(line for error in errors for line in error.desc().splitlines())
         raise Refused("the parser refuses the graph", lines, node)
 
     def decompose_attention(self) -> None:
@@ -174,8 +174,8 @@ class Build:
             raise Refused(f"the profile {profile.name} is refused")
 
 
-def required(value: Any, what: str) -> Any:
+def required(value: Any, failure: str) -> Any:
     """The value itself; Refused where the library gave none."""
     if value is None:
-        raise Refused(what)
+        raise Refused(failure)
     return value

@@ -41,8 +41,8 @@ class ParserVersion:
     def __post_init__(self) -> None:
         """OptionError for a release that is not in the table."""
         if self.name not in RELEASES:
-            what = f"no rules are known for TensorRT {self.name!r}"
-            raise OptionError(what, f"Give one of: {', '.join(RELEASES)}.")
+            message = f"no rules are known for TensorRT {self.name!r}"
+            raise OptionError(message, f"Give one of: {', '.join(RELEASES)}.")
 
     @classmethod
     def of(cls, text: str) -> ParserVersion:

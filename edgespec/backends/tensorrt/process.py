@@ -44,8 +44,10 @@ class ProcessReport:
 class BuildRefused(BuildError):
     """The library refused a graph. `lines` are its own words, `node` the node that it names."""
 
-    def __init__(self, what: str, remedy: str, lines: Sequence[str] = (), node: str = "") -> None:
-        super().__init__(what, remedy)
+    def __init__(
+        self, message: str, remedy: str, lines: Sequence[str] = (), node: str = ""
+    ) -> None:
+        super().__init__(message, remedy)
         self.lines, self.node = tuple(lines), node
 
     @property
@@ -140,15 +142,15 @@ def outcome(last: BuildMessage | None, code: int, printed: str) -> ProcessReport
     if last.kind == "built":
         return ProcessReport(**values)
     if last.kind == "refused":
-        raise refused(values["what"], values["lines"], values["node"])
+        raise refused(values["message"], values["lines"], values["node"])
     if last.kind == "cancelled":
         raise BuildError("the build was cancelled", "Run it again.")
-    raise failed(values["what"], values["remedy"], values["code"])
+    raise failed(values["message"], values["remedy"], values["code"])
 
 
-def refused(what: str, lines: list[str], node: str) -> EdgeSpecError:
+def refused(message: str, lines: list[str], node: str) -> EdgeSpecError:
     """The error for what a library refused, with its words."""
-    text = "\n  ".join([f"{what} at {node}" if node else what, *lines])
+    text = "\n  ".join([f"{message} at {node}" if node else message, *lines])
     said = text.lower()
     if any(words in said for words in NO_MEMORY):
         remedy = (
@@ -164,23 +166,23 @@ def refused(what: str, lines: list[str], node: str) -> EdgeSpecError:
     return BuildRefused(text, remedy, lines, node)
 
 
-def failed(what: str, remedy: str, code: int) -> EdgeSpecError:
+def failed(message: str, remedy: str, code: int) -> EdgeSpecError:
     """The error that the process itself had."""
     if code == EnvironmentProblem.exit_code:
-        return EnvironmentProblem(what, remedy)
-    return InternalError(f"the build's process failed:\n{what}", remedy)
+        return EnvironmentProblem(message, remedy)
+    return InternalError(f"the build's process failed:\n{message}", remedy)
 
 
 def ended(code: int, printed: str) -> EdgeSpecError:
     """The error for a process that ended without a word: it was killed, or it crashed."""
     tail = f"\n{printed}" if printed else ""
     if code == -signal.SIGKILL:
-        what = "the process of the build was killed, as Linux does where memory runs out"
+        message = "the process of the build was killed, as Linux does where memory runs out"
         return EnvironmentProblem(
-            what, "Close other programs, lower `workspace_mib`, or quantize the checkpoint."
+            message, "Close other programs, lower `workspace_mib`, or quantize the checkpoint."
         )
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-    what = f"the compiler ended {how} in the middle of the build{tail}"
+    message = f"the compiler ended {how} in the middle of the build{tail}"
     return BuildError(
-        what, "Try another `opt_level` or another version of the library, and report this."
+        message, "Try another `opt_level` or another version of the library, and report this."
     )

@@ -94,15 +94,15 @@ def read_profiles(fields: EngineFields, contract: Contract) -> tuple[Profile, ..
     wanted = "a list of profiles, each with three shapes an input"
     if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
         raise fields.wrong("profiles", wanted)
-    found = []
+    profiles = []
     for row in rows:
         name, shapes = row.get("name"), row.get("shapes")
         if not isinstance(name, str) or not isinstance(shapes, dict):
             raise fields.wrong("profiles", wanted)
         if not all(is_range(dims, ranks.get(key)) for key, dims in shapes.items()):
             raise fields.wrong("profiles", wanted)
-        found.append(Profile(name, {key: ranges(dims) for key, dims in shapes.items()}))
-    return tuple(found)
+        profiles.append(Profile(name, {key: ranges(dims) for key, dims in shapes.items()}))
+    return tuple(profiles)
 
 
 def is_range(value: object, rank: int | None) -> bool:

@@ -152,14 +152,14 @@ def sm_of(capabilities: Capabilities, options: TensorRTOptions) -> int:
     device = device_here()
     if options.sm is None:
         if device is None:
-            what = "no CUDA device is here, and nothing says for which one the engine is"
-            raise EnvironmentProblem(what, "Name it: `compute_capability` SM120.")
+            message = "no CUDA device is here, and nothing says for which one the engine is"
+            raise EnvironmentProblem(message, "Name it: `compute_capability` SM120.")
         return device.sm
     known = capabilities.compiles_for
     if known and options.sm not in known:
         names = ", ".join(f"SM{sm}" for sm in known)
-        what = f"{capabilities.name} does not compile for {title_of(options.sm)}"
-        raise OptionError(f"`compute_capability` SM{options.sm}: {what}", f"It knows: {names}.")
+        message = f"{capabilities.name} does not compile for {title_of(options.sm)}"
+        raise OptionError(f"`compute_capability` SM{options.sm}: {message}", f"It knows: {names}.")
     return options.sm
 
 
@@ -213,8 +213,8 @@ def check_rules(model: ir.Model, plan: DevicePlan) -> None:
     broken = [row for row in report.findings if row.level is Level.REFUSED and row.rule != KEPT]
     if broken:
         lines = "\n  ".join(f"{row.rule} at {row.node}: {row.what}" for row in broken)
-        what = f"the graph breaks rules of {plan.capabilities.name}:\n  {lines}"
-        raise BuildError(what, broken[0].remedy)
+        message = f"the graph breaks rules of {plan.capabilities.name}:\n  {lines}"
+        raise BuildError(message, broken[0].remedy)
 
 
 # ---- a build
@@ -233,7 +233,7 @@ def stage(
     plan = plan_to_build(library, onnx, limits, options)
     version = plan.version
     for fault in faults_of(library, version):
-        logger.warning("%s %s: %s; it is built around that", library.title, version, fault.what)
+        logger.warning("%s %s: %s; it is built around that", library.title, version, fault.effect)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="lowered-") as directory:
         model = lowered_files.lowered_model(onnx, plan.target, plan.model)
         graph = lowered_files.write(model, onnx.path, Path(directory))
@@ -265,8 +265,8 @@ def installed(library: Library, options: TensorRTOptions) -> str:
     """The installed version, which builds. OptionError where another one is named,
     MissingDependency where there is none."""
     if options.library_version is not None:
-        what = "`library_version` is for `dry_run` and `emit_onnx`"
-        raise OptionError(what, "Leave it out: the installed version builds.")
+        message = "`library_version` is for `dry_run` and `emit_onnx`"
+        raise OptionError(message, "Leave it out: the installed version builds.")
     return bindings.load(library).version
 
 
@@ -282,15 +282,15 @@ def check_device(plan: DevicePlan) -> None:
     """EnvironmentProblem where the library needs a device for this build, and it is not here."""
     device = device_here()
     if device is None and plan.schemes and not plan.capabilities.quantized_without_device:
-        what = f"{plan.capabilities.name} compiles no quantized weights where no CUDA device is"
+        message = f"{plan.capabilities.name} compiles no quantized weights where no CUDA device is"
         remedy = f"Install {RTX.title} 1.7, or build on {title_of(plan.sm)}."
-        raise EnvironmentProblem(what, remedy)
+        raise EnvironmentProblem(message, remedy)
     if can_build_here(plan):
         return
     here = "no CUDA device is here" if device is None else f"here is {title_of(device.sm)}"
-    what = f"{plan.library.title} builds on the device itself: {here}"
+    message = f"{plan.library.title} builds on the device itself: {here}"
     raise EnvironmentProblem(
-        what,
+        message,
         f"Build on {title_of(plan.sm)}, or write the graph for it with `emit_onnx` DIR.",
     )
 
@@ -305,8 +305,8 @@ def job_of(plan: DevicePlan, options: TensorRTOptions, graph: Path, engine: Path
     device = device_here()
     times = None
     if plan.capabilities.timing_cache and options.keep_times and device is not None:
-        found = options.timing_cache or timing_cache.cache_path(plan.library, plan.version, device)
-        times = None if found is None else str(found.absolute())
+        path = options.timing_cache or timing_cache.cache_path(plan.library, plan.version, device)
+        times = None if path is None else str(path.absolute())
     ahead = plan.capabilities.compiles_for and (options.sm is not None or device is None)
     return BuildJob(
         backend=plan.library.backend,

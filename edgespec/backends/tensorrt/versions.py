@@ -157,14 +157,14 @@ def capabilities_of(library: Library, text: str) -> Capabilities:
     below = [row for row in rows if row[0] == version[0] and row < version]
     if not below:
         raise EnvironmentProblem(f"{library.title} {text} is not supported", known)
-    found = rows[max(below)]
+    newest = rows[max(below)]
     logger.warning(
         "%s %s is newer than the versions known here; built as for %s",
         library.title,
         text,
-        found.name,
+        newest.name,
     )
-    return found
+    return newest
 
 
 def parsed(text: str) -> Version | None:
@@ -192,7 +192,7 @@ class KnownFault:
 
     library: Library
     version: str  # all of it
-    what: str
+    effect: str
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -200,7 +200,7 @@ KNOWN_FAULTS = (
     KnownFault(
         library=TENSORRT,
         version="10.13.3.9",  # of JetPack 7.0 and 7.1
-        what="its compiler's fusion fc_h_fusion gives wrong results for one sequence",
+        effect="its compiler's fusion fc_h_fusion gives wrong results for one sequence",
         environment={"__LUNOWUD": "-peep:fc_h_fusion=off"},
     ),
 )

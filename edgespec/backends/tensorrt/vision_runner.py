@@ -51,8 +51,8 @@ def open_encoder(
             return TensorRTEncoder(bindings, path, config, settings, workspace)
     except DeviceMemoryFull as error:
         workspace.leave()
-        what = f"the device has no memory to open {path}: {error.what}"
-        raise EnvironmentProblem(what, LESS_MEMORY) from error
+        message = f"the device has no memory to open {path}: {error.what}"
+        raise EnvironmentProblem(message, LESS_MEMORY) from error
     except BaseException:
         workspace.leave()
         raise
@@ -107,8 +107,8 @@ class TensorRTEncoder:
             least <= size <= most
             for least, size, most in zip(shapes[0], array.shape, shapes[2], strict=True)
         ):
-            what = f"{self.path}: {spec.name} {list(array.shape)} is beyond {shapes[2]}"
-            raise LimitError(what, "Build with a larger `max_image_tokens_per_image`.")
+            message = f"{self.path}: {spec.name} {list(array.shape)} is beyond {shapes[2]}"
+            raise LimitError(message, "Build with a larger `max_image_tokens_per_image`.")
         self.workspace.put(
             self.memory[spec.name], np.ascontiguousarray(array.astype(TYPES[spec.dtype]))
         )

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from edgespec.artifacts import file_names
 from edgespec.backends.base import Backend, Progress, Staged
-from edgespec.backends.encoder_steps import EncoderSteps
 from edgespec.backends.engine_config import FLOAT32, EngineWeights
 from edgespec.backends.golden import Agreement
 from edgespec.backends.onnx_dir import VisionOnnxDir
@@ -20,8 +19,8 @@ from edgespec.contract import Limits
 from edgespec.vision.contract import vision_contract
 
 
-class VisionSteps(EncoderSteps[VisionOnnxDir]):
-    """Those of image encoders."""
+class VisionSteps:
+    """What a build asks of this role."""
 
     def check_limits(self, limits: Limits) -> None:
         """LimitError unless minimum <= per image <= maximum."""
@@ -29,17 +28,15 @@ class VisionSteps(EncoderSteps[VisionOnnxDir]):
 
     def check_graph(self, onnx: VisionOnnxDir) -> None:
         """BundleError where the graph is not one that export writes."""
-        from edgespec.backends.canonical_graph import check_canonical
+        from edgespec.backends.canonical_graph import check_graph
 
-        vision = onnx.config.vision
-        contract = vision_contract(vision)
-        sizes = {"P": 4 * vision.merge_size**2, "W": 2, "T": 4}
-        check_canonical(onnx.model, contract.inputs, contract.outputs, onnx.manifest.files, sizes)
+        check_graph(onnx.model, vision_contract(onnx.config.vision), onnx.manifest.files)
 
     def prove(
         self, backend: Backend, onnx: VisionOnnxDir, staged: Staged, progress: Progress
     ) -> Agreement | None:
-        """How a staged engine agrees with the golden image."""
+        """How a staged engine agrees with the golden image; None where there is none, or where it
+        cannot be run. BuildError where it computes something else."""
         if onnx.golden is None or staged.unproven:
             return None
         vision = onnx.config.vision
@@ -63,7 +60,7 @@ class VisionSteps(EncoderSteps[VisionOnnxDir]):
         )
 
     def plan_lines(self, backend: Backend, onnx: VisionOnnxDir, limits: Limits) -> Iterator[str]:
-        """Its layers, its limits, and what it lacks."""
+        """Its layers, its limits, and what it lacks, before what the backend says of it."""
         one = f"{limits.min_image_tokens} to {limits.max_image_tokens_per_image}"
         yield f"an image encoder of {onnx.config.vision.num_layers} layers on {backend.title}"
         yield f"images of {one} tokens, {limits.max_image_tokens} in a request"

@@ -1,6 +1,6 @@
 """What `bench` leaves: the report and its pictures.
 
-Knows files. A report that cannot be written where it should is kept elsewhere.
+Knows files.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def check_pictures(
 def keep(
     report: Report, json_file: Path | None, picture: Path | None, pictures: Path | None
 ) -> None:
-    """Write what was asked for. A report that cannot be written where it should is kept elsewhere.
-    Raises OutputError."""
+    """Write what was asked for. Raises OutputError."""
     if json_file is not None:
         write(report, json_file)
     if report.rows:
@@ -55,37 +54,17 @@ def to_stdout(path: Path | None) -> bool:
 
 
 def write(report: Report, path: Path) -> None:
-    """Write the report; where that fails, into the directory for temporary files. Raises
-    OutputError that says where it is."""
+    """Write the report. Raises OutputError."""
     from edgespec.benchmark.report import write_report
     from edgespec.prompts import stream_of
 
-    try:
-        if (stream := stream_of(path)) is not None:
-            stream.write(f"{json_text(report.to_dict())}\n".encode())
-        else:
-            write_report(path, report)
-    except (OutputError, OSError) as error:
-        elsewhere = kept_elsewhere(report)
-        if elsewhere is None:
-            raise
-        message = error.what if isinstance(error, OutputError) else f"{path}: {error.strerror}"
-        raise OutputError(message, f"The report is in {elsewhere}.") from error
-
-
-def kept_elsewhere(report: Report) -> Path | None:
-    """Where the report is among the temporary files; None where it cannot be written there
-    either."""
-    import tempfile
-
-    from edgespec.benchmark.report import write_report
-
-    try:
-        path = Path(tempfile.mkdtemp(prefix="edgespec-bench-")) / "report.json"
+    if (stream := stream_of(path)) is None:
         write_report(path, report)
-    except (OutputError, OSError):
-        return None
-    return path
+        return
+    try:
+        stream.write(f"{json_text(report.to_dict())}\n".encode())
+    except OSError as error:
+        raise OutputError(f"{path}: {error.strerror}", "Name another file.") from error
 
 
 def draw_pictures(report: Report, picture: Path | None, pictures: Path | None) -> list[Path]:

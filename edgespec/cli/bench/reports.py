@@ -58,7 +58,7 @@ def compare(before: Path, after: Path, allowed: tuple[tuple[str, ...], ...], as_
 
 @click.command("draw", cls=EdgeCommand)
 @click.argument("report", type=FILE)
-@click.option("--picture", type=FILE, metavar="FILE", help="Draw all panels into a .png or .svg.")
+@click.option("--picture", type=FILE, help="Draw all panels into a .png or .svg.")
 @click.option(
     "--pictures", type=FILE, metavar="DIR", help="Draw each panel as PNG and SVG into a directory."
 )

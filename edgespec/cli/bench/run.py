@@ -78,7 +78,6 @@ def list_sizes(function: Any) -> Any:
 @click.option(
     "--prompts",
     type=FILE,
-    metavar="FILE",
     help=(
         "Prompts as JSONL with turns (MT-Bench, SPEED-Bench), or Parquet (SPEED-Bench).  [default:"
         " random ids]"
@@ -91,9 +90,7 @@ def list_sizes(function: Any) -> Any:
     metavar="NAME",
     help="Of --prompts those of this category or sub-category; may be given repeatedly.",
 )
-@click.option(
-    "--input-file", type=FILE, metavar="FILE", help="Requests of infer's input.json instead."
-)
+@click.option("--input-file", type=FILE, help="Requests of infer's input.json instead.")
 @click.option(
     "--num-prompts",
     type=click.IntRange(1),
@@ -117,7 +114,6 @@ def list_sizes(function: Any) -> Any:
     type=Counts(),
     metavar="LIST",
     default="1",
-    show_default=True,
     help="Requests at a time.",
 )
 @click.option(
@@ -144,7 +140,6 @@ def list_sizes(function: Any) -> Any:
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
     default=0,
-    show_default=True,
     help="Of random prompts, of sampling and of dialled acceptance.",
 )
 @click.option(
@@ -156,24 +151,21 @@ def list_sizes(function: Any) -> Any:
     "--warmup",
     type=click.IntRange(0),
     default=1,
-    show_default=True,
     help="Unmeasured runs of each way of decoding, beside the one that gives the plain answers.",
 )
 @click.option(
     "--repeats",
     type=click.IntRange(1),
     default=3,
-    show_default=True,
     help="Measured runs of each batch of prompts, plain and with drafts in turn.",
 )
 @click.option(
     "--json",
     "json_file",
     type=FILE,
-    metavar="FILE",
     help="Write the report (docs/benchmark.md); - is stdout, and the tables go to stderr.",
 )
-@click.option("--picture", type=FILE, metavar="FILE", help="Draw all panels into a .png or .svg.")
+@click.option("--picture", type=FILE, help="Draw all panels into a .png or .svg.")
 @click.option(
     "--pictures", type=FILE, metavar="DIR", help="Draw each panel as PNG and SVG into a directory."
 )

@@ -5,20 +5,20 @@ Knows how values look. What they mean stands in docs/benchmark.md.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from rich.console import Console
+import click
 from rich.table import Table
 
 from edgespec.benchmark.compare import Change, Unlike, sizes, words
 from edgespec.benchmark.report import Report
 from edgespec.benchmark.rows import Row
 from edgespec.benchmark.statistics import NOISE, UNKNOWN
+from edgespec.cli import tables
+from edgespec.cli.tables import print_table
 from edgespec.cli.terminal import harmless, say
 from edgespec.errors import counted
 
-MAX_WIDTH = 400  # characters
 CLOSE = 0.1  # a prediction within so much of what was measured is said to hold
 Cell = Callable[[Row], str | None]
 
@@ -104,8 +104,8 @@ def show(report: Report, *, err: bool = False) -> None:
     for title, modes, columns in TABLES:
         rows = [row for row in report.rows if row.mode in modes]
         if rows:
-            console = console_of(err=err)
-            print_table(console, fitting(console, title, rows, columns))
+            print_table(table(title, rows, columns), err=err)
+            click.echo("", err=err)
     for line in below(report):
         say(line, err=err)
     if not report.complete:
@@ -116,45 +116,11 @@ def table(title: str, rows: Sequence[Row], columns: Sequence[tuple[str, Cell]]) 
     """A row for each; columns in which nothing was measured are left out."""
     cells = [[cell(row) for _, cell in columns] for row in rows]
     kept = [i for i in range(len(columns)) if any(line[i] for line in cells)]
-    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False, title=title)
-    out.title_justify, out.title_style = "left", "bold"
-    for i in kept:
-        out.add_column(columns[i][0], justify="left" if i < len(WAY) else "right", no_wrap=True)
+    left = sum(i < len(WAY) for i in kept)
+    out = tables.columns(*(columns[i][0] for i in kept), left=left, title=title)
     for line in cells:
         out.add_row(*(harmless(line[i] or "-") for i in kept))
     return out
-
-
-def fitting(
-    console: Console, title: str, rows: Sequence[Row], columns: Sequence[tuple[str, Cell]]
-) -> Table:
-    """The table; on a terminal that is too narrow for it without the columns that say least."""
-    dropped = iter(DROPPED_FIRST if console.is_terminal else ())
-    out = table(title, rows, columns)
-    while width_of(console, out) > console.width and (name := next(dropped, None)) is not None:
-        columns = [column for column in columns if column[0] != name]
-        out = table(title, rows, columns)
-    return out
-
-
-DROPPED_FIRST = ("by position", "first token", "between tokens", "as plain", "predicted")
-
-
-def width_of(console: Console, out: Table) -> int:
-    """Characters that a table takes."""
-    return console.measure(out, options=console.options.update(max_width=MAX_WIDTH)).maximum
-
-
-def console_of(*, err: bool = False) -> Console:
-    """Stdout or stderr."""
-    return Console(file=sys.stderr if err else sys.stdout, markup=False, highlight=False)
-
-
-def print_table(console: Console, out: Table) -> None:
-    """As wide as it needs."""
-    console.width = max(console.width, width_of(console, out))
-    console.print(out)
-    console.print()
 
 
 def below(report: Report) -> Iterator[str]:
@@ -205,15 +171,13 @@ def show_changes(rows: Sequence[Change], allowed: Sequence[Unlike]) -> None:
     """Print the rows that both reports have, and a line on the control."""
     for one in allowed:
         say(f"allowed: {one.words}")
-    out = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
-    for heading in ("", "figure", "after/before", "95 % interval", "result"):
-        out.add_column(heading, no_wrap=True)
+    out = tables.columns("", "figure", "after/before", "95 % interval", "result", left=5)
     for row in rows:
         bounds = row.interval
         name = f"{words(row.row)} (control)" if row.is_control else words(row.row)
         interval = "-" if bounds is None else f"[{bounds.low:.3f}, {bounds.high:.3f}]"
         out.add_row(harmless(name), row.figure, f"{row.ratio:.3f}", interval, row.result)
-    print_table(console_of(), out)
+    print_table(out)
     moved = [row for row in rows if row.is_control and row.result not in (NOISE, UNKNOWN)]
     if moved and not any(one.name == "engines" for one in allowed):
         say(

@@ -34,9 +34,9 @@ from edgespec.cli.engine_options import (
     opened,
 )
 from edgespec.cli.image_flags import image_flags
-from edgespec.cli.limits import require_stream
 from edgespec.cli.paths import FILE
 from edgespec.cli.prompt_options import CHAT_TEMPLATE, sampling_options
+from edgespec.cli.streams import require_stream
 from edgespec.compat import trtllm
 from edgespec.errors import RequestError
 from edgespec.prompts import SamplingParams
@@ -53,7 +53,7 @@ MARKERS = re.compile(r"<\|?\w+\|?>")
 
 
 OPTIONS = (
-    click.option("--system", default="", metavar="TEXT", help="The system prompt."),
+    click.option("--system", default="", show_default=False, help="The system prompt."),
     click.option(
         "--show-speculation",
         is_flag=True,
@@ -84,7 +84,6 @@ OPTIONS = (
     click.option(
         "--history-file",
         type=FILE,
-        metavar="FILE",
         help=(
             "Where typed lines are kept between sessions.  [default:"
             " ~/.local/state/edgespec/chat_history]"

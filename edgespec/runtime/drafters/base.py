@@ -141,6 +141,25 @@ class Drafter(Protocol):
         """Free what it holds; closing twice is harmless."""
 
 
+class TextDrafter:
+    """What a Drafter has that reads tokens alone: no engine, no limit, and nothing to keep of a
+    prefix, as it gets every prompt whole."""
+
+    needs_hidden_states = False
+    capacity: int | None = None
+    num_lanes: int | None = None
+    engine_s = 0.0
+
+    def snapshot(self, lane: int, count: int) -> None:
+        """None: there is no state."""
+
+    def restore(self, lane: int, snapshot: Snapshot) -> None:
+        """Never called, as there are no snapshots."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
 class EndObserver:
     """A Drafter that needs no hidden states and observes the last step of a sequence as well, as
     far as its tokens belong to the answer. Others would pay for what they do not need."""

@@ -17,7 +17,6 @@ from edgespec.backends.call import Logits, Result
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.draft_model import NAME, DraftModelSpec
 from edgespec.runtime.drafters.base import DraftRequest, Observation, PromptReader, Snapshot
-from edgespec.runtime.drafters.decoding import DecodingType, TreeDecoding
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import (
     Growth,
@@ -293,6 +292,5 @@ ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     words=" with the draft model",
-    decoding=DecodingType(name="Draft_Target", keys=TreeDecoding),
 )
 __all__ = ["NAME", "ROW", "DraftModelDrafter"]

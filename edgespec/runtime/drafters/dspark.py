@@ -20,22 +20,18 @@ from edgespec.artifacts.component_files import head_arrays
 from edgespec.backends.base import DEFAULT_ROW_COST
 from edgespec.backends.call import Floats
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
-from edgespec.errors import OptionError
 from edgespec.methods.dspark import NAME, DSparkSpec
 from edgespec.methods.dspark_heads import DSparkHeads
 from edgespec.runtime.drafters import block_drafter
 from edgespec.runtime.drafters.base import DraftRequest, Tunable
-from edgespec.runtime.drafters.block_decoding import BlockDecoding
 from edgespec.runtime.drafters.block_drafter import (
     BlockDrafter,
     BlockLimits,
-    chain_of,
     open_decoder,
     spec_of,
     trained_with_thinking,
     vocabulary_map,
 )
-from edgespec.runtime.drafters.decoding import LAYERS_SCHEMA, DecodingType, read_layers
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.lanes.block import BlockDecoder, BlockOutput
@@ -88,7 +84,7 @@ class DSparkDrafter(BlockDrafter, Tunable):
         block = request.pending, output.logits.rows(), states, self.length_rule()
         if request.sampler is None:
             walk = self.heads.walk(*block)
-            return chain_of(request.pending, self.heads.base_ids[walk.ids].tolist())
+            return DraftTree.chain(request.pending, self.heads.base_ids[walk.ids].tolist())
         sampler, base_ids = request.sampler, self.heads.base_ids
         tokens, drawn = list[int](), list[Distribution]()
 
@@ -99,7 +95,7 @@ class DSparkDrafter(BlockDrafter, Tunable):
             return int(np.flatnonzero(base_ids == token)[0])
 
         self.heads.walk(*block, draw)
-        return chain_of(request.pending, tokens, drawn)
+        return DraftTree.chain(request.pending, tokens, drawn)
 
     def length_rule(self) -> LengthRule:
         """The rule of one block, to be asked slot by slot."""
@@ -156,62 +152,10 @@ def open_drafter(sources: DrafterSources) -> DSparkDrafter:
     )
 
 
-AS_EXPORTED = "it is as the draft was exported"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DSparkDecoding(BlockDecoding):
-    """The keys of its decoding type: the chain of one block, cut by its confidences."""
-
-    enable_confidence_scheduling: bool = option(
-        True,
-        "Let the confidences set the length of a block; false verifies whole blocks, which is"
-        " TensorRT-LLM's default.",
-    )
-    block_size: int | None = option(None, "Slots of a block.", low=1, unused=AS_EXPORTED)
-    markov_rank: int | None = option(None, "Of the Markov head.", low=0, unused=AS_EXPORTED)
-    markov_head_type: str | None = option(None, "Of the Markov head.", unused=AS_EXPORTED)
-    enable_ragged_verify: bool = option(
-        True, "A length for each sequence.", unused="each sequence has its own length"
-    )
-    confidence_sps_table_path: str | None = option(
-        None, "What passes cost.", unused="what a further row costs is known of the backend"
-    )
-    confidence_sts_path: str | None = option(
-        None, "Temperatures of slots.", unused="confidences are taken as the draft gives them"
-    )
-    confidence_verify_len_tiers: tuple[int, ...] | None = option(
-        None,
-        "Lengths that are verified.",
-        unused="blocks of every length are verified",
-        read=read_layers,
-        schema=LAYERS_SCHEMA,
-    )
-
-    def __post_init__(self) -> None:
-        BlockDecoding.__post_init__(self)
-        _ = self.options  # raises OptionError where keys contradict each other
-
-    @property
-    def options(self) -> DrafterOptions | None:
-        """The options of the drafter. Raises OptionError."""
-        options = super().options
-        if self.enable_confidence_scheduling or not isinstance(options, DSparkOptions):
-            return options
-        if options.confidence_threshold:
-            message = (
-                f"enable_confidence_scheduling is false, and confidence_threshold"
-                f" {options.confidence_threshold}"
-            )
-            raise OptionError(message, "A threshold cuts blocks: leave one of the two out.")
-        return DSparkOptions(confidence_threshold=0.0)
-
-
 ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     options=DSparkOptions,
     tries=tuple({"confidence_threshold": share} for share in (0.0, 0.3, 0.5, 0.7)),
     trained_with_thinking=trained_with_thinking,
-    decoding=DecodingType(name="DSpark", keys=DSparkDecoding),
 )

@@ -12,8 +12,6 @@ from edgespec.artifacts import file_names
 from edgespec.artifacts.component_files import d2t_offsets, required_arrays
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
 from edgespec.methods.eagle1 import NAME
-from edgespec.runtime.drafters.decoding import Alias, DecodingType
-from edgespec.runtime.drafters.eagle_options import EagleDecoding
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter, cached_decoder, draft_sizes
 from edgespec.runtime.plans.plan import TreeLimits
@@ -36,12 +34,8 @@ def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
     return TreeLimits(*draft_sizes(base, draft), static_trees=True)
 
 
-# EAGLE-2 is the same draft with a dynamic tree, of EAGLE's own width
-EAGLE2 = Alias("Eagle2", presets=(("use_dynamic_tree", True), ("dynamic_tree_max_topK", 10)))
-
 ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
-    decoding=DecodingType(name="Eagle1", aliases=(EAGLE2,), keys=EagleDecoding),
 )
 __all__ = ["NAME", "ROW"]

@@ -11,13 +11,6 @@ from edgespec.artifacts import file_names
 from edgespec.artifacts.component_files import d2t_offsets
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
 from edgespec.methods.eagle3 import NAME
-from edgespec.runtime.drafters.decoding import (
-    LAYERS_SCHEMA,
-    Alias,
-    DecodingType,
-    read_layers,
-)
-from edgespec.runtime.drafters.eagle_options import TWO_ENGINES, EagleDecoding
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter, cached_decoder, draft_sizes
@@ -51,37 +44,9 @@ def limits(base: EngineConfig, draft: EngineConfig | None) -> TreeLimits:
     return TreeLimits(*draft_sizes(base, draft), static_trees=True)
 
 
-ALIASES = (Alias("Eagle", "decoding_type Eagle is Eagle3, as in TensorRT-LLM; write Eagle3"),)
-RELATIVES = (("P-EAGLE", "it drafts all positions in one pass, and there is no such graph here"),)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Eagle3Decoding(EagleDecoding):
-    """The keys of its decoding type."""
-
-    eagle3_layers_to_capture: tuple[int, ...] | None = option(
-        None,
-        "The base's layers whose output the draft reads, counted from 0. run exports the base with"
-        " them; infer and chat refuse others than the base was exported with.",
-        read=read_layers,
-        schema=LAYERS_SCHEMA,
-    )
-    eagle3_one_model: bool = option(True, "One program for base and draft.", unused=TWO_ENGINES)
-    eagle3_model_arch: str | None = option(
-        None, "The architecture of the draft.", unused="it is read from the draft's checkpoint"
-    )
-
-    @property
-    def aux_layers(self) -> tuple[int, ...] | None:
-        """The captured layers as hidden_states indices, which count the embedding as 0."""
-        layers = self.eagle3_layers_to_capture
-        return None if layers is None else tuple(layer + 1 for layer in layers)
-
-
 ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     options=Eagle3Options,
-    decoding=DecodingType(name="Eagle3", aliases=ALIASES, relatives=RELATIVES, keys=Eagle3Decoding),
 )
 __all__ = ["NAME", "ROW"]

@@ -6,12 +6,11 @@ Knows the keys, their defaults, and what TensorRT-LLM checks. Knows no engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
-from edgespec.errors import LimitError, OptionError, Spellings, counted, in_terms_of
-from edgespec.runtime.drafters.decoding import DecodingConfig, Sizes
+from edgespec.errors import LimitError, OptionError, Spellings, counted
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.plans.plan import sizes_as
 from edgespec.runtime.trees.static_tree import (
@@ -22,9 +21,8 @@ from edgespec.runtime.trees.static_tree import (
     NAMED,
     Choices,
     StaticPlan,
-    choices_of,
+    checked_choices,
     num_non_leaves,
-    parse_choices,
 )
 from edgespec.runtime.trees.tree import DraftPlan
 
@@ -32,35 +30,36 @@ NUM_EAGLE_LAYERS = 4
 MAX_DRAFT_LEN = 63
 
 
-def checked_choices(name: str, value: Any) -> Choices:
-    """The choices of a list, of its text, or of a published tree's name. Raises OptionError."""
-    source = f"`{name}`"
-    return parse_choices(value, source) if isinstance(value, str) else choices_of(value, source)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagleOptions(DrafterOptions):
-    """The tree of a draft. Raises OptionError for choices that are no tree and for keys that
-    exclude each other."""
+@dataclass(frozen=True, kw_only=True)
+class EagleKeys(DrafterOptions):
+    """Which tree, by TensorRT-LLM's keys, which its scripts and its LLM API share."""
 
     eagle_choices: str | Sequence[Sequence[int]] | None = option(
         None,
-        "A static tree: a list of paths of ranks, or the name of a published one.",
+        "A static tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
+        " name, such as mc_sim_7b_63.",
         read=checked_choices,
         schema=CHOICES_SCHEMA,
     )
     use_dynamic_tree: bool = option(
-        False, "EAGLE-2's tree: the most probable nodes of all that are drafted."
+        False, "Draft a tree as EAGLE-2 does, of the most probable nodes."
     )
     dynamic_tree_max_topK: int | None = option(  # noqa: N815  TensorRT-LLM's key
-        None, "Children of each node of a dynamic tree that goes on.", low=1, high=MAX_NODES
+        None, "Children of a node of a dynamic tree.", low=1, high=MAX_NODES
     )
     num_eagle_layers: int | None = option(
         None, "Levels of the tree; choices must be as deep.", low=1, high=MAX_DEPTH
     )
     max_non_leaves_per_layer: int | None = option(
-        None, "Nodes with children at one depth, at most.", low=1, high=MAX_NODES
+        None, "Nodes of a level that may have children; more are refused.", low=1, high=MAX_NODES
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleOptions(EagleKeys):
+    """The tree of a draft. Raises OptionError for choices that are no tree and for keys that
+    exclude each other."""
+
     max_draft_len: int | None = option(
         None, "Nodes of the tree at most, without the root.", low=1, high=MAX_NODES
     )
@@ -134,122 +133,3 @@ class EagleOptions(DrafterOptions):
                 f" `max_non_leaves_per_layer` is {most}"
             )
             raise LimitError(message, f"Raise `max_non_leaves_per_layer` to {needed}.")
-
-
-# ---- the keys of a speculative_config
-
-
-TWO_ENGINES = "base and draft are always two engines, side by side"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EagleDecoding(DecodingConfig):
-    """The keys of EAGLE's decoding types, as TensorRT-LLM's LLM API has them: `max_draft_len` are
-    the levels, `max_total_draft_tokens` the nodes without the root. A chain, unless choices or a
-    dynamic tree are asked for."""
-
-    len_keys = ("max_draft_len", "num_eagle_layers")
-
-    eagle_choices: str | Sequence[Sequence[int]] | None = option(
-        None,
-        "A static tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
-        " name, such as mc_sim_7b_63.",
-        read=checked_choices,
-        schema=CHOICES_SCHEMA,
-    )
-    use_dynamic_tree: bool = option(
-        False, "Draft a tree as EAGLE-2 does, of the most probable nodes."
-    )
-    dynamic_tree_max_topK: int | None = option(  # noqa: N815
-        None, "Children of a node of a dynamic tree.", low=1, high=MAX_NODES
-    )
-    greedy_sampling: bool | None = option(
-        None, "TensorRT-LLM's switch of posterior_threshold: true excludes it."
-    )
-    num_eagle_layers: int | None = option(
-        None, "TensorRT-LLM's other name of max_draft_len.", low=1, high=MAX_DEPTH
-    )
-    max_non_leaves_per_layer: int | None = option(
-        None, "Nodes of a level that may have children; more are refused.", low=1, high=MAX_NODES
-    )
-
-    def __post_init__(self) -> None:
-        DecodingConfig.__post_init__(self)
-        if self.greedy_sampling and self.posterior_threshold is not None:
-            message = (
-                "`posterior_threshold` is for typical acceptance, and `greedy_sampling` is true"
-            )
-            raise OptionError(message, "Leave one of the two out.")
-        layers = self.num_eagle_layers
-        if layers is not None and self.max_draft_len not in (None, layers):
-            message = f"`num_eagle_layers` is {layers}, and `max_draft_len` {self.max_draft_len}"
-            raise OptionError(message, "Both are the levels of the tree: leave one out.")
-        _ = self.tree  # raises OptionError where keys contradict each other
-
-    def notes(self) -> Iterator[str]:
-        """Those of all types, and what TensorRT-LLM does otherwise with the keys given."""
-        yield from DecodingConfig.notes(self)
-        if self.greedy_sampling is False and self.posterior_threshold is None:
-            yield "greedy_sampling false means nothing without posterior_threshold"
-        if self.dynamic_tree_max_topK is not None and not self.use_dynamic_tree:
-            yield (
-                "dynamic_tree_max_topK asks for a dynamic tree; newer versions of TensorRT-LLM want"
-                " use_dynamic_tree: true beside it"
-            )
-
-    @property
-    def is_dynamic(self) -> bool:
-        """Whether a dynamic tree is asked for, if only by its width."""
-        return self.use_dynamic_tree or self.dynamic_tree_max_topK is not None
-
-    @property
-    def sizes(self) -> Sizes:
-        """How much to draft where `tree` is None: a chain."""
-        if self.eagle_choices is None and not self.is_dynamic:
-            self.check_chain()
-        length = self.draft_len
-        return Sizes() if length is None else Sizes(1, length, 1 + length)
-
-    @property
-    def tree(self) -> EagleTree | None:
-        """The static or the dynamic tree; None for a chain. Raises OptionError."""
-        if self.eagle_choices is None and not self.is_dynamic:
-            if self.max_non_leaves_per_layer is not None:
-                message = "`max_non_leaves_per_layer` is for trees, and a chain is drafted"
-                raise OptionError(
-                    message, "Give `eagle_choices` or `use_dynamic_tree`, or leave it out."
-                )
-            return None
-        # The options' names on the left mean in a config what stands on the right
-        names = {
-            "max_draft_len": "`max_total_draft_tokens`",
-            "num_eagle_layers": f"`{self.len_key}`",
-        }
-        with in_terms_of(names):
-            options = EagleOptions(
-                eagle_choices=self.eagle_choices,
-                use_dynamic_tree=self.is_dynamic,
-                dynamic_tree_max_topK=self.dynamic_tree_max_topK,
-                num_eagle_layers=self.draft_len,
-                max_non_leaves_per_layer=self.max_non_leaves_per_layer,
-                max_draft_len=self.max_total_draft_tokens,
-            )
-        return EagleTree(options, {**names, **self.spellings})
-
-
-@dataclass(frozen=True, slots=True)
-class EagleTree:
-    """The tree of a config. Without a number of nodes a dynamic one has TensorRT-LLM's: its width
-    times its levels, as far as the base verifies so many."""
-
-    options: EagleOptions
-    spellings: Spellings  # the config's names for those of the options
-
-    def plan(self, max_verify_tree_size: int, max_levels: int | None = None) -> DraftPlan:
-        """The plan for a base that verifies so many nodes. Raises OptionError and LimitError."""
-        options, width = self.options, self.options.dynamic_tree_max_topK
-        if options.use_dynamic_tree and options.max_draft_len is None and width is not None:
-            nodes = width * (options.num_eagle_layers or NUM_EAGLE_LAYERS)
-            most = max(1, min(nodes, max_verify_tree_size - 1))
-            options = replace(options, max_draft_len=most)
-        return options.plan(max_verify_tree_size, max_levels)

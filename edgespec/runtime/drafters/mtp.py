@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.errors import LimitError, OptionError
+from edgespec.errors import LimitError
 from edgespec.methods.mtp import NAME
-from edgespec.runtime.drafters.decoding import MAX_DRAFT_LEN, DecodingConfig, DecodingType
-from edgespec.runtime.drafters.options import option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter, cached_decoder, draft_sizes
 from edgespec.runtime.plans.plan import TreeLimits
@@ -54,36 +52,9 @@ def open_drafter(sources: DrafterSources) -> TreeDrafter:
     return TreeDrafter(cached_decoder(sources.draft), np.zeros(rows, np.int64))
 
 
-ONE_KIND = "a head drafts with its own hidden states; there is no other kind"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MtpDecoding(DecodingConfig):
-    """The keys of its decoding type: a chain."""
-
-    len_keys = ("max_draft_len", "num_nextn_predict_layers")
-
-    num_nextn_predict_layers: int | None = option(
-        None, "TensorRT-LLM's older name of max_draft_len.", low=1, high=MAX_DRAFT_LEN
-    )
-    use_mtp_vanilla: bool = option(False, "One head for each draft; true is refused.")
-    mtp_eagle_one_model: bool = option(True, "One program for base and head.", unused=ONE_KIND)
-
-    def __post_init__(self) -> None:
-        DecodingConfig.__post_init__(self)
-        older = self.num_nextn_predict_layers
-        if older is not None and self.max_draft_len not in (None, older):
-            message = f"num_nextn_predict_layers is {older}, and max_draft_len {self.max_draft_len}"
-            raise OptionError(message, "They mean the same: leave one out.")
-        if self.use_mtp_vanilla:
-            message = "use_mtp_vanilla is true, and a head drafts all tokens of a step"
-            raise OptionError(message, "Set it to false, or leave it out.")
-
-
 ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     words=" with the MTP head",
-    decoding=DecodingType(name="MTP", keys=MtpDecoding),
 )
 __all__ = ["NAME", "ROW"]

@@ -15,8 +15,7 @@ from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError
 from edgespec.methods.ngram import NAME
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
-from edgespec.runtime.drafters.decoding import DecodingType
+from edgespec.runtime.drafters.base import DraftRequest, Observation, TextDrafter
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.plans.plan import TreeLimits
@@ -141,13 +140,8 @@ class NgramLane:
     start: int = 0
 
 
-class NgramDrafter:
+class NgramDrafter(TextDrafter):
     """Chains of what followed the last tokens before."""
-
-    needs_hidden_states = False
-    capacity: int | None = None
-    num_lanes: int | None = None
-    engine_s = 0.0
 
     def __init__(self, options: NgramOptions) -> None:
         self.options = options
@@ -187,20 +181,9 @@ class NgramDrafter:
         """The sequence goes on in another lane."""
         self.lanes[target] = self.lanes.pop(source)
 
-    def snapshot(self, lane: int, count: int) -> Snapshot | None:
-        """None: it gets every prompt whole."""
-        return None
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Never called, as there are no snapshots."""
-        raise AssertionError("n-grams keep no snapshots")
-
     def forget(self) -> None:
         """Empty the public pool."""
         self.public = Pool(self.options)
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +229,6 @@ ROW = DrafterRow(
     limits=lambda base, draft: limits(base, NgramOptions()),
     words=" of n-gram matches",
     options=NgramOptions,
-    decoding=DecodingType(name="NGram"),
     limits_by_options=limits,
     forget=NgramDrafter.forget,
     tries=tuple(

@@ -13,7 +13,6 @@ from typing import Any
 from edgespec.backends.base import DEFAULT_ROW_COST, Runner, Table
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.runtime.drafters.base import Drafter
-from edgespec.runtime.drafters.decoding import DecodingType
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.plans.plan import PlanLimits
 
@@ -57,11 +56,10 @@ class DrafterRow:
     `limits` are those of a drafting plan, by the configs of base and draft; where options change
     them, `limits_by_options`, by the base's config and the options. `words` follow "chain" or
     "tree" where a plan is shown. `options` is the class of its options, if it has any; `open`
-    gets one of them in its sources. `decoding` is how a speculative_config names the method, if one
-    may. `forget` lets a drafter of the method drop what sequences that ended have left behind,
-    where they do. `tries` are options that `edgespec tune` compares. `paces_itself`: its
-    drafter decides by itself how much pays, by `row_cost`. `trained_with_thinking` is the mode that
-    its drafts know, None where they know both.
+    gets one of them in its sources. `forget` lets a drafter of the method drop what sequences that
+    ended have left behind, where they do. `tries` are options that `edgespec tune` compares.
+    `paces_itself`: its drafter decides by itself how much pays, by `row_cost`.
+    `trained_with_thinking` is the mode that its drafts know, None where they know both.
     """
 
     open: Callable[[DrafterSources], Drafter]
@@ -69,7 +67,6 @@ class DrafterRow:
     words: str = ""
     options: type[DrafterOptions] | None = None
     limits_by_options: Callable[[EngineConfig, Any], PlanLimits] | None = None
-    decoding: DecodingType | None = None
     forget: Callable[[Any], None] | None = None
     paces_itself: bool = False
     tries: tuple[Mapping[str, Any], ...] = ()

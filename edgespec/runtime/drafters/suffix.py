@@ -17,8 +17,7 @@ import numpy as np
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.suffix import NAME
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
-from edgespec.runtime.drafters.decoding import DecodingConfig, DecodingType, Sizes
+from edgespec.runtime.drafters.base import DraftRequest, Observation, TextDrafter
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.suffix_automaton import (
@@ -142,13 +141,8 @@ class SuffixLane:
     live: bool = True
 
 
-class SuffixDrafter:
+class SuffixDrafter(TextDrafter):
     """Trees of what followed the longest match, as far as they pay."""
-
-    needs_hidden_states = False
-    capacity: int | None = None
-    num_lanes: int | None = None
-    engine_s = 0.0
 
     def __init__(self, options: SuffixOptions, row_cost: float) -> None:
         self.options, self.row_cost = options, row_cost
@@ -304,14 +298,6 @@ class SuffixDrafter:
         self.reset(target)
         self.lanes[target] = self.lanes.pop(source)
 
-    def snapshot(self, lane: int, count: int) -> Snapshot | None:
-        """None: it gets every prompt whole."""
-        return None
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Never called, as there are no snapshots."""
-        raise AssertionError("suffixes keep no snapshots")
-
     def forget(self) -> None:
         """Forget all texts and all earlier answers; nothing may be running."""
         self.lanes.clear()
@@ -350,24 +336,11 @@ def open_drafter(sources: DrafterSources) -> SuffixDrafter:
     return SuffixDrafter(sources.options, sources.row_cost)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuffixDecoding(DecodingConfig):
-    """The keys of its decoding type: trees up to max_draft_len deep, of up to
-    max_total_draft_tokens nodes, as far as they pay."""
-
-    @property
-    def sizes(self) -> Sizes:
-        """The bounds of a tree."""
-        total = self.max_total_draft_tokens
-        return Sizes(None, self.draft_len, None if total is None else 1 + total)
-
-
 ROW = DrafterRow(
     open=open_drafter,
     limits=limits,
     words=" of earlier text, as far as it pays",
     options=SuffixOptions,
-    decoding=DecodingType(name="Suffix", keys=SuffixDecoding),
     forget=SuffixDrafter.forget,
     tries=({}, {"max_matching_ngram_size": 8}),
     paces_itself=True,

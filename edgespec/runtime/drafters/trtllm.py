@@ -15,9 +15,9 @@ from enum import Enum
 from typing import Any, Protocol, final
 
 from edgespec.runtime.drafters.attributes import attribute
-from edgespec.runtime.drafters.base import DraftRequest, EndObserver, Observation, Snapshot
+from edgespec.runtime.drafters.base import DraftRequest, EndObserver, Observation
 from edgespec.runtime.drafters.guard import BOOKKEEPING, Guard, Lost
-from edgespec.runtime.drafters.user import Sequences, TokenView, UserSequence, tree_of
+from edgespec.runtime.drafters.user import SequenceDrafter, TokenView, UserSequence, tree_of
 from edgespec.runtime.trees.tree import DraftTree
 
 # ---- the names of TensorRT-LLM
@@ -192,35 +192,25 @@ class PreparesDraftTokens(Protocol):
 OWN_MANAGER = ResourceManagerType.SPEC_RESOURCE_MANAGER
 
 
-class TrtLlmDrafter(EndObserver):
+class TrtLlmDrafter(SequenceDrafter, EndObserver):
     """Such a drafter as a Drafter.
 
     Its resource manager is its attribute `resource_manager` or, as TensorRT-LLM's n-gram drafter
     names it, `spec_resource_manager`.
     """
 
-    needs_hidden_states = False
-    capacity: int | None = None
-    num_lanes: int | None = None
-
     def __init__(
         self, drafter: PreparesDraftTokens, guard: Guard, vocab_size: int, end_id: int | None
     ) -> None:
-        self.drafter, self.guard, self.vocab_size = drafter, guard, vocab_size
-        self.end_id = end_id
+        super().__init__(guard, vocab_size)
+        self.drafter, self.end_id = drafter, end_id
         names = ("resource_manager", "spec_resource_manager")
         managers = [attribute(drafter, name) for name in names]
         self.resources = next((manager for manager in managers if manager is not None), None)
         own = {} if self.resources is None else {OWN_MANAGER: self.resources}
         self.managers = ResourceManager(own)
-        self.sequences = Sequences(needs_hidden_states=False)
         self.requests: dict[int, LlmRequest] = {}  # by request id
         self.scheduled: ScheduledRequests | None = None  # of the last step
-
-    @property
-    def engine_s(self) -> float:
-        """Seconds spent inside engines: its own calls are none."""
-        return 0.0
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
         """A sequence begins in a lane, with its whole prompt."""
@@ -243,7 +233,7 @@ class TrtLlmDrafter(EndObserver):
         """Notify the resource manager of a step that has ended, once."""
         scheduled, self.scheduled = self.scheduled, None
         if scheduled is not None:
-            self.notify("update_resources", scheduled)
+            self.manage("update_resources", scheduled)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """One call for all requests of the step."""
@@ -273,18 +263,14 @@ class TrtLlmDrafter(EndObserver):
             scheduled.append(own)
         return ScheduledRequests(scheduled)
 
-    def is_to_be_asked(self, asked: ScheduledRequests) -> bool:
-        """Whether so many requests are few enough, by `max_concurrency`."""
-        most = getattr(self.drafter, "max_concurrency", None)
-        return most is None or asked.batch_size <= most
-
     def prepared(
         self, requests: Sequence[DraftRequest]
     ) -> tuple[ScheduledRequests, list[DraftTree]] | None:
         """The requests of a step with their drafts; None where they are too many to be asked for.
         Raises Lost for what is no draft."""
         asked = self.scheduled_of(requests)
-        if not self.is_to_be_asked(asked):
+        together = getattr(self.drafter, "max_concurrency", None)
+        if together is not None and asked.batch_size > together:
             return None
         most = scheduled_length(getattr(self.drafter, "draft_len_schedule", None), len(requests))
         if most == 0:
@@ -299,50 +285,25 @@ class TrtLlmDrafter(EndObserver):
         ]
         return asked, trees
 
-    def notify(self, name: str, *arguments: object) -> None:
+    def manage(self, name: str, *arguments: object) -> None:
         """Call a method of the resource manager, where it has it."""
-        if self.resources is None:
-            return
-        try:
-            self.guard.call(lambda: called(self.resources, name, *arguments), share=BOOKKEEPING)
-        except Lost as lost:
-            self.guard.failed(lost)
 
-    def reset(self, lane: int) -> None:
-        """The sequence of a lane has ended, if it holds one."""
-        self.finish(self.sequences.pop(lane))
+        def call() -> None:
+            method = getattr(self.resources, name, None)
+            if method is not None:
+                method(*arguments)
 
-    def move(self, source: int, target: int) -> None:
-        """A sequence goes on in another lane."""
-        self.finish(self.sequences.move(source, target))
+        if self.resources is not None:
+            self.notify(call, share=BOOKKEEPING)
 
-    def finish(self, ended: UserSequence | None) -> None:
+    def finish(self, ended: UserSequence) -> None:
         """Frees what a sequence held, once its last step is known to the resource manager."""
-        if ended is not None:
-            self.update()
-            self.notify("free_resources", self.requests.pop(ended.request_id))
+        self.update()
+        self.manage("free_resources", self.requests.pop(ended.request_id))
 
-    def snapshot(self, lane: int, count: int) -> None:
-        """Nothing: what it keeps is not of a prefix."""
-        return None
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Never called: there are no snapshots."""
-
-    def close(self) -> None:
-        """Shut the resource manager down, and end the drafter's thread. What is under way has
-        ended."""
-        for ended in self.sequences.pop_all():
-            self.finish(ended)
-        self.notify("shutdown")
-        self.guard.close()
-
-
-def called(manager: object, name: str, *arguments: object) -> None:
-    """Calls a method of an object, where it has it."""
-    method = getattr(manager, name, None)
-    if method is not None:
-        method(*arguments)
+    def shut_down(self) -> None:
+        """Shut the resource manager down."""
+        self.manage("shutdown")
 
 
 def cut(tokens: object, most: int | None) -> object:

@@ -8,7 +8,8 @@ never the request: see `guard`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any, Protocol, overload
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.runtime.drafters.attributes import flag, method
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.base import DraftRequest, Observation, TextDrafter
 from edgespec.runtime.drafters.guard import INVALID, PAUSED, Guard, Lost
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
@@ -162,26 +163,23 @@ def tree_of(proposed: object, request: DraftRequest, vocab_size: int) -> DraftTr
 
 def integers(name: str, values: object) -> list[int]:
     """A list of integers. Raises Lost for anything else."""
-    if isinstance(values, np.ndarray):
-        if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
-            message = f"{name} is an array of {values.dtype} of shape {values.shape}"
-            raise Lost(INVALID, f"{message}, not of integers in one dimension")
-    elif isinstance(values, str | bytes) or not isinstance(values, Sequence):
-        raise Lost(INVALID, f"{name} is of type {type(values).__name__}, not a list of integers")
-    out = []
-    for value in bounded(name, values):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise Lost(INVALID, f"{name} holds {value!r:.60}, which is no integer")
-        out.append(int(value))
-    return out
+    array = bounded(name, values)
+    if len(array) and not np.issubdtype(array.dtype, np.integer):
+        raise Lost(INVALID, f"{name} hold {array.dtype}, not integers alone")
+    return [int(value) for value in array]
 
 
-def bounded(name: str, items: Iterable[Any]) -> list[Any]:
-    """The values of a list, whose length may not be what it says. Raises Lost for too many."""
-    values = list(islice(items, MAX_TOKENS + 1))
-    if len(values) > MAX_TOKENS:
+def bounded(name: str, values: object) -> NDArray[Any]:
+    """The values of a list, whose length may not be what it says. Raises Lost for what is none, and
+    for too many."""
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence | np.ndarray):
+        raise Lost(INVALID, f"{name} is of type {type(values).__name__}, not a list of numbers")
+    items = list(islice(values, MAX_TOKENS + 1))
+    if len(items) > MAX_TOKENS:
         raise Lost(INVALID, f"more than {MAX_TOKENS} {name}")
-    return values
+    if any(isinstance(item, bool | np.bool_) or not np.isscalar(item) for item in items):
+        raise Lost(INVALID, f"{name} hold what is no number")
+    return np.array(items)
 
 
 def checked_parents(given: object, num_tokens: int) -> list[int]:
@@ -207,15 +205,12 @@ def check_siblings(tokens: Sequence[int], parents: Sequence[int]) -> None:
 
 def probabilities(given: object, num_tokens: int) -> list[float]:
     """Probabilities of `num_tokens` tokens. Raises Lost."""
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray):
-        raise Lost(INVALID, f"probs is of type {type(given).__name__}, not a list of numbers")
     values = bounded("probs", given)
     if len(values) != num_tokens:
         raise Lost(INVALID, f"{len(values)} probs for {num_tokens} tokens")
-    for value in values:
-        is_number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= 1:  # NaN is neither
-            raise Lost(INVALID, f"probs holds {value!r:.60}, not a probability from 0 to 1")
+    sound = not num_tokens or np.issubdtype(values.dtype, np.number)
+    if not sound or not ((values >= 0) & (values <= 1)).all():  # NaN is neither
+        raise Lost(INVALID, "probs hold what is no probability from 0 to 1")
     return [float(value) for value in values]
 
 
@@ -264,8 +259,7 @@ class UserSequence:
 
 
 class Sequences:
-    """The sequences of all lanes, by what a Drafter is given. `finished` is called with each that
-    has ended."""
+    """The sequences of all lanes, by what a Drafter is given."""
 
     def __init__(self, *, needs_hidden_states: bool) -> None:
         self.needs_hidden_states = needs_hidden_states
@@ -319,11 +313,48 @@ class Sequences:
         return ended
 
 
-class ProposingDrafter:
-    """A UserDrafter as the loop has it: a Drafter."""
+class SequenceDrafter(TextDrafter, ABC):
+    """A Drafter for code of the user's that knows sequences and no lanes."""
 
-    capacity: int | None = None
-    num_lanes: int | None = None
+    def __init__(self, guard: Guard, vocab_size: int, *, needs_hidden_states: bool = False) -> None:
+        self.guard, self.vocab_size = guard, vocab_size
+        self.needs_hidden_states = needs_hidden_states
+        self.sequences = Sequences(needs_hidden_states=needs_hidden_states)
+
+    @abstractmethod
+    def finish(self, ended: UserSequence) -> None:
+        """A sequence has ended."""
+
+    def reset(self, lane: int) -> None:
+        """The sequence of a lane has ended, if it holds one."""
+        if (ended := self.sequences.pop(lane)) is not None:
+            self.finish(ended)
+
+    def move(self, source: int, target: int) -> None:
+        """A sequence goes on in another lane."""
+        if (ended := self.sequences.move(source, target)) is not None:
+            self.finish(ended)
+
+    def notify(self, function: Callable[[], object], *, share: float = 1.0) -> None:
+        """A call that proposes nothing, guarded."""
+        try:
+            self.guard.call(function, share=share)
+        except Lost as lost:
+            self.guard.failed(lost)
+
+    def close(self) -> None:
+        """End all sequences, and the drafter's thread. What is under way has ended."""
+        for ended in self.sequences.pop_all():
+            self.finish(ended)
+        self.shut_down()
+        self.guard.close()
+
+    def shut_down(self) -> None:
+        """All sequences have ended."""
+
+
+class ProposingDrafter(SequenceDrafter):
+    """A UserDrafter as the loop has it: a Drafter."""
 
     def __init__(
         self,
@@ -332,16 +363,10 @@ class ProposingDrafter:
         vocab_size: int,
         open_tokenizer: Callable[[], Tokenizer],
     ) -> None:
-        self.drafter, self.guard, self.vocab_size = drafter, guard, vocab_size
-        self.open_tokenizer = open_tokenizer
-        self.needs_hidden_states = flag(drafter, "needs_hidden_states")
+        needs_hidden_states = flag(drafter, "needs_hidden_states")
+        super().__init__(guard, vocab_size, needs_hidden_states=needs_hidden_states)
+        self.drafter, self.open_tokenizer = drafter, open_tokenizer
         self.on_finish, self.on_close = method(drafter, "finish"), method(drafter, "close")
-        self.sequences = Sequences(needs_hidden_states=self.needs_hidden_states)
-
-    @property
-    def engine_s(self) -> float:
-        """Seconds spent inside engines: its own calls are none."""
-        return 0.0
 
     def begin(self, lane: int, tokens: Sequence[int], num_reused: int) -> None:
         """A sequence begins in a lane, with its whole prompt."""
@@ -393,38 +418,12 @@ class ProposingDrafter:
             lambda: tree_of(self.drafter.propose(context), request, self.vocab_size)
         )
 
-    def reset(self, lane: int) -> None:
-        """The sequence of a lane has ended, if it holds one."""
-        self.finish(self.sequences.pop(lane))
-
-    def move(self, source: int, target: int) -> None:
-        """A sequence goes on in another lane."""
-        self.finish(self.sequences.move(source, target))
-
-    def finish(self, ended: UserSequence | None) -> None:
+    def finish(self, ended: UserSequence) -> None:
         """Tells the drafter that a sequence has ended, where it wants to know."""
-        finish = self.on_finish
-        if ended is None or finish is None:
-            return
-        try:
-            self.guard.call(lambda: finish(ended.request_id))
-        except Lost as lost:
-            self.guard.failed(lost)
+        if (finish := self.on_finish) is not None:
+            self.notify(lambda: finish(ended.request_id))
 
-    def snapshot(self, lane: int, count: int) -> None:
-        """Nothing: what it keeps is not of a prefix."""
-        return None
-
-    def restore(self, lane: int, snapshot: Snapshot) -> None:
-        """Never called: there are no snapshots."""
-
-    def close(self) -> None:
-        """Close the drafter, where it can be, and end its thread. What is under way has ended."""
-        for ended in self.sequences.pop_all():
-            self.finish(ended)
+    def shut_down(self) -> None:
+        """Close the drafter, where it can be."""
         if self.on_close is not None:
-            try:
-                self.guard.call(self.on_close)
-            except Lost as lost:
-                self.guard.failed(lost)
-        self.guard.close()
+            self.notify(self.on_close)

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, counted
 from edgespec.images import ImageRules
 from edgespec.methods.names import SpecPolicy
@@ -23,7 +22,6 @@ from edgespec.runtime.acceptance.verify import (
     acceptance_of,
     acceptance_words,
 )
-from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.limits import RequestLimits
 from edgespec.runtime.opening.drafting import Drafting
@@ -40,7 +38,7 @@ from edgespec.runtime.opening.open_engine import (
     with_options,
 )
 from edgespec.runtime.opening.planner import Planner, check_policy
-from edgespec.runtime.opening.speculative_config import drafts_of, gates_of, of_engine, read_config
+from edgespec.runtime.opening.speculation import Speculation
 from edgespec.runtime.opening.tuned_plan import TunedPlan, not_taken
 from edgespec.runtime.sampling.sampler import NEAR_TIE
 from edgespec.runtime.text.tokenizer import Tokenizer
@@ -128,29 +126,26 @@ def open_parts(
     spec_decode: SpecDecode,
     drafter: object | None,
     drafter_options: DrafterOptions | Mapping[str, object] | None,
-    speculative_config: DecodingConfig | Mapping[str, object] | None,
+    speculation: Speculation | None,
     exact: bool,
     acceptance: Acceptance,
     spec_policy: SpecPolicy | None,
     tuned: bool,
     multimodal_engine_dir: str | Path | None,
     image_rules: ImageRules | None,
+    notes: tuple[str, ...],
 ) -> EngineParts:
-    """Opens an engine directory. Takes and raises what `Engine` does."""
+    """Opens an engine directory. Takes and raises what `Engine` does; a `speculation` says more of
+    the `drafter`."""
     check_policy(spec_policy)
     path = directory_of(engine_dir)
-    config, config_notes = read_config(speculative_config)
-    if config is not None:
-        drafter = drafts_of(config, spec_decode, drafter, drafter_options)
-        spec_decode = True
-        acceptance = config.acceptance if acceptance is None else acceptance
+    if speculation is not None:
+        spec_decode, drafter_options = True, speculation.options
+        acceptance = speculation.acceptance if acceptance is None else acceptance
     rule = acceptance_of(acceptance)  # before a large engine is loaded
     choice = choose_draft(path, spec_decode, drafter)
-    if config is not None:
-        config = of_engine(config, choice.method, str(path))
-        drafter_options = config.options
     chosen = TunedChoice(with_options(choice, drafter_options))
-    if tuned and drafter is None and config is None and not drafter_options:
+    if tuned and drafter is None and speculation is None and not drafter_options:
         chosen = choose_tuned(path, chosen.choice, spec_decode)
     choice = chosen.choice
     with ExitStack() as undo:
@@ -170,30 +165,33 @@ def open_parts(
             drafting,
             exact,
             rule.for_model(tokenizer),
-            config,
+            speculation,
             spec_policy,
             can_adapt=costs.model is not None and not drafting.is_paced,
             why_no_costs=costs.why,
-            gates=gates_of(config),
+            gates=None if speculation is None else speculation.gates(),
         )
         if drafting.default is not None:
             planner.check_adaptive(spec_policy)
         planner, misfit = with_tuned(planner, chosen.tuned)
         undo.pop_all()
+    configs = {"base": base.config}
+    if drafting.default is not None and drafting.default.config is not None:
+        configs["draft"] = drafting.default.config
     parts = EngineParts(
         path,
         base,
         drafting,
         planner,
-        RequestLimits(configs_of(drafting), drafting.max_batch_size),
+        RequestLimits(configs, drafting.max_batch_size),
         tokenizer,
         images,
         costs,
         () if planner.tuned is None else planner.tuned.prior,
     )
     fixed = costs.note if spec_policy is None else None
-    notes = (choice.note, chosen.note, misfit, *config_notes, *parts.warnings(), fixed)
-    return replace(parts, notes=tuple(note for note in notes if note))
+    said = (choice.note, chosen.note, misfit, *notes, *parts.warnings(), fixed)
+    return replace(parts, notes=tuple(note for note in said if note))
 
 
 def with_tuned(planner: Planner, tuned: TunedPlan | None) -> tuple[Planner, str | None]:
@@ -219,10 +217,3 @@ def open_images(
     if encoder_dir is None:
         return None
     return ImagePrompts.open(encoder_dir, base.config.component, rules)
-
-
-def configs_of(drafting: Drafting) -> dict[str, EngineConfig]:
-    """The configs of the engines that are open, by role."""
-    draft = None if drafting.default is None else drafting.default.config
-    configs = {"base": drafting.base.config}
-    return configs if draft is None else configs | {"draft": draft}

@@ -24,10 +24,9 @@ from edgespec.errors import (
 from edgespec.methods.names import ADAPTIVE, FIXED, POLICIES, SpecPolicy
 from edgespec.runtime.acceptance.verify import ACCEPT_RULES, EXACT, AcceptOptions, acceptance_of
 from edgespec.runtime.drafters.base import Drafter
-from edgespec.runtime.drafters.decoding import DecodingConfig
 from edgespec.runtime.loop.generation import GenerationRequest
 from edgespec.runtime.opening.drafting import Drafting, Options
-from edgespec.runtime.opening.speculative_config import check_of_request, of_engine
+from edgespec.runtime.opening.speculation import Speculation
 from edgespec.runtime.opening.tuned_plan import TunedPlan
 from edgespec.runtime.plans.plan import SMALLEST_TREE, PlanLimits, TreeSpec
 from edgespec.runtime.plans.policy import MOST
@@ -35,18 +34,19 @@ from edgespec.runtime.plans.schedules import Gates
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import PLAIN, DraftPlan, Plain
 
-RequestPlan = DraftPlan | DecodingConfig | Plain | None  # what a caller may give
+RequestPlan = DraftPlan | Speculation | Plain | None
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
     """Makes and checks plans. `hints` say how much to draft where the engine runs; `acceptance` is
-    its accept rule, `speculative_config` the block that it was opened with, and `gates` what limits
-    its drafts. `policy` says whether plans are adaptive: None is where no sizes are given and
-    `can_adapt`, as costs are known and the method leaves the decision to others; else
-    `why_no_costs`. `tuned` has the plan of the engine's own drafter where no sizes are given.
+    its accept rule, `speculation` how it was asked to draft, and `gates` what limits its drafts.
+    `policy` says whether plans are adaptive: None is where no sizes are given and `can_adapt`, as
+    costs are known and the method leaves the decision to others; else `why_no_costs`. `tuned` has
+    the plan of the engine's own drafter where no sizes are given.
 
-    Errors name the sizes as `by_sizes` has them, and those of a config or a tree by its keys.
+    Errors name the sizes as `by_sizes` has them, and those of a speculation or a tree by its
+    spellings.
     """
 
     config: EngineConfig
@@ -54,7 +54,7 @@ class Planner:
     drafting: Drafting
     exact: bool
     acceptance: AcceptOptions
-    speculative_config: DecodingConfig | None = None
+    speculation: Speculation | None = None
     policy: SpecPolicy | None = None
     can_adapt: bool = False
     tuned: TunedPlan | None = None
@@ -69,7 +69,7 @@ class Planner:
         """What a request's `plan` means, as fields of a GenerationRequest: None is `by_sizes()`
         where something drafts, or what suits an accept rule of the request's own. Raises
         RequestError, LimitError or OptionError."""
-        if isinstance(plan, DecodingConfig):
+        if isinstance(plan, Speculation):
             return self.drafts_by(plan, acceptance)
         if plan is None:
             planner = self if acceptance is None else replace(self, acceptance=acceptance)
@@ -84,19 +84,16 @@ class Planner:
         return {"plan": None if plan is PLAIN else plan}
 
     def drafts_by(
-        self, config: DecodingConfig, acceptance: AcceptOptions | None = None
+        self, asked: Speculation, acceptance: AcceptOptions | None = None
     ) -> dict[str, Any]:
-        """What a request's own config means, as fields of a GenerationRequest; `acceptance` is an
-        accept rule that was given beside it. Raises LimitError, and OptionError for keys that are a
-        matter of the engine or a method that it does not have."""
-        check_of_request(config)
-        config = of_engine(config, self.drafting.method, "this engine")
-        fields: dict[str, Any] = {"plan": self.by_config(config, acceptance)}
-        fields["schedule"] = config.schedule
-        if config.drafts_by is not None:
-            fields |= {"drafter": config.drafts_by, "drafter_options": config.options}
-        if acceptance is not None or config.acceptance is not None:
-            fields["acceptance"] = acceptance or config.acceptance
+        """What a request's own speculation means, as fields of a GenerationRequest; `acceptance` is
+        an accept rule that was given beside it. Raises LimitError."""
+        fields: dict[str, Any] = {"plan": self.by_speculation(asked, acceptance)}
+        fields["schedule"] = asked.schedule
+        if asked.drafter is not None:
+            fields |= {"drafter": asked.drafter, "drafter_options": asked.options}
+        if acceptance is not None or asked.acceptance is not None:
+            fields["acceptance"] = acceptance or asked.acceptance
         return fields
 
     def gates_for(self, request: GenerationRequest) -> Gates | None:
@@ -129,10 +126,10 @@ class Planner:
         drafter: str | Drafter | None = None,
     ) -> DraftPlan:
         """The plan of the sizes that were given, the others chosen to go with them; with none that
-        of the speculative_config, where there is one. Raises LimitError where it cannot be."""
-        config = self.speculative_config if drafter is None else None
-        if config is not None and (top_k, steps, verify_size) == (None, None, None):
-            return self.by_config(config, self.acceptance)
+        that the engine was asked for, where it was. Raises LimitError where it cannot be."""
+        asked = self.speculation if drafter is None else None
+        if asked is not None and (top_k, steps, verify_size) == (None, None, None):
+            return self.by_speculation(asked, self.acceptance)
         open_sizes = drafter is None and (top_k, steps, verify_size) == (None, None, None)
         if open_sizes and (tuned := self.by_tuning()) is not None:
             return tuned
@@ -168,32 +165,30 @@ class Planner:
             return self.can_adapt and not sized
         return self.can_adapt and self.policy == ADAPTIVE
 
-    def by_config(
-        self, config: DecodingConfig, acceptance: AcceptOptions | None = None
+    def by_speculation(
+        self, asked: Speculation, acceptance: AcceptOptions | None = None
     ) -> DraftPlan:
-        """The plan of a speculative_config, for an accept rule or its own. Raises LimitError, which
-        names its keys, where it cannot be."""
-        acceptance = acceptance or config.acceptance or self.acceptance
-        drafter = cast(str | Drafter | None, config.drafts_by)
-        limits = self.limits(drafter, None if drafter is None else config.options)
+        """The plan of a speculation, for an accept rule or its own. Raises LimitError, in its
+        spellings, where it cannot be."""
+        acceptance = acceptance or asked.acceptance or self.acceptance
+        drafter = cast(str | Drafter | None, asked.drafter)
+        limits = self.limits(drafter, None if drafter is None else asked.options)
         try:
-            with in_terms_of(config.spellings):
-                plan = self.of_keys(config, limits, acceptance)
+            with in_terms_of(asked.spellings):
+                plan = self.within(limits, asked, acceptance)
                 self.check_acceptance(acceptance, plan)
         except LimitError as error:
-            message = f"decoding_type {config.decoding_type}: {error.what}"
-            raise LimitError(message, error.remedy) from error
+            raise LimitError(f"{asked.label}: {error.what}", error.remedy) from error
         return plan
 
-    def of_keys(
-        self, config: DecodingConfig, limits: PlanLimits, acceptance: AcceptOptions
+    def within(
+        self, limits: PlanLimits, asked: Speculation, acceptance: AcceptOptions
     ) -> DraftPlan:
-        """`by_config`, within limits that are known."""
-        if config.tree is not None:
-            return self.of_tree(config.tree, limits, acceptance)
-        top_k, steps, verify_size = config.sizes
-        sized = any((top_k, steps, verify_size))
-        adaptive = config.drafts_by is None and self.adapts(sized=sized)
+        """`by_speculation`, within limits that are known."""
+        if asked.tree is not None:
+            return self.of_tree(asked.tree, limits, acceptance)
+        top_k, steps, verify_size = asked.sizes
+        adaptive = asked.drafter is None and self.adapts(sized=any(asked.sizes))
         if top_k is None and self.wants_chains(acceptance):
             top_k = 1
         plan = limits.plan(top_k, steps, verify_size, MOST if adaptive else self.hints)

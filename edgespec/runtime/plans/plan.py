@@ -7,7 +7,7 @@ Knows limits and arithmetic. Knows no engine library, no method and no search.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edgespec.backends.base import PlanHints
 from edgespec.contract import tree_pool_size
@@ -16,6 +16,17 @@ from edgespec.runtime.trees.static_tree import StaticPlan, num_non_leaves
 from edgespec.runtime.trees.tree import DraftPlan
 
 GUIDE_VERIFY_SIZE = 60
+
+
+class Sizes(NamedTuple):
+    """How much to draft, as `Engine.plan` takes it; None is left to it."""
+
+    top_k: int | None = None
+    steps: int | None = None
+    verify_size: int | None = None
+
+
+NO_SIZES = Sizes()
 
 
 class PlanLimits(Protocol):

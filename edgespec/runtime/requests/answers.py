@@ -8,22 +8,25 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+from edgespec.compat.decoding import DecodingConfig
+from edgespec.compat.speculative_config import for_request
 from edgespec.errors import EdgeSpecError, RequestError
 from edgespec.prompts import CANCELLED, ERROR, Message, Request
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.faults import FAULTS, as_error
 from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response, with_seed
-from edgespec.runtime.opening.speculative_config import of_request
 from edgespec.runtime.requests.lossless_check import Difference, first_difference
 from edgespec.runtime.requests.quality import Quality, compared
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.runtime.trees.tree import DraftPlan
 from edgespec.runtime.vision.image_prompts import RunStopped
 
+NO_CONFIGS: Mapping[int, DecodingConfig] = MappingProxyType({})
 Observer = Callable[[Chunk], None]
 Stopping = Callable[[], bool]
 
@@ -56,19 +59,21 @@ class Answer:
 
 
 class FileAnswers:
-    """Runs requests `batch_size` at a time. `stopping` is asked after every step: once it says yes,
-    what is under way ends there and the rest is cancelled."""
+    """Runs requests `batch_size` at a time; those of `configs`, by their index, draft by their own.
+    `stopping` is asked after every step: once it says yes, what is under way ends there and the
+    rest is cancelled."""
 
     def __init__(
         self,
         engine: Engine,
         plan: DraftPlan | None,
         batch_size: int = 1,
+        configs: Mapping[int, DecodingConfig] = NO_CONFIGS,
         *,
         observe: Observer = lambda chunk: None,
         stopping: Stopping = lambda: False,
     ) -> None:
-        self.engine, self.plan, self.batch_size = engine, plan, batch_size
+        self.engine, self.plan, self.batch_size, self.configs = engine, plan, batch_size, configs
         self.observe, self.stopping = observe, stopping
 
     def run(self, requests: Sequence[Request]) -> Iterator[Answer]:
@@ -124,14 +129,11 @@ class FileAnswers:
 
     def drafts_of(self, request: Request) -> dict[str, Any]:
         """What drafts for a request and how much, as fields of a GenerationRequest: by its own
-        `speculative`, else by the plan of the run. Raises RequestError, LimitError or
-        OptionError."""
-        if request.disable_spec_decode or request.speculative is None:
+        config, else by the plan of the run. Raises LimitError or OptionError."""
+        if request.disable_spec_decode or request.index not in self.configs:
             return {"plan": None if request.disable_spec_decode else self.plan}
-        where = f"requests[{request.index}].speculative"
-        return self.engine.planner.drafts_by(
-            of_request(request.speculative, where, self.engine.method)
-        )
+        asked = for_request(self.configs[request.index], self.engine.method)
+        return self.engine.planner.drafts_by(asked)
 
     def render(self, request: Request, messages: Sequence[Message]) -> str:
         """The text of messages, as the request wants it. Raises RequestError."""

@@ -140,6 +140,13 @@ def parse_choices(text: str, source: str = "choices") -> Choices:
     raise OptionError(message, f"Give {FORM}, or one of {', '.join(NAMED)}.")
 
 
+def checked_choices(name: str, value: object) -> Choices:
+    """The choices of an option: a list, its text, or a published tree's name. Raises
+    OptionError."""
+    source = f"`{name}`"
+    return parse_choices(value, source) if isinstance(value, str) else choices_of(value, source)
+
+
 def read_choices(text: str, source: str = "choices") -> Choices:
     """The same of a command line, where the text may also name a JSON or YAML file. Raises
     OptionError."""

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from edgespec.benchmark.compare import changes, unlike
-from edgespec.cli.bench.tables import DECODE, fitting, predictions, show, show_changes
+from edgespec.cli.bench.tables import predictions, show, show_changes
 from tests.unit.benchmark.reports import PLAIN, drafted, figure, passes, report, row, typed
 
 ALL = (PLAIN, drafted(3, 0.7, 1.5, 1.6), passes(1, 0.01), passes(4, 0.012))
-
-
-def shown_width(width: int, *, terminal: bool) -> str:
-    console = Console(file=io.StringIO(), width=width, force_terminal=terminal)
-    out = fitting(console, "decoding", [typed(one) for one in ALL[:2]], DECODE)
-    return " ".join(str(column.header) for column in out.columns)
 
 
 def test_tables_of_all_modes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,15 +34,6 @@ def test_answers_that_differ_are_counted(capsys: pytest.CaptureFixture[str]) -> 
     assert "3 answers with drafts differ from the plain ones" in capsys.readouterr().out
     show(replace(value, settings={"acceptance": "typical"}))
     assert "differ" not in capsys.readouterr().out
-
-
-def test_narrow_terminal_loses_columns_that_say_least() -> None:
-    whole = shown_width(400, terminal=True)
-    assert "by position" in whole
-    assert shown_width(40, terminal=False) == whole
-    narrow = shown_width(60, terminal=True)
-    assert "by position" not in narrow
-    assert "over plain" in narrow
 
 
 def test_control_that_moved_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def test_engines_have_room_for_the_default_trees_of_tensorrt_llm_unless_told_oth
 def test_capacities_are_one_number_or_several(
     text: str, largest: int, smaller: tuple[int, ...]
 ) -> None:
-    values = {"max_kv_cache_capacity": build.CAPACITIES.convert(text, None, None), "else": 1}
+    values = {"max_kv_cache_capacity": build.Capacities().convert(text, None, None), "else": 1}
     limits = build.limits_of(("max_kv_cache_capacity",), values)
     assert limits == Limits(max_kv_cache_capacity=largest, smaller_kv_cache_capacities=smaller)
     assert values == {"else": 1}
@@ -58,7 +58,7 @@ def test_capacities_are_one_number_or_several(
 @pytest.mark.parametrize("text", ["", "many", "1024,", "1024;4096", "1e3"])
 def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="1024,4096"):
-        build.CAPACITIES.convert(text, None, None)
+        build.Capacities().convert(text, None, None)
 
 
 def said_of_devices(source: ParameterSource) -> list[str]:

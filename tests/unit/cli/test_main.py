@@ -277,7 +277,7 @@ PRINTED_AS_IT_IS = {
     "help.py": "help texts are ours",
     "help_pages.py": "help texts are ours",
     "chat/screen.py": "it gives a style to what passed `harmless`",
-    "bench/tables.py": "what goes into a table's cells passed `harmless`",
+    "tables.py": "what goes into a table's cells passed `harmless`",
     "report.py": "answers go to files and pipes as they are, and tables have our words",
 }
 SAFE = ("harmless", "json_text", "ours")

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edgespec.cli import report
+from edgespec.cli.tables import print_table
 from edgespec.errors import RequestError
 from edgespec.prompts import Message, Request, SamplingParams
 from edgespec.runtime.drafters.registry import DRAFTERS
@@ -270,7 +271,7 @@ def test_profile_names_each_stage_whole_with_its_share_of_the_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    report.show_profile(profile(figures(ONE)))
+    print_table(report.profile_table(profile(figures(ONE))))
     said = capsys.readouterr().out
     lines = {line.split("  ")[0]: line.split() for line in said.splitlines()[1:]}
     assert [*lines] == [
@@ -285,7 +286,7 @@ def test_profile_names_each_stage_whole_with_its_share_of_the_run(
 
 
 def test_profile_of_nothing_divides_by_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    report.show_profile(profile(RunStats([], 0.0, {})))
+    print_table(report.profile_table(profile(RunStats([], 0.0, {}))))
     assert capsys.readouterr().out.splitlines()[-1].split() == [
         "outside",
         "the",

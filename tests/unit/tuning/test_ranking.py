@@ -10,7 +10,7 @@ from edgespec.runtime.costs.cost_model import CostModel, best_chain, best_static
 from edgespec.runtime.plans.plan import TreeLimits
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan
-from edgespec.tuning.acceptance import AcceptanceCounts
+from edgespec.tuning.acceptance import by_depth_and_rank
 from edgespec.tuning.candidates import Candidate, chains, static_trees, trees, wide_plan
 from edgespec.tuning.ranking import Ranked, in_order, to_measure, valued
 from edgespec.tuning.replay import DraftedStep, replayed
@@ -77,7 +77,7 @@ def test_the_best_chain_is_that_of_the_model() -> None:
 
 
 def test_the_fitted_static_tree_is_the_best_of_all_by_its_acceptance() -> None:
-    rates = AcceptanceCounts.of(STEPS).rates(2, fewest=1)
+    rates = by_depth_and_rank(STEPS, 2, fewest=1)
     (found,) = {
         plan.choices: plan for plan in static_trees(LIMITS, rates, MODEL, 64, 1, most=6)
     }.values()

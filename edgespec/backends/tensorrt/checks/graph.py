@@ -80,8 +80,8 @@ class View:
         self, model: ModelProto, version: ParserVersion, directory: Path | None = None
     ) -> None:
         self.model, self.version, self.directory = model, version, directory
-        found, self.contradiction = inferred(model)
-        self.scopes = list(scopes_of(found))
+        typed, self.contradiction = inferred(model)
+        self.scopes = list(scopes_of(typed))
 
     def nodes(self, *op_types: str) -> Iterator[tuple[Scope, NodeProto]]:
         """The nodes of these types, of all graphs, that have the form of their operator; without
@@ -190,19 +190,19 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 def inferred(model: ModelProto) -> tuple[ModelProto, tuple[str, str] | None]:
     """A copy with inferred types, whose nodes are those of `model` again, and the contradiction."""
-    found, problem = standard(model), None
+    typed, problem = standard(model), None
     try:
-        found = infer_shapes(found, check_type=True, strict_mode=True, data_prop=True)
+        typed = infer_shapes(typed, check_type=True, strict_mode=True, data_prop=True)
     except CONTRADICTIONS as error:
         problem = place_of(error)
         with suppress(*CONTRADICTIONS):
-            found = infer_shapes(found, data_prop=True)
-    pairs = zip([*every_graph(found.graph)], [*every_graph(model.graph)], strict=True)
+            typed = infer_shapes(typed, data_prop=True)
+    pairs = zip([*every_graph(typed.graph)], [*every_graph(model.graph)], strict=True)
     for graph, source in pairs:
         for i, node in enumerate(source.node):
             if node.domain == CUSTOM_DOMAIN:
                 graph.node[i].CopyFrom(node)
-    return found, problem
+    return typed, problem
 
 
 def standard(model: ModelProto) -> ModelProto:

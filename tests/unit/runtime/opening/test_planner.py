@@ -10,11 +10,12 @@ import pytest
 
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import FP32_WEIGHTS
+from edgespec.compat.speculative_config import keys_as_written, read_config
 from edgespec.errors import LimitError, OptionError, in_terms_of
 from edgespec.runtime.acceptance.verify import RejectionAcceptance, acceptance_of
 from edgespec.runtime.drafters.eagle_options import EagleOptions
 from edgespec.runtime.opening.planner import Planner
-from edgespec.runtime.opening.speculative_config import keys_as_written, read_config
+from edgespec.runtime.opening.speculation import Speculation
 from edgespec.runtime.plans.plan import TreeLimits
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan
@@ -59,6 +60,12 @@ def test_trees_are_exact_where_a_row_has_the_same_bits_in_every_pass() -> None:
         bitwise.check_acceptance(RejectionAcceptance(), bitwise.by_tree(CHAIN))
 
 
+def asked_by(**block: Any) -> Speculation:
+    config, _ = read_config(block)
+    assert config is not None
+    return config.speculation
+
+
 @pytest.mark.parametrize("how", [{"exact": True}, {"acceptance": RejectionAcceptance()}])
 def test_a_method_of_trees_drafts_chains_where_only_they_will_do(how: dict[str, Any]) -> None:
     """Suffix decoding drafts trees, unless a width was named that is none of a chain."""
@@ -66,9 +73,9 @@ def test_a_method_of_trees_drafts_chains_where_only_they_will_do(how: dict[str, 
 
     draft = SimpleNamespace(limits=lambda config: SuffixLimits(64))
     drafting = SimpleNamespace(of=lambda drafter, options: draft)
-    config, _ = read_config({"decoding_type": "Suffix", "max_draft_len": 5})
-    assert planner(drafting=drafting, speculative_config=config).by_sizes().top_k == 4
-    narrow = planner(drafting=drafting, speculative_config=config, **how)
+    asked = asked_by(decoding_type="Suffix", max_draft_len=5)
+    assert planner(drafting=drafting, speculation=asked).by_sizes().top_k == 4
+    narrow = planner(drafting=drafting, speculation=asked, **how)
     assert narrow.by_sizes() == DraftPlan(1, 5, 6)
 
 
@@ -79,15 +86,14 @@ def test_heads_are_those_of_the_draft_whoever_asks_for_them() -> None:
     draft = SimpleNamespace(limits=lambda config: MedusaLimits(64, 3, 1000))
     drafting = SimpleNamespace(of=lambda drafter, options: draft)
     keys: dict[str, Any] = {"medusa_choices": [[0], [0, 0]], "num_medusa_heads": 4}
-    config, _ = read_config({"decoding_type": "Medusa", **keys})
-    assert config is not None
-    of_file = planner(drafting=drafting, speculative_config=config)
-    asked = [
+    asked = asked_by(decoding_type="Medusa", **keys)
+    of_file = planner(drafting=drafting, speculation=asked)
+    plans = [
         lambda: of_file.by_tree(MedusaOptions(**keys)),
         of_file.by_sizes,
-        lambda: planner(drafting=drafting).by_config(config),
+        lambda: planner(drafting=drafting).by_speculation(asked),
     ]
-    for plan in asked:
+    for plan in plans:
         with pytest.raises(LimitError, match="`num_medusa_heads` 4, and the draft has 3") as error:
             plan()
         assert "Set it to 3 or less" in error.value.remedy
@@ -132,10 +138,9 @@ LIMITED: list[tuple[dict[str, Any], str, str]] = [
 def test_limits_of_a_config_are_named_by_the_keys_that_were_given(
     keys: dict[str, Any], what: str, remedy: str
 ) -> None:
-    config, _ = read_config({"decoding_type": "Eagle1", **keys})
-    assert config is not None
+    asked = asked_by(decoding_type="Eagle1", **keys)
     with pytest.raises(LimitError) as error:
-        planner().by_config(config)
+        planner().by_speculation(asked)
     said = error.value.spelled(keys_as_written())
     assert what in said.what
     assert remedy in said.remedy
@@ -143,20 +148,16 @@ def test_limits_of_a_config_are_named_by_the_keys_that_were_given(
 
 
 def test_a_schedule_s_length_is_that_of_heads_too() -> None:
-    config, _ = read_config({"decoding_type": "Medusa", "draft_len_schedule": {1: 3}})
-    assert config is not None
-    assert config.tree is not None
-    assert config.tree.plan(64).steps == 3
+    asked = asked_by(decoding_type="Medusa", draft_len_schedule={1: 3})
+    assert asked.tree is not None
+    assert asked.tree.plan(64).steps == 3
     said = pytest.raises(LimitError, match=r"`draft_len_schedule\[1\]` 3, and the draft has 2")
-    with said, in_terms_of(config.spellings):
-        config.tree.plan(64, 2)
+    with said, in_terms_of(asked.spellings):
+        asked.tree.plan(64, 2)
     with pytest.raises(OptionError, match=r"draft_len_schedule\[1\]` is 7"):
         read_config({"decoding_type": "Medusa", "draft_len_schedule": {1: 7}})
 
 
 def test_a_config_s_own_rule_counts_where_a_request_brings_one() -> None:
-    config, _ = read_config(
-        {"decoding_type": "Suffix", "max_draft_len": 5, "use_rejection_sampling": True}
-    )
-    assert config is not None
-    assert planner().by_config(config).top_k == 1
+    asked = asked_by(decoding_type="Suffix", max_draft_len=5, use_rejection_sampling=True)
+    assert planner().by_speculation(asked).top_k == 1

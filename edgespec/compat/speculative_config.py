@@ -1,33 +1,37 @@
-"""TensorRT-LLM's `speculative_config`: from keys and values to what drafts, how much, and when.
+"""TensorRT-LLM's `speculative_config`: from keys and values to a `Speculation`, which says what
+drafts, how much, and when.
 
-Knows decoding types, each the column of a row of DRAFTERS. Files, flags, requests and the Python
-API give the same block; where it came from is not known here.
+Files, flags, requests and the Python API give the same block; where it came from is not known here.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from edgespec.compat.decoding import TYPE_KEY, Alias, DecodingConfig, config_class
+from edgespec.compat.decoding_types import DECODING_TYPES, OWN_TYPE
 from edgespec.errors import OptionError, RequestError
 from edgespec.methods import METHODS
-from edgespec.runtime.drafters import own_decoding
-from edgespec.runtime.drafters.decoding import Alias, DecodingConfig, DecodingType, config_class
+from edgespec.methods.block_variants import VARIANTS
 from edgespec.runtime.drafters.loading import OwnOptions
 from edgespec.runtime.drafters.options import fields_of, shown, types_of, unknown_key
 from edgespec.runtime.drafters.registry import DRAFTERS
-from edgespec.runtime.plans.schedules import Gates
+from edgespec.runtime.opening.open_engine import SpecDecode, choose_draft, directory_of
+from edgespec.runtime.opening.speculation import Speculation
 
-TYPE_KEY = "decoding_type"
 AUTO = "AUTO"
 ALSO_CALLED = {"speculative_model_dir": "speculative_model"}
 # A key of several of TensorRT-LLM's types: a second drafter beside the first
 SECOND_DRAFTER = "sa_config"
 # Decoding types of TensorRT-LLM that draft from the text alone and that no row has
 OF_THE_TEXT = ("lookahead", "sa")
-# Others of its decoding types that no row has, and why
+# Others that no row has, and why
 NOT_HERE = {
+    "peagle": "it drafts all positions in one pass, and there is no such graph here",
+    **{name.lower(): VARIANTS[f"a {name} draft"].why for name in ("DFlash2", "DFlare", "Domino")},
     "pard": "its draft fills a row of mask tokens in one pass, and there is no such graph here",
     "redrafter": "its draft is recurrent, and there is no such graph here",
     "explicitdrafttokens": "its draft is recurrent, and there is no such graph here",
@@ -40,22 +44,13 @@ OF_ENGINES = ("speculative_model", "acceptance_window", "acceptance_length_thres
 Block = DecodingConfig | Mapping[str, object] | None
 
 
-OWN = config_class(own_decoding.TYPE, None, OwnOptions, needs_engine=False)
-
-
-def rows() -> list[DecodingType]:
-    """The decoding types of the rows of DRAFTERS, in their order."""
-    return [row.decoding for row in DRAFTERS.values() if row.decoding is not None]
+OWN = config_class(OWN_TYPE, None, OwnOptions, needs_engine=False)
 
 
 def config_classes() -> dict[str, type[DecodingConfig]]:
-    """The class of each decoding type, by its name, in the order of DRAFTERS."""
-    classes = {
-        row.decoding.name: class_of_method(method)
-        for method, row in DRAFTERS.items()
-        if row.decoding is not None
-    }
-    return classes | {own_decoding.TYPE.name: OWN}
+    """The class of each decoding type, by its name, in the order of DECODING_TYPES."""
+    classes = {row.name: class_of_method(method) for method, row in DECODING_TYPES.items()}
+    return classes | {OWN_TYPE.name: OWN}
 
 
 def keys_as_written() -> dict[str, str]:
@@ -66,11 +61,11 @@ def keys_as_written() -> dict[str, str]:
 
 def class_of_method(method: str | None) -> type[DecodingConfig]:
     """The class of a method's decoding type; that of AUTO where it has none."""
-    row = None if method is None else DRAFTERS.get(method)
-    if method is None or row is None or row.decoding is None:
+    row = None if method is None else DECODING_TYPES.get(method)
+    if method is None or row is None:
         return DecodingConfig
     needs_engine = METHODS[method].needs_engine
-    return config_class(row.decoding, method, row.options, needs_engine)  # type: ignore[arg-type]
+    return config_class(row, method, DRAFTERS[method].options, needs_engine)  # type: ignore[arg-type]
 
 
 CLASS = "DecodingConfig"  # what names of classes end in
@@ -102,7 +97,7 @@ def class_of(decoding_type: object, where: str) -> tuple[type[DecodingConfig], A
     classes = config_classes()
     names = {plain(name): (kind, Alias(name)) for name, kind in classes.items()}
     names[plain(AUTO)] = DecodingConfig, Alias(AUTO)
-    for row in rows():
+    for row in DECODING_TYPES.values():
         for alias in row.aliases:
             names[plain(alias.name)] = classes[row.name], alias
     all_types = ", ".join([*classes, AUTO])
@@ -115,8 +110,7 @@ def class_of(decoding_type: object, where: str) -> tuple[type[DecodingConfig], A
     message = f"{where}: this version has no {TYPE_KEY} {decoding_type[:60]}"
     if wanted in OF_THE_TEXT:
         raise OptionError(message, f"From the text alone draft: {of_the_text()}.")
-    others = {plain(n): why for row in rows() for n, why in row.relatives}
-    if (why := (NOT_HERE | others).get(wanted)) is not None:
+    if (why := NOT_HERE.get(wanted)) is not None:
         raise OptionError(f"{message}: {why}", f"Decoding types: {all_types}.")
     close = difflib.get_close_matches(wanted[:60], names, n=1)
     near = f"Did you mean {names[close[0]][0].decoding_type}? " if close else ""
@@ -239,7 +233,10 @@ def of_engine(config: DecodingConfig, method: str | None, where: str) -> Decodin
     if config.method == method or not config.needs_engine:
         return config
     row = METHODS.get(method) if method is not None else None
-    message = f"decoding_type {names_of(config)} was given, and {where} has"
+    assert config.method is not None
+    aliases = ", ".join(alias.name for alias in DECODING_TYPES[config.method].aliases)
+    also = f" (or {aliases})" if aliases else ""
+    message = f"decoding_type {config.decoding_type}{also} was given, and {where} has"
     if row is None or not row.needs_engine:
         remedy = "Build the draft into the same directory, or give it to run (speculative_model)."
         raise OptionError(f"{message} no draft", remedy)
@@ -247,19 +244,34 @@ def of_engine(config: DecodingConfig, method: str | None, where: str) -> Decodin
     raise OptionError(f"{message} {row.draft_title}", f"Write decoding_type: {named}.")
 
 
-def names_of(config: DecodingConfig) -> str:
-    """A decoding type, with its other names behind it."""
-    own = (row.aliases for row in rows() if row.name == config.decoding_type)
-    aliases = ", ".join(alias.name for aliases in own for alias in aliases)
-    return f"{config.decoding_type} (or {aliases})" if aliases else config.decoding_type
+class AskedOfEngine(NamedTuple):
+    """What a block asks of an engine: what drafts, None being the draft engine, how, and notes for
+    its user."""
+
+    drafter: object | None
+    speculation: Speculation
+    notes: tuple[str, ...]
 
 
-def gates_of(config: DecodingConfig | None) -> Gates | None:
-    """What limits the drafts of an engine; None where nothing does."""
+def for_engine(
+    given: Block, engine_dir: str | Path, spec_decode: SpecDecode, drafter: object, options: object
+) -> AskedOfEngine | None:
+    """What a block asks of the engine of a directory, beside the other arguments that say what
+    drafts; None where there is no block. Raises OptionError, and what `choose_draft` does."""
+    config, notes = read_config(given)
     if config is None:
         return None
-    schedule, acceptance = config.schedule, config.acceptance_gate()
-    return Gates(schedule, acceptance) if schedule or acceptance else None
+    path, drafter = directory_of(engine_dir), drafts_of(config, spec_decode, drafter, options)
+    choice = choose_draft(path, True, drafter)
+    asked = of_engine(config, choice.method, str(path)).speculation
+    return AskedOfEngine(drafter if choice.drafter is None else choice.drafter, asked, notes)
+
+
+def for_request(config: DecodingConfig, method: str | None) -> Speculation:
+    """What a config asks of a request to an engine that drafts by `method`. Raises OptionError for
+    keys that are a matter of the engine, or a method that it does not have."""
+    check_of_request(config)
+    return of_engine(config, method, "this engine").speculation
 
 
 def of_request(raw: object, where: str, method: str | None) -> DecodingConfig:
@@ -297,7 +309,7 @@ def schema() -> dict[str, Any]:
 def alternatives() -> Iterator[dict[str, Any]]:
     """The schema of each decoding type."""
     classes = {**config_classes(), AUTO: DecodingConfig}
-    aliases = {row.name: [alias.name for alias in row.aliases] for row in rows()}
+    aliases = {row.name: [a.name for a in row.aliases] for row in DECODING_TYPES.values()}
     for name, kind in classes.items():
         keys = {key: schema_of_key(kind, key) for key in fields_of(kind)}
         also = {a: keys[key] for a, key in ALSO_CALLED.items()}

@@ -15,16 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.errors import LimitError, OptionError, RequestError
-from edgespec.runtime.acceptance.verify import (
-    RejectionAcceptance,
-    RelaxedAcceptance,
-    TypicalAcceptance,
-)
-from edgespec.runtime.drafters.decoding import DecodingConfig, Sizes
-from edgespec.runtime.drafters.loading import OwnOptions
-from edgespec.runtime.drafters.options import fields_of
-from edgespec.runtime.opening.speculative_config import (
+from edgespec.compat.decoding import DecodingConfig
+from edgespec.compat.speculative_config import (
     class_named,
     config_classes,
     drafts_of,
@@ -34,6 +26,15 @@ from edgespec.runtime.opening.speculative_config import (
     read_config,
     schema,
 )
+from edgespec.errors import LimitError, OptionError, RequestError
+from edgespec.runtime.acceptance.verify import (
+    RejectionAcceptance,
+    RelaxedAcceptance,
+    TypicalAcceptance,
+)
+from edgespec.runtime.drafters.loading import OwnOptions
+from edgespec.runtime.drafters.options import fields_of
+from edgespec.runtime.plans.plan import Sizes
 from edgespec.runtime.plans.schedules import AcceptanceGate, Gates, Schedule
 from edgespec.runtime.trees.tree import DraftPlan
 
@@ -570,4 +571,4 @@ def test_schema_has_every_key_of_every_type_and_nothing_else() -> None:
     assert titles["Eagle3"]["properties"]["decoding_type"]["enum"] == ["Eagle3", "Eagle"]
 
 
-SCHEMA = Path(__file__).parents[4] / "docs" / "config.schema.json"
+SCHEMA = Path(__file__).parents[3] / "docs" / "config.schema.json"

@@ -1,8 +1,8 @@
-"""A method's part of a `speculative_config` block: the keys of its decoding type, by the names that
-TensorRT-LLM gives them, and how much they let it draft.
+"""TensorRT-LLM's `speculative_config` as an object: the keys of a decoding type, and what they ask
+for in our words.
 
-Knows keys that all decoding types share. A type's own keys stand in the file of its method; those
-of its drafter are its options.
+Knows keys that all decoding types share. A type's own keys stand in `decoding_types`; those of its
+drafter are its options.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from edgespec.runtime.drafters.options import (
     shown,
     types_of,
 )
-from edgespec.runtime.plans.plan import TreeSpec, sizes_as
-from edgespec.runtime.plans.schedules import AcceptanceGate, Schedule
+from edgespec.runtime.opening.speculation import Speculation
+from edgespec.runtime.plans.plan import Sizes, TreeSpec, sizes_as
+from edgespec.runtime.plans.schedules import Schedule
 
+TYPE_KEY = "decoding_type"
 MAX_DRAFT_LEN = 1024
 MAX_SEQUENCES = 2**16
 MAX_LAYERS = 1000
-WIDTH = "dynamic_tree_max_topK"
 DIGITS = re.compile("[0-9]{1,9}")
 
 
@@ -49,14 +50,6 @@ ACCEPT = {
     ),
 }
 SWITCHES = ("use_rejection_sampling", "use_relaxed_acceptance_for_thinking")
-
-
-class Sizes(NamedTuple):
-    """How much to draft, as `Engine.plan` takes it; None is left to it."""
-
-    top_k: int | None = None
-    steps: int | None = None
-    verify_size: int | None = None
 
 
 def read_schedule(name: str, value: Any) -> tuple[tuple[int, int], ...]:
@@ -129,6 +122,7 @@ class DecodingConfig(DrafterOptions):
     options_class: ClassVar[type[DrafterOptions] | None] = None
     needs_engine: ClassVar[bool] = True
     len_keys: ClassVar[tuple[str, ...]] = ("max_draft_len",)  # the keys that say `given_len`
+    layers_key: ClassVar[str | None] = None  # the key that names the layers that the draft reads
 
     max_draft_len: int | None = option(
         None, "Drafts in a row that a step verifies, at most.", low=1, high=MAX_DRAFT_LEN
@@ -218,6 +212,10 @@ class DecodingConfig(DrafterOptions):
 
     def __post_init__(self) -> None:
         DrafterOptions.__post_init__(self)
+        lengths = {key: getattr(self, key) for key in self.len_keys}
+        if len({length for length in lengths.values() if length is not None}) > 1:
+            said = ", and ".join(f"`{key}` is {length}" for key, length in lengths.items())
+            raise OptionError(said, "They mean the same: leave one out.")
         self.check_schedule()
         if self.speculative_model == "":
             message = "`speculative_model` is empty"
@@ -227,12 +225,10 @@ class DecodingConfig(DrafterOptions):
                 f"`speculative_model` is given, and {self.decoding_type} drafts without a model"
             )
             raise OptionError(message, "Leave it out.")
-        if self.acceptance_length_threshold is not None and not self.acceptance_window:
-            message = "`acceptance_length_threshold` is given, and `acceptance_window` is not"
-            raise OptionError(message, "Give the number of answers to average over.")
-        if self.acceptance_window and self.acceptance_length_threshold is None:
-            message = "`acceptance_window` is given, and `acceptance_length_threshold` is not"
-            raise OptionError(message, "Give the drafts a step below which drafting stops.")
+        if bool(self.acceptance_window) != (self.acceptance_length_threshold is not None):
+            missing, other = "acceptance_window", "acceptance_length_threshold"
+            missing, other = (other, missing) if self.acceptance_window else (missing, other)
+            raise OptionError(f"`{other}` is given, and `{missing}` is not", "Give both.")
         _ = self.sizes, self.acceptance  # raise OptionError where keys contradict each other
 
     def check_schedule(self) -> None:
@@ -310,14 +306,15 @@ class DecodingConfig(DrafterOptions):
         return next(given, f"draft_len_schedule[{pairs[0][0]}]" if pairs else self.len_keys[0])
 
     @property
-    def nodes_key(self) -> str:
-        """The key that says how many drafts a step verifies in all: for a chain their length."""
-        return self.len_key if self.max_total_draft_tokens is None else "max_total_draft_tokens"
+    def num_nodes(self) -> int | None:
+        """Nodes that a step verifies, the root included, where a key says so."""
+        return None if self.max_total_draft_tokens is None else 1 + self.max_total_draft_tokens
 
     @property
     def spellings(self) -> Spellings:
-        """The keys that say the sizes of a plan."""
-        return sizes_as(WIDTH, self.len_key, self.nodes_key)
+        """The keys that say the sizes of a plan; a chain has as many nodes as its length."""
+        nodes = self.len_key if self.num_nodes is None else "max_total_draft_tokens"
+        return sizes_as("dynamic_tree_max_topK", self.len_key, nodes)
 
     @property
     def schedule(self) -> Schedule | None:
@@ -356,14 +353,28 @@ class DecodingConfig(DrafterOptions):
 
     @property
     def aux_layers(self) -> tuple[int, ...] | None:
-        """The hidden_states indices that the draft reads of the base, where its keys name them."""
-        return None
+        """The hidden_states indices that the draft reads of the base, where its keys name them;
+        they count the embedding as 0."""
+        layers = None if self.layers_key is None else getattr(self, self.layers_key)
+        return None if layers is None else tuple(layer + 1 for layer in layers)
 
-    def acceptance_gate(self) -> AcceptanceGate | None:
-        """A gate that has seen no answer yet; None where there is none."""
-        if not self.acceptance_window or self.acceptance_length_threshold is None:
-            return None
-        return AcceptanceGate(self.acceptance_window, self.acceptance_length_threshold)
+    @property
+    def speculation(self) -> Speculation:
+        """What the keys ask for. Raises OptionError."""
+        window, threshold = self.acceptance_window, self.acceptance_length_threshold
+        return Speculation(
+            label=f"{TYPE_KEY} {self.decoding_type}",
+            drafter=self.drafts_by,
+            options=self.options,
+            sizes=self.sizes,
+            tree=self.tree,
+            spellings=self.spellings,
+            schedule=self.schedule,
+            gate=None if not window or threshold is None else (window, threshold),
+            acceptance=self.acceptance,
+            draft=self.speculative_model,
+            aux_layers=self.aux_layers,
+        )
 
     def notes(self) -> Iterator[str]:
         """What a user should know of the keys given: those without a meaning here."""
@@ -388,15 +399,9 @@ class TreeDecoding(DecodingConfig):
     @property
     def sizes(self) -> Sizes:
         """How much to draft: a chain, or a tree. Raises OptionError."""
-        length, top_k, total = (
-            self.draft_len,
-            self.dynamic_tree_max_topK,
-            self.max_total_draft_tokens,
-        )
-        if top_k is None or top_k == 1:
-            self.check_chain()
-            return Sizes() if length is None else Sizes(1, length, 1 + length)
-        return Sizes(top_k, length, None if total is None else 1 + total)
+        if self.dynamic_tree_max_topK in (None, 1):
+            return super().sizes
+        return Sizes(self.dynamic_tree_max_topK, self.draft_len, self.num_nodes)
 
 
 class Alias(NamedTuple):
@@ -410,16 +415,14 @@ class Alias(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingType:
-    """A row's column: how `speculative_config` names the method.
+    """How `speculative_config` names a method.
 
-    `name` is its decoding_type, `aliases` are other names. `relatives` are names of other methods
-    that are near to it, each with the reason why there is no such type. `keys` has the keys of the
-    type; those of the row's options join them.
+    `name` is its decoding_type, `aliases` are other names. `keys` has the keys of the type; those
+    of the drafter's options join them.
     """
 
     name: str
     aliases: tuple[Alias, ...] = ()
-    relatives: tuple[tuple[str, str], ...] = ()
     keys: type[DecodingConfig] = DecodingConfig
 
 

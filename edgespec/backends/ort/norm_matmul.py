@@ -17,9 +17,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgespec.backends.ort.fusion import is_over_rows, is_residual, replace_value
+from edgespec.backends.ort.fusion import is_over_rows, is_residual
 from edgespec.backends.ort.native.library import DOMAIN
-from edgespec.backends.rewriting import required
+from edgespec.backends.rewriting import replace_value, required
 
 PRODUCT = "LowBitMatMul"
 # As norm_gate.h numbers them
@@ -36,7 +36,7 @@ class RowSource:
     total: ir.Node | None = None
 
 
-def join_rows(model: ir.Model) -> None:
+def fuse_norms(model: ir.Model) -> None:
     """Replace the norms and gates of a lowered graph, and the products that alone read one of
     them."""
     for product in [node for node in model.graph.all_nodes() if is_product(node)]:
