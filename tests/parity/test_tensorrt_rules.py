@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import onnx
 import onnx_ir as ir
@@ -22,6 +23,9 @@ from tests.quantized_products import WEIGHTS, Product
 NAMES = ("10.13", "10.14", "10.15", "10.16", "11.0", "11.4", "rtx-1.4", "rtx-1.7")
 # Inputs are what they are: the contract says their types
 KNOWN_WARNINGS = {"int64-io", "bool-io"}
+
+
+PER_COMMIT = {*product(KINDS, ["float16"]), ("eagle3", "bfloat16"), ("qwen3_5", "float32")}
 
 
 def linted(model: ir.Model, directory: Path, *versions: Capabilities) -> Iterator[LintReport]:
@@ -48,7 +52,10 @@ def test_the_releases_have_all_sets_of_rules() -> None:
 
 @pytest.mark.parametrize(
     ("name", "compute"),
-    [*((name, "float16") for name in ROWS), *product(KINDS, ("float32", "bfloat16"))],
+    [
+        pytest.param(*row, marks=() if row in PER_COMMIT else pytest.mark.deep)
+        for row in product(ROWS, get_args(Compute))
+    ],
 )
 def test_a_lowered_graph_keeps_every_rule(name: str, compute: Compute) -> None:
     """But that float32 attention has no fused kernel."""

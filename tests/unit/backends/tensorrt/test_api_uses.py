@@ -3,6 +3,7 @@ bindings for which the line runs."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from pathlib import Path
@@ -50,6 +51,7 @@ def problems(uses: list[tensorrt_uses.Use]) -> list[tuple[str, str]]:
     return [problem for use in uses for problem in use.problems(API)]
 
 
+@functools.cache
 def package_uses() -> list[tensorrt_uses.Use]:
     return tensorrt_uses.uses_in(tensorrt_api.package_files(), API, guard)
 
