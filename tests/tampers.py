@@ -348,6 +348,12 @@ def set_op(old: str, new: str, domain: str = "") -> Callable[[onnx.ModelProto], 
     return edit
 
 
+def turned(model: onnx.ModelProto) -> None:
+    """A weight has as many elements as before, and they are said to be other rows."""
+    tensor = next(t for t in model.graph.initializer if len(set(t.dims)) == 2)
+    tensor.dims[:] = list(reversed(tensor.dims))
+
+
 def swap_weights(model: onnx.ModelProto) -> None:
     """Two weights of one shape change places: nothing but the numbers differ."""
     nodes = [n for n in nodes_of(model, "RMSNormalization") if n.input[1].endswith("weight")]
@@ -381,7 +387,7 @@ GRAPHS: tuple[tuple[str, Callable[[onnx.ModelProto], None], str], ...] = (
     ("an input less", lambda m: m.graph.input.__delitem__(0), "input"),
     ("an output by another name", lambda m: m.graph.output[0].__setattr__("name", "x"), "logits"),
     ("an input of another type", input_of_doubles, "inputs_embeds"),
-    ("a weight of another shape", lambda m: m.graph.initializer[0].dims.append(1), "rank"),
+    ("a weight of another shape", turned, "incompatible dimensions"),
     ("a negative size", lambda m: m.graph.initializer[0].dims.__setitem__(0, -5), "tensor"),
     ("no nodes", lambda m: m.graph.ClearField("node"), "no graph"),
     ("an edge to nothing", lambda m: m.graph.node[5].input.__setitem__(0, "nothing"), "nothing"),

@@ -29,7 +29,7 @@ from edgespec.contract import Limits
 from edgespec.errors import BuildError
 from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.dflash import DFlashDrafter
+from edgespec.runtime.drafters.block_drafter import BlockTreeDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.block import BlockRows
 from edgespec.runtime.trees.tree import BlockPlan, DraftTree
@@ -105,8 +105,8 @@ class Pair:
     features: np.ndarray
 
     @property
-    def drafter(self) -> DFlashDrafter:
-        assert isinstance(self.engine.drafter, DFlashDrafter)
+    def drafter(self) -> BlockTreeDrafter:
+        assert isinstance(self.engine.drafter, BlockTreeDrafter)
         return self.engine.drafter
 
     def truth(self, aux_layers: tuple[int, ...]) -> torch.Tensor:
@@ -365,7 +365,7 @@ def test_lanes_of_one_call_do_not_know_of_each_other(tmp_path: Path) -> None:
         build(tmp_path / component, tmp_path / "engine", limits)
     ref, rng = DFlashReference(draft, base), np.random.default_rng(3)
     with Engine(tmp_path / "engine", spec_decode=True) as engine:
-        assert isinstance(engine.drafter, DFlashDrafter)
+        assert isinstance(engine.drafter, BlockTreeDrafter)
         decoder = engine.drafter.decoder
         known = [
             rng.standard_normal((0, decoder.runner.contract.shape.base_features), np.float32)
