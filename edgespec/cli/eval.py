@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from edgespec.cli.engine_options import (
 )
 from edgespec.cli.exit_codes import FAILED, SOME_FAILED
 from edgespec.cli.flags import EdgeGroup
-from edgespec.cli.infer import check_outputs
+from edgespec.cli.infer import check_outputs, write_to
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.prompt_options import CHECK_LOSSLESS, COMPARE_QUALITY, TOKENIZER_DIR
 from edgespec.cli.signals import Stopper, exit_code
@@ -184,7 +183,7 @@ def summarize(
             )
         summary = run.summary()
         if output_file is not None:
-            write(output_file, {**summary, "answers": run.entries()})
+            write_to(output_file, {**summary, "answers": run.entries()})
     show(run, summary, as_json=as_json)
     return outcome(run, summary, rouge1_threshold, stopper.number)
 
@@ -208,20 +207,6 @@ def fitting_len(engine: Engine, max_input_len: int, output_len: int) -> int:
     if room < max_input_len:
         say(f"prompts are cut to {room} tokens, so that they fit into the engines", err=True)
     return min(room, max_input_len)
-
-
-def write(path: Path, value: dict[str, Any]) -> None:
-    """Write a JSON file, or what stands for a stream. Raises OutputError."""
-    from edgespec.artifacts.atomic import writing
-    from edgespec.artifacts.json_files import write_json
-    from edgespec.prompts import stream_of
-
-    if (stream := stream_of(path)) is not None:
-        stream.write(f"{json_text(value)}\n".encode())
-        return
-    path = Path(os.path.realpath(path))  # what a link means, not the link
-    with writing(path):
-        write_json(path, value)
 
 
 # ---- what is shown

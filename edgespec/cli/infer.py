@@ -3,7 +3,6 @@ it."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -44,7 +43,7 @@ from edgespec.cli.prompt_options import (
 )
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.streams import require_stream
-from edgespec.cli.terminal import say
+from edgespec.cli.terminal import json_text, say
 from edgespec.cli.tokenizer_dir import check_tokenizer
 from edgespec.compat import trtllm
 from edgespec.compat.edgellm import FLAGS, switch
@@ -363,6 +362,7 @@ def respond(
     """
     from edgespec.prompts.template import named_template
     from edgespec.runtime.requests.file_runner import FileRun
+    from edgespec.runtime.requests.profile import profile
 
     check_outputs((requests.path, engine_dir), output_file, profile_output_file)
     measure_busy_again(engine_dir, engine_request.spec_decode, engine_request.spec_policy)
@@ -402,7 +402,7 @@ def respond(
             warn(note)
     stats = run.stats()
     if profile_output_file:
-        write_profile(profile_output_file, stats)
+        write_to(profile_output_file, profile(stats))
     if journal.path and (stopper() or run.fault):
         say(f"what was finished is in {output_file}", err=True)
     if run.fault:
@@ -524,6 +524,21 @@ def check_outputs(inputs: Sequence[Path | None], *outputs: Path | None) -> None:
         )
 
 
+def write_to(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON file, or what stands for a stream; a link's target is replaced. Raises
+    OutputError."""
+    from edgespec.artifacts.atomic import writing
+    from edgespec.artifacts.json_files import write_json
+    from edgespec.prompts import stream_of
+
+    if (stream := stream_of(path)) is not None:
+        stream.write(f"{json_text(value)}\n".encode())
+        return
+    path = Path(os.path.realpath(path))
+    with writing(path):
+        write_json(path, value)
+
+
 def kept_in(journal: Journal | NoJournal) -> str:
     """What the message of a second signal adds: where the finished responses are."""
     if journal.path is None:
@@ -533,21 +548,6 @@ def kept_in(journal: Journal | NoJournal) -> str:
         if journal.num_lines
         else "; nothing was finished"
     )
-
-
-def write_profile(path: Path, stats: RunStats) -> None:
-    """Write profile.json; a link's target is replaced, not the link. Raises OutputError."""
-    from edgespec.artifacts.atomic import writing
-    from edgespec.artifacts.json_files import write_json
-    from edgespec.prompts import stream_of
-    from edgespec.runtime.requests.profile import profile
-
-    if (stream := stream_of(path)) is not None:
-        stream.write(json.dumps(profile(stats), indent=2).encode() + b"\n")
-        return
-    path = Path(os.path.realpath(path))  # what a link means, not the link
-    with writing(path):
-        write_json(path, profile(stats))
 
 
 def outcome(
