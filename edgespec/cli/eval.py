@@ -10,7 +10,6 @@ import click
 from rich.table import Table
 
 from edgespec.cli.accept_flags import accept_options, refuse_lossy, relaxed_note
-from edgespec.cli.config_file import ConfigCommand
 from edgespec.cli.draft_flags import ALIASES
 from edgespec.cli.engine_options import (
     SPEC_DECODE,
@@ -22,15 +21,20 @@ from edgespec.cli.engine_options import (
     refuse_without_drafts,
 )
 from edgespec.cli.exit_codes import FAILED, SOME_FAILED
-from edgespec.cli.flags import EdgeGroup
+from edgespec.cli.flags import EdgeGroup, refuse
+from edgespec.cli.help_pages import PAGES, PagedCommand
 from edgespec.cli.infer import check_outputs, write_to
 from edgespec.cli.paths import DIRECTORY, FILE
-from edgespec.cli.prompt_options import CHECK_LOSSLESS, COMPARE_QUALITY, TOKENIZER_DIR
+from edgespec.cli.prompt_options import (
+    CHECK_LOSSLESS,
+    COMPARE_QUALITY,
+    TOKENIZER_DIR,
+    check_tokenizer,
+)
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.streams import require_stream
 from edgespec.cli.tables import columns, print_table
 from edgespec.cli.terminal import json_text, say
-from edgespec.cli.tokenizer_dir import check_tokenizer
 from edgespec.compat import trtllm
 from edgespec.errors import LimitError
 
@@ -49,7 +53,8 @@ def command() -> None:
 
 @command.command(
     "summarize",
-    cls=ConfigCommand,
+    cls=PagedCommand,
+    page=PAGES[NAME],
     aliases={**ALIASES, **trtllm.ALIASES[NAME]},
     missing=trtllm.FLAGS[NAME],
 )
@@ -103,10 +108,7 @@ def command() -> None:
 @click.option("--output-file", type=FILE, help="Write answers and scores as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 @engine_options(SPEC_DECODE, draft_options, accept_options)
-@click.pass_context
 def summarize(
-    ctx: click.Context,
-    /,
     engine_dir: Path,
     engine_request: EngineRequest,
     dataset: Path,
@@ -147,11 +149,11 @@ def summarize(
             "`check_lossless` means": check_lossless,
             "`compare_quality` means": compare_quality,
         }
-        refuse_without_drafts(ctx, asked)
+        refuse_without_drafts(asked)
     if check_lossless:
         refuse_lossy(engine_request.accepts, temperature)
-    if hf_model_dir is not None and temperature > 0:
-        raise click.UsageError("--hf-model-dir: it answers greedily; --temperature is above 0", ctx)
+    greedy = "`hf_model_dir`: it answers greedily; `temperature` is above 0"
+    refuse({greedy: hf_model_dir is not None and temperature > 0})
     if output_file is None:
         require_stream("stdout")
     from edgespec.cli.progress import Bars
@@ -162,7 +164,7 @@ def summarize(
     rouge.check_installed()
     check_outputs((dataset, engine_dir, hf_model_dir), output_file)
     articles = read_articles(dataset, num_articles)
-    check_tokenizer(ctx, engine_dir, tokenizer_dir)
+    check_tokenizer(engine_dir, tokenizer_dir)
     with opened(engine_request, engine_dir) as open_engine:
         engine, plan = open_engine.engine, planned(open_engine)
         engine.limits.check_batch_size(batch_size)
