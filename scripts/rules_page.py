@@ -41,7 +41,7 @@ def rows() -> str:
 def row(name: str, rule: ParserRule) -> str:
     """The row of a rule."""
     title = f"`{name}`" if rule.level is Level.REFUSED else f"`{name}` (warning)"
-    cells = (title, rule.what, releases(rule), SAID[rule.rtx], rule.source)
+    cells = (title, rule.text, releases(rule), SAID[rule.rtx], rule.source)
     return f"| {' | '.join(cells)} |\n"
 
 

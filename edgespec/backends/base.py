@@ -204,16 +204,8 @@ class BuildOptions:
 NO_OPTIONS = BuildOptions()
 
 
-def do_nothing() -> None:
+def noop(*values: object) -> None:
     """Does nothing."""
-
-
-def ignore(amount: int) -> None:
-    """Does nothing with the number of bytes."""
-
-
-def leave_unsaid(text: str) -> None:
-    """Does nothing with a warning: the log has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,10 +214,10 @@ class Progress:
     `prove` the number of passes by which it is then compared with the golden outputs, and `advance`
     each part of either. `warn` gets what the user should know before the work begins."""
 
-    start: Callable[[int], None] = ignore
-    advance: Callable[[int], None] = ignore
-    prove: Callable[[int], None] = ignore
-    warn: Callable[[str], None] = leave_unsaid
+    start: Callable[[int], None] = noop
+    advance: Callable[[int], None] = noop
+    prove: Callable[[int], None] = noop
+    warn: Callable[[str], None] = noop
 
 
 SILENT = Progress()

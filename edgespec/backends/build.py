@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from operator import or_
 from pathlib import Path
@@ -124,18 +124,8 @@ def build(
     engines.refuse_foreign(engine_dir, engines.names_to_write(onnx, builder.suffixes, smaller))
     with staging_directory(engine_dir, onnx.role) as staging:
         proven = write_engine(builder, onnx, limits, options, staging, progress)
-        entry = engines.install(staging, engine_dir, onnx.role, entry_of(builder, onnx, proven))
-    return Built(
-        onnx.role,
-        engine_dir / proven.staged.engine.name,
-        entry.size_bytes,
-        entry.golden_difference,
-        time.monotonic() - began,
-        entry.weights,
-        (*left_out(asked, limits), *notes_of(builder, onnx, proven.config)),
-        entry.golden_cosine,
-        proven.staged.unproven,
-    )
+        built = installed(builder, onnx, proven, staging, engine_dir, began)
+    return replace(built, notes=(*left_out(asked, limits), *built.notes))
 
 
 def plan(
@@ -460,62 +450,45 @@ def prove(
     else."""
     if not isinstance(onnx, OnnxDir):
         return ENCODERS[onnx.role].prove(backend, onnx, staged, progress), staged.weights
-    margin = staged.accuracy.margin
-    if onnx.golden is None or staged.unproven:
-        can_run = staged.accuracy.bitwise and not staged.unproven
-        if can_run and has_bitwise_rows(backend, onnx, staged, limits, progress):
-            return None, replace(staged.weights, rounding=0.0)
-        unmeasured = None if margin is None else margin.unmeasured_nats
-        return None, replace(staged.weights, rounding=unmeasured)
-    began, config = time.monotonic(), onnx.config
-    golden, ropes = read_golden(onnx.golden, config.graph, config.vocab_size), config.ropes
-    bitwise = staged.accuracy.bitwise
-    capacity = max(slots_of(golden), row_bits.NUM_ROWS if bitwise else 0)
-    runner = backend.open_staged(staged, capacity, min(limits.max_batch_size, BATCH_OF_PROOF))
+    margin, bitwise, config = staged.accuracy.margin, staged.accuracy.bitwise, onnx.config
+    unmeasured = replace(
+        staged.weights, rounding=None if margin is None else margin.unmeasured_nats
+    )
+    if staged.unproven or (onnx.golden is None and not bitwise):
+        return None, unmeasured
+    golden, slots, passes = None, row_bits.NUM_ROWS if bitwise else 0, 0
+    if onnx.golden is not None:
+        golden = read_golden(onnx.golden, config.graph, config.vocab_size)
+        slots = max(slots, slots_of(golden))
+    began, lanes = time.monotonic(), min(limits.max_batch_size, BATCH_OF_PROOF)
+    runner = backend.open_staged(staged, slots, lanes)
     accuracy = replace(staged.accuracy, margin=None) if bitwise else staged.accuracy
-    compared = num_passes(runner.lanes, golden, accuracy)
-    recurrent = config.graph.recurrent is not None
-    by_row = row_bits.num_passes(runner.lanes, recurrent=recurrent) if bitwise else 0
-    progress.prove(compared + by_row)
-
-    def done() -> None:
-        progress.advance(1)
-
+    compared = 0 if golden is None else num_passes(runner.lanes, golden, accuracy)
+    if bitwise:
+        recurrent = config.graph.recurrent is not None
+        passes = row_bits.num_passes(runner.lanes, recurrent=recurrent)
+    progress.prove(compared + passes)
+    done, agreement = partial(progress.advance, 1), None
     try:
-        golden = with_own_embedding(golden, runner)
-        agreement = check_golden(runner, golden, ropes, staged.accuracy, backend.remedies, done)
-        logger.info("compared with the golden outputs in %.2f s", time.monotonic() - began)
+        if golden is not None:
+            golden = with_own_embedding(golden, runner)
+            agreement = check_golden(
+                runner, golden, config.ropes, staged.accuracy, backend.remedies, done
+            )
+            logger.info("compared with the golden outputs in %.2f s", time.monotonic() - began)
         if bitwise:
             differs = row_bits.first_difference(runner, done)
             if differs is None:
                 return agreement, replace(staged.weights, rounding=0.0)
             logger.warning("not bitwise: %s", differs)
-        if margin is None:
-            return agreement, staged.weights
+        if margin is None or golden is None:
+            return agreement, unmeasured
         if bitwise:
             progress.prove(num_passes(runner.lanes, golden, staged.accuracy) - compared)
-        measured = rounding(runner, golden, ropes, margin, done)
+        measured = rounding(runner, golden, config.ropes, margin, done)
         return agreement, replace(staged.weights, rounding=measured)
     finally:
         runner.close()
-
-
-def has_bitwise_rows(
-    backend: Backend, onnx: OnnxDir, staged: Staged, limits: Limits, progress: Progress
-) -> bool:
-    """Whether rows of a staged engine have the same bits in every call, which takes no golden
-    outputs to find out."""
-    lanes = min(limits.max_batch_size, BATCH_OF_PROOF)
-    runner = backend.open_staged(staged, row_bits.NUM_ROWS, lanes)
-    recurrent = onnx.config.graph.recurrent is not None
-    progress.prove(row_bits.num_passes(runner.lanes, recurrent=recurrent))
-    try:
-        differs = row_bits.first_difference(runner, lambda: progress.advance(1))
-    finally:
-        runner.close()
-    if differs is not None:
-        logger.warning("not bitwise: %s", differs)
-    return differs is None
 
 
 def with_own_embedding(golden: Golden, runner: Runner) -> Golden:
@@ -528,6 +501,29 @@ def with_own_embedding(golden: Golden, runner: Runner) -> Golden:
         for label in ("prompt", "tree")
     }
     return golden | inputs
+
+
+def installed(
+    backend: Backend,
+    onnx: AnyOnnxDir,
+    proven: Proven,
+    staging: Path,
+    engine_dir: Path,
+    began: float,
+) -> Built:
+    """Move a proven engine from `staging` into its directory; the work `began` then."""
+    entry = engines.install(staging, engine_dir, onnx.role, entry_of(backend, onnx, proven))
+    return Built(
+        onnx.role,
+        engine_dir / proven.staged.engine.name,
+        entry.size_bytes,
+        entry.golden_difference,
+        time.monotonic() - began,
+        entry.weights,
+        notes_of(backend, onnx, proven.config),
+        entry.golden_cosine,
+        proven.staged.unproven,
+    )
 
 
 def entry_of(backend: Backend, onnx: AnyOnnxDir, proven: Proven) -> EngineEntry:

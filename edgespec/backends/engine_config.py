@@ -7,7 +7,7 @@ Knows no engine library.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,12 +29,17 @@ SETTINGS = "backend_config"
 SMALLER, VARIANTS = "smaller_kv_cache_capacities", "smaller_backend_configs"
 MAX_CAPACITY = 2**31 - 1  # tokens of a KV cache
 NO_DRAFTS = 1  # nodes that an engine verifies which was not built for drafts
+Value = TypeVar("Value")
 
 
 class EngineFields(BundleFields):
     """A JSON object that `edgespec build` wrote."""
 
     remedy: ClassVar[str] = BUILD_AGAIN
+
+    def optional(self, key: str, read: Callable[[str], Value]) -> Value | None:
+        """What `read` makes of a key; None where it is missing or null."""
+        return None if self.get(key) is None else read(key)
 
     def limit(self, key: str, most: int) -> int:
         """A size from 1 to `most` that a user asked for. BundleError for another value."""
@@ -68,7 +73,7 @@ class SharedEmbedding:
     scales_offset: int | None = None
 
     @classmethod
-    def read(cls, fields: BundleFields) -> SharedEmbedding:
+    def read(cls, fields: EngineFields) -> SharedEmbedding:
         """The shared embedding of the keys of `weights.embedding`. BundleError names a wrong
         key."""
         return cls(
@@ -76,9 +81,7 @@ class SharedEmbedding:
             block=fields.size("block"),
             rows=fields.size("rows"),
             offset=fields.offset("offset"),
-            scales_offset=None
-            if fields.get("scales_offset") is None
-            else fields.offset("scales_offset"),
+            scales_offset=fields.optional("scales_offset", fields.offset),
         )
 
 
@@ -132,24 +135,23 @@ class EngineWeights:
     """
 
     scheme: str
-    method: str
-    exact: bool
     block: int | None = None
+    method: str
     compute: str | None = None
     emulated: str | None = None
-    rounding: float | None = None
+    exact: bool
     embedding: SharedEmbedding | None = None
     largest: LargestWeight | None = None
+    rounding: float | None = None
 
     @classmethod
-    def read(cls, fields: BundleFields) -> EngineWeights:
+    def read(cls, fields: EngineFields) -> EngineWeights:
         """The weights of the keys of `weights` in config.json. BundleError names a wrong key."""
         scheme, rounding = fields.required_text("scheme"), fields.get("rounding")
         known = {FLOAT32, *BUILT_SCHEMES, *SCHEMES}
         if not known.issuperset(scheme.split(", ")):  # an export may have several
             raise fields.wrong("scheme", "a scheme that this version knows")
-        block = None if fields.get("block") is None else fields.count("block")
-        embedding, largest = fields.get("embedding"), fields.get("largest")
+        block = fields.optional("block", fields.count)
         return cls(
             scheme=scheme,
             method=fields.required_text("method"),
@@ -160,31 +162,18 @@ class EngineWeights:
             rounding=rounding
             if rounding is None or is_zero(rounding)
             else fields.number("rounding"),
-            embedding=None
-            if embedding is None
-            else SharedEmbedding.read(fields.section("embedding")),
-            largest=None if largest is None else LargestWeight.read(fields.section("largest")),
+            embedding=fields.optional(
+                "embedding", lambda key: SharedEmbedding.read(fields.section(key))
+            ),
+            largest=fields.optional("largest", lambda key: LargestWeight.read(fields.section(key))),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of `weights` in config.json, without those that have no value."""
-        keys: dict[str, Any] = {"scheme": self.scheme}
-        if self.block is not None:
-            keys["block"] = self.block
-        keys["method"] = self.method
-        for name in ("compute", "emulated"):
-            if (text := getattr(self, name)) is not None:
-                keys[name] = text
-        if self.exact is not exact_by_default(self.scheme, self.block):
-            keys["exact"] = self.exact
-        if self.embedding is not None:
-            places = asdict(self.embedding).items()
-            keys["embedding"] = {name: value for name, value in places if value is not None}
-        if self.largest is not None:
-            keys["largest"] = asdict(self.largest) | {"shape": list(self.largest.shape)}
-            if self.largest.file is None:
-                del keys["largest"]["file"]
-        return keys | ({} if self.rounding is None else {"rounding": self.rounding})
+        keys = asdict(self, dict_factory=without_none)
+        if self.exact is exact_by_default(self.scheme, self.block):
+            del keys["exact"]
+        return keys
 
     @property
     def is_low_bit(self) -> bool:
@@ -223,6 +212,11 @@ class EngineWeights:
             return None
         block = "" if self.block is None else f" in blocks of {self.block}"
         return f"its weights are {self.scheme}{block}"
+
+
+def without_none(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The keys that have a value, for `asdict`."""
+    return {key: value for key, value in items if value is not None}
 
 
 def is_zero(value: object) -> bool:
@@ -302,7 +296,7 @@ class EngineLimits:
 
     def to_dict(self, role: Role) -> dict[str, Any]:
         """The keys of `builder_config`, TensorRT Edge-LLM's two flags among them."""
-        keys = {name: value for name, value in asdict(self).items() if value is not None}
+        keys = asdict(self, dict_factory=without_none)
         smaller = list(keys.pop(SMALLER))
         keys |= {SMALLER: smaller} if smaller else {}
         return keys | {"spec_base": role is Role.BASE, "spec_draft": role is Role.DRAFT}

@@ -18,7 +18,7 @@ from edgespec.backends.base import (
     Remedies,
     RoundingMargin,
     Runner,
-    do_nothing,
+    noop,
 )
 from edgespec.backends.call import (
     Attention,
@@ -67,7 +67,7 @@ def check_golden(
     ropes: Sequence[RopeConfig],
     spec: AccuracySpec,
     remedies: Remedies,
-    done: Done = do_nothing,
+    done: Done = noop,
 ) -> Agreement:
     """How the engine agrees with the golden outputs; GoldenMismatch where it does not. `done` is
     called after each of its `num_passes`.
@@ -239,7 +239,7 @@ def rounding(
     golden: Golden,
     ropes: Sequence[RopeConfig],
     margin: RoundingMargin,
-    done: Done = do_nothing,
+    done: Done = noop,
 ) -> float:
     """The margin, in nats, within which kernels for one row and for many may choose another token.
 

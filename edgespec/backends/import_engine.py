@@ -16,14 +16,7 @@ from edgespec.artifacts.directories import DirectoryKind
 from edgespec.artifacts.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import SILENT, Backend, Progress
-from edgespec.backends.build import (
-    Built,
-    Proven,
-    entry_of,
-    notes_of,
-    prove,
-    staging_directory,
-)
+from edgespec.backends.build import Built, Proven, installed, prove, staging_directory
 from edgespec.backends.capacity import check_capacity
 from edgespec.backends.emitted import SCRIPT, EmittedGraph, open_emitted
 from edgespec.backends.golden_file import read_golden
@@ -65,17 +58,7 @@ def import_engine(directory: Path, engine_dir: Path, progress: Progress = SILENT
         if onnx.golden is not None:  # the export itself is on another machine
             shutil.copyfile(onnx.golden, staging / engines.golden_name(onnx.role))
         json_files.write_json(staging / engines.CONFIGS[onnx.role], proven.config.to_dict())
-        entry = engines.install(staging, engine_dir, onnx.role, entry_of(backend, onnx, proven))
-    return Built(
-        onnx.role,
-        engine_dir / path.name,
-        entry.size_bytes,
-        entry.golden_difference,
-        time.monotonic() - began,
-        entry.weights,
-        notes_of(backend, onnx, proven.config),
-        entry.golden_cosine,
-    )
+        return installed(backend, onnx, proven, staging, engine_dir, began)
 
 
 def proven_of(backend: Backend, emitted: EmittedGraph, path: Path, progress: Progress) -> Proven:

@@ -67,7 +67,7 @@ class EngineEntry:
             fingerprint=fields.section("fingerprint").raw,
             weights=read_weights(fields),
             files=read_files(directory, fields.get("files")),
-            source=None if fields.get("source") is None else fields.section("source").raw,
+            source=fields.optional("source", lambda key: fields.section(key).raw),
             golden_difference=read_number(fields, "golden_difference"),
             golden_cosine=read_number(fields, "golden_cosine"),
         )

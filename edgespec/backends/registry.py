@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from edgespec.artifacts import hashes
-from edgespec.backends.base import Backend, PairDevice, Runner, do_nothing
+from edgespec.backends.base import Backend, PairDevice, Runner, noop
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.engine_dir import STEMS, open_engine
 from edgespec.backends.manifest import EngineManifest
@@ -93,7 +93,7 @@ def open_runner(
         path = backend.engine_path(engine_dir, role, variant)
         hashes.refuse_unlisted(engine_dir, entry.files, [path.name], ())
     shared = devices or Devices()
-    closing = shared.close if devices is None else do_nothing
+    closing = shared.close if devices is None else noop
     try:
         device = shared.of(backend)
         if config.variants:

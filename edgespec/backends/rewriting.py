@@ -5,12 +5,14 @@ Knows of names, places and nodes that make a value. Knows no operator and no eng
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgespec.contract import TensorSpec
 from edgespec.errors import ContractError
 
 
@@ -59,11 +61,39 @@ class Nodes:
             value if isinstance(value, ir.Value) else self.constant.number(value)
             for value in inputs
         ]
-        node = ir.node(op_type, values, attributes, name=f"{self.before.name}/{self.part}/{label}")
+        return self.node(op_type, values, attributes, label=label).outputs[0]
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        label: str = "",
+        domain: str = "",
+        num_outputs: int = 1,
+    ) -> ir.Node:
+        """A new node with named outputs."""
+        name = "/".join(part for part in (str(self.before.name), self.part, label) if part)
+        node = ir.node(
+            op_type,
+            inputs,
+            dict(attributes or {}),
+            domain=domain,
+            num_outputs=num_outputs,
+            name=name,
+        )
         name_outputs([node])
         assert self.before.graph is not None
         self.before.graph.insert_before(self.before, node)
-        return node.outputs[0]
+        return node
+
+
+def described(value: ir.Value, spec: TensorSpec) -> ir.Value:
+    """The value with the name, the type and the shape that a contract says."""
+    value.name, value.shape = spec.name, ir.Shape(spec.shape)
+    value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(spec.dtype)))
+    return value
 
 
 def name_outputs(nodes: list[ir.Node]) -> None:

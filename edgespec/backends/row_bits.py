@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.backends.base import LaneRows, Runner, do_nothing
+from edgespec.backends.base import LaneRows, Runner, noop
 from edgespec.backends.call import Attention, Call, Floats, Ids, LaneAttention, Result
 from edgespec.backends.made_calls import made_values
 from edgespec.contract import GraphShape, Kind, TensorSpec, graph_inputs
@@ -39,7 +39,7 @@ def num_passes(lanes: int, *, recurrent: bool = False) -> int:
     return chains + 1 + len(ORDERS) + 2 * len(LEAVES) + paths + (2 if lanes > 1 else 0)
 
 
-def first_difference(runner: Runner, done: Done = do_nothing) -> str | None:
+def first_difference(runner: Runner, done: Done = noop) -> str | None:
     """In which call a row had other bits than in the first one; None where there is none. `done` is
     called after each of `num_passes`."""
     material = Material.of(runner.contract.shape)

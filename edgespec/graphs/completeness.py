@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.checkpoint.layouts import read_quantization
-from edgespec.checkpoint.names import expected_tensors, ignorable, stored_names
 from edgespec.checkpoint.vision import stored_vision_names, vision_prefix
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import CheckpointError
-from edgespec.graphs.layers import check_buildable
+from edgespec.graphs.decoder import Decoder
 from edgespec.graphs.registry import DRAFTS
 
 WITHOUT_IMAGES = "Or leave the image encoder out with `skip_visual`: text works without it."
@@ -24,12 +21,7 @@ def check_complete(checkpoint: Checkpoint, config: ModelConfig | DraftConfig) ->
         assert check is not None, config.method
         check(checkpoint, config)
         return
-    check_buildable(config.decoder, str(checkpoint.path))
-    expected = expected_tensors(config)
-    stored = stored_names(expected, checkpoint)
-    there = {stored[name]: size for name, size in expected.items()}
-    quantization = read_quantization(checkpoint)
-    check_tensors(there, checkpoint, ignorable(config, checkpoint), quantization)
+    Decoder.open(checkpoint, config)
 
 
 def check_vision(checkpoint: Checkpoint, config: ModelConfig) -> None:

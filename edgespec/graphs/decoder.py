@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import ml_dtypes
 import numpy as np
@@ -57,7 +58,7 @@ class Decoder:
         aux_layers: tuple[int, ...] = (),
         *,
         emits_final: bool = False,
-    ) -> Decoder:
+    ) -> Self:
         """The graph of a base over its checkpoint.
 
         Raises UnsupportedModel for layers that no graph computes, CheckpointError where the tensors

@@ -14,10 +14,12 @@ import onnx_ir as ir
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, tensor_names
 from edgespec.config import DecoderConfig, DraftConfig, ModelConfig
+from edgespec.contract import GraphShape, Role
 from edgespec.errors import PairingError
 from edgespec.graphs.assembly import DecoderGraph, Inputs
 from edgespec.graphs.builder import GraphBuilder, branch
 from edgespec.graphs.decoder import Decoder
+from edgespec.graphs.layers import graph_shape
 from edgespec.graphs.weights import WeightTable
 from edgespec.methods import BaseSide, DraftSide
 from edgespec.methods.pair_rules import head
@@ -122,6 +124,17 @@ class OwnLayers:
     def vocab_size(self) -> int:
         """Tokens of the base's vocabulary."""
         return self.config.vocab_size
+
+    def recycling_shape(self, base_features: int) -> GraphShape:
+        """The numbers from which the contract of a draft follows that recycles its own state;
+        `base_features` is the width of what it reads of its base."""
+        return graph_shape(
+            self.layers,
+            Role.DRAFT,
+            vocab_size=self.config.draft_vocab_size,
+            features=self.layers.hidden_size,
+            base_features=base_features,
+        )
 
 
 def spelling_of(name: str, others: Iterable[str], checkpoint: Checkpoint) -> str:

@@ -17,7 +17,7 @@ from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.config import layer_tensors
-from edgespec.contract import GraphShape, Role
+from edgespec.contract import GraphShape
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder
 from edgespec.graphs.draft import (
@@ -27,7 +27,7 @@ from edgespec.graphs.draft import (
     spelling_of,
     with_checkpoint,
 )
-from edgespec.graphs.layers import attention_layer, gather_rows, graph_shape, norm
+from edgespec.graphs.layers import attention_layer, gather_rows, norm
 from edgespec.graphs.linear import linear
 from edgespec.methods.eagle1 import NAME, Eagle1Config
 
@@ -84,14 +84,7 @@ class Eagle1Draft(OwnLayers):
     @property
     def shape(self) -> GraphShape:
         """The numbers from which the draft's contract follows."""
-        layers = self.config.decoder
-        return graph_shape(
-            layers,
-            Role.DRAFT,
-            vocab_size=self.config.draft_vocab_size,
-            features=layers.hidden_size,
-            base_features=self.config.target_hidden_size,
-        )
+        return self.recycling_shape(self.config.target_hidden_size)
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
         """The stream [B, S, H]: fc over embedding and state, the embedding first."""

@@ -15,7 +15,7 @@ from edgespec.checkpoint.detect import check_tensors
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.config import layer_tensors
-from edgespec.contract import GraphShape, Role
+from edgespec.contract import GraphShape
 from edgespec.graphs.assembly import Inputs, Memory, layer_cache, step_inputs
 from edgespec.graphs.builder import GraphBuilder, branch
 from edgespec.graphs.draft import (
@@ -30,7 +30,6 @@ from edgespec.graphs.layers import (
     attention_layer,
     feed_forward,
     gather_rows,
-    graph_shape,
     norm,
     self_attention,
 )
@@ -98,14 +97,7 @@ class Eagle3Draft(OwnLayers):
     @property
     def shape(self) -> GraphShape:
         """The numbers from which the draft's contract follows."""
-        layer = self.config.decoder
-        return graph_shape(
-            layer,
-            Role.DRAFT,
-            vocab_size=self.config.draft_vocab_size,
-            features=layer.hidden_size,
-            base_features=self.config.num_aux_layers * self.config.target_hidden_size,
-        )
+        return self.recycling_shape(self.config.num_aux_layers * self.config.target_hidden_size)
 
     def stem(self, b: GraphBuilder, inputs: Inputs) -> ir.Value:
         """The state [B, S, Hd]: fused aux hidden states, or the draft's own last state. An explicit

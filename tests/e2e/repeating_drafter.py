@@ -1,21 +1,15 @@
 """A drafting method that test code alone brings along: a row in METHODS, a row in DRAFTERS, no
-engine.
-
-Run as a program it is edgespec's command line with this method for its only one without an engine;
-so it imports little.
-"""
+engine."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgespec.methods import METHODS, Method
+from edgespec.methods import Method
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
-from edgespec.runtime.drafters.registry import DRAFTERS, engineless_methods
 from edgespec.runtime.drafters.row import DrafterRow
 from edgespec.runtime.plans.plan import TreeLimits
 from edgespec.runtime.trees.tree import DraftTree
@@ -87,12 +81,3 @@ ROW = DrafterRow(
     limits=lambda base, draft: TreeLimits(base.limits.verify_tree_size),
     words=" of what was said before",
 )
-
-
-if __name__ == "__main__":
-    from edgespec.cli.main import main
-
-    for name in engineless_methods():
-        del DRAFTERS[name]
-    METHODS[NAME], DRAFTERS[NAME] = METHOD, ROW
-    main(sys.argv[1:])

@@ -15,8 +15,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,9 +25,10 @@ from edgespec.artifacts import atomic, json_files
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.ort import staging
 from edgespec.backends.ort.backend import OrtBackend
+from edgespec.cli.main import run
 from edgespec.export import writer
 from tests import toys
-from tests.e2e.workshop import Cli, Outcome, cli, small_disk
+from tests.e2e.workshop import HALT, Cli, Outcome, cli, ended, halted, process, small_disk
 from tests.small_pair import LIMITS as SMALL
 from tests.small_pair import SIZES, SmallPair, copied, edit_json, flip_byte, small_pair
 
@@ -588,71 +587,41 @@ def test_every_size_of_a_full_disk_is_refused_alike_by_build(
 
 # The same from outside: exit codes and streams of a process of its own
 
-ENVIRON = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-
-
-def process(*args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edgespec.cli.main", *map(str, args)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=ENVIRON, timeout=120, check=False
-    )
-
 
 def test_refusal_of_a_process(shop: SmallPair, tmp_path: Path) -> None:
     found = process("export", shop.draft, tmp_path / "out", "--eagle-base")
-    assert (found.returncode, found.stdout) == (REFUSED, "")
-    assert [line[:7] for line in found.stderr.splitlines()] == ["error: ", "  Leave"]
+    assert (found.code, found.out) == (REFUSED, "")
+    assert [line[:7] for line in found.err.splitlines()] == ["error: ", "  Leave"]
 
 
 def test_usage_error_of_a_process(tmp_path: Path) -> None:
     found = process("build", "--no-such-flag", tmp_path)
-    assert (found.returncode, found.stdout) == (USAGE, "")
-    assert "--no-such-flag" in found.stderr
-    assert "Traceback" not in found.stderr
+    assert (found.code, found.out) == (USAGE, "")
+    assert "--no-such-flag" in found.err
 
 
-def test_debug_adds_the_traceback_and_nothing_else(shop: SmallPair, tmp_path: Path) -> None:
-    args = ["export", shop.draft, tmp_path / "out", "--eagle-base"]
-    usual, found = process(*args), process(*args, "--debug")
-    assert (found.returncode, usual.returncode) == (REFUSED, REFUSED)
-    assert found.stderr.startswith("Traceback")
-    assert found.stderr.endswith(usual.stderr)
+def test_debug_adds_the_traceback_and_nothing_else(
+    shop: SmallPair, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    args = ["export", str(shop.draft), str(tmp_path / "out"), "--eagle-base"]
+    assert (run(args), usual := capfd.readouterr().err)[0] == REFUSED
+    assert run([*args, "--debug"]) == REFUSED
+    told = capfd.readouterr().err
+    assert told.startswith("Traceback")
+    assert told.endswith(usual)
 
 
 # Ctrl-C
 
-SLOWED = """
-import pkgutil, sys, time
-place, name, calls = sys.argv[1].rsplit(".", 1) + [int(sys.argv[2])]
-module = pkgutil.resolve_name(place)
-real = getattr(module, name)
-def slowed(*args, **kwargs):
-    global calls
-    calls -= 1
-    if calls < 0:
-        print("at it", flush=True)
-        time.sleep(float(sys.argv[3]))
-    return real(*args, **kwargs)
-setattr(module, name, slowed)
-from edgespec.cli.main import main
-main(sys.argv[4:])
-"""
+GOLDEN = "edgespec.export.component:make_golden"
 
 
-def stopped(
-    signal_number: int, place: str, calls: int, *args: object, halt_s: float = 60
-) -> tuple[int, str]:
-    """Run a command that halts at `place` after so many calls of it, and send the signal there:
-    (code, stderr)."""
-    command = [sys.executable, "-c", SLOWED, place, str(calls), str(halt_s), *map(str, args)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON
-    ) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "at it\n", child.communicate()
-        child.send_signal(signal_number)
-        _, err = child.communicate(timeout=60)
-        return child.returncode, err
+def stopped(number: int, place: str, *args: object, calls: int = 1, halt_s: float = 60) -> Outcome:
+    """Run a command that halts at a call of `place`, and send the signal there."""
+    code = HALT.replace("60", str(halt_s))
+    with halted(place, calls, *args, code=code) as child:
+        child.send_signal(number)
+        return ended(child)
 
 
 STOPPED = {
@@ -664,9 +633,8 @@ STOPPED = {
 def test_a_signal_during_export_leaves_nothing(shop: SmallPair, tmp_path: Path) -> None:
     number = signal.SIGTERM
     args = ["export", shop.draft, tmp_path / "out", "--base-model-dir", shop.base]
-    code, err = stopped(number, "edgespec.export.component.make_golden", 0, *args)
-    assert (code, err.splitlines()[-1]) == STOPPED[number]
-    assert "Traceback" not in err
+    found = stopped(number, GOLDEN, *args)
+    assert (found.code, found.err.splitlines()[-1]) == STOPPED[number]
     assert snapshot(tmp_path) == {}
 
 
@@ -698,9 +666,8 @@ def test_a_signal_during_build_leaves_the_engines_that_were_there(
     engine, number = copied(shop.base_engine, tmp_path / "engine"), signal.SIGINT
     before = snapshot(tmp_path)
     args = build_args(shop.draft_onnx, engine)
-    code, err = stopped(number, "edgespec.backends.build.check_golden", 0, *args)
-    assert (code, err.splitlines()[-1]) == STOPPED[number]
-    assert "Traceback" not in err
+    found = stopped(number, "edgespec.backends.build:check_golden", *args)
+    assert (found.code, found.err.splitlines()[-1]) == STOPPED[number]
     assert snapshot(tmp_path) == before
 
 
@@ -708,11 +675,11 @@ def test_ctrl_c_during_infer_keeps_what_is_finished(shop: SmallPair, tmp_path: P
     args = infer_args(shop.engine, tmp_path, "one", "two", "three")
     # One call for prefill and five for the steps of a request: the tenth is that of the third step
     # of the second one, and it is finished.
-    code, err = stopped(signal.SIGINT, "edgespec.runtime.loop.session.accept", 9, *args, halt_s=1.5)
-    assert code == INTERRUPTED
-    assert "stopping after this step" in err
-    assert err.splitlines()[-1] == f"what was finished is in {tmp_path / 'output.json'}"
-    assert "Traceback" not in err
+    place = "edgespec.runtime.loop.session:accept"
+    found = stopped(signal.SIGINT, place, *args, calls=10, halt_s=1.5)
+    assert found.code == INTERRUPTED
+    assert "stopping after this step" in found.err
+    assert found.err.splitlines()[-1] == f"what was finished is in {tmp_path / 'output.json'}"
     responses = json.loads((tmp_path / "output.json").read_text())["responses"]
     assert [response["finish_reason"] for response in responses] == [
         "max-length",
@@ -725,9 +692,8 @@ def test_ctrl_c_during_infer_keeps_what_is_finished(shop: SmallPair, tmp_path: P
 
 def test_ctrl_c_while_an_engine_loads_writes_no_output(shop: SmallPair, tmp_path: Path) -> None:
     args = infer_args(shop.engine, tmp_path)
-    code, err = stopped(signal.SIGINT, "edgespec.runtime.opening.open_engine.open_runner", 0, *args)
-    assert code == INTERRUPTED
-    assert "Traceback" not in err
+    found = stopped(signal.SIGINT, "edgespec.runtime.opening.open_engine:open_runner", *args)
+    assert found.code == INTERRUPTED
     assert [path.name for path in tmp_path.iterdir()] == ["input.json"]
 
 
@@ -735,8 +701,8 @@ def test_killed_export_leaves_nothing_that_looks_finished(
     shop: SmallPair, tmp_path: Path, cli: Cli
 ) -> None:
     args = ["export", shop.draft, tmp_path / "out", "--base-model-dir", shop.base]
-    code, _ = stopped(signal.SIGKILL, "edgespec.export.component.make_golden", 0, *args)
-    assert code == -signal.SIGKILL
+    found = stopped(signal.SIGKILL, GOLDEN, *args)
+    assert found.code == -signal.SIGKILL
     assert not (tmp_path / "out" / "llm").exists()
     assert cli(*args).code == 0
 
@@ -745,7 +711,7 @@ def test_killed_build_leaves_nothing_that_looks_finished(
     shop: SmallPair, tmp_path: Path, cli: Cli
 ) -> None:
     args = build_args(shop.draft_onnx, tmp_path / "engine")
-    code, _ = stopped(signal.SIGKILL, "edgespec.backends.manifest.EngineManifest.write", 0, *args)
-    assert code == -signal.SIGKILL
+    found = stopped(signal.SIGKILL, "edgespec.backends.manifest:EngineManifest.write", *args)
+    assert found.code == -signal.SIGKILL
     assert EngineManifest.read(tmp_path / "engine").engines == {}
     assert cli(*args).code == 0

@@ -1,5 +1,5 @@
-"""`edgespec chat` with a toy pair: in this process, through a pipe, and in a terminal of its own
-with Ctrl-C."""
+"""`edgespec chat` with a toy pair: in this process, line by line, and in a terminal of its own with
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import re
 import select
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -30,9 +27,12 @@ from edgespec.prompts import Message, SamplingParams
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
+from tests.e2e.workshop import Cli, Outcome, cli
+from tests.forked import Forked
 from tests.lossless.drafters import ScriptedDrafter
 from tests.lossless.pairs import shared_pair
 
+__all__ = ["cli"]
 VOCAB = 256
 GREEDY = SamplingParams(temperature=0, max_generate_length=8)
 SAMPLED = SamplingParams(temperature=1, seed=5, max_generate_length=8)
@@ -168,28 +168,22 @@ def test_stream_is_shown_step_by_step(engine: Engine) -> None:
     assert all(there == certain for there, certain in shown)
 
 
-# Through a pipe
+# Line by line, as from a pipe
 
 
-def chat(
-    engines: Path, said: str | bytes, flags: str = "", code: int = 0
-) -> subprocess.CompletedProcess[str]:
-    line = [
-        sys.executable,
-        "-m",
-        "edgespec.cli.main",
-        "chat",
-        "--engine-dir",
-        str(engines),
-        *flags.split(),
-    ]
-    raw = said.encode() if isinstance(said, str) else said
-    done = subprocess.run(line, input=raw, capture_output=True, timeout=60, check=False)
-    out = subprocess.CompletedProcess(
-        line, done.returncode, done.stdout.decode(), done.stderr.decode()
-    )
-    assert out.returncode == code, out.stderr
-    return out
+@pytest.fixture
+def chat(engines: Path, cli: Cli) -> Callable[..., Outcome]:
+    """A chat with what is said on stdin."""
+
+    def chat(said: str, flags: str = "", code: int = 0, engine_dir: Path = engines) -> Outcome:
+        done = cli("chat", "--engine-dir", engine_dir, *flags.split(), stdin=said)
+        assert done.code == code, done.err
+        return done
+
+    return chat
+
+
+PipedChat = Callable[..., Outcome]
 
 
 def answers(engines: Path, turns: Sequence[str], sampling: SamplingParams) -> list[str]:
@@ -204,65 +198,61 @@ def answers(engines: Path, turns: Sequence[str], sampling: SamplingParams) -> li
 
 @pytest.mark.parametrize("drafts", ["--spec-draft-top-k 3 --spec-draft-step 2", "--noSpecDecode"])
 def test_piped_lines_are_turns_and_stdout_holds_the_answers_alone(
-    engines: Path, drafts: str
+    engines: Path, chat: PipedChat, drafts: str
 ) -> None:
-    done = chat(
-        engines, "Hi\n\nOn?\n", f"--temperature 1.5 --seed 3 --maxGenerateLength 5 {drafts}"
-    )
+    done = chat("Hi\n\nOn?\n", f"--temperature 1.5 --seed 3 --maxGenerateLength 5 {drafts}")
     sampling = SamplingParams(temperature=1.5, seed=3, max_generate_length=5)
-    assert done.stdout == "".join(f"{text}\n" for text in answers(engines, ["Hi", "On?"], sampling))
-    assert ("drafting a tree: top-k 3" in done.stderr) == ("top-k" in drafts)
-    assert ("decoding plainly" in done.stderr) == ("top-k" not in drafts)
+    assert done.out == "".join(f"{text}\n" for text in answers(engines, ["Hi", "On?"], sampling))
+    assert ("drafting a tree: top-k 3" in done.err) == ("top-k" in drafts)
+    assert ("decoding plainly" in done.err) == ("top-k" not in drafts)
 
 
-def test_drafts_are_the_default_where_there_are_any_and_figures_go_to_stderr(engines: Path) -> None:
-    done = chat(engines, "Hi", "--temperature 0 --max-generate-length 5 --show-speculation")
-    assert "drafting a chain" in done.stderr
+def test_drafts_are_the_default_where_there_are_any_and_figures_go_to_stderr(
+    engines: Path, chat: PipedChat
+) -> None:
+    done = chat("Hi", "--temperature 0 --max-generate-length 5 --show-speculation")
+    assert "drafting a chain" in done.err
     assert re.search(
         r"\[\d tokens, \d base passes after prefill, acceptance length .* prompt tokens reused\]",
-        done.stderr,
+        done.err,
     )
-    assert "\x1b" not in done.stdout + done.stderr
+    assert "\x1b" not in done.out + done.err
 
 
-def test_full_conversation_is_told_and_reset_makes_room(engines: Path) -> None:
+def test_full_conversation_is_told_and_reset_makes_room(engines: Path, chat: PipedChat) -> None:
     turns = "Hi\nTell me of the boat, please.\nTell me of the boat, please.\n/reset\nHi\n"
-    done = chat(engines, turns, "--temperature 0 --max-generate-length 6", code=5)
-    first, second = (
-        answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=6)),
-        done.stdout,
-    )
-    assert second.splitlines()[0] == second.splitlines()[-1] == first[0]
+    done = chat(turns, "--temperature 0 --max-generate-length 6", code=5)
+    first = answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=6))
+    assert done.out.splitlines()[0] == done.out.splitlines()[-1] == first[0]
     assert re.search(
         r"error: the prompt has \d+ tokens, the base engine was built for 48\n .*/reset",
-        done.stderr,
+        done.err,
     )
-    assert "Traceback" not in done.stderr
 
 
-def test_full_cache_cuts_an_answer_and_says_so(engines: Path) -> None:
-    done = chat(engines, "Tell me of the boat.", "--temperature 0 --max-generate-length 60")
-    assert "[cut: no room left. /undo" in done.stderr
+def test_full_cache_cuts_an_answer_and_says_so(engines: Path, chat: PipedChat) -> None:
+    done = chat("Tell me of the boat.", "--temperature 0 --max-generate-length 60")
+    assert "[cut: no room left. /undo" in done.err
 
 
-def test_stop_text_ends_an_answer(engines: Path) -> None:
+def test_stop_text_ends_an_answer(engines: Path, chat: PipedChat) -> None:
     (whole,) = answers(engines, ["Hi"], SamplingParams(temperature=0, max_generate_length=6))
     stop = whole.strip()[2:4]
-    assert chat(
-        engines, "Hi", f"--temperature 0 --max-generate-length 6 --stop {stop} --stop zz"
-    ).stdout == (whole[: whole.index(stop)] + "\n")
+    assert chat("Hi", f"--temperature 0 --max-generate-length 6 --stop {stop} --stop zz").out == (
+        whole[: whole.index(stop)] + "\n"
+    )
 
 
 def test_directory_without_a_draft_decodes_plainly_unless_drafts_are_asked_for(
-    engines: Path, tmp_path: Path
+    engines: Path, chat: PipedChat, tmp_path: Path
 ) -> None:
     only_base = shutil.copytree(engines, tmp_path / "engines")
     manifest = json.loads((only_base / "manifest.json").read_text())
     del manifest["engines"]["draft"]
     (only_base / "manifest.json").write_text(json.dumps(manifest))
-    assert "decoding plainly" in chat(only_base, "Hi", "--max-generate-length 2").stderr
+    assert "decoding plainly" in chat("Hi", "--max-generate-length 2", engine_dir=only_base).err
     for flag in ("--spec-verify-size 2", "--spec-decode"):
-        assert "draft" in chat(only_base, "Hi", flag, code=3).stderr
+        assert "draft" in chat("Hi", flag, code=3, engine_dir=only_base).err
 
 
 # In a terminal
@@ -302,11 +292,10 @@ class Terminal:
         env |= {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "STEP_S": str(step_s)}
         env |= {"XDG_STATE_HOME": str(tmp_path / "state")}
         self.fd, child = pty.openpty()
-        line = [sys.executable, "-c", DRIVER, "--engine-dir", str(engines), *flags]
         out = child if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT)
-        self.process = subprocess.Popen(
-            line, stdin=child, stdout=out, stderr=child, env=env, start_new_session=True
-        )
+        streams = {"stdin": child, "stdout": out, "stderr": child}
+        words = ["--engine-dir", engines, *flags]
+        self.process = Forked(DRIVER, *words, env=env, new_session=True, **streams)
         for fd in {child, out}:
             os.close(fd)
         self.seen, self.at = "", 0
@@ -314,14 +303,8 @@ class Terminal:
     def __enter__(self) -> Terminal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.process.kill()
-        self.process.wait()
+    def __exit__(self, *raised: object) -> None:
+        self.process.__exit__(*raised)
         os.close(self.fd)
 
     def read(self, until: float) -> bool:

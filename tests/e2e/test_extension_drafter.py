@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.session import Session
 from tests import toys
 from tests.e2e.repeating_drafter import METHOD, NAME, ROW, Repeating
-from tests.e2e.workshop import ENVIRON, Cli, Outcome, asked, cli
+from tests.e2e.workshop import Cli, asked, cli
 
 __all__ = ["cli"]
 GREEDY = SamplingParams(temperature=0, max_generate_length=20)
@@ -104,27 +102,15 @@ def test_infer_without_such_a_method_says_what_is_missing(
     assert not out.exists()
 
 
-def test_chat_drafts_with_it_too(engines: Path) -> None:
+def test_chat_drafts_with_it_too(registered: None, engines: Path, cli: Cli) -> None:
     words = ["chat", "--engine-dir", engines, "--temperature", "0", "--max-generate-length", "12"]
-    plain = process_chat(*words, "--no-spec-decode")
-    drafted = process_chat(*words, "--spec-decode", "--show-speculation")
+    said = "one two one two one two\n"
+    plain = cli(*words, "--no-spec-decode", stdin=said)
+    drafted = cli(*words, "--spec-decode", "--show-speculation", stdin=said)
+    assert plain.code == drafted.code == 0
     assert drafted.out == plain.out
     assert "repetition" in drafted.err
     assert "acceptance length" in drafted.err
-
-
-def process_chat(*words: object) -> Outcome:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.repeating_drafter", *map(str, words)],
-        input="one two one two one two\n",
-        capture_output=True,
-        text=True,
-        env=ENVIRON,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def test_by_name_by_alias_and_as_an_object_of_one_s_own(

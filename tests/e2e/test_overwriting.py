@@ -226,9 +226,8 @@ def test_killed_build_stands_in_nobodys_way(
     args = ["build", "--onnx-dir", shop / "onnx_draft" / "llm", "--engine-dir", engines, *LIMITS]
     if again:
         assert cli(*args).code == 0
-    with halted(place, calls, *args) as child:
-        child.kill()
-        child.wait()
+    with halted(place, calls, *args):
+        pass
     assert not complete(engines)
     assert cli("inspect", "--verify", engines).code in (0, REFUSED)
     assert cli(*args).code == 0
@@ -241,9 +240,8 @@ def test_what_a_killed_build_left_is_removed_by_the_build_of_the_other_half(
 ) -> None:
     engines = tmp_path / "engines"
     args = ["build", "--engine-dir", engines, *LIMITS, "--onnx-dir"]
-    with halted(REPLACE, 5, *args, shop / "onnx_draft" / "llm") as child:
-        child.kill()
-        child.wait()
+    with halted(REPLACE, 5, *args, shop / "onnx_draft" / "llm"):
+        pass
     assert cli(*args, shop / "onnx_base" / "llm").code == 0
     assert complete(engines)
 
@@ -253,9 +251,8 @@ def test_file_that_came_after_a_killed_build_is_not_removed(
 ) -> None:
     engines = tmp_path / "engines"
     args = ["build", "--onnx-dir", shop / "onnx_draft" / "llm", "--engine-dir", engines, *LIMITS]
-    with halted("edgespec.backends.manifest:EngineManifest.write", 1, *args) as child:
-        child.kill()
-        child.wait()
+    with halted("edgespec.backends.manifest:EngineManifest.write", 1, *args):
+        pass
     (engines / "draft_config.json").write_text("of others")
     found = cli(*args)
     assert (found.code, "would overwrite: draft_config.json" in found.err) == (REFUSED, True)

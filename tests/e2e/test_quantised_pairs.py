@@ -112,7 +112,13 @@ def config(directory: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("base", "draft"),
-    [("fp8", "plain"), ("plain", "fp8"), *((scheme, scheme) for scheme in MADE), ("nvfp4", "fp8")],
+    [
+        ("fp8", "plain"),
+        ("plain", "fp8"),
+        ("nvfp4", "fp8"),
+        # Each scheme alone goes the same way in tests/parity
+        *(pytest.param(scheme, scheme, marks=pytest.mark.deep) for scheme in MADE),
+    ],
 )
 def test_any_mixture_of_plain_and_quantised_is_a_pair(
     shop: Shop, tmp_path: Path, base: str, draft: str

@@ -1,13 +1,10 @@
-"""`edgespec quantize` as users type it: once in a process of its own, which has to import ModelOpt
-for seconds, and otherwise in this one."""
+"""`edgespec quantize` as users type it, in this process."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +35,22 @@ SIZES = ["--num_samples", "2", "--calib_seq_len", "32"]
 @needs_modelopt
 @pytest.mark.slow
 def test_the_guides_command_writes_a_checked_directory_and_is_quiet(
-    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "fp8"
     line = ["quantize", "llm", "--model_dir", str(base), "--quantization", "fp8"]
     line += ["--output_dir", str(out), *SIZES]
-    command = [sys.executable, "-m", "edgespec.cli.main", *line]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    first, logits, perplexity, weights, *notes = done.stdout.splitlines()
+    assert run(line) == 0
+    out_of_it, told = capfd.readouterr()
+    assert told == ""
+    first, logits, perplexity, weights, *notes = out_of_it.splitlines()
     assert first.startswith(f"fp8: {out} (")
     assert "cosine 0.99" in logits
     assert "before" in perplexity
     assert "relative error at most 0.02" in weights
     assert any("weights only" in note for note in notes)
     assert run(line) == 0
-    assert "nothing was written" in capsys.readouterr().out
+    assert "nothing was written" in capfd.readouterr().out
 
 
 @needs_modelopt

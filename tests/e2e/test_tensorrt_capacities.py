@@ -17,6 +17,7 @@ from edgespec.backends.tensorrt import devices, estimate
 from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.cli.main import run
 from edgespec.errors import BundleError
+from edgespec.runtime.checks import token_check
 from tests import shared
 from tests.e2e.tensorrt_pairs import NATIVE, TREES, exported
 from tests.e2e.workshop import Cli, Outcome, asked, cli, infer, responses
@@ -146,8 +147,9 @@ def verify_line(engines: Path, tmp_path: Path) -> list[object]:
 
 
 def test_verify_checks_the_engine_of_each_length(
-    cli: Cli, verify_line: list[object], tmp_path: Path
+    cli: Cli, verify_line: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(token_check, "MAX_TOKENS", 8)
     done = cli(*verify_line)
     assert done.code == 0, done.out
     report = json.loads((tmp_path / "r.json").read_text())

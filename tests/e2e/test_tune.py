@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ LIMITS = Limits(
     max_verify_tree_size=16,
     max_draft_tree_size=16,
 )
-QUICK = ("--num-prompts", 4, "--output-tokens", 12, "--repeats", 6, "--measure", 2)
+REPEATS = 6
+QUICK = ("--num-prompts", 4, "--output-tokens", 10, "--repeats", REPEATS, "--measure", 2)
 JOURNAL = "tune_journal.jsonl"
 
 
@@ -80,22 +82,19 @@ def tune(cli: Cli, engines: Path, prompts: Path, *flags: object) -> dict[str, An
     return found
 
 
-def test_a_search_from_acceptance_to_the_winner(
-    cli: Cli, engines: Path, prompts: Path, tmp_path: Path
-) -> None:
-    picture = tmp_path / "frontier.svg"
-    found = tune(cli, engines, prompts, "--picture", picture)
+def test_a_search_from_acceptance_to_the_winner(searched: Path) -> None:
+    found = json.loads((searched / "report.json").read_text())
     assert {*found["acceptance"]} == {"0"}
     assert found["candidates"] > 20
     kinds = {row["words"].split()[0] for row in found["ranked"]}
     assert {"chain", "tree", "up"} <= kinds
     assert len(found["measured"]) == 2
     for row in found["measured"]:
-        assert len(row["over_plain"]["samples"]) == 6
+        assert len(row["over_plain"]["samples"]) == REPEATS
         assert row["predicted"] > 0
-    assert b"<svg" in picture.read_bytes()
-    assert not (engines / JOURNAL).exists()
-    kept = read_tuned(engines)
+    assert b"<svg" in (searched / "frontier.svg").read_bytes()
+    assert not (searched / "engines" / JOURNAL).exists()
+    kept = read_tuned(searched / "engines")
     assert kept is not None
     assert (kept.method is None) == (found["winner"] is None)
 
@@ -111,16 +110,19 @@ def winning(engines: Path, **changes: object) -> None:
 
 @pytest.fixture(scope="module")
 def searched(pair: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The engines after a search."""
-    engines = Path(shutil.copytree(pair, tmp_path_factory.mktemp("searched") / "engines"))
-    line = ("tune", engines, "--prompts", prompts, *QUICK)
-    assert run([str(word) for word in line]) == 0
-    return engines
+    """The engines after a search, with its report and its picture beside them."""
+    path = tmp_path_factory.mktemp("searched")
+    engines = Path(shutil.copytree(pair, path / "engines"))
+    flags = (*QUICK, "--json", "--picture", path / "frontier.svg")
+    line = ("tune", engines, "--prompts", prompts, *flags)
+    with redirect_stdout((path / "report.json").open("w")) as said, said:
+        assert run([str(word) for word in line]) == 0
+    return path
 
 
 @pytest.fixture
 def tuned(searched: Path, tmp_path: Path) -> Path:
-    engines = Path(shutil.copytree(searched, tmp_path / "tuned"))
+    engines = Path(shutil.copytree(searched / "engines", tmp_path / "tuned"))
     raw = json.loads((engines / FILE).read_text())
     if "draft" not in raw["engines"]:
         from edgespec.contract import Role

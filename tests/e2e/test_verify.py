@@ -273,7 +273,7 @@ def test_an_export_of_another_engine_is_refused(cli: Cli, tmp_path: Path) -> Non
     [
         ("eagle3", NATIVE, "fp32"),
         ("eagle3", NATIVE, "fp16"),
-        ("eagle3", NATIVE, "bf16"),
+        pytest.param("eagle3", NATIVE, "bf16", marks=pytest.mark.deep),
         ("mtp", NATIVE, "fp16"),
         ("dflash", PORTABLE, "fp32"),
     ],
@@ -370,7 +370,11 @@ WRONG: dict[str, set[str]] = {
 
 @pytest.mark.parametrize(
     ("fault", "compute"),
-    [*((fault, "fp16") for fault in WRONG), ("louder", "bf16"), ("louder", "fp32")],
+    [
+        *((fault, "fp16") for fault in WRONG),
+        pytest.param("louder", "bf16", marks=pytest.mark.deep),
+        ("louder", "fp32"),
+    ],
 )
 def test_an_engine_that_computes_something_wrong_is_found(
     verify: Verify, monkeypatch: pytest.MonkeyPatch, fault: str, compute: str

@@ -25,6 +25,7 @@ import pytest
 import edgespec
 from edgespec.cli.main import run
 from tests import toys
+from tests.forked import COMMAND, Forked
 
 REFUSING = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tool here') }}{%"
@@ -39,7 +40,7 @@ ENVIRON = os.environ | {"PYTHONPATH": str(ROOT)}
 # Runs a command in which something happens at the n-th call of a function or method.
 HAPPENING = """
 import importlib, os, resource, signal, sys, time
-place, calls, code = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+place, calls, code = sys.argv[1], int(sys.argv[2]), compile(sys.argv[3], 'code', 'exec')
 module, _, name = place.partition(":")
 owner = importlib.import_module(module)
 *classes, name = name.split(".")
@@ -73,11 +74,16 @@ Cli = Callable[..., Outcome]
 
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run one command line in this process; nothing but an exit code may come out of it."""
+    """Run one command line in this process, with stdin's text where it is read; nothing but an exit
+    code may come out of it."""
 
-    def call(*args: object) -> Outcome:
+    def call(*args: object, stdin: str | bytes | None = None) -> Outcome:
         capfd.readouterr()
-        code = run([str(arg) for arg in args])
+        with pytest.MonkeyPatch.context() as patch:
+            if stdin is not None:
+                raw = stdin.encode() if isinstance(stdin, str) else stdin
+                patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+            code = run([str(arg) for arg in args])
         out, err = capfd.readouterr()
         assert "Traceback" not in out + err
         return Outcome(code, out, err)
@@ -87,53 +93,35 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Cli:
 
 def process(*args: object, **env: str) -> Outcome:
     """The same in a process of its own."""
-    return finished([sys.executable, "-m", "edgespec.cli.main", *map(str, args)], env)
+    with Forked(COMMAND, *args, env=ENVIRON | env) as child:
+        return ended(child)
 
 
 def happening(place: str, calls: int, code: str, *args: object, **env: str) -> Outcome:
     """The same, and something happens at a call of `place`."""
-    return finished(
-        [sys.executable, "-c", HAPPENING, place, str(calls), code, *map(str, args)], env
-    )
-
-
-def finished(command: list[str], env: dict[str, str]) -> Outcome:
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=ENVIRON | env, timeout=60, check=False
-    )
-    assert "Traceback" not in done.stdout + done.stderr, done.stderr
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    with Forked(HAPPENING, place, calls, code, *args, env=ENVIRON | env) as child:
+        return ended(child)
 
 
 @contextmanager
-def halted(
-    place: str, calls: int, *args: object, code: str = HALT
-) -> Iterator[subprocess.Popen[str]]:
+def halted(place: str, calls: int, *args: object, code: str = HALT) -> Iterator[Forked]:
     """A command that has come to a call of `place`, and waits there."""
-    command = [sys.executable, "-c", HAPPENING, place, str(calls), code, *map(str, args)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON
-    ) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "at it\n", child.communicate()
-            yield child
-        finally:
-            child.kill()
+    with Forked(HAPPENING, place, calls, code, *args, env=ENVIRON) as child:
+        assert child.stdout.readline() == "at it\n", child.communicate()
+        yield child
 
 
-def send(child: subprocess.Popen[str], number: int, said: str = "") -> None:
+def send(child: Forked, number: int, said: str = "") -> None:
     """Send a signal, and wait until stderr has a line with what it is answered with."""
     child.send_signal(number)
-    assert child.stderr is not None
     while said and said not in (line := child.stderr.readline()):
         assert line, "the process ended without saying it"
 
 
-def ended(child: subprocess.Popen[str], timeout_s: float) -> Outcome:
-    out, err = child.communicate(timeout=timeout_s)
-    assert "Traceback" not in out + err
-    return Outcome(child.returncode, out, err)
+def ended(child: Forked, timeout_s: float = 60) -> Outcome:
+    out, err = child.communicate(timeout_s)
+    assert "Traceback" not in out + err, err
+    return Outcome(child.wait(), out, err)
 
 
 def script(name: str, *args: str | Path, constants: dict[str, Any] | None = None) -> str:

@@ -74,13 +74,21 @@ KIND: dict[str, tuple[Family, int | None]] = {
 }
 
 
-def kinds() -> list[str]:
+# Caches and windows that others have too
+LIKE_OTHERS = ("llama-fp16-cache", "mistral-window-5")
+
+
+def kinds(*deep: str) -> list[Any]:
     """Those that this installation has kernels for."""
     own = [kind for kind, options in OPTIONS.items() if options.kernels == "native"]
-    return [kind for kind in KIND if why_missing() is None or kind not in own]
+    return [
+        pytest.param(kind, marks=pytest.mark.deep) if kind in deep else kind
+        for kind in KIND
+        if why_missing() is None or kind not in own
+    ]
 
 
-@pytest.fixture(scope="module", params=kinds())
+@pytest.fixture(scope="module", params=kinds(*LIKE_OTHERS))
 def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engines]:
@@ -358,7 +366,7 @@ def test_one_that_is_cancelled_leaves_its_mates_as_they_were(engines: Engines) -
     while scheduler.has_work:
         for handle, event in scheduler.step():
             if handle is handles[1]:
-                scheduler.cancel(handle)
+                handle.cancel()
             if isinstance(event, Response):
                 found[handle.request] = event
     assert found[jobs[1]].finish_reason == CANCELLED
@@ -521,18 +529,11 @@ PLANTED: dict[str, Callable[[], Any]] = {
 }
 
 
-# Of each kernel and each cache one; in the order of all, as fixtures are shared by place
-OF_EACH_KERNEL = ("llama", ON_FALL_BACK, "gemma3-window-5", "qwen3_5")
+# Each kernel finds them once; in the order of all, as fixtures are shared by place
+OTHERS = tuple(kind for kind in KIND if kind not in ("llama", ON_FALL_BACK))
 
 
-@pytest.mark.parametrize(
-    "engines",
-    [
-        kind if kind in OF_EACH_KERNEL else pytest.param(kind, marks=pytest.mark.deep)
-        for kind in kinds()
-    ],
-    indirect=True,
-)
+@pytest.mark.parametrize("engines", kinds(*OTHERS), indirect=True)
 @pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bug_is_found_and_rounding_does_not_explain_it(engines: Engines, bug: str) -> None:
     assert unexplained(engines, PLANTED[bug]())

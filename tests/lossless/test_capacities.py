@@ -45,7 +45,7 @@ LIMITS = Limits(
 KINDS = [
     ("eagle3", NATIVE),
     ("mtp", PORTABLE),
-    ("dflash", NATIVE),
+    pytest.param(("dflash", NATIVE), marks=pytest.mark.deep),
 ]
 Kind = tuple[str, str]
 Expected = dict[tuple[int, int, bool], list[int]]

@@ -36,11 +36,11 @@ from tests.tensorrt_simulator.installed import install
 
 LANES = 3
 PORTABLE, NATIVE = "10.13.3.9", "10.16.2.10"
-deep = pytest.mark.deep  # pairs with the older release, beyond the one that has all of its calls
+deep = pytest.mark.deep  # the older release beyond one pair, and graphs of test_tensorrt_dialects
 KINDS = [
     ("eagle3", NATIVE),
     ("eagle3", PORTABLE),
-    ("eagle3-gemma3", NATIVE),
+    pytest.param(("eagle3-gemma3", NATIVE), marks=deep),
     ("mtp", NATIVE),
     pytest.param(("mtp", PORTABLE), marks=deep),
     ("dflash", NATIVE),

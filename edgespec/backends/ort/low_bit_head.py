@@ -10,14 +10,8 @@ import onnx_ir as ir
 
 from edgespec.backends.ort.contract import FOUND, HEAD_ROWS, SEARCH, WRITTEN
 from edgespec.backends.ort.native.library import DOMAIN
-from edgespec.backends.rewriting import replace_output, required
-from edgespec.contract import TensorSpec
+from edgespec.backends.rewriting import described, replace_output, required
 
-ELEMENTS = {
-    "float32": ir.DataType.FLOAT,
-    "int64": ir.DataType.INT64,
-    "bool": ir.DataType.BOOL,
-}
 LOGITS = "logits"
 
 
@@ -31,7 +25,7 @@ def search_logits(graph: ir.Graph) -> ir.Value | None:
     x, weight = (required(value) for value in product.inputs)
     if x.is_graph_output() or x.is_graph_input():  # it has a name of its own
         return None
-    inputs = [new_value(spec) for spec in (WRITTEN, SEARCH)]
+    inputs = [described(ir.Value(), spec) for spec in (WRITTEN, SEARCH)]
     head = ir.node(
         "LowBitHead",
         [x, weight, *inputs],
@@ -44,7 +38,7 @@ def search_logits(graph: ir.Graph) -> ir.Value | None:
     replace_output(graph, logits, head.outputs[0])
     graph.remove(product, safe=True)
     for value, spec in zip(head.outputs[1:], FOUND, strict=True):
-        describe(value, spec)
+        described(value, spec)
     assert logits.shape is not None
     batch, rows, _ = logits.shape.dims
     x.name, x.type = HEAD_ROWS, ir.TensorType(ir.DataType.FLOAT)
@@ -52,16 +46,3 @@ def search_logits(graph: ir.Graph) -> ir.Value | None:
     graph.inputs.extend(inputs)
     graph.outputs.extend([*head.outputs[1:], x])
     return weight
-
-
-def new_value(spec: TensorSpec) -> ir.Value:
-    """A value as the contract says."""
-    value = ir.Value()
-    describe(value, spec)
-    return value
-
-
-def describe(value: ir.Value, spec: TensorSpec) -> None:
-    """Give a value the name, the type and the shape of the contract."""
-    value.name, value.type = spec.name, ir.TensorType(ELEMENTS[spec.dtype])
-    value.shape = ir.Shape(spec.shape)

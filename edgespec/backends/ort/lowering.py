@@ -9,7 +9,7 @@ precondition.
   MatMulNBits (`weights`)
 - mixtures of experts of 4 or 8 bits -> Experts of our own, which computes the chosen ones
   (`experts`)
-- nodes that can be one (`fusion`); with kernels of our own norms and gates too (`joined_rows`)
+- nodes that can be one (`fusion`); with kernels of our own norms and gates too (`norm_matmul`)
 
 Knows the operators of both sides. Knows no model.
 """
@@ -24,20 +24,19 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.backends.canonical_attention import AttentionParts, canonical_attentions
 from edgespec.backends.ort.contract import CacheType
-from edgespec.backends.ort.data_layout import AnyWeight, PackedWeight
-from edgespec.backends.ort.delta_net import check_delta_nets, take_delta_nets
-from edgespec.backends.ort.flat_heads import NodesBefore, with_flat_heads
+from edgespec.backends.ort.data_file import AnyWeight, PackedWeight
+from edgespec.backends.ort.delta_net import take_delta_nets
 from edgespec.backends.ort.fusion import fuse_residuals
-from edgespec.backends.ort.joined_rows import join_rows
 from edgespec.backends.ort.low_bit_head import search_logits
 from edgespec.backends.ort.matmul_nbits import MICROSOFT
 from edgespec.backends.ort.native.library import DOMAIN
+from edgespec.backends.ort.norm_matmul import fuse_norms
 from edgespec.backends.ort.options import FP32, WeightFormat
-from edgespec.backends.ort.tree_attention import attend_trees, check_trees, drop_masks
+from edgespec.backends.ort.tree_attention import attend_trees, drop_masks, merged_heads
 from edgespec.backends.ort.weights import lower_weights
 from edgespec.backends.rewriting import (
     Constants,
-    count,
+    Nodes,
     drop_input,
     name_outputs,
     producer,
@@ -76,33 +75,31 @@ def lower(
     cached = "write_indices" in inputs or bool(attentions)
     # Blocks see later slots
     batched = batched or "target_hidden" in inputs
-    num_recurrent = 0
     if tree_cache is not None:
         attend_trees(graph, attentions, tree_cache)
-        num_recurrent = take_delta_nets(graph)
+        take_delta_nets(graph)
     elif cached and not batched:
         group_attention(graph, attentions)
     weights = lower_weights(model, data_name, weight_format)
     head = search_logits(graph)
-    if tree_cache is not None or any(isinstance(weight, PackedWeight) for weight in weights):
-        join_rows(model)
-        graph.opset_imports[DOMAIN] = 1
-    else:
-        fuse_residuals(graph)
-    RemoveUnusedNodesPass()(model)
-    graph.opset_imports[MICROSOFT] = 1
-    if not cached:
-        return Lowered(model, weights, head)
+    fuse(model, weights, native=tree_cache is not None)
     if tree_cache is not None:
         drop_masks(graph)
-        check_trees(graph, len(attentions))
-        check_delta_nets(graph, num_recurrent)
-    elif batched:
-        check_kept(graph, len(attentions))
-    else:
+    elif cached and not batched:
         drop_input(graph, "write_indices")
-        check_grouped(graph, len(attentions))
     return Lowered(model, weights, head)
+
+
+def fuse(model: ir.Model, weights: list[AnyWeight], *, native: bool = False) -> None:
+    """Fuse what can be one, by operators of our own where it is `native` or has weights of
+    theirs."""
+    if native or any(isinstance(weight, PackedWeight) for weight in weights):
+        fuse_norms(model)
+        model.graph.opset_imports[DOMAIN] = 1
+    else:
+        fuse_residuals(model.graph)
+    RemoveUnusedNodesPass()(model)
+    model.graph.opset_imports[MICROSOFT] = 1
 
 
 # ---- attention
@@ -159,13 +156,13 @@ def shared_inputs(graph: ir.Graph, mask: ir.Value) -> Shared:
 
 def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
     """Replace an Attention and its caches by one GroupQueryAttention on rows with flat heads."""
-    parts, make = AttentionParts.of(node), NodesBefore(graph, node)
+    parts, make = AttentionParts.of(node), Nodes(node, Constants(graph), part="")
     q, num_heads = rotated(make, parts.q_rope, "q")
     k, num_kv_heads = rotated(make, parts.k_rope, "k")
-    v, _ = with_flat_heads(make, parts.v_transpose, "v")
+    v, _ = merged_heads(make, parts.v_transpose, "v")
     past = (parts.k_scatter.inputs[0], parts.v_scatter.inputs[0])
     lengths = (shared.seqlens_k, shared.total)
-    attention = make(
+    attention = make.node(
         "GroupQueryAttention",
         [q, k, v, *past, *lengths, None, None, None, shared.bias],
         {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": parts.scale},
@@ -178,45 +175,12 @@ def replace_attention(graph: ir.Graph, node: ir.Node, shared: Shared) -> None:
         replace_output(graph, scatter.outputs[0], cache)
 
 
-def rotated(make: NodesBefore, rope: ir.Node, label: str) -> tuple[ir.Value, int]:
+def rotated(make: Nodes, rope: ir.Node, label: str) -> tuple[ir.Value, int]:
     """The rotary embedding of rows with flat heads, [B, S, N*D], and N."""
     require(len(rope.inputs) == 3, rope, "cos and sin of each row")
     require(set(rope.attributes) <= {"rotary_embedding_dim"}, rope, "rotated halves")
-    transpose = producer(required(rope.inputs[0]), "Transpose", make.node)
-    x, heads = with_flat_heads(make, transpose, label)
+    transpose = producer(required(rope.inputs[0]), "Transpose", make.before)
+    x, heads = merged_heads(make, transpose, label)
     attributes: dict[str, int | ir.Attr] = {"num_heads": heads, **dict(rope.attributes)}
-    node = make("RotaryEmbedding", [x, *rope.inputs[1:]], attributes, label=f"{label}/rope")
+    node = make.node("RotaryEmbedding", [x, *rope.inputs[1:]], attributes, label=f"{label}/rope")
     return node.outputs[0], heads
-
-
-# ---- postconditions
-
-
-def check_grouped(graph: ir.Graph, num_layers: int) -> None:
-    """ContractError where an attention layer was not replaced."""
-    left = {n.op_type for n in graph if n.op_type in {"Attention", "TensorScatter"}}
-    require(not left, graph[0], f"no {', '.join(left)} left after the rewrites")
-    require(
-        count(graph, "GroupQueryAttention") == num_layers,
-        graph[0],
-        f"{num_layers} GroupQueryAttention nodes",
-    )
-
-
-def check_kept(graph: ir.Graph, num_layers: int) -> None:
-    """ContractError where an attention layer, its two caches or write_indices are gone."""
-    require(
-        count(graph, "Attention") == num_layers,
-        graph[0],
-        f"{num_layers} Attention nodes after the rewrites",
-    )
-    require(
-        count(graph, "TensorScatter") == 2 * num_layers,
-        graph[0],
-        "two caches a layer after the rewrites",
-    )
-    require(
-        "write_indices" in {v.name for v in graph.inputs},
-        graph[0],
-        "write_indices after the rewrites",
-    )

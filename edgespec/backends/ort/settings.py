@@ -64,7 +64,7 @@ class EngineSettings:
         return cls(
             "native",
             None if dtype is None else CACHE_TYPES[dtype],
-            None if fields.get("head") is None else HeadForm.read(fields.section("head")),
+            fields.optional("head", lambda key: HeadForm.read(fields.section(key))),
         )
 
     def to_dict(self) -> dict[str, Any]:

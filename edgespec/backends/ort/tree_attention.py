@@ -7,15 +7,17 @@ Knows the operators of both sides. Knows no model.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-from edgespec.backends.canonical_attention import AttentionParts
+from edgespec.backends.canonical_attention import AttentionParts, head_shape
 from edgespec.backends.ort.contract import SCALE_BYTES, CacheType, attention_inputs
-from edgespec.backends.ort.flat_heads import NodesBefore, with_flat_heads
 from edgespec.backends.ort.fusion import is_over_rows
 from edgespec.backends.ort.native.library import DOMAIN
 from edgespec.backends.rewriting import (
-    count,
+    Constants,
+    Nodes,
+    described,
     drop_input,
     producer,
     replace_output,
@@ -28,13 +30,6 @@ OPERATORS: dict[CacheType, str] = {
     "float32": "TreeAttention",
     "float16": "TreeAttentionFloat16",
     "int8": "TreeAttentionInt8",
-}
-ELEMENTS = {
-    "float32": ir.DataType.FLOAT,
-    "float16": ir.DataType.FLOAT16,
-    "int8": ir.DataType.INT8,
-    "int64": ir.DataType.INT64,
-    "bool": ir.DataType.BOOL,
 }
 
 
@@ -56,12 +51,7 @@ def drop_masks(graph: ir.Graph) -> None:
 
 def new_inputs(graph: ir.Graph, mask: str) -> list[ir.Value]:
     """The graph's inputs that stand for a mask."""
-    values = [
-        ir.Value(
-            name=spec.name, shape=ir.Shape(spec.shape), type=ir.TensorType(ELEMENTS[spec.dtype])
-        )
-        for spec in attention_inputs(mask)
-    ]
+    values = [described(ir.Value(), spec) for spec in attention_inputs(mask)]
     graph.inputs.extend(values)
     return values
 
@@ -71,24 +61,24 @@ def replace_attention(
 ) -> None:
     """Replace an Attention, its rotations and its caches by one TreeAttention on rows with flat
     heads. Keys have the rotations of the queries in their last rows."""
-    parts, make = AttentionParts.of(node), NodesBefore(graph, node)
+    parts, make = AttentionParts.of(node), Nodes(node, Constants(graph), part="")
     by_head = [
         producer(required(rope.inputs[0]), "Transpose", node)
         for rope in (parts.q_rope, parts.k_rope)
     ]
     norms = head_norms(*by_head)
     (q, num_heads), (k, num_kv_heads) = (
-        with_flat_heads(make, transpose, label, before_norm=bool(norms))
+        merged_heads(make, transpose, label, before_norm=bool(norms))
         for label, transpose in zip("qk", by_head, strict=True)
     )
-    v, _ = with_flat_heads(make, parts.v_transpose, "v")
+    v, _ = merged_heads(make, parts.v_transpose, "v")
     past = [required(parts.k_scatter.inputs[0]), required(parts.v_scatter.inputs[0])]
     lengths, visible, first = seen
     write_indices = parts.k_scatter.inputs[2]
     inputs = [q, k, v, *past, write_indices, lengths, visible, first, *rotations(parts, node)]
     sizes = {"num_heads": num_heads, "kv_num_heads": num_kv_heads, "scale": parts.scale}
     epsilon = {"norm_epsilon": norms[0].attributes["epsilon"].as_float()} if norms else {}
-    attention = make(
+    attention = make.node(
         OPERATORS[cache],
         [*inputs, *(norm.inputs[1] for norm in norms)],
         {**sizes, **epsilon},
@@ -101,6 +91,23 @@ def replace_attention(
         replace_output(graph, scatter.outputs[0], written)
     for value in (*past, *present):
         retype(value, cache)
+
+
+def merged_heads(
+    make: Nodes, transpose: ir.Node, label: str, *, before_norm: bool = False
+) -> tuple[ir.Value, int]:
+    """[B, S, N, D] before the transpose, or before the norm of heads in front of it -> ([B, S,
+    N*D], N)."""
+    source = required(transpose.inputs[0])
+    if before_norm:
+        source = required(producer(source, "RMSNormalization", make.before).inputs[0])
+    split = producer(source, None, make.before)
+    heads, dim = head_shape(split, make.before)
+    if split.op_type == "Reshape":  # no head norm between: what was split is flat
+        return required(split.inputs[0]), heads
+    sizes = np.array([0, 0, heads * dim], np.int64)
+    shape = make.constant(f"lowered/flat{heads * dim}", sizes)
+    return make("Reshape", source, shape, label=f"{label}/flat"), heads
 
 
 def head_norms(q_transpose: ir.Node, k_transpose: ir.Node) -> list[ir.Node]:
@@ -129,12 +136,4 @@ def retype(value: ir.Value, cache: CacheType) -> None:
     *dims, dim = value.shape.dims
     assert isinstance(dim, int)
     value.shape = ir.Shape([*dims, dim + (SCALE_BYTES if cache == "int8" else 0)])
-    value.type = ir.TensorType(ELEMENTS[cache])
-
-
-def check_trees(graph: ir.Graph, num_layers: int) -> None:
-    """ContractError where an attention layer was not replaced."""
-    left = {n.op_type for n in graph if n.op_type in {"Attention", "TensorScatter"}}
-    require(not left, graph[0], f"no {', '.join(sorted(left))} left after the rewrites")
-    made = sum(count(graph, name) for name in OPERATORS.values())
-    require(made == num_layers, graph[0], f"{num_layers} TreeAttention nodes")
+    value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(cache)))

@@ -11,20 +11,15 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.backends.canonical_attention import head_shape
-from edgespec.backends.ort.data_layout import PackedWeight
-from edgespec.backends.ort.flat_heads import NodesBefore
-from edgespec.backends.ort.fusion import fuse_residuals
-from edgespec.backends.ort.joined_rows import join_rows
-from edgespec.backends.ort.lowering import Lowered
+from edgespec.backends.ort.lowering import Lowered, fuse
 from edgespec.backends.ort.matmul_nbits import MICROSOFT
-from edgespec.backends.ort.native.library import DOMAIN
 from edgespec.backends.ort.options import FP32, WeightFormat
 from edgespec.backends.ort.weights import lower_weights
 from edgespec.backends.rewriting import (
     Constants,
+    Nodes,
     count,
     name_outputs,
     only_user,
@@ -47,13 +42,7 @@ def lower_vision(model: ir.Model, data_name: str, weight_format: WeightFormat = 
             biases[mask] = bias_of(graph, mask)
         attend_flat(graph, node, None if mask is None else biases[mask])
     weights = lower_weights(model, data_name, weight_format)
-    if any(isinstance(weight, PackedWeight) for weight in weights):
-        join_rows(model)
-        graph.opset_imports[DOMAIN] = 1
-    else:
-        fuse_residuals(graph)
-    RemoveUnusedNodesPass()(model)
-    graph.opset_imports[MICROSOFT] = 1
+    fuse(model, weights)
     require(
         count(graph, "MultiHeadAttention") == len(attentions),
         graph[0],
@@ -77,7 +66,7 @@ def bias_of(graph: ir.Graph, mask: ir.Value) -> ir.Value:
 
 def attend_flat(graph: ir.Graph, node: ir.Node, bias: ir.Value | None) -> None:
     """Replace an Attention over [W, heads, N, D] by one over rows [W, N, heads*D]."""
-    make = NodesBefore(graph, node)
+    make = Nodes(node, Constants(graph), part="")
     scaled = producer(required(node.inputs[0]), "Mul", node)
     q_rope = producer(required(scaled.inputs[0]), "RotaryEmbedding", node)
     k_rope = producer(required(node.inputs[1]), "RotaryEmbedding", node)
@@ -88,7 +77,7 @@ def attend_flat(graph: ir.Graph, node: ir.Node, bias: ir.Value | None) -> None:
         "num_heads": heads,
         "scale": scalar(scaled.inputs[1], node),
     }
-    flat = make(
+    flat = make.node(
         "MultiHeadAttention",
         [*parts, v, None, None, bias],
         attributes,
@@ -104,10 +93,10 @@ def reshape_of(by_head: ir.Value, node: ir.Node) -> ir.Node:
     return producer(required(transpose.inputs[0]), "Reshape", node)
 
 
-def rotated(make: NodesBefore, rope: ir.Node, label: str) -> ir.Value:
+def rotated(make: Nodes, rope: ir.Node, label: str) -> ir.Value:
     """The rotary embedding of rows with flat heads."""
-    split = reshape_of(required(rope.inputs[0]), make.node)
-    heads, _ = head_shape(split, make.node)
+    split = reshape_of(required(rope.inputs[0]), make.before)
+    heads, _ = head_shape(split, make.before)
     inputs = [split.inputs[0], *rope.inputs[1:]]
-    node = make("RotaryEmbedding", inputs, {"num_heads": heads}, label=f"{label}/rope")
+    node = make.node("RotaryEmbedding", inputs, {"num_heads": heads}, label=f"{label}/rope")
     return node.outputs[0]

@@ -63,12 +63,12 @@ MIN_COSINE = 0.5  # below it an output points elsewhere
 
 def accuracy_of(schemes: Iterable[str], compute: Compute, *, recurrent: bool) -> AccuracySpec:
     """What the outputs of an engine of these weights must keep."""
-    found = [ACTIVATIONS[name] for name in schemes if name in ACTIVATIONS]
-    if compute not in ROUNDED and not found:
+    errors = [ACTIVATIONS[name] for name in schemes if name in ACTIVATIONS]
+    if compute not in ROUNDED and not errors:
         return AccuracySpec(tolerance=FLOAT32_TOLERANCE, margin=MARGIN)
-    if recurrent and found:  # not measured: a state passes on what activations lose
+    if recurrent and errors:  # not measured: a state passes on what activations lose
         return AccuracySpec(tolerance=BATCH_TOLERANCE, min_cosine=MIN_COSINE, margin=MARGIN)
-    allowed = [error.times(ACTIVATIONS_TIMES) for error in found] or [NONE]
+    allowed = [error.times(ACTIVATIONS_TIMES) for error in errors] or [NONE]
     rounded = rounding_of(compute, recurrent=recurrent)
     angle = rounded.angle + max(error.angle for error in allowed)
     return AccuracySpec(

@@ -77,12 +77,9 @@ class TensorRTBackend(Backend):
         """Lower the canonical graph and build it in a process of its own. MissingDependency without
         the library, BuildError with its words where it refuses."""
         from edgespec.backends.tensorrt.staging import stage
-        from edgespec.backends.tensorrt.vision_staging import stage_vision
 
         assert isinstance(options, TensorRTOptions)
         path = self.engine_path(staging, onnx.role)
-        if isinstance(onnx, VisionOnnxDir):
-            return stage_vision(self.library, onnx, limits, options, path, progress)
         return stage(self.library, onnx, limits, options, path, progress)
 
     def check(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
@@ -91,16 +88,16 @@ class TensorRTBackend(Backend):
         from edgespec.backends.tensorrt.staging import memory_of, plan_to_build, warnings_of
 
         assert isinstance(options, TensorRTOptions)
-        found = list[str]()
+        warnings = list[str]()
         for capacity in reversed(limits.capacities):
             plan = plan_to_build(self.library, onnx, limits.at(capacity), options)
-            found += warnings_of(plan, memory_of(plan, onnx.config))
-        return tuple(dict.fromkeys(found))
+            warnings += warnings_of(plan, memory_of(plan, onnx.config))
+        return tuple(dict.fromkeys(warnings))
 
     def plan(self, onnx: AnyOnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """What a build would make: its profiles and its memory, for each capacity. Refuses what a
         build would, but for a device that is not here."""
-        from edgespec.backends.tensorrt import estimate, vision_staging
+        from edgespec.backends.tensorrt import estimate
         from edgespec.backends.tensorrt.devices import title_of
         from edgespec.backends.tensorrt.staging import (
             checked_model,
@@ -112,19 +109,23 @@ class TensorRTBackend(Backend):
 
         assert isinstance(options, TensorRTOptions)
         version = version_here(self.library, options)
+        name = f"{self.title} {version}"
         if isinstance(onnx, VisionOnnxDir):
-            return vision_staging.planned(self.library, onnx, limits, options, version)
-        lines, found = list[str](), list[estimate.MemoryEstimate]()
+            plan = plan_of(self.library, onnx, limits, options, version)
+            checked_model(onnx, plan)
+            where, target = f"{name} for {title_of(plan.sm)}", plan.target
+            form = f"{where}: {target.dialect.value} graph, {target.compute}"
+            return (form, *estimate.profile_lines(plan.profiles))
+        lines, memories = list[str](), list[estimate.MemoryEstimate]()
         for capacity in limits.capacities:
             plan = plan_of(self.library, onnx, limits.at(capacity), options, version)
             memory = memory_of(plan, onnx.config)
             warnings = [f"warning: {text}" for text in warnings_of(plan, memory)]
             checked_model(onnx, plan)
-            name = f"{self.title} {version}"
             lines += estimate.lines(name, plan.target, title_of(plan.sm), plan.profiles, memory)
             lines += [text for text in warnings if text not in lines]
-            found.append(memory)
-        return (*lines, *estimate.together(found))
+            memories.append(memory)
+        return (*lines, *estimate.together(memories))
 
     def emit_dir(self, options: BuildOptions) -> Path | None:
         """The directory of --emit-onnx."""
@@ -147,8 +148,8 @@ class TensorRTBackend(Backend):
 
         assert isinstance(options, TensorRTOptions)
         if len(limits.capacities) > 1:
-            what = "`emit_onnx` writes the graph of one capacity, and several are named"
-            raise LimitError(what, "Write each to a directory of its own.")
+            message = "`emit_onnx` writes the graph of one capacity, and several are named"
+            raise LimitError(message, "Write each to a directory of its own.")
         version = version_here(self.library, options)
         plan = plan_of(self.library, onnx, limits, options, version)
         model = checked_model(onnx, plan)
@@ -177,8 +178,8 @@ class TensorRTBackend(Backend):
         settings, device = self.settings_of(config), device_here()
         version = load(self.library).version
         if device is None:
-            what = "no CUDA device is here, and an engine says what it is when it is opened"
-            raise EnvironmentProblem(what, "Import it on the device that it was built for.")
+            message = "no CUDA device is here, and an engine says what it is when it is opened"
+            raise EnvironmentProblem(message, "Import it on the device that it was built for.")
         schemes = schemes_in(config.weights.scheme)
         check_formats(device.sm, schemes, settings.compute)
         settings, graph = replace(settings, version=version, sm=device.sm), config.component.graph
@@ -217,7 +218,7 @@ class TensorRTBackend(Backend):
         of CUDA, EnvironmentProblem where memory does not do."""
         component, limits = config.component, config.limits
         canonical = canonical_contract(component.graph)
-        settings = EngineSettings.read(config.settings, canonical, component.model)
+        settings = self.settings_of(config)
         path = self.engine_path(engine_dir, component.graph.role, config.variant)
         slots, lanes = limits.max_kv_cache_capacity, limits.max_batch_size
         return self.opened(path, settings, device, slots, lanes, canonical)
@@ -254,8 +255,8 @@ class TensorRTBackend(Backend):
         from edgespec.backends.tensorrt import bindings, runner
 
         assert isinstance(device, Workspace)
-        found, contract = bindings.load(self.library), lowered_contract(canonical, settings.target)
-        return runner.open_runner(found, path, contract, settings, device, capacity, lanes)
+        loaded, contract = bindings.load(self.library), lowered_contract(canonical, settings.target)
+        return runner.open_runner(loaded, path, contract, settings, device, capacity, lanes)
 
     def fingerprint(self) -> dict[str, Any]:
         """Version, compute capability and system of this machine. MissingDependency without the
@@ -289,8 +290,7 @@ class TensorRTBackend(Backend):
         canonical = canonical_contract(config.component.graph)
         target = Target(dialect=Dialect.NATIVE, compute="float16", capacity=1, max_rows=1)
         if config.settings:
-            settings = EngineSettings.read(config.settings, canonical, config.component.model)
-            target = replace(settings.target, capacity=1)
+            target = replace(self.settings_of(config).target, capacity=1)
         return lowered_contract(canonical, target)
 
     def total_memory_bytes(self) -> int | None:
@@ -303,16 +303,15 @@ class TensorRTBackend(Backend):
         """What was built, and for which device."""
         from edgespec.backends.tensorrt.devices import title_of
 
-        canonical = canonical_contract(config.component.graph)
-        settings = EngineSettings.read(config.settings, canonical, config.component.model)
+        settings = self.settings_of(config)
         library = f"{self.title} {settings.version}"
         how = f"{settings.dialect.value} graph, {settings.compute}"
         how += ", attention of basic operators" if settings.decomposed_attention else ""
         notes = [f"for {title_of(settings.sm)} and {library} alone: {how}"]
         quantization = config.component.quantization
         if quantization is not None and quantization.kv_cache is not None:  # it takes no FP8
-            what = f"the checkpoint's scales for a {quantization.kv_cache.type} KV cache"
-            notes.append(f"{what} are not applied: the cache is {settings.compute}")
+            scales = f"the checkpoint's scales for a {quantization.kv_cache.type} KV cache"
+            notes.append(f"{scales} are not applied: the cache is {settings.compute}")
         return tuple(notes)
 
     def open_encoder(
@@ -326,8 +325,8 @@ class TensorRTBackend(Backend):
         from edgespec.backends.tensorrt.vision_runner import open_encoder
 
         own = EngineSettings.read(settings, vision_contract(config), str(path))
-        found = load(self.library)
-        return open_encoder(found, path, config, own, Workspace(opening.open_device()))
+        loaded = load(self.library)
+        return open_encoder(loaded, path, config, own, Workspace(opening.open_device()))
 
     # ---- what `edgespec verify` asks
 

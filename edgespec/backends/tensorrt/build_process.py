@@ -7,12 +7,12 @@ outlives who asked for it. What the library itself prints goes to stderr.
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from edgespec.backends.tensorrt import bindings as library_bindings
@@ -65,26 +65,20 @@ def watch(stream: TextIO, progress: BuildProgress, leave: Callable[[], None]) ->
 def work(job: BuildJob, progress: BuildProgress, reports: Reports) -> int:
     """Build, and report how it ended; the exit code."""
     try:
-        found = library_bindings.load(LIBRARIES[job.backend])
-        report = build(found, job, progress, reports.log)
+        bindings = library_bindings.load(LIBRARIES[job.backend])
+        report = build(bindings, job, progress, reports.log)
     except Cancelled:
         reports.say("cancelled")
         return CANCELLED_CODE
     except Refused as refused:
-        reports.say("refused", what=refused.what, lines=list(refused.lines), node=refused.node)
+        reports.say(
+            "refused", message=refused.message, lines=list(refused.lines), node=refused.node
+        )
         return 1
     except EdgeSpecError as error:
-        reports.say("failed", what=error.what, remedy=error.remedy, code=error.exit_code)
+        reports.say("failed", message=error.what, remedy=error.remedy, code=error.exit_code)
         return error.exit_code
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    reports.say(
-        "built",
-        engine_bytes=report.engine_bytes,
-        layers=report.layers,
-        parse_s=report.parse_s,
-        build_s=report.build_s,
-        peak_bytes=peak_bytes,
-    )
+    reports.say("built", **asdict(report))
     return 0
 
 
@@ -103,7 +97,7 @@ def main() -> int:
     try:
         return work(job, progress, reports)
     except Exception:
-        reports.say("failed", what=traceback.format_exc(), remedy="", code=1)
+        reports.say("failed", message=traceback.format_exc(), remedy="", code=1)
         return 1
 
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from edgespec.backends.base import LaneRows, Runner, SeveralCapacities, do_nothing
+from edgespec.backends.base import LaneRows, Runner, SeveralCapacities, noop
 from edgespec.backends.call import Call, Ids, Result
 from edgespec.backends.machine import available_bytes
 from edgespec.errors import EnvironmentProblem
@@ -42,7 +42,7 @@ class VariantRunner(SeveralCapacities):
     """
 
     def __init__(
-        self, variants: Iterable[CapacityEngine], closing: Callable[[], None] = do_nothing
+        self, variants: Iterable[CapacityEngine], closing: Callable[[], None] = noop
     ) -> None:
         self.variants = {row.capacity: row for row in sorted(variants, key=lambda r: r.capacity)}
         self.closing, self.closed = closing, False
@@ -66,13 +66,13 @@ class VariantRunner(SeveralCapacities):
     @property
     def runner(self) -> Runner:
         """The engine in use. EnvironmentProblem where memory did not do to open it again."""
-        found = self.runners.get(self.in_use)
-        if found is None:
-            what = (
+        runner = self.runners.get(self.in_use)
+        if runner is None:
+            message = (
                 f"the engine for up to {self.in_use} tokens was closed and cannot be opened again"
             )
-            raise EnvironmentProblem(what, "Close other programs, and start anew.")
-        return found
+            raise EnvironmentProblem(message, "Close other programs, and start anew.")
+        return runner
 
     # ---- which engine
 

@@ -68,20 +68,24 @@ def check_formats(sm: int, schemes: Iterable[str], compute: Compute) -> None:
     """UnsupportedModel where a device of this compute capability cannot run the weights' schemes
     or the compute type, or TensorRT at all; names of `schemes` are keys of SCHEMES."""
     if sm < OLDEST:
-        what = f"TensorRT needs compute capability {OLDEST / 10}, and {title_of(sm)} has {sm / 10}"
-        raise UnsupportedModel(what, "Build for another device, or with `backend` ort.")
+        message = (
+            f"TensorRT needs compute capability {OLDEST / 10}, and {title_of(sm)} has {sm / 10}"
+        )
+        raise UnsupportedModel(message, "Build for another device, or with `backend` ort.")
     for name in schemes:
         scheme = SCHEMES[name]
         if sm < scheme.min_sm:
             fit = ", ".join(row.name for row in SCHEMES.values() if row.made and sm >= row.min_sm)
-            what = (
+            message = (
                 f"{name} needs compute capability {scheme.min_sm / 10}, and {title_of(sm)} has"
                 f" {sm / 10}"
             )
-            raise UnsupportedModel(what, f"Quantize to one of {fit}, or build for another device.")
+            raise UnsupportedModel(
+                message, f"Quantize to one of {fit}, or build for another device."
+            )
     if sm < SCHEMES[COMPUTE_SCHEMES[compute]].min_sm:
-        what = f"{title_of(sm)} has no {compute} arithmetic"
-        raise UnsupportedModel(what, "Build with `compute` fp16.")
+        message = f"{title_of(sm)} has no {compute} arithmetic"
+        raise UnsupportedModel(message, "Build with `compute` fp16.")
 
 
 # ---- the device that is here
@@ -112,15 +116,15 @@ def first_device(cuda: ctypes.CDLL) -> DeviceModel | None:
     handle, number = ctypes.c_int(), ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(handle), 0):
         return None
-    found = []
+    numbers = []
     for attribute in (CU_MAJOR, CU_MINOR):
         if cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, handle):
             return None
-        found.append(number.value)
+        numbers.append(number.value)
     name, size = ctypes.create_string_buffer(NAME_BYTES), ctypes.c_size_t()
     cuda.cuDeviceGetName(name, NAME_BYTES, handle)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(size), handle)
     cuda.cuDriverGetVersion(ctypes.byref(number))
     driver = f"{number.value // 1000}.{number.value % 1000 // 10}"
-    sm = 10 * found[0] + found[1]
+    sm = 10 * numbers[0] + numbers[1]
     return DeviceModel(name.value.decode(errors="replace"), sm, driver, size.value)

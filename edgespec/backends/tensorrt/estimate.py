@@ -151,15 +151,15 @@ def profile_lines(profiles: tuple[Profile, ...]) -> Iterator[str]:
         yield f"profile {profile.name}: {', '.join(parts)}"
 
 
-def together(found: Sequence[MemoryEstimate]) -> Iterator[str]:
+def together(memories: Sequence[MemoryEstimate]) -> Iterator[str]:
     """What engines for several capacities take at once: they share the memory that they work in."""
-    if len(found) < 2:
+    if len(memories) < 2:
         return
-    held = sum(row.weights + row.cache for row in found)
-    work = max(row.io + row.activations for row in found)
+    held = sum(row.weights + row.cache for row in memories)
+    work = max(row.io + row.activations for row in memories)
     yield (
-        f"all {len(found)} engines at once: about {gigabytes(held + work)} at most; each is opened"
-        " when a request needs it, and one that is idle is closed where memory is short"
+        f"all {len(memories)} engines at once: about {gigabytes(held + work)} at most; each is"
+        " opened when a request needs it, and one that is idle is closed where memory is short"
     )
 
 
@@ -175,11 +175,11 @@ def check_device(memory: MemoryEstimate, limits: EngineLimits, sm: int) -> Itera
     device, here = title_of(sm), device_here()
     has = "has" if here is not None and here.sm == sm else "has at most"
     if memory.least > size:
-        what = (
+        message = (
             f"weights of {gigabytes(memory.least_weights)} and caches of"
             f" {gigabytes(memory.cache)} do not fit: {device} {has} {gigabytes(size)}"
         )
-        raise LimitError(what, remedy(memory, limits, size))
+        raise LimitError(message, remedy(memory, limits, size))
     if memory.total > size:
         yield (
             f"about {gigabytes(memory.total)} may be needed on the device, and {device} {has}"
@@ -214,11 +214,11 @@ def check_host(memory: MemoryEstimate) -> Iterator[str]:
         return
     size = here + swap_bytes()
     if memory.least_weights > size:
-        what = (
+        message = (
             f"the compiler has the engine in memory, {gigabytes(memory.least_weights)} at least,"
             f" and this machine has {gigabytes(size)}"
         )
-        raise EnvironmentProblem(what, f"Build on a larger machine, or {SMALLER_WEIGHTS}.")
+        raise EnvironmentProblem(message, f"Build on a larger machine, or {SMALLER_WEIGHTS}.")
     if BUILD_FACTOR * memory.weights > size:
         yield (
             f"the build may take {gigabytes(BUILD_FACTOR * memory.weights)}, and this machine has"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +93,12 @@ class OpenEngine:
             raise BundleError(f"TensorRT cannot load {path}{said}", BUILD_AGAIN)
         return engine
 
-    def required(self, value: Any, what: str) -> Any:
+    def required(self, value: Any, failure: str) -> Any:
         """The value itself; EnvironmentProblem where the library gave none."""
         if value is None:
             said = self.said()
             remedy = LESS_MEMORY if out_of_memory(said) else "Check driver and library."
-            raise EnvironmentProblem(f"{self.path}: {what}{said}", remedy)
+            raise EnvironmentProblem(f"{self.path}: {failure}{said}", remedy)
         return value
 
     def said(self) -> str:
@@ -164,14 +164,14 @@ class ExecutionContext:
                     self.addresses[name] = tensor.address
         self.bound = tensors
 
-    def require(self, taken: bool, what: str) -> None:
+    def require(self, taken: bool, argument: str) -> None:
         """InternalError where the library refuses what it is given."""
         if not taken:
             # What stands there is not known any more
             self.shapes.clear()
             self.addresses.clear()
             engine = self.engine
-            raise InternalError(f"{engine.path}: TensorRT refuses {what}{engine.said()}")
+            raise InternalError(f"{engine.path}: TensorRT refuses {argument}{engine.said()}")
 
     def enqueue(self) -> None:
         """Put a run of what is bound on the stream. EnvironmentProblem where the library cannot."""
@@ -179,8 +179,10 @@ class ExecutionContext:
             done = self.context.execute_async_v3(self.workspace.stream)
         if not done:
             said = self.engine.said()
-            what = f"TensorRT failed in a call of {self.engine.path}{said}"
-            raise EnvironmentProblem(what, LESS_MEMORY if out_of_memory(said) else "Report this.")
+            message = f"TensorRT failed in a call of {self.engine.path}{said}"
+            raise EnvironmentProblem(
+                message, LESS_MEMORY if out_of_memory(said) else "Report this."
+            )
 
 
 def out_of_memory(said: str) -> bool:
@@ -196,41 +198,38 @@ def check_signature(
     path: Path,
 ) -> None:
     """BundleError where an engine's tensors or profiles are not those that its config.json says."""
+    difference = next(differences(trt, engine, contract, profiles), None)
+    if difference is not None:
+        raise BundleError(f"{path} differs from its config.json: {difference}", BUILD_AGAIN)
+
+
+def differences(
+    trt: Any, engine: Any, contract: Contract, profiles: Sequence[Profile]
+) -> Iterator[str]:
+    """What an engine has otherwise than its contract and its profiles say."""
     specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
-    inputs = {spec.name for spec in contract.inputs}
-    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-    if set(names) != set(specs):
-        differing = ", ".join(sorted(set(names) ^ set(specs)))
-        what = f"{path}: inputs and outputs that differ from the contract: {differing}"
-        raise BundleError(what, BUILD_AGAIN)
-    for name in names:
-        spec, found = specs[name], described(engine, name)
-        mode = trt.TensorIOMode.INPUT if name in inputs else trt.TensorIOMode.OUTPUT
-        same = engine.get_tensor_mode(name) == mode and found[0] == TYPES[spec.dtype]
-        if not (same and fits(found[1], spec)):
-            is_ = f"{name!r} is {found[0]} {list(found[1])}"
-            should = f"{spec.dtype} {list(spec.shape)}"
-            what = f"{path}: tensors that differ from config.json: {is_}, not {should}"
-            raise BundleError(what, BUILD_AGAIN)
+    names = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
+    if other := names ^ specs.keys():
+        yield f"inputs and outputs {', '.join(sorted(other))}"
+        return
+    for name, spec in specs.items():
+        mode = trt.TensorIOMode.INPUT if spec in contract.inputs else trt.TensorIOMode.OUTPUT
+        dtype, shape = engine.get_tensor_dtype(name).name, tuple(engine.get_tensor_shape(name))
+        same = engine.get_tensor_mode(name) == mode and dtype == TYPES[spec.dtype]
+        if not (same and fits(shape, spec)):
+            yield f"{name!r} is {dtype} {list(shape)}, not {spec.dtype} {list(spec.shape)}"
     if engine.num_optimization_profiles != len(profiles):
-        found_count = engine.num_optimization_profiles
-        what = f"{path}: {found_count} profiles, and {len(profiles)} in config.json"
-        raise BundleError(what, BUILD_AGAIN)
+        yield f"{engine.num_optimization_profiles} profiles, not {len(profiles)}"
+        return
     for index, profile in enumerate(profiles):
-        for name, ranges in profile.shapes.items():
+        for name, shapes in profile.shapes.items():
             has = tuple(tuple(dims) for dims in engine.get_tensor_profile_shape(name, index))
-            if has != tuple(ranges):
-                what = f"{path}: the profile {profile.name} has other shapes of {name}"
-                raise BundleError(f"{what} than config.json", BUILD_AGAIN)
+            if has != shapes:
+                yield f"the profile {profile.name} has other shapes of {name}"
 
 
-def described(engine: Any, name: str) -> tuple[str, tuple[int, ...]]:
-    """Type and shape of a tensor."""
-    return engine.get_tensor_dtype(name).name, tuple(engine.get_tensor_shape(name))
-
-
-def fits(found: tuple[int, ...], spec: TensorSpec) -> bool:
+def fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:
     """Whether a shape is that of the contract; -1 stands for any size."""
-    return len(found) == len(spec.shape) and all(
-        not isinstance(b, int) or a in (-1, b) for a, b in zip(found, spec.shape, strict=True)
+    return len(shape) == len(spec.shape) and all(
+        not isinstance(b, int) or a in (-1, b) for a, b in zip(shape, spec.shape, strict=True)
     )

@@ -41,17 +41,17 @@ def check(stored: Mapping[str, Any], library: Library, name: str) -> None:
             raise EngineMismatch(f"{name} was built for {stored[key]}, this is {here}", AGAIN)
     device, sm = device_here(), stored["compute_capability"]
     if device is None:
-        what = f"{name} was built for {title_of(sm)}, and no CUDA device is here"
-        raise EngineMismatch(what, "Copy the engines to such a device.")
+        message = f"{name} was built for {title_of(sm)}, and no CUDA device is here"
+        raise EngineMismatch(message, "Copy the engines to such a device.")
     if device.sm != sm:
-        what = f"{name} was built for {title_of(sm)}, this is SM{device.sm} ({device.name})"
-        raise EngineMismatch(what, AGAIN)
+        message = f"{name} was built for {title_of(sm)}, this is SM{device.sm} ({device.name})"
+        raise EngineMismatch(message, AGAIN)
     version = installed_version(library)
     if version is None:
         raise MissingDependency(f"{library.title} is not installed", library.remedy)
     if version != stored["version"]:
-        what = f"{name} was built with {library.title} {stored['version']}, here is {version}"
-        raise EngineMismatch(what, AGAIN)
+        message = f"{name} was built with {library.title} {stored['version']}, here is {version}"
+        raise EngineMismatch(message, AGAIN)
 
 
 def installed_version(library: Library) -> str | None:

@@ -83,26 +83,26 @@ def recorder_of(trt: Trt, errors: Errors) -> Any:
     class Recorder(trt.IErrorRecorder):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.found: list[tuple[Any, str]] = []
+            self.seen: list[tuple[Any, str]] = []
 
         def report_error(self, code: Any, desc: str) -> None:
-            self.found.append((code, desc))
+            self.seen.append((code, desc))
             errors.add(desc)
 
         def num_errors(self) -> int:
-            return len(self.found)
+            return len(self.seen)
 
         def get_error_code(self, index: int) -> Any:
-            return self.found[index][0]
+            return self.seen[index][0]
 
         def get_error_desc(self, index: int) -> str:
-            return self.found[index][1]
+            return self.seen[index][1]
 
         def has_overflowed(self) -> bool:
             return False
 
         def clear(self) -> None:
-            self.found.clear()
+            self.seen.clear()
 
     return Recorder()
 

@@ -14,10 +14,12 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgespec.artifacts import file_names, hashes
-from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.onnx_dir import AnyOnnxDir, VisionOnnxDir
 from edgespec.backends.tensorrt.lowering import lower
+from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.target import Compute, Target
 from edgespec.contract import ITEM_BYTES, canonical_contract
+from edgespec.vision.contract import vision_contract
 
 NEW_DATA = "lowered.onnx.data"  # weights that a rewrite had to make
 SMALL_BYTES = 1 << 10  # constants up to it stay in the graph
@@ -61,9 +63,10 @@ def weight_bytes(model: ir.Model, compute: Compute, *, least: bool = False) -> i
     return size
 
 
-def lowered_model(onnx: OnnxDir, target: Target, model: ir.Model | None = None) -> ir.Model:
+def lowered_model(onnx: AnyOnnxDir, target: Target, model: ir.Model) -> ir.Model:
     """The graph of an export, lowered. ContractError where it has another form."""
-    model = ir.load(onnx.model) if model is None else model
+    if isinstance(onnx, VisionOnnxDir):
+        return lower_vision(model, vision_contract(onnx.config.vision), target)
     return lower(model, canonical_contract(onnx.config.graph), target)
 
 
@@ -85,18 +88,18 @@ def write(
 
 def move_out(model: ir.Model, directory: Path) -> None:
     """Write new weights to a data file: a graph file may have 2 GB."""
-    found = [
+    values = [
         value
         for value in model.graph.initializers.values()
         if value.const_value is not None
         and not isinstance(value.const_value, ir.ExternalTensor)
         and value.const_value.nbytes > SMALL_BYTES
     ]
-    tensors = [value.const_value for value in found if value.const_value is not None]
+    tensors = [value.const_value for value in values if value.const_value is not None]
     if not tensors:
         return
     external = ir.external_data.convert_tensors_to_external(tensors, directory, NEW_DATA)
-    for value, tensor in zip(found, external, strict=True):
+    for value, tensor in zip(values, external, strict=True):
         value.const_value = tensor
 
 

@@ -7,16 +7,16 @@ calls report failure by what they return.
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic
 from edgespec.backends.tensorrt import timing_cache
 from edgespec.backends.tensorrt.bindings import Bindings, Trt
-from edgespec.backends.tensorrt.build_job import BuildJob
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildReport
 from edgespec.backends.tensorrt.logger import Errors, cleaned, lines_to, recorder_of
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.progress_monitor import BuildProgress, monitor_of
@@ -30,25 +30,15 @@ class Cancelled(Exception):
 
 
 class Refused(Exception):
-    """The library refused something: `what`, its own words, and the ONNX node where it names
+    """The library refused something: `message`, its own words, and the ONNX node where it names
     one."""
 
-    def __init__(self, what: str, lines: tuple[str, ...] = (), node: str = "") -> None:
-        super().__init__(what)
-        self.what, self.lines, self.node = what, lines, node
+    def __init__(self, message: str, lines: tuple[str, ...] = (), node: str = "") -> None:
+        super().__init__(message)
+        self.message, self.lines, self.node = message, lines, node
 
 
-@dataclass(frozen=True, slots=True)
-class ParserReport:
-    """An engine that was built: its bytes, layers of its network, seconds of both parts."""
-
-    engine_bytes: int
-    layers: int
-    parse_s: float
-    build_s: float
-
-
-def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) -> ParserReport:
+def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) -> BuildReport:
     """Build the engine of a job and write it to its path. Refused where the library refuses the
     graph or cannot build it, Cancelled where `progress` cancels, OutputError where the path cannot
     be written."""
@@ -66,7 +56,7 @@ def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) 
         except Refused as refused:
             without_device = job.compute_capability is not None
             lines = cleaned([*refused.lines, *errors.lines], without_device=without_device)
-            raise Refused(refused.what, tuple(lines), refused.node) from None
+            raise Refused(refused.message, tuple(lines), refused.node) from None
 
 
 class Build:
@@ -88,7 +78,7 @@ class Build:
         self.network = required(self.builder.create_network(flag), "no network can be made")
         self.monitor = monitor_of(self.trt, progress)
 
-    def run(self) -> ParserReport:
+    def run(self) -> BuildReport:
         """Parse, configure, build, write."""
         began = time.monotonic()
         self.parse()
@@ -109,7 +99,9 @@ class Build:
         built = time.monotonic()
         if self.job.timing_cache is not None:
             self.keep_times(config, Path(self.job.timing_cache))
-        return ParserReport(data.nbytes, self.network.num_layers, parsed - began, built - parsed)
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        layers = self.network.num_layers
+        return BuildReport(data.nbytes, layers, parsed - began, built - parsed, peak_bytes)
 
     def keep_times(self, config: Any, path: Path) -> None:
         """Store what was measured. The engine is there: that this cannot be written is no error."""
@@ -123,11 +115,11 @@ class Build:
         parser = self.trt.OnnxParser(self.network, self.logger)
         if parser.parse_from_file(self.job.model):
             return
-        found = [parser.get_error(i) for i in range(parser.num_errors)]
-        nodes = [error.node_name() for error in found if error.node_name()]
-        types = [error.node_operator() for error in found if error.node_operator()]
+        errors = [parser.get_error(i) for i in range(parser.num_errors)]
+        nodes = [error.node_name() for error in errors if error.node_name()]
+        types = [error.node_operator() for error in errors if error.node_operator()]
         node = f"{nodes[0]} ({types[0]})" if nodes and types else ""
-        lines = tuple(line for error in found for line in error.desc().splitlines())
+        lines = tuple(line for error in errors for line in error.desc().splitlines())
         raise Refused("the parser refuses the graph", lines, node)
 
     def decompose_attention(self) -> None:
@@ -174,8 +166,8 @@ class Build:
             raise Refused(f"the profile {profile.name} is refused")
 
 
-def required(value: Any, what: str) -> Any:
+def required(value: Any, failure: str) -> Any:
     """The value itself; Refused where the library gave none."""
     if value is None:
-        raise Refused(what)
+        raise Refused(failure)
     return value

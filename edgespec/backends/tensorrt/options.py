@@ -155,8 +155,8 @@ def sm_of(text: str | None) -> int | None:
         return None
     match = re.fullmatch(r"(?:sm_?)?(\d{2,3})|(\d{1,2})\.(\d)", text.strip(), re.IGNORECASE)
     if match is None:
-        what = f"`compute_capability` {text} is no compute capability"
-        raise OptionError(what, "Write it as SM120, or as 12.0.")
+        message = f"`compute_capability` {text} is no compute capability"
+        raise OptionError(message, "Write it as SM120, or as 12.0.")
     return int(match[1] or match[2] + match[3])
 
 

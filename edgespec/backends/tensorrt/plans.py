@@ -71,7 +71,7 @@ class MemoryLayout:
     ) -> None:
         self.contract, self.sizes = contract, sizes
         memory, heads = memory_names(contract.shape), max(1, contract.shape.heads)
-        self.states, self.upload, self.made, self.found = (Block() for _ in range(4))
+        self.states, self.upload, self.made, self.returned = (Block() for _ in range(4))
         self.shapes = {spec.name: spec.dims(**sizes) for spec in contract.inputs}
         batch, rows = sizes["B"], sizes["S"]
         for spec in contract.inputs:
@@ -96,15 +96,15 @@ class MemoryLayout:
         self.search = TopSearch(prod(places) * heads, stride, searched, count)
         self.hidden_states = outputs.get("hidden_states")
         if self.hidden_states is not None:
-            self.found.add("not finite", (batch,), np.dtype(np.int32))
-        self.found.add("top", (self.search.found_bytes,), np.dtype(np.uint8))
+            self.returned.add("not finite", (batch,), np.dtype(np.int32))
+        self.returned.add("top", (self.search.found_bytes,), np.dtype(np.uint8))
         self.work_at = self.states.size + self.upload.size + self.made.size
-        self.found_at = self.work_at + self.search.work_bytes
+        self.returned_at = self.work_at + self.search.work_bytes
 
     def fit(self, workspace: Workspace) -> None:
         """Have memory for it; plans of before are void where the workspace's version changes."""
-        inputs = self.found_at + self.found.size
-        workspace.fit(inputs=inputs, upload=self.upload.size, download=self.found.size)
+        inputs = self.returned_at + self.returned.size
+        workspace.fit(inputs=inputs, upload=self.upload.size, download=self.returned.size)
 
 
 @dataclass
@@ -123,7 +123,7 @@ class MemoryPlan:
     flags: tuple[int, int]  # address and bytes of what is set where NaN or Inf is
     after: list[Launch]
     download: tuple[int, int, int]  # host, device, bytes
-    found: dict[str, Array]  # of the page-locked block
+    returned: dict[str, Array]  # of the page-locked block
     uses: int = 0
     graph: int | None = None
     can_capture: bool = True
@@ -142,7 +142,7 @@ def plan_of(
     states = layout.states.addresses(begin)
     copied = layout.upload.addresses(begin + layout.states.size)
     made = layout.made.addresses(begin + layout.states.size + layout.upload.size)
-    found = layout.found.addresses(begin + layout.found_at)
+    back = layout.returned.addresses(begin + layout.returned_at)
     read = states | copied | made
     bound = [
         Bound(
@@ -163,8 +163,8 @@ def plan_of(
         for name in inputs_named(Kind.MASK)
         if name in made
     }
-    after = layout.search.launches(outputs["logits"], begin + layout.work_at, found["top"])
-    flags = (found.get("not finite", 0), 4 * layout.sizes["B"])
+    after = layout.search.launches(outputs["logits"], begin + layout.work_at, back["top"])
+    flags = (back.get("not finite", 0), 4 * layout.sizes["B"])
     if layout.hidden_states is not None:
         after.append(finite_launch(layout, outputs["hidden_states"], flags[0]))
     return MemoryPlan(
@@ -183,10 +183,10 @@ def plan_of(
         ],
         flags=flags,
         after=after,
-        download=(down.address, begin + layout.found_at, layout.found.size),
-        found={
+        download=(down.address, begin + layout.returned_at, layout.returned.size),
+        returned={
             name: down.view(part.offset, part.shape, part.dtype)
-            for name, part in layout.found.parts.items()
+            for name, part in layout.returned.parts.items()
         },
     )
 

@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO
 
-from edgespec.backends.tensorrt.build_job import BuildJob, BuildMessage
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildMessage, BuildReport
 from edgespec.errors import BuildError, EdgeSpecError, EnvironmentProblem, InternalError, command
 
 logger = logging.getLogger(__name__)
@@ -29,23 +28,13 @@ NO_MEMORY = ("outofmemory", "out of memory", "bad_alloc", "failed_allocation", "
 NO_KERNEL = "not supported by a dedicated kernel"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessReport:
-    """A built engine: its bytes, layers of its network, seconds, and the most memory that the
-    process had."""
-
-    engine_bytes: int
-    layers: int
-    parse_s: float
-    build_s: float
-    peak_bytes: int
-
-
 class BuildRefused(BuildError):
     """The library refused a graph. `lines` are its own words, `node` the node that it names."""
 
-    def __init__(self, what: str, remedy: str, lines: Sequence[str] = (), node: str = "") -> None:
-        super().__init__(what, remedy)
+    def __init__(
+        self, message: str, remedy: str, lines: Sequence[str] = (), node: str = ""
+    ) -> None:
+        super().__init__(message, remedy)
         self.lines, self.node = tuple(lines), node
 
     @property
@@ -59,7 +48,7 @@ def run(
     advance: Callable[[float], None],
     environment: Mapping[str, str],
     command: Sequence[str] = COMMAND,
-) -> ProcessReport:
+) -> BuildReport:
     """Build the engine of a job; `advance` gets the share that is done.
 
     The process ends with this call, however the call ends. BuildError with the library's words
@@ -132,23 +121,25 @@ def tail_of(printed: IO[bytes]) -> str:
     return printed.read().decode(errors="replace").strip()
 
 
-def outcome(last: BuildMessage | None, code: int, printed: str) -> ProcessReport:
+def outcome(last: BuildMessage | None, code: int, printed: str) -> BuildReport:
     """The report of the last message; raises what it says otherwise."""
     if last is None:
         raise ended(code, printed)
     values = last.values
     if last.kind == "built":
-        return ProcessReport(**values)
+        return BuildReport(**values)
     if last.kind == "refused":
-        raise refused(values["what"], values["lines"], values["node"])
+        raise refused(values["message"], values["lines"], values["node"])
     if last.kind == "cancelled":
         raise BuildError("the build was cancelled", "Run it again.")
-    raise failed(values["what"], values["remedy"], values["code"])
+    if values["code"] == EnvironmentProblem.exit_code:
+        raise EnvironmentProblem(values["message"], values["remedy"])
+    raise InternalError(f"the build's process failed:\n{values['message']}", values["remedy"])
 
 
-def refused(what: str, lines: list[str], node: str) -> EdgeSpecError:
+def refused(message: str, lines: list[str], node: str) -> EdgeSpecError:
     """The error for what a library refused, with its words."""
-    text = "\n  ".join([f"{what} at {node}" if node else what, *lines])
+    text = "\n  ".join([f"{message} at {node}" if node else message, *lines])
     said = text.lower()
     if any(words in said for words in NO_MEMORY):
         remedy = (
@@ -164,23 +155,16 @@ def refused(what: str, lines: list[str], node: str) -> EdgeSpecError:
     return BuildRefused(text, remedy, lines, node)
 
 
-def failed(what: str, remedy: str, code: int) -> EdgeSpecError:
-    """The error that the process itself had."""
-    if code == EnvironmentProblem.exit_code:
-        return EnvironmentProblem(what, remedy)
-    return InternalError(f"the build's process failed:\n{what}", remedy)
-
-
 def ended(code: int, printed: str) -> EdgeSpecError:
     """The error for a process that ended without a word: it was killed, or it crashed."""
     tail = f"\n{printed}" if printed else ""
     if code == -signal.SIGKILL:
-        what = "the process of the build was killed, as Linux does where memory runs out"
+        message = "the process of the build was killed, as Linux does where memory runs out"
         return EnvironmentProblem(
-            what, "Close other programs, lower `workspace_mib`, or quantize the checkpoint."
+            message, "Close other programs, lower `workspace_mib`, or quantize the checkpoint."
         )
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-    what = f"the compiler ended {how} in the middle of the build{tail}"
+    message = f"the compiler ended {how} in the middle of the build{tail}"
     return BuildError(
-        what, "Try another `opt_level` or another version of the library, and report this."
+        message, "Try another `opt_level` or another version of the library, and report this."
     )

@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from edgespec.backends.tensorrt.parser_operators import FIRST, Line
-from edgespec.backends.tensorrt.parser_version import ParserVersion
+from edgespec.backends.tensorrt.versions import Capabilities
 
 MAX_TOPK = 3840
 MAX_DIMS = 8
@@ -45,15 +45,15 @@ class ParserRule:
     rule holds; `rtx`: who refuses a graph that breaks it in TensorRT-RTX (where nobody does, the
     rule stands on documents alone)."""
 
-    what: str
+    text: str
     remedy: str
     source: str
-    rtx: Rtx
+    rtx: Rtx = Rtx.PARSER
     level: Level = Level.REFUSED
     since: Line = FIRST
     until: Line = LAST
 
-    def holds_in(self, version: ParserVersion) -> bool:
+    def holds_in(self, version: Capabilities) -> bool:
         """Whether the rule is one of this release."""
         return self.since <= version.line <= self.until
 
@@ -76,44 +76,41 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
     {
         # ---- the file
         "model-size": ParserRule(
-            what="model.onnx is smaller than 2 GiB; weights are external data",
+            text="model.onnx is smaller than 2 GiB; weights are external data",
             remedy=_EXPORT,
             source=FORMAT,
             rtx=Rtx.NOT_TRIED,
         ),
         "external-data": ParserRule(
-            what="external data lies beside model.onnx, and data has the size of its tensor",
+            text="external data lies beside model.onnx, and data has the size of its tensor",
             remedy="Copy the whole directory, or export the checkpoint again.",
             source=FORMAT,
-            rtx=Rtx.PARSER,
         ),
         "initializer-type": ParserRule(
-            what="initializers have a type that the parser reads; not E8M0, E5M2 or UINT4",
+            text="initializers have a type that the parser reads; not E8M0, E5M2 or UINT4",
             remedy="Store scales of mxfp8 as UINT8 and read them with TRT_MXFP8DequantizeLinear.",
             source=TRIED,
-            rtx=Rtx.PARSER,
         ),
         "four-bit-count": ParserRule(
-            what="tensors of four bits have an even number of elements",
+            text="tensors of four bits have an even number of elements",
             remedy="Keep this layer in a wider format.",
             source=IMPORTERS,
             rtx=Rtx.NOBODY,
         ),
         "rank": ParserRule(
-            what=f"tensors have at most {MAX_DIMS} dimensions",
+            text=f"tensors have at most {MAX_DIMS} dimensions",
             remedy=_LOWER,
             source="TensorRT, Dims.MAX_DIMS",
-            rtx=Rtx.PARSER,
         ),
         "int64-io": ParserRule(
-            what="INT64 inputs and outputs take 8 bytes an element; the parser says so",
+            text="INT64 inputs and outputs take 8 bytes an element; the parser says so",
             remedy="Bind buffers of 8 bytes an element.",
             source=TRIED,
             rtx=Rtx.NOBODY,
             level=Level.WARNING,
         ),
         "bool-io": ParserRule(
-            what="BOOL inputs and outputs take one byte an element",
+            text="BOOL inputs and outputs take one byte an element",
             remedy="Bind buffers of one byte an element.",
             source=TRIED,
             rtx=Rtx.NOBODY,
@@ -121,129 +118,117 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
         ),
         # ---- operators
         "opset": ParserRule(
-            what=f"the opset of the default domain is {OPSETS[0]} to {OPSETS[1]}",
+            text=f"the opset of the default domain is {OPSETS[0]} to {OPSETS[1]}",
             remedy="Export the checkpoint with this version of edgespec.",
             source=OPERATORS_MD,
             rtx=Rtx.NOBODY,
         ),
         "domain": ParserRule(
-            what="operators are of the default domain or TensorRT's own",
+            text="operators are of the default domain or TensorRT's own",
             remedy="Give the canonical or the lowered graph, not one for another runtime.",
             source=CHECKERS,
-            rtx=Rtx.PARSER,
         ),
         "node-form": ParserRule(
-            what="nodes have the inputs, the outputs and the types of attributes of their operator",
+            text="nodes have the inputs, the outputs and the types of attributes of their operator",
             remedy=_EXPORT,
             source="the operators of ONNX",
-            rtx=Rtx.PARSER,
         ),
         "operator": ParserRule(
-            what="the release imports the operator",
+            text="the release imports the operator",
             remedy="Lower the graph for this release, or use a newer TensorRT.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         "operator-type": ParserRule(
-            what="the operator takes the type of its data",
+            text="the operator takes the type of its data",
             remedy=_LOWER,
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         "mixed-types": ParserRule(
-            what="inputs that share a type have the same one: the network is strongly typed",
+            text="inputs that share a type have the same one: the network is strongly typed",
             remedy="Cast one of them.",
             source="TensorRT documentation, strongly typed networks",
-            rtx=Rtx.PARSER,
         ),
         "cast-type": ParserRule(
-            what="Cast makes no quantized type; QuantizeLinear does",
+            text="Cast makes no quantized type; QuantizeLinear does",
             remedy="Use QuantizeLinear.",
             source=IMPORTERS,
             rtx=Rtx.BUILDER,
         ),
         "attribute": ParserRule(
-            what="nodes have the attributes of their operator and no others",
+            text="nodes have the attributes of their operator and no others",
             remedy="Take the attribute away, or keep it in the node's metadata.",
             source=EDGE_LLM,
             rtx=Rtx.NOBODY,
         ),
         "output-count": ParserRule(
-            what="normalizations and MaxPool have one output",
+            text="normalizations and MaxPool have one output",
             remedy=_LOWER,
             source=CHECKERS,
-            rtx=Rtx.PARSER,
         ),
         "constant-input": ParserRule(
-            what="axes and depths are known when the engine is built",
+            text="axes and depths are known when the engine is built",
             remedy="Make the input an initializer.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         "axis": ParserRule(
-            what="axes are those of the data",
+            text="axes are those of the data",
             remedy=_LOWER,
             source=IMPORTERS,
-            rtx=Rtx.PARSER,
         ),
         "eyelike-static": ParserRule(
-            what="EyeLike has an input of static shape",
+            text="EyeLike has an input of static shape",
             remedy="Compare two Ranges instead.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         "layer-name": ParserRule(
-            what="a Quantize- or DequantizeLinear has the name of no node or constant before it",
+            text="a Quantize- or DequantizeLinear has the name of no node or constant before it",
             remedy="Give the node another name, or none.",
             source=TRIED,
-            rtx=Rtx.PARSER,
         ),
         "topk-count": ParserRule(
-            what=f"K of TopK is smaller than {MAX_TOPK}",
+            text=f"K of TopK is smaller than {MAX_TOPK}",
             remedy="Ask for fewer elements, or cut the input in pieces.",
             source=OPERATORS_MD,
             rtx=Rtx.NOBODY,
         ),
         "topk-sorted": ParserRule(
-            what="TopK is sorted",
+            text="TopK is sorted",
             remedy="Leave the attribute away.",
             source=OPERATORS_MD,
             rtx=Rtx.NOBODY,
         ),
         "scatter-reduction": ParserRule(
-            what="ScatterND has no reduction",
+            text="ScatterND has no reduction",
             remedy="Add before the scatter.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         # ---- control flow
         "control-flow": ParserRule(
-            what="If, Loop and Scan may keep an engine out of CUDA graphs",
+            text="If, Loop and Scan may keep an engine out of CUDA graphs",
             remedy="Lower the graph: edgespec makes Where of If and unrolls loops.",
             source=TRIED,
             rtx=Rtx.NOBODY,
             level=Level.WARNING,
         ),
         "loop-condition": ParserRule(
-            what="Loop has a condition, a constant one at least",
+            text="Loop has a condition, a constant one at least",
             remedy="Give the Loop a constant condition, or unroll it.",
             source=TRIED,
-            rtx=Rtx.PARSER,
         ),
         "loop-shape": ParserRule(
-            what="what a Loop carries keeps its shape",
+            text="what a Loop carries keeps its shape",
             remedy="Unroll the loop.",
             source=OPERATORS_MD,
             rtx=Rtx.BUILDER,
         ),
         "if-rank": ParserRule(
-            what="the branches of If have outputs of the same rank",
+            text="the branches of If have outputs of the same rank",
             remedy="Use Where over both.",
             source=OPERATORS_MD,
             rtx=Rtx.BUILDER,
         ),
         "attention-in-if": ParserRule(
-            what="no Attention stands in a branch of If",
+            text="no Attention stands in a branch of If",
             remedy="Compute the Attention before the If.",
             source="NVIDIA/TensorRT, issues 4739 and 4757",
             rtx=Rtx.BUILDER,
@@ -251,70 +236,64 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
         ),
         # ---- attention
         "attention-inputs": ParserRule(
-            what="Attention reads query, key, value and mask: no past, no lengths",
+            text="Attention reads query, key, value and mask: no past, no lengths",
             remedy="Write the cache with TensorScatter and say the lengths in the mask.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
             since=(10, 14),
         ),
         "attention-outputs": ParserRule(
-            what="Attention has one output",
+            text="Attention has one output",
             remedy="Take the other outputs away.",
             source="NVIDIA/TensorRT, issue 4738",
-            rtx=Rtx.PARSER,
             since=(10, 14),
         ),
         "attention-attribute": ParserRule(
-            what="Attention has no softcap and no precision of its softmax",
+            text="Attention has no softcap and no precision of its softmax",
             remedy="A model with softcap needs the portable dialect.",
             source=CHECKERS,
-            rtx=Rtx.PARSER,
             since=(10, 14),
         ),
         "attention-rank": ParserRule(
-            what="queries, keys, values and masks of Attention have four dimensions",
+            text="queries, keys, values and masks of Attention have four dimensions",
             remedy="Split the heads before the Attention.",
             source=OPERATORS_MD,
             rtx=Rtx.NOBODY,
             since=(10, 14),
         ),
         "attention-heads": ParserRule(
-            what="the heads of the queries are a multiple of those of keys and values",
+            text="the heads of the queries are a multiple of those of keys and values",
             remedy=_LOWER,
             source=TRIED,
-            rtx=Rtx.PARSER,
             since=(10, 14),
         ),
         "attention-lengths": ParserRule(
-            what="keys and values have the same sizes",
+            text="keys and values have the same sizes",
             remedy=_LOWER,
             source=TRIED,
-            rtx=Rtx.PARSER,
             since=(10, 14),
         ),
         "attention-causal": ParserRule(
-            what="Attention has a mask or is causal, not both",
+            text="Attention has a mask or is causal, not both",
             remedy="Say causality in the mask.",
             source="TensorRT, INetworkDefinition.add_attention",
-            rtx=Rtx.PARSER,
             since=(10, 14),
         ),
         "attention-mask-type": ParserRule(
-            what="an additive mask has the type of the queries",
+            text="an additive mask has the type of the queries",
             remedy="Cast the mask once, for all layers.",
             source=TRIED,
             rtx=Rtx.BUILDER,
             since=(10, 14),
         ),
         "attention-bool-mask": ParserRule(
-            what="the mask of Attention is additive: builders from 11.0 on fail at a bool one",
+            text="the mask of Attention is additive: builders from 11.0 on fail at a bool one",
             remedy="Make one additive mask of it by Where, for all layers.",
             source=TRIED,
             rtx=Rtx.BUILDER,
             since=(11, 0),
         ),
         "attention-scale": ParserRule(
-            what="the scale of Attention is 1.0: queries and keys are multiplied by its root, the "
+            text="the scale of Attention is 1.0: queries and keys are multiplied by its root, the "
             "whole cache with them",
             remedy="Scale the queries before the Attention.",
             source=HELPERS,
@@ -323,7 +302,7 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             since=(10, 14),
         ),
         "attention-float32": ParserRule(
-            what="Attention in float32 has no fused kernel: it is built decomposed",
+            text="Attention in float32 has no fused kernel: it is built decomposed",
             remedy="Lower to float16 or bfloat16, or allow the builder to decompose it.",
             source=TRIED,
             rtx=Rtx.BUILDER,
@@ -332,56 +311,51 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
         ),
         # ---- the cache
         "cache-rank": ParserRule(
-            what="caches and their updates have four dimensions",
+            text="caches and their updates have four dimensions",
             remedy=_LOWER,
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
             since=(10, 15),
         ),
         "cache-axis": ParserRule(
-            what="TensorScatter writes along axis -2 and in linear mode",
+            text="TensorScatter writes along axis -2 and in linear mode",
             remedy=_LOWER,
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
             since=(10, 15),
         ),
         "cache-length": ParserRule(
-            what="the length of a cache is static",
+            text="the length of a cache is static",
             remedy=_FIXED,
             source=KV_CACHE,
-            rtx=Rtx.PARSER,
             since=(10, 15),
         ),
         "cache-type": ParserRule(
-            what="a cache that is written in place is float32, float16 or bfloat16; not FP8",
+            text="a cache that is written in place is float32, float16 or bfloat16; not FP8",
             remedy="Keep the cache in the compute type, or use the portable dialect.",
             source=KV_CACHE,
-            rtx=Rtx.PARSER,
             since=(10, 15),
         ),
         "cache-input": ParserRule(
-            what="the cache that TensorScatter writes is an input of the graph",
+            text="the cache that TensorScatter writes is an input of the graph",
             remedy=_LOWER,
             source=KV_CACHE,
             rtx=Rtx.BUILDER,
             since=(10, 15),
         ),
         "cache-output": ParserRule(
-            what="what TensorScatter makes is an output of the graph",
+            text="what TensorScatter makes is an output of the graph",
             remedy=_LOWER,
             source=KV_CACHE,
             rtx=Rtx.BUILDER,
             since=(10, 15),
         ),
         "rotary-rows": ParserRule(
-            what="cos and sin have a row for each position that is rotated",
+            text="cos and sin have a row for each position that is rotated",
             remedy=_LOWER,
             source=TRIED,
-            rtx=Rtx.PARSER,
             since=(10, 15),
         ),
         "rotary-position": ParserRule(
-            what="the positions of RotaryEmbedding are INT64",
+            text="the positions of RotaryEmbedding are INT64",
             remedy="Cast them, or give the rows of cos and sin.",
             source=OPERATORS_MD,
             rtx=Rtx.NOBODY,
@@ -389,76 +363,69 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
         ),
         # ---- quantization
         "zero-point": ParserRule(
-            what="zero points are zero: only symmetric quantization is taken",
+            text="zero points are zero: only symmetric quantization is taken",
             remedy="Quantize symmetrically: edgespec quantize does.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         "quantized-type": ParserRule(
-            what="quantized values are INT8, INT4, FP8 (E4M3) or FP4",
+            text="quantized values are INT8, INT4, FP8 (E4M3) or FP4",
             remedy="Quantize with a scheme of edgespec.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         "scale-positive": ParserRule(
-            what="scales are positive",
+            text="scales are positive",
             remedy="Quantize the checkpoint again.",
             source=IMPORTERS,
-            rtx=Rtx.PARSER,
         ),
         "scale-type": ParserRule(
-            what="a QuantizeLinear's scale has the type of its input",
+            text="a QuantizeLinear's scale has the type of its input",
             remedy="Cast the scale.",
             source="TensorRT, IQuantizeLayer",
             rtx=Rtx.NOBODY,
         ),
         "scale-shape": ParserRule(
-            what="a scale is one number, one for each channel of the axis, or one for each block",
+            text="a scale is one number, one for each channel of the axis, or one for each block",
             remedy=_EXPORT,
             source=IMPORTERS,
-            rtx=Rtx.PARSER,
         ),
         "block-size": ParserRule(
-            what="the block size divides the axis and is that of the scales",
+            text="the block size divides the axis and is that of the scales",
             remedy=_EXPORT,
             source=FORMAT,
             rtx=Rtx.NOBODY,
         ),
         "block-axis": ParserRule(
-            what="blocks lie along the last axis or the one before",
+            text="blocks lie along the last axis or the one before",
             remedy="Flatten the axes behind it.",
             source=QUANTIZED,
-            rtx=Rtx.PARSER,
         ),
         "activation-scale": ParserRule(
-            what="activations are quantized by one scale; scales for channels are for weights",
+            text="activations are quantized by one scale; scales for channels are for weights",
             remedy="Quantize activations by one scale.",
             source=QUANTIZED,
             rtx=Rtx.NOBODY,
         ),
         "shared-scale": ParserRule(
-            what="no scalar scale is shared by several DequantizeLinear: some builders crash on it",
+            text="no scalar scale is shared by several DequantizeLinear: some builders crash on it",
             remedy="Give each its own copy.",
             source=EDGE_LLM,
             rtx=Rtx.NOBODY,
         ),
         "dynamic-quantize": ParserRule(
-            what="dynamic quantization has blocks of 16 (FP4, by a constant scale) or 32 (MXFP8)",
+            text="dynamic quantization has blocks of 16 (FP4, by a constant scale) or 32 (MXFP8)",
             remedy=_LOWER,
             source=IMPORTERS,
-            rtx=Rtx.PARSER,
         ),
         # ---- the whole
         "types-and-shapes": ParserRule(
-            what="types and shapes agree with each other and with the operators, by ONNX",
+            text="types and shapes agree with each other and with the operators, by ONNX",
             remedy=_LOWER,
             source="the operators of ONNX",
-            rtx=Rtx.PARSER,
         ),
     }
 )
 
 
-def rules_of(version: ParserVersion) -> dict[str, ParserRule]:
+def rules_of(version: Capabilities) -> dict[str, ParserRule]:
     """The rules that hold in a release, by id."""
     return {name: rule for name, rule in RULES.items() if rule.holds_in(version)}

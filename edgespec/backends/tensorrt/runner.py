@@ -193,8 +193,8 @@ class TensorRTRunner:
             if all(least <= sizes[s] <= most for s, (least, most) in ranges.items()):
                 return index
         has = ", ".join(f"{symbol}={size}" for symbol, size in sizes.items() if size)
-        what = f"{self.engine.path} was not built for a call of {has}"
-        raise LimitError(what, "Build it with a larger `max_input_len` or tree size.")
+        message = f"{self.engine.path} was not built for a call of {has}"
+        raise LimitError(message, "Build it with a larger `max_input_len` or tree size.")
 
     def memory_bound(self, call: Call, taken: int) -> list[Bound]:
         """What a call binds of caches and states."""
@@ -302,7 +302,7 @@ class TensorRTRunner:
     def results(self, plan: MemoryPlan, call: Call) -> list[Result]:
         """The outputs of a call that is done, lane by lane: what came back is copied."""
         search, heads = plan.layout.search, max(1, self.contract.shape.heads)
-        top, per_lane = search.read(plan.found["top"]), search.rows // len(call.gather)
+        top, per_lane = search.read(plan.returned["top"]), search.rows // len(call.gather)
         row_bytes = ITEM_BYTES["float32"] * search.stride
         out = []
         for i, (gathered, states) in enumerate(
@@ -310,9 +310,9 @@ class TensorRTRunner:
         ):
             first, count = i * per_lane, len(gathered) * heads
             address = self.outputs["logits"] + first * row_bytes
-            found = top.part(slice(first, first + count))
+            part = top.part(slice(first, first + count))
             ids = search.stride
-            logits = DeviceLogits(self.workspace, address, count, ids, ids, self.wanted, found)
+            logits = DeviceLogits(self.workspace, address, count, ids, ids, self.wanted, part)
             out.append(Result(logits, states))
         return out
 
@@ -324,7 +324,7 @@ class TensorRTRunner:
         width, address = spec.shape[-1], self.outputs["hidden_states"]
         assert isinstance(width, int)
         out = []
-        for lane, bad in zip(lanes, plan.found["not finite"].tolist(), strict=True):
+        for lane, bad in zip(lanes, plan.returned["not finite"].tolist(), strict=True):
             rows, finite = len(lane.visible), not bad
             states = DeviceStates(self.workspace, address, rows, width, spec.dtype, finite)
             out.append(states)
@@ -442,8 +442,8 @@ def open_runner(
             return TensorRTRunner(engine, contract, settings, workspace, capacity, lanes)
     except DeviceMemoryFull as error:
         give_up(workspace, before, engine)
-        what = f"the device has no memory to open {path}: {error.what}"
-        raise EnvironmentProblem(what, LESS_MEMORY) from error
+        message = f"the device has no memory to open {path}: {error.what}"
+        raise EnvironmentProblem(message, LESS_MEMORY) from error
     except BaseException:
         give_up(workspace, before, engine)
         raise
@@ -522,13 +522,15 @@ def check_aliases(engine: OpenEngine, contract: GraphContract, dialect: Dialect)
     does not report all of a dialect that writes in place."""
     if dialect is Dialect.PORTABLE or contract.shape.heads:
         return frozenset()
-    found = set()
+    names = set()
     for layer in contract.shape.attention_layers:
         for past, present in zip(past_names(layer), present_names(layer), strict=True):
             alias = engine.alias_of(present)
             if alias != past:
-                what = f"{engine.path} does not write its cache in place: {present} is of its own"
+                message = (
+                    f"{engine.path} does not write its cache in place: {present} is of its own"
+                )
                 remedy = "Build it again, and report this with the library's version."
-                raise EnvironmentProblem(what, remedy)
-            found.add(present)
-    return frozenset(found)
+                raise EnvironmentProblem(message, remedy)
+            names.add(present)
+    return frozenset(names)

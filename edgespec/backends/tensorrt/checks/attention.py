@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from onnx import NodeProto
 
-from edgespec.backends.tensorrt.checks.graph import View, attribute, integer, name_of
-from edgespec.backends.tensorrt.checks.operators import Found, shown, static
+from edgespec.backends.tensorrt.checks.graph import View, attribute_of, integer, name_of
+from edgespec.backends.tensorrt.checks.operators import Problems, shown, static
 from edgespec.backends.tensorrt.parser_operators import FLOAT_TYPES
 
 INPUTS = ("query", "key", "value", "mask", "past_key", "past_value", "nonpad_kv_seqlen")
@@ -13,7 +13,7 @@ MASK, TAKEN = 3, 4  # inputs of Attention: where the mask is, how many are impor
 NO_ATTRIBUTES = ("softmax_precision", "qk_matmul_output_mode")
 
 
-def attention_inputs(view: View) -> Found:
+def attention_inputs(view: View) -> Problems:
     """A past or lengths as inputs."""
     for _, node in view.nodes("Attention"):
         given = [INPUTS[i] for i, name in enumerate(node.input) if name and i >= TAKEN]
@@ -21,24 +21,24 @@ def attention_inputs(view: View) -> Found:
             yield name_of(node), ", ".join(given)
 
 
-def attention_outputs(view: View) -> Found:
+def attention_outputs(view: View) -> Problems:
     """More than one output."""
     for _, node in view.nodes("Attention"):
         if len(node.output) > 1:
             yield name_of(node), f"{len(node.output)} outputs"
 
 
-def attention_attribute(view: View) -> Found:
+def attention_attribute(view: View) -> Problems:
     """softcap, the softmax's precision, products as output."""
     for _, node in view.nodes("Attention"):
-        if attribute(node, "softcap") not in (None, 0.0):
-            yield name_of(node), f"softcap {attribute(node, 'softcap'):g}"
+        if attribute_of(node, "softcap") not in (None, 0.0):
+            yield name_of(node), f"softcap {attribute_of(node, 'softcap'):g}"
         for name in NO_ATTRIBUTES:
-            if attribute(node, name) is not None:
+            if attribute_of(node, name) is not None:
                 yield name_of(node), name
 
 
-def attention_rank(view: View) -> Found:
+def attention_rank(view: View) -> Problems:
     """Queries, keys, values or masks of another rank."""
     for scope, node in view.nodes("Attention"):
         for name in [n for n in node.input[:TAKEN] if n]:
@@ -47,7 +47,7 @@ def attention_rank(view: View) -> Found:
                 yield name_of(node), f"{name} has the shape {shown(dims)}"
 
 
-def attention_heads(view: View) -> Found:
+def attention_heads(view: View) -> Problems:
     """Heads of queries that keys and values do not divide."""
     for scope, node in view.nodes("Attention"):
         if len(node.input) < 3 or len(scope.tensor(node.input[0]).dims or ()) != 4:
@@ -57,7 +57,7 @@ def attention_heads(view: View) -> Found:
             yield name_of(node), f"{queries} heads of queries, {keys} of keys"
 
 
-def attention_lengths(view: View) -> Found:
+def attention_lengths(view: View) -> Problems:
     """Keys and values of different sizes, of which one may be unknown."""
     for scope, node in view.nodes("Attention"):
         keys, values = (scope.tensor(name).dims for name in node.input[1:3])
@@ -85,14 +85,14 @@ def mask_of(node: NodeProto) -> str:
     return node.input[MASK] if len(node.input) > MASK else ""
 
 
-def attention_causal(view: View) -> Found:
+def attention_causal(view: View) -> Problems:
     """Causal attention with a mask."""
     for _, node in view.nodes("Attention"):
         if integer(node, "is_causal", 0) and mask_of(node):
             yield name_of(node), "is_causal and a mask"
 
 
-def attention_mask_type(view: View) -> Found:
+def attention_mask_type(view: View) -> Problems:
     """Additive masks of another type than the queries."""
     for scope, node in view.nodes("Attention"):
         mask, queries = scope.tensor(mask_of(node)).dtype, scope.tensor(node.input[0]).dtype
@@ -100,23 +100,23 @@ def attention_mask_type(view: View) -> Found:
             yield name_of(node), f"a mask of {mask}, queries of {queries}"
 
 
-def attention_bool_mask(view: View) -> Found:
+def attention_bool_mask(view: View) -> Problems:
     """Masks of BOOL."""
     for scope, node in view.nodes("Attention"):
         if scope.tensor(mask_of(node)).dtype == "BOOL":
             yield name_of(node), f"{mask_of(node)} is BOOL"
 
 
-def attention_scale(view: View) -> Found:
+def attention_scale(view: View) -> Problems:
     """Scales that the parser multiplies queries and keys by."""
     for _, node in view.nodes("Attention"):
-        scale = attribute(node, "scale")
+        scale = attribute_of(node, "scale")
         if scale != 1.0:
             said = "no scale: 1/sqrt(head size)" if scale is None else f"scale {scale:g}"
             yield name_of(node), said
 
 
-def attention_float32(view: View) -> Found:
+def attention_float32(view: View) -> Problems:
     """Attention in float32 that its node does not let be decomposed."""
     for scope, node in view.nodes("Attention"):
         allowed = integer(node, "TRT_decomposable", 0)
@@ -127,7 +127,7 @@ def attention_float32(view: View) -> Found:
 # ---- the cache
 
 
-def cache_rank(view: View) -> Found:
+def cache_rank(view: View) -> Problems:
     """Caches and updates of another rank."""
     for scope, node in view.nodes("TensorScatter"):
         for name in node.input[:2]:
@@ -136,17 +136,17 @@ def cache_rank(view: View) -> Found:
                 yield name_of(node), f"{name} has the shape {shown(dims)}"
 
 
-def cache_axis(view: View) -> Found:
+def cache_axis(view: View) -> Problems:
     """Another axis than the slots, or a circular cache."""
     for _, node in view.nodes("TensorScatter"):
         if (axis := integer(node, "axis", -2)) != -2:
             yield name_of(node), f"axis {axis}"
-        mode = attribute(node, "mode")
+        mode = attribute_of(node, "mode")
         if isinstance(mode, bytes) and mode != b"linear":
             yield name_of(node), f"mode {mode.decode()}"
 
 
-def cache_length(view: View) -> Found:
+def cache_length(view: View) -> Problems:
     """Caches whose length is not a number."""
     for scope, node in view.nodes("TensorScatter"):
         dims = scope.tensor(node.input[0]).dims
@@ -154,7 +154,7 @@ def cache_length(view: View) -> Found:
             yield name_of(node), f"{node.input[0]} has the shape {shown(dims)}"
 
 
-def cache_type(view: View) -> Found:
+def cache_type(view: View) -> Problems:
     """Caches of another type than a float."""
     for scope, node in view.nodes("TensorScatter"):
         dtype = scope.tensor(node.input[0]).dtype
@@ -162,7 +162,7 @@ def cache_type(view: View) -> Found:
             yield name_of(node), f"{node.input[0]} is {dtype}"
 
 
-def cache_input(view: View) -> Found:
+def cache_input(view: View) -> Problems:
     """Caches that are computed."""
     inputs = {value.name for value in view.main.graph.input}
     for _, node in view.nodes("TensorScatter"):
@@ -170,7 +170,7 @@ def cache_input(view: View) -> Found:
             yield name_of(node), f"{node.input[0]} is not an input"
 
 
-def cache_output(view: View) -> Found:
+def cache_output(view: View) -> Problems:
     """Written caches that are no output."""
     outputs = {value.name for value in view.main.graph.output}
     for _, node in view.nodes("TensorScatter"):
@@ -178,7 +178,7 @@ def cache_output(view: View) -> Found:
             yield name_of(node), f"{node.output[0]} is not an output"
 
 
-def rotary_rows(view: View) -> Found:
+def rotary_rows(view: View) -> Problems:
     """Rows of cos and sin that are not those of what is rotated."""
     for scope, node in view.nodes("RotaryEmbedding"):
         data = scope.tensor(node.input[0]).dims
@@ -190,7 +190,7 @@ def rotary_rows(view: View) -> Found:
                 yield name_of(node), f"{name} of {shown(rows)} for {shown(data)}"
 
 
-def rotary_position(view: View) -> Found:
+def rotary_position(view: View) -> Problems:
     """Positions of another type than INT64."""
     for scope, node in view.nodes("RotaryEmbedding"):
         dtype = scope.tensor(node.input[3]).dtype if len(node.input) > 3 else None

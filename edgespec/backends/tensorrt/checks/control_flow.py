@@ -5,23 +5,23 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from edgespec.backends.tensorrt.checks.graph import Scope, View, name_of, subgraphs
-from edgespec.backends.tensorrt.checks.operators import Found, shown
+from edgespec.backends.tensorrt.checks.operators import Problems, shown
 
 
-def control_flow(view: View) -> Found:
+def control_flow(view: View) -> Problems:
     """Nodes with graphs of their own."""
     for _, node in view.nodes("If", "Loop", "Scan"):
         yield name_of(node), node.op_type
 
 
-def loop_condition(view: View) -> Found:
+def loop_condition(view: View) -> Problems:
     """Loops whose condition is left out."""
     for _, node in view.nodes("Loop"):
         if len(node.input) < 2 or not node.input[1]:
             yield name_of(node), "its condition is left out"
 
 
-def loop_shape(view: View) -> Found:
+def loop_shape(view: View) -> Problems:
     """Values that a Loop carries and that change their shape in the body."""
     for _, node in view.nodes("Loop"):
         for scope in bodies(view, node):
@@ -32,7 +32,7 @@ def loop_shape(view: View) -> Found:
                     yield name_of(node), f"{first.name}: {shown(before)} becomes {shown(after)}"
 
 
-def if_rank(view: View) -> Found:
+def if_rank(view: View) -> Problems:
     """Branches whose outputs have different ranks."""
     for _, node in view.nodes("If"):
         branches = list(bodies(view, node))
@@ -43,7 +43,7 @@ def if_rank(view: View) -> Found:
                 yield name_of(node), " and ".join(map(shown, shapes))
 
 
-def attention_in_if(view: View) -> Found:
+def attention_in_if(view: View) -> Problems:
     """Attention in a branch."""
     for scope, node in view.nodes("Attention"):
         if scope.owner is not None and scope.owner.op_type == "If":

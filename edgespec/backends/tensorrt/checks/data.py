@@ -10,14 +10,14 @@ import onnx
 from onnx import TensorProto
 
 from edgespec.backends.tensorrt.checks.graph import View, type_name
-from edgespec.backends.tensorrt.checks.operators import Found, shown
+from edgespec.backends.tensorrt.checks.operators import Problems, shown
 from edgespec.backends.tensorrt.parser_operators import INITIALIZER_TYPES
 from edgespec.backends.tensorrt.rules import MAX_DIMS, MAX_MODEL_BYTES
 
 FOUR_BITS = ("INT4", "UINT4", "FLOAT4E2M1")
 
 
-def model_size(view: View) -> Found:
+def model_size(view: View) -> Problems:
     """A model that no protobuf holds."""
     size = view.model.ByteSize()
     if size >= MAX_MODEL_BYTES:
@@ -33,7 +33,7 @@ def stored(view: View) -> Iterator[TensorProto]:
                 yield from (each.t for each in node.attribute if each.name == "value")
 
 
-def initializer_type(view: View) -> Found:
+def initializer_type(view: View) -> Problems:
     """Types that the parser does not read."""
     for tensor in stored(view):
         dtype = type_name(tensor.data_type)
@@ -41,14 +41,14 @@ def initializer_type(view: View) -> Found:
             yield tensor.name or "a constant", dtype
 
 
-def four_bit_count(view: View) -> Found:
+def four_bit_count(view: View) -> Problems:
     """Odd numbers of elements of half a byte."""
     for tensor in stored(view):
         if type_name(tensor.data_type) in FOUR_BITS and math.prod(tensor.dims) % 2:
             yield tensor.name or "a constant", f"{math.prod(tensor.dims)} elements"
 
 
-def rank(view: View) -> Found:
+def rank(view: View) -> Problems:
     """Values with too many dimensions."""
     for scope in view.scopes:
         for name, tensor in scope.tensors.items():
@@ -56,17 +56,17 @@ def rank(view: View) -> Found:
                 yield name, f"the shape {shown(tensor.dims)}"
 
 
-def int64_io(view: View) -> Found:
+def int64_io(view: View) -> Problems:
     """Inputs and outputs of INT64."""
     yield from of_type(view, "INT64")
 
 
-def bool_io(view: View) -> Found:
+def bool_io(view: View) -> Problems:
     """Inputs and outputs of BOOL."""
     yield from of_type(view, "BOOL")
 
 
-def of_type(view: View, dtype: str) -> Found:
+def of_type(view: View, dtype: str) -> Problems:
     """Inputs and outputs of a type."""
     graph = view.main.graph
     for kind, values in (("input", graph.input), ("output", graph.output)):
@@ -75,7 +75,7 @@ def of_type(view: View, dtype: str) -> Found:
                 yield value.name, f"an {kind} of {dtype}"
 
 
-def external_data(view: View) -> Found:
+def external_data(view: View) -> Problems:
     """Weights that are not there, lie elsewhere, or have not the size of their tensor."""
     for tensor in stored(view):
         size = data_bytes(tensor)

@@ -23,7 +23,7 @@ from onnx.defs import OpSchema, SchemaError
 from onnx.shape_inference import InferenceError, infer_shapes
 
 from edgespec.backends.tensorrt.parser_operators import CUSTOM_DOMAIN, CUSTOM_INPUTS
-from edgespec.backends.tensorrt.parser_version import ParserVersion
+from edgespec.backends.tensorrt.versions import Capabilities
 
 Dims = tuple[int | str | None, ...]
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -77,11 +77,11 @@ class View:
     the operator's definition, and what ONNX says of it."""
 
     def __init__(
-        self, model: ModelProto, version: ParserVersion, directory: Path | None = None
+        self, model: ModelProto, version: Capabilities, directory: Path | None = None
     ) -> None:
         self.model, self.version, self.directory = model, version, directory
-        found, self.contradiction = inferred(model)
-        self.scopes = list(scopes_of(found))
+        typed, self.contradiction = inferred(model)
+        self.scopes = list(scopes_of(typed))
 
     def nodes(self, *op_types: str) -> Iterator[tuple[Scope, NodeProto]]:
         """The nodes of these types, of all graphs, that have the form of their operator; without
@@ -151,7 +151,7 @@ def name_of(node: NodeProto) -> str:
     return f"{node.name or made or 'a node'} ({node.op_type})"
 
 
-def attribute(node: NodeProto, name: str) -> object:
+def attribute_of(node: NodeProto, name: str) -> object:
     """The value of an attribute; None where the node has it not."""
     for each in node.attribute:
         if each.name == name:
@@ -161,7 +161,7 @@ def attribute(node: NodeProto, name: str) -> object:
 
 def integer(node: NodeProto, name: str, default: int) -> int:
     """An attribute that is an integer."""
-    value = attribute(node, name)
+    value = attribute_of(node, name)
     return value if isinstance(value, int) else default
 
 
@@ -190,19 +190,19 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 def inferred(model: ModelProto) -> tuple[ModelProto, tuple[str, str] | None]:
     """A copy with inferred types, whose nodes are those of `model` again, and the contradiction."""
-    found, problem = standard(model), None
+    typed, problem = standard(model), None
     try:
-        found = infer_shapes(found, check_type=True, strict_mode=True, data_prop=True)
+        typed = infer_shapes(typed, check_type=True, strict_mode=True, data_prop=True)
     except CONTRADICTIONS as error:
         problem = place_of(error)
         with suppress(*CONTRADICTIONS):
-            found = infer_shapes(found, data_prop=True)
-    pairs = zip([*every_graph(found.graph)], [*every_graph(model.graph)], strict=True)
+            typed = infer_shapes(typed, data_prop=True)
+    pairs = zip([*every_graph(typed.graph)], [*every_graph(model.graph)], strict=True)
     for graph, source in pairs:
         for i, node in enumerate(source.node):
             if node.domain == CUSTOM_DOMAIN:
                 graph.node[i].CopyFrom(node)
-    return found, problem
+    return typed, problem
 
 
 def standard(model: ModelProto) -> ModelProto:

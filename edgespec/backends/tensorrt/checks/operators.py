@@ -11,7 +11,7 @@ from edgespec.backends.tensorrt.checks.graph import (
     DEFAULT_DOMAINS,
     Scope,
     View,
-    attribute,
+    attribute_of,
     integer,
     is_known,
     name_of,
@@ -34,31 +34,31 @@ QUANTIZING = ("QuantizeLinear", "DequantizeLinear")  # how their names end
 # Operators whose axis is another one than of their first input, or may be one behind the last
 NEW_AXIS = ("DequantizeLinear", "Flatten", "LayerNormalization", "OneHot", "QuantizeLinear")
 
-Found = Iterator[tuple[str, str]]  # a node, and what was found at it
+Problems = Iterator[tuple[str, str]]  # a node, and what was found at it
 
 
-def opset(view: View) -> Found:
+def opset(view: View) -> Problems:
     """The opset of the default domain."""
     for each in view.model.opset_import:
         if each.domain in DEFAULT_DOMAINS and not OPSETS[0] <= each.version <= OPSETS[1]:
             yield "the model", f"opset {each.version}"
 
 
-def domain(view: View) -> Found:
+def domain(view: View) -> Problems:
     """Nodes of other domains than ONNX's own and TensorRT's."""
     for _, node in view.nodes():
         if not is_known(node):
             yield name_of(node), f"domain {node.domain}"
 
 
-def node_form(view: View) -> Found:
+def node_form(view: View) -> Problems:
     """Nodes without what their operator needs, which no other rule looks at."""
     for _, node in view.nodes():
         if problem := view.form_problem(node):
             yield name_of(node), problem
 
 
-def operator(view: View) -> Found:
+def operator(view: View) -> Problems:
     """Nodes whose operator the release does not import."""
     for _, node in view.nodes():
         if not is_known(node):
@@ -77,7 +77,7 @@ def row_of(node: NodeProto) -> Imported | None:
     return table.get(node.op_type)
 
 
-def operator_type(view: View) -> Found:
+def operator_type(view: View) -> Problems:
     """Data of a type that the operator does not take; quantized values have rules of their own."""
     for scope, node in view.nodes():
         row = row_of(node)
@@ -85,12 +85,12 @@ def operator_type(view: View) -> Found:
             continue
         if len(node.input) <= row.data or not is_known(node):
             continue
-        found = scope.tensor(node.input[row.data]).dtype
-        if found is not None and found not in row.types:
-            yield name_of(node), f"{node.op_type} of {found}"
+        dtype = scope.tensor(node.input[row.data]).dtype
+        if dtype is not None and dtype not in row.types:
+            yield name_of(node), f"{node.op_type} of {dtype}"
 
 
-def mixed_types(view: View) -> Found:
+def mixed_types(view: View) -> Problems:
     """Inputs of different types where the operator's definition has one type for them."""
     for scope, node in view.nodes():
         schema = view.schema(node)
@@ -119,13 +119,13 @@ def variables(schema: OpSchema, count: int) -> list[str | None]:
     return out
 
 
-def types_and_shapes(view: View) -> Found:
+def types_and_shapes(view: View) -> Problems:
     """The first contradiction that ONNX finds."""
     if view.contradiction is not None:
         yield view.contradiction
 
 
-def cast_type(view: View) -> Found:
+def cast_type(view: View) -> Problems:
     """Casts to types that only quantization makes, or that the parser has not."""
     for _, node in view.nodes("Cast"):
         made = type_name(integer(node, "to", TensorProto.FLOAT))
@@ -133,7 +133,7 @@ def cast_type(view: View) -> Found:
             yield name_of(node), f"Cast to {made}"
 
 
-def attributes(view: View) -> Found:
+def attribute(view: View) -> Problems:
     """Attributes that the operator's definition has not, nor the parser beside it."""
     for _, node in view.nodes():
         known: set[str] = set(PRIVATE_ATTRIBUTES.get(node.op_type, ()))
@@ -151,14 +151,14 @@ def attributes(view: View) -> Found:
                 yield name_of(node), f"attribute {each.name}"
 
 
-def output_count(view: View) -> Found:
+def output_count(view: View) -> Problems:
     """Second outputs where only the first is imported."""
     for _, node in view.nodes(*ONE_OUTPUT):
         if any(node.output[1:]):
             yield name_of(node), f"{sum(map(bool, node.output))} outputs"
 
 
-def constant_input(view: View) -> Found:
+def constant_input(view: View) -> Problems:
     """Inputs that are computed at run time where the parser wants constants."""
     for scope, node in view.nodes(*CONSTANT_INPUTS):
         for index in CONSTANT_INPUTS[node.op_type]:
@@ -167,18 +167,18 @@ def constant_input(view: View) -> Found:
                 yield name_of(node), f"{name} is not a constant"
 
 
-def axis(view: View) -> Found:
+def axis(view: View) -> Problems:
     """Axes that the data does not have; what ONNX infers does not look at all of them."""
     for scope, node in view.nodes():
-        found = attribute(node, "axis")
+        number = attribute_of(node, "axis")
         dims = scope.tensor(node.input[0]).dims if node.input and node.input[0] else None
-        if not isinstance(found, int) or dims is None or node.op_type in NEW_AXIS:
+        if not isinstance(number, int) or dims is None or node.op_type in NEW_AXIS:
             continue
-        if is_known(node) and not -len(dims) <= found < max(len(dims), 1):
-            yield name_of(node), f"axis {found} of {shown(dims)}"
+        if is_known(node) and not -len(dims) <= number < max(len(dims), 1):
+            yield name_of(node), f"axis {number} of {shown(dims)}"
 
 
-def eyelike_static(view: View) -> Found:
+def eyelike_static(view: View) -> Problems:
     """EyeLike of a shape that is not known."""
     for scope, node in view.nodes("EyeLike"):
         dims = scope.tensor(node.input[0]).dims
@@ -186,7 +186,7 @@ def eyelike_static(view: View) -> Found:
             yield name_of(node), f"{node.input[0]} has the shape {shown(dims)}"
 
 
-def layer_name(view: View) -> Found:
+def layer_name(view: View) -> Problems:
     """Names twice, where the parser minds: it names layers after nodes and after the constants that
     nodes read, and a name twice fails at these nodes alone."""
     taken: set[str] = set()
@@ -198,7 +198,7 @@ def layer_name(view: View) -> Found:
             taken.add(node.name)
 
 
-def topk_count(view: View) -> Found:
+def topk_count(view: View) -> Problems:
     """Constant numbers of TopK that are too large."""
     for scope, node in view.nodes("TopK"):
         count = scope.array(node.input[1]) if len(node.input) > 1 else None
@@ -206,17 +206,17 @@ def topk_count(view: View) -> Found:
             yield name_of(node), f"K = {int(count.reshape(-1)[0])}"
 
 
-def topk_sorted(view: View) -> Found:
+def topk_sorted(view: View) -> Problems:
     """TopK without order."""
     for _, node in view.nodes("TopK"):
         if integer(node, "sorted", 1) != 1:
             yield name_of(node), "sorted = 0"
 
 
-def scatter_reduction(view: View) -> Found:
+def scatter_reduction(view: View) -> Problems:
     """ScatterND that adds, multiplies or compares."""
     for _, node in view.nodes("ScatterND"):
-        reduction = attribute(node, "reduction")
+        reduction = attribute_of(node, "reduction")
         if reduction not in (None, b"none"):
             text = reduction.decode() if isinstance(reduction, bytes) else str(reduction)
             yield name_of(node), f"reduction {text}"

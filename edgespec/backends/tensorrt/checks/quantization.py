@@ -11,19 +11,19 @@ from edgespec.backends.tensorrt.checks.graph import (
     Dims,
     Scope,
     View,
-    attribute,
+    attribute_of,
     integer,
     name_of,
     type_name,
 )
-from edgespec.backends.tensorrt.checks.operators import Found, shown
+from edgespec.backends.tensorrt.checks.operators import Problems, shown
 from edgespec.backends.tensorrt.parser_operators import FLOAT_TYPES, QUANTIZED_TYPES
 
 BLOCK_SIZES = {"TRT_FP4DynamicQuantize": 16, "TRT_MXFP8DynamicQuantize": 32}
 LINEAR = ("QuantizeLinear", "DequantizeLinear")
 
 
-def zero_point(view: View) -> Found:
+def zero_point(view: View) -> Problems:
     """Zero points that are not zero, or not known."""
     for scope, node in view.nodes(*LINEAR):
         name = node.input[2] if len(node.input) > 2 else ""
@@ -34,21 +34,21 @@ def zero_point(view: View) -> Found:
             yield name_of(node), f"{name} is not all zero"
 
 
-def quantized_type(view: View) -> Found:
+def quantized_type(view: View) -> Problems:
     """Quantized values of a type that TensorRT has not."""
     for scope, node in view.nodes("DequantizeLinear"):
-        found = scope.tensor(node.input[0]).dtype
-        if found is not None and found not in QUANTIZED_TYPES:
-            yield name_of(node), f"{node.input[0]} is {found}"
+        dtype = scope.tensor(node.input[0]).dtype
+        if dtype is not None and dtype not in QUANTIZED_TYPES:
+            yield name_of(node), f"{node.input[0]} is {dtype}"
     for scope, node in view.nodes("QuantizeLinear"):
         made = integer(node, "output_dtype", 0)
         point = scope.tensor(node.input[2]).dtype if len(node.input) > 2 else None
-        found = type_name(made) if made else point or "UINT8"
-        if found not in QUANTIZED_TYPES:
-            yield name_of(node), f"it makes {found}"
+        dtype = type_name(made) if made else point or "UINT8"
+        if dtype not in QUANTIZED_TYPES:
+            yield name_of(node), f"it makes {dtype}"
 
 
-def scale_positive(view: View) -> Found:
+def scale_positive(view: View) -> Problems:
     """Constant scales with a number that is not positive."""
     for scope, node in view.nodes(*LINEAR):
         values = scope.array(node.input[1])
@@ -56,7 +56,7 @@ def scale_positive(view: View) -> Found:
             yield name_of(node), f"{node.input[1]} has numbers that are not positive"
 
 
-def scale_type(view: View) -> Found:
+def scale_type(view: View) -> Problems:
     """Scales of QuantizeLinear of another type than what is quantized."""
     for scope, node in view.nodes("QuantizeLinear"):
         data, scale = (scope.tensor(name).dtype for name in node.input[:2])
@@ -64,7 +64,7 @@ def scale_type(view: View) -> Found:
             yield name_of(node), f"{scale} for {data}"
 
 
-def scale_shape(view: View) -> Found:
+def scale_shape(view: View) -> Problems:
     """Scales whose shape is none of the three."""
     for scope, node in view.nodes(*LINEAR):
         data, scale = (scope.tensor(name).dims for name in node.input[:2])
@@ -73,14 +73,14 @@ def scale_shape(view: View) -> Found:
         said = f"a scale of {shown(scale)} for {shown(data)}"
         if len(scale) == 1:
             wanted = along(data, axis_of(node, data))
-            blocked = attribute(node, "block_size") not in (None, 0)
+            blocked = attribute_of(node, "block_size") not in (None, 0)
             if blocked or not agree(wanted, scale[0]):
                 yield name_of(node), said
         elif len(scale) != len(data) or sum(map(agree, data, scale)) < len(data) - 1:
             yield name_of(node), said
 
 
-def block_size(view: View) -> Found:
+def block_size(view: View) -> Problems:
     """Block sizes that do not divide the axis, or that the scales contradict."""
     for scope, node in view.nodes(*LINEAR):
         size = integer(node, "block_size", 0)
@@ -93,7 +93,7 @@ def block_size(view: View) -> Found:
             yield name_of(node), f"{length} elements, {blocks} blocks of {size}"
 
 
-def block_axis(view: View) -> Found:
+def block_axis(view: View) -> Problems:
     """Blocks along an axis that has two or more behind it."""
     for scope, node in view.nodes(*LINEAR):
         data, scale = (scope.tensor(name).dims for name in node.input[:2])
@@ -104,7 +104,7 @@ def block_axis(view: View) -> Found:
             yield name_of(node), f"a scale of {shown(scale)} for {shown(data)}"
 
 
-def activation_scale(view: View) -> Found:
+def activation_scale(view: View) -> Problems:
     """Several scales for what is computed at run time."""
     for scope, node in view.nodes("QuantizeLinear"):
         scale = scope.tensor(node.input[1]).dims
@@ -113,7 +113,7 @@ def activation_scale(view: View) -> Found:
         yield name_of(node), f"a scale of {shown(scale)} for {node.input[0]}"
 
 
-def shared_scale(view: View) -> Found:
+def shared_scale(view: View) -> Problems:
     """Single scales that several DequantizeLinear read."""
     readers: defaultdict[int, list[NodeProto]] = defaultdict(list)
     names: dict[int, str] = {}
@@ -127,7 +127,7 @@ def shared_scale(view: View) -> Found:
             yield name_of(nodes[0]), f"{names[key]} is read by {len(nodes)} DequantizeLinear"
 
 
-def dynamic_quantize(view: View) -> Found:
+def dynamic_quantize(view: View) -> Problems:
     """Other block sizes than the formats have, or a scale that is no single constant."""
     for scope, node in view.nodes(*BLOCK_SIZES):
         wanted = BLOCK_SIZES[node.op_type]

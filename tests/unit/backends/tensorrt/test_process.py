@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.tensorrt import process
-from edgespec.backends.tensorrt.build_job import BuildJob
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildReport
 from edgespec.backends.tensorrt.build_process import watch
 from edgespec.backends.tensorrt.process import BuildRefused
 from edgespec.backends.tensorrt.progress_monitor import BuildProgress
@@ -33,12 +33,13 @@ def nothing(share: float) -> None:
     """Listens to nothing."""
 
 
-def run(program: str, advance: Callable[[float], None] = nothing) -> process.ProcessReport:
+def run(program: str, advance: Callable[[float], None] = nothing) -> BuildReport:
     return process.run(JOB, advance, os.environ, (sys.executable, "-c", BEGIN + program))
 
 
-def refused(what: str, *lines: str) -> str:
-    return f"say('refused', what={what!r}, lines={list(lines)!r}, node='layers.0/attn (Attention)')"
+def refused(message: str, *lines: str) -> str:
+    node = "layers.0/attn (Attention)"
+    return f"say('refused', message={message!r}, lines={list(lines)!r}, node={node!r})"
 
 
 def test_a_process_is_given_its_job_and_reports_an_engine(caplog: pytest.LogCaptureFixture) -> None:
@@ -83,13 +84,13 @@ def test_too_little_memory_is_the_machine_s(line: str) -> None:
 
 def test_a_process_without_the_library_says_what_to_install() -> None:
     with pytest.raises(EnvironmentProblem, match="cannot be imported") as error:
-        run("say('failed', what='x cannot be imported', remedy='pip install x', code=4)")
+        run("say('failed', message='x cannot be imported', remedy='pip install x', code=4)")
     assert error.value.remedy == "pip install x"
 
 
 def test_an_error_of_our_own_is_a_bug() -> None:
     with pytest.raises(InternalError, match="ZeroDivisionError"):
-        run("say('failed', what='ZeroDivisionError', remedy='', code=1)")
+        run("say('failed', message='ZeroDivisionError', remedy='', code=1)")
 
 
 def test_a_crashed_compiler_is_told_from_a_killed_one() -> None:
