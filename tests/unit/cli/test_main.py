@@ -18,8 +18,8 @@ import edgespec
 from edgespec.cli import environment, startup
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.flags import flags_of
-from edgespec.cli.infer import warn
 from edgespec.cli.help_pages import PAGES
+from edgespec.cli.infer import warn
 from edgespec.cli.main import COMMANDS, cli, hoisted, run
 from edgespec.cli.terminal import harmless, json_text, say
 from edgespec.errors import BundleError
