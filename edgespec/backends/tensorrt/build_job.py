@@ -36,23 +36,26 @@ class BuildJob:
 
     def to_json(self) -> str:
         """The job as one line."""
-        return json.dumps(asdict(self) | {"profiles": [asdict(row) for row in self.profiles]})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> BuildJob:
         """The job of such a line."""
         raw = json.loads(text)
-        profiles = tuple(
-            Profile(row["name"], {name: shapes_of(dims) for name, dims in row["shapes"].items()})
-            for row in raw.pop("profiles")
-        )
+        profiles = tuple(Profile.of(**row) for row in raw.pop("profiles"))
         return cls(profiles=profiles, **raw)
 
 
-def shapes_of(raw: list[list[int]]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Three shapes as JSON has them."""
-    least, often, most = map(tuple, raw)
-    return least, often, most
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """A built engine: its bytes, layers of its network, seconds of both parts, and the most memory
+    that the process had."""
+
+    engine_bytes: int
+    layers: int
+    parse_s: float
+    build_s: float
+    peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ outlives who asked for it. What the library itself prints goes to stderr.
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from edgespec.backends.tensorrt import bindings as library_bindings
@@ -78,15 +78,7 @@ def work(job: BuildJob, progress: BuildProgress, reports: Reports) -> int:
     except EdgeSpecError as error:
         reports.say("failed", message=error.what, remedy=error.remedy, code=error.exit_code)
         return error.exit_code
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    reports.say(
-        "built",
-        engine_bytes=report.engine_bytes,
-        layers=report.layers,
-        parse_s=report.parse_s,
-        build_s=report.build_s,
-        peak_bytes=peak_bytes,
-    )
+    reports.say("built", **asdict(report))
     return 0
 
 

@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO
 
-from edgespec.backends.tensorrt.build_job import BuildJob, BuildMessage
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildMessage, BuildReport
 from edgespec.errors import BuildError, EdgeSpecError, EnvironmentProblem, InternalError, command
 
 logger = logging.getLogger(__name__)
@@ -27,18 +26,6 @@ SHOWN = ("INTERNAL_ERROR", "ERROR", "WARNING")  # of the library's log, with --v
 # What the library says where memory does not do
 NO_MEMORY = ("outofmemory", "out of memory", "bad_alloc", "failed_allocation", "memory allocation")
 NO_KERNEL = "not supported by a dedicated kernel"
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessReport:
-    """A built engine: its bytes, layers of its network, seconds, and the most memory that the
-    process had."""
-
-    engine_bytes: int
-    layers: int
-    parse_s: float
-    build_s: float
-    peak_bytes: int
 
 
 class BuildRefused(BuildError):
@@ -61,7 +48,7 @@ def run(
     advance: Callable[[float], None],
     environment: Mapping[str, str],
     command: Sequence[str] = COMMAND,
-) -> ProcessReport:
+) -> BuildReport:
     """Build the engine of a job; `advance` gets the share that is done.
 
     The process ends with this call, however the call ends. BuildError with the library's words
@@ -134,18 +121,20 @@ def tail_of(printed: IO[bytes]) -> str:
     return printed.read().decode(errors="replace").strip()
 
 
-def outcome(last: BuildMessage | None, code: int, printed: str) -> ProcessReport:
+def outcome(last: BuildMessage | None, code: int, printed: str) -> BuildReport:
     """The report of the last message; raises what it says otherwise."""
     if last is None:
         raise ended(code, printed)
     values = last.values
     if last.kind == "built":
-        return ProcessReport(**values)
+        return BuildReport(**values)
     if last.kind == "refused":
         raise refused(values["message"], values["lines"], values["node"])
     if last.kind == "cancelled":
         raise BuildError("the build was cancelled", "Run it again.")
-    raise failed(values["message"], values["remedy"], values["code"])
+    if values["code"] == EnvironmentProblem.exit_code:
+        raise EnvironmentProblem(values["message"], values["remedy"])
+    raise InternalError(f"the build's process failed:\n{values['message']}", values["remedy"])
 
 
 def refused(message: str, lines: list[str], node: str) -> EdgeSpecError:
@@ -164,13 +153,6 @@ def refused(message: str, lines: list[str], node: str) -> EdgeSpecError:
         " this."
     )
     return BuildRefused(text, remedy, lines, node)
-
-
-def failed(message: str, remedy: str, code: int) -> EdgeSpecError:
-    """The error that the process itself had."""
-    if code == EnvironmentProblem.exit_code:
-        return EnvironmentProblem(message, remedy)
-    return InternalError(f"the build's process failed:\n{message}", remedy)
 
 
 def ended(code: int, printed: str) -> EdgeSpecError:

@@ -21,7 +21,7 @@ from edgespec.config.ropes import AXES
 from edgespec.contract import MAX_BLOCK_NODES
 from edgespec.errors import LimitError
 from edgespec.methods import METHODS
-from edgespec.methods.block_draft import BlockSpec
+from edgespec.methods.block_method import BlockSpec
 from edgespec.rope import RopeTable
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.candidates import Search, best_first, side_by_side

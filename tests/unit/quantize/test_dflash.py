@@ -23,9 +23,8 @@ from edgespec.modules.block_draft import BlockDraftModule
 from edgespec.prompts import SamplingParams
 from edgespec.quantization.schemes import MADE
 from edgespec.quantize import draft, modelopt
-from edgespec.quantize.block_draft import blocks_of
 from edgespec.quantize.llm import Options, Quantized
-from edgespec.quantize.table import QUANTIZABLE
+from edgespec.quantize.table import QUANTIZABLE, blocks_of
 from edgespec.runtime.engine import Engine
 from tests import toys
 from tests.parity.dflash_reference import DFlashReference

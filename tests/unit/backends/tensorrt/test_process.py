@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.tensorrt import process
-from edgespec.backends.tensorrt.build_job import BuildJob
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildReport
 from edgespec.backends.tensorrt.build_process import watch
 from edgespec.backends.tensorrt.process import BuildRefused
 from edgespec.backends.tensorrt.progress_monitor import BuildProgress
@@ -33,7 +33,7 @@ def nothing(share: float) -> None:
     """Listens to nothing."""
 
 
-def run(program: str, advance: Callable[[float], None] = nothing) -> process.ProcessReport:
+def run(program: str, advance: Callable[[float], None] = nothing) -> BuildReport:
     return process.run(JOB, advance, os.environ, (sys.executable, "-c", BEGIN + program))
 
 
