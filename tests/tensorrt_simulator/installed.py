@@ -58,7 +58,7 @@ def install(
 
 def run_here(
     job: BuildJob, advance: Callable[[float], None], environment: Mapping[str, str]
-) -> process.ProcessReport:
+) -> process.BuildReport:
     """What `process.run` does, without a process: both sides' words are written and read."""
     written = io.StringIO()
     reports = Reports(written)

@@ -6,11 +6,11 @@ Knows the keys on disk, and writes what it reads. Knows no engine library.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast, get_args
 
 from edgespec.backends.engine_config import EngineFields
-from edgespec.backends.tensorrt.profiles import Profile
+from edgespec.backends.tensorrt.profiles import Profile, Shapes
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.contract import Contract
 
@@ -51,16 +51,7 @@ class EngineSettings:
             "cache_slots": self.capacity,
             "max_rows": self.max_rows,
             "decomposed_attention": self.decomposed_attention,
-            "profiles": [
-                {
-                    "name": profile.name,
-                    "shapes": {
-                        name: [list(dims) for dims in shapes]
-                        for name, shapes in profile.shapes.items()
-                    },
-                }
-                for profile in self.profiles
-            ],
+            "profiles": [asdict(profile) for profile in self.profiles],
         }
 
     @classmethod
@@ -90,36 +81,22 @@ def read_profiles(fields: EngineFields, contract: Contract) -> tuple[Profile, ..
     """The profiles of the key `profiles`. BundleError where they are not of the contract's
     inputs."""
     ranks = {spec.name: len(spec.shape) for spec in contract.inputs}
-    rows = fields.get("profiles")
-    wanted = "a list of profiles, each with three shapes an input"
-    if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
-        raise fields.wrong("profiles", wanted)
-    profiles = []
-    for row in rows:
-        name, shapes = row.get("name"), row.get("shapes")
-        if not isinstance(name, str) or not isinstance(shapes, dict):
-            raise fields.wrong("profiles", wanted)
-        if not all(is_range(dims, ranks.get(key)) for key, dims in shapes.items()):
-            raise fields.wrong("profiles", wanted)
-        profiles.append(Profile(name, {key: ranges(dims) for key, dims in shapes.items()}))
-    return tuple(profiles)
+    try:
+        rows = [Profile.of(row["name"], row["shapes"]) for row in cast(Any, fields.get("profiles"))]
+    except (TypeError, KeyError, AttributeError):
+        rows = []
+    shapes = [(ranks.get(name), dims) for row in rows for name, dims in row.shapes.items()]
+    known = all(isinstance(row.name, str) for row in rows)
+    if not rows or not known or not all(is_range(rank, dims) for rank, dims in shapes):
+        raise fields.wrong("profiles", "a list of profiles, each with three shapes an input")
+    return tuple(rows)
 
 
-def is_range(value: object, rank: int | None) -> bool:
-    """Whether a JSON value is three shapes of that rank, none smaller than the one before."""
-    if rank is None or not isinstance(value, list) or len(value) != 3:
+def is_range(rank: int | None, shapes: Shapes) -> bool:
+    """Whether these are three shapes of that rank, none smaller than the one before."""
+    if [len(dims) for dims in shapes] != [rank] * 3:
         return False
-    if not all(isinstance(dims, list) and len(dims) == rank for dims in value):
+    if not all(type(size) is int for dims in shapes for size in dims):
         return False
-    sizes = [size for dims in value for size in dims]
-    if not all(type(size) is int and 1 <= size < 2**31 for size in sizes):
-        return False
-    return all(least <= often <= most for least, often, most in zip(*value, strict=True))
-
-
-def ranges(
-    value: list[list[int]],
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Three shapes of such a value."""
-    least, often, most = map(tuple, value)
-    return least, often, most
+    columns = zip(*shapes, strict=True)
+    return all(1 <= least <= often <= most < 2**31 for least, often, most in columns)
