@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.artifacts import atomic, file_names, hashes, json_files
+from edgespec.artifacts import file_names, hashes, json_files
 from edgespec.artifacts.manifest import ExportManifest
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.vision import vision_prefix
@@ -41,8 +41,6 @@ NO_PROCESSOR = (
     "the checkpoint has no preprocessor_config.json: put it beside config.json and export again,"
     " or no image can be prepared"
 )
-RENEWED = "already there, and its processor files are those of the checkpoint now: build again"
-PROCESSOR = "processor"  # the option of manifest.json that holds their sha256
 NO_VISION = "the checkpoint has no tensors of its image encoder: text alone is exported"
 LEFT_OUT = "this version has no image encoder of this family: text alone is exported"
 
@@ -152,27 +150,7 @@ def built_graph(component: VisionComponent, plan: WeightPlan) -> ir.Model:
 def vision_options(component: VisionComponent, request: ExportRequest) -> dict[str, Any]:
     """The options on which an image encoder depends: the same beside any base."""
     processor = sidecars.processor_hashes(component.checkpoint)
-    return {"golden": request.options.golden, PROCESSOR: processor}
-
-
-def renew_processor(
-    component: VisionComponent, target: Path, recorded: Mapping[str, Any]
-) -> Exported:
-    """Put the checkpoint's processor files into an export that is else unchanged, in place of its
-    own; `recorded` are the options of its new manifest. The graph is not made again."""
-    before = ExportManifest.read(target)
-    kept = {name: e for name, e in before.files.items() if name not in file_names.PROCESSOR_FILES}
-    with atomic.writing(target), atomic.staging_in(target.parent, target.name) as staging:
-        for name in kept:
-            atomic.link_or_copy(target / name, staging / name)
-        sidecars.copy_processor(component.checkpoint, staging)
-        digests = {name: entry["sha256"] for name, entry in kept.items()}
-        files = hashes.file_entries(staging, digests)
-        schemes = before.quantization
-        manifest = ExportManifest.make(before.role, before.source, recorded, files, schemes)
-        json_files.write_json(staging / file_names.MANIFEST, manifest.to_dict())
-        atomic.take_place(staging, target)
-    return Exported(target, before.role.value, files, (*component.notes, RENEWED))
+    return {"golden": request.options.golden, "processor": processor}
 
 
 # ---- golden inputs and outputs

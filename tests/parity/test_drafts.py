@@ -234,7 +234,16 @@ def open_pair(workshop: Workshop) -> Iterator[Callable[[str], Pair]]:
         pair.engine.close()
 
 
-@pytest.fixture(params=[draft.name for draft in DRAFTS])
+# Another row of the layout has what these have
+DEEP = {
+    *("eagle-whole-vocabulary-named", "eagle-head-dim", "eagle-on-a-tied-base", "specforge"),
+    *("specforge-norm-output", "modelopt", "modelopt-bfloat16", "speculators-fc-norm"),
+}
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.deep if name in DEEP else ()) for name in BY_NAME]
+)
 def pair(request: pytest.FixtureRequest, open_pair: Callable[[str], Pair]) -> Pair:
     return open_pair(request.param)
 

@@ -6,6 +6,7 @@ the engines made of them must draft the same.
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,6 +138,7 @@ class Pair:
     def head(self) -> Head:
         return Head(self.out / "mtp_draft")
 
+    @functools.cache  # noqa: B019
     def reference(self, mistake: str | None = None) -> MtpReference:
         return MtpReference(self.checkpoint, self.model, mistake)
 
@@ -144,7 +146,13 @@ class Pair:
         return self.model.get_input_embeddings()(tokens)
 
 
-@pytest.fixture(scope="module", params=ROWS)
+DEEP = ("tied", "bfloat16-in-shards")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.deep if name in DEEP else ()) for name in ROWS],
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     work = tmp_path_factory.mktemp(request.param)
     path = toys.make_qwen3_5(work / "checkpoint", **ROWS[request.param])

@@ -53,7 +53,9 @@ def graph(request: pytest.FixtureRequest) -> Canonical:
 # ---- equal to the canonical graph
 
 
-@pytest.mark.parametrize(("lanes", "apart"), [(1, 0), (LANES, 3)], ids=["one", "two"])
+@pytest.mark.parametrize(
+    ("lanes", "apart"), [pytest.param(1, 0, marks=pytest.mark.deep), (LANES, 3)], ids=["one", "two"]
+)
 def test_a_portable_graph_equals_its_canonical_one(
     graph: Canonical, lanes: int, apart: int
 ) -> None:

@@ -77,12 +77,9 @@ class TensorRTBackend(Backend):
         """Lower the canonical graph and build it in a process of its own. MissingDependency without
         the library, BuildError with its words where it refuses."""
         from edgespec.backends.tensorrt.staging import stage
-        from edgespec.backends.tensorrt.vision_staging import stage_vision
 
         assert isinstance(options, TensorRTOptions)
         path = self.engine_path(staging, onnx.role)
-        if isinstance(onnx, VisionOnnxDir):
-            return stage_vision(self.library, onnx, limits, options, path, progress)
         return stage(self.library, onnx, limits, options, path, progress)
 
     def check(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
@@ -100,7 +97,7 @@ class TensorRTBackend(Backend):
     def plan(self, onnx: AnyOnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """What a build would make: its profiles and its memory, for each capacity. Refuses what a
         build would, but for a device that is not here."""
-        from edgespec.backends.tensorrt import estimate, vision_staging
+        from edgespec.backends.tensorrt import estimate
         from edgespec.backends.tensorrt.devices import title_of
         from edgespec.backends.tensorrt.staging import (
             checked_model,
@@ -112,15 +109,19 @@ class TensorRTBackend(Backend):
 
         assert isinstance(options, TensorRTOptions)
         version = version_here(self.library, options)
+        name = f"{self.title} {version}"
         if isinstance(onnx, VisionOnnxDir):
-            return vision_staging.planned(self.library, onnx, limits, options, version)
+            plan = plan_of(self.library, onnx, limits, options, version)
+            checked_model(onnx, plan)
+            where, target = f"{name} for {title_of(plan.sm)}", plan.target
+            form = f"{where}: {target.dialect.value} graph, {target.compute}"
+            return (form, *estimate.profile_lines(plan.profiles))
         lines, memories = list[str](), list[estimate.MemoryEstimate]()
         for capacity in limits.capacities:
             plan = plan_of(self.library, onnx, limits.at(capacity), options, version)
             memory = memory_of(plan, onnx.config)
             warnings = [f"warning: {text}" for text in warnings_of(plan, memory)]
             checked_model(onnx, plan)
-            name = f"{self.title} {version}"
             lines += estimate.lines(name, plan.target, title_of(plan.sm), plan.profiles, memory)
             lines += [text for text in warnings if text not in lines]
             memories.append(memory)
@@ -217,7 +218,7 @@ class TensorRTBackend(Backend):
         of CUDA, EnvironmentProblem where memory does not do."""
         component, limits = config.component, config.limits
         canonical = canonical_contract(component.graph)
-        settings = EngineSettings.read(config.settings, canonical, component.model)
+        settings = self.settings_of(config)
         path = self.engine_path(engine_dir, component.graph.role, config.variant)
         slots, lanes = limits.max_kv_cache_capacity, limits.max_batch_size
         return self.opened(path, settings, device, slots, lanes, canonical)
@@ -289,8 +290,7 @@ class TensorRTBackend(Backend):
         canonical = canonical_contract(config.component.graph)
         target = Target(dialect=Dialect.NATIVE, compute="float16", capacity=1, max_rows=1)
         if config.settings:
-            settings = EngineSettings.read(config.settings, canonical, config.component.model)
-            target = replace(settings.target, capacity=1)
+            target = replace(self.settings_of(config).target, capacity=1)
         return lowered_contract(canonical, target)
 
     def total_memory_bytes(self) -> int | None:
@@ -303,8 +303,7 @@ class TensorRTBackend(Backend):
         """What was built, and for which device."""
         from edgespec.backends.tensorrt.devices import title_of
 
-        canonical = canonical_contract(config.component.graph)
-        settings = EngineSettings.read(config.settings, canonical, config.component.model)
+        settings = self.settings_of(config)
         library = f"{self.title} {settings.version}"
         how = f"{settings.dialect.value} graph, {settings.compute}"
         how += ", attention of basic operators" if settings.decomposed_attention else ""

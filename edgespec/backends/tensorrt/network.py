@@ -99,13 +99,9 @@ class Build:
         built = time.monotonic()
         if self.job.timing_cache is not None:
             self.keep_times(config, Path(self.job.timing_cache))
-        return BuildReport(
-            engine_bytes=data.nbytes,
-            layers=self.network.num_layers,
-            parse_s=parsed - began,
-            build_s=built - parsed,
-            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        )
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        layers = self.network.num_layers
+        return BuildReport(data.nbytes, layers, parsed - began, built - parsed, peak_bytes)
 
     def keep_times(self, config: Any, path: Path) -> None:
         """Store what was measured. The engine is there: that this cannot be written is no error."""

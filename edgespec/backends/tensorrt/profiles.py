@@ -7,9 +7,8 @@ limits; knows no library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from edgespec.backends.engine_config import EngineLimits
 from edgespec.contract import RECURRENT_CHUNK, Contract, GraphContract, GraphShape, TensorSpec
@@ -21,7 +20,6 @@ SLOT_MULTIPLE = 64  # of the cache, for attention kernels
 
 Range = tuple[int, int, int]  # the least, the most frequent, the most
 Dims = tuple[int, ...]
-Shapes = tuple[Dims, Dims, Dims]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +27,12 @@ class Profile:
     """The least, the most frequent and the largest shape of each input whose shape varies."""
 
     name: str
-    shapes: Mapping[str, Shapes]
+    shapes: Mapping[str, tuple[Dims, Dims, Dims]]
 
     @classmethod
-    def of(cls, name: str, shapes: Mapping[str, Iterable[Iterable[int]]]) -> Profile:
-        """That of three shapes an input, as JSON has them."""
-        rows = {key: tuple(map(tuple, dims)) for key, dims in shapes.items()}
-        return cls(name, cast(Mapping[str, Shapes], rows))
+    def of(cls, name: str, shapes: Mapping[str, Sequence[Sequence[int]]]) -> Profile:
+        """The profile of shapes as JSON has them. ValueError where an input has not three."""
+        return cls(name, {key: (tuple(a), tuple(b), tuple(c)) for key, (a, b, c) in shapes.items()})
 
     def most(self, name: str, dim: int) -> int:
         """The largest size of one dimension of an input."""
@@ -107,7 +104,7 @@ def made(name: str, contract: Contract, ranges: Mapping[str, Range]) -> Profile:
     return Profile(name, {spec.name: shapes_of(spec, ranges) for spec in varying})
 
 
-def shapes_of(spec: TensorSpec, ranges: Mapping[str, Range]) -> Shapes:
+def shapes_of(spec: TensorSpec, ranges: Mapping[str, Range]) -> tuple[Dims, Dims, Dims]:
     """The three shapes of an input; ContractError where a dimension is of an unknown symbol."""
     for dim in spec.shape:
         if isinstance(dim, str) and dim not in ranges:

@@ -10,9 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast, get_args
 
 from edgespec.backends.engine_config import EngineFields
-from edgespec.backends.tensorrt.profiles import Profile, Shapes
+from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.contract import Contract
+
+# Names on disk, where they are others than here
+KEYS = {"sm": "compute_capability", "capacity": "cache_slots"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +45,7 @@ class EngineSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of `backend_config`."""
-        return {
-            "library": self.library,
-            "version": self.version,
-            "compute_capability": self.sm,
-            "dialect": self.dialect.value,
-            "compute": self.compute,
-            "cache_slots": self.capacity,
-            "max_rows": self.max_rows,
-            "decomposed_attention": self.decomposed_attention,
-            "profiles": [asdict(profile) for profile in self.profiles],
-        }
+        return {KEYS.get(name, name): value for name, value in asdict(self).items()}
 
     @classmethod
     def read(cls, raw: Mapping[str, Any], contract: Contract, source: str) -> EngineSettings:
@@ -81,22 +74,24 @@ def read_profiles(fields: EngineFields, contract: Contract) -> tuple[Profile, ..
     """The profiles of the key `profiles`. BundleError where they are not of the contract's
     inputs."""
     ranks = {spec.name: len(spec.shape) for spec in contract.inputs}
+    rows = fields.get("profiles")
+    wanted = "a list of profiles, each with three shapes an input"
     try:
-        rows = [Profile.of(row["name"], row["shapes"]) for row in cast(Any, fields.get("profiles"))]
-    except (TypeError, KeyError, AttributeError):
-        rows = []
-    shapes = [(ranks.get(name), dims) for row in rows for name, dims in row.shapes.items()]
-    known = all(isinstance(row.name, str) for row in rows)
-    if not rows or not known or not all(is_range(rank, dims) for rank, dims in shapes):
-        raise fields.wrong("profiles", "a list of profiles, each with three shapes an input")
-    return tuple(rows)
+        profiles = tuple(Profile.of(row["name"], row["shapes"]) for row in rows)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise fields.wrong("profiles", wanted) from error
+    if not profiles or not all(fits(profile, ranks) for profile in profiles):
+        raise fields.wrong("profiles", wanted)
+    return profiles
 
 
-def is_range(rank: int | None, shapes: Shapes) -> bool:
-    """Whether these are three shapes of that rank, none smaller than the one before."""
-    if [len(dims) for dims in shapes] != [rank] * 3:
+def fits(profile: Profile, ranks: Mapping[str, int]) -> bool:
+    """Whether a profile is of inputs of these ranks, with no shape smaller than the one before."""
+    if not isinstance(profile.name, str) or not profile.shapes.keys() <= ranks.keys():
         return False
-    if not all(type(size) is int for dims in shapes for size in dims):
-        return False
-    columns = zip(*shapes, strict=True)
-    return all(1 <= least <= often <= most < 2**31 for least, often, most in columns)
+    return all(
+        all(len(dims) == ranks[name] for dims in shapes)
+        and all(type(size) is int for dims in shapes for size in dims)
+        and all(1 <= a <= b <= c < 2**31 for a, b, c in zip(*shapes, strict=True))
+        for name, shapes in profile.shapes.items()
+    )

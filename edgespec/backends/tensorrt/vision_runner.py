@@ -7,30 +7,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.cuda.bound import Bound
 from edgespec.backends.cuda.device.base import DeviceMemoryFull
+from edgespec.backends.cuda.states import DTYPES
 from edgespec.backends.cuda.workspace import Workspace, attempt
 from edgespec.backends.tensorrt.bindings import Bindings
+from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.execution import OpenEngine
 from edgespec.backends.tensorrt.settings import EngineSettings
-from edgespec.backends.tensorrt.vision_contract import lowered_contract
 from edgespec.config import VisionConfig
 from edgespec.contract import TensorSpec
 from edgespec.errors import EnvironmentProblem, LimitError
 from edgespec.vision.contract import PIXELS, vision_contract
 from edgespec.vision.grid import Arrays
 
-TYPES: dict[str, np.dtype[np.generic]] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "int64": np.dtype(np.int64),
-    "bool": np.dtype(bool),
-}
 LESS_MEMORY = (
     "Close other programs, or build the image encoder with a smaller `max_image_tokens_per_image`."
 )
@@ -110,14 +103,14 @@ class TensorRTEncoder:
             message = f"{self.path}: {spec.name} {list(array.shape)} is beyond {shapes[2]}"
             raise LimitError(message, "Build with a larger `max_image_tokens_per_image`.")
         self.workspace.put(
-            self.memory[spec.name], np.ascontiguousarray(array.astype(TYPES[spec.dtype]))
+            self.memory[spec.name], np.ascontiguousarray(array.astype(DTYPES[spec.dtype]))
         )
         return Bound(spec.name, self.memory[spec.name], None if shapes is None else array.shape)
 
     def taken(self, spec: TensorSpec, tokens: int) -> NDArray[np.float32]:
         """An output [tokens, width] of the device."""
         data = self.workspace.down(self.memory[spec.name], spec.num_bytes(T=tokens))
-        return data.view(TYPES[spec.dtype]).reshape(tokens, -1).astype(np.float32)
+        return data.view(DTYPES[spec.dtype]).reshape(tokens, -1).astype(np.float32)
 
     def close(self) -> None:
         """Release the engine and its memory; closing twice is harmless."""

@@ -263,18 +263,14 @@ class TrtLlmDrafter(SequenceDrafter, EndObserver):
             scheduled.append(own)
         return ScheduledRequests(scheduled)
 
-    def is_to_be_asked(self, asked: ScheduledRequests) -> bool:
-        """Whether so many requests are few enough, by `max_concurrency`."""
-        most = getattr(self.drafter, "max_concurrency", None)
-        return most is None or asked.batch_size <= most
-
     def prepared(
         self, requests: Sequence[DraftRequest]
     ) -> tuple[ScheduledRequests, list[DraftTree]] | None:
         """The requests of a step with their drafts; None where they are too many to be asked for.
         Raises Lost for what is no draft."""
         asked = self.scheduled_of(requests)
-        if not self.is_to_be_asked(asked):
+        together = getattr(self.drafter, "max_concurrency", None)
+        if together is not None and asked.batch_size > together:
             return None
         most = scheduled_length(getattr(self.drafter, "draft_len_schedule", None), len(requests))
         if most == 0:

@@ -140,20 +140,18 @@ def choose_draft(engine_dir: Path, spec_decode: SpecDecode, drafter: object | No
     if spec_decode is False or (spec_decode is None and not has_draft):
         return DraftChoice()
     candidates = engineless_methods() if Role.LLM in there and not has_draft else []
-    if spec_decode == AUTO and not has_draft and not (candidates and verifies_drafts(engine_dir)):
-        return DraftChoice()
+    if spec_decode == AUTO and not has_draft:
+        if not candidates:
+            return DraftChoice()
+        plain, _ = engines.open_engine(engine_dir, Role.LLM)
+        if plain.limits.verify_tree_size == NO_DRAFTS:
+            return DraftChoice()
     if not candidates:
         draft, _ = engines.open_engine(engine_dir, Role.DRAFT)  # says what is missing
         return DraftChoice(draft.component.method)
     title = METHODS[candidates[0]].title
     note = f"{engine_dir} has no draft engine: drafting by {title}, which needs none"
     return DraftChoice(candidates[0], note=note)
-
-
-def verifies_drafts(engine_dir: Path) -> bool:
-    """Whether the plain engine of a directory was built with room for drafts."""
-    config, _ = engines.open_engine(engine_dir, Role.LLM)
-    return config.limits.verify_tree_size > NO_DRAFTS
 
 
 def engineless(name: str) -> str:
@@ -280,8 +278,9 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
     belong together."""
     if choice.drafter is not None:
         own_options = read_own_options(choice.options)
-        own = guarded(choice.drafter, base.config, engine_dir, own_options.time_budget_s)
-        return OpenDraft(own.drafter, options=own_options, guard=own.guard, draft_len=own.draft_len)
+        budget_s = own_options.time_budget_s
+        drafter, guard, draft_len = guarded(choice.drafter, base.config, engine_dir, budget_s)
+        return OpenDraft(drafter, options=own_options, guard=guard, draft_len=draft_len)
     if choice.method is None:
         return None
     row, options = DRAFTERS[choice.method], options_of(choice.method, choice.options)
