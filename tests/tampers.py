@@ -418,6 +418,12 @@ def set_op(old: str, new: str, domain: str = "") -> Callable[[onnx.ModelProto], 
     return edit
 
 
+def turned(model: onnx.ModelProto) -> None:
+    """A weight has as many elements as before, and they are said to be other rows."""
+    tensor = next(t for t in model.graph.initializer if len(set(t.dims)) == 2)
+    tensor.dims[:] = list(reversed(tensor.dims))
+
+
 def swap_weights(model: onnx.ModelProto) -> None:
     """Two weights of one shape change places: nothing but the numbers differ."""
     nodes = [n for n in nodes_of(model, "RMSNormalization") if n.input[1].endswith("weight")]
@@ -461,8 +467,8 @@ GRAPHS: tuple[tuple[str, Callable[[onnx.ModelProto], None], str], ...] = (
     ),
     (
         "a weight of another shape",
-        lambda m: m.graph.initializer[0].dims.append(1),
-        "differ in rank",
+        turned,
+        "incompatible dimensions",
     ),
     ("a negative size", lambda m: m.graph.initializer[0].dims.__setitem__(0, -5), "tensor"),
     ("no nodes", lambda m: m.graph.ClearField("node"), "no graph"),

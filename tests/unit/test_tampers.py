@@ -77,6 +77,17 @@ def test_what_nobody_changed_is_read(pair: SmallPair, where: str) -> None:
     read(where, sound(pair, where))
 
 
+def test_weights_that_are_links_are_read(pair: SmallPair, tmp_path: Path) -> None:
+    """ONNX's own checker refuses symbolic links, and files that have two names."""
+    directory, blob = copied(pair, "onnx_base", tmp_path), tmp_path / "blob"
+    data = (directory / file_names.MODEL_DATA).rename(blob)
+    (directory / file_names.MODEL_DATA).symlink_to(data)
+    read("onnx_base", directory)
+    (directory / file_names.MODEL_DATA).unlink()
+    (directory / file_names.MODEL_DATA).hardlink_to(blob)
+    read("onnx_base", directory)
+
+
 @pytest.mark.parametrize("row", [*GRAPHS, *OTHERS], ids=lambda row: row.name[:60])
 def test_what_was_changed_is_refused_by_name(pair: SmallPair, tmp_path: Path, row: Tamper) -> None:
     directory = copied(pair, row.where, tmp_path)

@@ -19,7 +19,7 @@ from edgespec.backends.cuda.device.base import DeviceMemoryFull
 from edgespec.backends.cuda.workspace import Workspace, attempt
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.logger import Errors, cleaned, lines_to, recorder_of
-from edgespec.backends.tensorrt.process import NO_MEMORY
+from edgespec.backends.tensorrt.process import out_of_memory
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.contract import Contract, TensorSpec
 from edgespec.errors import BundleError, EnvironmentProblem, InternalError
@@ -220,11 +220,6 @@ class ExecutionContext:
             raise EnvironmentProblem(
                 message, LESS_MEMORY if out_of_memory(said) else "Report this."
             )
-
-
-def out_of_memory(said: str) -> bool:
-    """Whether the library's words are those of memory that does not do."""
-    return any(words in said.lower() for words in NO_MEMORY)
 
 
 def check_signature(
