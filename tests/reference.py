@@ -7,6 +7,7 @@ edgespec. Everything is float32, nothing is fast.
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -378,3 +379,16 @@ def _float_tensors(path: str | Path) -> dict[str, torch.Tensor]:
         for name, tensor in _tensors(path).items()
         if tensor.is_floating_point()
     }
+
+
+@functools.cache
+def final_states(base: Path, tokens: tuple[int, ...]) -> torch.Tensor:
+    """transformers' last hidden state of a base, which its lm_head reads: [n, H]."""
+    from tests import toys
+
+    model = toys.load_base(base)
+    with torch.no_grad():
+        out = model(torch.tensor([tokens]), output_hidden_states=True)
+    states: torch.Tensor = out.hidden_states[-1][0]
+    assert torch.allclose(states @ model.lm_head.weight.T, out.logits[0], atol=1e-4)
+    return states

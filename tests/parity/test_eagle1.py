@@ -3,7 +3,7 @@ tests/reference_eagle1.py: what the base emits, what a draft says, its static an
 
 from __future__ import annotations
 
-import functools
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from edgespec.artifacts import json_files
+from edgespec.backends.build import build
 from edgespec.backends.host import HostStates
 from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions
@@ -24,6 +25,7 @@ from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests import made, toys
 from tests.one_lane import OneLane
+from tests.reference import final_states
 from tests.reference_eagle1 import MISTAKES, Eagle1Reference, dynamic_tree, static_tree
 
 LIMITS = Limits(
@@ -117,22 +119,11 @@ class Pair:
         return tree
 
 
-@functools.cache
-def final_states(base: Path) -> torch.Tensor:
-    """transformers' last hidden state, which is the one after the final norm: [n, H]."""
-    model = toys.load_base(base)
-    with torch.no_grad():
-        out = model(torch.tensor([TOKENS[:-1]]), output_hidden_states=True)
-    states: torch.Tensor = out.hidden_states[-1][0]
-    assert torch.allclose(states @ model.lm_head.weight.T, out.logits[0], atol=1e-4)
-    return states
-
-
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("bases")
     return {
-        name: toys.make_base(root / name, layers=4, **options) for name, options in BASES.items()
+        name: toys.make_base(root / name, layers=2, **options) for name, options in BASES.items()
     }
 
 
@@ -144,20 +135,19 @@ def pair(
 ) -> Iterator[Pair]:
     row = ROWS[request.param]
     base = bases[row.base]
-    draft = toys.make_eagle1(
-        tmp_path_factory.mktemp("draft") / "draft", base, row.layout, **dict(row.keys)
-    )
+    work = tmp_path_factory.mktemp("draft")
+    draft = toys.make_eagle1(work / "draft", base, row.layout, **dict(row.keys))
     options = ExportOptions(base_model_dir=str(base), allow_pickle=True)
-    engines = made.built(
-        LIMITS,
-        made.exported(base, ExportOptions(base_for="eagle1")) / "llm",
-        made.exported(draft, options) / "llm",
-    )
+    of_base = made.built(LIMITS, made.exported(base, ExportOptions(base_for="eagle1")) / "llm")
+    engines = Path(shutil.copytree(of_base, work / "engines"))
+    build(made.exported(draft, options) / "llm", engines, LIMITS)
     with Engine(engines, spec_decode=True) as engine:
         prefix = np.array(TOKENS[:-1])
         said = OneLane(engine.base).causal(prefix, np.arange(len(prefix))).hidden_states
         assert said is not None
-        yield Pair(engine, engines, draft, base, final_states(base), said[0].copy())
+        yield Pair(
+            engine, engines, draft, base, final_states(base, tuple(TOKENS[:-1])), said[0].copy()
+        )
 
 
 def test_the_base_emits_its_state_after_the_last_norm(pair: Pair) -> None:

@@ -3,7 +3,6 @@ tests/reference_medusa.py: what the heads say of the base's state, and their Car
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests import made, toys
 from tests.one_lane import OneLane
+from tests.reference import final_states
 from tests.reference_medusa import best_paths, logits_of, static_paths
 
 LIMITS = Limits(max_input_len=48, max_kv_cache_capacity=96, max_verify_tree_size=64)
@@ -72,21 +72,10 @@ class Pair:
         return plan.within(self.drafter.num_heads, plan.verify_size)
 
 
-@functools.cache
-def final_states(base: Path) -> torch.Tensor:
-    """transformers' last hidden state, which its lm_head reads: [n, H]."""
-    model = toys.load_base(base)
-    with torch.no_grad():
-        out = model(torch.tensor([TOKENS[:-1]]), output_hidden_states=True)
-    states: torch.Tensor = out.hidden_states[-1][0]
-    assert torch.allclose(states @ model.lm_head.weight.T, out.logits[0], atol=1e-4)
-    return states
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("base") / "base"
-    return toys.make_base(path, "llama", layers=3, heads=4, kv_heads=4)
+    return toys.make_base(path, "llama", layers=2, heads=4, kv_heads=4)
 
 
 @pytest.fixture(scope="module", params=ROWS)
@@ -108,7 +97,7 @@ def pair(
         prefix = np.array(TOKENS[:-1])
         said = OneLane(engine.base).causal(prefix, np.arange(len(prefix))).hidden_states
         assert said is not None
-        yield Pair(engine, heads, base, final_states(base), said[0].copy())
+        yield Pair(engine, heads, base, final_states(base, tuple(TOKENS[:-1])), said[0].copy())
 
 
 def test_the_heads_say_what_the_reference_says(pair: Pair) -> None:
