@@ -35,7 +35,7 @@ from tests.unit.runtime.acceptance.rules import (
     two_tokens,
 )
 
-DRAWS = 1000
+DRAWS = 1500  # 1,000 do not show a rejection that is redrawn with the noise that decided it
 SETTINGS: list[Setting] = [
     {"temperature": 1.0},
     {"temperature": 0.6, "top_k": 3},
