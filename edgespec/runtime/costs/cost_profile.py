@@ -209,17 +209,14 @@ def write_profiles(engine_dir: Path, profiles: Sequence[CostProfile]) -> None:
 
 
 def current(engine_dir: Path) -> list[CostProfile]:
-    """The profiles of a directory whose engines are still there."""
+    """The profiles of a directory whose engines are still there; those of a damaged file are
+    lost."""
     hashes = hashes_of(engine_dir, DECODERS)
-    return [p for p in kept(engine_dir) if p.engines and p.engines.items() <= hashes.items()]
-
-
-def kept(engine_dir: Path) -> list[CostProfile]:
-    """The profiles of a directory that can be read; those of a damaged file are lost."""
     try:
-        return list(read_profiles(engine_dir))
+        profiles = list(read_profiles(engine_dir))
     except BundleError:
         return []
+    return [p for p in profiles if p.engines and p.engines.items() <= hashes.items()]
 
 
 def read_profiles(engine_dir: Path) -> Iterator[CostProfile]:

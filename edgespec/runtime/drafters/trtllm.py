@@ -279,8 +279,11 @@ class TrtLlmDrafter(SequenceDrafter, EndObserver):
         if self.resources is not None and hasattr(self.resources, "prepare_resources"):
             self.resources.prepare_resources(asked)
         self.drafter.prepare_draft_tokens(asked, self.managers)
+        for own in mine:
+            if isinstance(own.py_draft_tokens, list):
+                own.py_draft_tokens = own.py_draft_tokens[:most]
         trees = [
-            tree_of(cut(own.py_draft_tokens, most), request, self.vocab_size)
+            tree_of(own.py_draft_tokens, request, self.vocab_size)
             for own, request in zip(mine, requests, strict=True)
         ]
         return asked, trees
@@ -304,11 +307,6 @@ class TrtLlmDrafter(SequenceDrafter, EndObserver):
     def shut_down(self) -> None:
         """Shut the resource manager down."""
         self.manage("shutdown")
-
-
-def cut(tokens: object, most: int | None) -> object:
-    """At most so many tokens of a list."""
-    return tokens[:most] if most is not None and isinstance(tokens, list) else tokens
 
 
 def scheduled_length(schedule: Mapping[int, int] | None, batch_size: int) -> int | None:

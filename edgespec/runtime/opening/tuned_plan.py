@@ -185,15 +185,6 @@ def is_of_engines(engine_dir: Path, tuned: TunedPlan) -> bool:
     return dict(tuned.engines) == hashes_of(engine_dir, roles) != {}
 
 
-def misfit(engine_dir: Path, tuned: TunedPlan) -> str | None:
-    """Why a plan is not for the engines that are here now; None where it is. Raises BundleError."""
-    if not is_of_engines(engine_dir, tuned):
-        return "the engines were built again after it was tuned"
-    if (here := device_of(engine_dir, tuned.role)) != dict(tuned.device):
-        return f"it was tuned on {differing(tuned.device, here)}"
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class FoundPlan:
     """The plan that fits; else None, and in `note` why one that is there does not, for the user."""
@@ -206,11 +197,14 @@ def find_tuned(engine_dir: Path) -> FoundPlan:
     """The plan of a directory where it fits the engines and the device."""
     try:
         tuned = read_tuned(engine_dir)
-        why = None if tuned is None else misfit(engine_dir, tuned)
+        if tuned is not None and not is_of_engines(engine_dir, tuned):
+            why = "the engines were built again after it was tuned"
+            return FoundPlan(note=not_taken(engine_dir, why))
     except BundleError as error:
         return FoundPlan(note=f"{error.what}. {error.remedy}")
-    if why is None:
+    if tuned is None or (here := device_of(engine_dir, tuned.role)) == dict(tuned.device):
         return FoundPlan(tuned)
+    why = f"it was tuned on {differing(tuned.device, here)}"
     return FoundPlan(note=not_taken(engine_dir, why))
 
 

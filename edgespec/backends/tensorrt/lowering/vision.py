@@ -18,6 +18,7 @@ from edgespec.backends.rewriting import (
     require,
     required,
 )
+from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.lowering import (
     basic_norms,
     basic_ropes,
@@ -30,7 +31,6 @@ from edgespec.backends.tensorrt.lowering import (
 from edgespec.backends.tensorrt.lowering.masks import NEVER
 from edgespec.backends.tensorrt.lowering.precision import keep_float32
 from edgespec.backends.tensorrt.target import Dialect, Target
-from edgespec.backends.tensorrt.vision_contract import lowered_contract
 from edgespec.contract import Contract
 
 

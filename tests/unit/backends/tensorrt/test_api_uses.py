@@ -15,9 +15,8 @@ import pytest
 from edgespec.backends.tensorrt import staging
 from edgespec.backends.tensorrt.devices import DeviceModel
 from edgespec.backends.tensorrt.options import TensorRTOptions
-from edgespec.backends.tensorrt.parser_version import RELEASES
 from edgespec.backends.tensorrt.target import Target
-from edgespec.backends.tensorrt.versions import Capabilities
+from edgespec.backends.tensorrt.versions import RELEASES, Capabilities
 
 ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -34,7 +33,7 @@ CONDITIONS = {
     "job.compute_capability is not None": "compiles_for",
     "job.timing_cache is not None": "timing_cache",
     "self.job.timing_cache is not None": "timing_cache",
-    "self.job.decompose_attention": "operators",
+    "self.job.decompose_attention": "has_attention",
 }
 
 
@@ -108,7 +107,7 @@ def test_conditions_hold_for_the_versions_that_they_stand_for(
         job = staging.job_of(plan(row), TensorRTOptions(), Path("graph"), Path("engine"))
         assert (job.compute_capability is not None) <= bool(row.compiles_for)
         assert (job.timing_cache is not None) <= row.timing_cache
-        assert job.decompose_attention == bool(row.operators)
+        assert job.decompose_attention == row.has_attention
 
 
 def plan(row: Capabilities) -> Any:
