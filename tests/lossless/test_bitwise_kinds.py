@@ -23,7 +23,6 @@ from edgespec.errors import LimitError
 from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.decoder import CachedDecoder
-from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.trees.tree import DraftPlan
 from tests import toys
 from tests.lossless.drafters import ScriptedDrafter
@@ -132,17 +131,14 @@ def test_a_prompt_in_chunks_gives_the_same_bits(
     assert hybrid.next_logits(prompt_of(90)).tobytes() == wanted.tobytes()
 
 
-def test_a_kept_state_of_a_hybrid_goes_on_as_it_would_have(
-    hybrid: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kept_state_of_a_hybrid_goes_on_as_it_would_have(hybrid: Engine) -> None:
     """A chat: the second prompt is the first with its answer and more."""
     prompt = prompt_of(40)
-    monkeypatch.setattr(hybrid.session, "prefixes", PrefixCache(2**24))
     first = hybrid.generate(prompt, GREEDY, CHAINS[1], keep=True)
     longer = [*prompt, *first.token_ids, *prompt_of(9)]
     again = hybrid.generate(longer, GREEDY, CHAINS[1])
     assert again.metrics.reused_tokens > len(prompt)
-    monkeypatch.setattr(hybrid.session, "prefixes", PrefixCache(0))
+    hybrid.forget_prefixes()
     assert hybrid.plainly(longer, GREEDY).token_ids == again.token_ids
 
 
