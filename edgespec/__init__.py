@@ -314,6 +314,7 @@ def load(
 
     from edgespec.images import ImageRules
     from edgespec.runtime.engine import Engine
+    from edgespec.runtime.engine_request import compare_named
 
     given = [image_root] if isinstance(image_root, str | Path) else image_root or ()
     roots = [Path(root) for root in given]
@@ -331,15 +332,10 @@ def load(
         multimodal_engine_dir=multimodal_engine_dir,
         image_rules=ImageRules(roots[0] if roots else None, tuple(roots[1:]), allow_image_urls),
     )
-    asked, draft = engine.speculation, engine.draft_config
-    if asked is not None and draft is not None:
+    if engine.speculation is not None:
         from edgespec.pairing.named import check_named
 
-        try:
-            check_named(draft.component, asked.draft, asked.aux_layers)
-        except BaseException:
-            engine.close()
-            raise
+        compare_named(engine, check_named)
     return engine
 
 

@@ -12,7 +12,7 @@ that a block draft reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
@@ -406,33 +406,27 @@ def canonical_contract(shape: GraphShape) -> GraphContract:
 
 def memory_inputs(shape: GraphShape, layer: int) -> tuple[TensorSpec, ...]:
     """What a layer reads of earlier calls."""
-    if layer in shape.recurrent_layers and shape.recurrent:
-        sizes = shape.recurrent
-        return (
-            TensorSpec(
-                conv_names(layer)[0], COMPUTE, ("B", sizes.conv_kernel - 1, sizes.conv_width)
-            ),
-            TensorSpec(state_names(layer)[0], COMPUTE, ("B", *sizes.state_dims)),
-            TensorSpec(delta_names(layer)[0], COMPUTE, ("B", "P", sizes.row_width)),
-        )
-    return tuple(TensorSpec(name, COMPUTE, kv_dims(shape)) for name in past_names(layer))
+    return tuple(before for before, _ in memory_specs(shape, layer))
 
 
 def memory_outputs(shape: GraphShape, layer: int) -> tuple[TensorSpec, ...]:
     """What a layer leaves for later calls."""
-    if layer in shape.recurrent_layers and shape.recurrent:
-        sizes = shape.recurrent
-        return (
-            TensorSpec(conv_names(layer)[1], COMPUTE, ("B", "S", sizes.conv_width)),
-            TensorSpec(state_names(layer)[1], COMPUTE, ("B", *sizes.state_dims)),
-            TensorSpec(delta_names(layer)[1], COMPUTE, ("B", "S", sizes.row_width)),
-        )
-    return tuple(TensorSpec(name, COMPUTE, kv_dims(shape)) for name in present_names(layer))
+    return tuple(after for _, after in memory_specs(shape, layer))
 
 
-def kv_dims(shape: GraphShape) -> tuple[Dim, ...]:
-    """The shape of one layer's keys, or of its values."""
-    return ("B", shape.num_kv_heads, "C", shape.head_dim)
+def memory_specs(shape: GraphShape, layer: int) -> Iterator[tuple[TensorSpec, TensorSpec]]:
+    """What a layer reads of earlier calls, each with what it leaves for later ones."""
+    sizes, dims = shape.recurrent, ("B", shape.num_kv_heads, "C", shape.head_dim)
+    names = tuple(zip(past_names(layer), present_names(layer), strict=True))
+    before: tuple[tuple[Dim, ...], ...] = (dims, dims)
+    after = before
+    if sizes is not None and layer in sizes.layers:
+        names = conv_names(layer), state_names(layer), delta_names(layer)
+        conv, state, row = sizes.conv_width, ("B", *sizes.state_dims), sizes.row_width
+        before = ("B", sizes.conv_kernel - 1, conv), state, ("B", "P", row)
+        after = ("B", "S", conv), state, ("B", "S", row)
+    for (read, left), old, new in zip(names, before, after, strict=True):
+        yield TensorSpec(read, COMPUTE, old), TensorSpec(left, COMPUTE, new)
 
 
 MAX_BLOCK_NODES = 128  # of a block draft's tree that a pass verifies

@@ -23,6 +23,10 @@ from edgespec.contract import GraphInput, Kind
 from edgespec.safe_read.fields import BundleFields
 
 Rows = NDArray[np.float32]
+NUMBERS = (  # of a RopeConfig
+    *("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+    "attention_factor",
+)
 
 
 def rope_dict(config: RopeConfig) -> dict[str, Any]:
@@ -52,18 +56,14 @@ def read_rope(rope: BundleFields, head_dim: int) -> RopeConfig:
         raise rope.wrong("rotary_dim", f"an even part of the {head_dim} elements of a head")
     pairs = rotary_dim // 2 if kind == "longrope" else 0
     default = RopeConfig(theta, rotary_dim)
+    numbers = {name: rope.number(name, getattr(default, name)) for name in NUMBERS}
     config = RopeConfig(
         theta=theta,
         rotary_dim=rotary_dim,
         kind=cast(RopeKind, kind),
-        factor=rope.number("factor", default.factor),
+        **numbers,
         original_max_position=rope.count("original_max_position"),
-        low_freq_factor=rope.number("low_freq_factor", default.low_freq_factor),
-        high_freq_factor=rope.number("high_freq_factor", default.high_freq_factor),
-        beta_fast=rope.number("beta_fast", default.beta_fast),
-        beta_slow=rope.number("beta_slow", default.beta_slow),
         truncate=rope.flag("truncate", default.truncate),
-        attention_factor=rope.number("attention_factor", default.attention_factor),
         short_factor=_factors(rope, "short_factor", pairs),
         long_factor=_factors(rope, "long_factor", pairs),
         mrope_section=_sections(rope, rotary_dim // 2),

@@ -9,6 +9,7 @@ come first, so that no worker is left with one at the end.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -85,6 +86,15 @@ def can_ask() -> bool:
     except EnvironmentProblem:
         return any(map(importlib.util.find_spec, ("tensorrt", "tensorrt_rtx")))
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """The modules and the items stay to the end: no collection of garbage looks at them again."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

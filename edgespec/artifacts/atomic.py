@@ -132,29 +132,6 @@ def staging_in(parent: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def take_place(staging: Path, target: Path) -> None:
-    """Move a finished directory to `target`; the one that is there goes. Raises OSError."""
-    if not target.exists():
-        staging.replace(target)
-        return
-    old = target.parent / f"{temporary_name(target.name)}.old"  # a killed run's is removed
-    target.replace(old)
-    try:
-        staging.replace(target)
-    except OSError:
-        old.replace(target)
-        raise
-    remove_whole(old)
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Makes `target` a second name of a file, or a copy where the file system has no such names."""
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
 def temporary_name(name: str) -> str:
     """The name of a file or directory until it is complete."""
     return f"{temporary_prefix(name)}{os.getpid()}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from edgespec.artifacts import json_files
 from edgespec.artifacts.graph_quantization import GraphQuantization
@@ -21,66 +21,41 @@ from edgespec.methods import METHODS, PLAIN_METHOD, BaseSide, DraftSide, SpecCon
 from edgespec.methods.base import HeadSizes
 from edgespec.rope import read_rope, rope_dict
 from edgespec.safe_read.fields import BundleFields
+from edgespec.safe_read.records import Count, Record
 
 NO_SPEC = SpecConfig()
 MAX_HEADS = 64  # side by side over one hidden state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairConfig:
+class PairConfig(Record):
     """What a draft asks of its base. None: the draft does not say.
 
     `base_identity` is the identity of the base that it was exported for, `base_quantized_from` that
     of the base's original. On disk `aux_layer_ids` is "tap_ids", `num_aux_layers` "num_taps".
     """
 
+    KEYS: ClassVar = {"aux_layer_ids": "tap_ids", "num_aux_layers": "num_taps"}
+    IF_ANY = ("base_quantized_from", "num_target_layers", "enable_thinking")
+
     base_identity: str | None
+    base_quantized_from: str | None = None
     base_name: str | None
     aux_layer_ids: tuple[int, ...] | None  # hidden_states indices
-    num_aux_layers: int
+    num_aux_layers: Count
     target_hidden_size: int
-    own_embedding: bool
-    base_quantized_from: str | None = None
     num_target_layers: int | None = None
+    own_embedding: bool
     enable_thinking: bool | None = None  # the mode that the draft was trained in
 
     @classmethod
-    def read(cls, fields: BundleFields) -> PairConfig:
-        """From the `pair` of config.json; BundleError names the key that is wrong."""
-        thinking = fields.get("enable_thinking")
-        if thinking is not None and not isinstance(thinking, bool):
-            raise fields.wrong("enable_thinking", "true, false or null")
-        layers, num_layers = optional_layers(fields, "tap_ids"), fields.count("num_taps")
-        if layers is not None and len(layers) != num_layers:
-            raise fields.wrong("num_taps", f"{len(layers)}, as many as tap_ids names")
-        return cls(
-            base_identity=fields.text("base_identity"),
-            base_name=fields.text("base_name"),
-            aux_layer_ids=layers,
-            num_aux_layers=num_layers,
-            target_hidden_size=fields.size("target_hidden_size"),
-            own_embedding=fields.flag("own_embedding", False),
-            base_quantized_from=fields.text("base_quantized_from"),
-            num_target_layers=fields.optional_size("num_target_layers"),
-            enable_thinking=thinking,
-        )
-
-    def to_dict(self, *, block: bool) -> dict[str, Any]:
-        """The `pair` of config.json; drafts that make blocks keep two keys more."""
-        layers = self.aux_layer_ids
-        keys: dict[str, Any] = {"base_identity": self.base_identity}
-        if self.base_quantized_from:
-            keys["base_quantized_from"] = self.base_quantized_from
-        keys |= {
-            "base_name": self.base_name,
-            "tap_ids": None if layers is None else list(layers),
-            "num_taps": self.num_aux_layers,
-            "target_hidden_size": self.target_hidden_size,
-        }
-        if block:
-            keys["num_target_layers"] = self.num_target_layers
-        keys["own_embedding"] = self.own_embedding
-        return keys | ({"enable_thinking": self.enable_thinking} if block else {})
+    def read(cls, keys: BundleFields) -> Self:
+        """From the `pair` of config.json. BundleError names a wrong key."""
+        pair = super(PairConfig, cls).read(keys)
+        layers = pair.aux_layer_ids
+        if layers is not None and len(layers) != pair.num_aux_layers:
+            raise keys.wrong("num_taps", f"{len(layers)}, as many as tap_ids names")
+        return pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +201,7 @@ class ComponentConfig:
         keys["identity"] = self.identity
         spec = METHODS[self.method].write_spec(self.spec) if self.method else {}
         if self.pair is not None:
-            keys |= {**spec, "pair": self.pair.to_dict(block=self.graph.block)}
+            keys |= {**spec, "pair": self.pair.to_dict()}
             spec = {}
         keys["graph"] = self.graph.as_dict()
         if self.quantized_from:
@@ -475,11 +450,6 @@ def gives_states(config: ComponentConfig) -> bool:
     assert config.draft_vocab_size is not None
     sizes = HeadSizes(config.vocab_size, config.draft_vocab_size, config.hidden_size)
     return bool(METHODS[config.method].head_shapes(config.spec, sizes))
-
-
-def optional_layers(fields: BundleFields, key: str) -> tuple[int, ...] | None:
-    """A list of layer numbers, as JSON or as `to_dict` has it; None: the key is missing or null."""
-    return None if fields.get(key) is None else fields.counts(key)
 
 
 def recurrent_keys(shape: GraphShape) -> dict[str, Any]:

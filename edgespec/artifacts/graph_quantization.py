@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from edgespec.safe_read.fields import BundleFields
+from edgespec.safe_read.records import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchemeUse:
+class SchemeUse(Record):
     """The Linears of one scheme in a graph; `blocks` are the block sizes that occur.
 
     `activations` is what becomes of them, `activations_in_graph` whether the graph itself rounds
@@ -24,25 +25,6 @@ class SchemeUse:
     blocks: tuple[int, ...]
     activations: str
     activations_in_graph: bool
-
-    @classmethod
-    def read(cls, fields: BundleFields) -> Self:
-        """From an entry of `schemes`. BundleError names a wrong key."""
-        return cls(
-            linears=fields.size("linears"),
-            blocks=fields.counts("blocks"),
-            activations=fields.required_text("activations"),
-            activations_in_graph=fields.required_flag("activations_in_graph"),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The keys of an entry of `schemes`."""
-        return {
-            "linears": self.linears,
-            "blocks": list(self.blocks),
-            "activations": self.activations,
-            "activations_in_graph": self.activations_in_graph,
-        }
 
 
 Schemes = Mapping[str, SchemeUse]
@@ -59,7 +41,7 @@ def schemes_dict(schemes: Schemes) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheScales:
+class CacheScales(Record):
     """The scales of a quantized KV cache, (keys, values) per layer. They are recorded, and not
     applied."""
 
@@ -67,12 +49,12 @@ class CacheScales:
     scales: tuple[tuple[float, float], ...]
 
     @classmethod
-    def read(cls, fields: BundleFields) -> Self:
+    def read(cls, keys: BundleFields) -> Self:
         """From the keys of `kv_cache`. BundleError names a wrong key."""
-        pairs = fields.get("scales")
+        pairs = keys.get("scales")
         if not isinstance(pairs, list) or not all(map(is_pair, pairs)):
-            raise fields.wrong("scales", "a list of pairs of numbers")
-        return cls(type=fields.required_text("type"), scales=tuple((k, v) for k, v in pairs))
+            raise keys.wrong("scales", "a list of pairs of numbers")
+        return cls(type=keys.required_text("type"), scales=tuple((k, v) for k, v in pairs))
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of `kv_cache`."""
@@ -93,7 +75,7 @@ def is_pair(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphQuantization:
+class GraphQuantization(Record):
     """The quantized weights of a graph.
 
     `layout` is that of the checkpoint, None where only a shared lm_head is quantized. `lm_head` is
@@ -101,33 +83,11 @@ class GraphQuantization:
     "unquantised". `golden` says how the golden outputs were computed.
     """
 
+    KEYS: ClassVar = {"unquantized": "unquantised"}
+
     layout: str | None
     schemes: Schemes
     lm_head: str | None
     unquantized: tuple[str, ...]
     kv_cache: CacheScales | None
     golden: str
-
-    @classmethod
-    def read(cls, fields: BundleFields) -> Self:
-        """From the `quantization` of config.json. BundleError names a wrong key."""
-        cache = fields.optional_section("kv_cache")
-        return cls(
-            layout=fields.text("layout"),
-            schemes=read_schemes(fields.section("schemes")),
-            lm_head=fields.text("lm_head"),
-            unquantized=fields.texts("unquantised"),
-            kv_cache=CacheScales.read(cache) if cache.raw else None,
-            golden=fields.required_text("golden"),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The `quantization` of config.json."""
-        return {
-            "layout": self.layout,
-            "schemes": schemes_dict(self.schemes),
-            "lm_head": self.lm_head,
-            "unquantised": list(self.unquantized),
-            "kv_cache": self.kv_cache.to_dict() if self.kv_cache else None,
-            "golden": self.golden,
-        }

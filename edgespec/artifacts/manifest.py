@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar
 
 from edgespec.artifacts import file_names, hashes, json_files, provenance
 from edgespec.artifacts.graph_quantization import Schemes, read_schemes, schemes_dict
-from edgespec.config.fields import is_int
 from edgespec.contract import Role
 from edgespec.errors import BundleError
 from edgespec.safe_read.fields import BundleFields
+from edgespec.safe_read.records import Count, Record
 
 KIND = "export"
 # The files of every export, by role, and those that an export may have
@@ -45,45 +45,21 @@ NOT_SIMULATED = "weights only: rounding of activations and of the cache is not s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportSource:
+class ExportSource(Record):
     """The checkpoints that a component was made from, by sha256.
 
     `texts` covers settings and tokenizer. `quantized_from` is the identity of the original of the
     checkpoint, `base_quantized_from` that of the base that a draft was exported for.
     """
 
+    IF_ANY = ("base_quantized_from", "quantized_from")
+
     name: str
     identity: str
     texts: str
     base_identity: str | None = None
-    quantized_from: str | None = None
     base_quantized_from: str | None = None
-
-    @classmethod
-    def read(cls, fields: BundleFields) -> ExportSource:
-        """From the `source` of manifest.json; BundleError names the key that is wrong."""
-        return cls(
-            name=fields.required_text("name"),
-            identity=fields.required_text("identity"),
-            texts=fields.required_text("texts"),
-            base_identity=fields.text("base_identity"),
-            quantized_from=fields.text("quantized_from"),
-            base_quantized_from=fields.text("base_quantized_from"),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The keys of manifest.json."""
-        keys: dict[str, Any] = {
-            "name": self.name,
-            "identity": self.identity,
-            "texts": self.texts,
-            "base_identity": self.base_identity,
-        }
-        if self.base_quantized_from:
-            keys["base_quantized_from"] = self.base_quantized_from
-        if self.quantized_from:
-            keys["quantized_from"] = self.quantized_from
-        return keys
+    quantized_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,51 +158,14 @@ class ExportManifest:
 # Quantized checkpoints
 
 
-@dataclass(frozen=True)
 class QuantizeFields(BundleFields):
-    """A JSON object that `edgespec quantize` wrote; errors name the section that it is in."""
+    """A JSON object that `edgespec quantize` wrote."""
 
-    part: str | None = None  # the section of manifest.json
     remedy: ClassVar[str] = "It was edited or damaged: quantize again."
-
-    def wrong(self, key: str, wanted: str) -> BundleError:
-        """The error for an unreadable value, whatever was `wanted`."""
-        name = repr(key) if self.part is None else f"{self.part!r} ({key})"
-        return BundleError(f"{self.source} has no readable {name}", self.remedy)
-
-    def missing(self, key: str) -> BundleError:
-        """The error for a key that must be there."""
-        return self.wrong(key, "there")
-
-    def section(self, key: str) -> Self:
-        """The object under a key that must be there. Raises BundleError."""
-        value = self.get(key)
-        if not isinstance(value, Mapping):
-            raise self.wrong(key, "an object")
-        return type(self)(value, self.source, self.part or key)
-
-    def real(self, key: str) -> float:
-        """A number of any sign. Raises BundleError where it is missing."""
-        value = self.optional_real(key)
-        if value is None:
-            raise self.missing(key)
-        return value
-
-    def optional_real(self, key: str) -> float | None:
-        """A number of any sign, or None where the key is missing or null. Raises BundleError."""
-        value = self.get(key)
-        if value is not None and not is_int(value) and not isinstance(value, float):
-            raise self.wrong(key, "a number")
-        return cast("float | None", value)
-
-    def reals(self, key: str) -> dict[str, float]:
-        """An object of numbers by name. Raises BundleError."""
-        values = self.section(key)
-        return {name: values.real(name) for name in values.raw}
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeCheck:
+class QuantizeCheck(Record):
     """A quantized model against its original, with weights dequantized from the written files."""
 
     logits_cosine: float  # mean over tokens
@@ -238,21 +177,6 @@ class QuantizeCheck:
     weight_errors: Mapping[str, float]  # relative RMS error per Linear
     simulated: str | None = NOT_SIMULATED
 
-    @classmethod
-    def read(cls, fields: QuantizeFields) -> QuantizeCheck:
-        """From the `check` of manifest.json. Raises BundleError for an unreadable value."""
-        fields.real("max_weight_error")
-        return cls(
-            logits_cosine=fields.real("logits_cosine"),
-            logits_kl=fields.real("logits_kl"),
-            perplexity_before=fields.optional_real("perplexity_before"),
-            perplexity_after=fields.optional_real("perplexity_after"),
-            top1_agreement=fields.real("top1_agreement"),
-            num_tokens=fields.size("num_tokens"),
-            weight_errors=fields.reals("weight_errors"),
-            simulated=fields.text("simulated"),
-        )
-
     @property
     def max_weight_error(self) -> float:
         """The largest relative RMS error of any Linear; 0 where none was quantized."""
@@ -260,11 +184,11 @@ class QuantizeCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """The `check` of manifest.json."""
-        return asdict(self) | {"max_weight_error": self.max_weight_error}
+        return Record.to_dict(self) | {"max_weight_error": self.max_weight_error}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeVision:
+class QuantizeVision(Record):
     """A quantized image encoder against its original: how many images and patches calibrated it,
     and how close its rows are with rounded weights and activations."""
 
@@ -273,16 +197,6 @@ class QuantizeVision:
     rows_cosine: float  # mean over rows
     weight_errors: Mapping[str, float]  # relative RMS error per Linear
 
-    @classmethod
-    def read(cls, fields: QuantizeFields) -> QuantizeVision:
-        """From the `visual` of manifest.json. Raises BundleError for an unreadable value."""
-        return cls(
-            num_images=fields.size("num_images"),
-            num_patches=fields.size("num_patches"),
-            rows_cosine=fields.real("rows_cosine"),
-            weight_errors=fields.reals("weight_errors"),
-        )
-
     @property
     def max_weight_error(self) -> float:
         """The largest relative RMS error of any Linear."""
@@ -290,86 +204,50 @@ class QuantizeVision:
 
     def to_dict(self) -> dict[str, Any]:
         """The `visual` of manifest.json."""
-        return asdict(self) | {"max_weight_error": self.max_weight_error}
+        return Record.to_dict(self) | {"max_weight_error": self.max_weight_error}
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeCalibration:
+class QuantizeCalibration(Record):
     """How much text a checkpoint was calibrated with; nothing where none was `needed`."""
 
     needed: bool
-    num_samples: int
-    num_tokens: int
-
-    @classmethod
-    def read(cls, fields: QuantizeFields) -> QuantizeCalibration:
-        """From the `calibrated` of manifest.json. Raises BundleError for an unreadable value."""
-        return cls(
-            needed=fields.flag("needed", False),
-            num_samples=fields.count("num_samples"),
-            num_tokens=fields.count("num_tokens"),
-        )
+    num_samples: Count
+    num_tokens: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeSource:
+class QuantizeSource(Record):
     """The original of a quantized checkpoint, by sha256; `texts` covers config and tokenizer."""
 
     name: str | None
     identity: str | None
     texts: str | None
 
-    @classmethod
-    def read(cls, fields: QuantizeFields) -> QuantizeSource:
-        """From the `source` of manifest.json. Raises BundleError for an unreadable value."""
-        return cls(
-            name=fields.text("name"), identity=fields.text("identity"), texts=fields.text("texts")
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeBase:
+class QuantizeBase(Record):
     """The base whose hidden states calibrated a draft. On disk `aux_layers` is "taps"."""
+
+    KEYS: ClassVar = {"aux_layers": "taps"}
 
     name: str | None
     identity: str
     aux_layers: tuple[int, ...]  # hidden_states indices
 
-    @classmethod
-    def read(cls, fields: QuantizeFields) -> QuantizeBase:
-        """From the `base` of manifest.json. Raises BundleError for an unreadable value."""
-        layers = fields.get("taps") or []
-        if not isinstance(layers, list) or not all(map(is_int, layers)):
-            raise fields.wrong("taps", "a list of layers")
-        return cls(
-            name=fields.text("name"),
-            identity=fields.required_text("identity"),
-            aux_layers=tuple(layers),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The `base` of manifest.json."""
-        return {"name": self.name, "identity": self.identity, "taps": list(self.aux_layers)}
-
 
 @dataclass(frozen=True, slots=True)
-class QuantizeRequest:
+class QuantizeRequest(Record):
     """What to quantize and how; the same request is not run twice.
 
     `options` are as JSON has them. `base` is that of a draft, None for a base.
     """
 
+    IF_ANY = ("base",)
+
     source: QuantizeSource
     options: Mapping[str, Any]
     base: QuantizeBase | None = None
-
-    @classmethod
-    def read(cls, fields: QuantizeFields) -> QuantizeRequest:
-        """From a manifest.json. Raises BundleError for an unreadable value."""
-        base = None if fields.get("base") is None else QuantizeBase.read(fields.section("base"))
-        return cls(
-            QuantizeSource.read(fields.section("source")), fields.section("options").raw, base
-        )
 
     @property
     def quantization(self) -> str:
@@ -396,11 +274,6 @@ class QuantizeRequest:
             options,
             None if base is None else replace(base, name=None),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The keys of manifest.json and request.json."""
-        keys: dict[str, Any] = {"source": asdict(self.source), "options": dict(self.options)}
-        return keys | ({"base": self.base.to_dict()} if self.base else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,8 +329,7 @@ class QuantizeManifest:
             message = f"{where} is not that of a quantized checkpoint: kind {fields.get('kind')!r}"
             raise BundleError(message, "Give a directory that edgespec quantize wrote.")
         command = fields.get("command")
-        read_visual = fields.get("visual") is not None
-        visual = QuantizeVision.read(fields.section("visual")) if read_visual else None
+        visual = QuantizeVision.read(fields.section("visual")) if fields.get("visual") else None
         return cls(
             request=QuantizeRequest.read(fields),
             weights=None if fields.get("weights") is None else fields.section("weights").raw,
@@ -492,7 +364,7 @@ class QuantizeManifest:
             "edgespec": self.edgespec,
             "command": list(self.command),
             "packages": dict(self.packages),
-            "calibrated": asdict(self.calibrated),
+            "calibrated": self.calibrated.to_dict(),
             "check": None if self.check is None else self.check.to_dict(),
             **({} if self.visual is None else {"visual": self.visual.to_dict()}),
         }

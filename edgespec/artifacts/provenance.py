@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +38,7 @@ def without_texts(arguments: Sequence[str]) -> list[str]:
     return shown
 
 
+@cache
 def installed_version(package: str) -> str | None:
     """Returns the version of an installed package, or None."""
     try:

@@ -6,12 +6,13 @@ those of Inf; FP8 E4M3 and E8M0 have NaN alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from edgespec.checkpoint.source import ByteSink, TensorInfo
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.source import ByteSink, TensorInfo, some_of
 from edgespec.errors import CheckpointError
 
 # dtype -> unsigned integer, mask without the sign, the least value that is not finite
@@ -74,3 +75,18 @@ def not_finite(info: TensorInfo) -> CheckpointError:
         f"{file}the tensor {info.name} has NaN or Inf (not finite).",
         "Download it again, or ask its authors: a model with such weights computes NaN.",
     )
+
+
+def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> None:
+    """Reads every tensor. CheckpointError that names those with NaN or Inf. Calls `advance` with
+    the bytes of each."""
+    bad = []
+    for name, info in checkpoint.tensors.items():
+        if not is_finite(checkpoint.read(name).reshape(-1).view(np.uint8).data, info.dtype):
+            bad.append(name)
+        advance(info.num_bytes)
+    if bad:
+        raise CheckpointError(
+            f"{checkpoint.path} has weights with NaN or Inf: {some_of(bad)}.",
+            "Download it again, or ask its authors: a model with such weights computes NaN.",
+        )

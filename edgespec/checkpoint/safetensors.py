@@ -4,7 +4,6 @@ tensors.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,12 +18,7 @@ from edgespec.checkpoint.source import (
 )
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.safe_read.regular import open_regular
-from edgespec.safe_read.tensors import (
-    DTYPES,
-    MAX_HEADER_BYTES,
-    header_entries,
-    tensor_of,
-)
+from edgespec.safe_read.tensors import read_tensors
 
 
 def find(path: Path, *, allow_pickle: bool) -> StoredTensors | None:
@@ -75,58 +69,21 @@ def read_header(path: Path) -> list[TensorInfo]:
     Raises CheckpointError for a damaged file, in which tensors overlap or leave gaps, and
     UnsupportedModel for an unknown dtype.
     """
-    with reading(path), open_regular(path) as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        start = file.read(8)
-        if start == b"version ":  # a git-lfs pointer begins "version https://git-lfs..."
-            raise CheckpointError(
-                f"{path} is a Git LFS pointer, not the weights.", "Run `git lfs pull` in it."
-            )
-        header_bytes = int.from_bytes(start, "little")
-        if len(start) == 8 and header_bytes > MAX_HEADER_BYTES:
-            raise _damaged(path, f"its header would be {header_bytes} bytes long")
-        if size_bytes < 8 + header_bytes:
-            raise _truncated(path, 8 + header_bytes, size_bytes)
-        text = file.read(header_bytes)
-    header = header_entries(text, lambda how: _damaged(path, how))
-    infos = [_parse_entry(path, name, entry, 8 + header_bytes) for name, entry in header.items()]
-    infos.sort(key=lambda info: (info.offset, info.num_bytes))
-    _check_layout(path, infos, 8 + header_bytes, size_bytes)
-    return infos
-
-
-def _parse_entry(path: Path, name: str, entry: object, data_start: int) -> TensorInfo:
-    dtype = entry.get("dtype") if isinstance(entry, dict) else None
-    if isinstance(dtype, str) and dtype not in DTYPES:
-        raise UnsupportedModel(
-            f"{path}: tensor {name!r} has the type {dtype!r}, which this version cannot read."
+    with reading(path):
+        with open_regular(path) as file:
+            # A git-lfs pointer begins "version https://git-lfs..."
+            if file.read(8) == b"version ":
+                raise CheckpointError(
+                    f"{path} is a Git LFS pointer, not the weights.", "Run `git lfs pull` in it."
+                )
+        tensors = read_tensors(
+            path,
+            lambda how: CheckpointError(
+                f"{path} is not a valid safetensors file: {how}.", DOWNLOAD_AGAIN
+            ),
+            lambda how: UnsupportedModel(f"{path}: {how}."),
         )
-    tensor = tensor_of(name, entry, data_start, lambda how: _damaged(path, how))
-    return TensorInfo(name, tensor.dtype, tensor.shape, path, tensor.offset, tensor.num_bytes)
-
-
-def _check_layout(path: Path, infos: list[TensorInfo], data_start: int, size_bytes: int) -> None:
-    end = data_start
-    for info in infos:
-        if info.offset != end:
-            raise _damaged(
-                path,
-                f"tensor {info.name!r} begins at byte {info.offset}, but the one before it ends at"
-                f" {end}",
-            )
-        end += info.num_bytes
-    if size_bytes < end:
-        raise _truncated(path, end, size_bytes)
-    if size_bytes > end:
-        raise _damaged(path, f"it has {size_bytes} bytes, and its tensors end at {end}")
-
-
-def _damaged(path: Path, how: str) -> CheckpointError:
-    return CheckpointError(f"{path} is not a valid safetensors file: {how}.", DOWNLOAD_AGAIN)
-
-
-def _truncated(path: Path, expected_bytes: int, size_bytes: int) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is truncated: expected at least {expected_bytes} bytes, found {size_bytes}.",
-        DOWNLOAD_AGAIN,
-    )
+    return [
+        TensorInfo(name, tensor.dtype, tensor.shape, path, tensor.offset, tensor.num_bytes)
+        for name, tensor in tensors.items()
+    ]

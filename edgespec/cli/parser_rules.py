@@ -23,10 +23,10 @@ LEVEL_WIDTH, RULE_WIDTH = 9, 21
 def show(directory: Path, release: str, *, as_json: bool) -> int:
     """Check the graph of a directory for a release, and print what was found; the exit code."""
     from edgespec.backends.tensorrt.parser_check import check
-    from edgespec.backends.tensorrt.parser_version import ParserVersion
     from edgespec.backends.tensorrt.rules import Level
+    from edgespec.backends.tensorrt.versions import release_of
 
-    checked = check(directory, ParserVersion.of(release))
+    checked = check(directory, release_of(release))
     report = checked.report
     refused, warnings = report.count(Level.REFUSED), report.count(Level.WARNING)
     if as_json:
@@ -61,4 +61,4 @@ def text_of(checked: Checked, refused: int, warnings: int) -> Iterator[str]:
     form = "as it is" if target is None else f"lowered: {target.dialect}, {target.compute}"
     kept = f"{refused} refused" if refused else f"keeps the {report.rules} rules that are known"
     beside = f", {counted(warnings, 'warning')}" if warnings else ""
-    yield f"{report.version.title}, {nodes}, {form}: {kept}{beside}"
+    yield f"{report.version.name}, {nodes}, {form}: {kept}{beside}"

@@ -34,7 +34,6 @@ TYPE_KEY = "decoding_type"
 MAX_DRAFT_LEN = 1024
 MAX_SEQUENCES = 2**16
 MAX_LAYERS = 1000
-WIDTH = "dynamic_tree_max_topK"
 DIGITS = re.compile("[0-9]{1,9}")
 
 
@@ -226,12 +225,10 @@ class DecodingConfig(DrafterOptions):
                 f"`speculative_model` is given, and {self.decoding_type} drafts without a model"
             )
             raise OptionError(message, "Leave it out.")
-        if self.acceptance_length_threshold is not None and not self.acceptance_window:
-            message = "`acceptance_length_threshold` is given, and `acceptance_window` is not"
-            raise OptionError(message, "Give the number of answers to average over.")
-        if self.acceptance_window and self.acceptance_length_threshold is None:
-            message = "`acceptance_window` is given, and `acceptance_length_threshold` is not"
-            raise OptionError(message, "Give the drafts a step below which drafting stops.")
+        if bool(self.acceptance_window) != (self.acceptance_length_threshold is not None):
+            missing, other = "acceptance_window", "acceptance_length_threshold"
+            missing, other = (other, missing) if self.acceptance_window else (missing, other)
+            raise OptionError(f"`{other}` is given, and `{missing}` is not", "Give both.")
         _ = self.sizes, self.acceptance  # raise OptionError where keys contradict each other
 
     def check_schedule(self) -> None:
@@ -309,14 +306,15 @@ class DecodingConfig(DrafterOptions):
         return next(given, f"draft_len_schedule[{pairs[0][0]}]" if pairs else self.len_keys[0])
 
     @property
-    def nodes_key(self) -> str:
-        """The key that says how many drafts a step verifies in all: for a chain their length."""
-        return self.len_key if self.max_total_draft_tokens is None else "max_total_draft_tokens"
+    def num_nodes(self) -> int | None:
+        """Nodes that a step verifies, the root included, where a key says so."""
+        return None if self.max_total_draft_tokens is None else 1 + self.max_total_draft_tokens
 
     @property
     def spellings(self) -> Spellings:
-        """The keys that say the sizes of a plan."""
-        return sizes_as(WIDTH, self.len_key, self.nodes_key)
+        """The keys that say the sizes of a plan; a chain has as many nodes as its length."""
+        nodes = self.len_key if self.num_nodes is None else "max_total_draft_tokens"
+        return sizes_as("dynamic_tree_max_topK", self.len_key, nodes)
 
     @property
     def schedule(self) -> Schedule | None:
@@ -401,15 +399,9 @@ class TreeDecoding(DecodingConfig):
     @property
     def sizes(self) -> Sizes:
         """How much to draft: a chain, or a tree. Raises OptionError."""
-        length, top_k, total = (
-            self.draft_len,
-            self.dynamic_tree_max_topK,
-            self.max_total_draft_tokens,
-        )
-        if top_k is None or top_k == 1:
-            self.check_chain()
-            return Sizes() if length is None else Sizes(1, length, 1 + length)
-        return Sizes(top_k, length, None if total is None else 1 + total)
+        if self.dynamic_tree_max_topK in (None, 1):
+            return super().sizes
+        return Sizes(self.dynamic_tree_max_topK, self.draft_len, self.num_nodes)
 
 
 class Alias(NamedTuple):

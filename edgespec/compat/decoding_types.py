@@ -6,7 +6,7 @@ Knows TensorRT-LLM's keys, their defaults and what it checks. Knows no engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,20 +20,15 @@ from edgespec.compat.decoding import (
     read_layers,
 )
 from edgespec.errors import OptionError, Spellings, in_terms_of
-from edgespec.methods.medusa import MAX_HEADS
 from edgespec.runtime.drafters.block_drafter import MAX_BLOCK_TOP_K
 from edgespec.runtime.drafters.dspark import DSparkOptions
-from edgespec.runtime.drafters.eagle_options import NUM_EAGLE_LAYERS, EagleOptions
+from edgespec.runtime.drafters.eagle_options import NUM_EAGLE_LAYERS, EagleKeys, EagleOptions
 from edgespec.runtime.drafters.loading import load_drafter
-from edgespec.runtime.drafters.medusa import MedusaOptions
+from edgespec.runtime.drafters.medusa import MedusaKeys, MedusaOptions
 from edgespec.runtime.drafters.options import DrafterOptions, option, refuse
 from edgespec.runtime.plans.plan import Sizes
 from edgespec.runtime.trees.static_tree import (
-    CHOICES_SCHEMA,
-    DEFAULT,
-    MAX_DEPTH,
     MAX_NODES,
-    checked_choices,
 )
 from edgespec.runtime.trees.tree import DraftPlan
 
@@ -41,34 +36,15 @@ TWO_ENGINES = "base and draft are always two engines, side by side"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EagleDecoding(DecodingConfig):
+class EagleDecoding(DecodingConfig, EagleKeys):
     """The keys of EAGLE's decoding types, as TensorRT-LLM's LLM API has them: `max_draft_len` are
     the levels, `max_total_draft_tokens` the nodes without the root. A chain, unless choices or a
     dynamic tree are asked for."""
 
     len_keys = ("max_draft_len", "num_eagle_layers")
 
-    eagle_choices: str | Sequence[Sequence[int]] | None = option(
-        None,
-        "A static tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
-        " name, such as mc_sim_7b_63.",
-        read=checked_choices,
-        schema=CHOICES_SCHEMA,
-    )
-    use_dynamic_tree: bool = option(
-        False, "Draft a tree as EAGLE-2 does, of the most probable nodes."
-    )
-    dynamic_tree_max_topK: int | None = option(  # noqa: N815
-        None, "Children of a node of a dynamic tree.", low=1, high=MAX_NODES
-    )
     greedy_sampling: bool | None = option(
         None, "TensorRT-LLM's switch of posterior_threshold: true excludes it."
-    )
-    num_eagle_layers: int | None = option(
-        None, "TensorRT-LLM's other name of max_draft_len.", low=1, high=MAX_DEPTH
-    )
-    max_non_leaves_per_layer: int | None = option(
-        None, "Nodes of a level that may have children; more are refused.", low=1, high=MAX_NODES
     )
 
     def __post_init__(self) -> None:
@@ -232,7 +208,7 @@ class BlockTreeDecoding(BlockDecoding):
     @property
     def sizes(self) -> Sizes:
         """How much to draft: a block of max_draft_len drafts, or a tree. Raises OptionError."""
-        top_k, total = self.dynamic_tree_max_topK, self.max_total_draft_tokens
+        top_k = self.dynamic_tree_max_topK
         if top_k is None or top_k == 1:
             return super().sizes
         if self.draft_len is not None:
@@ -242,7 +218,7 @@ class BlockTreeDecoding(BlockDecoding):
             raise OptionError(
                 message, "A tree is as deep as the block: give max_total_draft_tokens."
             )
-        return Sizes(top_k, None, None if total is None else 1 + total)
+        return Sizes(top_k, None, self.num_nodes)
 
 
 AS_EXPORTED = "it is as the draft was exported"
@@ -297,25 +273,12 @@ class DSparkDecoding(BlockDecoding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MedusaDecoding(DecodingConfig):
+class MedusaDecoding(DecodingConfig, MedusaKeys):
     """The keys of `decoding_type: Medusa`, as TensorRT-LLM's LLM API has them: a static tree, whose
     nodes `max_draft_len` bounds, and whose levels are heads."""
 
     len_keys = ("num_medusa_heads",)
 
-    medusa_choices: str | Sequence[Sequence[int]] | None = option(
-        None,
-        "The Cartesian tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
-        f" name; by default {DEFAULT}.",
-        read=checked_choices,
-        schema=CHOICES_SCHEMA,
-    )
-    num_medusa_heads: int | None = option(
-        None,
-        "Heads that draft; the default choices are cut down to as many levels.",
-        low=1,
-        high=MAX_HEADS,
-    )
     max_draft_len: int | None = option(
         None, "Nodes of the tree at most, without the root.", low=1, high=MAX_NODES
     )
@@ -357,8 +320,7 @@ class SuffixDecoding(DecodingConfig):
     @property
     def sizes(self) -> Sizes:
         """The bounds of a tree."""
-        total = self.max_total_draft_tokens
-        return Sizes(None, self.draft_len, None if total is None else 1 + total)
+        return Sizes(None, self.draft_len, self.num_nodes)
 
 
 def any_object(name: str, value: object) -> object:

@@ -233,19 +233,15 @@ def of_engine(config: DecodingConfig, method: str | None, where: str) -> Decodin
     if config.method == method or not config.needs_engine:
         return config
     row = METHODS.get(method) if method is not None else None
-    message = f"decoding_type {names_of(config)} was given, and {where} has"
+    assert config.method is not None
+    aliases = ", ".join(alias.name for alias in DECODING_TYPES[config.method].aliases)
+    also = f" (or {aliases})" if aliases else ""
+    message = f"decoding_type {config.decoding_type}{also} was given, and {where} has"
     if row is None or not row.needs_engine:
         remedy = "Build the draft into the same directory, or give it to run (speculative_model)."
         raise OptionError(f"{message} no draft", remedy)
     named = class_of_method(method).decoding_type
     raise OptionError(f"{message} {row.draft_title}", f"Write decoding_type: {named}.")
-
-
-def names_of(config: DecodingConfig) -> str:
-    """A decoding type, with its other names behind it."""
-    row = None if config.method is None else DECODING_TYPES.get(config.method)
-    aliases = "" if row is None else ", ".join(alias.name for alias in row.aliases)
-    return f"{config.decoding_type} (or {aliases})" if aliases else config.decoding_type
 
 
 class AskedOfEngine(NamedTuple):

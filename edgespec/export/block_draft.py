@@ -18,8 +18,9 @@ from edgespec.export.draft import (
 )
 from edgespec.export.request import ExportRequest
 from edgespec.export.row import ComponentRow, Emitted
-from edgespec.methods import METHODS, block_draft
-from edgespec.methods.block_draft import BlockDraftConfig, BlockSpec
+from edgespec.methods import METHODS, block_method
+from edgespec.methods.block_draft import BlockDraftConfig
+from edgespec.methods.block_method import BlockSpec
 
 SpecOf = Callable[..., BlockSpec]  # (config, *, draft)
 
@@ -31,16 +32,10 @@ def config_of(request: ExportRequest) -> BlockDraftConfig:
     return config
 
 
-def no_heads(request: ExportRequest) -> Heads:
-    """For drafts whose graph is all that drafts."""
-    del request
-    return {}
-
-
 def component_row(
     name: str,
-    spec_of: SpecOf = block_draft.spec_of,
-    heads: Callable[[ExportRequest], Heads] = no_heads,
+    spec_of: SpecOf = block_method.spec_of,
+    heads: Callable[[ExportRequest], Heads] = lambda request: {},
 ) -> ComponentRow:
     """The row of a method of block drafts. `spec_of` is what config.json keeps of a draft, or of
     the base for it; `heads` are the arrays that stand beside the draft's graph."""

@@ -24,9 +24,7 @@ from edgespec.export.request import ExportRequest
 from edgespec.export.resolve import resolve
 from edgespec.export.table import COMPONENTS
 from edgespec.export.vision import (
-    PROCESSOR,
     VisionComponent,
-    renew_processor,
     vision_component,
     vision_options,
     why_no_vision,
@@ -64,12 +62,7 @@ def export(
         for target, part in components.items()
     }
     done = {target: exported for target, exported in there.items() if exported is not None}
-    stale = [
-        target
-        for target, part in components.items()
-        if target not in done and has_old_processor(target, part, request, progress)
-    ]
-    missing = [target for target in components if target not in done and target not in stale]
+    missing = [target for target in components if target not in done]
     request.hash_while_reading()
     with atomic.staged_directories(*missing) as stagings:
         for target, staging in zip(missing, stagings, strict=True):
@@ -78,10 +71,6 @@ def export(
                 written = write(components[target], staging, request, progress)
             logger.info("%s: written in %.2f s", target, time.monotonic() - began)
             done[target] = replace(written, directory=target)
-    for target in stale:
-        part = components[target]
-        assert isinstance(part, VisionComponent)
-        done[target] = renew_processor(part, target, vision_options(part, request))
     first, *others = (done[target] for target in components)
     doubt = request.base.origin.doubt if request.base else None
     notes = (*first.notes, doubt) if doubt else first.notes
@@ -163,19 +152,6 @@ def already_there(
         raise of_another(target, manifest.source, source)
     hashes.check_files(target, manifest.files)
     return Exported(target, manifest.role.value, manifest.files, (THERE,))
-
-
-def has_old_processor(
-    target: Path, component: AnyComponent, request: ExportRequest, progress: Progress
-) -> bool:
-    """Whether `target` is an earlier run of this request, but for the processor files that the
-    checkpoint had then. Raises as `already_there` does."""
-    if not isinstance(component, VisionComponent) or not (target / file_names.MANIFEST).is_file():
-        return False
-    options = json_files.read_manifest(target).get("options")
-    then = options.get(PROCESSOR) if isinstance(options, dict) else None
-    recorded = vision_options(component, request) | {PROCESSOR: then}
-    return already_there(target, request, recorded, progress) is not None
 
 
 def of_another(target: Path, exported: ExportSource, asked: ExportSource) -> BundleError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from edgespec.checkpoint.names import EMBEDDING, stored_name, text_stack
 from edgespec.export.component import Component
 from edgespec.export.draft import draft_component, draft_notes, pair_config, vocabulary_map
 from edgespec.export.request import ExportRequest
-from edgespec.export.row import ComponentRow, Emitted
+from edgespec.export.row import ComponentRow, Emitted, asked_for
 from edgespec.methods.eagle1 import NAME
 
 __all__ = ["COMPONENTS", "NAME"]
@@ -62,9 +61,6 @@ def shares_embedding(request: ExportRequest) -> bool:
     return True
 
 
-def recorded(request: ExportRequest) -> dict[str, Any]:
-    """The options that the manifest keeps: `eagle1_base` where the base was asked for."""
-    return {"eagle1_base": True} if request.options.base_for == NAME else {}
-
-
-COMPONENTS = ComponentRow(emits=lambda request: FINAL, draft=draft, recorded=recorded)
+COMPONENTS = ComponentRow(
+    emits=lambda request: FINAL, draft=draft, recorded=asked_for(NAME, "eagle1_base")
+)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from edgespec.export.component import Component
 from edgespec.export.draft import draft_component, draft_notes, pair_config
 from edgespec.export.request import ExportRequest
-from edgespec.export.row import ComponentRow, Emitted
+from edgespec.export.row import ComponentRow, Emitted, asked_for
 from edgespec.methods.medusa import NAME, MedusaConfig, heads_in_words, spec_of
 
 __all__ = ["COMPONENTS", "NAME"]
@@ -28,9 +26,6 @@ def draft(request: ExportRequest) -> Component:
     )
 
 
-def recorded(request: ExportRequest) -> dict[str, Any]:
-    """The options that the manifest keeps: `medusa_base` where the base was asked for."""
-    return {"medusa_base": True} if request.options.base_for == NAME else {}
-
-
-COMPONENTS = ComponentRow(emits=lambda request: FINAL, draft=draft, recorded=recorded)
+COMPONENTS = ComponentRow(
+    emits=lambda request: FINAL, draft=draft, recorded=asked_for(NAME, "medusa_base")
+)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from edgespec.artifacts.component import PairConfig
 from edgespec.checkpoint.mtp import refuse_other_forms
 from edgespec.export.component import Component
 from edgespec.export.draft import draft_component
 from edgespec.export.request import ExportRequest
-from edgespec.export.row import ComponentRow, Emitted
+from edgespec.export.row import ComponentRow, Emitted, asked_for
 from edgespec.methods.mtp import NAME
 
 __all__ = ["COMPONENTS", "NAME"]
@@ -33,14 +31,9 @@ def draft(request: ExportRequest) -> Component:
     return draft_component(request, "Mtp", pair, notes=notes)
 
 
-def recorded(request: ExportRequest) -> dict[str, Any]:
-    """The options that the manifest keeps: `mtp` where the head was asked for."""
-    return {"mtp": True} if request.options.base_for == NAME else {}
-
-
 COMPONENTS = ComponentRow(
     emits=lambda request: FINAL,
     draft=draft,
     check_base=refuse_other_forms,
-    recorded=recorded,
+    recorded=asked_for(NAME, "mtp"),
 )

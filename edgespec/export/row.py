@@ -27,13 +27,9 @@ class Emitted:
     note: str
 
 
-def _nothing(checkpoint: Checkpoint) -> None:
-    del checkpoint
-
-
-def _no_options(request: ExportRequest) -> dict[str, Any]:
-    del request
-    return {}
+def asked_for(name: str, key: str) -> Callable[[ExportRequest], dict[str, Any]]:
+    """The `recorded` of a method of which the manifest keeps `key` where its base was asked for."""
+    return lambda request: {key: True} if request.options.base_for == name else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,5 +45,5 @@ class ComponentRow:
     emits: Callable[[ExportRequest], Emitted]
     draft: Callable[[ExportRequest], Component]
     base_needs_draft: bool = False
-    check_base: Callable[[Checkpoint], None] = _nothing
-    recorded: Callable[[ExportRequest], dict[str, Any]] = _no_options
+    check_base: Callable[[Checkpoint], None] = lambda checkpoint: None
+    recorded: Callable[[ExportRequest], dict[str, Any]] = lambda request: {}

@@ -15,22 +15,20 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.artifacts import atomic, file_names, hashes, json_files
-from edgespec.artifacts.manifest import ExportManifest
+from edgespec.artifacts import file_names, json_files
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.vision import vision_prefix
 from edgespec.config import VisionConfig
 from edgespec.contract import Role
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.export import sidecars, writer
-from edgespec.export.component import Exported, check_graph
+from edgespec.export.component import Exported, finished, quantization_of, write_model
 from edgespec.export.pieces import OpenPiece, open_piece
 from edgespec.export.request import ExportRequest
 from edgespec.families.vision import SECTION
 from edgespec.graphs.assembly import GraphPart
-from edgespec.graphs.builder import WeightPlan, save
+from edgespec.graphs.builder import WeightPlan
 from edgespec.graphs.completeness import WITHOUT_IMAGES, check_vision
-from edgespec.graphs.linear import products
 from edgespec.graphs.vision import VisionGraph
 from edgespec.progress import Progress
 from edgespec.vision.component import VisionComponentConfig
@@ -41,8 +39,6 @@ NO_PROCESSOR = (
     "the checkpoint has no preprocessor_config.json: put it beside config.json and export again,"
     " or no image can be prepared"
 )
-RENEWED = "already there, and its processor files are those of the checkpoint now: build again"
-PROCESSOR = "processor"  # the option of manifest.json that holds their sha256
 NO_VISION = "the checkpoint has no tensors of its image encoder: text alone is exported"
 LEFT_OUT = "this version has no image encoder of this family: text alone is exported"
 
@@ -115,29 +111,19 @@ def write_vision(
     manifest."""
     sidecars.copy_processor(component.checkpoint, staging)
     plan = WeightPlan(file_names.MODEL_DATA)
-    model, table = built_graph(component, plan), component.graph.table
-    quantization = sidecars.graph_quantization(
-        products(model), table.checkpoint, table.quantization
-    )
+    model = built_graph(component, plan)
+    quantization = quantization_of(model, component.graph.table)
     progress.start("image encoder", plan.size_bytes)
-    data = staging / file_names.MODEL_DATA
-    digests = {data.name: writer.write_weights(plan, data, progress.advance)}
-    save(model, staging / file_names.MODEL)
-    check_graph(staging / file_names.MODEL)
-    source_of = request.source(progress)
-    config = replace(component.config, identity=source_of.identity, quantization=quantization)
+    digests = write_model(model, plan, staging, progress)
+    identity = request.source(progress).identity
+    config = replace(component.config, identity=identity, quantization=quantization)
     json_files.write_json(staging / file_names.CONFIG, config.to_dict())
     if request.options.golden:
         progress.start("golden", 1)
         arrays = golden_arrays(component.graph, staging)
         writer.write_small(arrays, staging / file_names.GOLDEN)
         progress.advance(1)
-    schemes = quantization.schemes if quantization else None
-    files = hashes.file_entries(staging, digests)
-    manifest = ExportManifest.make(Role.VISUAL, source_of, recorded, files, schemes)
-    json_files.write_json(staging / file_names.MANIFEST, manifest.to_dict())
-    notes = (*component.notes, *sidecars.quantization_notes(quantization))
-    return Exported(staging, Role.VISUAL.value, files, notes)
+    return finished(config, staging, request, recorded, progress, digests, component.notes)
 
 
 def built_graph(component: VisionComponent, plan: WeightPlan) -> ir.Model:
@@ -152,27 +138,7 @@ def built_graph(component: VisionComponent, plan: WeightPlan) -> ir.Model:
 def vision_options(component: VisionComponent, request: ExportRequest) -> dict[str, Any]:
     """The options on which an image encoder depends: the same beside any base."""
     processor = sidecars.processor_hashes(component.checkpoint)
-    return {"golden": request.options.golden, PROCESSOR: processor}
-
-
-def renew_processor(
-    component: VisionComponent, target: Path, recorded: Mapping[str, Any]
-) -> Exported:
-    """Put the checkpoint's processor files into an export that is else unchanged, in place of its
-    own; `recorded` are the options of its new manifest. The graph is not made again."""
-    before = ExportManifest.read(target)
-    kept = {name: e for name, e in before.files.items() if name not in file_names.PROCESSOR_FILES}
-    with atomic.writing(target), atomic.staging_in(target.parent, target.name) as staging:
-        for name in kept:
-            atomic.link_or_copy(target / name, staging / name)
-        sidecars.copy_processor(component.checkpoint, staging)
-        digests = {name: entry["sha256"] for name, entry in kept.items()}
-        files = hashes.file_entries(staging, digests)
-        schemes = before.quantization
-        manifest = ExportManifest.make(before.role, before.source, recorded, files, schemes)
-        json_files.write_json(staging / file_names.MANIFEST, manifest.to_dict())
-        atomic.take_place(staging, target)
-    return Exported(target, before.role.value, files, (*component.notes, RENEWED))
+    return {"golden": request.options.golden, "processor": processor}
 
 
 # ---- golden inputs and outputs

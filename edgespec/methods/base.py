@@ -58,30 +58,6 @@ class HeadSizes:
 Rows = Iterable[tuple[str, str]]  # label and text of what `edgespec inspect` shows
 
 
-def no_spec(fields: Fields) -> SpecConfig:
-    """The spec of a method that keeps no keys of its own in config.json."""
-    del fields
-    return SpecConfig()
-
-
-def one_node(spec: SpecConfig) -> int:
-    """The smallest call of a draft that makes its tokens one by one."""
-    del spec
-    return 1
-
-
-def no_heads(spec: SpecConfig, sizes: HeadSizes) -> Mapping[str, tuple[int, ...]]:
-    """The `head_shapes` of a method whose graph is all that drafts."""
-    del spec, sizes
-    return {}
-
-
-def no_keys(spec: SpecConfig) -> dict[str, Any]:
-    """The `write_spec` of a method that keeps nothing in config.json."""
-    del spec
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """A row of METHODS. Tables of other packages map `name` to their own code.
@@ -120,11 +96,13 @@ class Method:
     format: DraftFormat | None = None
     of_model: Callable[[ModelConfig], DraftConfig] | None = None
     draft_param: str | None = None
-    read_spec: Callable[[Fields], SpecConfig] = no_spec
-    write_spec: Callable[[SpecConfig], dict[str, Any]] = no_keys
+    read_spec: Callable[[Fields], SpecConfig] = lambda fields: SpecConfig()
+    write_spec: Callable[[SpecConfig], dict[str, Any]] = lambda spec: {}
     pair_rules: tuple[PairRule, ...] = ()
-    min_draft_tree_size: Callable[[SpecConfig], int] = one_node
-    head_shapes: Callable[[SpecConfig, HeadSizes], Mapping[str, tuple[int, ...]]] = no_heads
+    min_draft_tree_size: Callable[[SpecConfig], int] = lambda spec: 1
+    head_shapes: Callable[[SpecConfig, HeadSizes], Mapping[str, tuple[int, ...]]] = (
+        lambda spec, sizes: {}
+    )
     thinking: Mapping[str, bool] = field(default_factory=dict)
     default_layers: str = "the default aux layers"
     base_rows: Callable[[ModelConfig], Rows] = lambda config: ()

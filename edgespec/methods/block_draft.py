@@ -1,5 +1,4 @@
-"""Block drafts: how their checkpoints are read, whatever the method, and what config.json keeps of
-them.
+"""Block drafts: how their checkpoints are read, whatever the method.
 
 A block draft is a few Qwen3-like layers that read the base's aux hidden states as context and draft
 a block of mask tokens in one call. Inside, names of tensors are fc, hidden_norm, layers.0..., norm,
@@ -9,38 +8,31 @@ each says in its own file which keys it has, and how it differs.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from edgespec.config.fields import Fields, is_int, shortened
 from edgespec.config.layers import (
-    activation_of,
     check_divides,
     even_head_dim,
     layer_types,
     num_layers_of,
     repeated,
 )
-from edgespec.config.ropes import DRAFT_MROPE, one_rope
-from edgespec.config.values import (
-    AttentionSpec,
-    DecoderConfig,
-    DraftConfig,
-    LayerSpec,
-    MlpSpec,
-    NormSpec,
-    Shapes,
-)
-from edgespec.contract import Role
+from edgespec.config.values import DecoderConfig, DraftConfig, Shapes
 from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.methods.base import SpecConfig
-from edgespec.methods.sides import BaseSide, DraftSide, Mismatch, PairRule
-from edgespec.methods.speculators import base_name
+from edgespec.methods.draft_layers import (
+    base_name,
+    check_shared,
+    draft_layer,
+    layer_ids,
+    layer_numbers,
+)
+
+Stated = TypeVar("Stated")
 
 MAX_BLOCK = 1024  # published drafts have up to 16; a pass computes the whole block
 # Stored Linear -> the ones it is made of, by rows
@@ -131,7 +123,7 @@ def block_values(
     decoder = _decoder(layer, shapes, title)
     vocab_size = layer.size("vocab_size")
     target_hidden_size = top.size("target_hidden_size", decoder.hidden_size)
-    target_layers = _agreed_size(top, inner, "num_target_layers")
+    target_layers = _agreed(top, inner, "num_target_layers", _size)
     aux_layers = _aux_layers(top, inner, decoder.num_layers, target_layers, layout)
     _check_fc(shapes, decoder.hidden_size, len(aux_layers) * target_hidden_size, source, title)
     kinds = _layer_kinds(layer, decoder.num_layers, title)
@@ -153,7 +145,7 @@ def block_values(
         "num_target_layers": target_layers,
         "base_name": base_name(top),
     }
-    _check_shared(BlockDraftConfig(**values), shapes, source)
+    check_shared(BlockDraftConfig(**values), shapes, source)
     return values
 
 
@@ -189,35 +181,16 @@ def layout_of(raw: Mapping[str, Any], section: str) -> str:
 
 
 def _decoder(layer: Fields, shapes: Shapes, title: str) -> DecoderConfig:
-    num_layers = num_layers_of(layer)
-    _check_layers(shapes, num_layers, layer.source)
-    norm = NormSpec(layer.number("rms_norm_eps"))
-    biases = (f"layers.0.mlp.{name}.bias" for name in ("gate_proj", "gate_up_proj"))
-    mlp = MlpSpec(
-        layer.size("intermediate_size"),
-        activation_of(layer),
-        bias=any(name in shapes for name in biases),
-    )
-    layers = repeated(LayerSpec(_attention(layer, shapes, title), mlp, norm), num_layers)
-    return DecoderConfig(layer.size("hidden_size"), layers, norm)
-
-
-def _attention(layer: Fields, shapes: Shapes, title: str) -> AttentionSpec:
-    """Qwen3-like; which rows of block and context it sees, the masks say."""
-    num_heads, num_kv_heads, head_dim = _heads(layer, shapes, title)
-    given = layer.get("max_position_embeddings") is not None
-    max_position = layer.size("max_position_embeddings") if given else None
-    first = "layers.0.self_attn"
-    return AttentionSpec(
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        rope=one_rope(layer, head_dim, max_position, mrope=DRAFT_MROPE),
-        scale=1 / math.sqrt(head_dim),
-        qkv_bias=f"{first}.q_proj.bias" in shapes or f"{first}.qkv_proj.bias" in shapes,
-        o_bias=f"{first}.o_proj.bias" in shapes,
-        qk_norm=f"{first}.q_norm.weight" in shapes,
-    )
+    """Qwen3-like; which rows of block and context a layer sees, the masks say."""
+    num_layers, numbers = num_layers_of(layer), layer_numbers(shapes)
+    if numbers != set(range(num_layers)):
+        raise CheckpointError(
+            f"{layer.source} declares {num_layers} layers; the tensors are of {len(numbers)}:"
+            f" {sorted(numbers)[:8]}.",
+            "Download the draft again, all of it.",
+        )
+    spec = draft_layer(layer, shapes, "layers.0", _heads(layer, shapes, title))
+    return DecoderConfig(layer.size("hidden_size"), repeated(spec, num_layers), spec.norm)
 
 
 def _heads(layer: Fields, shapes: Shapes, title: str) -> tuple[int, int, int]:
@@ -226,28 +199,12 @@ def _heads(layer: Fields, shapes: Shapes, title: str) -> tuple[int, int, int]:
     num_heads = layer.size("num_attention_heads")
     num_kv_heads = layer.size("num_key_value_heads", num_heads)
     check_divides(layer, "num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
-    given = _projected_head_dim(shapes, num_heads, layer.size("hidden_size"))
+    # transformers' rule for a missing key, unless a projection knows better
+    rows = shapes.get("layers.0.self_attn.q_proj.weight", (layer.size("hidden_size"),))
+    given = max(1, (rows[0] if rows else 0) // num_heads)
     head_dim = even_head_dim(layer, layer.size("head_dim", given))
     _check_heads(shapes, num_heads, num_kv_heads, head_dim, layer.source, title)
     return num_heads, num_kv_heads, head_dim
-
-
-def _check_layers(shapes: Shapes, num_layers: int, source: str) -> None:
-    numbers = {
-        int(match[1]) for name in shapes if (match := re.match(r"layers\.(\d{1,6})\.", name))
-    }
-    if numbers != set(range(num_layers)):
-        raise CheckpointError(
-            f"{source} declares {num_layers} layers; the tensors are of {len(numbers)}:"
-            f" {sorted(numbers)[:8]}.",
-            "Download the draft again, all of it.",
-        )
-
-
-def _projected_head_dim(shapes: Shapes, num_heads: int, hidden_size: int) -> int:
-    """transformers' rule for a missing key, unless a projection knows better."""
-    shape = shapes.get("layers.0.self_attn.q_proj.weight", (hidden_size,))
-    return max(1, (shape[0] if shape else 0) // num_heads)
 
 
 def _check_heads(
@@ -329,8 +286,9 @@ def _aux_layers(
 ) -> tuple[int, ...]:
     """hidden_states indices. `target_layer_ids`, at the top level or in the section, counts layer
     outputs (index - 1), speculators counts as we do."""
-    outputs, indices = _outputs(top, inner), _ids(top, "aux_hidden_state_layer_ids")
-    also = _ids(top, "eagle_aux_hidden_state_layer_ids")
+    outputs = _agreed(top, inner, "target_layer_ids", layer_ids)
+    indices = layer_ids(top, "aux_hidden_state_layer_ids")
+    also = layer_ids(top, "eagle_aux_hidden_state_layer_ids")
     aux_layers = indices or (tuple(i + 1 for i in outputs) if outputs else None) or also
     if aux_layers is None and layout == "speculators":
         raise top.missing("aux_hidden_state_layer_ids")
@@ -359,17 +317,6 @@ def _aux_layers(
     return aux_layers
 
 
-def _outputs(top: Fields, inner: Fields) -> tuple[int, ...] | None:
-    """`target_layer_ids`, from either place; they must agree."""
-    stated = [ids for place in (top, inner) if (ids := _ids(place, "target_layer_ids")) is not None]
-    if len(set(stated)) > 1:
-        raise CheckpointError(
-            f"{top.source} contradicts itself: 'target_layer_ids' is {list(stated[0])} at the top"
-            f" level and {list(stated[1])} in {inner.source}."
-        )
-    return stated[0] if stated else None
-
-
 def default_outputs(target_layers: int | None, num_layers: int, inner: Fields) -> list[int]:
     """The layer outputs of z-lab's rule: as many as the draft has layers, evenly from the second to
     the last but two; one: the middle. Raises CheckpointError where the base's depth is
@@ -387,28 +334,25 @@ def default_outputs(target_layers: int | None, num_layers: int, inner: Fields) -
     return [round(first + i * span / (num_layers - 1)) for i in range(num_layers)]
 
 
-def _ids(fields: Fields, key: str) -> tuple[int, ...] | None:
-    ids = fields.get(key)
-    if ids is None or ids == []:
-        return None
-    if not isinstance(ids, list) or not all(is_int(i) and 0 <= i < 2**31 - 1 for i in ids):
-        raise fields.wrong(key, "a list of layer numbers")
-    return tuple(ids)
-
-
-def _agreed_size(top: Fields, inner: Fields, key: str) -> int | None:
-    """A size that may stand at the top level or inside the section, or in both if they agree."""
-    sizes = [place.size(key) for place in (top, inner) if place.get(key) is not None]
-    if len(set(sizes)) > 1:
+def _agreed(
+    top: Fields, inner: Fields, key: str, read: Callable[[Fields, str], Stated | None]
+) -> Stated | None:
+    """A value that may stand at the top level or inside the section, or in both if they agree."""
+    stated = [value for place in (top, inner) if (value := read(place, key)) is not None]
+    if len(set(stated)) > 1:
         raise CheckpointError(
-            f"{top.source} contradicts itself: '{key}' is {sizes[0]} at the top level and"
-            f" {sizes[1]} in {inner.source}."
+            f"{top.source} contradicts itself: '{key}' is {stated[0]} at the top level and"
+            f" {stated[1]} in {inner.source}."
         )
-    return sizes[0] if sizes else None
+    return stated[0] if stated else None
+
+
+def _size(place: Fields, key: str) -> int | None:
+    return None if place.get(key) is None else place.size(key)
 
 
 def _block_size(top: Fields, inner: Fields) -> int:
-    size = _agreed_size(top, inner, "block_size")
+    size = _agreed(top, inner, "block_size", _size)
     if size is None:
         raise CheckpointError(
             f"{top.source}: 'block_size' is missing; the draft cannot be run without it.",
@@ -420,30 +364,26 @@ def _block_size(top: Fields, inner: Fields) -> int:
     return size
 
 
+def _token_id(place: Fields, key: str) -> int | None:
+    if place.get(key) is not None and not is_int(place.get(key)):
+        raise place.wrong(key, "the id of a token")
+    return cast("int | None", place.get(key))
+
+
 def _mask_token(top: Fields, inner: Fields, vocab_size: int) -> int:
-    places = [place for place in (top, inner) if place.get("mask_token_id") is not None]
-    for place in places:
-        if not is_int(place.get("mask_token_id")):
-            raise place.wrong("mask_token_id", "the id of a token")
-    ids: list[int] = [place.get("mask_token_id") for place in places]
-    if not ids:
+    mask = _agreed(top, inner, "mask_token_id", _token_id)
+    if mask is None:
         raise CheckpointError(
             f"{inner.source}: 'mask_token_id' is missing; the draft cannot be run without it.",
             "Add the id of the token that the draft was trained with, or download the draft again.",
         )
-    if len(set(ids)) > 1:
+    if not 0 <= mask < vocab_size:
         raise CheckpointError(
-            f"{top.source} contradicts itself: 'mask_token_id' is {ids[0]} at the top level and"
-            f" {ids[1]} in {inner.source}."
-        )
-    if not 0 <= ids[0] < vocab_size:
-        raise CheckpointError(
-            f"{places[0].source}: mask_token_id {ids[0]} is outside the vocabulary of {vocab_size}"
-            " tokens.",
+            f"{top.source}: mask_token_id {mask} is outside the vocabulary of {vocab_size} tokens.",
             "Check that the draft is whole and was made for this vocabulary; its config.json may be"
             " of another draft.",
         )
-    return ids[0]
+    return mask
 
 
 # What the tensors must be
@@ -461,173 +401,6 @@ def _check_fc(shapes: Shapes, hidden_size: int, width: int, source: str, title: 
             f"fc.weight has the shape {list(shape)}; {source} declares {[hidden_size, width]} "
             "(hidden_size, aux layers * target_hidden_size)."
         )
-
-
-def _check_shared(draft: BlockDraftConfig, shapes: Shapes, source: str) -> None:
-    """An embedding and an lm_head that the base shares must fit."""
-    reduced, vocab = draft.draft_vocab_size, draft.vocab_size
-    if reduced > vocab:
-        raise CheckpointError(
-            f"{source}: draft_vocab_size {reduced} is greater than vocab_size {vocab}."
-        )
-    width, base_width = draft.decoder.hidden_size, draft.target_hidden_size
-    for name, own, rows in (
-        ("embed_tokens", draft.own_embedding, vocab),
-        ("lm_head", draft.own_head, reduced),
-    ):
-        if own and shapes[f"{name}.weight"] != (rows, width):
-            raise CheckpointError(
-                f"{name}.weight has the shape {list(shapes[f'{name}.weight'])}; {source} declares"
-                f" {[rows, width]}."
-            )
-        if not own and (width != base_width or rows < vocab):
-            raise CheckpointError(
-                f"the draft of {source} has no {name}.weight, and the base's does not fit: {rows}"
-                f" of {vocab} tokens, width {width} on a base of {base_width}."
-            )
-
-
-# What config.json of an export keeps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSpec(SpecConfig):
-    """What config.json keeps of a block draft, and of the base that is exported for it; `windows`
-    and `causal` only in a draft's, per layer."""
-
-    block_size: int
-    mask_token_id: int
-    windows: tuple[int | None, ...] = ()
-    causal: tuple[bool, ...] = ()
-
-    @property
-    def first_slot(self) -> int:
-        """The first slot of a block that drafts: the one behind the anchor's."""
-        return 1
-
-
-def spec_of(config: BlockDraftConfig, *, draft: bool) -> BlockSpec:
-    """What config.json keeps of a draft: of itself, or of the base that is exported for it."""
-    return BlockSpec(**spec_values(config, draft=draft))
-
-
-def spec_values(config: BlockDraftConfig, *, draft: bool) -> dict[str, Any]:
-    """What the BlockSpec of a draft is made of, or that of the base that is exported for it."""
-    return {
-        "aux_layer_ids": config.aux_layer_ids,
-        "block_size": config.block_size,
-        "mask_token_id": config.mask_token_id,
-        "windows": config.windows if draft else (),
-        "causal": config.causal if draft else (),
-    }
-
-
-def read_values(fields: Fields, inner: Fields) -> dict[str, Any]:
-    """What a BlockSpec is made of, from a config.json and its section `inner`; the layers there
-    count layer outputs from 0. Raises what the fields raise, with the key."""
-    outputs = _ids(inner, "target_layer_ids")
-    if outputs is None:
-        raise inner.missing("target_layer_ids")
-    mask = inner.get("mask_token_id")
-    if not is_int(mask) or not 0 <= mask < fields.size("vocab_size"):
-        raise inner.wrong("mask_token_id", "the id of a token")
-    windows, causal = inner.get("windows") or [], inner.get("causal") or []
-    drafted = fields.get("engine_role") == Role.DRAFT.value
-    layers = fields.size("num_hidden_layers") if drafted else 0  # a base keeps neither
-    if not isinstance(windows, list) or not all(w is None or is_window(w) for w in windows):
-        raise inner.wrong("windows", "a list of windows")
-    if len(windows) != layers:
-        raise inner.wrong("windows", f"a list of {layers}, one per layer")
-    if not isinstance(causal, list) or not all(isinstance(c, bool) for c in causal):
-        raise inner.wrong("causal", "a list of true and false")
-    if len(windows) != len(causal):
-        raise inner.wrong("causal", f"a list of {len(windows)}, one per layer")
-    return {
-        "aux_layer_ids": tuple(i + 1 for i in outputs),
-        "block_size": inner.size("block_size"),
-        "mask_token_id": mask,
-        "windows": tuple(windows),
-        "causal": tuple(causal),
-    }
-
-
-def is_window(value: object) -> bool:
-    """Whether a JSON value is a number of tokens that a layer sees."""
-    return is_int(value) and 1 <= cast(int, value) < 2**31
-
-
-def spec_keys(spec: SpecConfig) -> dict[str, Any]:
-    """The keys that `read_values` reads."""
-    assert isinstance(spec, BlockSpec)
-    keys: dict[str, Any] = {
-        "target_layer_ids": [layer - 1 for layer in spec.aux_layer_ids],
-        "block_size": spec.block_size,
-        "mask_token_id": spec.mask_token_id,
-    }
-    if spec.windows:
-        keys |= {"windows": list(spec.windows), "causal": list(spec.causal)}
-    return keys
-
-
-def block_of(spec: SpecConfig) -> int:
-    """The nodes that a call of the draft makes: a whole block."""
-    assert isinstance(spec, BlockSpec)
-    return spec.block_size
-
-
-# What makes a pair, and what `inspect` shows
-
-
-def reads_what_is_emitted(base_param: str) -> PairRule:
-    """The rule that an exported base emits the aux layers that the draft was trained on;
-    `base_param` is what exports such a base."""
-
-    def rule(base: BaseSide, draft: DraftSide) -> Iterator[Mismatch]:
-        if base.aux_layer_ids is None:
-            return
-        remedy = f"Export the base again with `{base_param}`"
-        if draft.aux_layer_ids != base.aux_layer_ids:
-            emitted, wanted = (
-                [layer - 1 for layer in side.aux_layer_ids or ()] for side in (base, draft)
-            )
-            message = (
-                f"the base emits the outputs of layers {emitted}, the draft reads those of {wanted}"
-            )
-            yield Mismatch("aux layers", message, remedy)
-        elif draft.hidden_states_width != base.hidden_states_width:
-            message = (
-                f"the draft reads aux hidden states {draft.hidden_states_width} wide, the base "
-                f"emits {base.hidden_states_width}"
-            )
-            yield Mismatch("aux layers", message, remedy)
-
-    return rule
-
-
-def config_rows(config: DraftConfig) -> Iterator[tuple[str, str]]:
-    """Of a draft's checkpoint: its block, and what rows of the block see in each layer."""
-    assert isinstance(config, BlockDraftConfig)
-    mask = f"mask token {config.mask_token_id}"
-    yield "block", f"{config.block_size} tokens, the anchor included; {mask}"
-    kinds = [attention_words(*kind) for kind in zip(config.windows, config.causal, strict=True)]
-    counted = [
-        f"{kinds.count(kind)} of {len(kinds)} layers: {kind}" for kind in dict.fromkeys(kinds)
-    ]
-    yield "attention", "; ".join(counted)
-
-
-def attention_words(window: int | None, causal: bool) -> str:
-    """How one layer attends, for `inspect`."""
-    seen = f"a window of {window}" if window else "all of the context"
-    return f"{seen}, {'causal' if causal else 'both ways'} inside the block"
-
-
-def spec_rows(spec: SpecConfig) -> Iterator[tuple[str, str]]:
-    """Of an exported base or draft: the block, and the layers whose outputs it is drafted from."""
-    assert isinstance(spec, BlockSpec)
-    layers = ", ".join(str(layer - 1) for layer in spec.aux_layer_ids)
-    block = f"{spec.block_size} tokens, mask token {spec.mask_token_id}"
-    yield "block", f"{block}, behind the outputs of layers {layers}"
 
 
 # How a checkpoint is recognised

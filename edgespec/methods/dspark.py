@@ -12,25 +12,26 @@ families than Qwen3's layers are refused by their classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 from edgespec.config.fields import Fields, is_int, shortened
 from edgespec.config.values import DraftConfig, Shapes
 from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.methods.base import DraftFormat, HeadSizes, Method, SpecConfig
+from edgespec.methods.base import HeadSizes, SpecConfig
 from edgespec.methods.block_draft import (
     KEYS,
     BlockDraftConfig,
-    BlockSpec,
-    block_of,
     block_values,
-    config_rows,
     layout_of,
     own_shapes,
-    read_values,
-    reads_what_is_emitted,
     refuse_unknown,
+)
+from edgespec.methods.block_method import (
+    BlockSpec,
+    block_method,
+    config_rows,
+    read_values,
     spec_keys,
     spec_rows,
     spec_values,
@@ -40,7 +41,6 @@ from edgespec.methods.block_variants import DSPARK, SHIFTED, is_variant, refuse_
 NAME, TITLE = "dspark", "DSpark"
 SECTION = "dspark_config"
 PUBLISHED_SECTION = "dflash_config"  # of ModelOpt and SpecForge; DeepSpec has no section
-EXPORT: dict[str, str | bool] = {"dspark_base": True, "dspark_draft_dir": "DRAFT"}
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 MAX_MARKOV_RANK = 4096  # published drafts have 256
 CLASSES = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "DFlashDraftModel")
@@ -169,11 +169,7 @@ def _heads(place: Fields, layout: str) -> Heads:
         confidence = place.flag("enable_confidence_head", bool(default))
         reads = place.flag("confidence_head_with_markov", speculators)
     if confidence and reads and not rank:
-        raise CheckpointError(
-            f"{place.source} contradicts itself: the confidence head reads the Markov head, and"
-            " markov_rank is 0.",
-            "Download the draft again.",
-        )
+        raise place.wrong("markov_rank", "positive: the confidence head reads the Markov head")
     # slot j drafts the token behind it, but where a library says that the anchor's does not
     anchor = place.flag("shift_label" if modelopt else "sample_from_anchor", True)
     return Heads(
@@ -221,23 +217,7 @@ def read_spec(fields: Fields) -> DSparkSpec:
     """The `dspark_config` of an export's config.json, by TensorRT Edge-LLM's keys. Raises what
     `fields` raises, with the key."""
     inner = fields.section(SECTION)
-    rank, kind = inner.get("markov_rank"), inner.get("markov_head_type")
-    if not is_int(rank) or not 0 <= rank <= MAX_MARKOV_RANK:
-        raise inner.wrong("markov_rank", f"a whole number from 0 to {MAX_MARKOV_RANK}")
-    if kind not in get_args(MarkovKind):
-        raise inner.wrong("markov_head_type", "vanilla, gated or rnn")
-    confidence = inner.flag("enable_confidence_head", False)
-    reads = inner.flag("confidence_head_with_markov", False)
-    if reads and not (confidence and rank):
-        raise inner.wrong("confidence_head_with_markov", "false where one of the heads is missing")
-    heads = Heads(
-        markov_rank=rank,
-        markov_kind=kind,
-        confidence=confidence,
-        confidence_reads_markov=reads,
-        first_slot=0 if inner.flag("sample_from_anchor", True) else 1,
-    )
-    return DSparkSpec(**read_values(fields, inner), heads=heads)
+    return DSparkSpec(**read_values(fields, inner), heads=_heads(inner, "deepspec"))
 
 
 def write_spec(spec: SpecConfig) -> dict[str, Any]:
@@ -289,19 +269,11 @@ def head_words(heads: Heads) -> str:
     return f"{there or 'none'}; {first}"
 
 
-METHOD = Method(
-    name=NAME,
-    title=TITLE,
-    draft_title="a DSpark draft",
-    base_output="aux_hidden_states",
-    export_params=EXPORT,
-    component="dspark_draft",
+METHOD = replace(
+    block_method(NAME, TITLE, parse_dspark_config, matches_config),
     proposes="block chain",
-    format=DraftFormat(matches_config=matches_config, parse=parse_dspark_config),
     read_spec=read_spec,
     write_spec=write_spec,
-    pair_rules=(reads_what_is_emitted("dspark_base"),),
-    min_draft_tree_size=block_of,
     head_shapes=head_shapes,
     config_rows=dspark_config_rows,
     spec_rows=dspark_spec_rows,

@@ -3,29 +3,26 @@ the tensors. EAGLE-2 (arXiv 2406.16858) is another search over the same weights.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgespec.config.fields import Fields, shortened
-from edgespec.config.layers import activation_of
-from edgespec.config.ropes import DRAFT_MROPE, one_rope
-from edgespec.config.values import (
-    AttentionSpec,
-    DecoderConfig,
-    DraftConfig,
-    LayerSpec,
-    MlpSpec,
-    NormNames,
-    NormSpec,
-    Shapes,
-)
+from edgespec.config.fields import Fields
+from edgespec.config.values import DecoderConfig, DraftConfig, NormNames, Shapes
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.methods.base import DraftFormat, Method
-from edgespec.methods.eagle3 import POST_NORM_KEY, heads_by_rows, matrix
-from edgespec.methods.speculators import base_name
+from edgespec.methods.draft_layers import (
+    Switch,
+    base_name,
+    check_shared,
+    draft_layer,
+    heads_by_rows,
+    layer_numbers,
+    matrix,
+    norm_is_there,
+    refuse_switches,
+)
+from edgespec.methods.eagle3 import POST_NORM_KEY
 
 NAME = "eagle1"
 FIRST = "layers.0"
@@ -67,11 +64,11 @@ def parse_eagle1_config(
         own_embedding="embed_tokens.weight" in shapes,
         own_head="lm_head.weight" in shapes,
         base_name=base_name(top),
-        fc_bias=agreed(top, "bias", "fc.bias", shapes),
+        fc_bias=norm_is_there(top, "bias", "fc.bias", shapes),
         last_norm=last_norm(top, shapes),
         norm_output=norm_output(top, shapes),
     )
-    check_vocabulary(draft, shapes, source)
+    check_shared(draft, shapes, source)
     return draft
 
 
@@ -79,7 +76,7 @@ def last_norm(top: Fields, shapes: Shapes) -> bool:
     """Whether there is a norm before the lm_head. UnsupportedModel where nothing says which state
     such a draft recycles: SafeAILab's have no norm."""
     eagle = top.optional_section("eagle_config")
-    there = agreed(eagle, "use_last_layernorm", "norm.weight", shapes)
+    there = norm_is_there(eagle, "use_last_layernorm", "norm.weight", shapes)
     if there and not eagle.raw:
         message = (
             f"the draft of {top.source} has 'norm.weight', and nothing says whether it goes on with"
@@ -104,19 +101,8 @@ def norm_output(top: Fields, shapes: Shapes) -> bool:
     return asked
 
 
-def agreed(fields: Fields, key: str, tensor: str, shapes: Shapes) -> bool:
-    """Whether a tensor is there. CheckpointError where the config has the key and says other."""
-    there = tensor in shapes
-    if fields.flag(key, there) != there:
-        raise CheckpointError(
-            f"{fields.source}: '{key}' is {fields.get(key)}, but tensor {tensor!r} is"
-            f" {'there' if there else 'missing'}."
-        )
-    return there
-
-
 # ModelOpt's switches: the value of EAGLE-1, and what the other one makes of the draft
-_SWITCHES: tuple[tuple[str, bool | int, str], ...] = (
+_SWITCHES: tuple[Switch, ...] = (
     ("use_aux_hidden_state", False, "a draft that reads aux layers (EAGLE-3)"),
     ("use_mtp_layernorm", False, "norms over embedding and hidden state, as in an MTP head"),
     ("parallel_draft_step", 1, "several tokens per draft step"),
@@ -125,12 +111,7 @@ _SWITCHES: tuple[tuple[str, bool | int, str], ...] = (
 
 def refuse_other_forms(top: Fields, shapes: Shapes) -> None:
     """Raises UnsupportedModel for drafts whose graph is another one."""
-    eagle = top.optional_section("eagle_config")
-    for key, usual, meaning in _SWITCHES:
-        value = eagle.get(key)
-        if value is not None and value != usual:
-            message = f"{eagle.source}: {key} is {shortened(value)}: {meaning}"
-            raise UnsupportedModel(f"{message}; this version needs {usual} for an EAGLE-1 draft.")
+    refuse_switches(top.optional_section("eagle_config"), _SWITCHES, WHOSE)
     for name in ("enorm.weight", "hnorm.weight", f"{FIRST}.hidden_norm.weight"):
         if name in shapes:
             message = (
@@ -152,24 +133,19 @@ def draft_decoder(top: Fields, shapes: Shapes) -> DecoderConfig:
             f" {hidden_size} of {top.source} has [{hidden_size}, {2 * hidden_size}] (embedding and"
             " hidden state)."
         )
-    norm = NormSpec(top.number("rms_norm_eps"))
-    mlp = MlpSpec(
-        top.size("intermediate_size"),
-        activation_of(top),
-        bias=f"{FIRST}.mlp.gate_proj.bias" in shapes,
-    )
-    layer = LayerSpec(draft_attention(top, shapes, hidden_size), mlp, norm)
+    layer = draft_layer(top, shapes, FIRST, draft_heads(top, shapes, hidden_size))
     eagle = top.optional_section("eagle_config")
     key, tensor = "use_input_layernorm_in_first_layer", f"{FIRST}.input_layernorm.weight"
     first = layer
-    if not agreed(eagle, key, tensor, shapes):
+    if not norm_is_there(eagle, key, tensor, shapes):
         first = replace(layer, norm_names=NormNames(before_mixer=None))
     others = num_layers(shapes, top.source) - 1
-    return DecoderConfig(hidden_size, (first, *others * (layer,)), norm)
+    return DecoderConfig(hidden_size, (first, *others * (layer,)), layer.norm)
 
 
-def draft_attention(top: Fields, shapes: Shapes, hidden_size: int) -> AttentionSpec:
-    """The attention of all layers: they rotate by the draft's own config."""
+def draft_heads(top: Fields, shapes: Shapes, hidden_size: int) -> tuple[int, int, int]:
+    """num_heads, num_kv_heads, head_dim; the projections must have the sizes that the config
+    declares."""
     q_out, q_in = matrix(shapes, f"{FIRST}.self_attn.q_proj.weight", top.source, WHOSE)
     k_out, _ = matrix(shapes, f"{FIRST}.self_attn.k_proj.weight", top.source, WHOSE)
     if q_in == 2 * hidden_size:
@@ -183,49 +159,18 @@ def draft_attention(top: Fields, shapes: Shapes, hidden_size: int) -> AttentionS
             f"{FIRST}.self_attn.q_proj.weight takes {q_in} inputs; {top.source} declares the"
             f" hidden_size {hidden_size}."
         )
-    num_heads, num_kv_heads, head_dim = heads_by_rows(top, FIRST, q_out, k_out)
-    given = top.get("max_position_embeddings") is not None
-    max_position = top.size("max_position_embeddings") if given else None
-    return AttentionSpec(
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        rope=one_rope(top, head_dim, max_position, mrope=DRAFT_MROPE),
-        scale=1 / math.sqrt(head_dim),
-        qkv_bias=f"{FIRST}.self_attn.q_proj.bias" in shapes,
-        o_bias=f"{FIRST}.self_attn.o_proj.bias" in shapes,
-        qk_norm=f"{FIRST}.self_attn.q_norm.weight" in shapes,
-    )
+    return heads_by_rows(top, FIRST, q_out, k_out)
 
 
 def num_layers(shapes: Shapes, source: str) -> int:
     """The tensors decide: some configs copy num_hidden_layers from the base."""
-    numbers = {int(m[1]) for name in shapes if (m := re.match(r"layers\.(\d{1,6})\.", name))}
+    numbers = layer_numbers(shapes)
     if numbers != set(range(len(numbers))) or not numbers:
         message = (
             f"the draft of {source} lacks a layer: its tensors have the layers {sorted(numbers)}."
         )
         raise CheckpointError(message)
     return len(numbers)
-
-
-def check_vocabulary(draft: Eagle1Config, shapes: Shapes, source: str) -> None:
-    """Raises CheckpointError where lm_head and vocabulary do not fit each other."""
-    vocab, own = draft.vocab_size, draft.draft_vocab_size
-    if own > vocab:
-        raise CheckpointError(
-            f"{source}: draft_vocab_size {own} is greater than vocab_size {vocab}."
-        )
-    if draft.own_head and matrix(shapes, "lm_head.weight", source, WHOSE)[0] != own:
-        raise CheckpointError(
-            f"lm_head.weight has the shape {list(shapes['lm_head.weight'])}; {source} declares"
-            f" {own} draft tokens."
-        )
-    if not draft.own_head and own < vocab:
-        raise CheckpointError(
-            f"the draft of {source} has no lm_head.weight, and the base's does not fit: {own} of"
-            f" {vocab} tokens."
-        )
 
 
 def has_eagle1_tensors(config: Mapping[str, Any], shapes: Callable[[], Shapes]) -> bool:

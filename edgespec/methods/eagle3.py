@@ -3,40 +3,35 @@ no bases."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.config.fields import Fields, is_int, shortened
-from edgespec.config.layers import (
-    activation_of,
-    check_divides,
-    even_head_dim,
-    repeated,
-    windows_of,
-)
-from edgespec.config.ropes import DRAFT_MROPE, one_rope
-from edgespec.config.values import (
-    AttentionSpec,
-    AuxLayerConvention,
-    DecoderConfig,
-    DraftConfig,
-    LayerSpec,
-    MlpSpec,
-    NormSpec,
-    Shapes,
-)
+from edgespec.config.fields import Fields
+from edgespec.config.layers import repeated, windows_of
+from edgespec.config.values import AuxLayerConvention, DecoderConfig, DraftConfig, Shapes
 from edgespec.contract import Role
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import family_of
 from edgespec.methods.aux_layers import default_aux_layers
 from edgespec.methods.base import DraftFormat, Method, SpecConfig
+from edgespec.methods.draft_layers import (
+    Switch,
+    base_name,
+    check_shared,
+    draft_layer,
+    heads_by_rows,
+    layer_ids,
+    layer_numbers,
+    matrix,
+    norm_is_there,
+    refuse_switches,
+)
 from edgespec.methods.sides import BaseSide, DraftSide, Mismatch
-from edgespec.methods.speculators import base_name
 
 NAME = "eagle3"
+WHOSE = "EAGLE-3 draft"
 POST_NORM_KEY = "return_hidden_post_norm"  # TensorRT-LLM's, in eagle_config
 AUX_LAYERS_KEY = "eagle_hidden_state_layers"  # TensorRT Edge-LLM's, in config.json of a base
 
@@ -69,7 +64,8 @@ def parse_eagle3_config(
     layout = _draft_layout(raw, shapes)
     layer = top.section("transformer_layer_config") if layout == "speculators" else top
     decoder = _draft_decoder(layer, shapes)
-    _refuse_unusual_eagle(top, decoder.num_layers)
+    switches = (*_SWITCHES, *([_REGULAR] if decoder.num_layers > 1 else []))
+    refuse_switches(top.optional_section("eagle_config"), switches, WHOSE)
     target_hidden_size = top.size("target_hidden_size", decoder.hidden_size)
     num_aux_layers = _num_aux_layers(shapes, decoder.hidden_size, target_hidden_size, source)
     aux_layer_ids, convention = _draft_aux_layers(top, layout, num_aux_layers)
@@ -92,7 +88,12 @@ def parse_eagle3_config(
         base_name=base_name(top),
         aux_layer_convention=convention,
     )
-    _check_vocabulary(draft, shapes, tied=top.flag("tie_word_embeddings", False), source=source)
+    # tie_word_embeddings is often just copied from the base
+    if not draft.own_head and draft.own_embedding and top.flag("tie_word_embeddings", False):
+        raise UnsupportedModel(
+            f"{source}: a draft whose head is its own embedding (tie_word_embeddings)."
+        )
+    check_shared(draft, shapes, source)
     return draft
 
 
@@ -109,33 +110,9 @@ def _first_layer(shapes: Shapes) -> str:
 def _draft_decoder(layer: Fields, shapes: Shapes) -> DecoderConfig:
     first = _first_layer(shapes)
     num_layers = _count_layers(shapes, layer.source)
-    norm = NormSpec(layer.number("rms_norm_eps"))
-    mlp = MlpSpec(
-        layer.size("intermediate_size"),
-        activation_of(layer),
-        bias=f"{first}.mlp.gate_proj.bias" in shapes,
-    )
-    attention = _draft_attention(layer, shapes, first, num_layers)
-    layers = repeated(LayerSpec(attention, mlp, norm), num_layers)
-    return DecoderConfig(layer.size("hidden_size"), layers, norm)
-
-
-def _draft_attention(layer: Fields, shapes: Shapes, first: str, num_layers: int) -> AttentionSpec:
-    hidden_size = layer.size("hidden_size")
-    num_heads, num_kv_heads, head_dim = _draft_heads(layer, shapes, first, hidden_size)
-    given = layer.get("max_position_embeddings") is not None
-    max_position = layer.size("max_position_embeddings") if given else None
-    return AttentionSpec(
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        rope=one_rope(layer, head_dim, max_position, mrope=DRAFT_MROPE),
-        scale=1 / math.sqrt(head_dim),
-        window=_one_window(layer, num_layers),
-        qkv_bias=f"{first}.self_attn.q_proj.bias" in shapes,
-        o_bias=f"{first}.self_attn.o_proj.bias" in shapes,
-        qk_norm=f"{first}.self_attn.q_norm.weight" in shapes,
-    )
+    heads = _draft_heads(layer, shapes, first)
+    spec = draft_layer(layer, shapes, first, heads, _one_window(layer, num_layers))
+    return DecoderConfig(layer.size("hidden_size"), repeated(spec, num_layers), spec.norm)
 
 
 def _one_window(layer: Fields, num_layers: int) -> int | None:
@@ -152,13 +129,12 @@ def _one_window(layer: Fields, num_layers: int) -> int | None:
     return windows.pop()
 
 
-def _draft_heads(
-    layer: Fields, shapes: Shapes, first: str, hidden_size: int
-) -> tuple[int, int, int]:
+def _draft_heads(layer: Fields, shapes: Shapes, first: str) -> tuple[int, int, int]:
     """num_heads, num_kv_heads, head_dim; the projections must have the sizes that the config
     declares."""
-    q_out, q_in = matrix(shapes, f"{first}.self_attn.q_proj.weight", layer.source)
-    k_out, _ = matrix(shapes, f"{first}.self_attn.k_proj.weight", layer.source)
+    hidden_size = layer.size("hidden_size")
+    q_out, q_in = matrix(shapes, f"{first}.self_attn.q_proj.weight", layer.source, WHOSE)
+    k_out, _ = matrix(shapes, f"{first}.self_attn.k_proj.weight", layer.source, WHOSE)
     if q_in != 2 * hidden_size:
         raise CheckpointError(
             f"{first}.self_attn.q_proj.weight takes {q_in} inputs; an EAGLE-3 draft with the"
@@ -168,44 +144,9 @@ def _draft_heads(
     return heads_by_rows(layer, first, q_out, k_out)
 
 
-def heads_by_rows(layer: Fields, first: str, q_out: int, k_out: int) -> tuple[int, int, int]:
-    """num_heads, num_kv_heads, head_dim of a draft whose first layer's q and k have so many rows.
-    Raises CheckpointError where the config declares others."""
-    num_heads = layer.size("num_attention_heads")
-    check_divides(
-        layer, "num_attention_heads", num_heads, f"output of {first}.self_attn.q_proj", q_out
-    )
-    head_dim = even_head_dim(layer, layer.size("head_dim", q_out // num_heads))
-    num_kv_heads = layer.size("num_key_value_heads", max(1, k_out // head_dim))
-    for name, rows, heads in (("q_proj", q_out, num_heads), ("k_proj", k_out, num_kv_heads)):
-        if rows != heads * head_dim:
-            raise CheckpointError(
-                f"{first}.self_attn.{name}.weight has {rows} rows; {layer.source} declares {heads}"
-                f" heads of {head_dim}."
-            )
-    check_divides(layer, "num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
-    return num_heads, num_kv_heads, head_dim
-
-
-def matrix(shapes: Shapes, name: str, source: str, whose: str = "EAGLE-3 draft") -> tuple[int, int]:
-    """Rows and columns of a tensor that every such draft has. Raises CheckpointError where it is
-    missing or no matrix."""
-    if name not in shapes:
-        raise CheckpointError(
-            f"the draft of {source} has no tensor {name!r}, which every {whose} has.",
-            "Check that the directory holds a draft of Llama's layer form, and the whole of it.",
-        )
-    shape = shapes[name]
-    if len(shape) != 2:
-        raise CheckpointError(f"tensor {name!r} has the shape {list(shape)}, not two dimensions.")
-    return shape[0], shape[1]
-
-
 def _count_layers(shapes: Shapes, source: str) -> int:
     """The tensors decide: some configs copy num_hidden_layers from the base."""
-    numbers = {
-        int(match[1]) for name in shapes if (match := re.match(r"layers\.(\d{1,6})\.", name))
-    }
+    numbers = layer_numbers(shapes)
     if any(name.startswith("midlayer.") for name in shapes):
         if 0 in numbers:
             raise CheckpointError(
@@ -219,9 +160,8 @@ def _count_layers(shapes: Shapes, source: str) -> int:
     return len(numbers)
 
 
-# ModelOpt's switches: the value of published EAGLE-3 drafts, and what the other one makes of the
-# draft.
-_EAGLE_SWITCHES: tuple[tuple[str, bool | int, str], ...] = (
+# ModelOpt's switches: the value of published EAGLE-3 drafts
+_SWITCHES: tuple[Switch, ...] = (
     ("use_aux_hidden_state", True, "a draft without aux layers (EAGLE-1)"),
     ("use_input_layernorm_in_first_layer", True, "no norm over the embedding"),
     ("use_last_layernorm", True, "no norm before lm_head"),
@@ -229,26 +169,11 @@ _EAGLE_SWITCHES: tuple[tuple[str, bool | int, str], ...] = (
     ("parallel_draft_step", 1, "several tokens per draft step"),
     ("eh_proj_before_attn", False, "a projection of embedding and state before the attention"),
 )
-
-
-def _refuse_unusual_eagle(top: Fields, num_layers: int) -> None:
-    eagle = top.optional_section("eagle_config")
-    regular: tuple[str, bool | int, str] = (
-        "next_layer_regular",
-        True,
-        "later layers that take the embedding as well",
-    )
-    for key, usual, meaning in (*_EAGLE_SWITCHES, *([regular] if num_layers > 1 else [])):
-        value = eagle.get(key)
-        if value is not None and value != usual:
-            raise UnsupportedModel(
-                f"{eagle.source}: {key} is {shortened(value)}: {meaning}; this version needs"
-                f" {usual}."
-            )
+_REGULAR: Switch = ("next_layer_regular", True, "later layers that take the embedding as well")
 
 
 def _num_aux_layers(shapes: Shapes, hidden_size: int, target_hidden_size: int, source: str) -> int:
-    rows, columns = matrix(shapes, "fc.weight", source)
+    rows, columns = matrix(shapes, "fc.weight", source, WHOSE)
     if rows != hidden_size or columns % target_hidden_size or not columns:
         raise CheckpointError(
             f"fc.weight has the shape [{rows}, {columns}]; {source} declares [{hidden_size}, k *"
@@ -263,7 +188,7 @@ def _draft_aux_layers(
     """The ids a draft names and how they count; None where it names none."""
     key = "eagle_aux_hidden_state_layer_ids"
     eagle = top.optional_section("eagle_config")
-    nested, plain = _layer_list(eagle, key), _layer_list(top, key)
+    nested, plain = layer_ids(eagle, key), layer_ids(top, key)
     ids = plain if nested is None or layout == "speculators" else nested
     if ids is None:
         return None, "hs"
@@ -276,15 +201,6 @@ def _draft_aux_layers(
     if ids is plain:
         return ids, "unknown"  # vLLM reads this key as hs indices, others write layer outputs there
     return tuple(i + 1 for i in ids), "hs" if layout == "modelopt" else "output"
-
-
-def _layer_list(fields: Fields, key: str) -> tuple[int, ...] | None:
-    ids = fields.get(key)
-    if ids is None or ids == []:
-        return None
-    if not isinstance(ids, list) or not all(is_int(i) and 0 <= i < 2**31 for i in ids):
-        raise fields.wrong(key, "a list of layer numbers")
-    return tuple(ids)
 
 
 def _norm_before_residual(top: Fields, layout: str) -> bool:
@@ -301,12 +217,12 @@ def _norm_before_residual(top: Fields, layout: str) -> bool:
 
 def _norm_before_fc(top: Fields, shapes: Shapes) -> bool:
     key, tensor = "norm_before_fc", "input_norm.weight"
-    _norm_by_presence(top.optional_section("eagle_config"), key, tensor, shapes)  # TensorRT-LLM's
-    return _norm_by_presence(top, key, tensor, shapes)
+    norm_is_there(top.optional_section("eagle_config"), key, tensor, shapes)  # TensorRT-LLM's
+    return norm_is_there(top, key, tensor, shapes)
 
 
 def _fc_norm(top: Fields, shapes: Shapes, num_aux_layers: int) -> bool:
-    present = _norm_by_presence(top, "fc_norm", "fc_norm.0.weight", shapes)
+    present = norm_is_there(top, "fc_norm", "fc_norm.0.weight", shapes)
     if present and "input_norm.weight" in shapes:
         raise CheckpointError(
             f"the draft of {top.source} has both input_norm and fc_norm: they exclude each other."
@@ -316,16 +232,6 @@ def _fc_norm(top: Fields, shapes: Shapes, num_aux_layers: int) -> bool:
         raise CheckpointError(
             f"the draft of {top.source} has {num_aux_layers} aux layers, but no"
             f" fc_norm.{missing[0]}.weight."
-        )
-    return present
-
-
-def _norm_by_presence(top: Fields, key: str, tensor: str, shapes: Shapes) -> bool:
-    present = tensor in shapes
-    if top.flag(key, present) != present:
-        raise CheckpointError(
-            f"{top.source}: '{key}' is {top.get(key)}, but tensor {tensor!r} is"
-            f" {'there' if present else 'missing'}."
         )
     return present
 
@@ -344,37 +250,6 @@ def _norm_output(top: Fields, shapes: Shapes, layout: str) -> bool:
     return (recycles and top.flag("norm_output", False)) or eagle.flag(POST_NORM_KEY, False)
 
 
-def _check_vocabulary(draft: Eagle3Config, shapes: Shapes, *, tied: bool, source: str) -> None:
-    """An lm_head and an embedding that the base shares must fit; tie_word_embeddings is often just
-    copied from the base."""
-    vocab, reduced = draft.vocab_size, draft.draft_vocab_size
-    if reduced > vocab:
-        raise CheckpointError(
-            f"{source}: draft_vocab_size {reduced} is greater than vocab_size {vocab}."
-        )
-    if draft.own_head and matrix(shapes, "lm_head.weight", source)[0] != reduced:
-        raise CheckpointError(
-            f"lm_head.weight has the shape {list(shapes['lm_head.weight'])}; {source} declares"
-            f" {reduced} draft tokens."
-        )
-    if not draft.own_head and tied and draft.own_embedding:
-        raise UnsupportedModel(
-            f"{source}: a draft whose head is its own embedding (tie_word_embeddings)."
-        )
-    own_width = draft.decoder.hidden_size != draft.target_hidden_size
-    if not draft.own_head and (own_width or reduced < vocab):
-        raise CheckpointError(
-            f"the draft of {source} has no lm_head.weight, and the base's does not fit: {reduced}"
-            f" of {vocab} tokens, width {draft.decoder.hidden_size} on a base of"
-            f" {draft.target_hidden_size}."
-        )
-    if not draft.own_embedding and own_width:
-        raise CheckpointError(
-            f"the draft of {source} has no embed_tokens.weight, and the base's does not fit: width "
-            f"{draft.decoder.hidden_size} on a base of {draft.target_hidden_size}."
-        )
-
-
 # The method's row
 
 
@@ -388,7 +263,7 @@ def read_spec(fields: Fields) -> Eagle3Spec:
     what `fields` raises, with the key."""
     if fields.get("engine_role") != Role.BASE.value:
         return Eagle3Spec()
-    layers = _layer_list(fields, AUX_LAYERS_KEY)
+    layers = layer_ids(fields, AUX_LAYERS_KEY)
     if layers is None:
         raise fields.missing(AUX_LAYERS_KEY)
     return Eagle3Spec(aux_layer_ids=layers)

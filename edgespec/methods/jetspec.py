@@ -17,28 +17,21 @@ from typing import Any
 from edgespec.config.fields import Fields
 from edgespec.config.values import Shapes
 from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.methods.base import DraftFormat, Method, SpecConfig
+from edgespec.methods.base import SpecConfig
 from edgespec.methods.block_draft import (
     KEYS,
     BlockDraftConfig,
-    BlockSpec,
-    block_of,
     block_values,
-    config_rows,
     layout_of,
     own_shapes,
-    read_values,
-    reads_what_is_emitted,
     refuse_unknown,
-    spec_keys,
-    spec_rows,
 )
+from edgespec.methods.block_method import BlockSpec, block_method, read_values, spec_keys
 from edgespec.methods.block_variants import JETSPEC, is_variant, refuse_variants
 
 NAME, TITLE = "jetspec", "JetSpec"
 SECTION = "jetspec_config"
 PUBLISHED_SECTION = "dflash_config"
-EXPORT: dict[str, str | bool] = {"jetspec_base": True, "jetspec_draft_dir": "DRAFT"}
 
 
 def parse_jetspec_config(
@@ -121,20 +114,9 @@ def matches_config(config: Mapping[str, Any]) -> bool:
     return is_variant(JETSPEC, NAME, config)
 
 
-METHOD = Method(
-    name=NAME,
-    title=TITLE,
-    draft_title="a JetSpec draft",
-    base_output="aux_hidden_states",
-    export_params=EXPORT,
-    component="jetspec_draft",
-    proposes="block",
-    format=DraftFormat(matches_config=matches_config, parse=parse_jetspec_config),
+METHOD = replace(
+    block_method(NAME, TITLE, parse_jetspec_config, matches_config),
     read_spec=read_spec,
     write_spec=write_spec,
-    pair_rules=(reads_what_is_emitted("jetspec_base"),),
-    min_draft_tree_size=block_of,
     thinking={"Qwen3ForCausalLM": False},
-    config_rows=config_rows,
-    spec_rows=spec_rows,
 )

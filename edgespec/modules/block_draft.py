@@ -11,55 +11,23 @@ import torch.nn.functional as F
 from torch import nn
 
 from edgespec.methods.block_draft import BlockDraftConfig
-from edgespec.modules.layers import MLP, RMSNorm, rotate
-from edgespec.rope import RopeTable
+from edgespec.modules.layers import MLP, AttentionModule, RMSNorm, rope_rows
 
 Tensor = torch.Tensor
 
 
-class BlockAttention(nn.Module):
-    """Attention of a block over its context and itself, with grouped queries."""
+class BlockAttention(AttentionModule):
+    """Attention of a block over its context and itself."""
 
     def __init__(self, config: BlockDraftConfig, index: int) -> None:
-        super().__init__()
         layer = config.decoder
-        hidden, queries, keys = (
-            layer.hidden_size,
-            layer.num_heads * layer.head_dim,
-            layer.num_kv_heads * layer.head_dim,
-        )
-        self.num_heads, self.num_kv_heads, self.head_dim = (
-            layer.num_heads,
-            layer.num_kv_heads,
-            layer.head_dim,
-        )
+        super().__init__(layer.attention, layer.hidden_size, layer.hidden_size, layer.norm.eps)
         self.window, self.causal = config.windows[index], config.causal[index]
-        self.q_proj = nn.Linear(hidden, queries, bias=layer.attention.qkv_bias)
-        self.k_proj = nn.Linear(hidden, keys, bias=layer.attention.qkv_bias)
-        self.v_proj = nn.Linear(hidden, keys, bias=layer.attention.qkv_bias)
-        self.o_proj = nn.Linear(queries, hidden, bias=layer.attention.o_bias)
-        if layer.attention.qk_norm:
-            self.q_norm = RMSNorm(layer.head_dim, layer.norm.eps)
-            self.k_norm = RMSNorm(layer.head_dim, layer.norm.eps)
-        self.qk_norm = layer.attention.qk_norm
 
-    def forward(self, x: Tensor, context: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
         """The block x [B, H] behind the context [n, H] -> [B, H]"""
-        known, both = len(context), torch.cat([context, x])
-        q = self.heads(self.q_proj(x), self.num_heads)
-        k = self.heads(self.k_proj(both), self.num_kv_heads)
-        v = self.heads(self.v_proj(both), self.num_kv_heads)
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, cos[known:], sin[known:]), rotate(k, cos, sin)
-        mixed = F.scaled_dot_product_attention(
-            q[None], k[None], v[None], self.seen(known, len(x)), enable_gqa=True
-        )[0]
-        return self.o_proj(mixed.transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
-
-    def heads(self, x: Tensor, num_heads: int) -> Tensor:
-        """[S, heads*D] -> [heads, S, D]"""
-        return x.view(len(x), num_heads, self.head_dim).transpose(0, 1)  # [heads, S, D]
+        rows, seen = torch.cat([context, x]), self.seen(len(context), len(x))
+        return self.attended(x, rows, cos, sin, seen)
 
     def seen(self, known: int, rows: int) -> Tensor:
         """The mask [B, n + B]: the context within the window, and the block up to the row itself
@@ -118,8 +86,8 @@ class BlockDraftModule(nn.Module):
         context = self.hidden_norm(
             F.linear(hidden_states.float(), self.fc.weight.float()).to(embeds.dtype)
         )
-        table = RopeTable.of(self.draft_config.decoder.rope, len(hidden_states) + len(embeds))
-        cos, sin = (torch.from_numpy(rows).to(embeds.device) for rows in (table.cos, table.sin))
+        count = len(hidden_states) + len(embeds)
+        cos, sin = rope_rows(self.draft_config.decoder.rope, count, embeds)
         x = embeds
         for layer in self.layers:
             x = layer(x, context, cos, sin)

@@ -11,8 +11,7 @@ from torch import nn
 
 from edgespec.config import AttentionSpec
 from edgespec.methods.eagle1 import Eagle1Config
-from edgespec.modules.layers import MLP, AttentionModule, RMSNorm
-from edgespec.rope import RopeTable
+from edgespec.modules.layers import MLP, AttentionModule, RMSNorm, rope_rows
 
 Tensor = torch.Tensor
 
@@ -60,10 +59,8 @@ class Eagle1(nn.Module):
 
     def states(self, hidden_states: Tensor, embeds: Tensor) -> Tensor:
         """What the lm_head reads, [S, H]: the draft's own hidden states of tokens t + 1."""
-        table = RopeTable.of(self.draft_config.decoder.rope, len(hidden_states))
-        cos, sin = (
-            torch.from_numpy(rows).to(hidden_states.device) for rows in (table.cos, table.sin)
-        )
+        rope = self.draft_config.decoder.rope
+        cos, sin = rope_rows(rope, len(hidden_states), hidden_states)
         x = self.fc(torch.cat([embeds, hidden_states], dim=-1))
         for layer in self.layers:
             x = layer(x, cos, sin)

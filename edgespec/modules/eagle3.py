@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from edgespec.methods.eagle3 import Eagle3Config
-from edgespec.modules.layers import MLP, AttentionModule, RMSNorm
-from edgespec.rope import RopeTable
+from edgespec.modules.layers import MLP, AttentionModule, RMSNorm, rope_rows
 
 Tensor = torch.Tensor
 
@@ -82,10 +81,8 @@ class Eagle3(nn.Module):
             hidden_states = torch.cat(
                 [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
             )
-        table = RopeTable.of(self.draft_config.decoder.rope, len(hidden_states))
-        cos, sin = (
-            torch.from_numpy(rows).to(hidden_states.device) for rows in (table.cos, table.sin)
-        )
+        rope = self.draft_config.decoder.rope
+        cos, sin = rope_rows(rope, len(hidden_states), hidden_states)
         state = self.fc(hidden_states)
         for layer in self.layers:
             state = layer(embeds, state, cos, sin)

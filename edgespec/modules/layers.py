@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from edgespec.config import AttentionSpec
+from edgespec.config import AttentionSpec, RopeConfig
+from edgespec.rope import RopeTable
 
 Tensor = torch.Tensor
 
@@ -33,6 +34,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     return torch.cat([rotated.to(x.dtype), rest], dim=-1)
+
+
+def rope_rows(rope: RopeConfig, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin [count, R/2] of the first positions, on the device of a tensor."""
+    table = RopeTable.of(rope, count)
+    return torch.from_numpy(table.cos).to(like.device), torch.from_numpy(table.sin).to(like.device)
 
 
 class MLP(nn.Module):
@@ -72,15 +79,20 @@ class AttentionModule(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[S, in] -> [S, H]"""
-        q = self.heads(self.q_proj(x), self.num_heads)
-        k = self.heads(self.k_proj(x), self.num_kv_heads)
-        v = self.heads(self.v_proj(x), self.num_kv_heads)
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
         places = torch.arange(len(x), device=x.device)
         distance = places[:, None] - places
         seen = (distance >= 0) & (distance < (self.window or len(x) + 1))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        return self.attended(x, x, cos, sin, seen)
+
+    def attended(self, x: Tensor, rows: Tensor, cos: Tensor, sin: Tensor, seen: Tensor) -> Tensor:
+        """Queries of x [S, in] over keys and values of rows [n + S, in], the last of which are x,
+        as far as they are seen [S, n + S] -> [S, H]"""
+        q = self.heads(self.q_proj(x), self.num_heads)
+        k = self.heads(self.k_proj(rows), self.num_kv_heads)
+        v = self.heads(self.v_proj(rows), self.num_kv_heads)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, cos[-len(x) :], sin[-len(x) :]), rotate(k, cos, sin)
         mixed = F.scaled_dot_product_attention(
             q[None], k[None], v[None], attn_mask=seen, enable_gqa=True
         )[0]

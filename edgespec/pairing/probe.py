@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.files import Checkpoint
-from edgespec.checkpoint.finite import is_finite
+from edgespec.checkpoint.finite import refuse_not_finite
 from edgespec.checkpoint.names import EMBEDDING
 from edgespec.contract import image_widths
 from edgespec.errors import CheckpointError, counted
@@ -72,7 +71,8 @@ def probe(pair: Pair, text: ProbeText, progress: Progress) -> Probed:
     if row.image_rows and text.image_width == pair.drafted()[1].decoder.hidden_size:
         readings = *readings, replace(readings[0], name=WITH_IMAGE_ROWS, image_rows=True)
     for checkpoint in filter(None, (pair.base, pair.draft)):
-        refuse_not_finite(checkpoint, progress)
+        progress.start("weights", sum(info.num_bytes for info in checkpoint.tensors.values()))
+        refuse_not_finite(checkpoint, progress.advance)
     base = Decoder.open(pair.base, pair.model, emits_final=row.reads_final)
     asked = ask(pair, base, text, readings, progress)
     agreed = asked.agreed
@@ -134,22 +134,6 @@ def ask(
     kept = text.is_text[positions]
     said = [draft.ids[first][kept] for first in firsts]
     return Asked(truth.best[positions][kept], said)
-
-
-def refuse_not_finite(checkpoint: Checkpoint, progress: Progress) -> None:
-    """CheckpointError that names the tensors with NaN or Inf."""
-    bad = []
-    progress.start("weights", len(checkpoint.tensors))
-    for name, info in checkpoint.tensors.items():
-        if not is_finite(checkpoint.read(name).reshape(-1).view(np.uint8).data, info.dtype):
-            bad.append(name)
-        progress.advance(1)
-    if bad:
-        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        raise CheckpointError(
-            f"{checkpoint.path} has weights with NaN or Inf: {bad[0]}{more}",
-            "Download it again, or ask its authors.",
-        )
 
 
 # Chance

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.errors import RequestError, counted
 from edgespec.images import ImageProcessor, ImageReader, ImageRules, PreparedImage
@@ -35,7 +34,6 @@ SIZES = (
     (512, 283),
     (130, 61),
 )
-LINES = ("The quick brown fox", "jumps over 13 lazy dogs.", "0123456789", "TOTAL  42.50")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,37 +99,12 @@ def image_files(directory: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-# ---- drawn images
-
-
 def drawn(number: int, width: int, height: int) -> Image:
-    """Image `number`: a gradient, noise or one colour, and on it shapes, lines and text; always the
-    same."""
+    """Image `number`: noise in spots of some size, from one pixel to a third of the image; always
+    the same."""
     import_pillow()
-    from PIL import Image, ImageDraw
+    from PIL import Image
 
-    rng = np.random.default_rng(number)
-    image = Image.fromarray(ground(rng, number, width, height))
-    brush = ImageDraw.Draw(image)
-    for _ in range(3 + number):
-        color = tuple(int(c) for c in rng.integers(0, 256, 3))
-        left, top = (int(rng.integers(0, side)) for side in (width, height))
-        box = (left, top, left + int(rng.integers(8, width)), top + int(rng.integers(8, height)))
-        shape = ("rectangle", "ellipse", "line")[int(rng.integers(3))]
-        getattr(brush, shape)(box, fill=color)
-    ink = tuple(int(c) for c in rng.integers(0, 256, 3))
-    for row, line in enumerate(LINES[: 1 + number % len(LINES)]):
-        brush.text((6, 6 + 14 * row), line, fill=ink)
-    return image
-
-
-def ground(rng: np.random.Generator, number: int, width: int, height: int) -> NDArray[np.uint8]:
-    """What is drawn on, [height, width, 3]."""
-    first, last = rng.integers(0, 256, (2, 3))
-    if number % 3 == 0:
-        along = np.linspace(0, 1, width)[None, :, None] * np.ones((height, 1, 1))
-        gradient: NDArray[np.uint8] = (first + along * (last - first)).astype(np.uint8)
-        return gradient
-    if number % 3 == 1:
-        return rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return np.broadcast_to(first, (height, width, 3)).astype(np.uint8)
+    rng, parts = np.random.default_rng(number), 3 * 2 ** (number % 7)
+    noise = rng.integers(0, 256, (min(parts, height), min(parts, width), 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)

@@ -27,6 +27,7 @@ from edgespec.artifacts.manifest import (
 )
 from edgespec.artifacts.outputs import refuse_overwriting
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
+from edgespec.checkpoint.finite import refuse_not_finite
 from edgespec.checkpoint.tokenizer import refuse_growth
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.progress import Progress
@@ -50,7 +51,6 @@ from edgespec.quantize.plan import (
     plan_base,
     quantized_bytes,
     refuse_full_disk,
-    refuse_not_finite,
     size_bytes,
 )
 from edgespec.quantize.tensors import TensorChunk, copied, write_model

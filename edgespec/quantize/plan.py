@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import numpy as np
-
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.checkpoint.finite import is_finite
-from edgespec.checkpoint.source import TensorInfo, some_of
+from edgespec.checkpoint.source import TensorInfo
 from edgespec.errors import CheckpointError, OutputError, UnsupportedModel
 from edgespec.quantization.schemes import Scheme, check_shape, scheme_to_make
 from edgespec.quantize.base import HEAD, Base
@@ -234,21 +231,3 @@ def refuse_full_disk(target: Path, needed_bytes: int) -> None:
 def size_text(num_bytes: float) -> str:
     """A size in GB, or in MB where it is less than one."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
-
-
-def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) -> None:
-    """Reads every tensor. Raises CheckpointError that names the tensors with NaN or Inf.
-
-    Calls `advance` with the bytes of each tensor.
-    """
-    bad = []
-    for name, info in checkpoint.tensors.items():
-        data = checkpoint.read(name).reshape(-1).view(np.uint8).data
-        if not is_finite(data, info.dtype):
-            bad.append(name)
-        advance(info.num_bytes)
-    if bad:
-        raise CheckpointError(
-            f"{checkpoint.path} has weights with NaN or Inf (not finite): {some_of(bad)}.",
-            "Download it again, or ask its authors: such weights cannot be quantized.",
-        )

@@ -18,27 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.checkpoint.source import ByteSink
+from edgespec.checkpoint.safetensors import read_header
+from edgespec.checkpoint.source import ByteSink, TensorInfo
+from edgespec.safe_read.tensors import DTYPES, numpy_dtype
 
 # Name in numpy, ml_dtypes and torch -> name in a safetensors header
-SAFETENSORS_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e8m0fnu": "F8_E8M0",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
+SAFETENSORS_DTYPES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -57,7 +42,7 @@ class TensorChunk:
     @property
     def num_bytes(self) -> int:
         """The size of the tensor in bytes."""
-        return math.prod(self.shape) * np.dtype(getattr(ml_dtypes, self.dtype, self.dtype)).itemsize
+        return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
 
 
 def copied(checkpoint: Checkpoint, name: str) -> TensorChunk:
@@ -80,28 +65,18 @@ def as_bytes(array: NDArray[Any]) -> memoryview:
 
 def stored_pieces(path: Path) -> list[TensorChunk]:
     """Returns the tensors of a safetensors file that we wrote, copied byte for byte."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    header.pop("__metadata__", None)
-    names = {code: dtype for dtype, code in SAFETENSORS_DTYPES.items()}
     return [
-        TensorChunk(
-            name,
-            names[entry["dtype"]],
-            tuple(entry["shape"]),
-            _range_of(path, 8 + size, *entry["data_offsets"]),
-        )
-        for name, entry in header.items()
+        TensorChunk(info.name, info.dtype, info.shape, _bytes_of(path, info))
+        for info in read_header(path)
     ]
 
 
-def _range_of(path: Path, start: int, begin: int, end: int) -> Callable[[ByteSink], object]:
+def _bytes_of(path: Path, info: TensorInfo) -> Callable[[ByteSink], object]:
     def write(file: ByteSink) -> None:
         with path.open("rb") as source:
-            source.seek(start + begin)
-            for low in range(begin, end, _CHUNK_BYTES):
-                file.write(source.read(min(_CHUNK_BYTES, end - low)))
+            source.seek(info.offset)
+            for low in range(0, info.num_bytes, _CHUNK_BYTES):
+                file.write(source.read(min(_CHUNK_BYTES, info.num_bytes - low)))
 
     return write
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic, hashes, json_files, provenance
-from edgespec.artifacts.manifest import QuantizeFields, QuantizeRequest, QuantizeSource
+from edgespec.artifacts.manifest import QuantizeRequest, QuantizeSource
 from edgespec.errors import BuildError, BundleError, OutputError
 from edgespec.quantize.tensors import array_piece, to_numpy, write_safetensors
+from edgespec.safe_read.fields import BundleFields
+from edgespec.safe_read.records import Record
 
 FORMAT = 3
 REQUEST, PROGRESS, LOCK = "request.json", "progress.json", "lock"
@@ -207,37 +209,27 @@ def is_at(file: Any, path: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkRecord:
+class WorkRecord(Record):
     """The request.json of a work directory: the request that it belongs to, and the versions of
     the packages that shape the result."""
 
+    format: int
     request: QuantizeRequest
-    versions: Mapping[str, str | None]
-    format: int = FORMAT
+    versions: Mapping[str, Any]
 
     @classmethod
     def of(cls, request: QuantizeRequest) -> WorkRecord:
         """The record of a request that begins now."""
-        return cls(request, versions())
+        return cls(FORMAT, request, versions())
 
     @classmethod
-    def read(cls, directory: Path) -> WorkRecord | None:
+    def in_directory(cls, directory: Path) -> WorkRecord | None:
         """That of an unfinished run; None if it is missing or unreadable."""
         path = directory / REQUEST
         try:
-            fields = QuantizeFields(json_files.read_json(path), str(path))
-            request = QuantizeRequest.read(fields.section("request"))
-            return cls(request, fields.section("versions").raw, fields.count("format"))
+            return cls.read(BundleFields(json_files.read_json(path), str(path)))
         except BundleError:
             return None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The keys of request.json."""
-        return {
-            "format": self.format,
-            "request": self.request.to_dict(),
-            "versions": dict(self.versions),
-        }
 
 
 def why_stale(directory: Path, wanted: WorkRecord, out: Path) -> str | None:
@@ -246,7 +238,7 @@ def why_stale(directory: Path, wanted: WorkRecord, out: Path) -> str | None:
     The reason is empty if there is nothing to continue from. Raises OtherRun for an unfinished run
     of another request.
     """
-    record = WorkRecord.read(directory)
+    record = WorkRecord.in_directory(directory)
     if record is None or not recorded_entries(directory):
         return ""
     theirs, ours = record.request.unnamed(), wanted.request.unnamed()
@@ -303,7 +295,7 @@ def forget_finished(out: Path, request: QuantizeRequest) -> None:
     directory = directory_of(out)
     if (directory / REQUEST).is_file():
         with locked(directory):
-            record = WorkRecord.read(directory)
+            record = WorkRecord.in_directory(directory)
             if record is not None and record.request.unnamed() == request.unnamed():
                 finish(directory)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Literal, NoReturn, TypedDict, Unpack, overload
@@ -585,12 +585,19 @@ class Engine:
     def next_logits(self, prefix: Sequence[int]) -> NDArray[np.float32]:
         """The base's logits [V] after `prefix`, computed as a prompt in a lane that is free;
         LimitError where none is."""
+        with self.free_lane() as lane:
+            return self.base.read(lane, prefix).logits.row(0).copy()
+
+    @contextmanager
+    def free_lane(self) -> Iterator[int]:
+        """A lane of the base in which nothing runs, and no step meanwhile; LimitError where there
+        is none."""
         with self.driver.paused():
             if not self.session.num_free_lanes:
                 raise LimitError("all lanes of the engine are taken", "Finish a stream first.")
             lane = len(self.base.lanes) - self.session.num_free_lanes
             self.base.reset(lane)
-            result = self.base.read(lane, prefix)
-            logits: NDArray[np.float32] = result.logits.row(0).copy()
-            self.base.reset(lane)
-        return logits
+            try:
+                yield lane
+            finally:
+                self.base.reset(lane)

@@ -108,13 +108,8 @@ class EngineRequest:
             multimodal_engine_dir=request.multimodal_engine_dir,
             image_rules=request.image_rules,
         )
-        asked, draft = engine.speculation, engine.draft_config
-        if asked is not None and draft is not None and check_named is not None:
-            try:
-                check_named(draft.component, asked.draft, asked.aux_layers)
-            except BaseException:
-                engine.close()
-                raise
+        if check_named is not None:
+            compare_named(engine, check_named)
         return Opened(request, engine)
 
     @property
@@ -167,6 +162,18 @@ class EngineRequest:
         )
 
 
+def compare_named(engine: Engine, check_named: CheckNamed) -> None:
+    """Closes an engine whose draft is not the one that it was asked for, and raises what
+    `check_named` does."""
+    asked, draft = engine.speculation, engine.draft_config
+    try:
+        if asked is not None and draft is not None:
+            check_named(draft.component, asked.draft, asked.aux_layers)
+    except BaseException:
+        engine.close()
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An open engine, and the request that it was opened for; use it in a `with` block."""
@@ -184,12 +191,6 @@ class Opened:
     def notes(self) -> tuple[str, ...]:
         """What its user should know of the block and of the engines."""
         return (*self.request.notes, *self.engine.notes)
-
-    def plan(self) -> DraftPlan | None:
-        """How much is drafted; None decodes plainly. Raises LimitError where it cannot be."""
-        if not self.engine.spec_decode:
-            return None
-        return plan_of(self.engine, self.request.sizes, self.request.tree)
 
 
 def plan_of(

@@ -50,6 +50,29 @@ class BundleFields(Fields):
             raise self.missing(key)
         return self.flag(key, False)
 
+    def optional_flag(self, key: str) -> bool | None:
+        """True, false, or None where the key is missing or null. Raises BundleError."""
+        return None if self.get(key) is None else self.flag(key, False)
+
+    def any_number(self, key: str) -> float:
+        """A number of any sign. Raises BundleError where it is missing."""
+        value = self.optional_number(key)
+        if value is None:
+            raise self.missing(key)
+        return value
+
+    def optional_number(self, key: str) -> float | None:
+        """A number of any sign, or None where the key is missing or null. Raises BundleError."""
+        value = self.get(key)
+        if value is not None and not is_int(value) and not isinstance(value, float):
+            raise self.wrong(key, "a number")
+        return cast("float | None", value)
+
+    def numbers(self, key: str) -> dict[str, float]:
+        """An object of numbers by name. Raises BundleError."""
+        values = self.section(key)
+        return {name: values.any_number(name) for name in values.raw}
+
     def texts(self, key: str) -> tuple[str, ...]:
         """The list of strings at a key that must be there. Raises BundleError."""
         value = self.get(key)

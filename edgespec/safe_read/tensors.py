@@ -64,28 +64,37 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def read_tensors(path: Path, refuse: Refuse) -> dict[str, StoredTensor]:
-    """The tensors of a small file's header by name, in the order of their bytes.
+def read_tensors(
+    path: Path, refuse: Refuse, unknown_type: Refuse | None = None
+) -> dict[str, StoredTensor]:
+    """The tensors of a file's header by name, in the order of their bytes.
 
-    Raises what `refuse` makes where the header is damaged, or the tensors do not fill the file, and
-    OSError where it cannot be read.
+    Raises what `refuse` makes where the header is damaged, or the tensors do not fill the file,
+    what `unknown_type` makes for a type that is not in DTYPES, and OSError where it cannot be read.
     """
     with open_regular(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         start = file.read(8)
         header_bytes = int.from_bytes(start, "little")
-        if len(start) < 8 or not 2 <= header_bytes <= min(size_bytes - 8, MAX_HEADER_BYTES):
-            raise refuse(f"it has {size_bytes} bytes and a header of {header_bytes}")
+        if len(start) == 8 and header_bytes > MAX_HEADER_BYTES:
+            raise refuse(f"its header would be {header_bytes} bytes long")
+        end = 8 + header_bytes
+        if size_bytes < end:
+            raise refuse(f"it is truncated, of {size_bytes} bytes where {end} are expected")
         text = file.read(header_bytes)
     entries = header_entries(text, refuse)
-    tensors = [tensor_of(name, entry, 8 + header_bytes, refuse) for name, entry in entries.items()]
+    tensors = [tensor_of(*entry, end, refuse, unknown_type or refuse) for entry in entries.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.num_bytes))
-    end = 8 + header_bytes
     for tensor in tensors:
         if tensor.offset != end:
-            raise refuse(f"tensor {tensor.name!r:.80} begins at byte {tensor.offset}, not {end}")
+            raise refuse(
+                f"tensor {tensor.name!r:.80} begins at byte {tensor.offset}, but the one before it"
+                f" ends at {end}"
+            )
         end += tensor.num_bytes
-    if end != size_bytes:
+    if size_bytes < end:
+        raise refuse(f"it is truncated, of {size_bytes} bytes where {end} are expected")
+    if size_bytes > end:
         raise refuse(f"it has {size_bytes} bytes, and its tensors end at {end}")
     return {tensor.name: tensor for tensor in tensors}
 
@@ -108,8 +117,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def tensor_of(name: str, entry: object, data_start: int, refuse: Refuse) -> StoredTensor:
-    """One entry of a header whose data begin at byte `data_start`. Raises what `refuse` makes."""
+def tensor_of(
+    name: str, entry: object, data_start: int, refuse: Refuse, unknown_type: Refuse
+) -> StoredTensor:
+    """One entry of a header whose data begin at byte `data_start`."""
     if not isinstance(entry, dict):
         raise refuse(f"its header has no entry for tensor {name!r:.80}")
     dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
@@ -119,7 +130,8 @@ def tensor_of(name: str, entry: object, data_start: int, refuse: Refuse) -> Stor
         sizes = ", ".join(map(str, shape[:MAX_DIMENSIONS]))
         raise refuse(f"tensor {name!r:.80} has {len(shape)} dimensions, of {sizes}")
     if dtype not in DTYPES:
-        raise refuse(f"tensor {name!r:.80} has the unknown type {dtype!r:.80}")
+        message = f"tensor {name!r:.80} has the type {dtype!r:.80}, which this version cannot read"
+        raise unknown_type(message)
     num_bytes = math.prod(shape) * numpy_dtype(DTYPES[dtype]).itemsize
     if span[1] - span[0] != num_bytes:
         message = f"tensor {name!r:.80} of {num_bytes} bytes lies at {span[0]}..{span[1]}"

@@ -101,7 +101,7 @@ def without_tokenizer(base: Path) -> None:
 FAULTS: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "no engine": (without_engine, "no engine was built from the graph yet", "build.sh"),
     "half an engine": (truncated, "spec_base.engine", "of this machine: sh build.sh"),
-    "another engine": (of_another_graph, "inputs and outputs that differ", "sh build.sh"),
+    "another engine": (of_another_graph, "config.json: inputs and outputs", "sh build.sh"),
     "another config": (changed_config, "config.json", "make the directory again"),
     "no tokenizer": (without_tokenizer, "tokenizer.json is missing", "make it again"),
 }

@@ -363,7 +363,7 @@ def test_one_that_is_cancelled_leaves_its_mates_as_they_were(engines: Engines) -
     while scheduler.has_work:
         for handle, event in scheduler.step():
             if handle is handles[1]:
-                scheduler.cancel(handle)
+                handle.cancel()
             if isinstance(event, Response):
                 found[handle.request] = event
     assert found[jobs[1]].finish_reason == CANCELLED

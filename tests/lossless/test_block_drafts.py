@@ -22,7 +22,7 @@ from edgespec.contract import Limits
 from edgespec.export.components import ExportOptions, export
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.base import Observation
-from edgespec.runtime.drafters.dflash import DFlashDrafter
+from edgespec.runtime.drafters.block_drafter import BlockTreeDrafter
 from edgespec.runtime.drafters.dspark import DSparkDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.block import BlockDecoder
@@ -291,7 +291,7 @@ def test_hidden_states_that_are_nan_draft_nothing(pair: Pair) -> None:
     prompt = prompt_of(9)
     plain = plainly(pair, prompt, GREEDY, 12)
     drafter = pair.one.drafter
-    assert isinstance(drafter, DFlashDrafter)
+    assert isinstance(drafter, BlockTreeDrafter)
 
     full = []
 
@@ -300,7 +300,7 @@ def test_hidden_states_that_are_nan_draft_nothing(pair: Pair) -> None:
         return HostStates(item.hidden_states.numpy() * np.float32(np.nan))
 
     def spoilt(seen: Sequence[Observation]) -> None:
-        DFlashDrafter.observe(
+        BlockTreeDrafter.observe(
             drafter,
             [replace(item, hidden_states=spoilt_states(item)) for item in seen],
         )

@@ -26,8 +26,9 @@ from edgespec.contract import Limits
 from edgespec.errors import BundleError, LimitError
 from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.drafters.base import DraftRequest, Observation
+from edgespec.runtime.drafters.block_drafter import BlockTreeDrafter
 from edgespec.runtime.drafters.dspark import DSparkDrafter
-from edgespec.runtime.drafters.jetspec import JetSpecDrafter
+from edgespec.runtime.drafters.jetspec import grown_best_first
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.trees.tree import BlockPlan, DraftTree
 from tests import reference, toys
@@ -158,7 +159,8 @@ def open_pair(made: Callable[[str], Path]) -> Iterator[Callable[[str], Pair]]:
 @pytest.fixture(params=[draft.name for draft in JETSPEC])
 def jetspec(request: pytest.FixtureRequest, open_pair: Callable[[str], Pair]) -> Pair:
     pair = open_pair(request.param)
-    assert isinstance(pair.engine.drafter, JetSpecDrafter)
+    assert isinstance(pair.engine.drafter, BlockTreeDrafter)
+    assert pair.engine.drafter.search is grown_best_first
     return pair
 
 

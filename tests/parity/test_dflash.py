@@ -7,8 +7,10 @@ logits of blocks behind contexts that came in pieces, and what is proposed from 
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from edgespec.contract import Limits
 from edgespec.errors import BuildError
 from edgespec.export.components import ExportOptions, export
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.dflash import DFlashDrafter
+from edgespec.runtime.drafters.block_drafter import BlockTreeDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.block import BlockRows
 from edgespec.runtime.trees.tree import BlockPlan, DraftTree
@@ -103,8 +105,8 @@ class Pair:
     features: np.ndarray
 
     @property
-    def drafter(self) -> DFlashDrafter:
-        assert isinstance(self.engine.drafter, DFlashDrafter)
+    def drafter(self) -> BlockTreeDrafter:
+        assert isinstance(self.engine.drafter, BlockTreeDrafter)
         return self.engine.drafter
 
     def truth(self, aux_layers: tuple[int, ...]) -> torch.Tensor:
@@ -129,6 +131,16 @@ class Workshop:
             else toys.make_dflash(path, self.base(draft.base), draft.layout, **draft.keys)
         )
 
+    def base_engine(self, draft: Draft, aux_layers: Sequence[int]) -> Path:
+        """The engine of a base, made for the first draft that reads these layers of it."""
+        at = self.root / "-".join(map(str, (draft.base, *aux_layers)))
+        if not at.exists():
+            named = str(self.checkpoint(draft))
+            options = ExportOptions(base_for="dflash", draft_dir=named, golden=False)
+            export(str(self.base(draft.base)), at / "onnx", options)
+            build(at / "onnx" / "llm", at / "engine", LIMITS)
+        return at / "engine"
+
     def pair(self, draft: Draft) -> Pair:
         base, checkpoint, at = (
             self.base(draft.base),
@@ -136,21 +148,18 @@ class Workshop:
             self.root / "made" / draft.name,
         )
         named = str(checkpoint)
-        export(
-            str(base),
-            at / "base",
-            ExportOptions(base_for="dflash", draft_dir=named, golden=False),
-        )
         export(str(base), at / "draft", ExportOptions(draft_for="dflash", draft_dir=named))
-        for component in (at / "base" / "llm", at / "draft" / "dflash_draft"):
-            build(component, at / "engine", LIMITS)
+        ref = DFlashReference(checkpoint, base)
+        shutil.copytree(self.base_engine(draft, ref.aux_layers), at / "engine")
+        build(at / "draft" / "dflash_draft", at / "engine", LIMITS)
         engine = Engine(at / "engine", spec_decode=True)
         prefix = np.array(TOKENS[:-1])
         found = OneLane(engine.base).causal(prefix, np.arange(len(prefix))).hidden_states
         assert found is not None
-        return Pair(
-            engine, DFlashReference(checkpoint, base), toys.load_base(base), found[0].copy()
-        )
+        return Pair(engine, ref, load_base(base), found[0].copy())
+
+
+load_base = functools.cache(toys.load_base)
 
 
 @pytest.fixture(scope="module")
@@ -356,7 +365,7 @@ def test_lanes_of_one_call_do_not_know_of_each_other(tmp_path: Path) -> None:
         build(tmp_path / component, tmp_path / "engine", limits)
     ref, rng = DFlashReference(draft, base), np.random.default_rng(3)
     with Engine(tmp_path / "engine", spec_decode=True) as engine:
-        assert isinstance(engine.drafter, DFlashDrafter)
+        assert isinstance(engine.drafter, BlockTreeDrafter)
         decoder = engine.drafter.decoder
         known = [
             rng.standard_normal((0, decoder.runner.contract.shape.base_features), np.float32)

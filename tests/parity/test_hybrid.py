@@ -45,10 +45,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "recurrent-layers-last": {
         "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"]
     },
-    "tied-bfloat16": {"tied": True, "dtype": "bfloat16"},
-    "beside-images": {"images": True},
-    "beside-images-tied-sharded": {"images": True, "tied": True, "shards": 2},
-    "experts": {"experts": 6},
+    "beside-images": {"images": True, "tied": True, "shards": 2},
     "experts-beside-images": {"experts": 5, "per_token": 3, "images": True, "dtype": "bfloat16"},
     "one-value-head-a-key": {"key_heads": 4, "value_heads": 4, "value_head_dim": 16},
 }
@@ -153,8 +150,8 @@ def verified(decoder: OneLane, prompt: Ids, tree: DraftTree) -> Floats:
 def test_each_tree_node_follows_its_parent(pair: Pair, decoder: OneLane, tree: DraftTree) -> None:
     prompt = some_ids(PROMPT, seed=3)
     found = verified(decoder, prompt, tree)
-    for node in range(len(tree)):
-        path = path_to(tree, node)
+    for leaf in set(range(len(tree))) - {*tree.parents.tolist()}:
+        path = path_to(tree, leaf)
         wanted, _ = pair.reference(np.concatenate([prompt, tree.tokens[path]]))
         assert_close(found[path], wanted[PROMPT:])
 

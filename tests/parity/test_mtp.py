@@ -6,6 +6,7 @@ the engines made of them must draft the same.
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,9 +42,7 @@ DRAFTS = [12, 77, 200]
 
 ROWS: dict[str, dict[str, Any]] = {
     "text": {},
-    "tied": {"tied": True},
-    "beside-an-encoder": {"images": True},
-    "bfloat16-in-shards": {"dtype": "bfloat16", "shards": 3},
+    "beside-an-encoder": {"images": True, "tied": True, "dtype": "bfloat16", "shards": 3},
     "experts": {"experts": 6},
     "wide-heads": {
         "heads": 2,
@@ -137,6 +136,7 @@ class Pair:
     def head(self) -> Head:
         return Head(self.out / "mtp_draft")
 
+    @functools.cache  # noqa: B019
     def reference(self, mistake: str | None = None) -> MtpReference:
         return MtpReference(self.checkpoint, self.model, mistake)
 

@@ -4,7 +4,9 @@ faults do not. The tables of all kinds come from `scripts/measure_accuracy.py`."
 from __future__ import annotations
 
 import shutil
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -28,6 +30,10 @@ UNSEEN: dict[tuple[str, str], tuple[Compute, ...]] = {
     ("qwen3_5", "logits off by 1 %"): COMPUTES,
 }
 
+# In these the other compute type shows the same
+COMPUTED_ALIKE = {("qwen2", "bfloat16"), ("dflash", "bfloat16"), ("qwen3_5", "bfloat16")}
+EXACT = ("int4_awq", "float32")  # of the schemes that are exact in float32, which share all code
+
 
 def export_of(name: str) -> Export:
     return Export(canonical(name, golden=True).onnx_dir)
@@ -48,8 +54,13 @@ def test_what_is_right_is_within_the_bounds(name: str, compute: Compute) -> None
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("compute", COMPUTES)
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(
+    ("name", "compute"),
+    [
+        pytest.param(*row, marks=pytest.mark.deep if row in COMPUTED_ALIKE else ())
+        for row in product(GRAPHS, COMPUTES)
+    ],
+)
 def test_a_planted_fault_is_refused(name: str, fault: str, compute: Compute) -> None:
     """But those that the table of what is unseen has: it must not have more."""
     export = export_of(name)
@@ -59,9 +70,12 @@ def test_a_planted_fault_is_refused(name: str, fault: str, compute: Compute) -> 
 
 
 @pytest.mark.parametrize(
-    "compute", ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.deep)]
+    ("scheme", "compute"),
+    [
+        pytest.param(*row, marks=() if row[1] == "float16" or row == EXACT else pytest.mark.deep)
+        for row in product(("fp8", "int8_sq", "int4_awq", "mxfp8", "nvfp4"), get_args(Compute))
+    ],
 )
-@pytest.mark.parametrize("scheme", ["fp8", "int8_sq", "int4_awq", "mxfp8", "nvfp4"])
 def test_a_quantized_base_is_within_its_bounds_and_with_a_layer_less_is_not(
     modelopt_exports: Path, tmp_path: Path, scheme: str, compute: Compute
 ) -> None:

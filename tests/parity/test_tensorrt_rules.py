@@ -6,15 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import onnx
 import onnx_ir as ir
 import pytest
 
 from edgespec.backends.tensorrt.linter import LintReport, lint
-from edgespec.backends.tensorrt.parser_version import RELEASES, ParserVersion
 from edgespec.backends.tensorrt.rules import Level
 from edgespec.backends.tensorrt.target import Compute, Dialect
+from edgespec.backends.tensorrt.versions import RELEASES, Capabilities
 from tests.parity.tensorrt_graphs import KINDS, ROWS, canonical
 from tests.quantized_products import WEIGHTS, Product
 
@@ -24,7 +25,10 @@ NAMES = ("10.13", "10.14", "10.15", "10.16", "11.0", "11.4", "rtx-1.4", "rtx-1.7
 KNOWN_WARNINGS = {"int64-io", "bool-io"}
 
 
-def linted(model: ir.Model, directory: Path, *versions: ParserVersion) -> Iterator[LintReport]:
+PER_COMMIT = {*product(KINDS, ["float16"]), ("eagle3", "bfloat16"), ("qwen3_5", "float32")}
+
+
+def linted(model: ir.Model, directory: Path, *versions: Capabilities) -> Iterator[LintReport]:
     proto = ir.to_proto(model)
     return (lint(proto, version, directory) for version in versions)
 
@@ -37,18 +41,21 @@ def unexpected(report: LintReport, *known: str) -> list[str]:
     ]
 
 
-def releases(*dialects: Dialect) -> list[ParserVersion]:
-    return [version for version in map(ParserVersion, NAMES) if version.dialect in dialects]
+def releases(*dialects: Dialect) -> list[Capabilities]:
+    return [RELEASES[name] for name in NAMES if RELEASES[name].dialect in dialects]
 
 
 def test_the_releases_have_all_sets_of_rules() -> None:
     assert set(NAMES) <= RELEASES.keys()
-    assert {ParserVersion(name).dialect for name in NAMES} == set(Dialect)
+    assert {RELEASES[name].dialect for name in NAMES} == set(Dialect)
 
 
 @pytest.mark.parametrize(
     ("name", "compute"),
-    [*((name, "float16") for name in ROWS), *product(KINDS, ("float32", "bfloat16"))],
+    [
+        pytest.param(*row, marks=() if row in PER_COMMIT else pytest.mark.deep)
+        for row in product(ROWS, get_args(Compute))
+    ],
 )
 def test_a_lowered_graph_keeps_every_rule(name: str, compute: Compute) -> None:
     """But that float32 attention has no fused kernel."""
@@ -74,7 +81,7 @@ def test_a_canonical_graph_breaks_rules(name: str) -> None:
     """What the linter finds in it is why it is lowered."""
     row = canonical(name)
     for release, rules in (("10.13", {"operator"}), ("11.4", {"cache-length"})):
-        (report,) = linted(row.model(), row.onnx_dir, ParserVersion(release))
+        (report,) = linted(row.model(), row.onnx_dir, RELEASES[release])
         found = {f.rule for f in report.findings if f.level is Level.REFUSED}
         assert rules <= found, release
 
@@ -92,7 +99,7 @@ def test_a_lowered_quantized_product_keeps_every_rule(
 
 def test_a_product_of_mxfp8_as_it_is_exported_breaks_a_rule(tmp_path: Path) -> None:
     model = Product.of(WEIGHTS["mxfp8"], tmp_path).model
-    (report,) = linted(model, tmp_path, ParserVersion("11.4"))
+    (report,) = linted(model, tmp_path, RELEASES["11.4"])
     assert {f.rule for f in report.findings if f.level is Level.REFUSED} == {"initializer-type"}
 
 
@@ -103,5 +110,5 @@ def test_what_a_pass_leaves_out_is_found() -> None:
     for node in model.graph.node:
         if node.op_type == "Attention":
             node.attribute.append(onnx.helper.make_attribute("softcap", 30.0))
-    report = lint(model, ParserVersion("11.4"), row.onnx_dir)
+    report = lint(model, RELEASES["11.4"], row.onnx_dir)
     assert {f.rule for f in report.findings} - KNOWN_WARNINGS == {"attention-attribute"}

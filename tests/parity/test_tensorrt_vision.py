@@ -11,12 +11,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgespec.backends.golden import cosine
+from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.parser_check import check
-from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.rules import Level
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
-from edgespec.backends.tensorrt.vision_contract import lowered_contract
+from edgespec.backends.tensorrt.versions import release_of
 from edgespec.progress import Silent
 from edgespec.quantize.llm import Options, quantize_llm
 from edgespec.quantize.modelopt import Log
@@ -93,7 +93,7 @@ def test_a_lowered_encoder_keeps_its_contract(model_type: str, dialect: Dialect)
 @pytest.mark.parametrize("release", ["10.13", "10.15", "11.4", "rtx-1.4", "rtx-1.7"])
 @families
 def test_the_parsers_of_releases_take_an_encoder(model_type: str, release: str) -> None:
-    report = check(exported(model_type), ParserVersion.of(release)).report
+    report = check(exported(model_type), release_of(release)).report
     assert [finding for finding in report.findings if finding.level is Level.REFUSED] == []
 
 

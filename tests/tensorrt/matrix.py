@@ -15,8 +15,8 @@ from pathlib import Path
 import onnx
 
 from edgespec.backends.tensorrt.linter import lint, lint_file
-from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.rules import Level
+from edgespec.backends.tensorrt.versions import Capabilities
 
 COLUMNS = (
     *("graphs of", "test", "asked", "parsed", "compiled", "parser refuses", "compiler refuses"),
@@ -46,7 +46,7 @@ class Asked:
 ASKED: list[Asked] = []
 
 
-def note(model: bytes | Path, version: ParserVersion, step: str, *, build: bool) -> None:
+def note(model: bytes | Path, version: Capabilities, step: str, *, build: bool) -> None:
     """Remember what was said of a graph, with what the linter says of it."""
     if isinstance(model, bytes):
         report = lint(onnx.ModelProto.FromString(model), version)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.backends.tensorrt.parser_version import ParserVersion
+from edgespec.backends.tensorrt.versions import RELEASES, Capabilities
 from tests.tensorrt import matrix
 
 ROWS = (1, 8, 64)  # least, most frequent and most of a dimension that varies
@@ -32,10 +32,10 @@ def bindings() -> Any:
     return pytest.importorskip("tensorrt_rtx", reason="tensorrt_rtx is not installed")
 
 
-def version() -> ParserVersion:
+def version() -> Capabilities:
     """The rules of the installed release."""
     major, minor = bindings().__version__.split(".")[:2]
-    return ParserVersion(f"rtx-{major}.{minor}")
+    return RELEASES[f"rtx-{major}.{minor}"]
 
 
 @cache

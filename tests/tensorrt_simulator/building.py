@@ -20,8 +20,8 @@ from google.protobuf.message import DecodeError
 
 from edgespec.backends.tensorrt.checks.graph import name_of
 from edgespec.backends.tensorrt.linter import lint
-from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.rules import RULES, Level, Rtx
+from edgespec.backends.tensorrt.versions import Capabilities
 
 Dims = tuple[int, ...]
 MAX_DIMS = 8
@@ -236,7 +236,7 @@ class ParserError:
 class OnnxParser:
     """Reads a graph from a file. It stops at the first error, as the real one does."""
 
-    def __init__(self, network: Network, logger: ILogger, release: ParserVersion) -> None:
+    def __init__(self, network: Network, logger: ILogger, release: Capabilities) -> None:
         self.network: Network = checked(network, Network, "a network")
         self.said = Said(logger)
         self.release = release

@@ -14,7 +14,7 @@ import pytest
 from edgespec.backends.cuda.device import opening
 from edgespec.backends.tensorrt import bindings, process
 from edgespec.backends.tensorrt import fingerprint as fingerprints
-from edgespec.backends.tensorrt.build_job import BuildJob
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildReport
 from edgespec.backends.tensorrt.build_process import Reports, work
 from edgespec.backends.tensorrt.devices import DeviceModel
 from edgespec.backends.tensorrt.logger import logger_of
@@ -58,7 +58,7 @@ def install(
 
 def run_here(
     job: BuildJob, advance: Callable[[float], None], environment: Mapping[str, str]
-) -> process.ProcessReport:
+) -> BuildReport:
     """What `process.run` does, without a process: both sides' words are written and read."""
     written = io.StringIO()
     reports = Reports(written)

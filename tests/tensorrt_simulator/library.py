@@ -19,8 +19,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from edgespec.backends.tensorrt.parser_version import ParserVersion
-from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library, capabilities_of
+from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library, capabilities_of, release_of
 from tests.tensorrt_on_ort import widened
 from tests.tensorrt_simulator import building
 from tests.tensorrt_simulator.building import (
@@ -398,7 +397,7 @@ class Simulator:
     def __init__(self, version: str, library: Library = TENSORRT) -> None:
         self.__version__ = version
         capabilities = capabilities_of(library, version)
-        release = ParserVersion.of(f"rtx-{version}" if library is RTX else version)
+        release = release_of(f"rtx-{version}" if library is RTX else version)
         faults = self.faults = Faults()
         aliases = library is RTX or capabilities.version >= (10, 15)
         module = self

@@ -76,12 +76,12 @@ class TopSearch:
         """Bytes of ids, values and logsumexp."""
         return ITEM * self.rows * (2 * self.count + 1)
 
-    def launches(self, logits: int, work: int, found: int) -> list[Launch]:
+    def launches(self, logits: int, work: int, target: int) -> list[Launch]:
         """The kernels that search the logits at an address, and leave what they find at another."""
         keys, sums, size = work, work + self.key_bytes, ITEM * self.rows * self.count
         sizes = {"parts": self.parts, "count": self.count, "keys": keys, "sums": sums}
         first = {"logits": logits, "stride": self.stride, "ids": self.ids}
-        places = {"ids": found, "values": found + size, "logsumexp": found + 2 * size}
+        places = {"ids": target, "values": target + size, "logsumexp": target + 2 * size}
         return [
             Launch.of("top_parts", (self.parts, self.rows, 1), TOP_THREADS, **sizes, **first),
             Launch.of("top_rows", (self.rows, 1, 1), TOP_THREADS, **sizes, **places),
@@ -102,16 +102,16 @@ def find_top(workspace: Workspace, logits: int, search: TopSearch) -> TopFound:
     with workspace.working():
         workspace.fit(inputs=search.work_bytes + search.found_bytes)
         work = workspace.inputs.address
-        found = work + search.work_bytes
-        for launch in search.launches(logits, work, found):
+        target = work + search.work_bytes
+        for launch in search.launches(logits, work, target):
             workspace.run(launch)
-        return search.read(workspace.down(found, search.found_bytes))
+        return search.read(workspace.down(target, search.found_bytes))
 
 
 @dataclass(slots=True, eq=False)
 class DeviceLogits(Logits):
     """The first `ids` logits of rows that stand `stride` logits apart, from an address on. `memory`
-    is theirs; without it they are an engine's output. `found` is what is known of the largest."""
+    is theirs; without it they are an engine's output. `largest` is what is known of them."""
 
     workspace: Workspace
     address: int
@@ -119,7 +119,7 @@ class DeviceLogits(Logits):
     ids: int
     stride: int
     wanted: Wanted
-    found: TopFound | None = None
+    largest: TopFound | None = None
     memory: Borrowed | None = None
 
     def __len__(self) -> int:
@@ -138,13 +138,15 @@ class DeviceLogits(Logits):
             for place, row in enumerate(rows.tolist()):
                 target, source = memory.address + place * size, self.address + row * size
                 workspace.device.copy(target, source, size, workspace.stream)
-        found = None if self.found is None else self.found.part(rows)
-        return replace(self, address=memory.address, num_rows=len(rows), found=found, memory=memory)
+        largest = None if self.largest is None else self.largest.part(rows)
+        return replace(
+            self, address=memory.address, num_rows=len(rows), largest=largest, memory=memory
+        )
 
     def first_rows(self, count: int) -> DeviceLogits:
         """The first `count` rows, not copied."""
-        found = None if self.found is None else self.found.part(slice(count))
-        return replace(self, num_rows=min(count, self.num_rows), found=found)
+        largest = None if self.largest is None else self.largest.part(slice(count))
+        return replace(self, num_rows=min(count, self.num_rows), largest=largest)
 
     def first_ids(self, count: int) -> DeviceLogits:
         """The same rows of the first `count` ids alone, not copied."""
@@ -152,12 +154,12 @@ class DeviceLogits(Logits):
 
     def known(self, count: int) -> TopFound:
         """The `count` largest of each row, and perhaps more: of the call itself, or found now."""
-        found = self.found
-        if found is None or found.searched != self.ids or found.ids.shape[1] < count:
+        largest = self.largest
+        if largest is None or largest.searched != self.ids or largest.ids.shape[1] < count:
             self.wanted.count, self.wanted.ids = max(self.wanted.count, count), self.ids
             search = TopSearch(self.num_rows, self.stride, self.ids, count)
-            found = self.found = find_top(self.workspace, self.address, search)
-        return found
+            largest = self.largest = find_top(self.workspace, self.address, search)
+        return largest
 
     def finite(self) -> bool:
         """Whether they hold no NaN and no Inf."""
@@ -165,16 +167,18 @@ class DeviceLogits(Logits):
 
     def best(self, row: int) -> tuple[int, float]:
         """The id of a row's largest logit, and the logit."""
-        found = self.known(1)
-        return int(found.ids[row, 0]), float(found.values[row, 0])
+        largest = self.known(1)
+        return int(largest.ids[row, 0]), float(largest.values[row, 0])
 
     def top(self, count: int) -> Top:
         """The `count` largest of each row."""
         count = min(count, self.ids)
         if count > MAX_TOP:
             return HostLogits(self.rows()).top(count)
-        found = self.known(count)
-        return Top(found.ids[:, :count].astype(np.int64), found.values[:, :count], found.logsumexp)
+        largest = self.known(count)
+        return Top(
+            largest.ids[:, :count].astype(np.int64), largest.values[:, :count], largest.logsumexp
+        )
 
     def row(self, row: int) -> Floats:
         """A copy of one row on the host."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from edgespec.backends.base import AccuracySpec, RoundingMargin
 from edgespec.backends.engine_config import AS_EXPORTED, EngineWeights
 from edgespec.backends.ort.contract import CacheType
-from edgespec.backends.ort.data_layout import (
+from edgespec.backends.ort.data_file import (
     AnyWeight,
     DequantizedWeight,
     Int8GemmWeight,

@@ -13,7 +13,6 @@ import onnx_ir as ir
 from edgespec.backends.canonical_attention import head_shape
 from edgespec.backends.ort.native.library import DOMAIN
 from edgespec.backends.rewriting import (
-    count,
     name_outputs,
     producer,
     replace_output,
@@ -118,15 +117,14 @@ def taps_of(where: ir.Node, total: ir.Node) -> ir.Value:
     return required(split.inputs[0])
 
 
-def take_delta_nets(graph: ir.Graph) -> int:
-    """Replace what recurrent layers are made of by GatedDeltaNet. Returns how many there are."""
+def take_delta_nets(graph: ir.Graph) -> None:
+    """Replace what recurrent layers are made of by GatedDeltaNet."""
     outputs = {value.name: value for value in graph.outputs}
     layers = [i for i in range(len(outputs)) if delta_names(i)[1] in outputs]
     if layers:
         graph.opset_imports[DOMAIN] = 1
     for layer in layers:
         replace_layer(graph, layer)
-    return len(layers)
 
 
 def replace_layer(graph: ir.Graph, layer: int) -> None:
@@ -189,12 +187,3 @@ def scale_of(unit: ir.Node) -> float:
     elements = values.numpy()
     require(bool((elements == elements[0]).all()), unit, "one length for all elements")
     return float(elements[0])
-
-
-def check_delta_nets(graph: ir.Graph, num_layers: int) -> None:
-    """ContractError where a recurrent layer was not replaced."""
-    require(count(graph, OPERATOR) == num_layers, graph[0], f"{num_layers} {OPERATOR} nodes")
-    for value in graph.inputs:
-        if value.name == "tree_mask":
-            others = {node.op_type for node, _ in value.uses()} - {OPERATOR}
-            require(not others, graph[0], f"tree_mask read by {OPERATOR} alone")

@@ -108,7 +108,7 @@ class HeadLogits(Logits):
     lane: int
     ids: int
     x: Floats  # [R, in]
-    found: Found
+    largest: Found
     array: Floats | None
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class HeadLogits(Logits):
     def part(self, rows: slice | Ids) -> HeadLogits:
         """The same of some rows."""
         array = None if self.array is None else self.array[rows]
-        x, top = self.x[rows], self.found.part(rows)
+        x, top = self.x[rows], self.largest.part(rows)
         return HeadLogits(self.head, self.lane, self.ids, x, top, array)
 
     def first_ids(self, count: int) -> HeadLogits:
@@ -145,11 +145,11 @@ class HeadLogits(Logits):
 
     def known(self, count: int, *, sums: bool = False) -> Found:
         """The `count` largest of each row, and perhaps more: of the call itself, or found now."""
-        top = self.found
+        top = self.largest
         has_sums = top.sums or not sums
         if top.searched != self.ids or top.count < count or not has_sums:
             self.head.ask(count, self.ids, sums=sums)
-            top = self.found = search(self.whole(), self.ids, count, sums=sums)
+            top = self.largest = search(self.whole(), self.ids, count, sums=sums)
         return top
 
     def finite(self) -> bool:

@@ -18,6 +18,7 @@ from edgespec.errors import EnvironmentProblem, OptionError
 
 Scheme = Literal["fp32", "int4", "int8"]
 SCHEMES: tuple[Scheme, ...] = ("fp32", "int8", "int4")
+BITS: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
 Kernels = Literal["native", "onnxruntime"]
 KERNELS: tuple[Kernels, ...] = get_args(Kernels)
 NATIVE, ONNX_RUNTIME = KERNELS
@@ -56,8 +57,7 @@ class WeightFormat(BuildOptions):
     @property
     def bits(self) -> Literal[4, 8] | None:
         """The bits of a quantized value; None for float32."""
-        bits: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
-        return bits.get(self.scheme)
+        return BITS.get(self.scheme)
 
     @property
     def is_int8_gemm(self) -> bool:

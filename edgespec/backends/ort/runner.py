@@ -112,7 +112,7 @@ class OrtRunner:
         # The sizes for which the head is bound, what it is asked, and what it finds
         self.head_bound: tuple[tuple[int, ...], int] | None = None
         self.requested: list[NDArray[Any]] = []
-        self.found: list[NDArray[Any]] = []
+        self.head_outputs: list[NDArray[Any]] = []
         self.bound = (0, 0, 0)  # first lane, lanes and stride of the cache as it is bound
 
     @property
@@ -168,7 +168,7 @@ class OrtRunner:
                 self.bindings.input(spec.name, spec.dims(**sizes), spec.dtype)
                 for spec in (WRITTEN, SEARCH)
             ]
-            self.found = [
+            self.head_outputs = [
                 self.bindings.output(spec.name, spec.dims(**sizes), spec.dtype)
                 for spec in (*FOUND, head.rows_spec)
             ]
@@ -183,7 +183,7 @@ class OrtRunner:
         results: list[Result],
     ) -> list[Result]:
         """The results of a call with what was found of their logits [B, G, V]."""
-        *top, x = self.found
+        *top, x = self.head_outputs
         written = self.requested[0].tolist()
         out = []
         for place, (gathered, result) in enumerate(zip(call.gather, results, strict=True)):

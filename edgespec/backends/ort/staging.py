@@ -25,7 +25,7 @@ from edgespec.backends.ort.accuracy import (
     weights_of,
 )
 from edgespec.backends.ort.contract import lowered_contract
-from edgespec.backends.ort.data_layout import (
+from edgespec.backends.ort.data_file import (
     HEAD_DATA,
     AnyWeight,
     ExpertWeight,

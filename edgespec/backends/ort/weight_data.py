@@ -1,6 +1,6 @@
 """The bytes of an engine's data file, weight by weight.
 
-Knows the form in which each kind of weight is read. `data_layout` knows where a weight stands.
+Knows the form in which each kind of weight is read. `data_file` knows where a weight stands.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgespec.backends.ort import int8_gemm, low_bit_matmul, matmul_nbits
-from edgespec.backends.ort.data_layout import (
+from edgespec.backends.ort.data_file import (
     AnyWeight,
     DequantizedWeight,
     ExpertWeight,

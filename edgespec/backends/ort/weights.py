@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TypeVar
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgespec.backends.ort import int8_gemm, low_bit_matmul, matmul_nbits
-from edgespec.backends.ort.data_layout import (
+from edgespec.backends.ort.data_file import (
     AnyWeight,
-    DataLayout,
+    DataFile,
     DequantizedWeight,
     ExpertWeight,
     ExternalWeight,
@@ -38,7 +38,7 @@ from edgespec.backends.ort.fusion import fuse_projections
 from edgespec.backends.ort.low_bit_head import LOGITS
 from edgespec.backends.ort.low_bit_matmul import IN_BLOCKS, RowRounding, replace_matmuls
 from edgespec.backends.ort.native.layout import WeightLayout
-from edgespec.backends.ort.options import DEFAULT_BLOCK, FP32, NATIVE, WeightFormat
+from edgespec.backends.ort.options import BITS, DEFAULT_BLOCK, FP32, NATIVE, WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues, quantized_values
 from edgespec.backends.rewriting import required
 from edgespec.contract import KEEP_PRECISION
@@ -99,7 +99,7 @@ class WeightLowering:
 
     def __init__(self, model: ir.Model, data_name: str, weight_format: WeightFormat) -> None:
         self.model, self.format = model, weight_format
-        self.layout = DataLayout(model.graph, data_name)
+        self.data = DataFile(model.graph, data_name)
         self.activations = int8_gemm.Activations(model.graph)
         self.emulation = Emulation(model.graph)
         self.products: list[Product] = []
@@ -113,9 +113,9 @@ class WeightLowering:
         RemoveUnusedNodesPass()(self.model)  # what read the quantized values
         for value in list(self.model.graph.initializers.values()):
             weights += self.lower_initializer(value)
-        weights += place_products(self.layout, self.products)
+        weights += place_products(self.data, self.products)
         weights += self.place_experts()
-        return weights + list(place_packed(self.layout, self.packed))
+        return weights + list(place_packed(self.data, self.packed))
 
     def lower_quantized(self) -> Iterator[AnyWeight]:
         """Lower the export's quantized weights, to a kernel that reads them or dequantized; then
@@ -142,7 +142,7 @@ class WeightLowering:
         nodes."""
         out_features, in_features = source.shape
         dims = (in_features, out_features)
-        place = self.layout.place(f"{node.name}/dequantized", dims, ir.DataType.FLOAT)
+        place = self.data.place(f"{node.name}/dequantized", dims, ir.DataType.FLOAT)
         node.replace_input_with(1, place.value)
         self.emulation.round_input(node, source.scheme)
         return DequantizedWeight(source, place.offset, place.num_bytes)
@@ -151,7 +151,7 @@ class WeightLowering:
         """Lower initializer -> [Cast] -> [Transpose] to one initializer in the form that its user
         reads."""
         tensor = value.const_value
-        if not isinstance(tensor, ir.ExternalTensor) or tensor.location == self.layout.data_name:
+        if not isinstance(tensor, ir.ExternalTensor) or tensor.location == self.data.data_name:
             return
         if tensor.dtype not in FLOATS:
             if value.uses():
@@ -183,7 +183,7 @@ class WeightLowering:
             taken = {id(one) for one in products}
             self.packed = [one for one in self.packed if id(one) not in taken]
             name = str(mixture.total.name)
-            place = self.layout.place_experts(name, layout)
+            place = self.data.place_packed(name, layout)
             for i, one in enumerate(products):
                 start, distance = layout.place(i // len(PARTS), PARTS[i % len(PARTS)])
                 at = place.offset + start
@@ -205,7 +205,7 @@ class WeightLowering:
         if not stored:
             return None
         (width,) = stored[0].shape.numpy()
-        place = self.layout.place(name, (len(stored), width), ir.DataType.FLOAT)
+        place = self.data.place(name, (len(stored), width), ir.DataType.FLOAT)
         size = place.num_bytes // len(stored)
         for i, tensor in enumerate(stored):
             yield ExternalWeight(tensor, False, place.offset + i * size, size)
@@ -214,7 +214,7 @@ class WeightLowering:
     def kept(self, value: ir.Value, tensor: ir.ExternalTensor) -> KeptTensor:
         """Place a tensor that is not a float as it is, such as the order of a weight's inputs."""
         dims = tuple(tensor.shape.numpy())
-        place = self.layout.place(f"{value.name}/kept", dims, tensor.dtype)
+        place = self.data.place(f"{value.name}/kept", dims, tensor.dtype)
         value.replace_all_uses_with(place.value)
         return KeptTensor(tensor, place.offset, place.num_bytes)
 
@@ -224,7 +224,7 @@ class WeightLowering:
         """Place a weight in float32, in the layout that its user reads."""
         dims = tuple(tensor.shape.numpy())
         name = f"{value.name}/{'t' if transposed else 'fp32'}"
-        place = self.layout.place(name, dims[::-1] if transposed else dims, ir.DataType.FLOAT)
+        place = self.data.place(name, dims[::-1] if transposed else dims, ir.DataType.FLOAT)
         final.replace_all_uses_with(place.value)
         return ExternalWeight(tensor, transposed, place.offset, place.num_bytes)
 
@@ -238,7 +238,7 @@ class WeightLowering:
     ) -> Int8GemmWeight:
         """Lower the MatMuls of one weight to int8 GEMMs; `x` is their input where it is not the
         node's own."""
-        values, scales = self.layout.place_int8(name, kernel)
+        values, scales = self.data.place_int8(name, kernel)
         for node in users:
             given = node.inputs[0] if x is None else x
             assert given is not None
@@ -287,12 +287,11 @@ def int8_gemm_kernel(
 def packed_product(source: QuantizedValues, node: ir.Node) -> PackedProduct | None:
     """The product that our own kernel makes of these values and activations; None where there is
     no kernel."""
-    bits: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
     scheme, (out_features, in_features) = source.scheme, source.shape
     block = low_bit_matmul.block_for(source.block_size or low_bit_matmul.WIDEST)
-    if scheme.weight not in bits or block is None:
+    if scheme.weight not in BITS or block is None:
         return None
-    layout = WeightLayout(bits[scheme.weight], block, in_features, out_features)
+    layout = WeightLayout(BITS[scheme.weight], block, in_features, out_features)
     name, nodes = str(node.name), [node]
     if scheme.activations == "none":
         return PackedProduct(name, nodes, source, layout)
@@ -319,14 +318,13 @@ def rounded_product(
 def nbits_kernel(source: QuantizedValues) -> matmul_nbits.NBitsKernel | None:
     """The form of MatMulNBits that multiplies by these values as they are; activations must not be
     rounded before."""
-    bits: dict[str, Literal[4, 8]] = {"int4": 4, "int8": 8}
-    if source.scheme.weight not in bits or source.scheme.activations != "none":
+    if source.scheme.weight not in BITS or source.scheme.activations != "none":
         return None
     out_features, in_features = source.shape
     block = source.block_size or DEFAULT_BLOCK
     if block not in matmul_nbits.BLOCK_SIZES:
         return None
-    return matmul_nbits.NBitsKernel(bits[source.scheme.weight], block, in_features, out_features)
+    return matmul_nbits.NBitsKernel(BITS[source.scheme.weight], block, in_features, out_features)
 
 
 def low_bit_product(
@@ -344,27 +342,32 @@ def low_bit_product(
 # ---- fused projections
 
 
-def place_products(layout: DataLayout, products: list[Product]) -> Iterator[LowBitWeight]:
+AnyProduct = TypeVar("AnyProduct", Product, PackedProduct)
+
+
+def grouped(products: list[AnyProduct]) -> list[list[AnyProduct]]:
+    """The products, those together that can be one."""
+    groups: dict[Hashable, list[AnyProduct]] = {}
+    for product in products:
+        groups.setdefault(product.group, []).append(product)
+    return list(groups.values())
+
+
+def place_products(data: DataFile, products: list[Product]) -> Iterator[LowBitWeight]:
     """Place weights, fusing products that read the same rows: their weights stand one below the
     other, and all threads start less often."""
-    groups: dict[Hashable, list[Product]] = {}
-    for product in products:
-        groups.setdefault(product.group, []).append(product)
-    for group in groups.values():
-        yield from place_group(layout, group)
+    for group in grouped(products):
+        yield from place_group(data, group)
 
 
-def place_packed(layout: DataLayout, products: list[PackedProduct]) -> Iterator[PackedWeight]:
+def place_packed(data: DataFile, products: list[PackedProduct]) -> Iterator[PackedWeight]:
     """Place weights that our own kernel reads; products of the same rows become one node, which
     rounds them once."""
-    groups: dict[Hashable, list[PackedProduct]] = {}
-    for product in products:
-        groups.setdefault(product.group, []).append(product)
-    for group in groups.values():
+    for group in grouped(products):
         first, places = group[0], []
         alone = len(group) == 1 and makes_logits(first)
         for product in group:
-            place = layout.place_packed(product.name, product.layout, alone=alone)
+            place = data.place_packed(product.name, product.layout, alone=alone)
             places.append(place)
             yield PackedWeight(
                 product.source, product.layout, product.rounding, place.offset, alone=alone
@@ -397,11 +400,11 @@ def experts_layout(products: list[PackedProduct]) -> ExpertsLayout | None:
     return layout_of([(gate.layout, up.layout, down.layout) for gate, up, down in rows])
 
 
-def place_group(layout: DataLayout, group: list[Product]) -> Iterator[LowBitWeight]:
+def place_group(data: DataFile, group: list[Product]) -> Iterator[LowBitWeight]:
     """Place one MatMulNBits instead of a group of products."""
     sizes = [product.kernel.out_features for product in group]
     fused = replace(group[0].kernel, out_features=sum(sizes))
-    values, scales = layout.place_low_bit(group[0].name, fused)
+    values, scales = data.place_low_bit(group[0].name, fused)
     if len(group) == 1:
         for node in group[0].nodes:
             matmul_nbits.replace_matmul(node, fused, values.value, scales.value)

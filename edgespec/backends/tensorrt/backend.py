@@ -6,6 +6,7 @@ built, and not before: --help and `inspect` need none.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -77,34 +78,30 @@ class TensorRTBackend(Backend):
         """Lower the canonical graph and build it in a process of its own. MissingDependency without
         the library, BuildError with its words where it refuses."""
         from edgespec.backends.tensorrt.staging import stage
-        from edgespec.backends.tensorrt.vision_staging import stage_vision
 
         assert isinstance(options, TensorRTOptions)
         path = self.engine_path(staging, onnx.role)
-        if isinstance(onnx, VisionOnnxDir):
-            return stage_vision(self.library, onnx, limits, options, path, progress)
         return stage(self.library, onnx, limits, options, path, progress)
 
     def check(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """What is slow, or may not fit. LimitError or EnvironmentProblem where an engine cannot be
         built here, or cannot be on its device."""
-        from edgespec.backends.tensorrt.staging import memory_of, plan_to_build, warnings_of
+        from edgespec.backends.tensorrt.estimate import estimate
+        from edgespec.backends.tensorrt.staging import plan_to_build, warnings_of
 
         assert isinstance(options, TensorRTOptions)
         warnings = list[str]()
         for capacity in reversed(limits.capacities):
             plan = plan_to_build(self.library, onnx, limits.at(capacity), options)
-            warnings += warnings_of(plan, memory_of(plan, onnx.config))
+            warnings += warnings_of(plan, estimate(onnx.config, plan))
         return tuple(dict.fromkeys(warnings))
 
     def plan(self, onnx: AnyOnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """What a build would make: its profiles and its memory, for each capacity. Refuses what a
         build would, but for a device that is not here."""
-        from edgespec.backends.tensorrt import estimate, vision_staging
-        from edgespec.backends.tensorrt.devices import title_of
+        from edgespec.backends.tensorrt import estimate
         from edgespec.backends.tensorrt.staging import (
             checked_model,
-            memory_of,
             plan_of,
             version_here,
             warnings_of,
@@ -113,15 +110,16 @@ class TensorRTBackend(Backend):
         assert isinstance(options, TensorRTOptions)
         version = version_here(self.library, options)
         if isinstance(onnx, VisionOnnxDir):
-            return vision_staging.planned(self.library, onnx, limits, options, version)
+            plan = plan_of(self.library, onnx, limits, options, version)
+            checked_model(onnx, plan)
+            return tuple(estimate.lines(plan, None))
         lines, memories = list[str](), list[estimate.MemoryEstimate]()
         for capacity in limits.capacities:
             plan = plan_of(self.library, onnx, limits.at(capacity), options, version)
-            memory = memory_of(plan, onnx.config)
+            memory = estimate.estimate(onnx.config, plan)
             warnings = [f"warning: {text}" for text in warnings_of(plan, memory)]
             checked_model(onnx, plan)
-            name = f"{self.title} {version}"
-            lines += estimate.lines(name, plan.target, title_of(plan.sm), plan.profiles, memory)
+            lines += estimate.lines(plan, memory)
             lines += [text for text in warnings if text not in lines]
             memories.append(memory)
         return (*lines, *estimate.together(memories))
@@ -155,7 +153,7 @@ class TensorRTBackend(Backend):
         decomposed = decomposes_attention(plan)
         if decomposed:
             emit.let_decompose(model)
-        lowered_files.write(model, onnx.path, directory, lowered_files.copy)
+        lowered_files.write(model, onnx.path, directory, shutil.copyfile)
         words = emit.command_of(plan, options, self.engine_path(Path(), onnx.role).name)
         variables = build_environment(faults_of(self.library, version), {})
         script = emit.script_of(words, variables)
@@ -185,7 +183,7 @@ class TensorRTBackend(Backend):
         recurrent = graph.recurrent is not None
         return Staged(
             engine=engine,
-            contract=lowered_contract(canonical_contract(graph), settings.target),
+            contract=lowered_contract(canonical_contract(graph), settings),
             weights=config.weights,
             accuracy=accuracy_of(schemes, settings.compute, recurrent=recurrent),
             settings=settings.to_dict(),
@@ -217,7 +215,7 @@ class TensorRTBackend(Backend):
         of CUDA, EnvironmentProblem where memory does not do."""
         component, limits = config.component, config.limits
         canonical = canonical_contract(component.graph)
-        settings = EngineSettings.read(config.settings, canonical, component.model)
+        settings = self.settings_of(config)
         path = self.engine_path(engine_dir, component.graph.role, config.variant)
         slots, lanes = limits.max_kv_cache_capacity, limits.max_batch_size
         return self.opened(path, settings, device, slots, lanes, canonical)
@@ -254,7 +252,7 @@ class TensorRTBackend(Backend):
         from edgespec.backends.tensorrt import bindings, runner
 
         assert isinstance(device, Workspace)
-        loaded, contract = bindings.load(self.library), lowered_contract(canonical, settings.target)
+        loaded, contract = bindings.load(self.library), lowered_contract(canonical, settings)
         return runner.open_runner(loaded, path, contract, settings, device, capacity, lanes)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -289,8 +287,7 @@ class TensorRTBackend(Backend):
         canonical = canonical_contract(config.component.graph)
         target = Target(dialect=Dialect.NATIVE, compute="float16", capacity=1, max_rows=1)
         if config.settings:
-            settings = EngineSettings.read(config.settings, canonical, config.component.model)
-            target = replace(settings.target, capacity=1)
+            target = replace(self.settings_of(config), capacity=1)
         return lowered_contract(canonical, target)
 
     def total_memory_bytes(self) -> int | None:
@@ -303,8 +300,7 @@ class TensorRTBackend(Backend):
         """What was built, and for which device."""
         from edgespec.backends.tensorrt.devices import title_of
 
-        canonical = canonical_contract(config.component.graph)
-        settings = EngineSettings.read(config.settings, canonical, config.component.model)
+        settings = self.settings_of(config)
         library = f"{self.title} {settings.version}"
         how = f"{settings.dialect.value} graph, {settings.compute}"
         how += ", attention of basic operators" if settings.decomposed_attention else ""

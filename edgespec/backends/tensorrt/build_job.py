@@ -6,13 +6,9 @@ Knows the two sides' words. Knows no library and no process.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
 
 from edgespec.backends.tensorrt.profiles import Profile
-
-Kind = Literal["progress", "log", "built", "refused", "cancelled", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,44 +32,23 @@ class BuildJob:
 
     def to_json(self) -> str:
         """The job as one line."""
-        return json.dumps(asdict(self) | {"profiles": [asdict(row) for row in self.profiles]})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> BuildJob:
         """The job of such a line."""
         raw = json.loads(text)
-        profiles = tuple(
-            Profile(row["name"], {name: shapes_of(dims) for name, dims in row["shapes"].items()})
-            for row in raw.pop("profiles")
-        )
+        profiles = tuple(Profile.of(**row) for row in raw.pop("profiles"))
         return cls(profiles=profiles, **raw)
 
 
-def shapes_of(raw: list[list[int]]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Three shapes as JSON has them."""
-    least, often, most = map(tuple, raw)
-    return least, often, most
-
-
 @dataclass(frozen=True, slots=True)
-class BuildMessage:
-    """One line of the process. `kind` says what `values` holds; "built", "refused", "cancelled" and
-    "failed" are the last one."""
+class BuildReport:
+    """A built engine: its bytes, layers of its network, seconds of both parts, and the most memory
+    that the process had."""
 
-    kind: Kind
-    values: Mapping[str, Any]
-
-    def to_json(self) -> str:
-        """The message as one line."""
-        return json.dumps({"kind": self.kind, **self.values})
-
-    @classmethod
-    def from_json(cls, text: str) -> BuildMessage | None:
-        """The message of a line; None for a line that is none."""
-        try:
-            raw = json.loads(text)
-        except ValueError:
-            return None
-        if not isinstance(raw, dict) or "kind" not in raw:
-            return None
-        return cls(raw.pop("kind"), raw)
+    engine_bytes: int
+    layers: int
+    parse_s: float
+    build_s: float
+    peak_bytes: int

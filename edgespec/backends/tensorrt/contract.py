@@ -6,9 +6,11 @@ Knows names, types and shapes. Imports no ONNX: running an engine needs none.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from edgespec.backends.tensorrt.target import Dialect, Target
 from edgespec.contract import (
+    Contract,
     Dim,
     GraphContract,
     GraphShape,
@@ -22,9 +24,12 @@ from edgespec.contract import (
     state_names,
 )
 
+AnyContract = TypeVar("AnyContract", bound=Contract)
 
-def lowered_contract(canonical: GraphContract, target: Target) -> GraphContract:
-    """The contract of the graph that `lower` makes for `target`; names and order stay.
+
+def lowered_contract(canonical: AnyContract, target: Target) -> AnyContract:
+    """The contract of the graph that `lower` or `lower_vision` makes for `target`; names and order
+    stay.
 
     - C is the number `target.capacity`: TensorRT writes only into caches of static length.
     - Embeddings, hidden states, keys and values are of type `target.compute`. Rotations, logits and
@@ -34,10 +39,12 @@ def lowered_contract(canonical: GraphContract, target: Target) -> GraphContract:
     - PORTABLE: `present_key_i` and `present_value_i` are this call's rows [B, Hkv, S, D] alone. A
       draft that makes blocks gives R = L + S rows, those of the context first.
     """
-    shape = canonical.shape
     # Rotations are computed on the host, logits are compared and sampled there: both in float32
-    kept = {*inputs_named(Kind.COS, Kind.SIN), "logits", *recurrent_names(shape)}
-    rows = new_rows(shape) if target.dialect is Dialect.PORTABLE else {}
+    kept = {*inputs_named(Kind.COS, Kind.SIN), "position_weight", "logits"}
+    rows: dict[str, tuple[Dim, ...]] = {}
+    if isinstance(canonical, GraphContract):
+        kept |= recurrent_names(canonical.shape)
+        rows = new_rows(canonical.shape) if target.dialect is Dialect.PORTABLE else {}
 
     def lowered(spec: TensorSpec) -> TensorSpec:
         dtype = target.compute if spec.dtype == "float32" else spec.dtype

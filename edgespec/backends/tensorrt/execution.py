@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edgespec.backends.cuda.bound import Bound
-from edgespec.backends.cuda.workspace import Workspace
+from edgespec.backends.cuda.device.base import DeviceMemoryFull
+from edgespec.backends.cuda.workspace import Workspace, attempt
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.logger import Errors, cleaned, lines_to, recorder_of
-from edgespec.backends.tensorrt.process import NO_MEMORY
+from edgespec.backends.tensorrt.process import out_of_memory
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.contract import Contract, TensorSpec
 from edgespec.errors import BundleError, EnvironmentProblem, InternalError
@@ -119,6 +122,40 @@ class OpenEngine:
         self.engine = self.runtime = None
 
 
+@contextmanager
+def opening(
+    bindings: Bindings,
+    path: Path,
+    contract: Contract,
+    profiles: Sequence[Profile],
+    workspace: Workspace,
+    less_memory: str,
+) -> Iterator[OpenEngine]:
+    """An open engine, of which the block makes a runner. Where that fails, all that was taken is
+    given back, so that another engine may have it, but what engines share; EnvironmentProblem with
+    the remedy `less_memory` where memory does not do."""
+    workspace.join()
+    before, engine = frozenset(workspace.held), None
+    try:
+        with workspace.working():
+            engine = OpenEngine(bindings, path, contract, profiles, workspace)
+            yield engine
+    except BaseException as error:
+        with workspace.lock:
+            shared = {workspace.scratch.address, workspace.inputs.address}
+            attempt(
+                workspace.device.activate,
+                workspace.settle,
+                *((engine.close,) if engine is not None else ()),
+                *(partial(workspace.free, row) for row in workspace.held - before - shared),
+            )
+        workspace.leave()
+        if isinstance(error, DeviceMemoryFull):
+            message = f"the device has no memory to open {path}: {error.what}"
+            raise EnvironmentProblem(message, less_memory) from error
+        raise
+
+
 class ExecutionContext:
     """A context of one profile, and what is bound in it."""
 
@@ -185,11 +222,6 @@ class ExecutionContext:
             )
 
 
-def out_of_memory(said: str) -> bool:
-    """Whether the library's words are those of memory that does not do."""
-    return any(words in said.lower() for words in NO_MEMORY)
-
-
 def check_signature(
     trt: Any,
     engine: Any,
@@ -198,37 +230,34 @@ def check_signature(
     path: Path,
 ) -> None:
     """BundleError where an engine's tensors or profiles are not those that its config.json says."""
+    difference = next(differences(trt, engine, contract, profiles), None)
+    if difference is not None:
+        raise BundleError(f"{path} differs from its config.json: {difference}", BUILD_AGAIN)
+
+
+def differences(
+    trt: Any, engine: Any, contract: Contract, profiles: Sequence[Profile]
+) -> Iterator[str]:
+    """What an engine has otherwise than its contract and its profiles say."""
     specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
-    inputs = {spec.name for spec in contract.inputs}
-    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-    if set(names) != set(specs):
-        differing = ", ".join(sorted(set(names) ^ set(specs)))
-        message = f"{path}: inputs and outputs that differ from the contract: {differing}"
-        raise BundleError(message, BUILD_AGAIN)
-    for name in names:
-        spec, described_as = specs[name], described(engine, name)
-        mode = trt.TensorIOMode.INPUT if name in inputs else trt.TensorIOMode.OUTPUT
-        same = engine.get_tensor_mode(name) == mode and described_as[0] == TYPES[spec.dtype]
-        if not (same and fits(described_as[1], spec)):
-            is_ = f"{name!r} is {described_as[0]} {list(described_as[1])}"
-            should = f"{spec.dtype} {list(spec.shape)}"
-            message = f"{path}: tensors that differ from config.json: {is_}, not {should}"
-            raise BundleError(message, BUILD_AGAIN)
+    names = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
+    if other := names ^ specs.keys():
+        yield f"inputs and outputs {', '.join(sorted(other))}"
+        return
+    for name, spec in specs.items():
+        mode = trt.TensorIOMode.INPUT if spec in contract.inputs else trt.TensorIOMode.OUTPUT
+        dtype, shape = engine.get_tensor_dtype(name).name, tuple(engine.get_tensor_shape(name))
+        same = engine.get_tensor_mode(name) == mode and dtype == TYPES[spec.dtype]
+        if not (same and fits(shape, spec)):
+            yield f"{name!r} is {dtype} {list(shape)}, not {spec.dtype} {list(spec.shape)}"
     if engine.num_optimization_profiles != len(profiles):
-        found_count = engine.num_optimization_profiles
-        message = f"{path}: {found_count} profiles, and {len(profiles)} in config.json"
-        raise BundleError(message, BUILD_AGAIN)
+        yield f"{engine.num_optimization_profiles} profiles, not {len(profiles)}"
+        return
     for index, profile in enumerate(profiles):
-        for name, ranges in profile.shapes.items():
+        for name, shapes in profile.shapes.items():
             has = tuple(tuple(dims) for dims in engine.get_tensor_profile_shape(name, index))
-            if has != tuple(ranges):
-                message = f"{path}: the profile {profile.name} has other shapes of {name}"
-                raise BundleError(f"{message} than config.json", BUILD_AGAIN)
-
-
-def described(engine: Any, name: str) -> tuple[str, tuple[int, ...]]:
-    """Type and shape of a tensor."""
-    return engine.get_tensor_dtype(name).name, tuple(engine.get_tensor_shape(name))
+            if has != shapes:
+                yield f"the profile {profile.name} has other shapes of {name}"
 
 
 def fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from onnx import ModelProto
 
@@ -25,73 +24,17 @@ from edgespec.backends.tensorrt.checks import (
 )
 from edgespec.backends.tensorrt.checks.graph import View
 from edgespec.backends.tensorrt.checks.operators import Problems
-from edgespec.backends.tensorrt.parser_version import ParserVersion
-from edgespec.backends.tensorrt.rules import Level, rules_of
+from edgespec.backends.tensorrt.rules import RULES, Level, rules_of
+from edgespec.backends.tensorrt.versions import Capabilities
 
 FOLLOWS = "types-and-shapes"  # mostly follows from what other rules find: said where they find none
 
-CHECKS: Mapping[str, Callable[[View], Problems]] = MappingProxyType(
-    {
-        "model-size": data.model_size,
-        "external-data": data.external_data,
-        "initializer-type": data.initializer_type,
-        "four-bit-count": data.four_bit_count,
-        "rank": data.rank,
-        "int64-io": data.int64_io,
-        "bool-io": data.bool_io,
-        "opset": operators.opset,
-        "domain": operators.domain,
-        "node-form": operators.node_form,
-        "operator": operators.operator,
-        "operator-type": operators.operator_type,
-        "mixed-types": operators.mixed_types,
-        "types-and-shapes": operators.types_and_shapes,
-        "cast-type": operators.cast_type,
-        "attribute": operators.attributes,
-        "output-count": operators.output_count,
-        "constant-input": operators.constant_input,
-        "axis": operators.axis,
-        "eyelike-static": operators.eyelike_static,
-        "layer-name": operators.layer_name,
-        "topk-count": operators.topk_count,
-        "topk-sorted": operators.topk_sorted,
-        "scatter-reduction": operators.scatter_reduction,
-        "control-flow": control_flow.control_flow,
-        "loop-condition": control_flow.loop_condition,
-        "loop-shape": control_flow.loop_shape,
-        "if-rank": control_flow.if_rank,
-        "attention-in-if": control_flow.attention_in_if,
-        "attention-inputs": attention.attention_inputs,
-        "attention-outputs": attention.attention_outputs,
-        "attention-attribute": attention.attention_attribute,
-        "attention-rank": attention.attention_rank,
-        "attention-heads": attention.attention_heads,
-        "attention-lengths": attention.attention_lengths,
-        "attention-causal": attention.attention_causal,
-        "attention-mask-type": attention.attention_mask_type,
-        "attention-bool-mask": attention.attention_bool_mask,
-        "attention-scale": attention.attention_scale,
-        "attention-float32": attention.attention_float32,
-        "cache-rank": attention.cache_rank,
-        "cache-axis": attention.cache_axis,
-        "cache-length": attention.cache_length,
-        "cache-type": attention.cache_type,
-        "cache-input": attention.cache_input,
-        "cache-output": attention.cache_output,
-        "rotary-rows": attention.rotary_rows,
-        "rotary-position": attention.rotary_position,
-        "zero-point": quantization.zero_point,
-        "quantized-type": quantization.quantized_type,
-        "scale-positive": quantization.scale_positive,
-        "scale-type": quantization.scale_type,
-        "scale-shape": quantization.scale_shape,
-        "block-size": quantization.block_size,
-        "block-axis": quantization.block_axis,
-        "activation-scale": quantization.activation_scale,
-        "shared-scale": quantization.shared_scale,
-        "dynamic-quantize": quantization.dynamic_quantize,
-    }
-)
+MODULES = (data, operators, control_flow, attention, quantization)
+FUNCTIONS = {name: item for module in MODULES for name, item in vars(module).items()}
+# A rule's function has the rule's name
+CHECKS: Mapping[str, Callable[[View], Problems]] = {
+    name: FUNCTIONS[name.replace("-", "_")] for name in RULES
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +52,7 @@ class LintFinding:
 class LintReport:
     """What was found in a graph, for one release."""
 
-    version: ParserVersion
+    version: Capabilities
     operators: Mapping[str, int]  # how many nodes of each type
     rules: int  # how many were looked at
     findings: tuple[LintFinding, ...]
@@ -119,12 +62,12 @@ class LintReport:
         return sum(finding.level is level for finding in self.findings)
 
 
-def lint_file(path: Path, version: ParserVersion) -> LintReport:
+def lint_file(path: Path, version: Capabilities) -> LintReport:
     """Look at a model.onnx and at its weights beside it. BundleError where it is no ONNX model."""
     return lint(read_model(path), version, path.parent)
 
 
-def lint(model: ModelProto, version: ParserVersion, directory: Path | None = None) -> LintReport:
+def lint(model: ModelProto, version: Capabilities, directory: Path | None = None) -> LintReport:
     """Look at a model, whose external data lies in `directory`; None: that is not looked at."""
     view = View(model, version, directory)
     findings: list[LintFinding] = []

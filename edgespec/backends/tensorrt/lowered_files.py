@@ -6,7 +6,6 @@ Knows ONNX files and where external data stands. Knows no operator and no engine
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +13,12 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgespec.artifacts import file_names, hashes
-from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.onnx_dir import AnyOnnxDir, VisionOnnxDir
 from edgespec.backends.tensorrt.lowering import lower
+from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.target import Compute, Target
 from edgespec.contract import ITEM_BYTES, canonical_contract
+from edgespec.vision.contract import vision_contract
 
 NEW_DATA = "lowered.onnx.data"  # weights that a rewrite had to make
 SMALL_BYTES = 1 << 10  # constants up to it stay in the graph
@@ -61,9 +62,10 @@ def weight_bytes(model: ir.Model, compute: Compute, *, least: bool = False) -> i
     return size
 
 
-def lowered_model(onnx: OnnxDir, target: Target, model: ir.Model | None = None) -> ir.Model:
+def lowered_model(onnx: AnyOnnxDir, target: Target, model: ir.Model) -> ir.Model:
     """The graph of an export, lowered. ContractError where it has another form."""
-    model = ir.load(onnx.model) if model is None else model
+    if isinstance(onnx, VisionOnnxDir):
+        return lower_vision(model, vision_contract(onnx.config.vision), target)
     return lower(model, canonical_contract(onnx.config.graph), target)
 
 
@@ -98,8 +100,3 @@ def move_out(model: ir.Model, directory: Path) -> None:
     external = ir.external_data.convert_tensors_to_external(tensors, directory, NEW_DATA)
     for value, tensor in zip(values, external, strict=True):
         value.const_value = tensor
-
-
-def copy(source: Path, target: Path) -> None:
-    """Copy a file. Raises OSError."""
-    shutil.copyfile(source, target)

@@ -7,16 +7,16 @@ calls report failure by what they return.
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic
 from edgespec.backends.tensorrt import timing_cache
 from edgespec.backends.tensorrt.bindings import Bindings, Trt
-from edgespec.backends.tensorrt.build_job import BuildJob
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildReport
 from edgespec.backends.tensorrt.logger import Errors, cleaned, lines_to, recorder_of
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.progress_monitor import BuildProgress, monitor_of
@@ -38,17 +38,7 @@ class Refused(Exception):
         self.message, self.lines, self.node = message, lines, node
 
 
-@dataclass(frozen=True, slots=True)
-class ParserReport:
-    """An engine that was built: its bytes, layers of its network, seconds of both parts."""
-
-    engine_bytes: int
-    layers: int
-    parse_s: float
-    build_s: float
-
-
-def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) -> ParserReport:
+def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) -> BuildReport:
     """Build the engine of a job and write it to its path. Refused where the library refuses the
     graph or cannot build it, Cancelled where `progress` cancels, OutputError where the path cannot
     be written."""
@@ -88,7 +78,7 @@ class Build:
         self.network = required(self.builder.create_network(flag), "no network can be made")
         self.monitor = monitor_of(self.trt, progress)
 
-    def run(self) -> ParserReport:
+    def run(self) -> BuildReport:
         """Parse, configure, build, write."""
         began = time.monotonic()
         self.parse()
@@ -109,7 +99,9 @@ class Build:
         built = time.monotonic()
         if self.job.timing_cache is not None:
             self.keep_times(config, Path(self.job.timing_cache))
-        return ParserReport(data.nbytes, self.network.num_layers, parsed - began, built - parsed)
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        layers = self.network.num_layers
+        return BuildReport(data.nbytes, layers, parsed - began, built - parsed, peak_bytes)
 
     def keep_times(self, config: Any, path: Path) -> None:
         """Store what was measured. The engine is there: that this cannot be written is no error."""

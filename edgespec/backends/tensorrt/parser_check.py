@@ -14,13 +14,11 @@ import onnx_ir as ir
 
 from edgespec.artifacts import file_names
 from edgespec.artifacts.directories import DirectoryKind, kind_of, not_an_export
-from edgespec.backends.onnx_dir import VisionOnnxDir, open_export
+from edgespec.backends.onnx_dir import open_export
 from edgespec.backends.tensorrt import lowered_files
 from edgespec.backends.tensorrt.linter import LintReport, lint_file
-from edgespec.backends.tensorrt.lowering.vision import lower_vision
-from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.target import Target
-from edgespec.vision.contract import vision_contract
+from edgespec.backends.tensorrt.versions import Capabilities
 
 # Sizes for which an export is lowered: rules ask that they are fixed, not what they are
 CAPACITY, MAX_ROWS = 4096, 64
@@ -35,7 +33,7 @@ class Checked:
     target: Target | None
 
 
-def check(directory: Path, version: ParserVersion) -> Checked:
+def check(directory: Path, version: Capabilities) -> Checked:
     """Look at the graph of a directory. BundleError where there is none, or where an export is
     damaged."""
     if kind_of(directory) is DirectoryKind.EXPORT:
@@ -46,7 +44,7 @@ def check(directory: Path, version: ParserVersion) -> Checked:
     return Checked(lint_file(path, version), None)
 
 
-def check_export(directory: Path, version: ParserVersion) -> Checked:
+def check_export(directory: Path, version: Capabilities) -> Checked:
     """Lower the graph of an export for the release, and look at what comes out."""
     onnx = open_export(directory)
     model = ir.load(onnx.model)
@@ -56,10 +54,7 @@ def check_export(directory: Path, version: ParserVersion) -> Checked:
         capacity=CAPACITY,
         max_rows=MAX_ROWS,
     )
-    if isinstance(onnx, VisionOnnxDir):
-        lowered = lower_vision(model, vision_contract(onnx.config.vision), target)
-    else:
-        lowered = lowered_files.lowered_model(onnx, target, model)
+    lowered = lowered_files.lowered_model(onnx, target, model)
     with tempfile.TemporaryDirectory(prefix="edgespec-check-") as place:
         path = lowered_files.write(lowered, onnx.path.absolute(), Path(place))
         return Checked(lint_file(path, version), target)

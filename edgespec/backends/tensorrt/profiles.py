@@ -7,7 +7,7 @@ limits; knows no library.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.backends.engine_config import EngineLimits
@@ -28,6 +28,11 @@ class Profile:
 
     name: str
     shapes: Mapping[str, tuple[Dims, Dims, Dims]]
+
+    @classmethod
+    def of(cls, name: str, shapes: Mapping[str, Sequence[Sequence[int]]]) -> Profile:
+        """The profile of shapes as JSON has them. ValueError where an input has not three."""
+        return cls(name, {key: (tuple(a), tuple(b), tuple(c)) for key, (a, b, c) in shapes.items()})
 
     def most(self, name: str, dim: int) -> int:
         """The largest size of one dimension of an input."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from edgespec.backends.tensorrt.parser_operators import FIRST, Line
-from edgespec.backends.tensorrt.parser_version import ParserVersion
+from edgespec.backends.tensorrt.versions import Capabilities
 
 MAX_TOPK = 3840
 MAX_DIMS = 8
@@ -48,12 +48,12 @@ class ParserRule:
     text: str
     remedy: str
     source: str
-    rtx: Rtx
+    rtx: Rtx = Rtx.PARSER
     level: Level = Level.REFUSED
     since: Line = FIRST
     until: Line = LAST
 
-    def holds_in(self, version: ParserVersion) -> bool:
+    def holds_in(self, version: Capabilities) -> bool:
         """Whether the rule is one of this release."""
         return self.since <= version.line <= self.until
 
@@ -85,13 +85,11 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="external data lies beside model.onnx, and data has the size of its tensor",
             remedy="Copy the whole directory, or export the checkpoint again.",
             source=FORMAT,
-            rtx=Rtx.PARSER,
         ),
         "initializer-type": ParserRule(
             text="initializers have a type that the parser reads; not E8M0, E5M2 or UINT4",
             remedy="Store scales of mxfp8 as UINT8 and read them with TRT_MXFP8DequantizeLinear.",
             source=TRIED,
-            rtx=Rtx.PARSER,
         ),
         "four-bit-count": ParserRule(
             text="tensors of four bits have an even number of elements",
@@ -103,7 +101,6 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text=f"tensors have at most {MAX_DIMS} dimensions",
             remedy=_LOWER,
             source="TensorRT, Dims.MAX_DIMS",
-            rtx=Rtx.PARSER,
         ),
         "int64-io": ParserRule(
             text="INT64 inputs and outputs take 8 bytes an element; the parser says so",
@@ -130,31 +127,26 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="operators are of the default domain or TensorRT's own",
             remedy="Give the canonical or the lowered graph, not one for another runtime.",
             source=CHECKERS,
-            rtx=Rtx.PARSER,
         ),
         "node-form": ParserRule(
             text="nodes have the inputs, the outputs and the types of attributes of their operator",
             remedy=_EXPORT,
             source="the operators of ONNX",
-            rtx=Rtx.PARSER,
         ),
         "operator": ParserRule(
             text="the release imports the operator",
             remedy="Lower the graph for this release, or use a newer TensorRT.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         "operator-type": ParserRule(
             text="the operator takes the type of its data",
             remedy=_LOWER,
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         "mixed-types": ParserRule(
             text="inputs that share a type have the same one: the network is strongly typed",
             remedy="Cast one of them.",
             source="TensorRT documentation, strongly typed networks",
-            rtx=Rtx.PARSER,
         ),
         "cast-type": ParserRule(
             text="Cast makes no quantized type; QuantizeLinear does",
@@ -172,31 +164,26 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="normalizations and MaxPool have one output",
             remedy=_LOWER,
             source=CHECKERS,
-            rtx=Rtx.PARSER,
         ),
         "constant-input": ParserRule(
             text="axes and depths are known when the engine is built",
             remedy="Make the input an initializer.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         "axis": ParserRule(
             text="axes are those of the data",
             remedy=_LOWER,
             source=IMPORTERS,
-            rtx=Rtx.PARSER,
         ),
         "eyelike-static": ParserRule(
             text="EyeLike has an input of static shape",
             remedy="Compare two Ranges instead.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         "layer-name": ParserRule(
             text="a Quantize- or DequantizeLinear has the name of no node or constant before it",
             remedy="Give the node another name, or none.",
             source=TRIED,
-            rtx=Rtx.PARSER,
         ),
         "topk-count": ParserRule(
             text=f"K of TopK is smaller than {MAX_TOPK}",
@@ -214,7 +201,6 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="ScatterND has no reduction",
             remedy="Add before the scatter.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         # ---- control flow
         "control-flow": ParserRule(
@@ -228,7 +214,6 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="Loop has a condition, a constant one at least",
             remedy="Give the Loop a constant condition, or unroll it.",
             source=TRIED,
-            rtx=Rtx.PARSER,
         ),
         "loop-shape": ParserRule(
             text="what a Loop carries keeps its shape",
@@ -254,21 +239,18 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="Attention reads query, key, value and mask: no past, no lengths",
             remedy="Write the cache with TensorScatter and say the lengths in the mask.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
             since=(10, 14),
         ),
         "attention-outputs": ParserRule(
             text="Attention has one output",
             remedy="Take the other outputs away.",
             source="NVIDIA/TensorRT, issue 4738",
-            rtx=Rtx.PARSER,
             since=(10, 14),
         ),
         "attention-attribute": ParserRule(
             text="Attention has no softcap and no precision of its softmax",
             remedy="A model with softcap needs the portable dialect.",
             source=CHECKERS,
-            rtx=Rtx.PARSER,
             since=(10, 14),
         ),
         "attention-rank": ParserRule(
@@ -282,21 +264,18 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="the heads of the queries are a multiple of those of keys and values",
             remedy=_LOWER,
             source=TRIED,
-            rtx=Rtx.PARSER,
             since=(10, 14),
         ),
         "attention-lengths": ParserRule(
             text="keys and values have the same sizes",
             remedy=_LOWER,
             source=TRIED,
-            rtx=Rtx.PARSER,
             since=(10, 14),
         ),
         "attention-causal": ParserRule(
             text="Attention has a mask or is causal, not both",
             remedy="Say causality in the mask.",
             source="TensorRT, INetworkDefinition.add_attention",
-            rtx=Rtx.PARSER,
             since=(10, 14),
         ),
         "attention-mask-type": ParserRule(
@@ -335,28 +314,24 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="caches and their updates have four dimensions",
             remedy=_LOWER,
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
             since=(10, 15),
         ),
         "cache-axis": ParserRule(
             text="TensorScatter writes along axis -2 and in linear mode",
             remedy=_LOWER,
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
             since=(10, 15),
         ),
         "cache-length": ParserRule(
             text="the length of a cache is static",
             remedy=_FIXED,
             source=KV_CACHE,
-            rtx=Rtx.PARSER,
             since=(10, 15),
         ),
         "cache-type": ParserRule(
             text="a cache that is written in place is float32, float16 or bfloat16; not FP8",
             remedy="Keep the cache in the compute type, or use the portable dialect.",
             source=KV_CACHE,
-            rtx=Rtx.PARSER,
             since=(10, 15),
         ),
         "cache-input": ParserRule(
@@ -377,7 +352,6 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="cos and sin have a row for each position that is rotated",
             remedy=_LOWER,
             source=TRIED,
-            rtx=Rtx.PARSER,
             since=(10, 15),
         ),
         "rotary-position": ParserRule(
@@ -392,19 +366,16 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="zero points are zero: only symmetric quantization is taken",
             remedy="Quantize symmetrically: edgespec quantize does.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         "quantized-type": ParserRule(
             text="quantized values are INT8, INT4, FP8 (E4M3) or FP4",
             remedy="Quantize with a scheme of edgespec.",
             source=OPERATORS_MD,
-            rtx=Rtx.PARSER,
         ),
         "scale-positive": ParserRule(
             text="scales are positive",
             remedy="Quantize the checkpoint again.",
             source=IMPORTERS,
-            rtx=Rtx.PARSER,
         ),
         "scale-type": ParserRule(
             text="a QuantizeLinear's scale has the type of its input",
@@ -416,7 +387,6 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="a scale is one number, one for each channel of the axis, or one for each block",
             remedy=_EXPORT,
             source=IMPORTERS,
-            rtx=Rtx.PARSER,
         ),
         "block-size": ParserRule(
             text="the block size divides the axis and is that of the scales",
@@ -428,7 +398,6 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="blocks lie along the last axis or the one before",
             remedy="Flatten the axes behind it.",
             source=QUANTIZED,
-            rtx=Rtx.PARSER,
         ),
         "activation-scale": ParserRule(
             text="activations are quantized by one scale; scales for channels are for weights",
@@ -446,19 +415,17 @@ RULES: Mapping[str, ParserRule] = MappingProxyType(
             text="dynamic quantization has blocks of 16 (FP4, by a constant scale) or 32 (MXFP8)",
             remedy=_LOWER,
             source=IMPORTERS,
-            rtx=Rtx.PARSER,
         ),
         # ---- the whole
         "types-and-shapes": ParserRule(
             text="types and shapes agree with each other and with the operators, by ONNX",
             remedy=_LOWER,
             source="the operators of ONNX",
-            rtx=Rtx.PARSER,
         ),
     }
 )
 
 
-def rules_of(version: ParserVersion) -> dict[str, ParserRule]:
+def rules_of(version: Capabilities) -> dict[str, ParserRule]:
     """The rules that hold in a release, by id."""
     return {name: rule for name, rule in RULES.items() if rule.holds_in(version)}

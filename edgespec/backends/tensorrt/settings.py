@@ -6,7 +6,7 @@ Knows the keys on disk, and writes what it reads. Knows no engine library.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast, get_args
 
 from edgespec.backends.engine_config import EngineFields
@@ -14,54 +14,24 @@ from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.contract import Contract
 
+# Names on disk, where they are others than here
+KEYS = {"sm": "compute_capability", "capacity": "cache_slots"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """The form of an engine. `capacity` are the slots of a lane's cache, more than its tokens;
-    `sm` is the compute capability (times ten) that it is for."""
+class EngineSettings(Target):
+    """What an engine's graph was lowered for, and its form. `capacity` are the slots of a lane's
+    cache, more than its tokens; `sm` is the compute capability (times ten) that it is for."""
 
     library: str
     version: str
     sm: int
-    dialect: Dialect
-    compute: Compute
-    capacity: int
-    max_rows: int
     decomposed_attention: bool
     profiles: tuple[Profile, ...]
 
-    @property
-    def target(self) -> Target:
-        """What its graph was lowered for."""
-        return Target(
-            dialect=self.dialect,
-            compute=self.compute,
-            capacity=self.capacity,
-            max_rows=self.max_rows,
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """The keys of `backend_config`."""
-        return {
-            "library": self.library,
-            "version": self.version,
-            "compute_capability": self.sm,
-            "dialect": self.dialect.value,
-            "compute": self.compute,
-            "cache_slots": self.capacity,
-            "max_rows": self.max_rows,
-            "decomposed_attention": self.decomposed_attention,
-            "profiles": [
-                {
-                    "name": profile.name,
-                    "shapes": {
-                        name: [list(dims) for dims in shapes]
-                        for name, shapes in profile.shapes.items()
-                    },
-                }
-                for profile in self.profiles
-            ],
-        }
+        return {KEYS.get(name, name): value for name, value in asdict(self).items()}
 
     @classmethod
     def read(cls, raw: Mapping[str, Any], contract: Contract, source: str) -> EngineSettings:
@@ -92,34 +62,22 @@ def read_profiles(fields: EngineFields, contract: Contract) -> tuple[Profile, ..
     ranks = {spec.name: len(spec.shape) for spec in contract.inputs}
     rows = fields.get("profiles")
     wanted = "a list of profiles, each with three shapes an input"
-    if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
+    try:
+        profiles = tuple(Profile.of(row["name"], row["shapes"]) for row in rows)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise fields.wrong("profiles", wanted) from error
+    if not profiles or not all(fits(profile, ranks) for profile in profiles):
         raise fields.wrong("profiles", wanted)
-    profiles = []
-    for row in rows:
-        name, shapes = row.get("name"), row.get("shapes")
-        if not isinstance(name, str) or not isinstance(shapes, dict):
-            raise fields.wrong("profiles", wanted)
-        if not all(is_range(dims, ranks.get(key)) for key, dims in shapes.items()):
-            raise fields.wrong("profiles", wanted)
-        profiles.append(Profile(name, {key: ranges(dims) for key, dims in shapes.items()}))
-    return tuple(profiles)
+    return profiles
 
 
-def is_range(value: object, rank: int | None) -> bool:
-    """Whether a JSON value is three shapes of that rank, none smaller than the one before."""
-    if rank is None or not isinstance(value, list) or len(value) != 3:
+def fits(profile: Profile, ranks: Mapping[str, int]) -> bool:
+    """Whether a profile is of inputs of these ranks, with no shape smaller than the one before."""
+    if not isinstance(profile.name, str) or not profile.shapes.keys() <= ranks.keys():
         return False
-    if not all(isinstance(dims, list) and len(dims) == rank for dims in value):
-        return False
-    sizes = [size for dims in value for size in dims]
-    if not all(type(size) is int and 1 <= size < 2**31 for size in sizes):
-        return False
-    return all(least <= often <= most for least, often, most in zip(*value, strict=True))
-
-
-def ranges(
-    value: list[list[int]],
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Three shapes of such a value."""
-    least, often, most = map(tuple, value)
-    return least, often, most
+    return all(
+        all(len(dims) == ranks[name] for dims in shapes)
+        and all(type(size) is int for dims in shapes for size in dims)
+        and all(1 <= a <= b <= c < 2**31 for a, b, c in zip(*shapes, strict=True))
+        for name, shapes in profile.shapes.items()
+    )

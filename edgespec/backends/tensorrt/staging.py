@@ -10,29 +10,28 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
-from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.base import Progress, Staged
 from edgespec.backends.engine_config import (
     AS_EXPORTED,
     EngineLimits,
     EngineWeights,
 )
-from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.onnx_dir import AnyOnnxDir, VisionOnnxDir
 from edgespec.backends.tensorrt import bindings, estimate, lowered_files, process, timing_cache
 from edgespec.backends.tensorrt.accuracy import accuracy_of
 from edgespec.backends.tensorrt.build_job import BuildJob
 from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.devices import check_formats, device_here, title_of
+from edgespec.backends.tensorrt.encoder_profiles import encoder_profiles
 from edgespec.backends.tensorrt.estimate import MemoryEstimate
 from edgespec.backends.tensorrt.fingerprint import fingerprint_of
 from edgespec.backends.tensorrt.linter import lint
 from edgespec.backends.tensorrt.options import SHORT, TensorRTOptions
-from edgespec.backends.tensorrt.parser_version import ParserVersion
 from edgespec.backends.tensorrt.profiles import Profile, max_rows, profiles_of, slots_of
 from edgespec.backends.tensorrt.rules import Level
 from edgespec.backends.tensorrt.settings import EngineSettings
@@ -45,13 +44,14 @@ from edgespec.backends.tensorrt.versions import (
     capabilities_of,
     faults_of,
 )
-from edgespec.contract import GraphContract, Limits, canonical_contract
+from edgespec.contract import Contract, GraphContract, Limits, canonical_contract
 from edgespec.errors import (
     BuildError,
     EnvironmentProblem,
     MissingDependency,
     OptionError,
 )
+from edgespec.vision.contract import vision_contract
 
 logger = logging.getLogger(__name__)
 STEPS = 1000  # of a progress bar
@@ -60,18 +60,22 @@ KEPT = "attention-float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePlan:
-    """What a build depends on, of a language model or an image encoder; `schemes` are those of its
-    quantized weights, `stored` the type of the others."""
+class BuildPlan:
+    """All that a build of an export depends on, of a language model or an image encoder; `schemes`
+    are those of its quantized weights, `stored` the type of the others, `model` is the canonical
+    graph."""
 
     library: Library
     version: str
     capabilities: Capabilities
     sm: int
     target: Target
+    contract: Contract  # the lowered one
+    limits: EngineLimits
     profiles: tuple[Profile, ...]
     schemes: tuple[str, ...]
     stored: Compute
+    model: ir.Model
 
     @property
     def weights(self) -> EngineWeights:
@@ -91,26 +95,14 @@ class DevicePlan:
             library=self.library.module,
             version=self.version,
             sm=self.sm,
-            dialect=self.target.dialect,
-            compute=self.target.compute,
-            capacity=self.target.capacity,
-            max_rows=self.target.max_rows,
+            **asdict(self.target),
             decomposed_attention=decomposed_attention,
             profiles=self.profiles,
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildPlan(DevicePlan):
-    """All that a build of a language model's export depends on; `model` is the canonical graph."""
-
-    contract: GraphContract  # the lowered one
-    limits: EngineLimits
-    model: ir.Model
-
-
 def plan_of(
-    library: Library, onnx: OnnxDir, limits: Limits, options: TensorRTOptions, version: str
+    library: Library, onnx: AnyOnnxDir, limits: Limits, options: TensorRTOptions, version: str
 ) -> BuildPlan:
     """The plan of a build with this version of the library. Refuses what the version or the device
     cannot: EnvironmentProblem, UnsupportedModel."""
@@ -123,14 +115,16 @@ def plan_of(
     schemes = tuple(sorted(quantization.schemes)) if quantization else ()
     check_formats(sm, schemes, compute)
     own = EngineLimits.of(limits, onnx.role)
-    graph = onnx.config.graph
-    target = Target(
-        dialect=capabilities.dialect,
-        compute=compute,
-        capacity=slots_of(own),
-        max_rows=max_rows(graph, own),
-    )
-    contract = lowered_contract(canonical_contract(graph), target)
+    target = Target(dialect=capabilities.dialect, compute=compute, capacity=1, max_rows=1)
+    contract: Contract
+    if isinstance(onnx, VisionOnnxDir):
+        contract = lowered_contract(vision_contract(onnx.config.vision), target)
+        profiles = encoder_profiles(contract, onnx, limits)
+    else:
+        graph = onnx.config.graph
+        target = replace(target, capacity=slots_of(own), max_rows=max_rows(graph, own))
+        contract = decoder = lowered_contract(canonical_contract(graph), target)
+        profiles = profiles_of(decoder, own)
     return BuildPlan(
         library=library,
         version=version,
@@ -139,7 +133,7 @@ def plan_of(
         target=target,
         contract=contract,
         limits=own,
-        profiles=profiles_of(contract, own),
+        profiles=profiles,
         schemes=schemes,
         stored=stored,
         model=model,
@@ -163,13 +157,6 @@ def sm_of(capabilities: Capabilities, options: TensorRTOptions) -> int:
     return options.sm
 
 
-def memory_of(plan: BuildPlan, component: ComponentConfig) -> MemoryEstimate:
-    """What the engine of a plan takes."""
-    compute = plan.target.compute
-    contract, profiles = plan.contract, plan.profiles
-    return estimate.estimate(component, contract, plan.limits, profiles, plan.model, compute)
-
-
 def warnings_of(plan: BuildPlan, memory: MemoryEstimate) -> Iterator[str]:
     """What is slow in the engine of a plan, or may not fit. LimitError or EnvironmentProblem where
     it cannot."""
@@ -179,7 +166,7 @@ def warnings_of(plan: BuildPlan, memory: MemoryEstimate) -> Iterator[str]:
         yield from estimate.check_host(memory)
 
 
-def can_build_here(plan: DevicePlan) -> bool:
+def can_build_here(plan: BuildPlan) -> bool:
     """Whether this machine is one on which the library builds the engine of a plan."""
     device = device_here()
     return bool(plan.capabilities.compiles_for) or (device is not None and device.sm == plan.sm)
@@ -197,24 +184,17 @@ def version_here(library: Library, options: TensorRTOptions) -> str:
         raise MissingDependency(error.what, remedy) from error
 
 
-def checked_model(onnx: OnnxDir, plan: BuildPlan) -> ir.Model:
+def checked_model(onnx: AnyOnnxDir, plan: BuildPlan) -> ir.Model:
     """The lowered graph, which keeps the rules of the version's parser: for where the parser itself
     is not asked. BuildError names what it breaks."""
     model = lowered_files.lowered_model(onnx, plan.target, plan.model)
-    check_rules(model, plan)
-    return model
-
-
-def check_rules(model: ir.Model, plan: DevicePlan) -> None:
-    """BuildError that names what a lowered graph breaks of the rules of the version's parser."""
-    major, minor = plan.capabilities.version
-    prefix = "rtx-" if plan.library is RTX else ""
-    report = lint(ir.to_proto(model), ParserVersion(f"{prefix}{major}.{minor}"))
+    report = lint(ir.to_proto(model), plan.capabilities)
     broken = [row for row in report.findings if row.level is Level.REFUSED and row.rule != KEPT]
     if broken:
         lines = "\n  ".join(f"{row.rule} at {row.node}: {row.what}" for row in broken)
         message = f"the graph breaks rules of {plan.capabilities.name}:\n  {lines}"
         raise BuildError(message, broken[0].remedy)
+    return model
 
 
 # ---- a build
@@ -222,7 +202,7 @@ def check_rules(model: ir.Model, plan: DevicePlan) -> None:
 
 def stage(
     library: Library,
-    onnx: OnnxDir,
+    onnx: AnyOnnxDir,
     limits: Limits,
     options: TensorRTOptions,
     path: Path,
@@ -237,14 +217,15 @@ def stage(
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="lowered-") as directory:
         model = lowered_files.lowered_model(onnx, plan.target, plan.model)
         graph = lowered_files.write(model, onnx.path, Path(directory))
-        decomposed = run(job_of(plan, options, graph, path), progress, environment_of(plan))
+        environment = build_environment(faults_of(library, version), os.environ)
+        decomposed = run(job_of(plan, options, graph, path), progress, environment)
+    decoder = plan.contract if isinstance(plan.contract, GraphContract) else None
+    recurrent = decoder is not None and decoder.shape.recurrent is not None
     return Staged(
         engine=path,
-        contract=plan.contract,
+        contract=decoder,
         weights=plan.weights,
-        accuracy=accuracy_of(
-            plan.schemes, plan.target.compute, recurrent=bool(onnx.config.graph.recurrent)
-        ),
+        accuracy=accuracy_of(plan.schemes, plan.target.compute, recurrent=recurrent),
         settings=plan.settings(decomposed_attention=decomposed).to_dict(),
         fingerprint=fingerprint_of(library, version, plan.sm),
         unproven=unproven(plan),
@@ -252,25 +233,20 @@ def stage(
 
 
 def plan_to_build(
-    library: Library, onnx: OnnxDir, limits: Limits, options: TensorRTOptions
+    library: Library, onnx: AnyOnnxDir, limits: Limits, options: TensorRTOptions
 ) -> BuildPlan:
-    """The plan of a build with the installed library. MissingDependency without it,
-    EnvironmentProblem where it needs a device that is not here, and what `plan_of` raises."""
-    plan = plan_of(library, onnx, limits, options, installed(library, options))
+    """The plan of a build with the installed library. MissingDependency without it, OptionError
+    where another version is named, EnvironmentProblem where it needs a device that is not here,
+    and what `plan_of` raises."""
+    if options.library_version is not None:
+        message = "`library_version` is for `dry_run` and `emit_onnx`"
+        raise OptionError(message, "Leave it out: the installed version builds.")
+    plan = plan_of(library, onnx, limits, options, bindings.load(library).version)
     check_device(plan)
     return plan
 
 
-def installed(library: Library, options: TensorRTOptions) -> str:
-    """The installed version, which builds. OptionError where another one is named,
-    MissingDependency where there is none."""
-    if options.library_version is not None:
-        message = "`library_version` is for `dry_run` and `emit_onnx`"
-        raise OptionError(message, "Leave it out: the installed version builds.")
-    return bindings.load(library).version
-
-
-def unproven(plan: DevicePlan) -> str | None:
+def unproven(plan: BuildPlan) -> str | None:
     """Why the engine of a plan cannot be run here; None where it can."""
     device = device_here()
     if device is None:
@@ -278,7 +254,7 @@ def unproven(plan: DevicePlan) -> str | None:
     return None if device.sm == plan.sm else f"this is SM{device.sm} ({device.name})"
 
 
-def check_device(plan: DevicePlan) -> None:
+def check_device(plan: BuildPlan) -> None:
     """EnvironmentProblem where the library needs a device for this build, and it is not here."""
     device = device_here()
     if device is None and plan.schemes and not plan.capabilities.quantized_without_device:
@@ -295,12 +271,7 @@ def check_device(plan: DevicePlan) -> None:
     )
 
 
-def environment_of(plan: DevicePlan) -> dict[str, str]:
-    """The variables of the build's process, with what avoids known faults."""
-    return build_environment(faults_of(plan.library, plan.version), os.environ)
-
-
-def job_of(plan: DevicePlan, options: TensorRTOptions, graph: Path, engine: Path) -> BuildJob:
+def job_of(plan: BuildPlan, options: TensorRTOptions, graph: Path, engine: Path) -> BuildJob:
     """The job of the build's process."""
     device = device_here()
     times = None
@@ -321,10 +292,10 @@ def job_of(plan: DevicePlan, options: TensorRTOptions, graph: Path, engine: Path
     )
 
 
-def decomposes_attention(plan: DevicePlan) -> bool:
+def decomposes_attention(plan: BuildPlan) -> bool:
     """Whether attention is built of basic operators from the start: no version has a fused kernel
     for float32 with a mask. Where the parser knows no Attention, the graph has none."""
-    return plan.target.compute == "float32" and bool(plan.capabilities.operators)
+    return plan.target.compute == "float32" and plan.capabilities.has_attention
 
 
 def run(job: BuildJob, progress: Progress, environment: dict[str, str]) -> bool:

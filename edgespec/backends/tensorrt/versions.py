@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgespec.backends.tensorrt.target import Dialect
-from edgespec.errors import EnvironmentProblem
+from edgespec.errors import EnvironmentProblem, OptionError
 
 logger = logging.getLogger(__name__)
 
@@ -22,13 +22,11 @@ Version = tuple[int, int]  # major and minor
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
     """One of NVIDIA's two engine libraries. `backend` is its name after --backend, `module` that of
-    its Python bindings, `shared_object` how its file's name begins. `remedy` says where it comes
-    from."""
+    its Python bindings. `remedy` says where it comes from."""
 
     backend: str
     module: str
     title: str
-    shared_object: str
     tool: str  # builds an engine on a command line
     remedy: str
 
@@ -39,7 +37,6 @@ TENSORRT = Library(
     backend="tensorrt",
     module="tensorrt",
     title="NVIDIA TensorRT",
-    shared_object="libnvinfer.so",
     tool="trtexec",
     remedy=(
         "On a Jetson install JetPack's python3-libnvinfer and let the virtual environment see it"
@@ -51,7 +48,6 @@ RTX = Library(
     backend="tensorrt-rtx",
     module="tensorrt_rtx",
     title="NVIDIA TensorRT-RTX",
-    shared_object="libtensorrt_rtx.so",
     tool="tensorrt_rtx",
     remedy=(
         "pip install --no-deps tensorrt-rtx-cu13-libs==1.7.1.116"
@@ -61,36 +57,58 @@ RTX = Library(
 )
 LIBRARIES = {library.backend: library for library in (TENSORRT, RTX)}
 
-# Operators of ONNX that an importer of its own takes, beyond the basic ones that all versions have
-ATTENTION = frozenset({"Attention"})
-DECODER = ATTENTION | {"RMSNormalization", "RotaryEmbedding", "TensorScatter"}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a minor version of a library can do.
-
-    `typed_by_flag`: networks are strongly typed only where a flag of the network asks for it; later
-    versions always are, and accept the flag. `operators` beyond the basic ones have an importer of
-    their own; which opsets and types it takes stands in `rules`. `timing_cache`: what was timed is
-    kept for the next build. `compiles_for` are the compute capabilities (times ten) that it
-    compiles for without such a device; none: only for the device that it runs on.
-    `quantized_without_device`: whether it compiles quantized weights so too.
-    """
+    """What a minor version of a library can do. `compiles_for` are the compute capabilities (times
+    ten) that it compiles for without such a device; none: only for the device that it runs on."""
 
     library: Library
     version: Version
-    dialect: Dialect
-    typed_by_flag: bool
-    operators: frozenset[str] = DECODER
-    timing_cache: bool = True
     compiles_for: tuple[int, ...] = ()
-    quantized_without_device: bool = True
+
+    @property
+    def dialect(self) -> Dialect:
+        """The dialect that graphs are lowered to: the cache's update came with 10.15."""
+        return Dialect.NATIVE if self.line >= (10, 15) else Dialect.PORTABLE
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether the parser has an importer of its own for Attention."""
+        return self.line >= (10, 14)
+
+    @property
+    def typed_by_flag(self) -> bool:
+        """Whether networks are strongly typed only where a flag of the network asks for it; later
+        versions always are, and accept the flag."""
+        return self.line < (11, 0)
+
+    @property
+    def timing_cache(self) -> bool:
+        """Whether what was timed is kept for the next build. TensorRT-RTX tunes on the user's
+        machine."""
+        return self.library is TENSORRT
+
+    @property
+    def quantized_without_device(self) -> bool:
+        """Whether quantized weights are compiled for an absent device."""
+        return self.version != (1, 4)
 
     @property
     def name(self) -> str:
         """The library and its version in words: "NVIDIA TensorRT 10.13"."""
         return f"{self.library.title} {self.version[0]}.{self.version[1]}"
+
+    @property
+    def release(self) -> str:
+        """Its name on the command line: 10.13, rtx-1.7."""
+        major, minor = self.version
+        return f"rtx-{major}.{minor}" if self.library is RTX else f"{major}.{minor}"
+
+    @property
+    def line(self) -> Version:
+        """Major and minor number of the TensorRT whose parser's rules it has."""
+        return RTX_LINES[self.version] if self.library is RTX else self.version
 
     @property
     def own_graphs(self) -> bool:
@@ -99,49 +117,33 @@ class Capabilities:
         return self.library is RTX
 
 
-def of_tensorrt(version: Version) -> Capabilities:
-    """A row of TensorRT: the cache's update came with 10.15, unconditional types with 11.0."""
-    native = version >= (10, 15)
-    return Capabilities(
-        library=TENSORRT,
-        version=version,
-        dialect=Dialect.NATIVE if native else Dialect.PORTABLE,
-        typed_by_flag=version < (11, 0),
-        operators=DECODER if native else ATTENTION if version >= (10, 14) else frozenset(),
-    )
-
-
-def of_rtx(
-    version: Version,
-    compiles_for: tuple[int, ...],
-    *,
-    typed_by_flag: bool = False,
-    quantized_without_device: bool = True,
-) -> Capabilities:
-    """A row of TensorRT-RTX, which tunes on the user's machine: it has no timing cache."""
-    return Capabilities(
-        library=RTX,
-        version=version,
-        dialect=Dialect.NATIVE,
-        typed_by_flag=typed_by_flag,
-        timing_cache=False,
-        compiles_for=compiles_for,
-        quantized_without_device=quantized_without_device,
-    )
-
-
+# TensorRT-RTX counts by itself: the TensorRT that each release was cut from, by its API
+RTX_LINES: dict[Version, Version] = {
+    (1, 4): (10, 16),
+    (1, 5): (11, 0),
+    (1, 6): (11, 2),
+    (1, 7): (11, 4),
+}
 RTX_TARGETS = (75, 80, 86, 89, 120)
 ROWS = (
-    of_tensorrt((10, 13)),
-    of_tensorrt((10, 14)),
-    of_tensorrt((10, 15)),
-    of_tensorrt((10, 16)),
-    *(of_tensorrt((11, minor)) for minor in range(5)),
-    of_rtx((1, 4), RTX_TARGETS, typed_by_flag=True, quantized_without_device=False),
-    of_rtx((1, 5), (*RTX_TARGETS, 121)),
-    of_rtx((1, 6), (*RTX_TARGETS, 121)),
-    of_rtx((1, 7), (*RTX_TARGETS, 121)),
+    *(Capabilities(TENSORRT, (10, minor)) for minor in range(13, 17)),
+    *(Capabilities(TENSORRT, (11, minor)) for minor in range(5)),
+    Capabilities(RTX, (1, 4), RTX_TARGETS),
+    *(Capabilities(RTX, (1, minor), (*RTX_TARGETS, 121)) for minor in (5, 6, 7)),
 )
+RELEASES: dict[str, Capabilities] = {row.release: row for row in ROWS}
+WHOLE = re.compile(r"((?:rtx-)?\d+\.\d+)(?:\.\d+)+")  # a release, and the numbers behind it
+
+
+def release_of(text: str) -> Capabilities:
+    """The row of a release as `edgespec check --tensorrt` names it, or as the library says its
+    version: 10.13, 10.13.3.9, rtx-1.7.1.116. OptionError for one that is not in the table."""
+    whole = WHOLE.fullmatch(text)
+    row = RELEASES.get(whole[1] if whole else text)
+    if row is None:
+        message = f"no rules are known for TensorRT {text!r}"
+        raise OptionError(message, f"Give one of: {', '.join(RELEASES)}.")
+    return row
 
 
 def capabilities_of(library: Library, text: str) -> Capabilities:

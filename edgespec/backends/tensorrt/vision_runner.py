@@ -7,30 +7,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.cuda.bound import Bound
-from edgespec.backends.cuda.device.base import DeviceMemoryFull
+from edgespec.backends.cuda.states import DTYPES
 from edgespec.backends.cuda.workspace import Workspace, attempt
 from edgespec.backends.tensorrt.bindings import Bindings
-from edgespec.backends.tensorrt.execution import OpenEngine
+from edgespec.backends.tensorrt.contract import lowered_contract
+from edgespec.backends.tensorrt.execution import OpenEngine, opening
 from edgespec.backends.tensorrt.settings import EngineSettings
-from edgespec.backends.tensorrt.vision_contract import lowered_contract
 from edgespec.config import VisionConfig
-from edgespec.contract import TensorSpec
-from edgespec.errors import EnvironmentProblem, LimitError
+from edgespec.contract import Contract, TensorSpec
+from edgespec.errors import LimitError
 from edgespec.vision.contract import PIXELS, vision_contract
 from edgespec.vision.grid import Arrays
 
-TYPES: dict[str, np.dtype[np.generic]] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "int64": np.dtype(np.int64),
-    "bool": np.dtype(bool),
-}
 LESS_MEMORY = (
     "Close other programs, or build the image encoder with a smaller `max_image_tokens_per_image`."
 )
@@ -45,45 +37,25 @@ def open_encoder(
 ) -> TensorRTEncoder:
     """The runner of an engine file. BundleError where the file is not what its settings say,
     EnvironmentProblem where memory does not do."""
-    workspace.join()
-    try:
-        with workspace.working():
-            return TensorRTEncoder(bindings, path, config, settings, workspace)
-    except DeviceMemoryFull as error:
-        workspace.leave()
-        message = f"the device has no memory to open {path}: {error.what}"
-        raise EnvironmentProblem(message, LESS_MEMORY) from error
-    except BaseException:
-        workspace.leave()
-        raise
+    contract, profiles = lowered_contract(vision_contract(config), settings), settings.profiles
+    with opening(bindings, path, contract, profiles, workspace, LESS_MEMORY) as engine:
+        return TensorRTEncoder(engine, contract, config, settings)
 
 
 class TensorRTEncoder:
     """An open image encoder. What it reads and gives stands in memory for the largest image."""
 
     def __init__(
-        self,
-        bindings: Bindings,
-        path: Path,
-        config: VisionConfig,
-        settings: EngineSettings,
-        workspace: Workspace,
+        self, engine: OpenEngine, contract: Contract, config: VisionConfig, settings: EngineSettings
     ) -> None:
-        self.path, self.workspace, self.block = path, workspace, config.merge_size**2
-        self.contract = lowered_contract(vision_contract(config), settings.target)
-        (self.profile,) = settings.profiles
-        self.closed = False
-        self.engine = OpenEngine(bindings, path, self.contract, settings.profiles, workspace)
-        (self.context,) = self.engine.contexts
-        try:
-            patches = self.profile.most(PIXELS, 0)
-            windows = self.profile.most("window_index", 0) if config.has_windows else 0
-            sizes = {"P": patches, "W": windows, "T": patches // self.block}
-            specs = (*self.contract.inputs, *self.contract.outputs)
-            self.memory = {spec.name: workspace.alloc(spec.num_bytes(**sizes)) for spec in specs}
-        except BaseException:
-            self.engine.close()
-            raise
+        self.engine, self.contract, self.path = engine, contract, engine.path
+        self.workspace, self.block, self.closed = engine.workspace, config.merge_size**2, False
+        (self.profile,), (self.context,) = settings.profiles, engine.contexts
+        patches = self.profile.most(PIXELS, 0)
+        windows = self.profile.most("window_index", 0) if config.has_windows else 0
+        sizes = {"P": patches, "W": windows, "T": patches // self.block}
+        specs = (*contract.inputs, *contract.outputs)
+        self.memory = {spec.name: self.workspace.alloc(spec.num_bytes(**sizes)) for spec in specs}
 
     def run(self, feeds: Arrays) -> Arrays:
         """The outputs by name in float32, for the inputs by name. LimitError for an image that the
@@ -110,14 +82,14 @@ class TensorRTEncoder:
             message = f"{self.path}: {spec.name} {list(array.shape)} is beyond {shapes[2]}"
             raise LimitError(message, "Build with a larger `max_image_tokens_per_image`.")
         self.workspace.put(
-            self.memory[spec.name], np.ascontiguousarray(array.astype(TYPES[spec.dtype]))
+            self.memory[spec.name], np.ascontiguousarray(array.astype(DTYPES[spec.dtype]))
         )
         return Bound(spec.name, self.memory[spec.name], None if shapes is None else array.shape)
 
     def taken(self, spec: TensorSpec, tokens: int) -> NDArray[np.float32]:
         """An output [tokens, width] of the device."""
         data = self.workspace.down(self.memory[spec.name], spec.num_bytes(T=tokens))
-        return data.view(TYPES[spec.dtype]).reshape(tokens, -1).astype(np.float32)
+        return data.view(DTYPES[spec.dtype]).reshape(tokens, -1).astype(np.float32)
 
     def close(self) -> None:
         """Release the engine and its memory; closing twice is harmless."""

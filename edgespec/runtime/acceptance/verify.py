@@ -65,12 +65,7 @@ def unknown(name: str) -> RequestError:
     """The error for a rule that there is none of."""
     near = did_you_mean(name, ACCEPT_RULES, "Did you mean {}? ")
     message = f"there is no accept rule {name!r}"
-    return RequestError(message, f"{near}Rules: {names()}.", param="acceptance")
-
-
-def names() -> str:
-    """The rules by name, for a sentence."""
-    return ", ".join(ACCEPT_RULES)
+    return RequestError(message, f"{near}Rules: {', '.join(ACCEPT_RULES)}.", param="acceptance")
 
 
 def lossless(acceptance: AcceptOptions, temperature: float) -> Lossless:

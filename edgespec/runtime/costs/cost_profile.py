@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 from edgespec.artifacts import atomic, json_files
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.machine import cores
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import backend_of
+from edgespec.config.fields import shortened
 from edgespec.contract import DECODERS, Role
 from edgespec.errors import BundleError, command
 
@@ -36,39 +37,46 @@ ONCE_MORE = 2  # measurements of a busy machine, one of them at a later start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassTime:
-    """Seconds of a step of the base over `rows` rows of each of `batch` sequences, behind `context`
-    tokens each: the pass, the accept rule, the commit and the host's part, without any draft."""
+class Time:
+    """Seconds of something for each of `batch` sequences, behind `context` tokens each. Raises
+    ValueError for figures that no machine has."""
 
-    rows: int
     context: int
     batch: int
     seconds: float
+    min_seconds: ClassVar[float] = MIN_SECONDS
+
+    def __post_init__(self) -> None:
+        for name in (column.name for column in fields(self)):
+            value, is_seconds = getattr(self, name), name == "seconds"
+            least, most = (self.min_seconds, MAX_SECONDS) if is_seconds else (0, MAX_COUNT)
+            if not is_number(value, least, most) or not (is_seconds or isinstance(value, int)):
+                raise ValueError(f"{name} is {shortened(value)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProposeTime:
-    """Seconds in which a drafter proposes `levels` levels, of `top_k` nodes each, for each of
-    `batch` sequences: slots, where it drafts a block at once."""
+class PassTime(Time):
+    """Of a step of the base over `rows` rows: the pass, the accept rule, the commit and the host's
+    part, without any draft."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposeTime(Time):
+    """In which a drafter proposes `levels` levels, of `top_k` nodes each: slots, where it drafts a
+    block at once."""
 
     levels: int
     top_k: int
-    context: int
-    batch: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObserveTime:
-    """Seconds in which a drafter observes `rows` committed tokens of each of `batch` sequences."""
+class ObserveTime(Time):
+    """In which a drafter observes `rows` committed tokens, which may cost nothing."""
 
     rows: int
-    context: int
-    batch: int
-    seconds: float
-
-
-Time = TypeVar("Time", PassTime, ProposeTime, ObserveTime)
+    min_seconds: ClassVar[float] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +97,22 @@ class CostProfile:
     device: Mapping[str, Any] = field(default_factory=dict)
     waited: float = 0.0
     attempts: int = 1
+
+    @classmethod
+    def of(cls, raw: dict[str, Any]) -> CostProfile:
+        """The profile of `to_dict`. Raises KeyError, TypeError or ValueError for what is none."""
+        if raw["role"] not in DECODERS or not isinstance(raw["method"], str | None):
+            raise ValueError("it names no role or no method")
+        if not isinstance(raw["engines"], dict) or not isinstance(raw["device"], dict):
+            raise ValueError("engines and device are no objects")
+        times: dict[str, Any] = {
+            name: tuple(kind(**time) for time in raw[name]) for name, kind in KINDS.items()
+        }
+        known = {name: raw[name] for name in ("waited", "attempts") if name in raw}  # of old files
+        if not times["base"] or not all(is_number(value, 0, MAX_COUNT) for value in known.values()):
+            raise ValueError("base is empty, or waited and attempts are no numbers")
+        said = {name: raw[name] for name in ("method", "engines", "device")}
+        return cls(role=Role(raw["role"]), **said, **known, **times)
 
     @property
     def busy(self) -> str | None:
@@ -185,17 +209,14 @@ def write_profiles(engine_dir: Path, profiles: Sequence[CostProfile]) -> None:
 
 
 def current(engine_dir: Path) -> list[CostProfile]:
-    """The profiles of a directory whose engines are still there."""
+    """The profiles of a directory whose engines are still there; those of a damaged file are
+    lost."""
     hashes = hashes_of(engine_dir, DECODERS)
-    return [p for p in kept(engine_dir) if p.engines and p.engines.items() <= hashes.items()]
-
-
-def kept(engine_dir: Path) -> list[CostProfile]:
-    """The profiles of a directory that can be read; those of a damaged file are lost."""
     try:
-        return list(read_profiles(engine_dir))
+        profiles = list(read_profiles(engine_dir))
     except BundleError:
         return []
+    return [p for p in profiles if p.engines and p.engines.items() <= hashes.items()]
 
 
 def read_profiles(engine_dir: Path) -> Iterator[CostProfile]:
@@ -205,77 +226,19 @@ def read_profiles(engine_dir: Path) -> Iterator[CostProfile]:
         return
     try:
         if path.stat().st_size > MAX_BYTES or not path.is_file():
-            raise damaged(path, "it is no file of a plausible size")
+            raise ValueError("it is no file of a plausible size")
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path, str(error)) from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise damaged(path, f"its format is not {FORMAT}")
-    profiles = content.get("profiles")
-    if not isinstance(profiles, list):
-        raise damaged(path, "profiles is not a list")
-    for index, raw in enumerate(profiles):
-        yield profile_of(raw, path, f"profiles[{index}]")
+        if content["format"] != FORMAT or not isinstance(content["profiles"], list):
+            raise ValueError(f"its format is not {FORMAT}")
+        yield from [CostProfile.of(raw) for raw in content["profiles"]]
+    except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
+        message = f"{path} is no cost profile: {error!s:.200}"
+        raise BundleError(message, MEASURE_AGAIN) from None
 
 
-def profile_of(raw: object, path: Path, where: str) -> CostProfile:
-    """One profile of a file. BundleError where it is none."""
-    if not isinstance(raw, dict):
-        raise damaged(path, f"{where} is no object")
-    role, method = raw.get("role"), raw.get("method")
-    if role not in DECODERS or not isinstance(method, str | None):
-        raise damaged(path, f"{where} names no role or no method")
-    engines, device = raw.get("engines"), raw.get("device")
-    if not isinstance(engines, dict) or not isinstance(device, dict):
-        raise damaged(path, f"{where}: engines and device are no objects")
-    times = {name: times_of(raw.get(name), path, f"{where}.{name}", KINDS[name]) for name in KINDS}
-    if not times["base"]:
-        raise damaged(path, f"{where}.base is empty")
-    waited, attempts = raw.get("waited", 0.0), raw.get("attempts", 1)  # which older files lack
-    if not is_within(waited, 0, MAX_COUNT) or not is_count(attempts):
-        raise damaged(path, f"{where}: waited and attempts are no numbers")
-    return CostProfile(
-        role=Role(role),
-        method=method,
-        engines=engines,
-        device=device,
-        waited=waited,
-        attempts=attempts,
-        **times,
-    )
-
-
-def times_of(raw: object, path: Path, where: str, kind: type[Time]) -> tuple[Time, ...]:
-    """The times of one kind. BundleError for what is no list of them, with what each needs."""
-    if not isinstance(raw, list):
-        raise damaged(path, f"{where} is not a list")
-    names = [column.name for column in fields(kind)]
-    for entry in raw:
-        if not isinstance(entry, dict) or set(entry) != set(names):
-            raise damaged(path, f"{where}: each entry has {', '.join(names)}")
-        *counts, seconds = (entry[name] for name in names)
-        if not all(map(is_count, counts)):
-            raise damaged(path, f"{where}: a count is no whole number of tokens")
-        # What a draft observes may cost nothing
-        least = 0.0 if kind is ObserveTime else MIN_SECONDS
-        if not is_within(seconds, least, MAX_SECONDS):
-            raise damaged(path, f"{where}: seconds is {seconds!r:.40}")
-    return tuple(kind(**entry) for entry in raw)
-
-
-def is_count(value: object) -> bool:
-    """Whether a value counts rows, tokens or sequences."""
-    return isinstance(value, int) and is_within(value, 0, MAX_COUNT)
-
-
-def is_within(value: object, least: float, most: float) -> bool:
+def is_number(value: object, least: float, most: float) -> bool:
     """Whether a value is a number from `least` to `most`."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
-
-
-def damaged(path: Path, why: str) -> BundleError:
-    """The error for a file that is no cost profile."""
-    return BundleError(f"{path} is no cost profile: {why:.200}", MEASURE_AGAIN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,22 +15,21 @@ import numpy as np
 from edgespec.artifacts import file_names
 from edgespec.artifacts.component_files import d2t_offsets, required_arrays
 from edgespec.backends.base import LaneRows, PlanHints
-from edgespec.backends.call import Floats, HiddenStates, Ids, Logits
+from edgespec.backends.call import HiddenStates, Ids
 from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig
 from edgespec.config.ropes import AXES
 from edgespec.contract import MAX_BLOCK_NODES
 from edgespec.errors import LimitError
 from edgespec.methods import METHODS
-from edgespec.methods.block_draft import BlockSpec
+from edgespec.methods.block_method import BlockSpec
 from edgespec.rope import RopeTable
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.candidates import best_first, top_log_probs
+from edgespec.runtime.drafters.candidates import Search, best_first, side_by_side
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DrafterSources
 from edgespec.runtime.lanes.block import NO_TOKENS, BlockDecoder, BlockOutput, BlockRows, MaskSpec
 from edgespec.runtime.plans.draft_budget import Budgeted
 from edgespec.runtime.plans.plan import GUIDE_VERIFY_SIZE, exceeds_base, no_static_trees
-from edgespec.runtime.sampling.draft_sampler import Distribution, DraftSampler
 from edgespec.runtime.text.prompt_value import on_all_axes
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
@@ -170,62 +169,26 @@ class BlockDrafter(EngineDrafter[BlockDecoder, BlockDraftLane], ABC):
 
 class BlockTreeDrafter(BlockDrafter, Budgeted):
     """Of each slot the best tokens, whatever the other slots have: a chain, or a tree whose nodes
-    of a depth share their candidates.
+    of a depth share their candidates, as `search` chooses them.
 
     `d2t` [Vd] are offsets: base id = draft id + d2t[draft id]; None where draft and base share the
     vocabulary.
     """
 
     def __init__(
-        self, decoder: BlockDecoder, mask_token: int, max_block: int, d2t: Ids | None = None
+        self,
+        decoder: BlockDecoder,
+        mask_token: int,
+        max_block: int,
+        d2t: Ids | None = None,
+        search: Search = best_first,
     ) -> None:
         super().__init__(decoder, mask_token, max_block)
-        self.d2t = d2t
+        self.d2t, self.search = d2t, search
 
     def drafted(self, request: DraftRequest, output: BlockOutput) -> DraftTree:
         """The tree of a block's logits."""
-        return self.tree(request, output.logits)
-
-    def tree(self, request: DraftRequest, logits: Logits) -> DraftTree:
-        """The draft tree from logits [D, Vd]: the chain of each slot's best token, or with a top-k
-        above 1 the tree that `nodes` chooses."""
-        if request.sampler is not None and request.plan.top_k == 1:
-            return self.drawn_chain(request, request.sampler, logits)
-        ids, log_probs = top_log_probs(logits, request.plan.top_k)
-        tokens = ids if self.d2t is None else ids + self.d2t[ids]
-        parents, chosen = self.nodes(log_probs, request.plan.verify_size)
-        places = chosen[:, 0], chosen[:, 1]
-        tree = DraftTree(np.concatenate([[request.pending], tokens[places]]), parents)
-        if request.budget is None:
-            return tree
-        return request.budget.cut(tree, np.exp(log_probs[places]).tolist())
-
-    def drawn_chain(
-        self, request: DraftRequest, sampler: DraftSampler, logits: Logits
-    ) -> DraftTree:
-        """A chain from logits [D, Vd], each slot's token drawn by itself."""
-        own = None if self.d2t is None else np.arange(len(self.d2t)) + self.d2t
-        tokens, drawn = list[int](), list[Distribution]()
-        for row in logits.first_rows(request.plan.verify_size - 1).rows():
-            token, distribution = sampler.draw(row, tokens, own)
-            tokens.append(token)
-            drawn.append(distribution)
-        return chain_of(request.pending, tokens, drawn)
-
-    def nodes(self, log_probs: Floats, size: int) -> tuple[Ids, Ids]:
-        """Parents [N] and the (depth - 1, rank) of each node but the root [N-1, 2] of a tree of
-        `size` nodes from log-probabilities [depths, K], descending."""
-        return best_first(log_probs, size)
-
-
-def chain_of(pending: int, tokens: Sequence[int], drawn: Sequence[Distribution] = ()) -> DraftTree:
-    """The chain of drafts behind the pending token; `drawn` is what each was drawn from, where they
-    were drawn."""
-    return DraftTree(
-        np.array([pending, *tokens], np.int64),
-        np.arange(-1, len(tokens)),
-        drawn_from=[None, *drawn] if drawn else None,
-    )
+        return side_by_side(request, output.logits, self.d2t, self.search)
 
 
 # ---- what a method's row is made of
@@ -353,6 +316,17 @@ def vocabulary_map(sources: DrafterSources) -> Ids | None:
     if path.is_file() or file_names.D2T in required_arrays(config):
         return d2t_offsets(path, config, BUILD_AGAIN)
     return None
+
+
+def open_tree_drafter(sources: DrafterSources, search: Search = best_first) -> BlockTreeDrafter:
+    """The drafter of a draft's engine, with a vocabulary map where one stands beside it."""
+    assert sources.draft is not None
+    spec, decoder, d2t = (
+        spec_of(sources.draft.config),
+        open_decoder(sources),
+        vocabulary_map(sources),
+    )
+    return BlockTreeDrafter(decoder, spec.mask_token_id, spec.block_size, d2t, search)
 
 
 def open_decoder(sources: DrafterSources) -> BlockDecoder:

@@ -27,7 +27,6 @@ from edgespec.runtime.drafters.base import DraftRequest, Tunable
 from edgespec.runtime.drafters.block_drafter import (
     BlockDrafter,
     BlockLimits,
-    chain_of,
     open_decoder,
     spec_of,
     trained_with_thinking,
@@ -85,7 +84,7 @@ class DSparkDrafter(BlockDrafter, Tunable):
         block = request.pending, output.logits.rows(), states, self.length_rule()
         if request.sampler is None:
             walk = self.heads.walk(*block)
-            return chain_of(request.pending, self.heads.base_ids[walk.ids].tolist())
+            return DraftTree.chain(request.pending, self.heads.base_ids[walk.ids].tolist())
         sampler, base_ids = request.sampler, self.heads.base_ids
         tokens, drawn = list[int](), list[Distribution]()
 
@@ -96,7 +95,7 @@ class DSparkDrafter(BlockDrafter, Tunable):
             return int(np.flatnonzero(base_ids == token)[0])
 
         self.heads.walk(*block, draw)
-        return chain_of(request.pending, tokens, drawn)
+        return DraftTree.chain(request.pending, tokens, drawn)
 
     def length_rule(self) -> LengthRule:
         """The rule of one block, to be asked slot by slot."""

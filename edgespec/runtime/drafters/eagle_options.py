@@ -30,29 +30,36 @@ NUM_EAGLE_LAYERS = 4
 MAX_DRAFT_LEN = 63
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagleOptions(DrafterOptions):
-    """The tree of a draft. Raises OptionError for choices that are no tree and for keys that
-    exclude each other."""
+@dataclass(frozen=True, kw_only=True)
+class EagleKeys(DrafterOptions):
+    """Which tree, by TensorRT-LLM's keys, which its scripts and its LLM API share."""
 
     eagle_choices: str | Sequence[Sequence[int]] | None = option(
         None,
-        "A static tree: a list of paths of ranks, or the name of a published one.",
+        "A static tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
+        " name, such as mc_sim_7b_63.",
         read=checked_choices,
         schema=CHOICES_SCHEMA,
     )
     use_dynamic_tree: bool = option(
-        False, "EAGLE-2's tree: the most probable nodes of all that are drafted."
+        False, "Draft a tree as EAGLE-2 does, of the most probable nodes."
     )
     dynamic_tree_max_topK: int | None = option(  # noqa: N815  TensorRT-LLM's key
-        None, "Children of each node of a dynamic tree that goes on.", low=1, high=MAX_NODES
+        None, "Children of a node of a dynamic tree.", low=1, high=MAX_NODES
     )
     num_eagle_layers: int | None = option(
         None, "Levels of the tree; choices must be as deep.", low=1, high=MAX_DEPTH
     )
     max_non_leaves_per_layer: int | None = option(
-        None, "Nodes with children at one depth, at most.", low=1, high=MAX_NODES
+        None, "Nodes of a level that may have children; more are refused.", low=1, high=MAX_NODES
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleOptions(EagleKeys):
+    """The tree of a draft. Raises OptionError for choices that are no tree and for keys that
+    exclude each other."""
+
     max_draft_len: int | None = option(
         None, "Nodes of the tree at most, without the root.", low=1, high=MAX_NODES
     )

@@ -10,30 +10,16 @@ nodes one by one.
 from __future__ import annotations
 
 import heapq
+from functools import partial
 
 import numpy as np
 
 from edgespec.backends.call import Floats, Ids
 from edgespec.methods.jetspec import NAME
-from edgespec.runtime.drafters.block_drafter import (
-    BlockTreeDrafter,
-    limits,
-    open_decoder,
-    spec_of,
-    trained_with_thinking,
-    vocabulary_map,
-)
-from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
+from edgespec.runtime.drafters.block_drafter import limits, open_tree_drafter, trained_with_thinking
+from edgespec.runtime.drafters.row import DrafterRow
 
-__all__ = ["NAME", "ROW", "JetSpecDrafter", "grown_best_first"]
-
-
-class JetSpecDrafter(BlockTreeDrafter):
-    """Its trees grow by all children of the best node."""
-
-    def nodes(self, log_probs: Floats, size: int) -> tuple[Ids, Ids]:
-        """Parents and choices of a tree of `size` nodes; see `grown_best_first`."""
-        return grown_best_first(log_probs, size)
+__all__ = ["NAME", "ROW", "grown_best_first"]
 
 
 def grown_best_first(log_probs: Floats, size: int) -> tuple[Ids, Ids]:
@@ -59,15 +45,8 @@ def grown_best_first(log_probs: Floats, size: int) -> tuple[Ids, Ids]:
     return np.array(parents, np.int64), np.array(chosen[1:], np.int64).reshape(-1, 2)
 
 
-def open_drafter(sources: DrafterSources) -> JetSpecDrafter:
-    """The drafter of a JetSpec engine, with a vocabulary map where one stands beside it."""
-    assert sources.draft is not None
-    spec, decoder = spec_of(sources.draft.config), open_decoder(sources)
-    return JetSpecDrafter(decoder, spec.mask_token_id, spec.block_size, vocabulary_map(sources))
-
-
 ROW = DrafterRow(
-    open=open_drafter,
+    open=partial(open_tree_drafter, search=grown_best_first),
     limits=limits,
     trained_with_thinking=trained_with_thinking,
 )

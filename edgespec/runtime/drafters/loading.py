@@ -6,11 +6,9 @@ Knows the three forms that such a drafter may have. What each of them does stand
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -69,20 +67,8 @@ def load_drafter(name: str) -> object:
     except CODE_FAILED as error:
         message = f"{name} could not be made: {said_of(error)}"
         shown = f"python -c 'import {module_name}; {module_name}.{path}()'"
-        remedy = f"Mend the class; {shown} shows where it is raised."
-        if needs_arguments(drafter):
-            remedy = "Let the class be made without arguments, or give an object in Python."
+        remedy = f"It is made without arguments: mend the class; {shown} shows where it is raised."
         raise OptionError(message, remedy) from error
-
-
-def needs_arguments(kind: type) -> bool:
-    """Whether a class cannot be called without arguments, as far as its signature says."""
-    try:
-        signature = inspect.signature(kind)
-    except CODE_FAILED:  # there is none, or its code fails
-        return False
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return any(p.default is p.empty and p.kind not in kinds for p in signature.parameters.values())
 
 
 def imported(name: str) -> object:
@@ -127,16 +113,6 @@ class OwnOptions(DrafterOptions):
         return None if self.time_budget_ms is None else self.time_budget_ms / 1000
 
 
-@dataclass(frozen=True, slots=True)
-class OwnDrafter:
-    """A user's drafter as the loop has it, with its guard. `draft_len` is the chain that it says it
-    makes, None where it says nothing."""
-
-    drafter: Drafter
-    guard: Guard
-    draft_len: int | None
-
-
 def needs_hidden_states(drafter: object) -> bool:
     """Whether a user's drafter asks for the base's aux hidden states. Raises OptionError."""
     return flag(drafter, "needs_hidden_states")
@@ -144,32 +120,26 @@ def needs_hidden_states(drafter: object) -> bool:
 
 def guarded(
     drafter: object, base: EngineConfig, engine_dir: Path, time_budget_s: float | None
-) -> OwnDrafter:
-    """A user's drafter, of one of three forms, behind its guard. Raises OptionError for an object
-    of none of them."""
+) -> tuple[Drafter, Guard, int | None]:
+    """A user's drafter, of one of three forms, behind its guard, and the chain that it says it
+    makes, None where it says nothing. Raises OptionError for an object of none of them."""
     if isinstance(drafter, type):
         message = f"the drafter is the class {drafter.__name__}, not an object of it"
         raise OptionError(message, f"Give {drafter.__name__}().")
-    config = base.component
-    guard = Guard(type(drafter).__name__, time_budget_s)
+    config, guard = base.component, Guard(type(drafter).__name__, time_budget_s)
+    own: Drafter
     if all(method(drafter, name) for name in WHOLE):
-        whole = GuardedDrafter(cast(Drafter, drafter), guard, config.vocab_size)
-        return OwnDrafter(whole, guard, limit(drafter, "max_draft_len"))
-    draft_len = limit(drafter, "max_draft_len")
-    if method(drafter, "prepare_draft_tokens"):
+        own = GuardedDrafter(cast(Drafter, drafter), guard, config.vocab_size)
+    elif method(drafter, "prepare_draft_tokens"):
         end = next(iter(config.eos_token_ids), None)
-        prepares = TrtLlmDrafter(cast(PreparesDraftTokens, drafter), guard, config.vocab_size, end)
-        return OwnDrafter(prepares, guard, draft_len)
-    if method(drafter, "propose"):
-        own = cast(UserDrafter, drafter)
-        proposes = ProposingDrafter(own, guard, config.vocab_size, tokenizer_of(engine_dir))
-        return OwnDrafter(proposes, guard, draft_len)
-    raise OptionError(f"a {type(drafter).__name__} is no drafter", FORMS)
-
-
-def tokenizer_of(engine_dir: Path) -> Callable[[], Tokenizer]:
-    """What opens an engine's tokenizer when it is first asked for."""
-    return cache(lambda: Tokenizer.open(engine_dir))
+        own = TrtLlmDrafter(cast(PreparesDraftTokens, drafter), guard, config.vocab_size, end)
+    elif method(drafter, "propose"):
+        open_tokenizer = cache(partial(Tokenizer.open, engine_dir))
+        user = cast(UserDrafter, drafter)
+        own = ProposingDrafter(user, guard, config.vocab_size, open_tokenizer)
+    else:
+        raise OptionError(f"a {type(drafter).__name__} is no drafter", FORMS)
+    return own, guard, limit(drafter, "max_draft_len")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,11 @@ from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, OptionError, Spellings, counted
 from edgespec.methods.medusa import MAX_HEADS, NAME, MedusaSpec
 from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
-from edgespec.runtime.drafters.candidates import best_first, top_log_probs
+from edgespec.runtime.drafters.candidates import side_by_side, top_log_probs
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.plans.draft_budget import Budgeted
 from edgespec.runtime.plans.plan import GUIDE_VERIFY_SIZE, exceeds_base
-from edgespec.runtime.sampling.draft_sampler import Distribution, DraftSampler
 from edgespec.runtime.trees.static_tree import (
     CHOICES_SCHEMA,
     DEFAULT,
@@ -148,29 +147,11 @@ def cartesian_tree(request: DraftRequest, logits: Logits) -> DraftTree:
     """The tree of one lane from logits [heads, V]: of a static plan its choices, else the most
     probable nodes, where a node's probability is the product along its path."""
     plan = request.plan
-    if request.sampler is not None and plan.top_k == 1:
-        return drawn_chain(request, request.sampler, logits)
-    ids, log_probs = top_log_probs(logits.first_rows(plan.steps), plan.top_k)
-    if isinstance(plan, StaticPlan):
+    if isinstance(plan, StaticPlan) and (request.sampler is None or plan.top_k > 1):
+        ids, _ = top_log_probs(logits.first_rows(plan.steps), plan.top_k)
         tokens = [int(ids[len(node) - 1, node[-1]]) for node in plan.choices]
         return plan.tree(request.pending, tokens)
-    parents, chosen = best_first(log_probs, plan.verify_size)
-    places = chosen[:, 0], chosen[:, 1]
-    tree = DraftTree(np.concatenate([[request.pending], ids[places]]), parents)
-    if request.budget is None:
-        return tree
-    return request.budget.cut(tree, np.exp(log_probs[places]).tolist())
-
-
-def drawn_chain(request: DraftRequest, sampler: DraftSampler, logits: Logits) -> DraftTree:
-    """A chain from logits [heads, V], each head's token drawn by itself."""
-    tokens, drawn = list[int](), list[Distribution | None]([None])
-    for row in logits.first_rows(min(request.plan.steps, request.plan.verify_size - 1)).rows():
-        token, distribution = sampler.draw(row, tokens)
-        tokens.append(token)
-        drawn.append(distribution)
-    nodes = np.array([request.pending, *tokens], np.int64)
-    return DraftTree(nodes, np.arange(-1, len(tokens)), drawn_from=drawn)
+    return side_by_side(request, logits.first_rows(plan.steps))
 
 
 # ---- how much is drafted
@@ -255,14 +236,14 @@ class MedusaLimits:
         return LimitError(message, f"Set it to {self.num_heads} or less.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaOptions(DrafterOptions):
-    """Which Cartesian tree the heads make, by TensorRT-LLM's keys. Raises OptionError for choices
-    that are no tree, and in `plan` for those that the other keys do not allow."""
+@dataclass(frozen=True, kw_only=True)
+class MedusaKeys(DrafterOptions):
+    """Which Cartesian tree, by TensorRT-LLM's keys, which its scripts and its LLM API share."""
 
     medusa_choices: str | Sequence[Sequence[int]] | None = option(
         None,
-        "The Cartesian tree: a list of paths of ranks, or a published one's name.",
+        "The Cartesian tree: paths of ranks such as [[0], [1], [0, 0]], or a published one by its"
+        f" name; by default {DEFAULT}.",
         read=checked_choices,
         schema=CHOICES_SCHEMA,
     )
@@ -272,6 +253,13 @@ class MedusaOptions(DrafterOptions):
         low=1,
         high=MAX_HEADS,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaOptions(MedusaKeys):
+    """Which Cartesian tree the heads make. Raises OptionError for choices that are no tree, and in
+    `plan` for those that the other keys do not allow."""
+
     max_draft_len: int | None = option(
         None, "Nodes of the tree at most, without the root.", low=1, high=MAX_NODES
     )

@@ -102,12 +102,7 @@ class Match(NamedTuple):
         if len(automaton.following[context.state]) > MAX_CONTINUATIONS:
             return cls(automaton, context, [], 0)
         continuations = automaton.continuations(context)
-        total = (
-            continuations[0][0]
-            if len(continuations) == 1
-            else sum(item[0] for item in continuations)
-        )
-        return cls(automaton, context, continuations, total)
+        return cls(automaton, context, continuations, sum(item[0] for item in continuations))
 
     def onward(self, token: int) -> Match:
         """The match one token on."""
@@ -269,11 +264,7 @@ class SuffixDrafter(TextDrafter):
         if not match.continuations:
             return
         trust = state.confidence.trust(match.context.size, match.total) / match.total
-        best = (
-            match.continuations
-            if len(match.continuations) == 1
-            else heapq.nlargest(top_k, match.continuations)
-        )
+        best = heapq.nlargest(top_k, match.continuations)
         for rank, (count, _, token) in enumerate(best):
             probability = above.negative_probability * trust * count
             if -probability < least:

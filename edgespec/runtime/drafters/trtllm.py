@@ -263,18 +263,14 @@ class TrtLlmDrafter(SequenceDrafter, EndObserver):
             scheduled.append(own)
         return ScheduledRequests(scheduled)
 
-    def is_to_be_asked(self, asked: ScheduledRequests) -> bool:
-        """Whether so many requests are few enough, by `max_concurrency`."""
-        most = getattr(self.drafter, "max_concurrency", None)
-        return most is None or asked.batch_size <= most
-
     def prepared(
         self, requests: Sequence[DraftRequest]
     ) -> tuple[ScheduledRequests, list[DraftTree]] | None:
         """The requests of a step with their drafts; None where they are too many to be asked for.
         Raises Lost for what is no draft."""
         asked = self.scheduled_of(requests)
-        if not self.is_to_be_asked(asked):
+        together = getattr(self.drafter, "max_concurrency", None)
+        if together is not None and asked.batch_size > together:
             return None
         most = scheduled_length(getattr(self.drafter, "draft_len_schedule", None), len(requests))
         if most == 0:
@@ -283,8 +279,11 @@ class TrtLlmDrafter(SequenceDrafter, EndObserver):
         if self.resources is not None and hasattr(self.resources, "prepare_resources"):
             self.resources.prepare_resources(asked)
         self.drafter.prepare_draft_tokens(asked, self.managers)
+        for own in mine:
+            if isinstance(own.py_draft_tokens, list):
+                own.py_draft_tokens = own.py_draft_tokens[:most]
         trees = [
-            tree_of(cut(own.py_draft_tokens, most), request, self.vocab_size)
+            tree_of(own.py_draft_tokens, request, self.vocab_size)
             for own, request in zip(mine, requests, strict=True)
         ]
         return asked, trees
@@ -308,11 +307,6 @@ class TrtLlmDrafter(SequenceDrafter, EndObserver):
     def shut_down(self) -> None:
         """Shut the resource manager down."""
         self.manage("shutdown")
-
-
-def cut(tokens: object, most: int | None) -> object:
-    """At most so many tokens of a list."""
-    return tokens[:most] if most is not None and isinstance(tokens, list) else tokens
 
 
 def scheduled_length(schedule: Mapping[int, int] | None, batch_size: int) -> int | None:

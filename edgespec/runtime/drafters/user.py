@@ -9,7 +9,7 @@ never the request: see `guard`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any, Protocol, overload
@@ -163,26 +163,23 @@ def tree_of(proposed: object, request: DraftRequest, vocab_size: int) -> DraftTr
 
 def integers(name: str, values: object) -> list[int]:
     """A list of integers. Raises Lost for anything else."""
-    if isinstance(values, np.ndarray):
-        if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
-            message = f"{name} is an array of {values.dtype} of shape {values.shape}"
-            raise Lost(INVALID, f"{message}, not of integers in one dimension")
-    elif isinstance(values, str | bytes) or not isinstance(values, Sequence):
-        raise Lost(INVALID, f"{name} is of type {type(values).__name__}, not a list of integers")
-    out = []
-    for value in bounded(name, values):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise Lost(INVALID, f"{name} holds {value!r:.60}, which is no integer")
-        out.append(int(value))
-    return out
+    array = bounded(name, values)
+    if len(array) and not np.issubdtype(array.dtype, np.integer):
+        raise Lost(INVALID, f"{name} hold {array.dtype}, not integers alone")
+    return [int(value) for value in array]
 
 
-def bounded(name: str, items: Iterable[Any]) -> list[Any]:
-    """The values of a list, whose length may not be what it says. Raises Lost for too many."""
-    values = list(islice(items, MAX_TOKENS + 1))
-    if len(values) > MAX_TOKENS:
+def bounded(name: str, values: object) -> NDArray[Any]:
+    """The values of a list, whose length may not be what it says. Raises Lost for what is none, and
+    for too many."""
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence | np.ndarray):
+        raise Lost(INVALID, f"{name} is of type {type(values).__name__}, not a list of numbers")
+    items = list(islice(values, MAX_TOKENS + 1))
+    if len(items) > MAX_TOKENS:
         raise Lost(INVALID, f"more than {MAX_TOKENS} {name}")
-    return values
+    if any(isinstance(item, bool | np.bool_) or not np.isscalar(item) for item in items):
+        raise Lost(INVALID, f"{name} hold what is no number")
+    return np.array(items)
 
 
 def checked_parents(given: object, num_tokens: int) -> list[int]:
@@ -208,15 +205,12 @@ def check_siblings(tokens: Sequence[int], parents: Sequence[int]) -> None:
 
 def probabilities(given: object, num_tokens: int) -> list[float]:
     """Probabilities of `num_tokens` tokens. Raises Lost."""
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray):
-        raise Lost(INVALID, f"probs is of type {type(given).__name__}, not a list of numbers")
     values = bounded("probs", given)
     if len(values) != num_tokens:
         raise Lost(INVALID, f"{len(values)} probs for {num_tokens} tokens")
-    for value in values:
-        is_number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= 1:  # NaN is neither
-            raise Lost(INVALID, f"probs holds {value!r:.60}, not a probability from 0 to 1")
+    sound = not num_tokens or np.issubdtype(values.dtype, np.number)
+    if not sound or not ((values >= 0) & (values <= 1)).all():  # NaN is neither
+        raise Lost(INVALID, "probs hold what is no probability from 0 to 1")
     return [float(value) for value in values]
 
 

@@ -23,6 +23,7 @@ from edgespec.backends.call import (
     Result,
     Value,
 )
+from edgespec.backends.host import stacked
 from edgespec.contract import Kind, graph_inputs
 from edgespec.rope import RopeTable, rotations
 from edgespec.runtime.lanes.base import Lane, LaneDecoder, adjacent
@@ -150,10 +151,7 @@ class BlockDecoder(LaneDecoder[BlockLane]):
             positions.append(own)
         if any(own.ndim > 1 for own in positions):
             positions = [on_all_axes(own) for own in positions]
-        out = np.zeros((len(parts), rows, *positions[0].shape[1:]), np.int64)
-        for row, own in zip(out, positions, strict=True):
-            row[: len(own)] = own
-        return out
+        return stacked(positions, rows)
 
     def attended(self, part: BlockRows, spec: MaskSpec) -> LaneAttention:
         """What a lane's block sees: all of the context, and of itself what the mask says."""

@@ -192,7 +192,11 @@ class Driver:
         if not isinstance(event, Chunk):
             with self.work.changed:
                 self.work.num_requests -= self.pending.pop(handle)
-            log_end(handle, event)
+            if not isinstance(event, Response):  # never its text
+                logger.warning("%s failed: %s", handle, event.what)
+            elif logger.isEnabledFor(logging.INFO):
+                words = event.metrics.in_words()
+                logger.info("%s: %s, %s", handle, event.finish_reason, words)
         handle.deliver(event)
 
     def drop_lost(self, error: BaseException) -> None:
@@ -209,14 +213,6 @@ def dropped(error: BaseException) -> EdgeSpecError:
     if isinstance(error, Exception):
         return shared(error)
     return EnvironmentProblem("this request was dropped: a step was interrupted", "Ask again.")
-
-
-def log_end(handle: Generation, event: Response | EdgeSpecError) -> None:
-    """One line for a request that has ended, with its metrics; never its text."""
-    if not isinstance(event, Response):
-        logger.warning("%s failed: %s", handle, event.what)
-    elif logger.isEnabledFor(logging.INFO):
-        logger.info("%s: %s, %s", handle, event.finish_reason, event.metrics.in_words())
 
 
 # ---- threads

@@ -165,13 +165,9 @@ class Generation(SequenceState):
         return f"request {self.number}"
 
     def cancel(self) -> None:
-        """End it before the next step; any thread may, and it is harmless once it has ended."""
+        """End it before the next step; any thread may, and it is harmless once it has ended. Its
+        response still comes, and its finish reason says so."""
         self.cancelled = True
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that it waited for its lane."""
-        return self.metrics.queue_time
 
     def begun(self) -> None:
         """Notes the time at which the request got a lane."""

@@ -108,8 +108,8 @@ class RequestMetrics:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens a second of decoding: the first token and the time before it are left out. None
-        where there is one token."""
+        """Tokens a second of decoding, as one user sees it: the first token and the time before it
+        are left out. None where there is one token."""
         return ratio(self.decode_tokens, self.decode_s)
 
     @property
@@ -121,7 +121,17 @@ class RequestMetrics:
     @property
     def acceptance_rate(self) -> float | None:
         """Accepted drafts over drafted ones; None where nothing was drafted."""
-        return ratio(sum(self.per_step_accepted), sum(self.per_step_drafted))
+        return ratio(self.num_accepted, self.num_drafted)
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts that were accepted."""
+        return sum(self.per_step_accepted)
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafts that were made: nodes beside the root."""
+        return sum(self.per_step_drafted)
 
     @property
     def guarantee(self) -> str:
@@ -206,7 +216,7 @@ class RequestMetrics:
         defines it; where a stop takes the last step's bonus away our acceptance_length, which
         counts what was emitted, is a little less.
         """
-        accepted, drafted = sum(self.per_step_accepted), sum(self.per_step_drafted)
+        accepted, drafted = self.num_accepted, self.num_drafted
         pairs = list(zip(self.per_step_accepted, self.per_step_drafted, strict=True))
         return {
             "mean_acceptance_length": 1 + accepted / self.steps if self.steps else None,
@@ -229,64 +239,45 @@ class RequestMetrics:
         return [accepted.count(a) for a in range(self.num_spec_tokens + 1)]
 
 
-@dataclass(frozen=True)
+SUMS = (
+    *("steps", "steps_without_drafts", "steps_paused", "completion_tokens", "decode_tokens"),
+    *("decode_s", "reused_tokens", "computed_tokens", "num_accepted", "num_drafted"),
+)
+MEANS = ("queue_time", "time_to_first_token", "time_to_first_token_without_queue")
+
+
 class Pooled:
-    """Many requests as one: sums over sums, so that long requests weigh more. `to_dict` has the
-    means beside them."""
+    """Many requests as one: SUMS over all, so that long requests weigh more, and MEANS. `to_dict`
+    has the means of other values beside them."""
 
-    requests: Sequence[RequestMetrics]
+    steps: int  # in a batch several of them are one pass of the engine
+    steps_without_drafts: int
+    steps_paused: int
+    completion_tokens: int
+    decode_tokens: int
+    decode_s: float  # each request's own; in a batch they overlap
+    reused_tokens: int
+    computed_tokens: int
+    num_accepted: int
+    num_drafted: int
+    inter_token_latency: float | None
+    tokens_per_s: float | None
+    acceptance_length: float | None
+    acceptance_rate: float | None
+    queue_time: float | None
+    time_to_first_token: float | None
+    time_to_first_token_without_queue: float | None
 
-    @property
-    def steps(self) -> int:
-        """Base passes after prefill, each sequence's own: in a batch several of them are one pass
-        of the engine."""
-        return sum(r.steps for r in self.requests)
-
-    @property
-    def steps_without_drafts(self) -> int:
-        """Steps in which too many sequences ran for any drafts."""
-        return sum(r.steps_without_drafts for r in self.requests)
-
-    @property
-    def steps_paused(self) -> int:
-        """Steps in which adaptive drafting decided to decode plainly."""
-        return sum(r.steps_paused for r in self.requests)
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens of all answers."""
-        return sum(r.completion_tokens for r in self.requests)
-
-    @property
-    def decode_tokens(self) -> int:
-        """Tokens that verify steps made; the first of an answer comes from the prefill."""
-        return sum(r.decode_tokens for r in self.requests)
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds of decoding, each request's own; in a batch they overlap."""
-        return sum(r.decode_s for r in self.requests)
-
-    @property
-    def reused_tokens(self) -> int:
-        """Prompt tokens from the prefix cache."""
-        return sum(r.reused_tokens for r in self.requests)
-
-    @property
-    def computed_tokens(self) -> int:
-        """Prompt tokens that the prefill computed."""
-        return sum(r.computed_tokens for r in self.requests)
-
-    @property
-    def acceptance_length(self) -> float | None:
-        """Tokens emitted a verify step, bonus included, the token of prefill excluded."""
-        return ratio(self.decode_tokens, self.steps)
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted drafts over drafted ones, of all requests; None where nothing was drafted."""
-        accepted = sum(sum(r.per_step_accepted) for r in self.requests)
-        return ratio(accepted, sum(sum(r.per_step_drafted) for r in self.requests))
+    def __init__(self, requests: Sequence[RequestMetrics]) -> None:
+        self.requests = requests
+        for name in SUMS:
+            setattr(self, name, sum(getattr(request, name) for request in requests))
+        for name in MEANS:
+            setattr(self, name, mean(getattr(request, name) for request in requests))
+        self.inter_token_latency = ratio(self.decode_s, self.decode_tokens)
+        self.tokens_per_s = ratio(self.decode_tokens, self.decode_s)
+        self.acceptance_length = ratio(self.decode_tokens, self.steps)
+        self.acceptance_rate = ratio(self.num_accepted, self.num_drafted)
 
     @property
     def per_position_acceptance(self) -> list[float]:
@@ -294,31 +285,6 @@ class Pooled:
         counts."""
         counts = [a for r in self.requests for a in r.drafting_steps]
         return per_position(counts, max((r.num_spec_tokens for r in self.requests), default=0))
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """What one user sees while decoding: decode tokens over decode seconds."""
-        return ratio(self.decode_tokens, self.decode_s)
-
-    @property
-    def queue_time(self) -> float | None:
-        """Mean over requests, seconds."""
-        return mean(r.queue_time for r in self.requests)
-
-    @property
-    def time_to_first_token(self) -> float | None:
-        """Mean over requests, seconds, the wait for a lane included."""
-        return mean(r.time_to_first_token for r in self.requests)
-
-    @property
-    def time_to_first_token_without_queue(self) -> float | None:
-        """Mean over requests, seconds."""
-        return mean(r.time_to_first_token_without_queue for r in self.requests)
-
-    @property
-    def inter_token_latency(self) -> float | None:
-        """Seconds between two tokens of a request, over all requests."""
-        return ratio(self.decode_s, self.decode_tokens)
 
     def to_dict(self, *, speculative: bool) -> dict[str, Any]:
         """Pooled, and under names that say so the mean over the requests in which a value is

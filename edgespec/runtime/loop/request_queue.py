@@ -41,7 +41,7 @@ def run_queue(
     def cancel_all() -> None:
         """After its step each yields a Response with `cancelled`."""
         for handle in active:
-            scheduler.cancel(handle)
+            handle.cancel()
 
     try:
         while queue or active:

@@ -57,11 +57,6 @@ class Scheduler:
         """Those that wait for a lane."""
         return {*self.added, *self.waiting}
 
-    def cancel(self, handle: Generation) -> None:
-        """End a request before the next step; its response still comes, and its finish reason says
-        so. Harmless for one that has ended."""
-        handle.cancel()
-
     def step(self) -> list[tuple[Generation, Event]]:
         """One chunk of a prompt, then one decode step of all that run; returns what came of it.
 
@@ -137,7 +132,9 @@ class Scheduler:
             yield handle, as_error(error)
         else:
             self.active.append(handle)
-            logger.debug("%s has lane %d after %.3f s", handle, handle.slot, handle.waited_s)
+            logger.debug(
+                "%s has lane %d after %.3f s", handle, handle.slot, handle.metrics.queue_time
+            )
 
     def read_chunk(self, handle: Generation) -> Events:
         """Reads one chunk of a prompt; events once it is read, or the error that it met alone."""

@@ -338,24 +338,24 @@ class Session:
 
     def commit_accepted(self, item: Verified, accepted: AcceptResult) -> Committed:
         """Commits the rows that a lane's accept rule chose."""
-        seq, num_drafts = item.draft.seq, len(item.draft.tree) - 1
+        seq, decision = item.draft.seq, item.draft.decision
         path = committed_path(seq, accepted)
         self.base.commit(seq.lane, path)
         logprobs = logprobs_of(seq, item.result, accepted.path, accepted.emitted)
         output = StepOutput(
             accepted.emitted,
-            num_drafts,
+            len(item.draft.tree) - 1,
             len(accepted.path) - 1,
             logprobs=logprobs,
             tree=item.draft.tree,
             path=accepted.path,
             held_back=item.draft.held_back,
-            paused=item.draft.is_paused,
+            paused=decision is not None and decision.pauses,
         )
-        if item.draft.decision is not None:
+        if decision is not None:
             assert self.policy is not None
             assert seq.adaptive is not None
-            self.policy.learn(seq.adaptive, item.draft.decision, item.draft.tree, accepted.path)
+            self.policy.learn(seq.adaptive, decision, item.draft.tree, accepted.path)
         output = seq.take(output, self.base.room(seq.lane))
         return Committed(seq, output, self.observation(seq, output, path, item.result))
 

@@ -33,11 +33,6 @@ class Draft:
     held_back: bool = False
     decision: Decision | None = None
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether the policy decided to decode plainly, where drafts might have been made."""
-        return self.decision is not None and self.decision.pauses
-
 
 @dataclass(frozen=True, slots=True)
 class Verified:

@@ -190,7 +190,11 @@ def table(profile: CostProfile) -> Iterator[str]:
     levels = [n for n in (1, 4, 8) if n <= levels_of(profile)] if profile.propose else []
     names = ["tokens", "batch", "plain step", *(f"{n} rows" for n in sizes)]
     names += [*(counted(n, "draft") for n in levels), "pays from", "at 70 %"]
-    rows = [names, *(list(cells_of(one, sizes, levels)) for one in points)]
+    return aligned([names, *(list(cells_of(one, sizes, levels)) for one in points)])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows of a table in columns of one width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))

@@ -17,6 +17,7 @@ import numpy as np
 from edgespec.backends.machine import cores
 from edgespec.config.model_cost import PairWork, PassWork
 from edgespec.runtime.costs.cost_model import MAX_ROWS, StepCosts, best_chain, break_even
+from edgespec.runtime.measuring.cost_description import aligned
 from edgespec.runtime.measuring.speedup import ms
 
 Format = Literal["int4", "int8", "fp32"]
@@ -153,10 +154,7 @@ def lines(estimates: Sequence[Estimate], machine: Machine) -> Iterator[str]:
     )
     names = ["weights", "tokens", "plain step", "drafts pay from"]
     names += [f"at {100 * rate:.0f} %" for rate in ACCEPTANCES]
-    rows = [names, *(list(cells_of(one)) for one in estimates)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+    yield from aligned([names, *(list(cells_of(one)) for one in estimates)])
 
 
 def cells_of(one: Estimate) -> Iterator[str]:

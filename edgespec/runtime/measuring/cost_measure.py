@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import SILENT, Progress
@@ -72,16 +73,6 @@ DIFFERS = 1.25  # times as long, or as short, as kept costs say: they are of ano
 
 
 @dataclass(frozen=True, slots=True)
-class RowCounts:
-    """A step of the base over so many rows of each sequence."""
-
-    count: int
-
-
-PLAIN = RowCounts(1)
-
-
-@dataclass(frozen=True, slots=True)
 class Levels:
     """A draft of so many levels of `top_k` nodes, by a plan."""
 
@@ -92,11 +83,12 @@ class Levels:
 
 @dataclass
 class Points:
-    """What is to be measured, by place in the order of their importance, and what was."""
+    """What is to be measured, by place in the order of their importance, and what was: of the base
+    steps over so many rows of each sequence, of its drafter levels."""
 
-    rows: dict[StepPlace, list[RowCounts]] = field(default_factory=dict)
+    rows: dict[StepPlace, list[int]] = field(default_factory=dict)
     levels: dict[StepPlace, list[Levels]] = field(default_factory=dict)
-    base: dict[tuple[StepPlace, RowCounts], list[float]] = field(default_factory=dict)
+    base: dict[tuple[StepPlace, int], list[float]] = field(default_factory=dict)
     propose: dict[tuple[StepPlace, Levels], list[float]] = field(default_factory=dict)
     observe: dict[tuple[StepPlace, Levels], list[float]] = field(default_factory=dict)
 
@@ -273,7 +265,7 @@ class Measuring:
 
     # ---- which points
 
-    def base_points(self) -> Iterator[tuple[StepPlace, list[RowCounts]]]:
+    def base_points(self) -> Iterator[tuple[StepPlace, list[int]]]:
         """The sizes of trees by place, as far as the engine verifies them and has room."""
         for context in self.contexts():
             for batch in BATCHES:
@@ -285,8 +277,7 @@ class Measuring:
                 sizes = sorted({min(size, most) for size in ROWS})
                 far = context > BATCH_CONTEXT
                 most = FAR_ROWS if far else most if batch == 1 else BATCH_ROWS // batch
-                sizes = [size for size in sizes if size <= most]
-                yield StepPlace(context, batch), [RowCounts(size) for size in sizes]
+                yield StepPlace(context, batch), [size for size in sizes if size <= most]
 
     def contexts(self) -> list[int]:
         """CONTEXTS as far as there is room for them, or the middle of a smaller cache."""
@@ -397,12 +388,12 @@ class Measuring:
         self.filled.add(place)
         self.base.begin(place, fill=fill)
         for rows in self.points.rows[place]:
-            plain = self.points.base.setdefault((place, PLAIN), [])
-            again = 1 < rows.count <= OFTEN and plain[-1] < LONG_S
-            for size in (PLAIN, rows) if again else (rows,):
-                if rows.count <= most:
+            plain = self.points.base.setdefault((place, 1), [])
+            again = 1 < rows <= OFTEN and plain[-1] < LONG_S
+            for size in (1, rows) if again else (rows,):
+                if rows <= most:
                     known = self.points.base.setdefault((place, size), [])
-                    known.append(repeated(partial(self.base.step, size.count)))
+                    known.append(repeated(partial(self.base.step, size)))
             self.advance(1)
         wanted = self.points.levels.get(place, [])
         if self.draft is None or not wanted:
@@ -414,9 +405,9 @@ class Measuring:
             if levels.top_k > 1:
                 proposed.append(repeated(partial(self.draft.seconds, levels.plan)))
             else:
-                times = self.draft.time(levels.plan, wanted[0].plan, usual)
-                proposed.append(times.propose)
-                self.points.observe.setdefault((place, levels), []).append(times.observe)
+                propose, observe = self.draft.time(levels.plan, wanted[0].plan, usual)
+                proposed.append(propose)
+                self.points.observe.setdefault((place, levels), []).append(observe)
             self.advance(1)
 
     def end(self) -> None:
@@ -434,45 +425,30 @@ class Measuring:
         method = engine.method if self.draft is not None else None
         return CostProfile(
             role=role,
-            base=tuple(self.passes()),
+            base=tuple(
+                PassTime(rows=rows, **at(place, seconds))
+                for (place, rows), seconds in self.points.base.items()
+            ),
             method=method,
-            propose=tuple(self.proposals()),
-            observe=tuple(self.observations()),
+            propose=tuple(
+                ProposeTime(levels=levels.count, top_k=levels.top_k, **at(place, seconds))
+                for (place, levels), seconds in self.points.propose.items()
+            ),
+            observe=tuple(
+                ObserveTime(rows=levels.count, **at(place, seconds))
+                for (place, levels), seconds in self.points.observe.items()
+            ),
             engines=hashes_of(directory, roles_of(role, with_draft=method is not None)),
             device=device_of(directory, role),
             waited=round(max(0.0, self.waited), 3),
         )
 
-    def passes(self) -> Iterator[PassTime]:
-        """Of the base."""
-        for (place, rows), seconds in self.points.base.items():
-            yield PassTime(
-                rows=rows.count,
-                context=place.context,
-                batch=place.batch,
-                seconds=rounded(median(seconds)),
-            )
 
-    def proposals(self) -> Iterator[ProposeTime]:
-        """Of the drafter, by levels."""
-        for (place, levels), seconds in self.points.propose.items():
-            yield ProposeTime(
-                levels=levels.count,
-                top_k=levels.top_k,
-                context=place.context,
-                batch=place.batch,
-                seconds=rounded(median(seconds)),
-            )
-
-    def observations(self) -> Iterator[ObserveTime]:
-        """Of the drafter, by rows that it observes."""
-        for (place, levels), seconds in self.points.observe.items():
-            yield ObserveTime(
-                rows=levels.count,
-                context=place.context,
-                batch=place.batch,
-                seconds=rounded(max(0.0, median(seconds))),
-            )
+def at(place: StepPlace, seconds: Sequence[float]) -> dict[str, Any]:
+    """Where a point is, and the median of its seconds, as it is kept: in nanoseconds. What a draft
+    observes may cost nothing."""
+    kept = round(max(0.0, median(seconds)), 9)
+    return {"context": place.context, "batch": place.batch, "seconds": kept}
 
 
 def repeated(step: Callable[[], float]) -> float:
@@ -483,8 +459,3 @@ def repeated(step: Callable[[], float]) -> float:
         return first
     count = min(MAX_REPEATS, 1 + int(REPEAT_S / max(first, 1e-9)))
     return median(step() for _ in range(count))
-
-
-def rounded(seconds: float) -> float:
-    """Seconds as they are kept, in nanoseconds."""
-    return round(seconds, 9)

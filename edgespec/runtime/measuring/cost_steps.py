@@ -22,7 +22,6 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.block import BlockDecoder
 from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.sequence import SequenceState
-from edgespec.runtime.loop.session import Session
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.text.prompt_value import PromptValue
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
@@ -145,8 +144,8 @@ class BaseSteps:
     """Steps of an idle engine's loop whose drafts cost nothing, with the accept rule, the commit
     and the host's work. Nothing of it reaches an answer; `end` frees the lanes."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.session: Session = engine.session
+    def __init__(self, engine: Engine, sampler: Sampler = GREEDY) -> None:
+        self.session, self.sampler = engine.session, sampler
         self.base, self.most = engine.base, engine.config.limits.verify_tree_size
         self.tokens = RandomTokens(engine.config.component.vocab_size)
         self.held, self.made = Held(engine.base, self.tokens), MadeTrees()
@@ -188,7 +187,7 @@ class BaseSteps:
         for lane in range(self.place.batch):
             made = None if plan is None else self.made
             seq = SequenceState(
-                PromptValue.of(self.prompt), GREEDY, NO_END, plan=plan, drafter=made
+                PromptValue.of(self.prompt), self.sampler, NO_END, plan=plan, drafter=made
             )
             seq.lane = lane
             yield seq
@@ -216,15 +215,6 @@ class BaseSteps:
 
 
 # ---- its drafter
-
-
-@dataclass(frozen=True, slots=True)
-class DraftTimes:
-    """Seconds of a propose, and of observing the path that it proposed, wherever the drafter pays
-    for that: in `observe`, or in what it then proposes."""
-
-    propose: float
-    observe: float
 
 
 class DraftSteps:
@@ -269,29 +259,29 @@ class DraftSteps:
 
     def seconds(self, plan: DraftPlan) -> float:
         """Those of `propose`."""
-        return self.propose(plan).seconds
+        return self.propose(plan)[1]
 
-    def propose(self, plan: DraftPlan) -> Drafted:
-        """What all lanes draft by a plan behind one observed token. LimitError where nothing can be
-        drafted here."""
+    def propose(self, plan: DraftPlan) -> tuple[list[DraftTree], float]:
+        """What all lanes draft by a plan behind one observed token, and the seconds that it took.
+        LimitError where nothing can be drafted here."""
         self.hold()
         first = self.tokens.take(1)
         self.base.step(1, batch=1)
         self.observe([first] * self.place.batch)
         return self.drafted(plan, int(first[0]))
 
-    def time(self, plan: DraftPlan, shortest: DraftPlan, usual: float) -> DraftTimes:
-        """The times of a plan, of which as many tokens are observed as it has levels. `shortest`
-        drafts one level, in `usual` seconds behind one token: what it takes more behind them is
-        paid for them. LimitError as in `propose`."""
-        drafted = self.propose(plan)
-        paths = [path_of(tree, plan.steps, self.tokens) for tree in drafted.trees]
+    def time(self, plan: DraftPlan, shortest: DraftPlan, usual: float) -> tuple[float, float]:
+        """Seconds of proposing by a plan, and of observing as many tokens as it has levels, whether
+        the drafter pays for those in `observe` or in what it then proposes: `shortest` drafts one
+        level, in `usual` seconds behind one token. LimitError as in `propose`."""
+        trees, seconds = self.propose(plan)
+        paths = [path_of(tree, plan.steps, self.tokens) for tree in trees]
         self.base.step(1, batch=1)
         began = time.perf_counter()
         self.observe(paths)
         observed = time.perf_counter() - began
-        after = self.drafted(shortest, int(paths[0][-1])).seconds
-        return DraftTimes(drafted.seconds, observed + after - usual)
+        _, after = self.drafted(shortest, int(paths[0][-1]))
+        return seconds, observed + after - usual
 
     def observe(self, paths: Sequence[Ids]) -> None:
         """Show each lane what was committed there."""
@@ -302,8 +292,8 @@ class DraftSteps:
             observations.append(Observation(lane, states, tokens))
         self.drafter.observe(observations)
 
-    def drafted(self, plan: DraftPlan, pending: int) -> Drafted:
-        """What all lanes draft by a plan."""
+    def drafted(self, plan: DraftPlan, pending: int) -> tuple[list[DraftTree], float]:
+        """What all lanes draft by a plan, and the seconds that it took."""
         requests = [DraftRequest(lane, pending, plan) for lane in range(self.place.batch)]
         began = time.perf_counter()
         trees = self.drafter.propose(requests)
@@ -313,7 +303,7 @@ class DraftSteps:
             if any(getattr(state, "full", False) for state in states):
                 message = f"the draft has no room behind {self.place.context} tokens, or gives NaN"
                 raise LimitError(message, "Nothing is measured there.")
-        return Drafted(trees, seconds)
+        return trees, seconds
 
     def end(self) -> None:
         """Free the lanes."""
@@ -321,14 +311,6 @@ class DraftSteps:
             self.drafter.reset(lane)
         if self.held is not None:
             self.held.end()
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """The trees of all lanes, and the seconds in which they were proposed."""
-
-    trees: Sequence[DraftTree]
-    seconds: float
 
 
 def room_of(plan: DraftPlan) -> int:

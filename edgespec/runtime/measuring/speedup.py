@@ -154,27 +154,19 @@ class Speedup:
     def line(self) -> str | None:
         """Why drafts made the run slower, in one line with the figures; None where they did not, or
         where nothing says so."""
-        cause = self.slower_because
+        cause, step = self.slower_because, self.step
         if cause is None:
             return None
         assert self.plain is not None
         check = CHECK.format("`check_lossless`" if self.lossless else "`compare_quality`")
         about, tail = ("about ", check) if self.by_the_way else ("", "")
         return (
-            f"slower than plain decoding ({about}{self.over_plain:.2f}x): {self.step_words}, a"
-            f" plain one {ms(self.plain.total)}, so drafts pay from an acceptance length of"
-            f" {self.break_even:.2f}, and it was {self.acceptance_length:.2f}."
+            f"slower than plain decoding ({about}{self.over_plain:.2f}x): a step takes"
+            f" {ms(step.total)} (draft {ms(step.draft)}, verify {ms(step.verify)}, rest"
+            f" {ms(step.commit + step.other)}), a plain one {ms(self.plain.total)}, so drafts pay"
+            f" from an acceptance length of {self.break_even:.2f}, and it was"
+            f" {self.acceptance_length:.2f}."
             f" {self.cause_words(cause)}{tail}"
-        )
-
-    @property
-    def step_words(self) -> str:
-        """What a step takes, and its parts."""
-        step = self.step
-        rest = step.commit + step.other
-        return (
-            f"a step takes {ms(step.total)} (draft {ms(step.draft)}, verify {ms(step.verify)}, rest"
-            f" {ms(rest)})"
         )
 
     def cause_words(self, cause: str) -> str:
@@ -182,7 +174,10 @@ class Speedup:
         plain = self.plain
         assert plain is not None
         if cause == ACCEPTANCE:
-            return f"Too few of {self.drafts_words} are accepted."
+            drafts = f"{counted(self.levels, 'draft')} of a step"
+            if self.nodes > self.levels:
+                drafts = f"{self.nodes} drafts of a tree of {counted(self.levels, 'level')}"
+            return f"Too few of the {drafts} are accepted."
         share = f"{self.overheads[cause]:.1f} plain steps"
         if cause == DRAFTING:
             return f"Drafting alone takes {share}: the base is too small for this draft."
@@ -194,13 +189,6 @@ class Speedup:
                 " no free arithmetic. Lower `batch_size` or `spec_verify_size`."
             )
         return f"Verifying takes {share} more: too many rows. Lower `spec_verify_size`."
-
-    @property
-    def drafts_words(self) -> str:
-        """The drafts of a step: those of a chain, or of a tree with its depth."""
-        if self.nodes > self.levels:
-            return f"the {self.nodes} drafts of a tree of {counted(self.levels, 'level')}"
-        return f"the {counted(self.levels, 'draft')} of a step"
 
 
 def ms(seconds: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 
 from edgespec.backends.engine_config import NO_DRAFTS
@@ -28,7 +28,7 @@ from edgespec.runtime.opening.open_engine import (
     with_options,
 )
 
-MAX_NAMED = 8  # methods with options that are open at a time beside the default
+MAX_NAMED = 16  # drafters that are open at a time beside the default
 
 Options = DrafterOptions | Mapping[str, object] | None
 
@@ -42,10 +42,9 @@ class Drafting:
     def __init__(self, engine_dir: Path, base: OpenBase, choice: DraftChoice) -> None:
         self.engine_dir, self.base = engine_dir, base
         self.default = open_draft(engine_dir, choice, base)
-        # By method and options, the least recently named first
-        self.named: OrderedDict[tuple[str, DrafterOptions | None], OpenDraft] = OrderedDict()
-        # Drafters of the user's by the id of the object, which is kept alive beside them
-        self.own: OrderedDict[int, tuple[object, OpenDraft]] = OrderedDict()
+        # By method and options, or by the id of a user's drafter, which its choice keeps alive; the
+        # least recently named first
+        self.named: OrderedDict[Hashable, tuple[DraftChoice, OpenDraft]] = OrderedDict()
         self.lock = threading.Lock()
 
     @property
@@ -117,40 +116,34 @@ class Drafting:
                 message = f"the drafter of this engine was opened with other options than {options}"
                 raise LimitError(message, "Open the engine with them: drafter_options.")
         method = engineless(name)
-        key = (method, options_of(method, options))
-        with self.lock:
-            if key not in self.named:
-                choice = DraftChoice(method, options=key[1])
-                opened = open_draft(self.engine_dir, choice, self.base)
-                assert opened is not None
-                self.named[key] = opened
-            self.named.move_to_end(key)
-            # A sequence that still drafts with what goes here keeps it alive
-            while len(self.named) > MAX_NAMED:
-                self.named.popitem(last=False)
-            return self.named[key]
+        choice = DraftChoice(method, options=options_of(method, options))
+        return self.opened((method, choice.options), choice)
 
     def by_object(self, drafter: object, options: Options) -> OpenDraft:
         """A drafter of the user's own, behind one guard for all requests that give it. The options
         are those of the first."""
+        choice = with_options(DraftChoice(drafter=drafter), options)
+        return self.opened(id(drafter), choice)
+
+    def opened(self, key: Hashable, choice: DraftChoice) -> OpenDraft:
+        """What is open by a key, or is opened by a choice; the least recently named goes."""
         with self.lock:
-            if id(drafter) not in self.own:
-                choice = with_options(DraftChoice(drafter=drafter), options)
-                opened = open_draft(self.engine_dir, choice, self.base)
-                assert opened is not None
-                self.own[id(drafter)] = drafter, opened
-            self.own.move_to_end(id(drafter))
-            while len(self.own) > MAX_NAMED:
-                _, (_, idle) = self.own.popitem(last=False)
+            if key not in self.named:
+                draft = open_draft(self.engine_dir, choice, self.base)
+                assert draft is not None
+                self.named[key] = choice, draft
+            self.named.move_to_end(key)
+            # A sequence that still drafts with what goes here keeps it alive
+            while len(self.named) > MAX_NAMED:
+                _, (_, idle) = self.named.popitem(last=False)
                 if idle.guard is not None:
                     idle.guard.close()  # its thread, which a later call begins anew
-            return self.own[id(drafter)][1]
+            return self.named[key][1]
 
     def drafts(self) -> list[OpenDraft]:
         """All that is open."""
-        own = [draft for _, draft in self.own.values()]
         default = [] if self.default is None else [self.default]
-        return [*default, *self.named.values(), *own]
+        return [*default, *(draft for _, draft in self.named.values())]
 
     def notes(self) -> tuple[str, ...]:
         """What drafters of the user's failed at so far, once for each reason."""

@@ -50,8 +50,8 @@ BUILD_AGAIN = "Build it again: edgespec build leaves room for drafts (`max_verif
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
     """What is to draft: a method by its name, or a drafter that the user made; neither decodes
-    plainly. `note` says so where the choice was not the user's; `options` are those of either, its
-    defaults where None."""
+    plainly. `note` says so where the choice was not the user's; `options` are those of either:
+    see `with_options`."""
 
     method: str | None = None
     drafter: object | None = None
@@ -140,20 +140,18 @@ def choose_draft(engine_dir: Path, spec_decode: SpecDecode, drafter: object | No
     if spec_decode is False or (spec_decode is None and not has_draft):
         return DraftChoice()
     candidates = engineless_methods() if Role.LLM in there and not has_draft else []
-    if spec_decode == AUTO and not has_draft and not (candidates and verifies_drafts(engine_dir)):
-        return DraftChoice()
+    if spec_decode == AUTO and not has_draft:
+        if not candidates:
+            return DraftChoice()
+        plain, _ = engines.open_engine(engine_dir, Role.LLM)
+        if plain.limits.verify_tree_size == NO_DRAFTS:
+            return DraftChoice()
     if not candidates:
         draft, _ = engines.open_engine(engine_dir, Role.DRAFT)  # says what is missing
         return DraftChoice(draft.component.method)
     title = METHODS[candidates[0]].title
     note = f"{engine_dir} has no draft engine: drafting by {title}, which needs none"
     return DraftChoice(candidates[0], note=note)
-
-
-def verifies_drafts(engine_dir: Path) -> bool:
-    """Whether the plain engine of a directory was built with room for drafts."""
-    config, _ = engines.open_engine(engine_dir, Role.LLM)
-    return config.limits.verify_tree_size > NO_DRAFTS
 
 
 def engineless(name: str) -> str:
@@ -279,12 +277,13 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
     """What drafts for an open base; None where nothing does. PairingError where the two do not
     belong together."""
     if choice.drafter is not None:
-        own_options = read_own_options(choice.options)
-        own = guarded(choice.drafter, base.config, engine_dir, own_options.time_budget_s)
-        return OpenDraft(own.drafter, options=own_options, guard=own.guard, draft_len=own.draft_len)
+        assert isinstance(choice.options, OwnOptions)
+        budget_s = choice.options.time_budget_s
+        drafter, guard, draft_len = guarded(choice.drafter, base.config, engine_dir, budget_s)
+        return OpenDraft(drafter, options=choice.options, guard=guard, draft_len=draft_len)
     if choice.method is None:
         return None
-    row, options = DRAFTERS[choice.method], options_of(choice.method, choice.options)
+    row = DRAFTERS[choice.method]
     draft = open_draft_engine(engine_dir, base) if METHODS[choice.method].needs_engine else None
     sources = DrafterSources(
         engine_dir=engine_dir,
@@ -293,9 +292,10 @@ def open_draft(engine_dir: Path, choice: DraftChoice, base: OpenBase) -> OpenDra
         capacity=base.decoder.capacity,
         draft=draft,
         row_cost=base.row_cost,
-        options=options,
+        options=choice.options,
     )
-    return OpenDraft(row.open(sources), choice.method, draft.config if draft else None, options)
+    config = draft.config if draft else None
+    return OpenDraft(row.open(sources), choice.method, config, choice.options)
 
 
 def with_options(
@@ -303,20 +303,10 @@ def with_options(
 ) -> DraftChoice:
     """A choice with the options of its method, or of a drafter of the user's. Raises
     OptionError."""
-    if choice.drafter is not None:
-        return replace(choice, options=read_own_options(given))
-    return replace(choice, options=options_of(choice.method, given))
-
-
-def read_own_options(given: DrafterOptions | Mapping[str, object] | None) -> OwnOptions:
-    """The options of a drafter of the user's. Raises OptionError."""
-    options = read_options(
-        OwnOptions,
-        cast("OwnOptions | Mapping[str, object] | None", given),
-        "a drafter of your own",
-    )
-    assert options is not None
-    return options
+    if choice.drafter is None:
+        return replace(choice, options=options_of(choice.method, given))
+    own = cast("OwnOptions | Mapping[str, object] | None", given)
+    return replace(choice, options=read_options(OwnOptions, own, "a drafter of your own"))
 
 
 def options_of(

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, counted
 from edgespec.images import ImageRules
 from edgespec.methods.names import SpecPolicy
@@ -176,12 +175,15 @@ def open_parts(
             planner.check_adaptive(spec_policy)
         planner, misfit = with_tuned(planner, chosen.tuned)
         undo.pop_all()
+    configs = {"base": base.config}
+    if drafting.default is not None and drafting.default.config is not None:
+        configs["draft"] = drafting.default.config
     parts = EngineParts(
         path,
         base,
         drafting,
         planner,
-        RequestLimits(configs_of(drafting), drafting.max_batch_size),
+        RequestLimits(configs, drafting.max_batch_size),
         tokenizer,
         images,
         costs,
@@ -215,10 +217,3 @@ def open_images(
     if encoder_dir is None:
         return None
     return ImagePrompts.open(encoder_dir, base.config.component, rules)
-
-
-def configs_of(drafting: Drafting) -> dict[str, EngineConfig]:
-    """The configs of the engines that are open, by role."""
-    draft = None if drafting.default is None else drafting.default.config
-    configs = {"base": drafting.base.config}
-    return configs if draft is None else configs | {"draft": draft}

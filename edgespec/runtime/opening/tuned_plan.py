@@ -8,9 +8,9 @@ engines or on another device is never used.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,13 @@ from edgespec.artifacts import atomic, json_files
 from edgespec.backends import engine_dir as engines
 from edgespec.contract import DECODERS, Role
 from edgespec.errors import BundleError, EdgeSpecError, command
-from edgespec.runtime.costs.cost_profile import device_of, differing, hashes_of, roles_of
+from edgespec.runtime.costs.cost_profile import (
+    device_of,
+    differing,
+    hashes_of,
+    is_number,
+    roles_of,
+)
 from edgespec.runtime.drafters.registry import DRAFTERS
 from edgespec.runtime.trees.static_tree import MAX_DEPTH, StaticPlan
 from edgespec.runtime.trees.tree import BlockPlan, DraftPlan
@@ -89,26 +95,18 @@ def plan_to_dict(plan: DraftPlan) -> dict[str, Any]:
 def plan_of_dict(raw: object) -> DraftPlan:
     """The plan of `plan_to_dict`. Raises ValueError for what is none, OptionError for choices that
     are no tree."""
-    if not isinstance(raw, dict) or not isinstance(raw.get("adaptive"), bool):
+    if not isinstance(raw, dict) or not isinstance(adaptive := raw["adaptive"], bool):
         raise ValueError("plan has no sizes")
-    top_k, steps, verify_size = (size_of(raw, name) for name in SIZES)
-    adaptive = raw["adaptive"]
+    sizes = top_k, steps, verify_size = tuple(raw[name] for name in SIZES)
+    if not all(isinstance(size, int) and is_number(size, 1, MAX_SIZE) for size in sizes):
+        raise ValueError(f"{', '.join(SIZES)} are no sizes of a plan")
     if "choices" in raw:
-        plan = StaticPlan.of(raw["choices"])
-        return StaticPlan(plan.top_k, plan.steps, plan.verify_size, plan.choices, adaptive=adaptive)
+        return replace(StaticPlan.of(raw["choices"]), adaptive=adaptive)
     if "first_slot" in raw:
         if raw["first_slot"] not in (0, 1):
             raise ValueError("first_slot is neither 0 nor 1")
         return BlockPlan(top_k, steps, verify_size, raw["first_slot"], adaptive=adaptive)
     return DraftPlan(top_k, steps, verify_size, adaptive=adaptive)
-
-
-def size_of(raw: Mapping[str, Any], name: str) -> int:
-    """One size of a plan. Raises ValueError."""
-    value = raw.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
-        raise ValueError(f"{name} is no size of a plan")
-    return value
 
 
 # ---- on disk
@@ -130,59 +128,45 @@ def read_tuned(engine_dir: Path) -> TunedPlan | None:
         if path.stat().st_size > MAX_BYTES or not path.is_file():
             raise ValueError("it is no file of a plausible size")
         return tuned_of(json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError, EdgeSpecError) as error:
+    except (OSError, LookupError, TypeError, ValueError, RecursionError, EdgeSpecError) as error:
         message = f"{path} is no tuned plan: {error!s:.200}"
         raise BundleError(message, TUNE_AGAIN) from None
 
 
 def tuned_of(raw: object) -> TunedPlan:
-    """The plan of a file's content. Raises ValueError for what is none, and what its parts
-    raise."""
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+    """The plan of a file's content. Raises KeyError, TypeError and ValueError for what is none, and
+    what its parts raise."""
+    if not isinstance(raw, dict) or raw["format"] != FORMAT:
         raise ValueError(f"its format is not {FORMAT}")
-    method, plan, options = raw.get("method"), raw.get("plan"), raw.get("options")
-    if raw.get("role") not in DECODERS:
+    method, plan, over_plain, words = (raw[n] for n in ("method", "plan", "over_plain", "words"))
+    if raw["role"] not in DECODERS:
         raise ValueError("it names no role")
     if (method is None) != (plan is None) or not (method is None or method in DRAFTERS):
         raise ValueError("it names no drafting method")
-    engine_hashes, device = raw.get("engines"), raw.get("device")
-    for part in (options, engine_hashes, device):
-        if not isinstance(part, dict):
-            raise ValueError("options, engines and device are no objects")
-    over_plain, words = raw.get("over_plain"), raw.get("words")
-    if over_plain is not None and not is_number(over_plain, math.inf):
+    bound = {name: raw[name] for name in ("options", "engines", "device")}
+    if not all(isinstance(part, dict) for part in bound.values()):
+        raise ValueError("options, engines and device are no objects")
+    if over_plain is not None and not is_number(over_plain, 0, sys.float_info.max):
         raise ValueError("over_plain is no speed")
     if not isinstance(words, str) or len(words) > 200:
         raise ValueError("words is no short text")
-    acceptance = raw.get("acceptance")
-    if not isinstance(acceptance, list):
-        raise ValueError("acceptance is no list")
     return TunedPlan(
         role=Role(raw["role"]),
         method=method,
         plan=None if plan is None else plan_of_dict(plan),
-        options=dict(options or {}),
         over_plain=over_plain,
-        acceptance=tuple(rates_of(depth) for depth in acceptance[:MAX_DEPTH]),
-        prior=rates_of(raw.get("prior")),
+        acceptance=tuple(rates_of(depth) for depth in raw["acceptance"][:MAX_DEPTH]),
+        prior=rates_of(raw["prior"]),
         words=words,
-        engines=dict(engine_hashes or {}),
-        device=dict(device or {}),
+        **bound,
     )
 
 
-def rates_of(raw: object) -> tuple[float, ...]:
+def rates_of(raw: Sequence[object]) -> tuple[float, ...]:
     """A list of shares from 0 to 1. Raises ValueError."""
-    if not isinstance(raw, list) or not all(is_number(rate, 1.0) for rate in raw):
+    if not all(is_number(rate, 0, 1) for rate in raw):
         raise ValueError("acceptance and prior have rates from 0 to 1")
-    return tuple(float(rate) for rate in raw)
-
-
-def is_number(value: object, most: float) -> bool:
-    """Whether a value is a finite number from 0 to `most`."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return math.isfinite(value) and 0 <= value <= most
+    return tuple(raw)  # type: ignore[arg-type]
 
 
 # ---- whether it fits
@@ -201,15 +185,6 @@ def is_of_engines(engine_dir: Path, tuned: TunedPlan) -> bool:
     return dict(tuned.engines) == hashes_of(engine_dir, roles) != {}
 
 
-def misfit(engine_dir: Path, tuned: TunedPlan) -> str | None:
-    """Why a plan is not for the engines that are here now; None where it is. Raises BundleError."""
-    if not is_of_engines(engine_dir, tuned):
-        return "the engines were built again after it was tuned"
-    if (here := device_of(engine_dir, tuned.role)) != dict(tuned.device):
-        return f"it was tuned on {differing(tuned.device, here)}"
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class FoundPlan:
     """The plan that fits; else None, and in `note` why one that is there does not, for the user."""
@@ -222,11 +197,14 @@ def find_tuned(engine_dir: Path) -> FoundPlan:
     """The plan of a directory where it fits the engines and the device."""
     try:
         tuned = read_tuned(engine_dir)
-        why = None if tuned is None else misfit(engine_dir, tuned)
+        if tuned is not None and not is_of_engines(engine_dir, tuned):
+            why = "the engines were built again after it was tuned"
+            return FoundPlan(note=not_taken(engine_dir, why))
     except BundleError as error:
         return FoundPlan(note=f"{error.what}. {error.remedy}")
-    if why is None:
+    if tuned is None or (here := device_of(engine_dir, tuned.role)) == dict(tuned.device):
         return FoundPlan(tuned)
+    why = f"it was tuned on {differing(tuned.device, here)}"
     return FoundPlan(note=not_taken(engine_dir, why))
 
 

@@ -18,6 +18,7 @@ from edgespec.runtime.acceptance.verify import AcceptOptions
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk, Response
 from edgespec.runtime.measuring.cost_description import Prediction
+from edgespec.runtime.measuring.cost_steps import StepPlace
 from edgespec.runtime.measuring.plain_steps import time_plain_steps
 from edgespec.runtime.measuring.speedup import MIN_STEPS, StepCost
 from edgespec.runtime.requests.answers import (
@@ -115,7 +116,8 @@ class FileRun:
                 self.time_plain_steps()
         except Exception as error:
             self.fault = error
-            self.done |= {answer.key: answer for answer in self.unanswered()}
+            left = (a for request in self.requests.requests for a in unasked(request, 0))
+            self.done = {answer.key: answer for answer in left} | self.done
 
     def write(self) -> None:
         """Write the output file, after which the journal is removed. Raises OutputError."""
@@ -187,17 +189,11 @@ class FileRun:
         )
         if whole or steps < MIN_STEPS or self.answers.stopping():
             return
-        last = [
-            ([*a.response.prompt_ids, *a.response.token_ids], Sampler.of(seeded(a)))
-            for a in drafted[-self.requests.batch_size :]
-            if a.response is not None
-        ]
-        self.plain_step = time_plain_steps(self.engine, last, self.answers.stopping)
-
-    def unanswered(self) -> list[Answer]:
-        """Answers without a response for the turns that no answer came for."""
-        left = [a for request in self.requests.requests for a in unasked(request, 0)]
-        return [answer for answer in left if answer.key not in self.done]
+        last = drafted[-self.requests.batch_size :]
+        tokens = [len(r.prompt_ids) + len(r.token_ids) for a in last if (r := a.response)]
+        place = StepPlace(max(tokens) - 1, len(last))
+        sampler = Sampler.of(seeded(last[-1]))
+        self.plain_step = time_plain_steps(self.engine, place, sampler, self.answers.stopping)
 
     def entry(self, answer: Answer) -> dict[str, object]:
         """An answer as output.json and the journal hold it."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -126,13 +127,10 @@ def first_difference(
     `batch_size` is how many sequences ran at a time. Raises LimitError where a lane of the engine
     is taken.
     """
-    index = first_index(plain.token_ids, speculative.token_ids)
+    pairs = zip_longest(plain.token_ids, speculative.token_ids)
+    index, a, b = next(((i, a, b) for i, (a, b) in enumerate(pairs) if a != b), (None, None, None))
     if index is None:
         return None
-    a, b = (
-        response.token_ids[index] if index < len(response.token_ids) else None
-        for response in (plain, speculative)
-    )
     if a is None or b is None:
         return Difference(
             index=index, plain=a, speculative=b, apart=float("inf"), rounding=0.0, bound=0.0
@@ -165,14 +163,6 @@ def measured(engine: Engine, replay: Replay, sampler: Sampler, a: int, b: int) -
         if difference.is_near:
             break
     return difference
-
-
-def first_index(ids: Sequence[int], others: Sequence[int]) -> int | None:
-    """Where two lists part; None if they are equal."""
-    if list(ids) == list(others):
-        return None
-    differing = (i for i, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b)
-    return next(differing, min(len(ids), len(others)))
 
 
 def changed_distance(one: Floats, other: Floats, tokens: Sequence[int]) -> float:

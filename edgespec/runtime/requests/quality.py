@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import LimitError
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.generation import Response
@@ -96,16 +95,8 @@ def log_likelihood(engine: Engine, prompt: Sequence[int], tokens: Sequence[int])
     tokens. Raises LimitError where no lane of the engine is free."""
     if not tokens:
         return None
-    with engine.driver.paused():
-        if not engine.session.num_free_lanes:
-            raise LimitError("all lanes of the engine are taken", "Finish a stream first.")
-        lane = len(engine.base.lanes) - engine.session.num_free_lanes
-        engine.base.reset(lane)
-        try:
-            log_probs = read(engine.base, lane, prompt, tokens)
-        finally:
-            engine.base.reset(lane)
-    return fmean(log_probs)
+    with engine.free_lane() as lane:
+        return fmean(read(engine.base, lane, prompt, tokens))
 
 
 def read(

@@ -21,10 +21,8 @@ class TextStream:
     total time is linear in the length of the text.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special_tokens: bool = True
-    ) -> None:
-        self._decoding = _Decoding(tokenizer, skip_special_tokens)
+    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = ()) -> None:
+        self._decoding = _Decoding(tokenizer)
         self._matchers = [_Matcher(text) for text in stop]
         self._held = ""  # the longest suffix of the text that is a prefix of a stop string
         self.stopped = False  # whether a stop string is complete
@@ -91,9 +89,8 @@ class _Decoding:
     in a byte-fallback vocabulary, and cannot be flushed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
         # Ids since the delta before last: decoders treat the first id differently (they drop a
         # leading space), so a delta is what the new ids add to a text that begins earlier
         self._window: list[int] = []
@@ -101,28 +98,23 @@ class _Decoding:
         self._emitted = ""  # their text
 
     def push(self, token_id: int) -> str:
-        if self._tokenizer.token(token_id) is None or (
-            self._skip_special_tokens and self._tokenizer.is_special(token_id)
-        ):
+        if self._tokenizer.token(token_id) is None or self._tokenizer.is_special(token_id):
             return ""  # decode omits it as well
         self._window.append(token_id)
         if self._tokenizer.is_byte(token_id):
             return ""  # a later byte can still make the sequence of bytes invalid
-        text = self._decode()
+        text = self._tokenizer.decode(self._window)
         if text.endswith(REPLACEMENT):
             return ""
         return self._emit(text)
 
     def flush(self) -> str:
-        return self._emit(self._decode())
-
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=self._skip_special_tokens)
+        return self._emit(self._tokenizer.decode(self._window))
 
     def _emit(self, text: str) -> str:
         delta = text[len(self._emitted) :]
         if delta:
             self._window = self._window[self._num_emitted :]
             self._num_emitted = len(self._window)
-            self._emitted = self._decode()
+            self._emitted = self._tokenizer.decode(self._window)
         return delta

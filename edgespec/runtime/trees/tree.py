@@ -46,10 +46,13 @@ class DraftTree:
         return cls(np.array([pending], np.int64), np.array([-1], np.int64), lost=lost)
 
     @classmethod
-    def chain(cls, pending: int, drafts: Sequence[int]) -> DraftTree:
-        """The drafts one behind the other."""
+    def chain(
+        cls, pending: int, drafts: Sequence[int], drawn: Sequence[Distribution] = ()
+    ) -> DraftTree:
+        """The drafts one behind the other; `drawn` is what each was drawn from, where they were."""
         tokens = np.array([pending, *drafts], np.int64)
-        return cls(tokens, np.arange(-1, len(drafts)))
+        drawn_from = [None, *drawn] if drawn else None
+        return cls(tokens, np.arange(-1, len(drafts)), drawn_from=drawn_from)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -10,8 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from edgespec.backends.base import EncoderRunner
 from edgespec.backends.engine_dir import STEMS, find_encoder, missing_remedy, open_vision
@@ -21,33 +20,16 @@ from edgespec.backends.vision.config import VisionEngineConfig
 from edgespec.contract import Role
 from edgespec.errors import BundleError, EngineClosed, LimitError, RequestError
 from edgespec.vision.contract import EMBEDS, PIXELS
-from edgespec.vision.grid import Grid, encoder_inputs, num_patches, num_tokens
+from edgespec.vision.grid import encoder_inputs, num_patches, num_tokens
 from edgespec.vision.rows import Floats, ImageRows
 
-
-class Image(Protocol):
-    """An image as patches in the processor's order, such as PreparedImage."""
-
-    @property
-    def pixel_values(self) -> Floats:
-        """[P, patch_width] float32."""
-
-    @property
-    def grid(self) -> Grid:
-        """Frames, rows and columns of patches."""
-
-    @property
-    def key(self) -> str:
-        """The same for the same patches, and for no others."""
-
-    @property
-    def source(self) -> str:
-        """Where it is from, for messages."""
+if TYPE_CHECKING:
+    from edgespec.images.preprocess import PreparedImage
 
 
 @dataclass(slots=True)
 class VisionEncoder:
-    """An open image encoder. `engine_s` are the seconds inside of its engine so far."""
+    """An open image encoder. `engine_s` are the seconds inside its engine so far."""
 
     directory: Path
     config: VisionEngineConfig
@@ -74,7 +56,7 @@ class VisionEncoder:
         runner = backend.open_encoder(path, config.component.vision, config.settings)
         return cls(encoder_dir, config, version_of(entry.files), runner)
 
-    def encode(self, image: Image) -> ImageRows:
+    def encode(self, image: PreparedImage) -> ImageRows:
         """The rows of one image, whatever other images there are.
 
         Raises LimitError beyond the limits of the engine, RequestError for several frames,
@@ -95,7 +77,7 @@ class VisionEncoder:
         key = hashlib.sha256(f"{self.version}:{image.key}".encode()).hexdigest()
         return ImageRows(embeds, outputs, image.grid, key)
 
-    def check_form(self, image: Image) -> None:
+    def check_form(self, image: PreparedImage) -> None:
         """Raises RequestError for several frames, BundleError for patches of another form."""
         vision, (frames, height, width) = self.config.component.vision, image.grid
         if frames != 1:
@@ -113,7 +95,7 @@ class VisionEncoder:
                 "Its preprocessor_config.json is of another model: export and build again.",
             )
 
-    def check_limits(self, image: Image) -> None:
+    def check_limits(self, image: PreparedImage) -> None:
         """Raises LimitError for an image of fewer or more tokens than the engine takes."""
         tokens, limits = num_tokens(self.config.component.vision, image.grid), self.config.limits
         message = f"{image.source} has {tokens} tokens"
@@ -137,12 +119,7 @@ class VisionEncoder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 

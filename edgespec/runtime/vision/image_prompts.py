@@ -105,14 +105,12 @@ class ImagePrompts:
         """
         with enough_memory():
             images = self.read(items, stopping)
-            vision = self.config.component.vision
-            counts = [num_tokens(vision, image.grid) for image in images]
-            self.check_total(sum(counts))
+            counts = self.check_total(images)
             whole = expand(ids, self.tokens, counts)
             check(whole.tokens)
             rows = [self.rows(image, stopping) for image in images]
         slots = [ImageSlots(start, one) for start, one in zip(whole.starts, rows, strict=True)]
-        return PromptValue.with_images(whole.tokens, slots, vision.merge_size)
+        return PromptValue.with_images(whole.tokens, slots, self.config.component.vision.merge_size)
 
     def typed(self, path: Path) -> tuple[ImageItem, int]:
         """An image that the user named by hand, which is read whatever the rules allow: with its
@@ -124,7 +122,7 @@ class ImagePrompts:
         with enough_memory():
             item = trusting.embedded(ImageItem(str(path)))
             (image,) = self.read([item])
-            self.check_total(num_tokens(self.config.component.vision, image.grid))
+            self.check_total([image])
             return item, len(self.rows(image))
 
     def taken(self, items: Sequence[ImageItem], directory: Path) -> list[ImageItem]:
@@ -134,15 +132,14 @@ class ImagePrompts:
         trusting = replace(self.reader, rules=rules)
         with enough_memory():
             embedded = trusting.embedded_all(items)
-            images = self.read(embedded)
-            self.check_total(
-                sum(num_tokens(self.config.component.vision, image.grid) for image in images)
-            )
+            self.check_total(self.read(embedded))
         return embedded
 
-    def check_total(self, total: int) -> None:
-        """Raises LimitError for more tokens of the images of a prompt than the encoder takes."""
-        most = self.config.limits.max_image_tokens
+    def check_total(self, images: Sequence[PreparedImage]) -> list[int]:
+        """The tokens of each image of a prompt. Raises LimitError for more than the encoder takes
+        together."""
+        counts = [num_tokens(self.config.component.vision, image.grid) for image in images]
+        total, most = sum(counts), self.config.limits.max_image_tokens
         if total > most:
             message = (
                 f"the images of the prompt have {total} tokens, the image encoder takes {most}"
@@ -150,6 +147,7 @@ class ImagePrompts:
             raise LimitError(
                 message, "Send fewer or smaller images, or build with a larger `max_image_tokens`."
             )
+        return counts
 
     def read(
         self, items: Sequence[ImageItem], stopping: Callable[[], bool] = never

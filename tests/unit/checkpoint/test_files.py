@@ -217,7 +217,7 @@ def test_truncated_file_tells_both_sizes(tmp_path: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[:-10])
     with pytest.raises(
-        CheckpointError, match=f"{len(whole)} bytes, found {len(whole) - 10}"
+        CheckpointError, match=f"{len(whole) - 10} bytes where {len(whole)} are expected"
     ) as error:
         _ = open_checkpoint(tmp_path).tensors
     assert "Download it again" in error.value.remedy

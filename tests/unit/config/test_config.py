@@ -527,7 +527,7 @@ def test_draft_vocabulary_defaults_to_the_base_s() -> None:
     assert (draft.draft_vocab_size, draft.own_head) == (128256, False)
     with pytest.raises(CheckpointError, match=r"no lm_head\.weight"):
         parse(shapes=shapes)
-    with pytest.raises(CheckpointError, match="128256 draft tokens"):
+    with pytest.raises(CheckpointError, match=r"declares \[128256, 4096\]"):
         parse({"draft_vocab_size": None})
     with pytest.raises(CheckpointError, match="greater than vocab_size"):
         parse({"draft_vocab_size": 128257}, shapes)

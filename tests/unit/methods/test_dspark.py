@@ -137,7 +137,11 @@ def test_speculators_defaults_are_its_own(base: Path, tmp_path: Path) -> None:
         ("deepspec", {"markov_head_type": "rnn"}, "joint_proj.weight is missing"),
         ("deepspec", {"confidence_head_with_markov": False}, r"confidence_head.* \[1, 72\]"),
         ("deepspec", {"target_layer_ids": [-1, 5]}, "a list of layer numbers"),
-        ("speculators", {"markov_rank": 0}, "reads the Markov head, and markov_rank is 0"),
+        (
+            "speculators",
+            {"markov_rank": 0},
+            "not positive: the confidence head reads",
+        ),
         ("modelopt", {"markov_ranks": 3}, "nearest is 'markov_rank'"),
         ("specforge", {"target_layer_ids": [1]}, r"fc.weight has the shape"),
     ],

@@ -195,7 +195,7 @@ def test_eagle_3_is_not_taken_for_it_and_keeps_what_is_its_own() -> None:
         (
             {"draft_vocab_size": 8000},
             llama2(lm_head__weight=(9000, 4096)),
-            "8000 draft tokens",
+            r"declares \[8000, 4096\]",
         ),
         ({}, llama2(layers__0__self_attn__k_proj__weight=...), r"no tensor .*k_proj\.weight"),
         ({}, llama2(layers__2__mlp__up_proj__weight=(1, 1)), r"lacks a layer.*\[0, 2\]"),

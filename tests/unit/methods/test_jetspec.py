@@ -13,7 +13,8 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.errors import BundleError, CheckpointError, EdgeSpecError, UnsupportedModel
 from edgespec.methods import METHODS
-from edgespec.methods.block_draft import BlockDraftConfig, spec_of
+from edgespec.methods.block_draft import BlockDraftConfig
+from edgespec.methods.block_method import spec_of
 from edgespec.methods.jetspec import read_spec, write_spec
 from edgespec.safe_read.fields import BundleFields
 from tests import toys

@@ -141,13 +141,13 @@ def assert_file_honored(raw: dict[str, Any]) -> None:
         assert_honored(request, own, raw)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(files(wild=False))
 def test_file_within_the_limits_is_honored(raw: dict[str, Any]) -> None:
     assert_file_honored(raw)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(files(wild=True))
 def test_file_of_known_keys_and_any_values_is_honored_or_refused(raw: dict[str, Any]) -> None:
     try:

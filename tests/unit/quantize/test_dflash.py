@@ -23,14 +23,14 @@ from edgespec.modules.block_draft import BlockDraftModule
 from edgespec.prompts import SamplingParams
 from edgespec.quantization.schemes import MADE
 from edgespec.quantize import draft, modelopt
-from edgespec.quantize.block_draft import blocks_of
 from edgespec.quantize.llm import Options, Quantized
-from edgespec.quantize.table import QUANTIZABLE
+from edgespec.quantize.table import QUANTIZABLE, blocks_of
 from edgespec.runtime.engine import Engine
 from tests import toys
 from tests.parity.dflash_reference import DFlashReference
 from tests.unit.quantize.test_llm import HIDDEN, INNER, VOCAB, Told
 
+PER_COMMIT = ("fp8", "int4_awq")  # in each format, test_draft.py quantizes an EAGLE draft
 MIXED = ["sliding_attention", "full_attention"]
 LIMITS = Limits(
     max_input_len=32, max_kv_cache_capacity=64, max_verify_tree_size=8, max_draft_tree_size=8
@@ -40,7 +40,7 @@ LIMITS = Limits(
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pair") / "base"
-    return toys.make_base(path, "qwen3", layers=8, hidden=HIDDEN, intermediate=INNER, vocab=VOCAB)
+    return toys.make_base(path, "qwen3", layers=6, hidden=HIDDEN, intermediate=INNER, vocab=VOCAB)
 
 
 def made(base: Path, path: Path, layout: toys.Layout = "z-lab", **keys: Any) -> Path:
@@ -123,7 +123,10 @@ def test_blocks_begin_with_a_known_token_behind_all_that_came_before(plain: Path
 
 
 @pytest.mark.usefixtures("needs_modelopt")
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in PER_COMMIT else pytest.mark.deep) for name in MADE],
+)
 def test_every_format_goes_through_export_and_build_and_stays_lossless(
     base: Path, plain: Path, tmp_path: Path, name: str
 ) -> None:
@@ -230,7 +233,7 @@ def test_a_head_and_a_map_of_its_own_stay_with_the_draft(base: Path, tmp_path: P
 
 @pytest.mark.usefixtures("needs_modelopt")
 def test_scales_come_from_the_features_of_the_base(base: Path, plain: Path, tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {"layers": 8, "hidden": HIDDEN, "intermediate": INNER, "vocab": VOCAB}
+    sizes: dict[str, Any] = {"layers": 6, "hidden": HIDDEN, "intermediate": INNER, "vocab": VOCAB}
     other = toys.make_base(tmp_path / "other", "qwen3", seed=9, **sizes)
     scales = []
     for i, one in enumerate((base, other)):
@@ -255,10 +258,10 @@ def test_a_hybrid_base_feeds_its_draft(tmp_path: Path) -> None:
 
 def test_what_does_not_belong_together_is_refused(base: Path, plain: Path, tmp_path: Path) -> None:
     shallow = toys.make_base(
-        tmp_path / "shallow", "qwen3", layers=6, hidden=HIDDEN, intermediate=INNER, vocab=VOCAB
+        tmp_path / "shallow", "qwen3", layers=5, hidden=HIDDEN, intermediate=INNER, vocab=VOCAB
     )
     for one, error, said, more in (
-        (shallow, PairingError, "has 6 layers", {}),
+        (shallow, PairingError, "has 5 layers", {}),
         (base, UnsupportedModel, "a draft's cache stays as it is", {"fp8_cache": True}),
         (base, UnsupportedModel, "names no Linear", {"exclude": ("fc",)}),
     ):

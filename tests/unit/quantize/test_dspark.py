@@ -30,7 +30,7 @@ LIMITS = Limits(
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pair") / "base"
-    return toys.make_base(path, "qwen3", layers=8, hidden=HIDDEN, intermediate=INNER, vocab=VOCAB)
+    return toys.make_base(path, "qwen3", layers=6, hidden=HIDDEN, intermediate=INNER, vocab=VOCAB)
 
 
 def config_of(path: Path) -> tuple[Checkpoint, DSparkConfig]:
@@ -45,9 +45,9 @@ def config_of(path: Path) -> tuple[Checkpoint, DSparkConfig]:
     ("quantization", "keys"),
     [
         ("fp8", {"layout": "deepspec"}),
-        ("mxfp8", {"layout": "deepspec", "kind": "gated"}),
+        pytest.param("mxfp8", {"layout": "deepspec", "kind": "gated"}, marks=pytest.mark.deep),
         ("int4_awq", {"layout": "specforge", "kind": "rnn", "contained": True}),
-        ("fp8", {"layout": "modelopt"}),
+        pytest.param("fp8", {"layout": "modelopt"}, marks=pytest.mark.deep),
         ("int8_sq", {"layout": "speculators", "draft_vocab": 96}),
     ],
     ids=str,

@@ -497,7 +497,7 @@ def test_weights_that_are_not_finite_are_refused(
         save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
         refused(
             CheckpointError,
-            r"not finite.*model\.layers\.1\.mlp\.up_proj\.weight",
+            r"NaN or Inf.*model\.layers\.1\.mlp\.up_proj\.weight",
             copy,
             tmp_path / "o",
             "fp8",

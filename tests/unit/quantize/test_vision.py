@@ -260,7 +260,7 @@ def test_the_same_request_is_not_run_twice_and_another_folder_is(
 
 
 @pytest.mark.usefixtures("needs_modelopt")
-@pytest.mark.parametrize("name", ["fp8", "nvfp4"])
+@pytest.mark.parametrize("name", [pytest.param("fp8", marks=pytest.mark.deep), "nvfp4"])
 @families
 def test_text_formats_stand_beside_it(family: str, name: str, tmp_path: Path) -> None:
     base, out = checkpoint_of(family), tmp_path / "out"

@@ -135,9 +135,9 @@ def assert_plain(told: Sequence[Told]) -> None:
 # What is emitted
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", SAMPLERS[::2])
 @pytest.mark.parametrize("right", [0, 0.6, 1])
-@pytest.mark.parametrize("prices", [FREE, FAIR, DEAR])
+@pytest.mark.parametrize("prices", [FREE, DEAR])
 @pytest.mark.parametrize("kind", [ScriptedDrafter, Sure, Stateless, Blank])
 @pytest.mark.parametrize("plan", [CHAIN, TREE])
 def test_adaptive_drafts_leave_every_token_as_it_was(

@@ -17,7 +17,7 @@ from edgespec.backends.call import Call
 from edgespec.backends.host import HostStates
 from edgespec.errors import LimitError
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.dflash import DFlashDrafter
+from edgespec.runtime.drafters.block_drafter import BlockTreeDrafter
 from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.loop.sequence import SequenceState
@@ -270,7 +270,7 @@ def test_blocks_stand_behind_the_images_of_their_context(pieces: int, flushed: b
     decoder, calls = blocks_of(64, 2), list[Call]()
     decoder.rope, run = AxisRows(), decoder.runner.run
     decoder.runner.run = lambda call: (calls.append(call), run(call))[1]
-    drafter = DFlashDrafter(decoder, 6, 4, None)
+    drafter = BlockTreeDrafter(decoder, 6, 4, None)
     states = HostStates(np.ones((len(prompt), DRAFT_WIDTH), np.float32))
     whole = Observation(1, states, np.zeros(len(prompt), np.int64), prompt.positions)
     for piece in whole.pieces(-(-len(prompt) // pieces)):

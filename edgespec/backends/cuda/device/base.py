@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import EnvironmentProblem
+from edgespec.errors import EnvironmentProblem, InternalError
 
 logger = logging.getLogger(__name__)
+NO_GRAPHS = "this package of CUDA has no graphs: `can_capture` is false"
 ALIGNMENT = 256  # of a tensor's address, in bytes
 
 
@@ -73,14 +74,14 @@ class Device(ABC):
     def works(self) -> bool:
         """Whether the device does what it is asked, once a call has failed; waits for it."""
 
-    def failed(self, what: str, *, full: bool = False) -> DeviceProblem:
+    def failed(self, message: str, *, full: bool = False) -> DeviceProblem:
         """The error to raise where a call has failed; `full`: memory does not do. Once the device
         is lost it is the first one."""
         if full:
-            return DeviceMemoryFull(what)
+            return DeviceMemoryFull(message)
         if self.lost is None and not self.works():
-            self.lost = DeviceLost(what)
-        return DeviceProblem(what) if self.lost is None else DeviceLost(self.lost.what)
+            self.lost = DeviceLost(message)
+        return DeviceProblem(message) if self.lost is None else DeviceLost(self.lost.what)
 
     def give_back(self, free: Callable[..., Any], *arguments: Any) -> None:
         """Free something, unless the device is lost: then the end of the process does."""
@@ -177,21 +178,21 @@ class Device(ABC):
         """Milliseconds from one event to another; DeviceProblem where a stream has not come to
         both."""
 
-    @abstractmethod
     def begin_capture(self, stream: int) -> None:
         """From now on keep what this thread puts on the stream, instead of doing it."""
+        raise InternalError(NO_GRAPHS)
 
-    @abstractmethod
     def end_capture(self, stream: int) -> int | None:
         """The graph of what was kept; None where something in it cannot be captured."""
+        raise InternalError(NO_GRAPHS)
 
-    @abstractmethod
     def launch_graph(self, graph: int, stream: int) -> None:
         """Do all that a graph keeps."""
+        raise InternalError(NO_GRAPHS)
 
-    @abstractmethod
     def free_graph(self, graph: int) -> None:
         """Drop a graph."""
+        raise InternalError(NO_GRAPHS)
 
     # ---- kernels
 

@@ -53,12 +53,12 @@ def text_of(
     return buffer.raw
 
 
-def require(nvrtc: ctypes.CDLL, result: int, what: str) -> None:
+def require(nvrtc: ctypes.CDLL, result: int, reason: str) -> None:
     """InternalError where a call failed."""
     if result:
         nvrtc.nvrtcGetErrorString.restype = c_char_p
         name = nvrtc.nvrtcGetErrorString(c_int(result)).decode()
-        raise InternalError(f"NVRTC cannot compile the project's kernels: {name}: {what}")
+        raise InternalError(f"NVRTC cannot compile the project's kernels: {name}: {reason}")
 
 
 def load() -> ctypes.CDLL:

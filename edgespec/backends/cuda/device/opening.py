@@ -58,12 +58,12 @@ PACKAGES = (
 def open_device() -> Device:
     """The first CUDA device, by the first package of PACKAGES that can be imported.
     MissingDependency without one, DeviceProblem where there is no driver or no device."""
-    found = [package for package in PACKAGES if installed(package.module)]
-    if not found:
+    packages = [package for package in PACKAGES if installed(package.module)]
+    if not packages:
         raise MissingDependency("no Python package of CUDA is installed", REMEDY)
     check_driver()
     problems = []
-    for package in found:
+    for package in packages:
         try:
             return package.open()
         except ImportError as error:

@@ -144,7 +144,7 @@ class PycudaDevice(Device):
         work.width_in_bytes, work.height = width, height
         self.call(work, self.streams[stream])
 
-    # ---- streams, events and graphs
+    # ---- streams and events
 
     def stream(self) -> int:
         """A stream that does not wait for the default one."""
@@ -181,22 +181,6 @@ class PycudaDevice(Device):
     def elapsed_ms(self, begin: int, end: int) -> float:
         """Event.time_since."""
         return float(self.call(self.events[end].time_since, self.events[begin]))
-
-    def begin_capture(self, stream: int) -> None:
-        """InternalError: `can_capture` is false."""
-        raise InternalError("pycuda has no graphs")
-
-    def end_capture(self, stream: int) -> int | None:
-        """InternalError: `can_capture` is false."""
-        raise InternalError("pycuda has no graphs")
-
-    def launch_graph(self, graph: int, stream: int) -> None:
-        """InternalError: `can_capture` is false."""
-        raise InternalError("pycuda has no graphs")
-
-    def free_graph(self, graph: int) -> None:
-        """InternalError: `can_capture` is false."""
-        raise InternalError("pycuda has no graphs")
 
     # ---- kernels
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import NodeProto
 
-from edgespec.backends.tensorrt.checks.graph import View, attribute, integer, name_of
+from edgespec.backends.tensorrt.checks.graph import View, attribute_of, integer, name_of
 from edgespec.backends.tensorrt.checks.operators import Problems, shown, static
 from edgespec.backends.tensorrt.parser_operators import FLOAT_TYPES
 
@@ -31,10 +31,10 @@ def attention_outputs(view: View) -> Problems:
 def attention_attribute(view: View) -> Problems:
     """softcap, the softmax's precision, products as output."""
     for _, node in view.nodes("Attention"):
-        if attribute(node, "softcap") not in (None, 0.0):
-            yield name_of(node), f"softcap {attribute(node, 'softcap'):g}"
+        if attribute_of(node, "softcap") not in (None, 0.0):
+            yield name_of(node), f"softcap {attribute_of(node, 'softcap'):g}"
         for name in NO_ATTRIBUTES:
-            if attribute(node, name) is not None:
+            if attribute_of(node, name) is not None:
                 yield name_of(node), name
 
 
@@ -110,7 +110,7 @@ def attention_bool_mask(view: View) -> Problems:
 def attention_scale(view: View) -> Problems:
     """Scales that the parser multiplies queries and keys by."""
     for _, node in view.nodes("Attention"):
-        scale = attribute(node, "scale")
+        scale = attribute_of(node, "scale")
         if scale != 1.0:
             said = "no scale: 1/sqrt(head size)" if scale is None else f"scale {scale:g}"
             yield name_of(node), said
@@ -141,7 +141,7 @@ def cache_axis(view: View) -> Problems:
     for _, node in view.nodes("TensorScatter"):
         if (axis := integer(node, "axis", -2)) != -2:
             yield name_of(node), f"axis {axis}"
-        mode = attribute(node, "mode")
+        mode = attribute_of(node, "mode")
         if isinstance(mode, bytes) and mode != b"linear":
             yield name_of(node), f"mode {mode.decode()}"
 

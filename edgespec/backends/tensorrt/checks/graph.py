@@ -23,7 +23,7 @@ from onnx.defs import OpSchema, SchemaError
 from onnx.shape_inference import InferenceError, infer_shapes
 
 from edgespec.backends.tensorrt.parser_operators import CUSTOM_DOMAIN, CUSTOM_INPUTS
-from edgespec.backends.tensorrt.parser_version import ParserVersion
+from edgespec.backends.tensorrt.versions import Capabilities
 
 Dims = tuple[int | str | None, ...]
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -77,7 +77,7 @@ class View:
     the operator's definition, and what ONNX says of it."""
 
     def __init__(
-        self, model: ModelProto, version: ParserVersion, directory: Path | None = None
+        self, model: ModelProto, version: Capabilities, directory: Path | None = None
     ) -> None:
         self.model, self.version, self.directory = model, version, directory
         typed, self.contradiction = inferred(model)
@@ -151,7 +151,7 @@ def name_of(node: NodeProto) -> str:
     return f"{node.name or made or 'a node'} ({node.op_type})"
 
 
-def attribute(node: NodeProto, name: str) -> object:
+def attribute_of(node: NodeProto, name: str) -> object:
     """The value of an attribute; None where the node has it not."""
     for each in node.attribute:
         if each.name == name:
@@ -161,7 +161,7 @@ def attribute(node: NodeProto, name: str) -> object:
 
 def integer(node: NodeProto, name: str, default: int) -> int:
     """An attribute that is an integer."""
-    value = attribute(node, name)
+    value = attribute_of(node, name)
     return value if isinstance(value, int) else default
 
 

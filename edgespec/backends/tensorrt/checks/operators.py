@@ -11,7 +11,7 @@ from edgespec.backends.tensorrt.checks.graph import (
     DEFAULT_DOMAINS,
     Scope,
     View,
-    attribute,
+    attribute_of,
     integer,
     is_known,
     name_of,
@@ -133,7 +133,7 @@ def cast_type(view: View) -> Problems:
             yield name_of(node), f"Cast to {made}"
 
 
-def attributes(view: View) -> Problems:
+def attribute(view: View) -> Problems:
     """Attributes that the operator's definition has not, nor the parser beside it."""
     for _, node in view.nodes():
         known: set[str] = set(PRIVATE_ATTRIBUTES.get(node.op_type, ()))
@@ -170,7 +170,7 @@ def constant_input(view: View) -> Problems:
 def axis(view: View) -> Problems:
     """Axes that the data does not have; what ONNX infers does not look at all of them."""
     for scope, node in view.nodes():
-        number = attribute(node, "axis")
+        number = attribute_of(node, "axis")
         dims = scope.tensor(node.input[0]).dims if node.input and node.input[0] else None
         if not isinstance(number, int) or dims is None or node.op_type in NEW_AXIS:
             continue
@@ -216,7 +216,7 @@ def topk_sorted(view: View) -> Problems:
 def scatter_reduction(view: View) -> Problems:
     """ScatterND that adds, multiplies or compares."""
     for _, node in view.nodes("ScatterND"):
-        reduction = attribute(node, "reduction")
+        reduction = attribute_of(node, "reduction")
         if reduction not in (None, b"none"):
             text = reduction.decode() if isinstance(reduction, bytes) else str(reduction)
             yield name_of(node), f"reduction {text}"

@@ -11,7 +11,7 @@ from edgespec.backends.tensorrt.checks.graph import (
     Dims,
     Scope,
     View,
-    attribute,
+    attribute_of,
     integer,
     name_of,
     type_name,
@@ -73,7 +73,7 @@ def scale_shape(view: View) -> Problems:
         said = f"a scale of {shown(scale)} for {shown(data)}"
         if len(scale) == 1:
             wanted = along(data, axis_of(node, data))
-            blocked = attribute(node, "block_size") not in (None, 0)
+            blocked = attribute_of(node, "block_size") not in (None, 0)
             if blocked or not agree(wanted, scale[0]):
                 yield name_of(node), said
         elif len(scale) != len(data) or sum(map(agree, data, scale)) < len(data) - 1:

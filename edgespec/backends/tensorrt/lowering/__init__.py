@@ -28,7 +28,7 @@ from edgespec.backends.tensorrt.lowering import (
     recurrence,
 )
 from edgespec.backends.tensorrt.target import Dialect, Target
-from edgespec.contract import GraphContract, TensorSpec
+from edgespec.contract import Contract, GraphContract
 
 Pass = Callable[[ir.Model, Target], None]
 
@@ -69,7 +69,7 @@ def lower(model: ir.Model, contract: GraphContract, target: Target) -> ir.Model:
     return model
 
 
-def declare(graph: ir.Graph, lowered: GraphContract) -> None:
+def declare(graph: ir.Graph, lowered: Contract) -> None:
     """Give inputs and outputs the types and shapes of the lowered contract. ContractError where the
     graph has others than the contract."""
     for values, specs in ((graph.inputs, lowered.inputs), (graph.outputs, lowered.outputs)):
@@ -86,8 +86,8 @@ def check(graph: ir.Graph, lowered: GraphContract) -> None:
     """ContractError where inputs and outputs are not those of the lowered contract, where control
     flow is left, or where attention reads a boolean mask."""
     for values, specs in ((graph.inputs, lowered.inputs), (graph.outputs, lowered.outputs)):
-        found, wanted = [described(value) for value in values], [expected(spec) for spec in specs]
-        for have, want in zip(found, wanted, strict=True):
+        for value, spec in zip(values, specs, strict=True):
+            have, want = described(value), (spec.name, DTYPES[spec.dtype], spec.shape)
             require(have == want, graph[0], f"{want} after the rewrites, not {have}")
     for node in graph:
         require(node.op_type not in ("If", "Loop", "Scan"), node, f"no {node.op_type} left")
@@ -95,10 +95,7 @@ def check(graph: ir.Graph, lowered: GraphContract) -> None:
         require(not (boolean and node.op_type == "Attention"), node, "a mask that is added")
 
 
-Signature = tuple[str | None, ir.DataType | None, tuple[int | str | None, ...]]
-
-
-def described(value: ir.Value) -> Signature:
+def described(value: ir.Value) -> tuple[object, ...]:
     """Name, type and shape of an input or output."""
     dims = () if value.shape is None else value.shape
     return (
@@ -106,8 +103,3 @@ def described(value: ir.Value) -> Signature:
         value.dtype,
         tuple(dim if isinstance(dim, int) else dim.value for dim in dims),
     )
-
-
-def expected(spec: TensorSpec) -> Signature:
-    """Name, type and shape that the contract gives it."""
-    return spec.name, DTYPES[spec.dtype], spec.shape

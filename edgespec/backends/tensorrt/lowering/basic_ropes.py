@@ -74,10 +74,10 @@ def elements(make: Nodes, x: ir.Value, start: int, end: int, label: str) -> ir.V
 
 def last_dim(table: ir.Value, where: ir.Node) -> int:
     """Columns of a table: an input of the graph, or several of them one after the other."""
-    found = table
-    while found.shape is None:
-        found = required(producer(found, None, where).inputs[0])
-    size = found.shape[-1]
+    value = table
+    while value.shape is None:
+        value = required(producer(value, None, where).inputs[0])
+    size = value.shape[-1]
     require(isinstance(size, int), where, "tables of a fixed width")
     assert isinstance(size, int)
     return size

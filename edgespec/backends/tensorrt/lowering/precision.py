@@ -135,9 +135,9 @@ class Typing:
         if node.op_type in PRODUCTS:
             return self.compute
         if node.op_type in MOVES:
-            found = required(node.inputs[floats[0]]).dtype
-            assert found is not None
-            return found
+            dtype = required(node.inputs[floats[0]]).dtype
+            assert dtype is not None
+            return dtype
         all_float32 = bool(computed) and set(computed) == {ir.DataType.FLOAT}
         if node.op_type in JOINS:
             return ir.DataType.FLOAT if all_float32 else self.compute
@@ -285,5 +285,5 @@ def check_types(graph: ir.Graph) -> None:
     for node in graph:
         if node.domain:
             continue  # its scale is float32 beside any type
-        found = {value.dtype for value in node.inputs if value and value.dtype in FLOATS}
-        require(len(found) <= 1, node, "inputs of one type")
+        dtypes = {value.dtype for value in node.inputs if value and value.dtype in FLOATS}
+        require(len(dtypes) <= 1, node, "inputs of one type")

@@ -149,16 +149,16 @@ def nvfp4_input(node: ir.Node, x: ir.Value, block: int, compute: ir.DataType) ->
     )
     own = make.constant(f"{node.name}/x/global/scale", step)
     (scale,) = make("DequantizeLinear", [scale, own], {}, label="scale", types=(ir.DataType.FLOAT,))
-    (found,) = make(
+    (dequantized,) = make(
         "DequantizeLinear",
         [values, scale],
         {"axis": -1, "block_size": block},
         label="dequantize",
         types=(ir.DataType.FLOAT,),
     )
-    for value in (scale, found):
+    for value in (scale, dequantized):
         keep_float32(producer(value, "DequantizeLinear", node))
-    return found
+    return dequantized
 
 
 def mxfp8_input(node: ir.Node, x: ir.Value, block: int, compute: ir.DataType) -> ir.Value:
@@ -217,14 +217,14 @@ def mxfp8_dequantized(
     make: Before, values: ir.Value, scale: ir.Value, axis: int, block: int, compute: ir.DataType
 ) -> ir.Value:
     """FP8 values times their powers of two, in the compute type."""
-    (found,) = make(
+    (dequantized,) = make(
         "TRT_MXFP8DequantizeLinear",
         [values, scale],
         {"axis": axis, "block_size": block, "output_dtype": int(compute)},
         label="dequantize",
         types=(compute,),
     )
-    return found
+    return dequantized
 
 
 def own_scales(graph: ir.Graph) -> None:
@@ -266,9 +266,9 @@ def check_range(graph: ir.Graph) -> None:
             lost |= bool((scales > FLOAT16_MAX).any())  # of which zeros become NaN
         if lost.any():
             few = scales[beyond]
-            what = f"{scale.name}: float16 does not hold scales of {few.min():.1e} to"
+            message = f"{scale.name}: float16 does not hold scales of {few.min():.1e} to"
             remedy = "Build with `compute` bf16, or with `compute` fp32."
-            raise UnsupportedModel(f"{what} {few.max():.1e}", remedy)
+            raise UnsupportedModel(f"{message} {few.max():.1e}", remedy)
 
 
 def held(scales: NDArray[np.float32]) -> NDArray[np.bool_]:

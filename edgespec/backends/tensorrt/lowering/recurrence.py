@@ -38,11 +38,11 @@ def apply(model: ir.Model, target: Target) -> None:
 
 def without_weights(graph: ir.Graph) -> list[ir.Node]:
     """The nodes all of whose inputs are computed from inputs of the graph."""
-    constants, found = set(graph.initializers.values()), []
+    constants, computed = set(graph.initializers.values()), []
     for node in graph:
         stored = [value is None or value in constants for value in node.inputs]
         if node.inputs and all(stored):
             constants.update(node.outputs)
         elif not any(stored):
-            found.append(node)
-    return found
+            computed.append(node)
+    return computed

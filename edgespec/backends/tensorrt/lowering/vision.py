@@ -18,18 +18,19 @@ from edgespec.backends.rewriting import (
     require,
     required,
 )
+from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.lowering import (
     basic_norms,
     basic_ropes,
+    declare,
     gated_products,
     opset,
     precision,
     quantization,
 )
 from edgespec.backends.tensorrt.lowering.masks import NEVER
-from edgespec.backends.tensorrt.lowering.precision import TYPES, keep_float32
+from edgespec.backends.tensorrt.lowering.precision import keep_float32
 from edgespec.backends.tensorrt.target import Dialect, Target
-from edgespec.backends.tensorrt.vision_contract import lowered_contract
 from edgespec.contract import Contract
 
 
@@ -39,7 +40,7 @@ def lower_vision(model: ir.Model, contract: Contract, target: Target) -> ir.Mode
     Its external weights stay where they are. ContractError where the graph is not one that export
     writes.
     """
-    declare(model.graph, contract, target)
+    declare(model.graph, lowered_contract(contract, target))
     keep_rotations(model.graph)
     add_masks(model.graph)
     if target.dialect is Dialect.PORTABLE:
@@ -53,19 +54,6 @@ def lower_vision(model: ir.Model, contract: Contract, target: Target) -> ir.Mode
         opset.apply(model, target)
     RemoveUnusedNodesPass()(model)
     return model
-
-
-def declare(graph: ir.Graph, contract: Contract, target: Target) -> None:
-    """Give inputs and outputs the types of the lowered contract. ContractError where the graph has
-    others than the contract."""
-    lowered = lowered_contract(contract, target)
-    for values, specs in ((graph.inputs, lowered.inputs), (graph.outputs, lowered.outputs)):
-        names = [value.name for value in values]
-        require(names == [s.name for s in specs], graph[0], f"the contract's names, not {names}")
-        for value, spec in zip(values, specs, strict=True):
-            value.shape = ir.Shape(spec.shape)
-            if spec.dtype in TYPES:
-                value.type = ir.TensorType(TYPES[spec.dtype])
 
 
 def keep_rotations(graph: ir.Graph) -> None:

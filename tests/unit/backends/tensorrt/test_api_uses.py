@@ -3,6 +3,7 @@ bindings for which the line runs."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,9 +15,8 @@ import pytest
 from edgespec.backends.tensorrt import staging
 from edgespec.backends.tensorrt.devices import DeviceModel
 from edgespec.backends.tensorrt.options import TensorRTOptions
-from edgespec.backends.tensorrt.parser_version import RELEASES
 from edgespec.backends.tensorrt.target import Target
-from edgespec.backends.tensorrt.versions import Capabilities
+from edgespec.backends.tensorrt.versions import RELEASES, Capabilities
 
 ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -33,7 +33,7 @@ CONDITIONS = {
     "job.compute_capability is not None": "compiles_for",
     "job.timing_cache is not None": "timing_cache",
     "self.job.timing_cache is not None": "timing_cache",
-    "self.job.decompose_attention": "operators",
+    "self.job.decompose_attention": "has_attention",
 }
 
 
@@ -51,6 +51,7 @@ def problems(uses: list[tensorrt_uses.Use]) -> list[tuple[str, str]]:
     return [problem for use in uses for problem in use.problems(API)]
 
 
+@functools.cache
 def package_uses() -> list[tensorrt_uses.Use]:
     return tensorrt_uses.uses_in(tensorrt_api.package_files(), API, guard)
 
@@ -106,7 +107,7 @@ def test_conditions_hold_for_the_versions_that_they_stand_for(
         job = staging.job_of(plan(row), TensorRTOptions(), Path("graph"), Path("engine"))
         assert (job.compute_capability is not None) <= bool(row.compiles_for)
         assert (job.timing_cache is not None) <= row.timing_cache
-        assert job.decompose_attention == bool(row.operators)
+        assert job.decompose_attention == row.has_attention
 
 
 def plan(row: Capabilities) -> Any:

@@ -13,8 +13,8 @@ from onnx import TensorProto
 
 from edgespec.backends.tensorrt import network
 from edgespec.backends.tensorrt.bindings import Bindings
-from edgespec.backends.tensorrt.build_job import BuildJob
-from edgespec.backends.tensorrt.network import Cancelled, ParserReport, Refused
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildReport
+from edgespec.backends.tensorrt.network import Cancelled, Refused
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.progress_monitor import BuildProgress
 from edgespec.backends.tensorrt.versions import RTX, TENSORRT, Library, capabilities_of
@@ -35,7 +35,7 @@ class Bench:
         self.bindings = Bindings(library, self.trt, version, capabilities_of(library, version))
         self.progress = BuildProgress(lambda share, phase: None)
 
-    def build(self, model: onnx.ModelProto | None = None, **more: Any) -> ParserReport:
+    def build(self, model: onnx.ModelProto | None = None, **more: Any) -> BuildReport:
         onnx.save(small_graph() if model is None else model, self.path / "model.onnx")
         given = {"profiles": (Profile("all", SHAPES),)} | more
         job = BuildJob(

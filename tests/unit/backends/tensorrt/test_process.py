@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.tensorrt import process
-from edgespec.backends.tensorrt.build_job import BuildJob
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildReport
 from edgespec.backends.tensorrt.build_process import watch
 from edgespec.backends.tensorrt.process import BuildRefused
 from edgespec.backends.tensorrt.progress_monitor import BuildProgress
@@ -33,7 +33,7 @@ def nothing(share: float) -> None:
     """Listens to nothing."""
 
 
-def run(program: str, advance: Callable[[float], None] = nothing) -> process.ProcessReport:
+def run(program: str, advance: Callable[[float], None] = nothing) -> BuildReport:
     return process.run(JOB, advance, os.environ, (sys.executable, "-c", BEGIN + program))
 
 
@@ -58,6 +58,11 @@ say("progress", share=0.75, phase="x")
     assert shares == [0.25, 0.75]
     assert "Int64 binding" in caplog.text
     assert "not ours" in caplog.text
+
+
+@pytest.mark.parametrize("line", ["", "[1]", "{}", "TensorRT says hello", '"kind"'])
+def test_a_line_that_is_no_message_is_none(line: str) -> None:
+    assert process.message_of(line) is None
 
 
 def test_what_the_library_refuses_is_said_in_its_own_words() -> None:

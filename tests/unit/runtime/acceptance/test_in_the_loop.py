@@ -21,7 +21,7 @@ from edgespec.runtime.acceptance.verify import (
     TypicalAcceptance,
 )
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.dflash import DFlashDrafter
+from edgespec.runtime.drafters.block_drafter import BlockTreeDrafter
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.loop.sequence import SequenceState, StepOutput
@@ -39,7 +39,7 @@ PROMPT = [6, 1, 8, 0, 3]
 CHAIN = DraftPlan(1, 3, 4)
 TEMPERATURE, TOP_K = 0.9, 5
 OFFSETS = np.array([0, 0, 0, 1, 1, 1, 2])  # seven of nine tokens can be drafted
-RUNS = 600
+RUNS = 450
 
 
 def run(session: Session, seq: SequenceState) -> list[StepOutput]:
@@ -114,7 +114,7 @@ def test_chain_of_a_block_is_drawn_slot_by_slot_from_what_it_names() -> None:
     states = Observation(0, HostStates(np.ones((4, WIDTH), np.float32)), np.array([1, 2, 3, 4]))
     drawn = Counter[int]()
     for seed in range(400):
-        drafter = DFlashDrafter(blocks_of(40), 7, 4, OFFSETS)
+        drafter = BlockTreeDrafter(blocks_of(40), 7, 4, OFFSETS)
         drafter.observe([states])
         draws = DraftSampler(Sampler(1.0, seed=seed), [1, 2, 3, 4, 5], VOCAB)
         (tree,) = drafter.propose([DraftRequest(0, 5, BlockPlan(1, 3, 4), draws)])

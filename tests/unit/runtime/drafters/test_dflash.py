@@ -17,9 +17,8 @@ from edgespec.backends.host import HostStates
 from edgespec.backends.ort.backend import BACKEND
 from edgespec.errors import LimitError
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.block_drafter import BlockLimits
+from edgespec.runtime.drafters.block_drafter import BlockLimits, BlockTreeDrafter
 from edgespec.runtime.drafters.candidates import best_first
-from edgespec.runtime.drafters.dflash import DFlashDrafter
 from edgespec.runtime.lanes.block import BlockDecoder, MaskSpec
 from edgespec.runtime.trees.tree import BlockPlan, DraftPlan, DraftTree, full_tree_size
 from tests.unit.runtime.hash_drafts import EMPTY, WIDTH, Broken, block_said, blocks_of
@@ -167,9 +166,9 @@ CHAIN = BlockPlan(1, BLOCK - 1, BLOCK)
 
 def drafter_of(
     capacity: int = 40, lanes: int = 1, broken: Broken = (), *, mapped: bool = True
-) -> DFlashDrafter:
+) -> BlockTreeDrafter:
     decoder = blocks_of(capacity, lanes, broken=broken)
-    return DFlashDrafter(decoder, MASK_TOKEN, BLOCK, OFFSETS if mapped else None)
+    return BlockTreeDrafter(decoder, MASK_TOKEN, BLOCK, OFFSETS if mapped else None)
 
 
 def some_states(rng: np.random.Generator, lane: int, count: int) -> Observation:
@@ -188,7 +187,7 @@ def chain_of(seen: list[Observation], pending: int = PENDING, size: int = BLOCK)
     return [pending, *(best + OFFSETS[best]).tolist()]
 
 
-def proposed(drafter: DFlashDrafter, lane: int = 0, pending: int = PENDING) -> DraftTree:
+def proposed(drafter: BlockTreeDrafter, lane: int = 0, pending: int = PENDING) -> DraftTree:
     (tree,) = drafter.propose([DraftRequest(lane, pending, CHAIN)])
     return tree
 

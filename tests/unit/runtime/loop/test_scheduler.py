@@ -198,7 +198,7 @@ def test_whoever_comes_and_goes_each_gets_what_it_gets_alone(
 
 def step_and_cancel(scheduler: Scheduler, received: Received, due: dict[Generation, int]) -> None:
     for handle in [handle for handle, steps in due.items() if steps == 0]:
-        scheduler.cancel(handle)
+        handle.cancel()
         del due[handle]
     for handle in due:
         due[handle] -= 1
@@ -294,7 +294,7 @@ def test_cancelled_while_its_prompt_is_read_it_leaves_its_lane(steps: int) -> No
         received.step(scheduler)
     assert scheduler.session.reading is handles[1]
     assert handles[1].num_read == steps * CHUNK
-    scheduler.cancel(handles[1])
+    handles[1].cancel()
     received.run(scheduler)
     end = received.ends[handles[1]]
     assert isinstance(end, Response)
@@ -306,7 +306,7 @@ def test_cancelled_while_it_waits_it_never_runs() -> None:
     asked = [request(3, 9), request(4, 9)]
     scheduler, received = scheduler_for(*asked, lanes=1), Received()
     first, second = (scheduler.add(one) for one in asked)
-    scheduler.cancel(second)
+    second.cancel()
     received.step(scheduler)
     end = received.ends[second]
     assert isinstance(end, Response)

@@ -13,6 +13,7 @@ from edgespec.prompts import NoJournal, RequestFile, SamplingParams, parse_reque
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes import stages
 from edgespec.runtime.loop.generation import Chunk
+from edgespec.runtime.measuring.cost_steps import StepPlace
 from edgespec.runtime.measuring.plain_steps import PASSES, time_plain_steps
 from edgespec.runtime.requests.file_runner import FileRun
 from edgespec.runtime.requests.profile import summary
@@ -70,7 +71,7 @@ def test_run_that_needs_no_plain_steps_has_none(
 def test_next_answer_is_as_if_nothing_had_been_timed(engine: Engine, num_tokens: int) -> None:
     sampling = SamplingParams(temperature=0.8, seed=3, max_generate_length=12)
     before = engine.generate([5, 6, 7], sampling, keep=True)
-    assert time_plain_steps(engine, [([7] * num_tokens, GREEDY)]) is not None
+    assert time_plain_steps(engine, StepPlace(num_tokens, 1), GREEDY) is not None
     assert engine.session.num_free_lanes == len(engine.base.lanes)
     assert engine.generate([5, 6, 7], sampling).token_ids == before.token_ids
     more = [5, 6, 7, *before.token_ids, 9]
@@ -78,7 +79,7 @@ def test_next_answer_is_as_if_nothing_had_been_timed(engine: Engine, num_tokens:
 
 
 def test_a_run_that_is_to_stop_times_nothing(engine: Engine) -> None:
-    assert time_plain_steps(engine, [([5, 6, 7], GREEDY)], stopping=lambda: True) is None
+    assert time_plain_steps(engine, StepPlace(3, 1), GREEDY, stopping=lambda: True) is None
     assert engine.session.num_free_lanes == len(engine.base.lanes)
 
 
@@ -93,6 +94,6 @@ def test_recurrent_states_and_lanes_of_a_batch_are_left_as_they_were(hybrids: Pa
     prompts = [[5, 6, 7], [8, 9], [3] * 20]
     with edgespec.load(hybrids / "engines-3", spec_decode=True) as engine:
         before = [r.token_ids for r in engine.generate_batch(prompts, sampling)]
-        assert time_plain_steps(engine, [(prompt, GREEDY) for prompt in prompts]) is not None
+        assert time_plain_steps(engine, StepPlace(20, 3), GREEDY) is not None
         assert engine.session.num_free_lanes == 3
         assert [r.token_ids for r in engine.generate_batch(prompts, sampling)] == before

@@ -399,8 +399,8 @@ def test_tie_at_the_edge_of_top_k_does_not_excuse_a_token_that_would_not_have_wo
     assert Sampler(1.0, 2, 1.0, 0).margin(logits, [], 0, 2) > 1
 
 
-@pytest.mark.parametrize("top_k", [0, 3, 10])
-@pytest.mark.parametrize("top_p", [0.5, 0.8, 1.0])
+@pytest.mark.parametrize("top_k", [0, 3])
+@pytest.mark.parametrize("top_p", [0.8, 1.0])
 @pytest.mark.parametrize("min_p", [0.0, 0.1])
 @pytest.mark.parametrize(("temperature", "penalty"), [(0.9, 1.0), (0.05, 1.0), (1.5, 1.3)])
 def test_whatever_a_small_change_of_logits_changes_has_a_small_margin(

@@ -17,8 +17,8 @@ from edgespec.runtime.text.tokenizer import Tokenizer
 from tests.unit.runtime.text.test_tokenizer import BUILT, HARD_TEXTS, byte_fallback
 
 
-def stream(tokenizer: Tokenizer, ids: list[int], *, skip_special_tokens: bool = True) -> list[str]:
-    text_stream = TextStream(tokenizer, skip_special_tokens=skip_special_tokens)
+def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    text_stream = TextStream(tokenizer)
     return [*(text_stream.push(token_id) for token_id in ids), text_stream.flush()]
 
 
@@ -45,17 +45,14 @@ def test_text_comes_out_with_the_token_that_completes_it() -> None:
     assert deltas[-2:] == ["😀", "b"]
 
 
-@pytest.mark.parametrize("skip_special_tokens", [True, False])
 @pytest.mark.parametrize("name", BUILT)
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_stream_of_any_ids_is_decode_of_all_ids(
-    name: str, skip_special_tokens: bool, data: st.DataObject
-) -> None:
+def test_stream_of_any_ids_is_decode_of_all_ids(name: str, data: st.DataObject) -> None:
     tokenizer = BUILT[name]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=30))
-    deltas = stream(tokenizer, ids, skip_special_tokens=skip_special_tokens)
-    assert "".join(deltas) == tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+    deltas = stream(tokenizer, ids)
+    assert "".join(deltas) == tokenizer.decode(ids)
 
 
 def test_invalid_bytes_after_valid_ones_do_not_break_the_stream() -> None:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from edgespec.artifacts import file_names
 from edgespec.backends.build import build
 from edgespec.backends.golden import golden_calls
-from edgespec.backends.ort import joined_rows, lowering
+from edgespec.backends.ort import lowering, norm_matmul
 from edgespec.backends.ort.options import NATIVE, WeightFormat
 from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
@@ -91,7 +91,7 @@ def operators(engine_dir: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
-def test_joined_rows_are_the_rows(
+def test_norm_matmul_are_the_rows(
     make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnx_dir = made.exported(make(tmp_path / "base")) / "llm"
@@ -101,9 +101,9 @@ def test_joined_rows_are_the_rows(
         return answers(onnx_dir, tmp_path / name)
 
     joined = answered("joined")
-    monkeypatch.setattr(joined_rows, "is_product", lambda node: False)
+    monkeypatch.setattr(norm_matmul, "is_product", lambda node: False)
     apart = answered("apart")
-    monkeypatch.setattr(lowering, "join_rows", lambda model: None)
+    monkeypatch.setattr(lowering, "fuse_norms", lambda model: None)
     plain = answered("plain")
     found = operators(tmp_path / "joined")
     assert {name: found[name] for name in KINDS[make]} == KINDS[make]

@@ -1,6 +1,6 @@
 """Norms and gates become parts of the product that reads them where they are its own, and operators
 by themselves elsewhere. That nothing else is computed is a claim of
-tests/parity/test_joined_rows.py."""
+tests/parity/test_norm_matmul.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgespec.backends.ort.joined_rows import join_rows
+from edgespec.backends.ort.norm_matmul import fuse_norms
 from edgespec.contract import OPSET
 
 WIDTH = 4
@@ -76,7 +76,7 @@ FLOAT = ir.TensorType(ir.DataType.FLOAT)
 
 def joined(model: ir.Model) -> dict[str, ir.Node]:
     """The nodes after the rewrite, by name; each value is made before it is read."""
-    join_rows(model)
+    fuse_norms(model)
     made = set(model.graph.inputs) | set(model.graph.initializers.values())
     for node in model.graph:
         assert {value for value in node.inputs if value is not None} <= made

@@ -120,7 +120,7 @@ class WeightPlace:
     num_bytes: int
 
 
-class DataLayout:
+class DataFile:
     """The engine's data file as it fills up; tensors begin at multiples of a page."""
 
     def __init__(self, graph: ir.Graph, data_name: str) -> None:
@@ -147,13 +147,11 @@ class DataLayout:
         values = self.place(f"{name}/values", kernel.values_shape, ir.DataType.UINT8)
         return values, self.place(f"{name}/scales", (kernel.num_scales,), ir.DataType.FLOAT)
 
-    def place_packed(self, name: str, layout: WeightLayout, *, alone: bool = False) -> WeightPlace:
-        """A weight that a kernel of our own reads."""
+    def place_packed(
+        self, name: str, layout: WeightLayout | ExpertsLayout, *, alone: bool = False
+    ) -> WeightPlace:
+        """A weight that a kernel of our own reads, or all experts of a layer."""
         return self.place(f"{name}/packed", layout.shape, ir.DataType.UINT8, alone=alone)
-
-    def place_experts(self, name: str, layout: ExpertsLayout) -> WeightPlace:
-        """All experts of a layer, which a kernel of our own reads."""
-        return self.place(f"{name}/packed", layout.shape, ir.DataType.UINT8)
 
     def place_int8(
         self, name: str, kernel: int8_gemm.Int8Kernel

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.ort.cache import KvCache
-from edgespec.backends.ort.slab import zeroes
+from edgespec.backends.ort.cache import KvCache, zeroes
 from edgespec.contract import GraphShape, Role
 
 SHAPE = GraphShape(Role.LLM, 64, 4, 8, 64, 64, vocab_size=5)

@@ -36,7 +36,7 @@ class RowSource:
     total: ir.Node | None = None
 
 
-def join_rows(model: ir.Model) -> None:
+def fuse_norms(model: ir.Model) -> None:
     """Replace the norms and gates of a lowered graph, and the products that alone read one of
     them."""
     for product in [node for node in model.graph.all_nodes() if is_product(node)]:
