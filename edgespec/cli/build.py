@@ -19,7 +19,7 @@ from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.cli import environment
 from edgespec.cli.costs_flag import MEASURING, costs_line
-from edgespec.cli.flags import EdgeCommand, either, until_separator
+from edgespec.cli.flags import EdgeCommand, either, refuse, until_separator
 from edgespec.cli.paths import DIRECTORY
 from edgespec.cli.terminal import json_text, ours, say
 from edgespec.compat import trtllm
@@ -247,8 +247,7 @@ def command(
     edgespec build --onnx-dir onnx/draft/llm --engine-dir engines --spec-draft
     edgespec build --onnx-dir onnx/base/visual --engine-dir engines --max-image-tokens-per-image 1024
     """
-    if spec_base and spec_draft:
-        raise click.UsageError("--spec-base and --spec-draft exclude each other", ctx)
+    refuse({"`spec_base` and `spec_draft` exclude each other": spec_base and spec_draft})
     limits = limits_of(LIMITS, cast(dict[str, Any], values))
     chosen = find_backend(backend)
     assert chosen is not None  # one of the choices

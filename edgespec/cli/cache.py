@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 
 from edgespec.artifacts import atomic
-from edgespec.cli.flags import EdgeCommand, EdgeGroup
+from edgespec.cli.flags import EdgeCommand, EdgeGroup, refuse
 from edgespec.cli.tables import columns, print_table
 from edgespec.cli.terminal import harmless, json_text, say
 from edgespec.pipeline.cache import Cache, Entry, size_text
@@ -66,8 +66,7 @@ def prune(
     Without --older-than or --all only the latter goes, and entries that this version of edgespec
     cannot use on this machine. Entries in use stay.
     """
-    if remove_all and older_than is not None:
-        raise click.UsageError("--all and --older-than exclude each other", ctx)
+    refuse({"--all and --older-than exclude each other": remove_all and older_than is not None})
     cache, now_s = opened(), time.time()
     chosen = [
         entry for entry in cache.entries() if is_chosen(cache, entry, now_s, older_than, remove_all)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.export import layer_list
-from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.flags import EdgeCommand, refuse
 from edgespec.cli.paths import FILE, MODEL
 from edgespec.cli.terminal import json_text, say
 from edgespec.errors import counted
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edgespec.pairing.check_result import PairReport
 
 REFUSED = 3
+ONE_GRAPH = "`tensorrt` checks the graph of one exported directory: give only that and `json`."
 LEVEL_WIDTH, TOPIC_WIDTH = 9, 16
 
 
@@ -101,20 +102,19 @@ def command(
     edgespec check out/llm --tensorrt 11.4
     """
     if tensorrt is not None:
-        refuse_beside_tensorrt(
-            draft, mtp, aux_layers, allow_pickle, probe, probe_text, *probe_images
-        )
+        others = draft, mtp, aux_layers, allow_pickle, probe, probe_text, *probe_images
+        refuse({ONE_GRAPH: any(others)})
         from edgespec.cli.parser_rules import show
 
         return show(Path(base), tensorrt, as_json=as_json)
-    if mtp and draft is not None:
-        raise click.UsageError("--mtp checks the base's own head: leave DRAFT out, or --mtp.")
-    if aux_layers is not None and draft is None:
-        raise click.UsageError("--aux-layers belongs to a draft: give DRAFT as well.")
-    if probe_text is not None and not probe:
-        raise click.UsageError("--probe-text means nothing without --probe.")
-    if probe_images and not probe:
-        raise click.UsageError("--probe-image means nothing without --probe.")
+    refuse(
+        {
+            "`mtp` checks the base's own head: leave DRAFT out, or `mtp`.": mtp and draft,
+            "`aux_layers` belongs to a draft: give DRAFT as well.": aux_layers and not draft,
+            "`probe_text` means nothing without --probe.": probe_text and not probe,
+            "`probe_image` means nothing without --probe.": probe_images and not probe,
+        }
+    )
     from edgespec.cli.progress import Bars
     from edgespec.pairing.check import check
 
@@ -136,15 +136,6 @@ def command(
         for line in (*text_of(report), *speed_lines(report), summary(report)):
             say(line)
     return REFUSED if report.count("refused") else 0
-
-
-def refuse_beside_tensorrt(*given: object) -> None:
-    """Raises UsageError where --tensorrt, which looks at one graph, has other flags beside it."""
-    if any(given):
-        message = (
-            "--tensorrt checks the graph of one exported directory: give only that and --json."
-        )
-        raise click.UsageError(message)
 
 
 def text_for(path: Path | None) -> str:

@@ -26,6 +26,7 @@ from edgespec.cli.draft_flags import (
     plan_of,
     tree_of,
 )
+from edgespec.cli.flags import refuse
 from edgespec.cli.image_flags import take_images
 from edgespec.cli.paths import DIRECTORY
 from edgespec.methods.names import POLICIES
@@ -134,9 +135,10 @@ def request_of(ctx: click.Context, values: dict[str, Any]) -> EngineRequest:
         prefix_cache_bytes=values.pop("prefix_cache_mb", 0) * MIB,
         **(take_images(values, None) if "allow_image_root" in values else {}),
     )
-    if request.time_budget_ms is not None and not request.has_own_drafter:
-        message = "--drafter-time-budget-ms is for a drafter of your own"
-        raise click.UsageError(f"{message}: --drafter MODULE:CLASS", ctx)
+    is_lost = request.time_budget_ms is not None and not request.has_own_drafter
+    refuse(
+        {"`drafter_time_budget_ms` is for a drafter of your own: `drafter` MODULE:CLASS": is_lost}
+    )
     if "spec_decode" not in values:
         return request
     return replace(request, spec_decode=drafts_of(ctx, request, values.pop("spec_decode")))
@@ -167,17 +169,13 @@ def drafts_of(ctx: click.Context, request: EngineRequest, given: bool | None) ->
             "`spec_policy` means": is_given(ctx, "spec_policy"),
             "`drafter` means": request.drafter is not None,
         }
-        refuse_without_drafts(ctx, asked, "with --no-spec-decode" if both_ways else WITHOUT)
+        refuse_without_drafts(asked, "with --no-spec-decode" if both_ways else WITHOUT)
     return drafts
 
 
-def refuse_without_drafts(
-    ctx: click.Context, asked: Mapping[str, bool], why: str = WITHOUT
-) -> None:
+def refuse_without_drafts(asked: Mapping[str, bool], why: str = WITHOUT) -> None:
     """Raises click.UsageError for the first that is asked for and needs drafts."""
-    for flags, is_asked in asked.items():
-        if is_asked:
-            raise click.UsageError(f"{flags} nothing {why}", ctx)
+    refuse({f"{flags} nothing {why}": is_asked for flags, is_asked in asked.items()})
 
 
 def opened(request: EngineRequest, engine_dir: Path) -> Opened:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ import click
 from rich.table import Table
 
 from edgespec.cli.accept_flags import accept_options, refuse_lossy, relaxed_note
-from edgespec.cli.config_file import ConfigCommand
 from edgespec.cli.draft_flags import ALIASES
 from edgespec.cli.engine_options import (
     SPEC_DECODE,
@@ -23,15 +21,20 @@ from edgespec.cli.engine_options import (
     refuse_without_drafts,
 )
 from edgespec.cli.exit_codes import FAILED, SOME_FAILED
-from edgespec.cli.flags import EdgeGroup
-from edgespec.cli.infer import check_outputs
+from edgespec.cli.flags import EdgeGroup, refuse
+from edgespec.cli.help_pages import PAGES, PagedCommand
+from edgespec.cli.infer import check_outputs, write_to
 from edgespec.cli.paths import DIRECTORY, FILE
-from edgespec.cli.prompt_options import CHECK_LOSSLESS, COMPARE_QUALITY, TOKENIZER_DIR
+from edgespec.cli.prompt_options import (
+    CHECK_LOSSLESS,
+    COMPARE_QUALITY,
+    TOKENIZER_DIR,
+    check_tokenizer,
+)
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.streams import require_stream
 from edgespec.cli.tables import columns, print_table
 from edgespec.cli.terminal import json_text, say
-from edgespec.cli.tokenizer_dir import check_tokenizer
 from edgespec.compat import trtllm
 from edgespec.errors import LimitError
 
@@ -50,7 +53,8 @@ def command() -> None:
 
 @command.command(
     "summarize",
-    cls=ConfigCommand,
+    cls=PagedCommand,
+    page=PAGES[NAME],
     aliases={**ALIASES, **trtllm.ALIASES[NAME]},
     missing=trtllm.FLAGS[NAME],
 )
@@ -104,10 +108,7 @@ def command() -> None:
 @click.option("--output-file", type=FILE, help="Write answers and scores as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 @engine_options(SPEC_DECODE, draft_options, accept_options)
-@click.pass_context
 def summarize(
-    ctx: click.Context,
-    /,
     engine_dir: Path,
     engine_request: EngineRequest,
     dataset: Path,
@@ -148,11 +149,11 @@ def summarize(
             "`check_lossless` means": check_lossless,
             "`compare_quality` means": compare_quality,
         }
-        refuse_without_drafts(ctx, asked)
+        refuse_without_drafts(asked)
     if check_lossless:
         refuse_lossy(engine_request.accepts, temperature)
-    if hf_model_dir is not None and temperature > 0:
-        raise click.UsageError("--hf-model-dir: it answers greedily; --temperature is above 0", ctx)
+    greedy = "`hf_model_dir`: it answers greedily; `temperature` is above 0"
+    refuse({greedy: hf_model_dir is not None and temperature > 0})
     if output_file is None:
         require_stream("stdout")
     from edgespec.cli.progress import Bars
@@ -163,7 +164,7 @@ def summarize(
     rouge.check_installed()
     check_outputs((dataset, engine_dir, hf_model_dir), output_file)
     articles = read_articles(dataset, num_articles)
-    check_tokenizer(ctx, engine_dir, tokenizer_dir)
+    check_tokenizer(engine_dir, tokenizer_dir)
     with opened(engine_request, engine_dir) as open_engine:
         engine, plan = open_engine.engine, planned(open_engine)
         engine.limits.check_batch_size(batch_size)
@@ -184,7 +185,7 @@ def summarize(
             )
         summary = run.summary()
         if output_file is not None:
-            write(output_file, {**summary, "answers": run.entries()})
+            write_to(output_file, {**summary, "answers": run.entries()})
     show(run, summary, as_json=as_json)
     return outcome(run, summary, rouge1_threshold, stopper.number)
 
@@ -208,20 +209,6 @@ def fitting_len(engine: Engine, max_input_len: int, output_len: int) -> int:
     if room < max_input_len:
         say(f"prompts are cut to {room} tokens, so that they fit into the engines", err=True)
     return min(room, max_input_len)
-
-
-def write(path: Path, value: dict[str, Any]) -> None:
-    """Write a JSON file, or what stands for a stream. Raises OutputError."""
-    from edgespec.artifacts.atomic import writing
-    from edgespec.artifacts.json_files import write_json
-    from edgespec.prompts import stream_of
-
-    if (stream := stream_of(path)) is not None:
-        stream.write(f"{json_text(value)}\n".encode())
-        return
-    path = Path(os.path.realpath(path))  # what a link means, not the link
-    with writing(path):
-        write_json(path, value)
 
 
 # ---- what is shown

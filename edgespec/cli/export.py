@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,11 +50,6 @@ def block_options(method: str, title: str) -> Callable[[Command], Command]:
                 help=f"Export the base of the {title} draft in --{method}-draft-dir.",
             ),
             click.option(
-                f"--{method}-tree-base",
-                is_flag=True,
-                help=f"The same as --{method}-base: every base verifies trees.",
-            ),
-            click.option(
                 f"--{method}-draft",
                 is_flag=True,
                 help=(
@@ -76,7 +71,12 @@ def block_options(method: str, title: str) -> Callable[[Command], Command]:
     return add
 
 
-@click.command("export", cls=EdgeCommand, missing={**FLAGS["export"], **trtllm.FLAGS["export"]})
+@click.command(
+    "export",
+    cls=EdgeCommand,
+    aliases={f"--{method}-tree-base": f"--{method}-base" for method in BLOCK_METHODS},
+    missing={**FLAGS["export"], **trtllm.FLAGS["export"]},
+)
 @click.argument("model", metavar="MODEL", type=MODEL)
 @click.argument("out", metavar="OUT", type=DIRECTORY)
 @click.option(
@@ -211,10 +211,6 @@ def command(
     )
     with Bars() as bars:
         result = export(model, out, options, bars)
-    if block and block.tree_base:
-        flag = f"--{block.method}-tree-base is --{block.method}-base"
-        note = f"{flag} here: every base verifies trees"
-        result = replace(result, notes=(*result.notes, note))
     show(result, as_json)
 
 
@@ -235,7 +231,6 @@ class BlockFlags:
     """The flags of one method of block drafts."""
 
     method: str
-    tree_base: bool
     base: bool
     draft: bool
     draft_dir: str | None
@@ -243,9 +238,9 @@ class BlockFlags:
     @classmethod
     def read(cls, method: str, values: Mapping[str, bool | str | None]) -> BlockFlags:
         """From the values of all flags by their parameters' names."""
-        base, tree, draft = (bool(values[f"{method}_{n}"]) for n in ("base", "tree_base", "draft"))
+        base, draft = (bool(values[f"{method}_{name}"]) for name in ("base", "draft"))
         path = values[f"{method}_draft_dir"]
-        return cls(method, tree, base or tree, draft, None if path is None else str(path))
+        return cls(method, base, draft, None if path is None else str(path))
 
     @property
     def given(self) -> bool:

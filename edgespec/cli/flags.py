@@ -92,6 +92,13 @@ def rest(args: list[str]) -> list[str]:
     return args[args.index("--") :] if "--" in args else []
 
 
+def refuse(wrong: Mapping[str, object]) -> None:
+    """Raises click.UsageError for the first that is so; its message has parameters in backticks."""
+    for message, is_so in wrong.items():
+        if is_so:
+            raise click.UsageError(message, click.get_current_context())
+
+
 # ---- flags and commands that are not there
 
 

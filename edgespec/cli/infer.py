@@ -3,7 +3,6 @@ it."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -32,7 +31,8 @@ from edgespec.cli.engine_options import (
     refuse_without_drafts,
 )
 from edgespec.cli.exit_codes import FAILED, SOME_FAILED
-from edgespec.cli.help_pages import PagedCommand
+from edgespec.cli.flags import refuse
+from edgespec.cli.help_pages import PAGES, PagedCommand
 from edgespec.cli.image_flags import IMAGE, beside, image_flags
 from edgespec.cli.paths import FILE
 from edgespec.cli.prompt_options import (
@@ -40,12 +40,12 @@ from edgespec.cli.prompt_options import (
     CHECK_LOSSLESS,
     COMPARE_QUALITY,
     TOKENIZER_DIR,
+    check_tokenizer,
     sampling_options,
 )
 from edgespec.cli.signals import Stopper, exit_code
 from edgespec.cli.streams import require_stream
-from edgespec.cli.terminal import say
-from edgespec.cli.tokenizer_dir import check_tokenizer
+from edgespec.cli.terminal import json_text, say
 from edgespec.compat import trtllm
 from edgespec.compat.edgellm import FLAGS, switch
 from edgespec.errors import OverwriteError, counted
@@ -59,25 +59,14 @@ if TYPE_CHECKING:
     from edgespec.runtime.trees.tree import DraftPlan
 
 STDIN = Path("-")
-PAGE = (
-    "engine_dir",
-    "config",
-    "input_file",
-    "texts",
-    "named_images",
-    "output_file",
-    "spec_decode",
-    "drafter",
-    "spec_draft_top_k",
-    "spec_draft_step",
-    "spec_verify_size",
-    "batch_size",
-    "max_generate_length",
-    "temperature",
-    "seed",
-    "check_lossless",
-    "as_json",
+TWO_CHECKS = (
+    "`check_lossless` and `compare_quality` exclude each other: a check is for rules that change no"
+    " token"
 )
+IMAGE_IN_FILE = (
+    "`image` goes with `prompt`; in a file an image is an item of a message (docs/images.md)"
+)
+SUMMARY_ALONE = "`json` prints the summary alone: leave `dump_output` and `dump_profile` out"
 OF_REQUESTS = {
     "--enable-thinking": switch(
         'it is a key of requests: write "enable_thinking": true in the input file. edgespec chat and'
@@ -89,7 +78,7 @@ OF_REQUESTS = {
 @click.command(
     "infer",
     cls=PagedCommand,
-    page=PAGE,
+    page=PAGES["infer"],
     aliases={**ALIASES, **trtllm.ALIASES["infer"]},
     missing={**FLAGS["infer"], **trtllm.FLAGS["infer"], **OF_REQUESTS},
 )
@@ -160,10 +149,7 @@ OF_REQUESTS = {
 @click.option("--dump-profile", is_flag=True, help="Print times by stage.")
 @click.option("--dump-output", is_flag=True, help="Print the text of the answers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.pass_context
 def command(
-    ctx: click.Context,
-    /,
     engine_dir: Path,
     engine_request: EngineRequest,
     input_file: Path | None,
@@ -221,39 +207,41 @@ def command(
     edgespec infer --engine-dir engines --input-file - --output-file - < input.json | jq .responses
     edgespec infer --engine-dir engines --prompts mt_bench.jsonl --output-file answers.json --batch-size 4
     """
+    from edgespec.prompts import stream_of
+
     if not engine_request.spec_decode:
         asked = {
             "`check_lossless` means": check_lossless,
             "`compare_quality` means": compare_quality,
         }
-        refuse_without_drafts(ctx, asked)
-    if check_lossless and compare_quality:
-        message = "--check-lossless and --compare-quality exclude each other"
-        raise click.UsageError(f"{message}: a check is for rules that change no token", ctx)
-    if sum(map(bool, (input_file, prompts, texts, raw_texts))) != 1:
-        message = "give one of --input-file, --prompts, --prompt and --input-text"
-        raise click.UsageError(message, ctx)
+        refuse_without_drafts(asked)
+    stream, alone = stream_of(output_file), output_file is None
+    to_stdout = stream is not None and stream.number == 1
+    also = as_json or dump_output
+    flag = "`json`" if as_json else "`dump_output`"
+    refuse(
+        {
+            TWO_CHECKS: check_lossless and compare_quality,
+            "give one of `input_file`, `prompts`, `prompt` and `input_text`": (
+                sum(map(bool, (input_file, prompts, texts, raw_texts))) != 1
+            ),
+            "`no_chat_template` goes with `prompt`": no_chat_template and not (texts or raw_texts),
+            "`chat_template` and `no_chat_template` exclude each other": (
+                (no_chat_template or raw_texts) and chat_template
+            ),
+            IMAGE_IN_FILE: named_images and not (texts or raw_texts),
+            f"stdout has the responses: {flag} needs an output file": to_stdout and also,
+            "give `output_file`: only `prompt` does without": alone and not (texts or raw_texts),
+            f"stdout has the answers: {flag} needs `output_file`": alone and also,
+            "`num_logprobs` needs `output_file`, where they go": (
+                alone and overrides["num_logprobs"]
+            ),
+            SUMMARY_ALONE: as_json and (dump_output or dump_profile),
+        }
+    )
     if raw_texts:
         texts, no_chat_template = raw_texts, True
-    if no_chat_template and not texts:
-        raise click.UsageError("--no-chat-template goes with --prompt", ctx)
-    if no_chat_template and chat_template:
-        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
-    if named_images and not texts:
-        message = "--image goes with --prompt; in a file an image is an item of a message"
-        raise click.UsageError(f"{message} (docs/images.md)", ctx)
-    check_tokenizer(ctx, engine_dir, tokenizer_dir)
-    from edgespec.prompts import stream_of
-
-    stream = stream_of(output_file)
-    if stream and stream.number == 1:
-        check_alone(ctx, as_json=as_json, dump_output=dump_output)
-    if output_file is None:
-        check_shown(ctx, texts, as_json=as_json, dump_output=dump_output, **overrides)
-    if as_json and (dump_output or dump_profile):
-        raise click.UsageError(
-            "--json prints the summary alone: leave --dump-output and --dump-profile out", ctx
-        )
+    check_tokenizer(engine_dir, tokenizer_dir)
     shown = None
     if output_file is None:
         require_stream("stdout")
@@ -314,33 +302,6 @@ def asked_for(
     )
 
 
-def check_shown(
-    ctx: click.Context,
-    texts: tuple[str, ...],
-    *,
-    as_json: bool,
-    dump_output: bool,
-    num_logprobs: int | None,
-    **overrides: Any,
-) -> None:
-    """Raises click.UsageError for what needs an output file where there is none."""
-    del overrides
-    if not texts:
-        raise click.UsageError("give --output-file: only --prompt does without", ctx)
-    if as_json or dump_output:
-        flag = "--json" if as_json else "--dump-output"
-        raise click.UsageError(f"stdout has the answers: {flag} needs --output-file", ctx)
-    if num_logprobs:
-        raise click.UsageError("--num-logprobs needs --output-file, where they go", ctx)
-
-
-def check_alone(ctx: click.Context, *, as_json: bool, dump_output: bool) -> None:
-    """Raises click.UsageError for what would be on stdout beside the responses."""
-    if as_json or dump_output:
-        flag = "--json" if as_json else "--dump-output"
-        raise click.UsageError(f"stdout has the responses: {flag} needs an output file", ctx)
-
-
 def respond(
     requests: RequestFile,
     engine_dir: Path,
@@ -363,6 +324,7 @@ def respond(
     """
     from edgespec.prompts.template import named_template
     from edgespec.runtime.requests.file_runner import FileRun
+    from edgespec.runtime.requests.profile import profile
 
     check_outputs((requests.path, engine_dir), output_file, profile_output_file)
     measure_busy_again(engine_dir, engine_request.spec_decode, engine_request.spec_policy)
@@ -402,7 +364,7 @@ def respond(
             warn(note)
     stats = run.stats()
     if profile_output_file:
-        write_profile(profile_output_file, stats)
+        write_to(profile_output_file, profile(stats))
     if journal.path and (stopper() or run.fault):
         say(f"what was finished is in {output_file}", err=True)
     if run.fault:
@@ -524,6 +486,21 @@ def check_outputs(inputs: Sequence[Path | None], *outputs: Path | None) -> None:
         )
 
 
+def write_to(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON file, or what stands for a stream; a link's target is replaced. Raises
+    OutputError."""
+    from edgespec.artifacts.atomic import writing
+    from edgespec.artifacts.json_files import write_json
+    from edgespec.prompts import stream_of
+
+    if (stream := stream_of(path)) is not None:
+        stream.write(f"{json_text(value)}\n".encode())
+        return
+    path = Path(os.path.realpath(path))
+    with writing(path):
+        write_json(path, value)
+
+
 def kept_in(journal: Journal | NoJournal) -> str:
     """What the message of a second signal adds: where the finished responses are."""
     if journal.path is None:
@@ -533,21 +510,6 @@ def kept_in(journal: Journal | NoJournal) -> str:
         if journal.num_lines
         else "; nothing was finished"
     )
-
-
-def write_profile(path: Path, stats: RunStats) -> None:
-    """Write profile.json; a link's target is replaced, not the link. Raises OutputError."""
-    from edgespec.artifacts.atomic import writing
-    from edgespec.artifacts.json_files import write_json
-    from edgespec.prompts import stream_of
-    from edgespec.runtime.requests.profile import profile
-
-    if (stream := stream_of(path)) is not None:
-        stream.write(json.dumps(profile(stats), indent=2).encode() + b"\n")
-        return
-    path = Path(os.path.realpath(path))  # what a link means, not the link
-    with writing(path):
-        write_json(path, profile(stats))
 
 
 def outcome(

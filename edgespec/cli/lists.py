@@ -5,7 +5,7 @@ Knows spelling. What the values mean is known by the commands.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,75 +19,55 @@ SEPARATOR = ","
 MOST = 64  # values of one flag
 
 
-class Counts(Parsed):
-    """Whole numbers from `least` on: `1,4,8`."""
+class Texts(Parsed):
+    """Values with commas, each once, as `read` makes them of their texts; it raises ValueError."""
 
     name = "list"
+
+    def __init__(self, read: Callable[[str], Any] = str) -> None:
+        self.read = read
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        """The values; click.BadParameter for anything else, and for too many."""
+        if isinstance(value, tuple):
+            return value
+        texts = [part.strip() for part in str(value).split(SEPARATOR)]
+        try:
+            values = [self.read(text) for text in texts]
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not all(texts):
+            self.fail("a value is empty: write them with commas, such as 1,4,8", param, ctx)
+        if len(values) > MOST:
+            self.fail(f"{len(values)} values, and {MOST} is the limit", param, ctx)
+        return tuple(dict.fromkeys(values))
+
+
+class Counts(Texts):
+    """Whole numbers from `least` on: `1,4,8`."""
+
     schema = ("integer", "string")
 
     def __init__(self, least: int = 1) -> None:
-        self.least = least
+        def count(text: str) -> int:
+            if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < least:
+                raise ValueError(f"{text!r:.40} is not a whole number from {least} on")
+            return int(text)
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """The numbers, each once; click.BadParameter for anything else."""
-        if isinstance(value, tuple):
-            return value
-        counts = []
-        for part in parts(str(value)):
-            if not part.isascii() or not part.isdigit() or len(part) > 9 or int(part) < self.least:
-                self.fail(f"{part!r:.40} is not a whole number from {self.least} on", param, ctx)
-            counts.append(int(part))
-        return once(self, counts, param, ctx)
+        super().__init__(count)
 
 
-class Names(Parsed):
+class Names(Texts):
     """Names of a few: `prefill,decode`."""
 
-    name = "list"
-
     def __init__(self, known: Collection[str]) -> None:
-        self.known = tuple(known)
+        known = tuple(known)
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        """The names, each once; click.BadParameter for anything else."""
-        if isinstance(value, tuple):
-            return value
-        names = parts(str(value))
-        for part in names:
-            if part not in self.known:
-                self.fail(f"{part!r:.40} is none of {', '.join(self.known)}", param, ctx)
-        return once(self, names, param, ctx)
+        def name(text: str) -> str:
+            if text not in known:
+                raise ValueError(f"{text!r:.40} is none of {', '.join(known)}")
+            return text
 
-
-class Texts(Parsed):
-    """Any texts."""
-
-    name = "list"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        """The texts, each once."""
-        if isinstance(value, tuple):
-            return value
-        return once(self, parts(str(value)), param, ctx)
-
-
-def parts(text: str) -> list[str]:
-    """The values of a list, without the spaces around them."""
-    return [part.strip() for part in text.split(SEPARATOR)]
-
-
-def once(
-    kind: Any, values: list[Any], param: click.Parameter | None, ctx: click.Context | None
-) -> tuple[Any, ...]:
-    """The values, each once; click.BadParameter for too many, and for one that is empty."""
-    if not all(str(value) for value in values):
-        kind.fail("a value is empty: write them with commas, such as 1,4,8", param, ctx)
-    if len(values) > MOST:
-        kind.fail(f"{len(values)} values, and {MOST} is the limit", param, ctx)
-    return tuple(dict.fromkeys(values))
+        super().__init__(name)

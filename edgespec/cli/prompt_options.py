@@ -6,10 +6,12 @@ Knows flags alone. What a value may be is checked where it is read.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from edgespec.cli.flags import refuse
 from edgespec.cli.paths import DIRECTORY
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.named_templates import NAMED_TEMPLATES
@@ -57,3 +59,20 @@ def sampling_options(
         return command
 
     return decorated
+
+
+def check_tokenizer(engine_dir: Path, given: Path | None) -> None:
+    """Raises click.UsageError where the tokenizer.json of a directory is not that of the engines,
+    or there is none to compare."""
+    if given is None:
+        return
+    from edgespec.artifacts import file_names
+
+    name = file_names.TOKENIZER
+    ours, theirs = engine_dir / name, given / name
+    there, rest = theirs.is_file(), "Leave the flag out: engines bring their tokenizer."
+    alike = not there or not ours.is_file() or ours.read_bytes() == theirs.read_bytes()
+    why = f"its {name} is not the one that the engines were made with. {rest}"
+    missing = f"it has no {name} to compare with that of the engines. {rest}"
+    label = f"`tokenizer_dir` {given}"
+    refuse({f"{label}: {missing}": not there, f"{label}: {why}": not alike})

@@ -24,7 +24,8 @@ from edgespec.cli.accept_flags import accept_options
 from edgespec.cli.chat import command as chat
 from edgespec.cli.draft_flags import ALIASES
 from edgespec.cli.engine_options import BOTH_WAYS, PREFIX_CACHE, draft_options, engine_options
-from edgespec.cli.help_pages import PagedCommand
+from edgespec.cli.flags import refuse
+from edgespec.cli.help_pages import PAGES, PagedCommand
 from edgespec.cli.image_flags import IMAGE, beside, image_flags
 from edgespec.cli.paths import MODEL
 from edgespec.cli.streams import require_stream
@@ -51,25 +52,6 @@ MAKING = (
     *LIMITS,
     *COSTS,
     *EXPORTS,
-)
-
-
-PAGE = (
-    "draft",
-    "prompts",
-    "named_images",
-    "weights",
-    "system",
-    "spec_decode",
-    "drafter",
-    "spec_draft_top_k",
-    "spec_draft_step",
-    "spec_verify_size",
-    "show_speculation",
-    "max_generate_length",
-    "temperature",
-    "seed",
-    "enable_thinking",
 )
 
 
@@ -116,7 +98,7 @@ PARAMS = [
 @click.command(
     "run",
     cls=RunCommand,
-    page=PAGE,
+    page=PAGES["run"],
     aliases={**ALIASES, **trtllm.ALIASES["run"]},
     missing=trtllm.FLAGS["run"],
     params=PARAMS,
@@ -163,12 +145,21 @@ def command(
     names = [param.name for param in chat.command.params if param.name in values]
     settings = {name: values.pop(name) for name in names}
     limits = build.limits_of(LIMITS, values)
-    chat.check_template(ctx, settings["chat_template"], raw=settings["no_chat_template"])
-    prompts = prompts or piped_prompt(ctx)
-    if prompts:
-        refuse_flags_of_chats(ctx)
-    elif named_images:
-        raise click.UsageError("--image goes with --prompt; in a chat type /image FILE", ctx)
+    two = settings["chat_template"] and settings["no_chat_template"]
+    prompts = prompts or (() if two else piped_prompt(ctx))
+    source = ctx.get_parameter_source
+    refuse(
+        {
+            chat.TWO_TEMPLATES: two,
+            **{
+                f"`{name}` is for a chat, and a prompt was given": (
+                    prompts and source(name) is ParameterSource.COMMANDLINE
+                )
+                for name in OF_TERMINALS
+            },
+            "`image` goes with `prompt`; in a chat type /image FILE": named_images and not prompts,
+        }
+    )
     from edgespec.artifacts import atomic
     from edgespec.cli.progress import Steps
     from edgespec.pipeline.cache import Cache
@@ -176,10 +167,11 @@ def command(
 
     config = engine_request.speculative_config
     if is_engine_dir(target):
-        refuse_given(ctx, MAKING)
+        why = "means nothing here: TARGET is a finished engine directory"
+        refuse({f"`{name}` {why}": source(name) in GIVEN for name in MAKING})
     elif config is not None:
-        draft = said_once("--draft", draft, config.speculative_model)
-        aux_layers = said_once("--aux-layers", aux_layers, config.aux_layers)
+        draft = said_once("`draft`", draft, config.speculative_model)
+        aux_layers = said_once("`aux_layers`", aux_layers, config.aux_layers)
     request = RunRequest(
         target=target,
         draft=draft,
@@ -201,15 +193,7 @@ def command(
             engine_dir = stack.enter_context(prepared(request, Cache(atomic.user_cache()), steps))
         if prompts:
             return answer(engine_dir, engine_request, prompts, named_images, settings)
-        return chat.talk(ctx, engine_dir, engine_request, **settings)
-
-
-def refuse_flags_of_chats(ctx: click.Context) -> None:
-    """Raises click.UsageError for flags that mean nothing where a prompt was given."""
-    for name in OF_TERMINALS:
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            flag = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{flag} is for a chat, and a prompt was given", ctx)
+        return chat.talk(engine_dir, engine_request, **settings)
 
 
 def check_method(config: DecodingConfig | None, method: str | None) -> None:
@@ -221,10 +205,10 @@ def check_method(config: DecodingConfig | None, method: str | None) -> None:
         of_engine(config, method, "the pair")
 
 
-def said_once(flag: str, given: T | None, configured: T | None) -> T | None:
-    """A value of a flag, or of speculative_config. Raises OptionError where they differ."""
+def said_once(param: str, given: T | None, configured: T | None) -> T | None:
+    """A value of a parameter, or of speculative_config. Raises OptionError where they differ."""
     if given is not None and configured not in (None, given):
-        message = f"{flag} is {given}, and speculative_config says {configured}"
+        message = f"{param} is {given}, and speculative_config says {configured}"
         raise OptionError(message, "Leave one of the two out.")
     return configured if given is None else given
 
@@ -268,15 +252,6 @@ def piped_prompt(ctx: click.Context) -> tuple[str, ...]:
     if not text.strip():
         raise click.UsageError("stdin is not a terminal, and empty: give --prompt", ctx)
     return (text,)
-
-
-def refuse_given(ctx: click.Context, names: Iterable[str]) -> None:
-    """Raises click.UsageError for options that make engines, where these are finished."""
-    for name in names:
-        if ctx.get_parameter_source(name) in GIVEN:
-            flag = f"--{name.replace('_', '-')}"
-            message = f"{flag} means nothing here: TARGET is a finished engine directory"
-            raise click.UsageError(message, ctx)
 
 
 def parsed_options(ctx: click.Context, backend: str, values: dict[str, OptionValue]) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.flags import EdgeCommand, refuse
 from edgespec.cli.image_flags import image_flags, take_images
 from edgespec.cli.infer import check_outputs
 from edgespec.cli.lists import Names
@@ -102,10 +102,7 @@ SHOWN = 3  # candidates of each method that were not measured
 )
 @click.option("--picture", type=FILE, help="Draw the frontier, as PNG or SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.pass_context
 def command(
-    ctx: click.Context,
-    /,
     engine_dir: Path,
     prompts: tuple[Path, ...],
     draft_onnx: Path | None,
@@ -135,12 +132,16 @@ def command(
     edgespec tune engines --prompts mt_bench.jsonl --temperature 0.7 --output tuned.yaml
     edgespec tune engines --prompts mt_bench.jsonl --draft-onnx onnx-draft/llm --draft-weights int4,int8,fp32
     """
-    if (draft_onnx is None) != (draft_weights is None):
-        raise click.UsageError("--draft-onnx and --draft-weights go together", ctx)
-    if install and draft_onnx is None:
-        raise click.UsageError("--install is for --draft-onnx and --draft-weights", ctx)
-    if draft_onnx is not None and (output is not None or journal is not None):
-        raise click.UsageError("--output and --journal are for one format of the draft", ctx)
+    half = (draft_onnx is None) != (draft_weights is None)
+    refuse(
+        {
+            "`draft_onnx` and `draft_weights` go together": half,
+            "`install` is for `draft_onnx` and `draft_weights`": install and not draft_onnx,
+            "`output` and `journal` are for one format of the draft": (
+                draft_onnx and (output or journal)
+            ),
+        }
+    )
     check_outputs((*prompts, engine_dir, draft_onnx), output, journal, picture)
     if picture is not None:
         from edgespec.benchmark.pictures import check_installed, format_of

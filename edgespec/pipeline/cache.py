@@ -32,7 +32,6 @@ from edgespec.errors import BundleError, OutputError
 ENTRY, ENGINE, EXPORT = "entry.json", "engine", "export"
 KEY_DIGITS = 32
 DAY_S = 24 * 3600.0
-GRACE_S, GRACE_TRIES = 0.05, 6
 ELSEWHERE = "EDGESPEC_CACHE names another directory; `edgespec cache prune` frees space."
 # Backup programs leave out a directory with this file (https://bford.info/cachedir)
 TAG = "CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55\n"
@@ -146,13 +145,7 @@ class Cache:
                 shutil.rmtree(away)
 
     def make_root(self) -> None:
-        """Makes the cache's directories. Raises OutputError, for a name that is not UTF-8 too."""
-        try:
-            str(self.root).encode()
-        except UnicodeEncodeError:
-            shown = os.fsencode(self.root).decode("utf-8", "backslashreplace")
-            message = f"{shown} is not UTF-8, and engine libraries open no file of such a name"
-            raise OutputError(message, "Set EDGESPEC_CACHE to another directory.") from None
+        """Makes the cache's directories. Raises OutputError."""
         with self.writing():
             self.entries_dir.mkdir(parents=True, exist_ok=True)
             name, text = TAG
@@ -177,12 +170,7 @@ class Cache:
         except OutputError as error:
             if ELSEWHERE in error.remedy:
                 raise
-            # the directory of an entry that failed is gone by now
-            reason = error.what.rpartition(": ")[2]
-            message = (
-                f"{self.root}: {reason}" if str(self.entries_dir) in error.what else error.what
-            )
-            raise OutputError(message, f"{error.remedy} {ELSEWHERE}") from error
+            raise OutputError(error.what, f"{error.remedy} {ELSEWHERE}") from error
 
     @contextmanager
     def locked(
@@ -190,17 +178,15 @@ class Cache:
         key: str,
         *,
         shared: bool = False,
-        patient: bool = False,
         waiting: Callable[[], None] | None = None,
     ) -> Iterator[None]:
         """Holds the lock of an entry in the block. Where another process holds it, calls `waiting`
-        and waits; without it raises Busy, where it is `patient` only after a moment. Raises
-        OutputError."""
+        and waits; without it raises Busy. Raises OutputError."""
         path = self.root / "locks" / f"{key}.lock"
         with self.writing():
             path.parent.mkdir(parents=True, exist_ok=True)
             how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            handle = hold(path, how, waiting, patient=patient or waiting is not None)
+            handle = hold(path, how, waiting)
         try:
             yield
         finally:
@@ -270,15 +256,17 @@ def look_at(path: Path) -> Entry | None:
     return Entry(key, path, size_bytes, used_s, about)
 
 
-def hold(path: Path, how: int, waiting: Callable[[], None] | None, *, patient: bool) -> int:
+def hold(path: Path, how: int, waiting: Callable[[], None] | None) -> int:
     """An open file whose lock is held; one that was removed meanwhile is not taken for it. Raises
     Busy, OSError."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if not taken(handle, how, patient=patient):
+            try:
+                fcntl.flock(handle, how | fcntl.LOCK_NB)
+            except BlockingIOError:
                 if waiting is None:
-                    raise Busy
+                    raise Busy from None
                 waiting()
                 fcntl.flock(handle, how)
             if is_same_file(path, handle):
@@ -287,19 +275,6 @@ def hold(path: Path, how: int, waiting: Callable[[], None] | None, *, patient: b
             os.close(handle)
             raise
         os.close(handle)
-
-
-def taken(handle: int, how: int, *, patient: bool) -> bool:
-    """Takes the lock of a file and returns whether that was possible; `patient` outlasts those who
-    only look."""
-    for _ in range(GRACE_TRIES if patient else 1):
-        try:
-            fcntl.flock(handle, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(GRACE_S if patient else 0)
-        else:
-            return True
-    return False
 
 
 def is_same_file(path: Path, handle: int) -> bool:

@@ -293,7 +293,7 @@ def made_once(key: str, cache: Cache, make: Callable[[], None], report: Reporter
     first. Who waits asks for the shared lock, as the first one goes on to use its entry. Raises
     BundleError where others keep using one that is damaged."""
     for _ in range(ATTEMPTS):
-        with suppress(Busy), cache.locked(key, patient=True):
+        with suppress(Busy), cache.locked(key):
             if fault_of(cache, key) is not None:
                 make()
             yield

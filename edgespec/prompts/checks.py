@@ -103,10 +103,7 @@ def stop(value: object, here: JsonPlace) -> tuple[str, ...]:
         return (_stop_string(value, here),)
     if not isinstance(value, list | tuple):
         here.refuse(f"is {show(value)}", 'Write a string or a list of strings, such as ["\\n\\n"].')
-    if len(value) > MAX_STOPS:
-        here.refuse(
-            f"has {len(value)} strings, and {MAX_STOPS} is the limit", "Remove some of them."
-        )
+    here.at_most(MAX_STOPS, len(value), "strings", "Remove some of them.")
     return tuple(_stop_string(item, here.item(index)) for index, item in enumerate(value))
 
 
@@ -185,11 +182,7 @@ def _biases(given: object, here: JsonPlace) -> dict[int, float]:
             f"is {show(given)}, not an object",
             'Write token ids with their bias, such as {"1234": -100}.',
         )
-    if len(given) > MAX_BIASED_TOKENS:
-        here.refuse(
-            f"has {len(given)} tokens, and {MAX_BIASED_TOKENS} is the limit",
-            "Remove some of them.",
-        )
+    here.at_most(MAX_BIASED_TOKENS, len(given), "tokens", "Remove some of them.")
     biases: dict[int, float] = {}
     for key, value in given.items():
         token_id = _token_id(key, here)
@@ -217,11 +210,7 @@ def _stop_string(value: object, here: JsonPlace) -> str:
     if not value:
         here.refuse("is an empty string, which matches everywhere", "Remove it.")
     size_bytes = text_size(value, here)
-    if size_bytes > MAX_STOP_BYTES:
-        here.refuse(
-            f"is {size_bytes} bytes of text, and {MAX_STOP_BYTES} is the limit",
-            "Shorten the stop string.",
-        )
+    here.at_most(MAX_STOP_BYTES, size_bytes, "bytes of text", "Shorten the stop string.")
     return value
 
 

@@ -77,11 +77,8 @@ def check_source(value: object, here: JsonPlace) -> str:
         return value
     if "\0" in value:
         here.refuse("has a null character", "Write the path of an image.")
-    if len(value) > MAX_NAME_CHARS:
-        here.refuse(
-            f"has {len(value)} characters, and {MAX_NAME_CHARS} is the limit",
-            "Write the path of an image, or data:image/png;base64,... with its bytes.",
-        )
+    remedy = "Write the path of an image, or data:image/png;base64,... with its bytes."
+    here.at_most(MAX_NAME_CHARS, len(value), "characters", remedy)
     if scheme == "file":
         here.refuse(f"is {show(value)}, a file: URL", "Write the path alone.")
     if match and value.startswith("//", match.end()) and scheme not in URL_SCHEMES:

@@ -117,10 +117,7 @@ def _request(index: int, raw: object, base: Request, given: Values, here: JsonPl
 def messages(raw: object, here: JsonPlace) -> tuple[Message, ...]:
     """Returns the messages of a request. Raises RequestError that names the place."""
     items = as_list(raw, here, 'add a list such as [{"role": "user", "content": "Hello"}]')
-    if len(items) > MAX_MESSAGES:
-        here.refuse(
-            f"has {len(items)} messages, and {MAX_MESSAGES} is the limit", "Send fewer messages."
-        )
+    here.at_most(MAX_MESSAGES, len(items), "messages", "Send fewer messages.")
     parsed = tuple(message(item, here.item(index)) for index, item in enumerate(items))
     check_total((message.content for message in parsed), here)
     check_images(parsed, here)
@@ -130,33 +127,21 @@ def messages(raw: object, here: JsonPlace) -> tuple[Message, ...]:
 def message_text(text: str, here: JsonPlace) -> str:
     """Returns the text of a message. Raises RequestError if it is too long."""
     size_bytes = text_size(text, here)
-    if size_bytes > MAX_MESSAGE_BYTES:
-        here.refuse(
-            f"is {size_bytes} bytes of text, and {MAX_MESSAGE_BYTES} is the limit",
-            "Shorten the message.",
-        )
+    here.at_most(MAX_MESSAGE_BYTES, size_bytes, "bytes of text", "Shorten the message.")
     return text
 
 
 def check_total(texts: Iterable[str], here: JsonPlace) -> None:
     """Raises RequestError if the texts of a request are too long in total."""
     size_bytes = sum(len(text.encode()) for text in texts)
-    if size_bytes > MAX_REQUEST_BYTES:
-        here.refuse(
-            f"has {size_bytes} bytes of text in all, and {MAX_REQUEST_BYTES} is the limit of a"
-            " request",
-            "Send fewer messages, or shorter ones.",
-        )
+    remedy = "Send fewer messages, or shorter ones."
+    here.at_most(MAX_REQUEST_BYTES, size_bytes, "bytes of text in all", remedy)
 
 
 def check_images(messages: Iterable[Message], here: JsonPlace) -> None:
     """Raises RequestError if the messages of a request have too many images in total."""
     num_images = sum(len(message.images) for message in messages)
-    if num_images > MAX_IMAGES:
-        here.refuse(
-            f"has {num_images} images in all, and {MAX_IMAGES} is the limit of a request",
-            "Send fewer images.",
-        )
+    here.at_most(MAX_IMAGES, num_images, "images in all", "Send fewer images.")
 
 
 def message(raw: object, here: JsonPlace) -> Message:
@@ -184,11 +169,7 @@ def _content(raw: object, here: JsonPlace) -> list[str | ImageItem]:
     items = as_list(
         raw, here, 'write a string, or a list such as [{"type": "text", "text": "Hello"}]'
     )
-    if len(items) > MAX_CONTENT_ITEMS:
-        here.refuse(
-            f"has {len(items)} items, and {MAX_CONTENT_ITEMS} is the limit",
-            "Join the text items.",
-        )
+    here.at_most(MAX_CONTENT_ITEMS, len(items), "items", "Join the text items.")
     parts = [_content_item(item, here.item(index)) for index, item in enumerate(items)]
     message_text("".join(part for part in parts if isinstance(part, str)), here)
     return parts

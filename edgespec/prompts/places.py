@@ -36,12 +36,17 @@ class JsonPlace(NamedTuple):
         return "".join(steps).removeprefix(".")
 
     def refuse(self, problem: str, remedy: str) -> NoReturn:
-        """Raises RequestError with the place, `what` is wrong with the value, and the remedy."""
+        """Raises RequestError with the place, what is wrong with the value, and the remedy."""
         raise RequestError(
             f"{self.source}: {self.path} {problem}." if self.steps else f"{self.source} {problem}.",
             remedy,
             param=self.path,
         )
+
+    def at_most(self, limit: int, count: int, units: str, remedy: str) -> None:
+        """Raises RequestError where it has more `units` than the limit."""
+        if count > limit:
+            self.refuse(f"has {count} {units}, and {limit} is the limit", remedy)
 
 
 def show(value: object) -> str:

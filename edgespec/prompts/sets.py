@@ -139,8 +139,7 @@ def _turns(parts: dict[str, object], here: JsonPlace) -> list[str]:
     items = as_list(
         parts.get("turns"), there, 'write a list of strings, such as "turns": ["Hello"]'
     )
-    if len(items) > MAX_TURNS:
-        there.refuse(f"has {len(items)} turns, and {MAX_TURNS} is the limit", "Send fewer turns.")
+    there.at_most(MAX_TURNS, len(items), "turns", "Send fewer turns.")
     texts = [_text(item, there.item(index)) for index, item in enumerate(items)]
     check_total(texts, there)
     return texts

@@ -39,12 +39,11 @@ def test_the_guides_quantised_draft_joins_its_base(tmp_path: Path, cli: Cli) -> 
     assert cli(*infer(engines, tmp_path), "--spec-decode", "--check-lossless").code == 0
 
 
-def test_tree_base_is_the_same_base_and_says_so(tmp_path: Path, cli: Cli) -> None:
+def test_tree_base_is_the_same_base(tmp_path: Path, cli: Cli) -> None:
     shop = checkpoints()
     flags = ["--dflash-tree-base", "--dflash-draft-dir", shop / "dflash"]
     done = cli("export", shop / "base", tmp_path, *flags)
     assert done.code == 0
-    assert "--dflash-tree-base is --dflash-base here" in done.out
     one, other = (path / "llm" / "model.onnx" for path in (tmp_path, exported("dflash")))
     assert one.read_bytes() == other.read_bytes()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from edgespec.cli.bench.kept import check_pictures, draw_pictures
-from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.flags import EdgeCommand, refuse
 from edgespec.cli.infer import check_outputs
 from edgespec.cli.lists import Texts
 from edgespec.cli.paths import FILE
@@ -62,8 +62,7 @@ def compare(before: Path, after: Path, allowed: tuple[tuple[str, ...], ...], as_
 @click.option(
     "--pictures", type=FILE, metavar="DIR", help="Draw each panel as PNG and SVG into a directory."
 )
-@click.pass_context
-def draw(ctx: click.Context, /, report: Path, picture: Path | None, pictures: Path | None) -> None:
+def draw(report: Path, picture: Path | None, pictures: Path | None) -> None:
     """Draw the pictures of a report of `bench --json`.
 
     Panels: the cost of a base pass over N rows, acceptance by position, and speed over plain decoding
@@ -72,8 +71,7 @@ def draw(ctx: click.Context, /, report: Path, picture: Path | None, pictures: Pa
     \b
     edgespec bench draw report.json --pictures pictures
     """
-    if picture is None and pictures is None:
-        raise click.UsageError("give --picture FILE or --pictures DIR", ctx)
+    refuse({"give `picture` FILE or `pictures` DIR": picture is None and pictures is None})
     from edgespec.benchmark.report import read_report
 
     check_outputs((report,), picture)

@@ -3,7 +3,6 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +23,11 @@ from edgespec.cli.bench.asked import (
 )
 from edgespec.cli.bench.costs import say_costs, sentences
 from edgespec.cli.bench.kept import check_pictures, keep, to_stdout
-from edgespec.cli.config_file import ConfigCommand
 from edgespec.cli.costs_flag import measure_again
 from edgespec.cli.draft_flags import ALIASES, draft_options_of, is_given
 from edgespec.cli.engine_options import SIZES, engine_options, opened
+from edgespec.cli.flags import refuse
+from edgespec.cli.help_pages import PAGES, PagedCommand
 from edgespec.cli.image_flags import beside, image_flags
 from edgespec.cli.infer import check_outputs
 from edgespec.cli.lists import Counts, Names, Texts
@@ -52,7 +52,8 @@ def list_sizes(function: Any) -> Any:
 
 @click.command(
     "run",
-    cls=ConfigCommand,
+    cls=PagedCommand,
+    page=PAGES["bench run"],
     aliases={**ALIASES, **trtllm.OF_DRAFTS, **THEIR_NAMES},
     missing={**trtllm.SPECULATIVE, **THEIRS},
 )
@@ -240,15 +241,14 @@ def command(
     path, file = engine_of(ctx, engine_dir, engine_flag), prompts or input_file
     given, is_sized = engine_request.names_drafter, engine_request.is_sized
     wants_drafts = any((given, is_sized, synthetic_acceptance, is_given(ctx, "spec_policy")))
-    refuse_misuse(
-        ctx,
+    refuse(
         {
-            "--prompts and --input-file exclude each other": prompts and input_file,
-            "--category chooses among --prompts: give a file": categories and not prompts,
+            "`prompts` and `input_file` exclude each other": prompts and input_file,
+            "`category` chooses among `prompts`: give a file": categories and not prompts,
             OF_RANDOM: file and input_tokens and VERIFY not in (modes or ()),
             WITHOUT_DRAFTS: wants_drafts and SPECULATIVE not in (modes or MODES),
             NO_PICTURES: (picture or pictures) and not {VERIFY, SPECULATIVE} & {*(modes or MODES)},
-        },
+        }
     )
     check_outputs((path, file), json_file, picture)
     check_pictures((path, file), picture, pictures)
@@ -332,16 +332,9 @@ def command(
 
 
 OF_COSTS = frozenset(("engine_dir", "engine_flag", "drafter", "measure_costs", "explain"))
-OF_RANDOM = "--input-tokens is the length of random prompts, and those of a file have their own"
+OF_RANDOM = "`input_tokens` is the length of random prompts, and those of a file have their own"
 WITHOUT_DRAFTS = "what drafts, and how much, means nothing without the mode speculative"
 NO_PICTURES = "pictures are drawn of the modes verify and speculative"
-
-
-def refuse_misuse(ctx: click.Context, wrong: Mapping[str, object]) -> None:
-    """Raises click.UsageError for the first that is so."""
-    for message, is_so in wrong.items():
-        if is_so:
-            raise click.UsageError(message, ctx)
 
 
 def finished(bench: Benchmark) -> EdgeSpecError | None:

@@ -22,7 +22,6 @@ from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.reader import Read, read_pipe
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import DRAFT_SIZES, Settings
-from edgespec.cli.config_file import ConfigCommand
 from edgespec.cli.costs_flag import measure_busy_again
 from edgespec.cli.draft_flags import ALIASES
 from edgespec.cli.engine_options import (
@@ -33,6 +32,8 @@ from edgespec.cli.engine_options import (
     engine_options,
     opened,
 )
+from edgespec.cli.flags import refuse
+from edgespec.cli.help_pages import PAGES, PagedCommand
 from edgespec.cli.image_flags import image_flags
 from edgespec.cli.paths import FILE
 from edgespec.cli.prompt_options import CHAT_TEMPLATE, sampling_options
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.engine_request import EngineRequest
 
+TWO_TEMPLATES = "`chat_template` and `no_chat_template` exclude each other"
 MARKERS = re.compile(r"<\|?\w+\|?>")
 
 
@@ -102,23 +104,22 @@ def chat_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(
     "chat",
-    cls=ConfigCommand,
+    cls=PagedCommand,
+    page=PAGES["chat"],
     aliases={**ALIASES, **trtllm.ALIASES["chat"]},
     missing=trtllm.FLAGS["chat"],
 )
 @engine_dir_option
 @chat_options
 @engine_options(image_flags, BOTH_WAYS, draft_options, accept_options, PREFIX_CACHE)
-@click.pass_context
-def command(
-    ctx: click.Context, /, engine_dir: Path, engine_request: EngineRequest, **values: Any
-) -> int:
+def command(engine_dir: Path, engine_request: EngineRequest, **values: Any) -> int:
     """Talk with a model in the terminal.
 
     The answer streams while it is generated. With drafts it is the text of plain decoding, greedy and
     sampled (see infer --help). /help lists the commands, such as /set, /regenerate, /tree and
     /save; a turn that begins with a slash is written with two.
 
+    \f
     In a terminal Enter sends, Alt+Enter begins a new line, a pasted text is one turn, Tab completes
     commands, and the arrow keys bring back what was typed before, in earlier sessions too. A line
     that ends with a backslash goes on in the next one; empty lines are skipped.
@@ -137,11 +138,10 @@ def command(
     edgespec chat --engine-dir engines --show-speculation
     echo 'What is 12 + 30?' | edgespec chat --engine-dir engines --temperature 0
     """
-    return talk(ctx, engine_dir, engine_request, **values)
+    return talk(engine_dir, engine_request, **values)
 
 
 def talk(
-    ctx: click.Context,
     engine_dir: Path,
     engine_request: EngineRequest,
     *,
@@ -157,7 +157,7 @@ def talk(
     """Chat with the engines of a directory by the options of `chat_options`; the exit code."""
     for name in ("stdin", "stdout"):
         require_stream(name)
-    check_template(ctx, chat_template, raw=no_chat_template)
+    refuse({TWO_TEMPLATES: chat_template and no_chat_template})
     if history_file is not None:
         refuse_overwriting(history_file, (engine_dir, chat_template))
     params = sampling_params(sampling)
@@ -189,12 +189,6 @@ def talk(
         read = editor(screen, history_file, keep=not no_history) if interactive else read_pipe
         chat = Chat(engine, settings, screen, conversation, slashes.run, interactive=interactive)
         return chat.run(read)
-
-
-def check_template(ctx: click.Context, named: str | None, *, raw: bool) -> None:
-    """Raises click.UsageError for a template together with --no-chat-template."""
-    if named and raw:
-        raise click.UsageError("--chat-template and --no-chat-template exclude each other", ctx)
 
 
 def sampling_params(values: dict[str, Any]) -> SamplingParams:

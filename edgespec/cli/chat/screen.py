@@ -6,9 +6,6 @@ Knows terminals, their colors and what they may be shown. Knows nothing of answe
 from __future__ import annotations
 
 import os
-import shutil
-import sys
-import textwrap
 from typing import TextIO
 
 import click
@@ -40,11 +37,9 @@ class Screen:
         self.out.flush()
 
     def note(self, text: str) -> None:
-        """Writes a note that is not the model's on stderr, broken between words at the width of a
-        terminal; click removes the style where stderr is no terminal."""
+        """Writes a note that is not the model's on stderr; click removes the style where that is no
+        terminal."""
         text = ours(text)
-        if sys.stderr.isatty():
-            text = wrapped(text, shutil.get_terminal_size().columns)
         click.echo(click.style(text, dim=True) if self.has_colors else text, err=True)
 
     def line(self, text: str, *, marked: bool) -> None:
@@ -52,14 +47,3 @@ class Screen:
         style = {"fg": "green"} if marked else {"dim": True}
         text = harmless(text)
         click.echo(click.style(text, **style) if self.has_colors else text, err=True)
-
-
-def wrapped(text: str, width: int) -> str:
-    """Returns the text with each longer line broken between words."""
-    lines = (
-        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
-        if len(line) > width
-        else line
-        for line in text.split("\n")
-    )
-    return "\n".join(lines)

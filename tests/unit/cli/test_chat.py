@@ -23,7 +23,7 @@ from edgespec.cli.chat import slashes
 from edgespec.cli.chat.conversation import Conversation
 from edgespec.cli.chat.loop import Chat
 from edgespec.cli.chat.reader import LineCleared, read_pipe, read_turn
-from edgespec.cli.chat.screen import Screen, wrapped
+from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.settings import Settings
 from edgespec.cli.chat.slashes import SLASHES
 from edgespec.cli.main import run
@@ -907,11 +907,3 @@ def test_one_of_a_kind_is_counted_as_one(
     assert "[session: 1 answer, 1 token, 1 base pass after prefill" in said
     assert "[1 exchange from" in said
     assert "[1 token, 1 base pass after prefill" in said
-
-
-def test_long_notes_break_between_words_only() -> None:
-    words = "time to first token 0.250 s, 31 of 40 prompt tokens reused"
-    lines = wrapped(f"short\n{words}", 20).splitlines()
-    assert lines[0] == "short"
-    assert " ".join(lines[1:]) == words
-    assert max(map(len, lines)) <= 20

@@ -18,6 +18,7 @@ import edgespec
 from edgespec.cli import environment, startup
 from edgespec.cli.chat.screen import Screen
 from edgespec.cli.flags import flags_of
+from edgespec.cli.help_pages import PAGES
 from edgespec.cli.infer import warn
 from edgespec.cli.main import COMMANDS, cli, hoisted, run
 from edgespec.cli.terminal import harmless, json_text, say
@@ -75,16 +76,22 @@ def test_help_says_what_the_flag_says(command: str, capsys: Said) -> None:
     assert helped.startswith(f"Usage: edgespec {command}".strip())
 
 
-@pytest.mark.parametrize("command", ["infer", "run"])
+@pytest.mark.parametrize("command", [*PAGES])
 def test_help_is_a_page_and_help_all_has_every_flag(command: str, capsys: Said) -> None:
-    assert run([command, "--help"]) == 0
+    assert run([*command.split(), "--help"]) == 0
     page = capsys.readouterr().out
-    assert run([command, "--help-all"]) == 0
+    assert run([*command.split(), "--help-all"]) == 0
     whole = capsys.readouterr().out
-    assert len(page.splitlines()) <= 60
+    assert len(page.splitlines()) <= 66
     assert "Trees, by the names of TensorRT-LLM:" in whole
-    there = cli.get_command(click.Context(cli), command)
+    there: click.Command | None = cli
+    for word in command.split():
+        assert isinstance(there, click.Group)
+        there = there.get_command(click.Context(cli), word)
     assert there is not None
+    assert {*PAGES[command].split()} <= {
+        param.name for param in there.get_params(click.Context(there))
+    }
     flags = flags_of(there, click.Context(there))
     assert [flag for flag in flags if f"  {flag}" not in whole and f"/ {flag}" not in whole] == []
     assert "--eagle-choices" in flags

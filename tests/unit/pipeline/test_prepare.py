@@ -176,10 +176,7 @@ def test_unknown_backend_is_refused(tmp_path: Path, model: Path) -> None:
     refused(OptionError, "no backend 'x'", tmp_path, target=str(model), backend="x")
 
 
-def test_entry_that_is_damaged_and_in_use_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgespec.pipeline.cache.GRACE_TRIES", 1)
+def test_entry_that_is_damaged_and_in_use_is_told(tmp_path: Path) -> None:
     kept, report = Cache(tmp_path), Report()
     making = made_once("00", kept, lambda: pytest.fail("made"), report)
     damaged = pytest.raises(BundleError, match="is damaged, and another run uses it")
@@ -187,11 +184,8 @@ def test_entry_that_is_damaged_and_in_use_is_told(
         pass
 
 
-def test_maker_that_fails_leaves_the_work_to_the_one_who_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_maker_that_fails_leaves_the_work_to_the_one_who_waits(tmp_path: Path) -> None:
     """The first one is interrupted once the second one waits."""
-    monkeypatch.setattr("edgespec.pipeline.cache.GRACE_TRIES", 1)
     kept, waits, made = Cache(tmp_path), threading.Event(), []
 
     class Waiting(Report):

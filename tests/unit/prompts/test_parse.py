@@ -324,7 +324,7 @@ def test_wrong_shape_is_refused(raw: object) -> None:
         ([{"role": "user", "content": 3}], "requests[0].messages[0].content is 3"),
         (
             [{"role": "user", "content": "é" * (MAX_MESSAGE_BYTES // 2 + 1)}],
-            "content is 131074 bytes",
+            "content has 131074 bytes",
         ),
         ([{"role": "user", "content": "a\ud83d"}], "content has an unpaired surrogate"),
         (

@@ -127,7 +127,7 @@ def test_byte_order_mark_is_read_over(tmp_path: Path) -> None:
         (lines({"turns": ["a"], "prompt": "a"}), 'has both "turns" and "prompt"'),
         (lines({"prompt": None}), "line 1: prompt is null, not a string"),
         (lines({"turns": ["a", "b\ud83d"]}), "turns[1] has an unpaired surrogate"),
-        (lines({"turns": ["x" * (MAX_MESSAGE_BYTES + 1)]}), "turns[0] is 131073 bytes"),
+        (lines({"turns": ["x" * (MAX_MESSAGE_BYTES + 1)]}), "turns[0] has 131073 bytes"),
         (
             lines({"turns": ["x" * MAX_MESSAGE_BYTES] * 8 + ["x"]}),
             "turns has 1048577 bytes of text in all",
