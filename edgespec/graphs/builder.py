@@ -113,7 +113,11 @@ class GraphBuilder:
         **attributes: int | float | str | Sequence[int] | ir.Graph,
     ) -> ir.Value:
         """Adds a node with one output, called `name:0`, and returns the output."""
-        node = ir.node(op_type, inputs, attributes, domain=domain, name=name)
+        known: dict[str, Any] = {  # ir.node would find the type of a list out, by protocols
+            key: ir.AttrInt64s(key, value) if isinstance(value, list | tuple) else value
+            for key, value in attributes.items()
+        }
+        node = ir.node(op_type, inputs, known, domain=domain, name=name)
         node.outputs[0].name = f"{name}:0"
         self.nodes.append(node)
         return node.outputs[0]

@@ -159,13 +159,30 @@ def test_keys_and_types_of_a_benchmark_report(pair: Path, golden: Golden, tmp_pa
     golden("bench.json", json.dumps(value, indent=2) + "\n")
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help(golden: Golden, command: str) -> None:
-    """In a process of its own: click remembers in a command how it was first asked for help."""
-    line = [sys.executable, "-m", "edgespec.cli.main", *command.split(), "--help"]
-    env = {**os.environ, "COLUMNS": "100"}
+HELP = """
+import os, sys
+from edgespec.cli.main import main
+for command in sys.argv[1:]:
+    print(end=chr(0), flush=True)
+    if os.fork():
+        assert os.wait()[1] == 0
+    else:
+        main([*command.split(), "--help"])
+"""
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, str]:
+    """Each in a process of its own: click remembers in a command how it was first asked."""
+    commands, env = ["", *COMMANDS], {**os.environ, "COLUMNS": "100"}
+    line = [sys.executable, "-c", HELP, *commands]
     shown = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=True)
-    lines = [line.rstrip() for line in shown.stdout.splitlines()]
+    return dict(zip(commands, shown.stdout.split(chr(0))[1:], strict=True))
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help(golden: Golden, helps: dict[str, str], command: str) -> None:
+    lines = [line.rstrip() for line in helps[command].splitlines()]
     golden(f"help{'_' + command if command else ''}.txt", "\n".join(lines) + "\n")
 
 

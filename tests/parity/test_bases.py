@@ -117,34 +117,23 @@ ROWS = {
     "llama-biases": row("llama", attention_bias=True, mlp_bias=True),
     "llama-one-kv-head": row("llama", kv_heads=1),
     "llama-all-kv-heads": row("llama", kv_heads=4),
-    "llama-sharded": row("llama", shards=3),
     "llama-bfloat16": row("llama", dtype="bfloat16"),
     "llama-float16": row("llama", dtype="float16"),
-    "mistral": row("mistral"),
-    "mistral-head-dim": row("mistral", head_dim=32),
-    "qwen2-tied": row("qwen2", tied=True),
-    "qwen2-window": row("qwen2", sliding_window=WINDOW),
-    "qwen2-bfloat16": row("qwen2", dtype="bfloat16"),
     "qwen3": row("qwen3", head_dim=32),
-    "qwen3-tied": row("qwen3", head_dim=8, tied=True),
     "qwen3-biases": row("qwen3", head_dim=32, attention_bias=True),
-    "qwen3-float16": row("qwen3", head_dim=32, dtype="float16"),
     "mistral-mixed": Row(
         partial(toys.make_base, family="mistral"),
         {"head_dim": 16, **MIXED_LAYERS},
         load_ministral,
     ),
-    "qwen2-mixed": row("qwen2", **MIXED_LAYERS),
     "qwen3-mixed": row("qwen3", head_dim=32, **MIXED_LAYERS),
     "phi3": phi3(),
     "phi3-window": phi3(sliding_window=WINDOW, dtype="bfloat16"),
-    "phi3-short": phi3(longrope=64),  # CAPACITY is 48
     "phi3-long": phi3(longrope=16),
     "phi4-mini": phi3(longrope=64, partial_rotary=0.75, tied=True, kv_heads=1),
     "phi4-mini-long": phi3(longrope=16, partial_rotary=0.75, tied=True, kv_heads=1),
     "gemma3": gemma3(rope=LINEAR),
-    "gemma3-new": gemma3(rope=LINEAR, spelling="new", pattern=2),
-    "gemma3-untied": gemma3(tied=False, kv_heads=1),
+    "gemma3-new": gemma3(rope=LINEAR, spelling="new", pattern=2, tied=False),
     "gemma3-float16": gemma3(dtype="float16", hidden=64),  # whose root no type rounds
     "gemma3-nested": gemma3(stack="nested", spelling="new"),
     "gemma3-published": gemma3(stack="published"),
@@ -159,26 +148,15 @@ ROWS = {
         toys.make_qwen2_5_vl, form="nested", sliding_window=WINDOW, max_window_layers=3, tied=True
     ),
     "qwen3-vl": vl(toys.make_qwen3_vl, deepstack=(0, 1, 2)),
-    "rope-theta-old": row("llama", rope={"rope_theta": 300.0}),
     "rope-theta-new": row("llama", rope={"rope_theta": 300.0}, rope_spelling="new"),
-    "rope-linear-old": row("llama", rope=LINEAR),
     "rope-linear-new": row("llama", rope=LINEAR, rope_spelling="new"),
     "rope-dynamic-new": row("llama", rope=DYNAMIC, rope_spelling="new"),
-    "rope-llama3-old": row("llama", rope=LLAMA3),
     "rope-llama3-new": row("llama", rope=LLAMA3, rope_spelling="new"),
-    "rope-yarn-old": row("llama", rope=YARN),
     "rope-yarn-new": row("qwen3", rope=YARN, rope_spelling="new", head_dim=32),
 }
 # For claims about masks and caches, which hang on no weight. These stand first: fixtures are shared
 # by their place in the list.
 REPRESENTATIVE = list(ROWS)[:6]
-# Families' rows of what another family has above, and old spellings: tests/unit/test_rope.py reads
-# both alike
-DEEP = {
-    *("llama-sharded", "mistral", "mistral-head-dim", "qwen2-tied", "qwen2-window"),
-    *("qwen2-bfloat16", "qwen2-mixed", "qwen3-tied", "qwen3-float16", "phi3-short", "phi4-mini"),
-    *("gemma3-untied", "rope-theta-old", "rope-linear-old", "rope-llama3-old", "rope-yarn-old"),
-}
 representative = pytest.mark.parametrize("pair", REPRESENTATIVE, indirect=True)
 
 
@@ -209,10 +187,7 @@ class Pair:
         return logits[0].numpy(), reference.gather_aux_hidden_states(hidden, AUX_LAYERS)[0].numpy()
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.deep) if name in DEEP else name for name in ROWS],
-)
+@pytest.fixture(scope="module", params=ROWS)
 def pair(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

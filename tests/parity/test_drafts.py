@@ -81,22 +81,17 @@ DRAFTS = (
     Draft("eagle-theta", "eagle", {"rope_theta": 500000.0}),
     Draft("eagle-head-dim", "eagle", WIDE_HEADS),
     Draft("eagle-pickled", "eagle", {"pickle": True, "dtype": "float16"}),
-    Draft("eagle-on-a-tied-base", "eagle", base="tied"),
-    Draft("specforge", "specforge"),
     Draft("specforge-taps", "specforge", {"aux_layers": (1, 3, 6)}, (1, 3, 6)),
     Draft("specforge-norm-output", "specforge", {"norm_output": True}),
     Draft("specforge-3.1", "specforge", {"norm_output": True, "fc_norm": True}),
-    Draft("modelopt", "modelopt"),
     Draft("modelopt-taps", "modelopt", {"aux_layers": (1, 4, 7)}, (1, 4, 7)),
     Draft("modelopt-last-layer", "modelopt", {"aux_layers": (3, 8)}, (3, 8)),
     Draft("modelopt-two-layers", "modelopt", {"layers": 2, "rope_theta": 1e6}),
-    Draft("modelopt-bfloat16", "modelopt", {"dtype": "bfloat16"}),
     Draft("speculators", "speculators"),
     Draft("speculators-taps", "speculators", {"aux_layers": (1, 2, 5, 7)}, (1, 2, 5, 7)),
     Draft("speculators-of-old", "speculators", {"speculators_version": "0.1.0"}),
     Draft("speculators-norm-before-residual", "speculators", {"norm_before_residual": True}),
     Draft("speculators-norm-before-fc", "speculators", {"norm_before_fc": True}),
-    Draft("speculators-fc-norm", "speculators", {"fc_norm": True, "norm_output": False}),
     Draft("speculators-norm-output", "speculators", {"norm_output": True}),
     Draft(
         "speculators-qk-norm",
@@ -234,16 +229,7 @@ def open_pair(workshop: Workshop) -> Iterator[Callable[[str], Pair]]:
         pair.engine.close()
 
 
-# Another row of the layout has what these have
-DEEP = {
-    *("eagle-whole-vocabulary-named", "eagle-head-dim", "eagle-on-a-tied-base", "specforge"),
-    *("specforge-norm-output", "modelopt", "modelopt-bfloat16", "speculators-fc-norm"),
-}
-
-
-@pytest.fixture(
-    params=[pytest.param(name, marks=pytest.mark.deep if name in DEEP else ()) for name in BY_NAME]
-)
+@pytest.fixture(params=BY_NAME)
 def pair(request: pytest.FixtureRequest, open_pair: Callable[[str], Pair]) -> Pair:
     return open_pair(request.param)
 

@@ -45,10 +45,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "recurrent-layers-last": {
         "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"]
     },
-    "tied-bfloat16": {"tied": True, "dtype": "bfloat16"},
-    "beside-images": {"images": True},
-    "beside-images-tied-sharded": {"images": True, "tied": True, "shards": 2},
-    "experts": {"experts": 6},
+    "beside-images": {"images": True, "tied": True, "shards": 2},
     "experts-beside-images": {"experts": 5, "per_token": 3, "images": True, "dtype": "bfloat16"},
     "one-value-head-a-key": {"key_heads": 4, "value_heads": 4, "value_head_dim": 16},
 }
@@ -67,13 +64,7 @@ class Pair:
         return logits[0].numpy(), reference.gather_aux_hidden_states(hidden, AUX_LAYERS)[0].numpy()
 
 
-DEEP = ("tied-bfloat16", "beside-images-tied-sharded", "experts-beside-images")
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.deep) if name in DEEP else name for name in ROWS],
-)
+@pytest.fixture(scope="module", params=ROWS)
 def pair(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from edgespec.rope import RopeTable
 from tests import toys
 from tests.calls import Outputs, attention_of, outputs_of, states_of
 from tests.parity.conftest import CAPACITY, Component, MakeComponent
+from tests.parity.other_forms import TAMPERED, read_attention_twice, set_attribute
 from tests.unit.backends.ort.native.sessions import compiled
 
 Array = NDArray[Any]
@@ -527,108 +528,31 @@ def assert_weights_in_place(path: Path, attends: str) -> None:
 # Graphs of another form
 
 
-Tamper = Callable[[ir.Model], None]
-
-
-def first(model: ir.Model, op_type: str) -> ir.Node:
-    return next(node for node in model.graph if node.op_type == op_type)
-
-
-def set_attribute(op_type: str, name: str, value: Any) -> Tamper:
-    def tamper(model: ir.Model) -> None:
-        first(model, op_type).attributes[name] = ir.convenience.convert_attribute(name, value)
-
-    return tamper
-
-
-def bypass(op_type: str) -> Tamper:
-    """Let the readers of the first such node before the first Attention read that node's input."""
-
-    def tamper(model: ir.Model) -> None:
-        node = nearest(first(model, "Attention"), op_type)
-        assert node.inputs[0] is not None
-        node.outputs[0].replace_all_uses_with(node.inputs[0], replace_graph_outputs=True)
-
-    return tamper
-
-
-def nearest(node: ir.Node, op_type: str) -> ir.Node:
-    """Breadth first from `node` up to a node of that type."""
-    queue = [node]
-    for found in queue:
-        if found.op_type == op_type:
-            return found
-        queue += [
-            value.producer()
-            for value in found.inputs
-            if value is not None and value.producer() is not None
-        ]
-    raise AssertionError(op_type)
-
-
-def cache_at_slot_zero(model: ir.Model) -> None:
-    """The values of the first layer go to slot 0 whatever write_indices says."""
-    _, node = [node for node in model.graph if node.op_type == "TensorScatter"][:2]
-    zero = ir.node("Sub", [node.inputs[2], node.inputs[2]], name="tampered/zero")
-    model.graph.insert_before(node, zero)
-    node.replace_input_with(2, zero.outputs[0])
-
-
-def other_mask(model: ir.Model) -> None:
-    node = first(model, "Attention")
-    turned = ir.node("Not", [node.inputs[3]], name="tampered/not")
-    model.graph.insert_before(node, turned)
-    node.replace_input_with(3, turned.outputs[0])
-
-
-def read_attention_twice(model: ir.Model) -> None:
-    node = first(model, "Attention")
-    extra = ir.node("Identity", [node.outputs[0]], name="tampered/identity")
-    model.graph.append(extra)
-
-
-TAMPERED: dict[str, Tamper] = {
-    "scale": set_attribute("Attention", "scale", 0.5),
-    "softcap": set_attribute("Attention", "softcap", 30.0),
+OF_ORT = {
     "is-causal": set_attribute("Attention", "is_causal", 1),
-    "no-scaling-of-q": bypass("Mul"),
-    "no-rope": bypass("RotaryEmbedding"),
-    "interleaved-rope": set_attribute("RotaryEmbedding", "interleaved", 1),
-    "no-cache": bypass("TensorScatter"),
-    "cache-at-slot-zero": cache_at_slot_zero,
-    "circular-cache": set_attribute("TensorScatter", "mode", "circular"),
-    "other-mask": other_mask,
     "second-reader": read_attention_twice,
 }
-
-
-@pytest.mark.parametrize("tamper", TAMPERED)
-def test_lowering_refuses_a_graph_of_another_form(llama: Component, tamper: str) -> None:
-    model = ir.load(llama.onnx_dir / file_names.MODEL)
-    TAMPERED[tamper](model)
-    with pytest.raises(ContractError, match=r"layers\.0/attn"):
-        lower(model, "data")
-
-
 ALSO_IN_BATCHES = (
-    "scale",
-    "softcap",
-    "is-causal",
-    "no-cache",
-    "cache-at-slot-zero",
-    "circular-cache",
+    *("scale", "softcap", "is-causal", "no-cache", "cache-at-slot-zero", "circular-cache"),
     "other-mask",
+)
+IN_ATTENTION = (
+    *ALSO_IN_BATCHES,
+    *("no-scaling-of-q", "no-rope", "interleaved-rope", "second-reader"),
 )
 
 
-@pytest.mark.parametrize("tamper", ALSO_IN_BATCHES)
-def test_lowering_for_batches_refuses_a_graph_of_another_form(
-    llama: Component, tamper: str
+@pytest.mark.parametrize(
+    ("tamper", "batched"),
+    [*((name, False) for name in IN_ATTENTION), *((name, True) for name in ALSO_IN_BATCHES)],
+)
+def test_lowering_refuses_a_graph_of_another_form(
+    llama: Component, tamper: str, batched: bool
 ) -> None:
     model = ir.load(llama.onnx_dir / file_names.MODEL)
-    TAMPERED[tamper](model)
+    (OF_ORT.get(tamper) or TAMPERED[tamper][0])(model)
     with pytest.raises(ContractError, match=r"layers\.0/attn"):
-        lower(model, "data", batched=True)
+        lower(model, "data", batched=batched)
 
 
 @pytest.mark.parametrize("batched", [False, True])

@@ -42,9 +42,7 @@ DRAFTS = [12, 77, 200]
 
 ROWS: dict[str, dict[str, Any]] = {
     "text": {},
-    "tied": {"tied": True},
-    "beside-an-encoder": {"images": True},
-    "bfloat16-in-shards": {"dtype": "bfloat16", "shards": 3},
+    "beside-an-encoder": {"images": True, "tied": True, "dtype": "bfloat16", "shards": 3},
     "experts": {"experts": 6},
     "wide-heads": {
         "heads": 2,
@@ -146,13 +144,7 @@ class Pair:
         return self.model.get_input_embeddings()(tokens)
 
 
-DEEP = ("tied", "bfloat16-in-shards")
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.deep if name in DEEP else ()) for name in ROWS],
-)
+@pytest.fixture(scope="module", params=ROWS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     work = tmp_path_factory.mktemp(request.param)
     path = toys.make_qwen3_5(work / "checkpoint", **ROWS[request.param])

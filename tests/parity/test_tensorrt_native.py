@@ -7,7 +7,6 @@ committed, and what follows. What a device has to be told beside the graph stand
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -19,6 +18,7 @@ from edgespec.backends.rewriting import Constants
 from edgespec.backends.tensorrt.lowering import PASSES, conditionals, lower, masks
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.errors import ContractError
+from tests.parity.other_forms import Tamper, first
 from tests.parity.tensorrt_calls import (
     LANES,
     difference,
@@ -58,54 +58,7 @@ def graph(request: pytest.FixtureRequest) -> Canonical:
     return canonical(request.param)
 
 
-# ---- graphs of another form
-
-
-Fault = Callable[[ir.Model], None]
-
-
-def first(model: ir.Model, op_type: str, part: str = "") -> ir.Node:
-    return next(n for n in model.graph if n.op_type == op_type and part in (n.name or ""))
-
-
-def queries_that_are_not_scaled(model: ir.Model) -> None:
-    node = first(model, "Mul", "/q/scale")
-    node.outputs[0].replace_all_uses_with(node.inputs[0])
-
-
-def cache_that_is_computed(model: ir.Model) -> None:
-    node = first(model, "TensorScatter")
-    twice = ir.node("Add", [node.inputs[0], node.inputs[0]], name="tampered/twice")
-    model.graph.insert_before(node, twice)
-    node.replace_input_with(0, twice.outputs[0])
-
-
-def bool_mask_of_its_own(model: ir.Model) -> None:
-    node = first(model, "Attention")
-    turned = ir.node("Not", [node.inputs[3]], name="tampered/not")
-    model.graph.insert_before(node, turned)
-    node.replace_input_with(3, turned.outputs[0])
-
-
-def interleaved(model: ir.Model) -> None:
-    first(model, "RotaryEmbedding").attributes["interleaved"] = ir.AttrInt64("interleaved", 1)
-
-
-TAMPERED: dict[str, tuple[Fault, str]] = {
-    "computed-cache": (cache_that_is_computed, "a cache that is an input"),
-    "other-mask": (bool_mask_of_its_own, "attention_mask as its mask"),
-    "no-scaling-of-q": (queries_that_are_not_scaled, "made by Mul"),
-    "interleaved-rope": (interleaved, "rotated halves"),
-}
-
-
-@pytest.mark.parametrize("name", TAMPERED)
-def test_a_graph_of_another_form_is_refused(name: str) -> None:
-    graph = canonical("llama-biases")
-    model, (tamper, why) = graph.model(), TAMPERED[name]
-    tamper(model)
-    with pytest.raises(ContractError, match=rf"layers\.0/.*{why}"):
-        lower(model, graph.contract, target("bfloat16"))
+# ---- passes
 
 
 @pytest.mark.parametrize(
@@ -221,6 +174,11 @@ def at(value: ir.Value) -> tuple[str, int | None]:
 # ---- faults
 
 
+def queries_that_are_not_scaled(model: ir.Model) -> None:
+    node = first(model, "Mul", "/q/scale")
+    node.outputs[0].replace_all_uses_with(node.inputs[0])
+
+
 def mask_that_hides_too_little(model: ir.Model) -> None:
     """3 taken from the score of a slot that may not be seen."""
     where = first(model, "Where", "attention_mask")
@@ -257,7 +215,7 @@ def the_other_hidden_states(model: ir.Model) -> None:
     where.replace_input_with(2, base)
 
 
-FAULTS: dict[str, tuple[Fault, str]] = {
+FAULTS: dict[str, tuple[Tamper, str]] = {
     fault.__name__: (fault, graph)
     for fault, graph in (
         (mask_that_hides_too_little, "qwen2"),

@@ -361,7 +361,7 @@ def exported(name: str, modelopt_exports: Path, tokenizer: Path, work: Path) -> 
     return export(str(checkpoint), work / "onnx", ExportOptions()).directory
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.deep), 2])
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_quantised_export_runs_as_its_golden_outputs_say(
     name: str, lanes: int, modelopt_exports: Path, tokenizer: Path, tmp_path: Path

@@ -23,7 +23,7 @@ from edgespec.backends.base import Progress
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.onnx_dir import open_onnx_dir
 from edgespec.backends.tensorrt import lowered_files, process, staging, timing_cache
-from edgespec.backends.tensorrt.build_job import BuildJob, BuildMessage
+from edgespec.backends.tensorrt.build_job import BuildJob
 from edgespec.backends.tensorrt.options import TensorRTOptions
 from edgespec.backends.tensorrt.process import COMMAND, BuildRefused
 from edgespec.backends.tensorrt.target import Compute
@@ -284,10 +284,10 @@ def say(child: subprocess.Popen[str], line: str) -> None:
     child.stdin.flush()
 
 
-def messages(child: subprocess.Popen[str]) -> Iterator[BuildMessage]:
+def messages(child: subprocess.Popen[str]) -> Iterator[process.Message]:
     assert child.stdout is not None
     for line in child.stdout:
-        message = BuildMessage.from_json(line)
+        message = process.message_of(line)
         assert message is not None, line  # the library prints nothing between them
         yield message
 
@@ -299,8 +299,8 @@ def test_a_build_is_cancelled_at_its_next_step(exports: dict[str, Path], tmp_pat
     with subprocess.Popen(COMMAND, text=True, **pipes) as child:
         say(child, job.to_json())
         for message in messages(child):
-            kinds.append(message.kind)
-            if kinds.count("progress") == 1 and message.kind == "progress":
+            kinds.append(message["kind"])
+            if kinds.count("progress") == 1 and message["kind"] == "progress":
                 assert child.stdin is not None
                 child.stdin.close()
     assert child.returncode == 130
@@ -322,7 +322,7 @@ def test_progress_grows_to_the_whole(exports: dict[str, Path], tmp_path: Path) -
 
 def interrupted(export: Path, engines: Path, code: str) -> subprocess.CompletedProcess[str]:
     """`edgespec build`, in which `code` runs at its 20th message: in the middle of the build."""
-    place = "edgespec.backends.tensorrt.build_job:Message.from_json"
+    place = "edgespec.backends.tensorrt.process:message_of"
     command = build_args(export, engines, "--compute-capability", "SM120")
     return subprocess.run(
         [sys.executable, "-c", HAPPENING, place, "20", code, *command],

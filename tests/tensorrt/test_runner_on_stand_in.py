@@ -100,7 +100,7 @@ def layer(request: pytest.FixtureRequest) -> type[Device]:
     return request.param
 
 
-@pytest.mark.parametrize("version", [NATIVE, PORTABLE])
+@pytest.mark.parametrize("version", [NATIVE, pytest.param(PORTABLE, marks=pytest.mark.deep)])
 def test_infer_says_the_same_on_the_real_package(
     cli: Cli,
     tmp_path: Path,

@@ -6,6 +6,7 @@ built, and not before: --help and `inspect` need none.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -85,23 +86,22 @@ class TensorRTBackend(Backend):
     def check(self, onnx: OnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """What is slow, or may not fit. LimitError or EnvironmentProblem where an engine cannot be
         built here, or cannot be on its device."""
-        from edgespec.backends.tensorrt.staging import memory_of, plan_to_build, warnings_of
+        from edgespec.backends.tensorrt.estimate import estimate
+        from edgespec.backends.tensorrt.staging import plan_to_build, warnings_of
 
         assert isinstance(options, TensorRTOptions)
         warnings = list[str]()
         for capacity in reversed(limits.capacities):
             plan = plan_to_build(self.library, onnx, limits.at(capacity), options)
-            warnings += warnings_of(plan, memory_of(plan, onnx.config))
+            warnings += warnings_of(plan, estimate(onnx.config, plan))
         return tuple(dict.fromkeys(warnings))
 
     def plan(self, onnx: AnyOnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """What a build would make: its profiles and its memory, for each capacity. Refuses what a
         build would, but for a device that is not here."""
         from edgespec.backends.tensorrt import estimate
-        from edgespec.backends.tensorrt.devices import title_of
         from edgespec.backends.tensorrt.staging import (
             checked_model,
-            memory_of,
             plan_of,
             version_here,
             warnings_of,
@@ -109,20 +109,17 @@ class TensorRTBackend(Backend):
 
         assert isinstance(options, TensorRTOptions)
         version = version_here(self.library, options)
-        name = f"{self.title} {version}"
         if isinstance(onnx, VisionOnnxDir):
             plan = plan_of(self.library, onnx, limits, options, version)
             checked_model(onnx, plan)
-            where, target = f"{name} for {title_of(plan.sm)}", plan.target
-            form = f"{where}: {target.dialect.value} graph, {target.compute}"
-            return (form, *estimate.profile_lines(plan.profiles))
+            return tuple(estimate.lines(plan, None))
         lines, memories = list[str](), list[estimate.MemoryEstimate]()
         for capacity in limits.capacities:
             plan = plan_of(self.library, onnx, limits.at(capacity), options, version)
-            memory = memory_of(plan, onnx.config)
+            memory = estimate.estimate(onnx.config, plan)
             warnings = [f"warning: {text}" for text in warnings_of(plan, memory)]
             checked_model(onnx, plan)
-            lines += estimate.lines(name, plan.target, title_of(plan.sm), plan.profiles, memory)
+            lines += estimate.lines(plan, memory)
             lines += [text for text in warnings if text not in lines]
             memories.append(memory)
         return (*lines, *estimate.together(memories))
@@ -156,7 +153,7 @@ class TensorRTBackend(Backend):
         decomposed = decomposes_attention(plan)
         if decomposed:
             emit.let_decompose(model)
-        lowered_files.write(model, onnx.path, directory, lowered_files.copy)
+        lowered_files.write(model, onnx.path, directory, shutil.copyfile)
         words = emit.command_of(plan, options, self.engine_path(Path(), onnx.role).name)
         variables = build_environment(faults_of(self.library, version), {})
         script = emit.script_of(words, variables)
@@ -186,7 +183,7 @@ class TensorRTBackend(Backend):
         recurrent = graph.recurrent is not None
         return Staged(
             engine=engine,
-            contract=lowered_contract(canonical_contract(graph), settings.target),
+            contract=lowered_contract(canonical_contract(graph), settings),
             weights=config.weights,
             accuracy=accuracy_of(schemes, settings.compute, recurrent=recurrent),
             settings=settings.to_dict(),
@@ -255,7 +252,7 @@ class TensorRTBackend(Backend):
         from edgespec.backends.tensorrt import bindings, runner
 
         assert isinstance(device, Workspace)
-        loaded, contract = bindings.load(self.library), lowered_contract(canonical, settings.target)
+        loaded, contract = bindings.load(self.library), lowered_contract(canonical, settings)
         return runner.open_runner(loaded, path, contract, settings, device, capacity, lanes)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -290,7 +287,7 @@ class TensorRTBackend(Backend):
         canonical = canonical_contract(config.component.graph)
         target = Target(dialect=Dialect.NATIVE, compute="float16", capacity=1, max_rows=1)
         if config.settings:
-            target = replace(self.settings_of(config).target, capacity=1)
+            target = replace(self.settings_of(config), capacity=1)
         return lowered_contract(canonical, target)
 
     def total_memory_bytes(self) -> int | None:

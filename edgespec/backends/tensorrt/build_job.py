@@ -6,13 +6,9 @@ Knows the two sides' words. Knows no library and no process.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
 
 from edgespec.backends.tensorrt.profiles import Profile
-
-Kind = Literal["progress", "log", "built", "refused", "cancelled", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,27 +52,3 @@ class BuildReport:
     parse_s: float
     build_s: float
     peak_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class BuildMessage:
-    """One line of the process. `kind` says what `values` holds; "built", "refused", "cancelled" and
-    "failed" are the last one."""
-
-    kind: Kind
-    values: Mapping[str, Any]
-
-    def to_json(self) -> str:
-        """The message as one line."""
-        return json.dumps({"kind": self.kind, **self.values})
-
-    @classmethod
-    def from_json(cls, text: str) -> BuildMessage | None:
-        """The message of a line; None for a line that is none."""
-        try:
-            raw = json.loads(text)
-        except ValueError:
-            return None
-        if not isinstance(raw, dict) or "kind" not in raw:
-            return None
-        return cls(raw.pop("kind"), raw)

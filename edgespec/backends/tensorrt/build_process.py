@@ -6,6 +6,7 @@ outlives who asked for it. What the library itself prints goes to stderr.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -13,15 +14,17 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from edgespec.backends.tensorrt import bindings as library_bindings
-from edgespec.backends.tensorrt.build_job import BuildJob, BuildMessage, Kind
+from edgespec.backends.tensorrt.build_job import BuildJob
 from edgespec.backends.tensorrt.network import Cancelled, Refused, build
 from edgespec.backends.tensorrt.progress_monitor import BuildProgress
 from edgespec.backends.tensorrt.versions import LIBRARIES
 from edgespec.errors import EdgeSpecError
 
+# "built", "refused", "cancelled" and "failed" are the last message
+Kind = Literal["progress", "log", "built", "refused", "cancelled", "failed"]
 GRACE_S = 3.0  # from the request to cancel until the process ends in the middle of a step
 CANCELLED_CODE = 130
 SEVERITIES = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO")  # VERBOSE would be most of all time
@@ -36,7 +39,7 @@ class Reports:
     def say(self, kind: Kind, **values: Any) -> None:
         """Write one message."""
         with self.lock:
-            self.stream.write(f"{BuildMessage(kind, values).to_json()}\n")
+            self.stream.write(json.dumps({"kind": kind, **values}) + "\n")
             self.stream.flush()
 
     def log(self, severity: str, text: str) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING
 
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.capacity import gigabytes
@@ -18,10 +17,13 @@ from edgespec.backends.machine import machine_bytes, swap_bytes
 from edgespec.backends.tensorrt.devices import COMPUTE_SCHEMES, device_here, memory_of, title_of
 from edgespec.backends.tensorrt.lowered_files import weight_bytes
 from edgespec.backends.tensorrt.profiles import Profile
-from edgespec.backends.tensorrt.target import Compute, Target
+from edgespec.backends.tensorrt.target import Compute
 from edgespec.contract import ITEM_BYTES, GraphContract, TensorSpec
 from edgespec.errors import EnvironmentProblem, LimitError
 from edgespec.quantization.schemes import SCHEMES
+
+if TYPE_CHECKING:
+    from edgespec.backends.tensorrt.staging import BuildPlan
 
 # Hidden rows of a layer that may be alive at once, beside its products and its scores
 LIVE_HIDDEN = 4
@@ -58,21 +60,15 @@ def is_memory(spec: TensorSpec) -> bool:
     return spec.name.startswith(("past_", "conv_state_", "recurrent_state_"))
 
 
-def estimate(
-    component: ComponentConfig,
-    contract: GraphContract,
-    limits: EngineLimits,
-    profiles: tuple[Profile, ...],
-    model: ir.Model,
-    compute: Compute,
-) -> MemoryEstimate:
-    """The memory of an engine of this graph's weights; `contract` is the lowered one."""
-    lanes = limits.max_batch_size
-    memory = sum(spec.num_bytes(B=lanes) for spec in contract.inputs if is_memory(spec))
+def estimate(component: ComponentConfig, plan: BuildPlan) -> MemoryEstimate:
+    """The memory of an engine of this plan's graph and weights, which are a decoder's."""
+    contract, profiles, compute = plan.contract, plan.profiles, plan.target.compute
+    assert isinstance(contract, GraphContract)
+    lanes = plan.limits.max_batch_size
     return MemoryEstimate(
-        weights=weight_bytes(model, compute),
-        least_weights=weight_bytes(model, compute, least=True),
-        cache=memory,
+        weights=weight_bytes(plan.model, compute),
+        least_weights=weight_bytes(plan.model, compute, least=True),
+        cache=sum(spec.num_bytes(B=lanes) for spec in contract.inputs if is_memory(spec)),
         io=max(io_bytes(contract, profile) for profile in profiles),
         activations=max(activation_bytes(component, contract, row) for row in profiles),
     )
@@ -118,19 +114,15 @@ def activation_bytes(component: ComponentConfig, contract: GraphContract, profil
     return rows * (widest + scores) * item
 
 
-def lines(
-    name: str,
-    target: Target,
-    device: str,
-    profiles: tuple[Profile, ...],
-    memory: MemoryEstimate,
-) -> Iterator[str]:
-    """What would be built, for whom, and its memory, a line each."""
-    yield (
-        f"{name} for {device}: {target.dialect.value} graph, {target.compute},"
-        f" {target.capacity} cache slots"
-    )
-    yield from profile_lines(profiles)
+def lines(plan: BuildPlan, memory: MemoryEstimate | None) -> Iterator[str]:
+    """What would be built, for whom, and a decoder's memory, a line each."""
+    target = plan.target
+    form = f"{target.dialect.value} graph, {target.compute}"
+    slots = "" if memory is None else f", {target.capacity} cache slots"
+    yield f"{plan.library.title} {plan.version} for {title_of(plan.sm)}: {form}{slots}"
+    yield from profile_lines(plan.profiles)
+    if memory is None:
+        return
     yield (
         f"memory on the device: about {gigabytes(memory.total)} at most (weights"
         f" {gigabytes(memory.weights)}, cache {gigabytes(memory.cache)}, inputs and outputs"

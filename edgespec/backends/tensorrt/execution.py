@@ -9,14 +9,17 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edgespec.backends.cuda.bound import Bound
-from edgespec.backends.cuda.workspace import Workspace
+from edgespec.backends.cuda.device.base import DeviceMemoryFull
+from edgespec.backends.cuda.workspace import Workspace, attempt
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.logger import Errors, cleaned, lines_to, recorder_of
-from edgespec.backends.tensorrt.process import NO_MEMORY
+from edgespec.backends.tensorrt.process import out_of_memory
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.contract import Contract, TensorSpec
 from edgespec.errors import BundleError, EnvironmentProblem, InternalError
@@ -119,6 +122,40 @@ class OpenEngine:
         self.engine = self.runtime = None
 
 
+@contextmanager
+def opening(
+    bindings: Bindings,
+    path: Path,
+    contract: Contract,
+    profiles: Sequence[Profile],
+    workspace: Workspace,
+    less_memory: str,
+) -> Iterator[OpenEngine]:
+    """An open engine, of which the block makes a runner. Where that fails, all that was taken is
+    given back, so that another engine may have it, but what engines share; EnvironmentProblem with
+    the remedy `less_memory` where memory does not do."""
+    workspace.join()
+    before, engine = frozenset(workspace.held), None
+    try:
+        with workspace.working():
+            engine = OpenEngine(bindings, path, contract, profiles, workspace)
+            yield engine
+    except BaseException as error:
+        with workspace.lock:
+            shared = {workspace.scratch.address, workspace.inputs.address}
+            attempt(
+                workspace.device.activate,
+                workspace.settle,
+                *((engine.close,) if engine is not None else ()),
+                *(partial(workspace.free, row) for row in workspace.held - before - shared),
+            )
+        workspace.leave()
+        if isinstance(error, DeviceMemoryFull):
+            message = f"the device has no memory to open {path}: {error.what}"
+            raise EnvironmentProblem(message, less_memory) from error
+        raise
+
+
 class ExecutionContext:
     """A context of one profile, and what is bound in it."""
 
@@ -183,11 +220,6 @@ class ExecutionContext:
             raise EnvironmentProblem(
                 message, LESS_MEMORY if out_of_memory(said) else "Report this."
             )
-
-
-def out_of_memory(said: str) -> bool:
-    """Whether the library's words are those of memory that does not do."""
-    return any(words in said.lower() for words in NO_MEMORY)
 
 
 def check_signature(

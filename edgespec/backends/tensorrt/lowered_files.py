@@ -6,7 +6,6 @@ Knows ONNX files and where external data stands. Knows no operator and no engine
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,8 +100,3 @@ def move_out(model: ir.Model, directory: Path) -> None:
     external = ir.external_data.convert_tensors_to_external(tensors, directory, NEW_DATA)
     for value, tensor in zip(values, external, strict=True):
         value.const_value = tensor
-
-
-def copy(source: Path, target: Path) -> None:
-    """Copy a file. Raises OSError."""
-    shutil.copyfile(source, target)

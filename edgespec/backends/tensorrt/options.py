@@ -49,23 +49,6 @@ class TensorRTOptions(BuildOptions):
     emit_onnx: Path | None = None
 
 
-def options_of(library: Library) -> tuple[BuildOption, ...]:
-    """The options of a library's engines."""
-    return (*COMMON, *OWN[library.backend])
-
-
-def version_option(library: Library) -> BuildOption:
-    """The version that --dry-run and --emit-onnx are for."""
-    return BuildOption(
-        name="library_version",
-        metavar="VERSION",
-        help=(
-            "With `dry_run` or `emit_onnx`: the version that the graph is for"
-            f" ({known_versions(library)}), instead of the installed one."
-        ),
-    )
-
-
 COMMON = (
     BuildOption(
         name="compute",
@@ -104,25 +87,31 @@ TIMING = BuildOption(
 )
 
 
-def target_option(library: Library) -> BuildOption:
-    """The device that an engine is for."""
-    helps = {
-        RTX.backend: (
-            "The device that the engine is for, such as SM120; it need not be here."
-            " [default: the device of this machine]"
-        ),
-        TENSORRT.backend: (
-            "With `dry_run` or `emit_onnx`: the device that the graph is for, such as SM110"
-            " (Jetson Thor). Engines are built on the device itself."
-        ),
-    }
-    return BuildOption(name="compute_capability", metavar="SM", help=helps[library.backend])
-
-
-OWN = {
-    TENSORRT.backend: (target_option(TENSORRT), TIMING, version_option(TENSORRT)),
-    RTX.backend: (target_option(RTX), version_option(RTX)),
+TARGET_HELP = {
+    RTX.backend: (
+        "The device that the engine is for, such as SM120; it need not be here."
+        " [default: the device of this machine]"
+    ),
+    TENSORRT.backend: (
+        "With `dry_run` or `emit_onnx`: the device that the graph is for, such as SM110"
+        " (Jetson Thor). Engines are built on the device itself."
+    ),
 }
+
+
+def options_of(library: Library) -> tuple[BuildOption, ...]:
+    """The options of a library's engines."""
+    target = TARGET_HELP[library.backend]
+    version = (
+        "With `dry_run` or `emit_onnx`: the version that the graph is for"
+        f" ({known_versions(library)}), instead of the installed one."
+    )
+    return (
+        *COMMON,
+        BuildOption(name="compute_capability", metavar="SM", help=target),
+        *((TIMING,) if library is TENSORRT else ()),
+        BuildOption(name="library_version", metavar="VERSION", help=version),
+    )
 
 
 def parse_options(values: Mapping[str, OptionValue]) -> TensorRTOptions:

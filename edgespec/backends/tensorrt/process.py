@@ -5,18 +5,20 @@ Knows processes and the two sides' words (`build_job`). Knows no engine library.
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
-from edgespec.backends.tensorrt.build_job import BuildJob, BuildMessage, BuildReport
+from edgespec.backends.tensorrt.build_job import BuildJob, BuildReport
 from edgespec.errors import BuildError, EdgeSpecError, EnvironmentProblem, InternalError, command
 
 logger = logging.getLogger(__name__)
+Message = dict[str, Any]
 
 # -P: a module in the working directory must not be taken for the library
 COMMAND = (sys.executable, "-P", "-m", "edgespec.backends.tensorrt.build_process")
@@ -29,18 +31,12 @@ NO_KERNEL = "not supported by a dedicated kernel"
 
 
 class BuildRefused(BuildError):
-    """The library refused a graph. `lines` are its own words, `node` the node that it names."""
-
-    def __init__(
-        self, message: str, remedy: str, lines: Sequence[str] = (), node: str = ""
-    ) -> None:
-        super().__init__(message, remedy)
-        self.lines, self.node = tuple(lines), node
+    """The library refused a graph, in the words that follow."""
 
     @property
     def lacks_kernel(self) -> bool:
         """Whether attention has no fused kernel, so that it may be built of basic operators."""
-        return any(NO_KERNEL in line for line in self.lines)
+        return NO_KERNEL in self.what
 
 
 def run(
@@ -75,7 +71,7 @@ def run(
 
 def listen(
     child: subprocess.Popen[str], job: BuildJob, advance: Callable[[float], None]
-) -> BuildMessage | None:
+) -> Message | None:
     """Give the job, and read until the process closes its stdout; the last message that is neither
     progress nor log."""
     assert child.stdin is not None
@@ -87,17 +83,26 @@ def listen(
         logger.info("the process of the build ended before it was given its job")
     last = None
     for line in child.stdout:
-        message = BuildMessage.from_json(line)
+        message = message_of(line)
         if message is None:
             logger.info("%s", line.rstrip())
-        elif message.kind == "progress":
-            advance(float(message.values["share"]))
-        elif message.kind == "log":
-            level = logging.INFO if message.values["severity"] in SHOWN else logging.DEBUG
-            logger.log(level, "%s", message.values["text"])
+        elif message["kind"] == "progress":
+            advance(float(message["share"]))
+        elif message["kind"] == "log":
+            level = logging.INFO if message["severity"] in SHOWN else logging.DEBUG
+            logger.log(level, "%s", message["text"])
         else:
             last = message
     return last
+
+
+def message_of(line: str) -> Message | None:
+    """The JSON object of a line, which says its "kind"; None for a line of another."""
+    try:
+        raw = json.loads(line)
+    except ValueError:
+        return None
+    return raw if isinstance(raw, dict) and "kind" in raw else None
 
 
 def stop(child: subprocess.Popen[str]) -> None:
@@ -121,27 +126,31 @@ def tail_of(printed: IO[bytes]) -> str:
     return printed.read().decode(errors="replace").strip()
 
 
-def outcome(last: BuildMessage | None, code: int, printed: str) -> BuildReport:
+def outcome(last: Message | None, code: int, printed: str) -> BuildReport:
     """The report of the last message; raises what it says otherwise."""
     if last is None:
         raise ended(code, printed)
-    values = last.values
-    if last.kind == "built":
-        return BuildReport(**values)
-    if last.kind == "refused":
-        raise refused(values["message"], values["lines"], values["node"])
-    if last.kind == "cancelled":
+    kind = last.pop("kind")
+    if kind == "built":
+        return BuildReport(**last)
+    if kind == "refused":
+        raise refused(**last)
+    if kind == "cancelled":
         raise BuildError("the build was cancelled", "Run it again.")
-    if values["code"] == EnvironmentProblem.exit_code:
-        raise EnvironmentProblem(values["message"], values["remedy"])
-    raise InternalError(f"the build's process failed:\n{values['message']}", values["remedy"])
+    if last["code"] == EnvironmentProblem.exit_code:
+        raise EnvironmentProblem(last["message"], last["remedy"])
+    raise InternalError(f"the build's process failed:\n{last['message']}", last["remedy"])
+
+
+def out_of_memory(text: str) -> bool:
+    """Whether the library's words are those of memory that does not do."""
+    return any(words in text.lower() for words in NO_MEMORY)
 
 
 def refused(message: str, lines: list[str], node: str) -> EdgeSpecError:
     """The error for what a library refused, with its words."""
     text = "\n  ".join([f"{message} at {node}" if node else message, *lines])
-    said = text.lower()
-    if any(words in said for words in NO_MEMORY):
+    if out_of_memory(text):
         remedy = (
             "The memory does not do: close other programs, lower `workspace_mib` or the sizes"
             " (`max_input_len`, `max_kv_cache_capacity`), or quantize the checkpoint."
@@ -152,7 +161,7 @@ def refused(message: str, lines: list[str], node: str) -> EdgeSpecError:
         f"{check} says which rules of the parser a graph breaks. If it finds none, please report"
         " this."
     )
-    return BuildRefused(text, remedy, lines, node)
+    return BuildRefused(text, remedy)
 
 
 def ended(code: int, printed: str) -> EdgeSpecError:

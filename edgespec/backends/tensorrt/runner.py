@@ -30,7 +30,7 @@ from edgespec.backends.cuda.workspace import Workspace, attempt
 from edgespec.backends.feeds import reader_of
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.contract import memory_names
-from edgespec.backends.tensorrt.execution import LESS_MEMORY, OpenEngine
+from edgespec.backends.tensorrt.execution import LESS_MEMORY, OpenEngine, opening
 from edgespec.backends.tensorrt.plans import MemoryLayout, MemoryPlan, Sizes, plan_of
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.settings import EngineSettings
@@ -434,34 +434,9 @@ def open_runner(
     """The runner of an engine file with room for so many tokens and sequences; `contract` is the
     lowered one. BundleError where the file is not what its settings say, EnvironmentProblem where
     memory does not do."""
-    workspace.join()
-    before, engine = frozenset(workspace.held), None
-    try:
-        with workspace.working():
-            engine = OpenEngine(bindings, path, contract, settings.profiles, workspace)
-            return TensorRTRunner(engine, contract, settings, workspace, capacity, lanes)
-    except DeviceMemoryFull as error:
-        give_up(workspace, before, engine)
-        message = f"the device has no memory to open {path}: {error.what}"
-        raise EnvironmentProblem(message, LESS_MEMORY) from error
-    except BaseException:
-        give_up(workspace, before, engine)
-        raise
-
-
-def give_up(workspace: Workspace, before: frozenset[int], engine: OpenEngine | None) -> None:
-    """Give back what an engine that cannot be opened has taken, so that another may have it: all
-    but what was there `before`, and what engines share."""
-    with workspace.lock:
-        shared = {workspace.scratch.address, workspace.inputs.address}
-        new = workspace.held - before - shared
-        attempt(
-            workspace.device.activate,
-            workspace.settle,
-            *((engine.close,) if engine is not None else ()),
-            *(partial(workspace.free, address) for address in new),
-        )
-    workspace.leave()
+    profiles = settings.profiles
+    with opening(bindings, path, contract, profiles, workspace, LESS_MEMORY) as engine:
+        return TensorRTRunner(engine, contract, settings, workspace, capacity, lanes)
 
 
 def cache_too_large(size: int, capacity: int, lanes: int) -> EnvironmentProblem:

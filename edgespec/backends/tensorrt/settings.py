@@ -19,29 +19,15 @@ KEYS = {"sm": "compute_capability", "capacity": "cache_slots"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """The form of an engine. `capacity` are the slots of a lane's cache, more than its tokens;
-    `sm` is the compute capability (times ten) that it is for."""
+class EngineSettings(Target):
+    """What an engine's graph was lowered for, and its form. `capacity` are the slots of a lane's
+    cache, more than its tokens; `sm` is the compute capability (times ten) that it is for."""
 
     library: str
     version: str
     sm: int
-    dialect: Dialect
-    compute: Compute
-    capacity: int
-    max_rows: int
     decomposed_attention: bool
     profiles: tuple[Profile, ...]
-
-    @property
-    def target(self) -> Target:
-        """What its graph was lowered for."""
-        return Target(
-            dialect=self.dialect,
-            compute=self.compute,
-            capacity=self.capacity,
-            max_rows=self.max_rows,
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of `backend_config`."""

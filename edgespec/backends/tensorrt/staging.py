@@ -10,12 +10,11 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
-from edgespec.artifacts.component import ComponentConfig
 from edgespec.backends.base import Progress, Staged
 from edgespec.backends.engine_config import (
     AS_EXPORTED,
@@ -96,10 +95,7 @@ class BuildPlan:
             library=self.library.module,
             version=self.version,
             sm=self.sm,
-            dialect=self.target.dialect,
-            compute=self.target.compute,
-            capacity=self.target.capacity,
-            max_rows=self.target.max_rows,
+            **asdict(self.target),
             decomposed_attention=decomposed_attention,
             profiles=self.profiles,
         )
@@ -159,14 +155,6 @@ def sm_of(capabilities: Capabilities, options: TensorRTOptions) -> int:
         message = f"{capabilities.name} does not compile for {title_of(options.sm)}"
         raise OptionError(f"`compute_capability` SM{options.sm}: {message}", f"It knows: {names}.")
     return options.sm
-
-
-def memory_of(plan: BuildPlan, component: ComponentConfig) -> MemoryEstimate:
-    """What the engine of a plan takes."""
-    compute = plan.target.compute
-    contract, profiles = plan.contract, plan.profiles
-    assert isinstance(contract, GraphContract)
-    return estimate.estimate(component, contract, plan.limits, profiles, plan.model, compute)
 
 
 def warnings_of(plan: BuildPlan, memory: MemoryEstimate) -> Iterator[str]:

@@ -11,16 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.cuda.bound import Bound
-from edgespec.backends.cuda.device.base import DeviceMemoryFull
 from edgespec.backends.cuda.states import DTYPES
 from edgespec.backends.cuda.workspace import Workspace, attempt
 from edgespec.backends.tensorrt.bindings import Bindings
 from edgespec.backends.tensorrt.contract import lowered_contract
-from edgespec.backends.tensorrt.execution import OpenEngine
+from edgespec.backends.tensorrt.execution import OpenEngine, opening
 from edgespec.backends.tensorrt.settings import EngineSettings
 from edgespec.config import VisionConfig
-from edgespec.contract import TensorSpec
-from edgespec.errors import EnvironmentProblem, LimitError
+from edgespec.contract import Contract, TensorSpec
+from edgespec.errors import LimitError
 from edgespec.vision.contract import PIXELS, vision_contract
 from edgespec.vision.grid import Arrays
 
@@ -38,45 +37,25 @@ def open_encoder(
 ) -> TensorRTEncoder:
     """The runner of an engine file. BundleError where the file is not what its settings say,
     EnvironmentProblem where memory does not do."""
-    workspace.join()
-    try:
-        with workspace.working():
-            return TensorRTEncoder(bindings, path, config, settings, workspace)
-    except DeviceMemoryFull as error:
-        workspace.leave()
-        message = f"the device has no memory to open {path}: {error.what}"
-        raise EnvironmentProblem(message, LESS_MEMORY) from error
-    except BaseException:
-        workspace.leave()
-        raise
+    contract, profiles = lowered_contract(vision_contract(config), settings), settings.profiles
+    with opening(bindings, path, contract, profiles, workspace, LESS_MEMORY) as engine:
+        return TensorRTEncoder(engine, contract, config, settings)
 
 
 class TensorRTEncoder:
     """An open image encoder. What it reads and gives stands in memory for the largest image."""
 
     def __init__(
-        self,
-        bindings: Bindings,
-        path: Path,
-        config: VisionConfig,
-        settings: EngineSettings,
-        workspace: Workspace,
+        self, engine: OpenEngine, contract: Contract, config: VisionConfig, settings: EngineSettings
     ) -> None:
-        self.path, self.workspace, self.block = path, workspace, config.merge_size**2
-        self.contract = lowered_contract(vision_contract(config), settings.target)
-        (self.profile,) = settings.profiles
-        self.closed = False
-        self.engine = OpenEngine(bindings, path, self.contract, settings.profiles, workspace)
-        (self.context,) = self.engine.contexts
-        try:
-            patches = self.profile.most(PIXELS, 0)
-            windows = self.profile.most("window_index", 0) if config.has_windows else 0
-            sizes = {"P": patches, "W": windows, "T": patches // self.block}
-            specs = (*self.contract.inputs, *self.contract.outputs)
-            self.memory = {spec.name: workspace.alloc(spec.num_bytes(**sizes)) for spec in specs}
-        except BaseException:
-            self.engine.close()
-            raise
+        self.engine, self.contract, self.path = engine, contract, engine.path
+        self.workspace, self.block, self.closed = engine.workspace, config.merge_size**2, False
+        (self.profile,), (self.context,) = settings.profiles, engine.contexts
+        patches = self.profile.most(PIXELS, 0)
+        windows = self.profile.most("window_index", 0) if config.has_windows else 0
+        sizes = {"P": patches, "W": windows, "T": patches // self.block}
+        specs = (*contract.inputs, *contract.outputs)
+        self.memory = {spec.name: self.workspace.alloc(spec.num_bytes(**sizes)) for spec in specs}
 
     def run(self, feeds: Arrays) -> Arrays:
         """The outputs by name in float32, for the inputs by name. LimitError for an image that the

@@ -60,6 +60,11 @@ say("progress", share=0.75, phase="x")
     assert "not ours" in caplog.text
 
 
+@pytest.mark.parametrize("line", ["", "[1]", "{}", "TensorRT says hello", '"kind"'])
+def test_a_line_that_is_no_message_is_none(line: str) -> None:
+    assert process.message_of(line) is None
+
+
 def test_what_the_library_refuses_is_said_in_its_own_words() -> None:
     with pytest.raises(BuildRefused) as error:
         run(refused("the parser refuses the graph", "the cache must be static"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec.backends.engine_config import EngineLimits
-from edgespec.backends.tensorrt.build_job import BuildJob, BuildMessage
+from edgespec.backends.tensorrt.build_job import BuildJob
 from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.profiles import Profile, max_rows, profiles_of, slots_of
 from edgespec.backends.tensorrt.target import Dialect, Target
@@ -138,11 +138,3 @@ def test_a_job_is_the_same_after_its_way_through_json() -> None:
     )
     assert "\n" not in job.to_json()
     assert BuildJob.from_json(job.to_json()) == job
-
-
-@pytest.mark.parametrize("line", ["", "[1]", "{}", "TensorRT says hello", '"kind"'])
-def test_a_line_that_is_no_message_is_none(line: str) -> None:
-    assert BuildMessage.from_json(line) is None
-    assert BuildMessage.from_json(
-        BuildMessage("progress", {"share": 0.5}).to_json()
-    ) == BuildMessage("progress", {"share": 0.5})

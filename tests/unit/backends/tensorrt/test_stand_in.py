@@ -35,13 +35,14 @@ def test_a_structure_that_differs_from_the_source_is_refused(tmp_path: Path) -> 
         compiled(tmp_path / "kernels.so", [tmp_path / "kernels.cpp"], [])
 
 
+@pytest.mark.parametrize("which", ["not deep", pytest.param("deep", marks=pytest.mark.deep)])
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
-def test_what_a_device_would_run(package: Package) -> None:
+def test_what_a_device_would_run(package: Package, which: str) -> None:
     name, module = package.name, package.module
     if not installed(module):
         pytest.skip(f"{name} is not installed: its calls are not made")
     line = [sys.executable, "-m", "pytest", "-p", "tests.cuda_stand_in.plugin", "-p"]
-    line += ["no:cacheprovider", "-v", "-rs", "-m", "gpu", "-k", name, *FILES]
+    line += ["no:cacheprovider", "-v", "-rs", "-m", f"gpu and {which}", "-k", name, *FILES]
     done = subprocess.run(
         line, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
     )
