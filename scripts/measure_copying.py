@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 
 from edgespec import PLAIN, SamplingParams
 from edgespec.backends.call import Logits
+from edgespec.runtime.batch import Batch
 from edgespec.runtime.engine import Engine, Plan
 from edgespec.runtime.loop.generation import Response
 from edgespec.runtime.sampling.sampler import Sampler
@@ -197,8 +198,7 @@ def answered(engine: Engine, work: Work, plan: Plan) -> tuple[Response, float]:
     handle = engine.prepare(engine.request(work.prompt, sampling, plan))
     handle.sampler = Forced(handle.sampler, [*work.prompt, *work.answer])  # type: ignore[assignment]
     began = time.process_time()
-    ((_, response),) = engine.ends([handle])
-    assert isinstance(response, Response), response
+    (response,) = Batch([lambda: handle], return_exceptions=False).run(engine.driver)
     assert response.token_ids == work.answer
     return response, time.process_time() - began
 

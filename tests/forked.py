@@ -18,12 +18,13 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 1 << 17  # bytes of a request: a program, its arguments and its environment
-# ONNX Runtime is not among them: it has a thread, which would not be forked
+# Without ONNX Runtime: it has a thread, which would not be forked
 IMPORTED = (
     "edgespec.backends.ort.backend",
     "edgespec.runtime.engine",
@@ -157,11 +158,12 @@ def adopt(
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as opened:
-        for module in IMPORTED:
-            import_module(module)
-        for module, _ in import_module("edgespec.cli.main").COMMANDS.values():
-            import_module(module)
-        assert "onnxruntime" not in sys.modules
+        commands = (module for module, _ in import_module("edgespec.cli.main").COMMANDS.values())
+        sys.modules["onnxruntime"] = None  # type: ignore[assignment]
+        for module in (*IMPORTED, *commands):
+            with suppress(ImportError):  # a program imports for itself what needs ONNX Runtime
+                import_module(module)
+        del sys.modules["onnxruntime"]
         gc.freeze()  # else each of them would write on what it shares
         program = serve(opened)
     if program is not None:

@@ -46,11 +46,7 @@ def embedding_tensor(
     Raises BundleError where the file is missing or damaged, or holds another table.
     """
     tensor = only_tensor(path, EMBEDDING_NAME, remedy)
-    wanted = (config.vocab_size, config.hidden_size)
-    if tensor.dtype not in EMBEDDING_DTYPES or tensor.shape != wanted:
-        actual = f"{tensor.dtype} {list(tensor.shape)}"
-        message = f"{path}: 'embedding' is {actual}, not floating point {list(wanted)}"
-        raise BundleError(f"{message} (vocab_size, hidden_size of config.json).", remedy)
+    refuse_other_shape(path, tensor, (config.vocab_size, config.hidden_size), remedy)
     return tensor
 
 
@@ -64,12 +60,7 @@ def d2t_offsets(
     """
     tensor, size = only_tensor(path, D2T_NAME, remedy), config.draft_vocab_size
     assert size is not None
-    if tensor.dtype not in ("int32", "int64") or tensor.shape != (size,):
-        actual = f"{tensor.dtype} {list(tensor.shape)}"
-        message = (
-            f"{path}: 'd2t' is {actual}, not int32 [{size}] (draft_vocab_size of config.json)."
-        )
-        raise BundleError(message, remedy)
+    refuse_other_shape(path, tensor, (size,), remedy, ("int32", "int64"))
     offsets: NDArray[np.int64] = read_array(path, tensor).astype(np.int64)
     # An offset beyond the vocabulary is wrong whatever it is added to, and the sum cannot overflow
     ids = np.arange(size) + np.clip(offsets, -(2**32), 2**32)
@@ -106,11 +97,7 @@ def head_tensors(
         how = "is missing" if name in wanted else "is not one that config.json declares"
         raise BundleError(f"{path}: {name!r:.80} {how}.", remedy)
     for name, shape in wanted.items():
-        tensor = tensors[name]
-        if tensor.dtype not in EMBEDDING_DTYPES or tensor.shape != shape:
-            actual = f"{tensor.dtype} {list(tensor.shape)}"
-            message = f"{path}: {name!r} is {actual}, not floating point {list(shape)}"
-            raise BundleError(f"{message}, as config.json declares.", remedy)
+        refuse_other_shape(path, tensors[name], shape, remedy)
     return tensors
 
 
@@ -125,6 +112,22 @@ def head_arrays(
         if not np.isfinite(arrays[name]).all():
             raise BundleError(f"{path}: {name!r} holds NaN or Inf.", remedy)
     return arrays
+
+
+def refuse_other_shape(
+    path: Path,
+    tensor: StoredTensor,
+    shape: tuple[int, ...],
+    remedy: str,
+    dtypes: tuple[str, ...] = EMBEDDING_DTYPES,
+) -> None:
+    """BundleError for a tensor that is not what config.json declares."""
+    if tensor.dtype not in dtypes or tensor.shape != shape:
+        raise BundleError(
+            f"{path}: {tensor.name!r} is {tensor.dtype} {list(tensor.shape)}, not {dtypes[0]}"
+            f" {list(shape)}, as config.json declares.",
+            remedy,
+        )
 
 
 def only_tensor(path: Path, name: str, remedy: str) -> StoredTensor:

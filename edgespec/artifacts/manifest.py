@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from edgespec.artifacts import file_names, hashes, json_files, provenance
 from edgespec.artifacts.graph_quantization import Schemes, read_schemes, schemes_dict
@@ -158,28 +158,10 @@ class ExportManifest:
 # Quantized checkpoints
 
 
-@dataclass(frozen=True)
 class QuantizeFields(BundleFields):
-    """A JSON object that `edgespec quantize` wrote; errors name the section that it is in."""
+    """A JSON object that `edgespec quantize` wrote."""
 
-    part: str | None = None  # the section of manifest.json
     remedy: ClassVar[str] = "It was edited or damaged: quantize again."
-
-    def wrong(self, key: str, wanted: str) -> BundleError:
-        """The error for an unreadable value, whatever was `wanted`."""
-        name = repr(key) if self.part is None else f"{self.part!r} ({key})"
-        return BundleError(f"{self.source} has no readable {name}", self.remedy)
-
-    def missing(self, key: str) -> BundleError:
-        """The error for a key that must be there."""
-        return self.wrong(key, "there")
-
-    def section(self, key: str) -> Self:
-        """The object under a key that must be there. Raises BundleError."""
-        value = self.get(key)
-        if not isinstance(value, Mapping):
-            raise self.wrong(key, "an object")
-        return type(self)(value, self.source, self.part or key)
 
 
 @dataclass(frozen=True, slots=True)

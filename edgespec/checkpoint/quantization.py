@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from edgespec.config.fields import Fields
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.quantization.schemes import SCHEMES, Scheme, scheme_of_algo
 
@@ -86,7 +87,7 @@ def quantization_of(
     """
     embedded = next(
         (
-            _Settings(config[key], f"{source} ({key})")
+            _Settings(config, source).section(key)
             for key in _SECTIONS
             if config.get(key) not in (None, {})
         ),
@@ -94,7 +95,8 @@ def quantization_of(
     )
     beside = None
     if hf_quant_config is not None:
-        beside = _Settings(hf_quant_config, _BESIDE).optional_section("quantization")
+        file = _Settings(hf_quant_config, _BESIDE)
+        beside = None if file.get("quantization") is None else file.section("quantization")
     if beside is None and embedded is None:
         return None
     method = "modelopt" if embedded is None else _method(embedded)
@@ -120,50 +122,17 @@ _SECTIONS = ("quantization_config", "compression_config")
 _BESIDE = "hf_quant_config.json"
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """A JSON object with its name for messages; null is the same as a missing key."""
-
-    raw: Any
-    source: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.raw, Mapping):
-            raise CheckpointError(
-                f"{self.source} is not an object.", "Correct the file, or download it again."
-            )
-
-    def get(self, key: str) -> Any:
-        return self.raw.get(key)
-
-    def wrong(self, key: str, wanted: str) -> CheckpointError:
-        value = repr(self.get(key))
-        value = value if len(value) <= 80 else f"{value[:77]}..."
-        return CheckpointError(
-            f"{self.source}: '{key}' is {value}, not {wanted}.",
-            "Correct the file, or download the checkpoint again.",
-        )
-
-    def optional_section(self, key: str) -> _Settings | None:
-        value = self.get(key)
-        return None if value is None else _Settings(value, f"{self.source} ({key})")
+class _Settings(Fields):
+    """A JSON object of settings; errors name it."""
 
     def section(self, key: str) -> _Settings:
-        if self.get(key) is None:
-            raise self.wrong(key, "an object")
-        return _Settings(self.get(key), f"{self.source} ({key})")
+        return _Settings(super().section(key).raw, f"{self.source} ({key})")
+
+    def optional_section(self, key: str) -> _Settings:
+        return _Settings({}, self.source) if self.get(key) is None else self.section(key)
 
     def text(self, key: str, default: str = "") -> str:
-        value = self.get(key)
-        if value is not None and not isinstance(value, str):
-            raise self.wrong(key, "a string")
-        return value or default
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
-        return default if value is None else value
+        return super().text(key) or default
 
     def names(self, key: str) -> tuple[str, ...]:
         value = self.get(key)
@@ -280,7 +249,7 @@ def _kv_algo(settings: _Settings, key: str) -> KvCache:
 
 def _kv_scheme(settings: _Settings) -> KvCache | None:
     cache = settings.optional_section("kv_cache_scheme")
-    if cache is None:
+    if not cache.raw:
         return None
     cache.need("num_bits", cache.get("num_bits"), 8)
     cache.need("type", cache.get("type"), "float")
@@ -309,7 +278,7 @@ def _gptq(settings: _Settings) -> Quantization:
     settings.need("checkpoint_format", form, "gptq", "gptq_v2")
     settings.need("is_marlin_format", settings.flag("is_marlin_format", False), False)
     dynamic = settings.optional_section("dynamic")
-    for pattern in dynamic.raw if dynamic is not None else ():
+    for pattern in dynamic.raw:
         if not pattern.startswith("-:"):  # "-:" is an exclusion, which the tensors show as well
             raise UnsupportedModel(
                 f"{settings.source}: GPTQ with separate settings for {pattern!r} ('dynamic')."
@@ -338,7 +307,7 @@ def _by_tensors(
 
 def _compressed(settings: _Settings) -> Quantization:
     sparsity = settings.optional_section("sparsity_config")
-    if sparsity is not None and sparsity.raw:
+    if sparsity.raw:
         sparsity.need("format", sparsity.text("format", "dense"), "dense")
     groups = settings.section("config_groups")
     form = settings.text("format")
@@ -395,9 +364,9 @@ _COMPRESSED: dict[tuple[str, Any, bool, str], str] = {
 }
 
 
-def _inputs(inputs: _Settings | None) -> str:
+def _inputs(inputs: _Settings) -> str:
     """Returns the activations in the words of the scheme table, or as declared."""
-    if inputs is None:
+    if not inputs.raw:
         return "none"
     inputs.need("num_bits", inputs.get("num_bits"), 8)
     inputs.need("symmetric", inputs.flag("symmetric", True), True)

@@ -7,6 +7,7 @@ Never maps a file.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from edgespec.checkpoint.digests import Digests, Span
-from edgespec.checkpoint.experts import matrices
 from edgespec.errors import CheckpointError
 from edgespec.safe_read.regular import read_regular
 
@@ -74,18 +74,30 @@ class StoredTensors:
         return cls(single, {}, digests)
 
 
+# Hugging Face's files have experts matrix by matrix (`experts.3.up_proj.weight`) or all of a layer
+# in two tensors: gate_up_proj [experts, gate and up, in] and down_proj [experts, out, in]. Both are
+# read as the first, so that a checkpoint has one identity in either form
+_FUSED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)")
+_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
 def _matrices_of(info: TensorInfo) -> Iterator[TensorInfo]:
-    experts = [
-        replace(
+    """The matrices of a tensor of fused experts, in the order of their bytes; another as it is."""
+    match, shape = _FUSED.fullmatch(info.name), info.shape
+    parts = _PARTS[match[2]] if match else ()
+    if match is None or len(shape) != 3 or 0 in shape or shape[1] % len(parts):
+        yield info
+        return
+    names = [f"{match[1]}.{e}.{part}.weight" for e in range(shape[0]) for part in parts]
+    num_bytes = info.num_bytes // len(names)
+    for i, name in enumerate(names):
+        yield replace(
             info,
-            name=matrix.name,
-            shape=matrix.shape,
-            offset=info.offset + matrix.index * (info.num_bytes // matrix.count),
-            num_bytes=info.num_bytes // matrix.count,
+            name=name,
+            shape=(shape[1] // len(parts), shape[2]),
+            offset=info.offset + i * num_bytes,
+            num_bytes=num_bytes,
         )
-        for matrix in matrices(info.name, info.shape)
-    ]
-    yield from experts or [info]
 
 
 def renamed(source: StoredTensors, names: Mapping[str, RowRange]) -> StoredTensors:

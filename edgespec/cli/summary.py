@@ -22,13 +22,13 @@ from edgespec.checkpoint.summary import (
     QuantizationSummary,
     WeightsSummary,
 )
-from edgespec.cli.vision_summary import encoder_rows, vision_rows
-from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig
+from edgespec.config import DecoderConfig, DraftConfig, ModelConfig, RopeConfig, VisionConfig
 from edgespec.contract import Role, canonical_contract
 from edgespec.errors import counted
 from edgespec.methods import METHODS
 from edgespec.runtime.costs.cost_profile import CostProfile
 from edgespec.runtime.measuring import cost_description
+from edgespec.vision.component import VisionComponentConfig
 
 if TYPE_CHECKING:
     from edgespec.pipeline.inspection import Inspection
@@ -284,6 +284,40 @@ def calibration_text(manifest: QuantizeManifest) -> str:
         return "none needed"
     name = "the shipped text" if name == "shipped" else name
     return f"{calibrated.num_samples} samples, {calibrated.num_tokens} tokens of {name}"
+
+
+# Image encoders
+
+
+def vision_rows(config: VisionConfig) -> Rows:
+    """The rows of an encoder's sizes."""
+    heads = f"{config.num_heads} heads of {config.head_dim}"
+    sizes = (
+        f"{counted(config.num_layers, 'layer')}, hidden {config.hidden_size}, MLP"
+        f" {config.intermediate_size}, {heads}"
+    )
+    side = config.patch_size * config.merge_size
+    parts = [f"a token for {side} x {side} pixels"]
+    if config.has_windows:
+        full = len(config.full_attention_layers)
+        parts.append(f"windows of {config.window_side} x {config.window_side} patches")
+        parts.append(f"{counted(full, 'layer')} without")
+    if config.position_grid:
+        parts.append(f"learned positions, {config.position_grid} x {config.position_grid}")
+    if config.inner_mergers:
+        layers = ", ".join(map(str, config.inner_mergers))
+        parts.append(f"features of layers {layers} as well")
+    return [("encoder", sizes), ("images", ", ".join(parts))]
+
+
+def encoder_rows(config: VisionComponentConfig) -> Rows:
+    """The rows of config.json."""
+    origin = f", quantized from {config.quantized_from[:12]}" if config.quantized_from else ""
+    return [
+        ("model", config.model),
+        *vision_rows(config.vision),
+        ("identity", f"{config.identity[:12]}{origin}"),
+    ]
 
 
 # Exports and engines

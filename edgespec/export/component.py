@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgespec.artifacts import file_names, hashes, json_files
 from edgespec.artifacts.component import ComponentConfig
+from edgespec.artifacts.graph_quantization import GraphQuantization
 from edgespec.artifacts.manifest import ExportManifest
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.config import RopeConfig
@@ -27,7 +29,9 @@ from edgespec.graphs import builder
 from edgespec.graphs.assembly import DecoderGraph, build_graph
 from edgespec.graphs.builder import Weight, WeightPlan, save
 from edgespec.graphs.linear import products
+from edgespec.graphs.weights import WeightTable
 from edgespec.progress import Progress
+from edgespec.vision.component import VisionComponentConfig
 
 EmbeddingRows = Callable[[NDArray[Any]], NDArray[Any]]  # ids [S] -> float32 rows [S, H]
 Heads = Mapping[str, NDArray[np.generic]]
@@ -89,11 +93,24 @@ def write_component(
         writer.write_small(dict(component.heads), staging / file_names.HEADS)
     if request.options.golden:
         write_golden(component, plan, staging, progress)
+    return finished(config, staging, request, recorded, progress, digests, component.notes)
+
+
+def finished(
+    config: ComponentConfig | VisionComponentConfig,
+    staging: Path,
+    request: ExportRequest,
+    recorded: Mapping[str, Any],
+    progress: Progress,
+    digests: Mapping[str, str],
+    notes: tuple[str, ...],
+) -> Exported:
+    """Write the manifest, of all files that are there; `digests` are those made on the way."""
     schemes = config.quantization.schemes if config.quantization else None
     files = hashes.file_entries(staging, digests)
     manifest = ExportManifest.make(config.role, request.source(progress), recorded, files, schemes)
     json_files.write_json(staging / file_names.MANIFEST, manifest.to_dict())
-    notes = (*component.notes, *sidecars.quantization_notes(config.quantization))
+    notes = (*notes, *sidecars.quantization_notes(config.quantization))
     return Exported(staging, config.role.value, files, notes)
 
 
@@ -115,11 +132,7 @@ def write_graph(
     """Write graph, weights, embedding and config.json; returns the configuration as written, with
     what only the graph knows of its quantized weights, and the hashes made on the way."""
     model, _ = build_graph(component.graph, plan)
-    table = component.graph.table
-    quantization = sidecars.graph_quantization(
-        products(model), table.checkpoint, table.quantization
-    )
-    config = replace(component.config, quantization=quantization)
+    config = replace(component.config, quantization=quantization_of(model, component.graph.table))
     embedding = component.embedding
     info = embedding[0].tensors[embedding[1]] if embedding else None
     progress.start("weights", plan.size_bytes + (info.num_bytes if info else 0))
@@ -127,10 +140,7 @@ def write_graph(
     if embedding and info:
         path = staging / file_names.EMBEDDING
         digests[path.name], _ = writer.write_embedding(embedding[0], info, path, progress.advance)
-    path = staging / file_names.MODEL_DATA
-    digests[path.name] = writer.write_weights(plan, path, progress.advance)
-    save(model, staging / file_names.MODEL)
-    check_graph(staging / file_names.MODEL)
+    digests |= write_model(model, plan, staging, progress)
     config = identified(config, request, progress)
     json_files.write_json(staging / file_names.CONFIG, config.to_dict())
     return config, digests
@@ -165,14 +175,26 @@ def write_golden(component: Component, plan: WeightPlan, staging: Path, progress
     writer.write_small(arrays, staging / file_names.GOLDEN)
 
 
-def check_graph(path: Path) -> None:
-    """Run ONNX's checker with full shape inference. ContractError for a graph that fails: a bug."""
+def quantization_of(model: ir.Model, table: WeightTable) -> GraphQuantization | None:
+    """What config.json says of the quantized weights of a graph."""
+    return sidecars.graph_quantization(products(model), table.checkpoint, table.quantization)
+
+
+def write_model(
+    model: ir.Model, plan: WeightPlan, staging: Path, progress: Progress
+) -> dict[str, str]:
+    """Write the weights and the graph, and run ONNX's checker with full shape inference. Returns
+    the hash of the weights' file. ContractError for a graph that fails: a bug."""
+    data, path = staging / file_names.MODEL_DATA, staging / file_names.MODEL
+    digest = writer.write_weights(plan, data, progress.advance)
+    save(model, path)
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ContractError(
             f"the graph written is not valid ONNX: {error}", "Please report this."
         ) from error
+    return {data.name: digest}
 
 
 def rows_of(checkpoint: Checkpoint, name: str) -> EmbeddingRows:

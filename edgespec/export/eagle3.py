@@ -19,7 +19,7 @@ from edgespec.export.request import ExportRequest
 from edgespec.export.row import ComponentRow, Emitted
 from edgespec.methods.aux_layers import (
     default_aux_layers,
-    refuse_other_layers,
+    normalize_aux_layers,
     resolve_aux_layers,
 )
 from edgespec.methods.eagle3 import NAME, Eagle3Spec
@@ -31,8 +31,8 @@ def emits(request: ExportRequest) -> Emitted:
     """The layers of --aux-layers, or EAGLE-3's default. Raises PairingError for layers that the
     base has not."""
     num_layers = request.target().config.decoder.num_layers
-    layers = request.options.aux_layers or default_aux_layers(num_layers)
-    refuse_other_layers(layers, num_layers)
+    asked = request.options.aux_layers or default_aux_layers(num_layers)
+    layers = normalize_aux_layers(asked, num_layers, "hs")
     note = f"aux layers: {hidden_states(layers)}"
     return Emitted(aux_layers=layers, spec=Eagle3Spec(aux_layer_ids=layers), note=note)
 

@@ -15,22 +15,20 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgespec.artifacts import file_names, hashes, json_files
-from edgespec.artifacts.manifest import ExportManifest
+from edgespec.artifacts import file_names, json_files
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.vision import vision_prefix
 from edgespec.config import VisionConfig
 from edgespec.contract import Role
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.export import sidecars, writer
-from edgespec.export.component import Exported, check_graph
+from edgespec.export.component import Exported, finished, quantization_of, write_model
 from edgespec.export.pieces import OpenPiece, open_piece
 from edgespec.export.request import ExportRequest
 from edgespec.families.vision import SECTION
 from edgespec.graphs.assembly import GraphPart
-from edgespec.graphs.builder import WeightPlan, save
+from edgespec.graphs.builder import WeightPlan
 from edgespec.graphs.completeness import WITHOUT_IMAGES, check_vision
-from edgespec.graphs.linear import products
 from edgespec.graphs.vision import VisionGraph
 from edgespec.progress import Progress
 from edgespec.vision.component import VisionComponentConfig
@@ -113,29 +111,19 @@ def write_vision(
     manifest."""
     sidecars.copy_processor(component.checkpoint, staging)
     plan = WeightPlan(file_names.MODEL_DATA)
-    model, table = built_graph(component, plan), component.graph.table
-    quantization = sidecars.graph_quantization(
-        products(model), table.checkpoint, table.quantization
-    )
+    model = built_graph(component, plan)
+    quantization = quantization_of(model, component.graph.table)
     progress.start("image encoder", plan.size_bytes)
-    data = staging / file_names.MODEL_DATA
-    digests = {data.name: writer.write_weights(plan, data, progress.advance)}
-    save(model, staging / file_names.MODEL)
-    check_graph(staging / file_names.MODEL)
-    source_of = request.source(progress)
-    config = replace(component.config, identity=source_of.identity, quantization=quantization)
+    digests = write_model(model, plan, staging, progress)
+    identity = request.source(progress).identity
+    config = replace(component.config, identity=identity, quantization=quantization)
     json_files.write_json(staging / file_names.CONFIG, config.to_dict())
     if request.options.golden:
         progress.start("golden", 1)
         arrays = golden_arrays(component.graph, staging)
         writer.write_small(arrays, staging / file_names.GOLDEN)
         progress.advance(1)
-    schemes = quantization.schemes if quantization else None
-    files = hashes.file_entries(staging, digests)
-    manifest = ExportManifest.make(Role.VISUAL, source_of, recorded, files, schemes)
-    json_files.write_json(staging / file_names.MANIFEST, manifest.to_dict())
-    notes = (*component.notes, *sidecars.quantization_notes(quantization))
-    return Exported(staging, Role.VISUAL.value, files, notes)
+    return finished(config, staging, request, recorded, progress, digests, component.notes)
 
 
 def built_graph(component: VisionComponent, plan: WeightPlan) -> ir.Model:

@@ -46,20 +46,6 @@ def normalize_aux_layers(
     return aux_layers
 
 
-def refuse_other_layers(aux_layers: Sequence[int], num_layers: int) -> None:
-    """Raises PairingError for hidden_states indices that a base of `num_layers` layers has not, or
-    that are not strictly ascending."""
-    if all(1 <= layer <= num_layers for layer in aux_layers) and list(aux_layers) == sorted(
-        set(aux_layers)
-    ):
-        return
-    message = (
-        f"aux layers {', '.join(map(str, aux_layers))} do not fit a base of {num_layers} layers"
-    )
-    remedy = f"Pass `aux_layers` with ascending hidden_states indices from 1 to {num_layers}."
-    raise PairingError(message, remedy)
-
-
 def resolve_aux_layers(
     draft: DraftConfig, num_layers: int, override: tuple[int, ...] | None = None
 ) -> tuple[int, ...]:

@@ -24,8 +24,13 @@ from edgespec.config.layers import (
 )
 from edgespec.config.values import DecoderConfig, DraftConfig, Shapes
 from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.methods.draft_layers import check_shared, draft_layer, layer_ids, layer_numbers
-from edgespec.methods.speculators import base_name
+from edgespec.methods.draft_layers import (
+    base_name,
+    check_shared,
+    draft_layer,
+    layer_ids,
+    layer_numbers,
+)
 
 Stated = TypeVar("Stated")
 

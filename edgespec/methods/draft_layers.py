@@ -148,3 +148,9 @@ def check_shared(draft: DraftConfig, shapes: Shapes, source: str) -> None:
                 f"the draft of {source} has no {name}.weight, and the base's does not fit: {rows}"
                 f" of {vocab} tokens, width {width} on a base of {base_width}."
             )
+
+
+def base_name(top: Fields) -> str | None:
+    """The base that a draft's config.json names: speculators' verifier, or ModelOpt's key."""
+    verifier = top.optional_section("speculators_config").optional_section("verifier")
+    return verifier.text("name_or_path") or top.text("base_model_name_or_path")

@@ -13,6 +13,7 @@ from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.methods.base import DraftFormat, Method
 from edgespec.methods.draft_layers import (
     Switch,
+    base_name,
     check_shared,
     draft_layer,
     heads_by_rows,
@@ -22,7 +23,6 @@ from edgespec.methods.draft_layers import (
     refuse_switches,
 )
 from edgespec.methods.eagle3 import POST_NORM_KEY
-from edgespec.methods.speculators import base_name
 
 NAME = "eagle1"
 FIRST = "layers.0"

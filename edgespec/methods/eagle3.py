@@ -18,6 +18,7 @@ from edgespec.methods.aux_layers import default_aux_layers
 from edgespec.methods.base import DraftFormat, Method, SpecConfig
 from edgespec.methods.draft_layers import (
     Switch,
+    base_name,
     check_shared,
     draft_layer,
     heads_by_rows,
@@ -28,7 +29,6 @@ from edgespec.methods.draft_layers import (
     refuse_switches,
 )
 from edgespec.methods.sides import BaseSide, DraftSide, Mismatch
-from edgespec.methods.speculators import base_name
 
 NAME = "eagle3"
 WHOSE = "EAGLE-3 draft"

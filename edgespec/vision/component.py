@@ -6,19 +6,20 @@ disk, and writes what it reads. Knows no graph and no engine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast, get_args
+from typing import Any, Self, get_args
 
 from edgespec.artifacts import json_files
 from edgespec.artifacts.graph_quantization import GraphQuantization
 from edgespec.config import ImageTokens, VisionConfig
 from edgespec.config.bounds import MAX_WINDOW_SIDE
-from edgespec.config.fields import is_int
 from edgespec.config.values import VisionActivation, VisionNorm
 from edgespec.contract import Role
 from edgespec.safe_read.fields import BundleFields
+from edgespec.safe_read.records import Reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,75 +104,63 @@ def read_tokens(fields: BundleFields) -> ImageTokens:
     return ImageTokens(**{name: fields.count(f"{name}_token_id") for name in names})
 
 
+def one_of(words: tuple[str, ...]) -> Reader:
+    """A reader of one of some words."""
+
+    def read(fields: BundleFields, key: str) -> str:
+        word = fields.required_text(key)
+        if word not in words:
+            raise fields.wrong(key, f"one of {', '.join(words)}")
+        return word
+
+    return read
+
+
+# Key of `vision_config` -> what it is of a VisionConfig, and how it is read
+ROWS: Mapping[str, tuple[str, Reader]] = {
+    "depth": ("num_layers", BundleFields.size),
+    "hidden_size": ("hidden_size", BundleFields.size),
+    "intermediate_size": ("intermediate_size", BundleFields.size),
+    "num_heads": ("num_heads", BundleFields.size),
+    "out_hidden_size": ("out_hidden_size", BundleFields.size),
+    "patch_size": ("patch_size", BundleFields.size),
+    "temporal_patch_size": ("temporal_patch_size", BundleFields.size),
+    "in_channels": ("in_channels", BundleFields.size),
+    "spatial_merge_size": ("merge_size", BundleFields.size),
+    "hidden_act": ("activation", one_of(get_args(VisionActivation))),
+    "norm": ("norm", one_of(get_args(VisionNorm))),
+    "norm_eps": ("norm_eps", BundleFields.number),
+    "gated_mlp": ("gated_mlp", BundleFields.required_flag),
+    "patch_bias": ("patch_bias", BundleFields.required_flag),
+    "rope_theta": ("rope_theta", BundleFields.number),
+    "window_size": ("window_size", BundleFields.optional_size),
+    "fullatt_block_indexes": ("full_attention_layers", BundleFields.counts),
+    "num_position_embeddings": ("position_grid", BundleFields.count),
+    "deepstack_visual_indexes": ("deepstack_layers", BundleFields.counts),
+}
+POSITIONS = "num_position_embeddings"  # the square of the grid's side
+
+
 def vision_dict(config: VisionConfig) -> dict[str, Any]:
     """The `vision_config` of config.json."""
-    return {
-        "depth": config.num_layers,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_heads": config.num_heads,
-        "out_hidden_size": config.out_hidden_size,
-        "patch_size": config.patch_size,
-        "temporal_patch_size": config.temporal_patch_size,
-        "in_channels": config.in_channels,
-        "spatial_merge_size": config.merge_size,
-        "hidden_act": config.activation,
-        "norm": config.norm,
-        "norm_eps": config.norm_eps,
-        "gated_mlp": config.gated_mlp,
-        "patch_bias": config.patch_bias,
-        "rope_theta": config.rope_theta,
-        "window_size": config.window_size,
-        "fullatt_block_indexes": list(config.full_attention_layers),
-        "num_position_embeddings": config.position_grid**2,
-        "deepstack_visual_indexes": list(config.deepstack_layers),
-    }
+    values = {key: getattr(config, name) for key, (name, _) in ROWS.items()}
+    lists = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
+    return values | lists | {POSITIONS: config.position_grid**2}
 
 
 def read_vision(fields: BundleFields) -> VisionConfig:
     """The encoder of the keys that `vision_dict` writes. BundleError names a wrong key."""
-    num_layers, positions = fields.size("depth"), fields.count("num_position_embeddings")
-    config = VisionConfig(
-        num_layers=num_layers,
-        hidden_size=fields.size("hidden_size"),
-        intermediate_size=fields.size("intermediate_size"),
-        num_heads=fields.size("num_heads"),
-        out_hidden_size=fields.size("out_hidden_size"),
-        patch_size=fields.size("patch_size"),
-        activation=cast(Any, one_of(fields, "hidden_act", get_args(VisionActivation))),
-        norm=cast(Any, one_of(fields, "norm", get_args(VisionNorm))),
-        norm_eps=fields.number("norm_eps"),
-        gated_mlp=fields.required_flag("gated_mlp"),
-        full_attention_layers=read_layers(fields, "fullatt_block_indexes", num_layers),
-        temporal_patch_size=fields.size("temporal_patch_size"),
-        in_channels=fields.size("in_channels"),
-        merge_size=fields.size("spatial_merge_size"),
-        rope_theta=fields.number("rope_theta"),
-        window_size=fields.optional_size("window_size"),
-        position_grid=round(positions**0.5),
-        deepstack_layers=read_layers(fields, "deepstack_visual_indexes", num_layers),
-        patch_bias=fields.required_flag("patch_bias"),
-    )
+    values = {name: read(fields, key) for key, (name, read) in ROWS.items()}
+    positions, num_layers = values["position_grid"], values["num_layers"]
+    config = VisionConfig(**values | {"position_grid": math.isqrt(positions)})
+    for key in ("fullatt_block_indexes", "deepstack_visual_indexes"):
+        layers = values[ROWS[key][0]]
+        if sorted(set(layers)) != list(layers) or not all(i < num_layers for i in layers):
+            raise fields.wrong(key, f"a list of layers below {num_layers}, ascending")
     if config.position_grid**2 != positions:
-        raise fields.wrong("num_position_embeddings", "a square number")
+        raise fields.wrong(POSITIONS, "a square number")
     if config.hidden_size % (4 * config.num_heads):
         raise fields.wrong("num_heads", "a divisor of hidden_size, into heads of 4 n elements")
     if config.has_windows and not 0 < config.window_side <= MAX_WINDOW_SIDE:
         raise fields.wrong("window_size", f"windows of up to {MAX_WINDOW_SIDE} patches a side")
     return config
-
-
-def one_of(fields: BundleFields, key: str, words: tuple[str, ...]) -> str:
-    """One of some words. BundleError for another value."""
-    word = fields.required_text(key)
-    if word not in words:
-        raise fields.wrong(key, f"one of {', '.join(words)}")
-    return word
-
-
-def read_layers(fields: BundleFields, key: str, num_layers: int) -> tuple[int, ...]:
-    """Indices of layers, ascending. BundleError for anything else."""
-    layers = fields.counts(key)
-    if sorted(set(layers)) != list(layers) or not all(is_int(i) and i < num_layers for i in layers):
-        raise fields.wrong(key, f"a list of layers below {num_layers}, ascending")
-    return layers

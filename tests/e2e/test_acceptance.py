@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -175,37 +174,29 @@ def test_without_drafts_an_accept_rule_means_nothing(cli: Cli, engine_dir: Path,
     assert "nothing without --spec-decode" in shown.err
 
 
-def test_chat_says_that_a_rule_is_lossy(
-    cli: Cli, engine_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n")))
+def test_chat_says_that_a_rule_is_lossy(cli: Cli, engine_dir: Path) -> None:
     flags = ("--acceptance", "typical", "--show-speculation", *SHORT)
-    shown = cli("chat", "--engine-dir", engine_dir, *flags)
+    shown = cli("chat", "--engine-dir", engine_dir, *flags, stdin="one\n")
     assert shown.code == 0, shown.err
     assert "typical acceptance: LOSSY" in shown.err
     refused = cli("chat", "--engine-dir", engine_dir, "--no-spec-decode", *flags)
     assert refused.code == 2
 
 
-def test_chat_changes_the_rule_between_two_answers(
-    cli: Cli, engine_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_changes_the_rule_between_two_answers(cli: Cli, engine_dir: Path) -> None:
     turns = ["one", "/set acceptance typical posterior_threshold=0.5", "/reset", "two"]
-    lines = "\n".join([*turns, "/set acceptance relaxed"]).encode()
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
-    shown = cli("chat", "--engine-dir", engine_dir, "--temperature", 1, "--seed", 1, *SHORT)
+    lines = "\n".join([*turns, "/set acceptance relaxed"])
+    flags = ("--temperature", 1, "--seed", 1, *SHORT)
+    shown = cli("chat", "--engine-dir", engine_dir, *flags, stdin=lines)
     assert shown.code == 5  # this model has no tokens of thoughts
     assert shown.err.count("[typical acceptance: LOSSY]") == 1
     assert "Name them with begin_thinking_phase_token" in shown.err
     assert len(shown.out.splitlines()) >= 2
 
 
-def test_chat_says_that_a_rule_is_for_chains(
-    cli: Cli, engine_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = b"/set acceptance rejection\n/set acceptance exact\n/set temperature 0.5\n"
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
-    shown = cli("chat", "--engine-dir", engine_dir, "--drafter", "suffix")
+def test_chat_says_that_a_rule_is_for_chains(cli: Cli, engine_dir: Path) -> None:
+    lines = "/set acceptance rejection\n/set acceptance exact\n/set temperature 0.5\n"
+    shown = cli("chat", "--engine-dir", engine_dir, "--drafter", "suffix", stdin=lines)
     assert shown.code == 0, shown.err
     assert shown.err.count("[drafting a chain of earlier text") == 1
     assert shown.err.count("[drafting a tree of earlier text") == 1

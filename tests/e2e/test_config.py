@@ -3,7 +3,6 @@ first, and what cannot be is refused by name before any work."""
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -368,9 +367,8 @@ def test_run_makes_engines_of_the_model_that_the_file_names(
     assert "the pair has no draft" in none.err
 
 
-def test_chat_takes_a_file_too(pair: Path, cli: Cli, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
+def test_chat_takes_a_file_too(pair: Path, cli: Cli, tmp_path: Path) -> None:
     path = config(tmp_path, EAGLE + "temperature: 0\nno_chat_template: true\n")
-    done = cli("chat", "--engine-dir", pair / "engines", "--config", path)
+    done = cli("chat", "--engine-dir", pair / "engines", "--config", path, stdin="hello\n")
     assert done.code == 0, done.err
     assert "step 2, verify size 3" in done.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -140,16 +139,11 @@ def test_warm_up_teaches_the_drafts_nothing(
     assert cold == warm
 
 
-def test_chat_says_in_two_turns_what_it_says_plainly(
-    engines: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_says_in_two_turns_what_it_says_plainly(engines: Path, cli: Cli) -> None:
     words = ["chat", "--engine-dir", engines, "--temperature", "0", "--max-generate-length", "16"]
-    outcomes = []
-    for more in ("--no-spec-decode", "--show-speculation"):
-        turns = io.BytesIO(b"one two one two one two\none two\n")
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(turns))
-        outcomes.append(cli(*words, more))
-    plain, drafted = outcomes
+    turns = "one two one two one two\none two\n"
+    plain = cli(*words, "--no-spec-decode", stdin=turns)
+    drafted = cli(*words, "--show-speculation", stdin=turns)
     assert (plain.code, drafted.code) == (0, 0), plain.err + drafted.err
     assert drafted.out == plain.out
     assert "drafting by suffix decoding, which needs none" in drafted.err

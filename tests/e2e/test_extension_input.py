@@ -70,7 +70,8 @@ def test_one_row_takes_an_input_from_export_to_a_runner(
     line = ("--onnx-dir", onnx, "--engine-dir", engines, *SIZES, "--max-batch-size", 2)
     built = cli("build", *line, "--no-measure-costs", *options)
     assert "golden outputs reproduced" in built.out, built.err
-    verified = cli("verify", "--engine-dir", engines, "--onnx-dir", onnx)
+    report = "--output-file", tmp_path / "verify.json"
+    verified = cli("verify", "--engine-dir", engines, "--onnx-dir", onnx, *report)
     assert verified.code == 0, verified.out + verified.err
     runner, _ = open_runner(engines, Role.LLM)
     given = made_call(runner.contract, 0, 0, ROWS, heads=ROWS)

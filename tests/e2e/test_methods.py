@@ -3,7 +3,6 @@ what it drafts, what `inspect` names, and what is refused. The rows are those of
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -53,14 +52,11 @@ def test_drafts_are_those_of_the_flags_and_lose_nothing(
 
 
 @every_method
-def test_chat_of_two_turns_says_what_plain_decoding_says(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_chat_of_two_turns_says_what_plain_decoding_says(cli: Cli, name: str) -> None:
     words = ["chat", "--engine-dir", built(name), "--max-generate-length", 8, "--temperature", 0]
     outputs = []
     for flags in (["--no-spec-decode"], ["--spec-decode", "--show-speculation"]):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one two\nthree\n")))
-        done = cli(*words, *flags)
+        done = cli(*words, *flags, stdin="one two\nthree\n")
         assert done.code == 0, done.err
         outputs.append(done.out)
     assert outputs[0] == outputs[1]

@@ -3,7 +3,6 @@ stdout."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -92,7 +91,7 @@ def test_interrupted_answer_ends_with_its_line(engine_dir: Path) -> None:
 
 @pytest.mark.parametrize("form", ["json", "pretty", "jsonl", "turns"])
 def test_stdin_is_an_input_file_or_a_prompt_set(
-    cli: Cli, engine_dir: Path, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, engine_dir: Path, tmp_path: Path, form: str
 ) -> None:
     answers = texts(cli, engine_dir, tmp_path, "one", "two")
     requests = json.loads((tmp_path / "input.json").read_text())
@@ -102,10 +101,9 @@ def test_stdin_is_an_input_file_or_a_prompt_set(
         "jsonl": '\n{"prompt": "one"}\n{"prompt": "two"}\n',
         "turns": '{"turns": ["one"]}\n{"turns": ["two"]}',
     }
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(forms[form].encode())))
     out = tmp_path / "out.json"
     command = ("infer", "--engine-dir", engine_dir, "--input-file", "-", "--output-file", out)
-    done = cli(*command, *GREEDY)
+    done = cli(*command, *GREEDY, stdin=forms[form])
     assert done.code == 0, done.err
     document = json.loads(out.read_text())
     assert [response["output_text"] for response in document["responses"]] == answers
@@ -123,16 +121,10 @@ def test_stdin_is_an_input_file_or_a_prompt_set(
     ],
 )
 def test_what_stdin_lacks_is_named(
-    cli: Cli,
-    engine_dir: Path,
-    tmp_path: Path,
-    text: bytes,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    cli: Cli, engine_dir: Path, tmp_path: Path, text: bytes, said: str
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
     out = ("--output-file", tmp_path / "out.json")
-    refused = cli("infer", "--engine-dir", engine_dir, "--input-file", "-", *out)
+    refused = cli("infer", "--engine-dir", engine_dir, "--input-file", "-", *out, stdin=text)
     assert refused.code == 3
     assert said in refused.err
 

@@ -3,7 +3,6 @@ and what goes wrong leaves nothing behind."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -194,11 +193,10 @@ def test_without_a_prompt_it_chats(
 
 
 def test_stdin_is_the_prompt_where_it_is_no_terminal(
-    checkpoints: Path, cli: Cli, kept: Cache, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Path, cli: Cli, kept: Cache
 ) -> None:
     def piped(text: bytes, *more: object) -> Outcome:
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-        return cli("run", checkpoints / "base", *GREEDY, *more)
+        return cli("run", checkpoints / "base", *GREEDY, *more, stdin=text)
 
     empty, broken = piped(b"\n"), piped(b"\xff")
     assert (empty.code, "give --prompt" in empty.err) == (2, True)

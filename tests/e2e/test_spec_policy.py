@@ -3,7 +3,6 @@ plan's line, the summary and the output."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -131,10 +130,9 @@ def test_a_policy_without_drafts_is_refused(
     assert "--spec-policy" in done.err
 
 
-def test_chat_changes_it_by_set(engines: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = b"/set spec_policy fixed\n/set spec_policy lucky\n/set spec_policy none\n/set\n"
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed)))
-    done = cli("chat", "--engine-dir", engines, "--no-chat-template")
+def test_chat_changes_it_by_set(engines: Path, cli: Cli) -> None:
+    typed = "/set spec_policy fixed\n/set spec_policy lucky\n/set spec_policy none\n/set\n"
+    done = cli("chat", "--engine-dir", engines, "--no-chat-template", stdin=typed)
     assert ADAPTIVE in done.err
     assert "[drafting a chain: top-k 1, step 3, verify size 4 (fixed)]" in done.err
     assert "Write fixed or adaptive, or none." in done.err
@@ -142,10 +140,7 @@ def test_chat_changes_it_by_set(engines: Path, cli: Cli, monkeypatch: pytest.Mon
     assert "spec_policy" in done.err
 
 
-def test_chat_refuses_adaptive_by_set_without_costs(
-    plain: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    typed = io.BytesIO(b"/set spec_policy adaptive\n")
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(typed))
-    done = cli("chat", "--engine-dir", plain, "--no-chat-template")
+def test_chat_refuses_adaptive_by_set_without_costs(plain: Path, cli: Cli) -> None:
+    typed = "/set spec_policy adaptive\n"
+    done = cli("chat", "--engine-dir", plain, "--no-chat-template", stdin=typed)
     assert "what a step costs here was not measured" in done.err

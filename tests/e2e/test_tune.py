@@ -4,7 +4,6 @@ is refused."""
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import shutil
@@ -160,9 +159,9 @@ def test_where_drafts_do_not_pay_that_is_said(cli: Cli, tuned: Path) -> None:
     assert "drafts did not pay here when they were tuned" in infer(cli, tuned)
 
 
-def test_chat_takes_the_winner_too(cli: Cli, tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n")))
-    shown = cli("chat", "--engine-dir", tuned, "--max-generate-length", 6, "--show-speculation")
+def test_chat_takes_the_winner_too(cli: Cli, tuned: Path) -> None:
+    flags = ("--max-generate-length", 6, "--show-speculation")
+    shown = cli("chat", "--engine-dir", tuned, *flags, stdin="one\n")
     assert shown.code == 0, shown.err
     assert "tuned plan: chain of 2, 1.50 x plain when measured" in shown.err
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import shutil
 from collections.abc import Sequence
@@ -331,13 +330,10 @@ def test_another_picture_is_another_prefix(shop: Shop, pictures: Path) -> None:
         assert again.token_ids == first.token_ids
 
 
-def test_chat_sends_a_picture_with_the_next_turn(
-    shop: Shop, pictures: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_sends_a_picture_with_the_next_turn(shop: Shop, pictures: Path, cli: Cli) -> None:
     said = f"/image {pictures / '0.png'}\nWhat is it?\nAnd now?\n/image {pictures}/none.png\n"
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
     flags = ("--multimodal-engine-dir", shop.visual, "--max-generate-length", 6, "--seed", 1)
-    done = cli("chat", "--engine-dir", shop.llm, *flags, "--temperature", 0)
+    done = cli("chat", "--engine-dir", shop.llm, *flags, "--temperature", 0, stdin=said)
     assert done.code == SOME_FAILED
     assert "0.png: 16 tokens; it goes with the next turn]" in done.err
     assert "is not there" in done.err

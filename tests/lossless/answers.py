@@ -17,7 +17,6 @@ from edgespec.errors import EdgeSpecError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.requests.lossless_check import first_difference
 
 VOCAB = 256
@@ -34,15 +33,12 @@ def asked(sampling: SamplingParams, max_new: int) -> SamplingParams:
 
 
 def plainly(engine: Engine, prompt: Sequence[int], sampling: SamplingParams) -> Response:
-    """The answer without drafts. No rows of other prompts are made use of."""
+    """The answer without drafts. Rows of other prompts are forgotten, not made use of."""
     known = _plain.setdefault(engine, {})
     key = (tuple(prompt), repr(sampling), engine.stop_ids)
     if key not in known:
-        kept, engine.session.prefixes = engine.session.prefixes, PrefixCache(0)
-        try:
-            known[key] = engine.plainly(prompt, sampling)
-        finally:
-            engine.session.prefixes = kept
+        engine.forget_prefixes()
+        known[key] = engine.plainly(prompt, sampling)
     return known[key]
 
 

@@ -21,7 +21,6 @@ from edgespec.runtime.drafters.block_drafter import BlockDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.block import BlockOutput
 from edgespec.runtime.loop.generation import Response
-from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.trees.tree import DraftTree
 from tests import reference
 from tests.lossless import answers
@@ -108,34 +107,35 @@ class Steering:
         return tree
 
 
-@contextmanager
-def steered(
-    engine: Engine, scripts: Sequence[Sequence[int]], right: float, turn: Turn = far
-) -> Iterator[Any]:
-    """The engine with its drafter steered, which shares the real one's engine and state."""
-    real = engine.drafter
-    assert isinstance(real, BlockDrafter)
-    drafter: Any = object.__new__(type("Steered", (Steering, type(real)), {}))
-    vars(drafter).update(vars(real))
-    drafter.steer(scripts, right, turn, len(real.lanes))
-    engine.session.drafter = drafter
-    yield drafter
-    engine.session.drafter = real
-
-
 @dataclass(frozen=True)
 class Pair:
-    """Engines of the same draft for one sequence and for four, and the references."""
+    """Engines of the same draft for one sequence and for four, the references, and how logits are
+    turned."""
 
     one: Engine
     four: Engine
     ref: DFlashReference
     model: Any
+    turn: Turn
     told: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
 
     @property
     def first_slot(self) -> int:
         return getattr(self.ref, "first_slot", 1)
+
+    @contextmanager
+    def steered(
+        self, engine: Engine, scripts: Sequence[Sequence[int]], right: float
+    ) -> Iterator[Any]:
+        """An engine with its drafter steered, which shares the real one's engine and state."""
+        real = engine.drafter
+        assert isinstance(real, BlockDrafter)
+        drafter: Any = object.__new__(type("Steered", (Steering, type(real)), {}))
+        vars(drafter).update(vars(real))
+        drafter.steer(scripts, right, self.turn, len(real.lanes))
+        engine.session.drafter = drafter
+        yield drafter
+        engine.session.drafter = real
 
     def assert_true(self, blocks: Sequence[Block]) -> None:
         """Each block against the reference, from the features of all tokens but the pending one."""
@@ -161,7 +161,8 @@ class Pair:
     def restored(self) -> None:
         """The engines draft with their own drafters again, and keep no prefix."""
         for engine in (self.one, self.four):
-            engine.session.drafter, engine.session.prefixes = engine.drafter, PrefixCache(0)
+            engine.session.drafter = engine.drafter
+            engine.forget_prefixes()
 
 
 def prompt_of(length: int) -> list[int]:

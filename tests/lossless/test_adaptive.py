@@ -26,7 +26,6 @@ from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import GenerationRequest
-from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests import shared, toys
@@ -41,8 +40,8 @@ from tests.lossless.answers import (
     served,
 )
 from tests.lossless.engines import LANES, api_engines
-from tests.lossless.pairs import LIMITS, make_mtp_pair
-from tests.lossless.test_static_trees import engines_of
+from tests.lossless.pairs import LIMITS
+from tests.lossless.test_drafts import engines_of
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=3)
@@ -61,12 +60,6 @@ def dflash_engines(path: Path) -> None:
             build(path / part, path / name, replace(LIMITS, max_batch_size=lanes))
 
 
-def mtp_engines(path: Path) -> None:
-    make_mtp_pair(path, 1, LANES)
-    (path / "engines-1").rename(path / "one")
-    (path / f"engines-{LANES}").rename(path / "four")
-
-
 def model_engines(name: str) -> Path:
     models = draft_models.models("llama")
     lanes = {"one": 1, "four": LANES}[name]
@@ -77,7 +70,7 @@ def model_engines(name: str) -> Path:
 PAIRS: dict[str, Callable[[str], Path]] = {
     "eagle3": lambda name: api_engines() / name,
     "eagle1": lambda name: engines_of("eagle1") / name,
-    "mtp": lambda name: shared.made_once("adaptive mtp", mtp_engines) / name,
+    "mtp": lambda name: engines_of("mtp") / name,
     "dflash": lambda name: shared.made_once("adaptive dflash", dflash_engines) / name,
     "draft_model": model_engines,
     "medusa": lambda name: engines_of("medusa") / name,
@@ -136,10 +129,10 @@ def method_of(engine_dir: Path) -> str:
 @pytest.fixture
 def pair(opened: Pair) -> Iterator[Pair]:
     for engine in (opened.one, opened.four):
-        engine.session.prefixes = PrefixCache(0)
+        engine.forget_prefixes()
     yield opened
     for engine in (opened.one, opened.four):
-        engine.session.prefixes, engine.session.drafter = PrefixCache(0), engine.drafter
+        engine.session.drafter = engine.drafter
 
 
 def test_adaptive_drafts_leave_every_token_as_it_was(pair: Pair) -> None:
@@ -147,7 +140,7 @@ def test_adaptive_drafts_leave_every_token_as_it_was(pair: Pair) -> None:
     for shape, plan in pair.plans().items():
         assert plan.adaptive, shape
         for sampling in (GREEDY, SAMPLED):
-            for length in (1, 9, 30):
+            for length in (1, 30):
                 asked = replace(sampling, max_generate_length=30)
                 plain = plainly(pair.one, prompt_of(length), asked)
                 found = pair.one.generate(prompt_of(length), asked, plan)
@@ -174,7 +167,6 @@ def test_batches_of_three_with_early_ends_leave_every_token_as_it_was(pair: Pair
 
 
 def test_behind_a_conversation_that_was_kept_whole_nothing_changes(pair: Pair) -> None:
-    pair.one.session.prefixes = PrefixCache(2**26)
     plan, asked = pair.plans()["chain"], replace(GREEDY, max_generate_length=14)
     first = pair.one.generate(prompt_of(9), asked, plan, keep=True)
     prompt = [*prompt_of(9), *first.token_ids, 5, 6, 7]
@@ -226,7 +218,6 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     with_costs(PAIRS["eagle3"]("one"), target, "eagle3", 1.0, 1.0)
     with edgespec.load(target) as engine:
         engine.stop_ids = frozenset()
-        engine.session.prefixes = PrefixCache(0)
         yield engine
 
 

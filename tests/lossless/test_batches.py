@@ -33,7 +33,6 @@ from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.loop.generation import GenerationRequest, Response
-from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.loop.sequence import SequenceState, StepOutput
 from edgespec.runtime.loop.session import Session
 from edgespec.runtime.requests.lossless_check import first_difference
@@ -103,7 +102,8 @@ def engines(
 def as_they_were(engines: Engines) -> Iterator[None]:
     stop_ids = engines.four.stop_ids
     for engine in (engines.one, engines.four):
-        engine.stop_ids, engine.session.prefixes = frozenset(), PrefixCache(0)
+        engine.stop_ids = frozenset()
+        engine.forget_prefixes()
     yield
     for engine in (engines.one, engines.four):
         engine.stop_ids, engine.session.drafter = stop_ids, engine.drafter
@@ -244,7 +244,6 @@ def test_last_one_takes_the_place_of_who_ends_and_who_waits_the_place_behind(
 
 @pytest.mark.parametrize("plan", [None, PLANS[2]])
 def test_rows_kept_of_one_lane_serve_another(engines: Engines, plan: DraftPlan | None) -> None:
-    engines.four.session.prefixes = PrefixCache(2**24)
     head = prompt_of(20)
     jobs = [
         GenerationRequest([*head, tail, 9], replace(SAMPLED, max_generate_length=12), plan, keep=20)
@@ -262,7 +261,6 @@ def test_rows_kept_of_one_lane_serve_another(engines: Engines, plan: DraftPlan |
 def test_next_turn_reads_only_what_is_new(engines: Engines, plan: DraftPlan | None) -> None:
     first = job(11, 12, plan)
     script(engines, [first], right=1)
-    engines.four.session.prefixes = PrefixCache(2**24)
     (found,) = served(engines.four, [replace(first, keep_all=True)])
     assert plan is None or max(found.metrics.per_step_accepted) > 0
     follow_up = GenerationRequest(
@@ -284,7 +282,7 @@ def test_conversation_goes_on_after_a_stop_within_what_was_accepted(
     script(engines, [first], right=1)
     truth = alone(engines, first).token_ids
     for engine in (engines.one, engines.four):
-        engine.session.prefixes, engine.stop_ids = PrefixCache(2**24), frozenset({truth[index]})
+        engine.stop_ids = frozenset({truth[index]})
     (found,) = served(engines.four, [replace(first, keep_all=True)])
     end = truth.index(truth[index]) + 1
     assert found.token_ids == truth[:end]
@@ -321,7 +319,6 @@ def test_what_is_no_number_harms_no_later_request(engines: Engines, place: str) 
     spoilt = first.prompt_ids[4] if place == "prompt" else truth[5]
     bad = [replace(first, prompt_ids=[*first.prompt_ids]) for _ in range(LANES)]
     good = [job(n, 12, PLANS[n % 4]) for n in (4, 5, 6, 7, 8, 10)]
-    engines.four.session.prefixes = PrefixCache(0)
     for decoder in (engines.four.base, engines.four.drafter.decoder):
         decoder.embedding = Spoilt(decoder.embedding, spoilt)
     try:

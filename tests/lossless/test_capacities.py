@@ -23,7 +23,6 @@ from edgespec.backends.tensorrt.capacities import VariantRunner
 from edgespec.contract import Limits
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import GenerationRequest
-from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.opening import open_engine
 from tests import made, shared
 from tests.lossless.answers import VOCAB, plainly, served
@@ -113,11 +112,8 @@ def engine(kind: Kind, expected: Expected) -> Iterator[Engine]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept(engine: Engine) -> Iterator[None]:
-    prefixes = engine.session.prefixes
-    engine.session.prefixes = PrefixCache(0)
-    yield
-    engine.session.prefixes = prefixes
+def nothing_kept(engine: Engine) -> None:
+    engine.forget_prefixes()
 
 
 def prompt_of(length: int) -> list[int]:
@@ -174,7 +170,6 @@ def test_sequences_move_together_where_a_long_one_joins_and_when_it_ends(
 def test_rows_that_were_kept_in_one_engine_serve_the_other(
     engine: Engine, expected: Expected, kind: Kind
 ) -> None:
-    engine.session.prefixes = PrefixCache(2**24)
     head, sampling = prompt_of(20), sampling_of(8)
     engine.generate([*head, 5], sampling, keep=True)
     assert runner_of(engine).in_use == SMALL

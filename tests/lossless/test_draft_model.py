@@ -20,7 +20,6 @@ from edgespec.runtime.drafters.draft_model import DraftModelDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.loop.generation import GenerationRequest
-from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.trees.static_tree import StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 from tests import toys
@@ -80,7 +79,7 @@ def without_prefixes(request: pytest.FixtureRequest) -> None:
     if "pair" in request.fixturenames:
         pair: Opened = request.getfixturevalue("pair")
         for engine in (pair.one, pair.four):
-            engine.session.prefixes = PrefixCache(0)
+            engine.forget_prefixes()
 
 
 @functools.cache
@@ -112,7 +111,7 @@ def test_drafts_are_those_of_the_definition(pair: Opened, plan: DraftPlan) -> No
     """Every tree of an answer, whatever was accepted before it."""
     proposals, log_probs = Proposals(pair.one), draft_of(pair.directory)
     with mock.patch.object(pair.one.drafter, "propose", proposals):
-        pair.one.generate(prompt_of(9), asked(GREEDY, 9), plan)
+        pair.one.generate(prompt_of(9), asked(GREEDY, 6), plan)
     assert len(proposals.found) > 1
     for tokens, cut, tree in proposals.found:
         if cut.verify_size == 1:
@@ -334,7 +333,6 @@ def test_full_cache_ends_both_runs_at_the_same_token(pair: Opened) -> None:
 
 def test_next_turn_goes_on_with_the_rows_of_base_and_draft(pair: Opened) -> None:
     engine = pair.one
-    engine.session.prefixes = PrefixCache(2**24)
     assert isinstance(engine.drafter, DraftModelDrafter)
     turn = prompt_of(20, seed=5)
     first = engine.generate(turn, asked(GREEDY, 12), CHAIN, keep=True)
@@ -344,7 +342,7 @@ def test_next_turn_goes_on_with_the_rows_of_base_and_draft(pair: Opened) -> None
         second = engine.generate(longer, asked(GREEDY, 8), CHAIN)
     assert second.metrics.reused_tokens >= len(turn)
     assert calls.rows[0] < 10  # what the user said, and the last drafts of the turn before
-    engine.session.prefixes = PrefixCache(0)
+    engine.forget_prefixes()
     anew = engine.generate(longer, asked(GREEDY, 8), CHAIN)
     assert second.token_ids == anew.token_ids
     assert second.metrics.per_step_accepted == anew.metrics.per_step_accepted
@@ -354,7 +352,6 @@ def test_prefix_of_which_a_recurrent_draft_keeps_nothing_is_read_again() -> None
     """The base's rows can be cut, a state cannot."""
     with opened("hybrid-draft") as pair:
         engine, turn = pair.one, prompt_of(30, seed=5)
-        engine.session.prefixes = PrefixCache(2**24)
         engine.generate(turn, asked(GREEDY, 12), CHAIN, keep=True)
         other = [*turn[:24], *prompt_of(6, seed=6)]
         assert isinstance(engine.drafter, DraftModelDrafter)
@@ -363,7 +360,7 @@ def test_prefix_of_which_a_recurrent_draft_keeps_nothing_is_read_again() -> None
             found = engine.generate(other, asked(GREEDY, 8), CHAIN)
         assert found.metrics.reused_tokens >= 24
         assert calls.rows[0] == 30
-        engine.session.prefixes = PrefixCache(0)
+        engine.forget_prefixes()
         anew = engine.generate(other, asked(GREEDY, 8), CHAIN)
         assert found.metrics.per_step_accepted == anew.metrics.per_step_accepted
         assert found.token_ids == anew.token_ids

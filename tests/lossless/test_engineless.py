@@ -25,7 +25,6 @@ from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.suffix import SuffixDrafter
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.requests.lossless_check import first_difference
 from edgespec.runtime.trees.tree import DraftPlan
 from tests import made, toys
@@ -166,21 +165,17 @@ def test_chat_across_turns_goes_on_with_rows_and_index(engines: Pair) -> None:
 
 def test_prefix_that_several_requests_share(engines: Pair) -> None:
     """Snapshots of the base are restored under drafters that keep none."""
-    engine, kept = engines.four, engines.four.session.prefixes
-    engine.session.prefixes = PrefixCache(10**8)
-    try:
-        shared, params = prompt_of(30), replace(SAMPLINGS[1], max_generate_length=15)
-        reused = 0
-        for number, way in enumerate(WAYS):
-            prompt = [*shared, *prompt_of(4, number)]
-            job = replace(asked(engine, prompt, params, way), keep=len(shared))
-            (drafted,) = served(engine, [job])
-            assert_same(engines.one, engines.one.plainly(prompt, params), drafted)
-            assert isinstance(drafted, Response)
-            reused += drafted.metrics.reused_tokens
-        assert reused >= len(shared) * (len(WAYS) - 1)
-    finally:
-        engine.session.prefixes = kept
+    engine = engines.four
+    shared, params = prompt_of(30), replace(SAMPLINGS[1], max_generate_length=15)
+    reused = 0
+    for number, way in enumerate(WAYS):
+        prompt = [*shared, *prompt_of(4, number)]
+        job = replace(asked(engine, prompt, params, way), keep=len(shared))
+        (drafted,) = served(engine, [job])
+        assert_same(engines.one, engines.one.plainly(prompt, params), drafted)
+        assert isinstance(drafted, Response)
+        reused += drafted.metrics.reused_tokens
+    assert reused >= len(shared) * (len(WAYS) - 1)
 
 
 def test_cache_fills_up_with_drafts_as_without(engines: Pair) -> None:

@@ -23,7 +23,6 @@ from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
 from edgespec.runtime.engine import PLAIN, Engine
 from edgespec.runtime.loop.generation import Chunk, GenerationRequest, Response
-from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.requests.lossless_check import Replay
 from edgespec.runtime.requests.quality import log_likelihood
 from edgespec.runtime.text.prompt_value import ImageSlots, PromptValue
@@ -104,7 +103,8 @@ def pair(
 @pytest.fixture(autouse=True)
 def as_they_were(pair: Pair) -> None:
     for engine in (pair.engines.one, pair.engines.four):
-        engine.session.prefixes, engine.session.drafter = PrefixCache(0), engine.drafter
+        engine.session.drafter = engine.drafter
+        engine.forget_prefixes()
 
 
 @pytest.mark.parametrize("plan", [PLAIN, CHAIN, TREE])
@@ -179,7 +179,6 @@ def test_batches_mix_text_and_images(
 @pytest.mark.parametrize("plan", [PLAIN, TREE])
 def test_a_prefix_serves_the_same_image_and_no_other(pair: Pair, plan: Any) -> None:
     engine = pair.engines.one
-    engine.session.prefixes = PrefixCache(2**24)
     prompt = pair.prompt("between")
     engine.generate(prompt, GREEDY, plan, keep=True)
     other = image_reference.prompt_of(pair.model, [[5, 6, 7], OTHER, [8, 9, 10]])
@@ -201,7 +200,6 @@ def test_what_is_no_number_and_not_read_changes_nothing(pair: Pair, plan: Any) -
     """The embedding of the image token in the base, and rows of an image whose slots are served by
     the prefix cache."""
     engine, prompt = pair.engines.one, pair.prompt("between")
-    engine.session.prefixes = PrefixCache(2**24)
     engine.generate(prompt, GREEDY, plan, keep=True)
     (image,) = prompt.images
     embeds = image.rows.embeds.copy()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -57,6 +58,11 @@ BASES = [*KINDS, "mistral-window-5", "gemma3-window-5", "phi4-mini"]
 of_each_kind = pytest.mark.parametrize("engine", KINDS, indirect=True)
 
 
+def rows(of_all: list[Any], of_each_kind: list[Any]) -> list[tuple[Any, ...]]:
+    """Those of each base, and more of each kind."""
+    return [(base, *row) for base in BASES for row in of_all + of_each_kind * (base in KINDS)]
+
+
 @pytest.fixture(scope="module", params=BASES)
 def engine(request: pytest.FixtureRequest, pairs: dict[str, Path]) -> Iterator[Engine]:
     with edgespec.load(pairs[request.param]) as opened:
@@ -99,71 +105,44 @@ def script(
     engine.session.drafter = ScriptedDrafter([(prompt, truth)], VOCAB, right)
 
 
+OF_ALL = [
+    (PLANS[0], GREEDY),
+    (PLANS[1], SAMPLINGS[3]),
+    (PLANS[2], GREEDY),
+    (StaticPlan.of(NAMED["mc_sim_7b_25"]), SAMPLINGS[2]),
+]
+OF_EACH_KIND = [(PLANS[1], sampling) for sampling in (*SAMPLINGS[:3], SAMPLINGS[4])]
+OF_EACH_KIND += [(PLANS[0], SAMPLINGS[3]), (PLANS[2], SAMPLINGS[3])]
+
+
 @pytest.mark.parametrize(
-    ("plan", "sampling"),
-    [
-        (PLANS[0], GREEDY),
-        (PLANS[1], SAMPLINGS[3]),
-        (PLANS[2], GREEDY),
-        (StaticPlan.of(NAMED["mc_sim_7b_25"]), SAMPLINGS[2]),
-    ],
+    ("engine", "plan", "sampling"),
+    rows(OF_ALL, OF_EACH_KIND),
+    indirect=["engine"],
     ids=name_of,
 )
 def test_eagle_drafts_leave_every_token_as_it_was(
     engine: Engine, plan: DraftPlan, sampling: edgespec.SamplingParams
 ) -> None:
-    assert_eagle_leaves_every_token(engine, plan, sampling)
-
-
-@of_each_kind
-@pytest.mark.parametrize(
-    ("plan", "sampling"),
-    [(PLANS[1], sampling) for sampling in (*SAMPLINGS[:3], SAMPLINGS[4])]
-    + [(PLANS[0], SAMPLINGS[3]), (PLANS[2], SAMPLINGS[3])],
-    ids=name_of,
-)
-def test_eagle_drafts_leave_every_token_whatever_the_sampling(
-    engine: Engine, plan: DraftPlan, sampling: edgespec.SamplingParams
-) -> None:
-    assert_eagle_leaves_every_token(engine, plan, sampling)
-
-
-def assert_eagle_leaves_every_token(
-    engine: Engine, plan: DraftPlan, sampling: edgespec.SamplingParams
-) -> None:
     for length in (1, 30):
         prompt = prompt_of(length)
-        plain, drafted = (
-            plainly(engine, prompt, sampling, 20),
-            drafting(engine, prompt, sampling, 20, plan),
-        )
+        plain = plainly(engine, prompt, sampling, 20)
+        drafted = drafting(engine, prompt, sampling, 20, plan)
         assert_same(engine, plain, drafted, sampling)
         assert sum(drafted.metrics.per_step_drafted) > 0
 
 
 @pytest.mark.parametrize(
-    ("right", "sampling"), [(0, GREEDY), (0.6, SAMPLINGS[3]), (1, GREEDY)], ids=name_of
-)
-def test_drafter_right_or_wrong_leaves_every_token_as_it_was(
-    engine: Engine, right: float, sampling: edgespec.SamplingParams
-) -> None:
-    assert_script_leaves_every_token(engine, right, sampling)
-
-
-@of_each_kind
-@pytest.mark.parametrize(
-    ("right", "sampling"),
-    [(0.6, sampling) for sampling in (*SAMPLINGS[:3], SAMPLINGS[4])]
-    + [(right, SAMPLINGS[3]) for right in (0, 1)],
+    ("engine", "right", "sampling"),
+    rows(
+        [(0, GREEDY), (0.6, SAMPLINGS[3]), (1, GREEDY)],
+        [(0.6, sampling) for sampling in (*SAMPLINGS[:3], SAMPLINGS[4])]
+        + [(0, SAMPLINGS[3]), (1, SAMPLINGS[3])],
+    ),
+    indirect=["engine"],
     ids=name_of,
 )
-def test_drafter_right_or_wrong_leaves_every_token_whatever_the_sampling(
-    engine: Engine, right: float, sampling: edgespec.SamplingParams
-) -> None:
-    assert_script_leaves_every_token(engine, right, sampling)
-
-
-def assert_script_leaves_every_token(
+def test_drafter_right_or_wrong_leaves_every_token_as_it_was(
     engine: Engine, right: float, sampling: edgespec.SamplingParams
 ) -> None:
     plan = DraftPlan(4, 7, 30)  # deeper than the window of five
@@ -175,12 +154,8 @@ def assert_script_leaves_every_token(
         assert_same(engine, plain, drafted, sampling)
         accepted = drafted.metrics.per_step_accepted
         assert (sum(accepted) > 0) == (right > 0)
-        assert right < 1 or accepted == [
-            7,
-            7,
-            7,
-            4,
-        ]  # 29 tokens after prefill's, a bonus each; the last is cut short
+        # 29 tokens after prefill's, a bonus each; the last is cut short
+        assert right < 1 or accepted == [7, 7, 7, 4]
 
 
 def test_speculative_run_without_drafts_is_the_plain_one(engine: Engine) -> None:

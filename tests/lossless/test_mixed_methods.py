@@ -131,7 +131,7 @@ def test_batch_that_mixes_methods_equals_plain_decoding(
     engines: tuple[Engine, Engine], budget: int
 ) -> None:
     one, four = engines
-    four.session.prefixes.clear()
+    four.forget_prefixes()
     four.session.prefixes.budget_bytes = budget
     requests = file_of(BLOCKS)
     plainly = answered(

@@ -24,7 +24,6 @@ from edgespec.backends.tensorrt.plans import MemoryPlan
 from edgespec.backends.tensorrt.runner import TensorRTRunner
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import GenerationRequest
-from edgespec.runtime.loop.prefix import PrefixCache
 from edgespec.runtime.trees.tree import DraftPlan
 from tests import made, shared
 from tests.lossless.answers import VOCAB, assert_as_alone, assert_same, plainly, served
@@ -79,10 +78,10 @@ def engine(kind: tuple[str, str]) -> Iterator[Engine]:
 
 @pytest.fixture(autouse=True)
 def as_it_was(engine: Engine) -> Iterator[None]:
-    drafter, prefixes = engine.session.drafter, engine.session.prefixes
-    engine.session.prefixes = PrefixCache(0)
+    drafter = engine.session.drafter
+    engine.forget_prefixes()
     yield
-    engine.session.drafter, engine.session.prefixes = drafter, prefixes
+    engine.session.drafter = drafter
 
 
 def prompt_of(length: int) -> list[int]:
@@ -197,7 +196,6 @@ def test_what_a_call_finds_of_its_logits_is_what_the_host_finds(
 
 
 def test_rows_kept_of_one_lane_serve_another(engine: Engine) -> None:
-    engine.session.prefixes = PrefixCache(2**24)
     head = prompt_of(20)
     jobs = [
         GenerationRequest([*head, tail, 9], replace(SAMPLED, max_generate_length=8), None, keep=20)

@@ -16,7 +16,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgespec.backends.ort.emulate import INT8_MAX, row_scale, row_scales
-from edgespec.backends.ort.probe import check_product, probe_graph, run_probe
+from edgespec.backends.ort.low_bit_matmul import check_product
+from edgespec.backends.ort.probe import probe_graph, run_probe
 from edgespec.backends.rewriting import Constants, Nodes
 from edgespec.quantization.quantized_weight import QuantizedWeight
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.ort.native.layout import BLOCK_SIZES, PANEL, WeightLayout
 from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION, kernels
-from edgespec.backends.ort.probe import check_product
+from edgespec.errors import BuildError
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 
 if TYPE_CHECKING:
@@ -142,6 +142,23 @@ def prove(
         PROBE_TOLERANCE,
         "Build with `kernels` onnxruntime, and please report it.",
     )
+
+
+def check_product(
+    product: str,
+    computed: NDArray[np.float32],
+    wanted: NDArray[np.float32],
+    tolerance: float,
+    remedy: str,
+) -> None:
+    """BuildError where a product, such as "MatMulNBits computes lm_head", is farther from the
+    wanted one than the tolerance: of the root mean square, relative to that of the wanted one."""
+    size = float(np.sqrt(np.mean(np.square(wanted))))
+    difference = float(np.sqrt(np.mean(np.square(computed - wanted))))
+    difference /= max(size, float(np.finfo(np.float32).tiny))
+    if not difference <= tolerance:  # a NaN is not within any tolerance
+        message = f"{product} with an error of {difference:.1e}, allowed is {tolerance}"
+        raise BuildError(message, remedy)
 
 
 def run(

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.low_bit_matmul import per_block
-from edgespec.backends.ort.probe import check_product, probe_graph, run_probe
+from edgespec.backends.ort.low_bit_matmul import check_product, per_block
+from edgespec.backends.ort.probe import probe_graph, run_probe
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 
 if TYPE_CHECKING:

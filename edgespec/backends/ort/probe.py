@@ -1,4 +1,4 @@
-"""A run of a graph of a few nodes, to see what a kernel makes of it, and how close that is.
+"""A run of a graph of a few nodes, to see what a kernel makes of it.
 
 Knows ONNX Runtime's sessions. Knows no operator. ONNX is imported where a graph is made.
 """
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from edgespec.backends.ort.session import NO_FALLBACK, session_options
 from edgespec.contract import OPSET
-from edgespec.errors import BuildError
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -45,20 +44,3 @@ def run_probe(graph: ir.Graph, x: NDArray[np.float32]) -> NDArray[np.float32]:
     outputs: Any = session.run(None, {session.get_inputs()[0].name: x[None]})
     output: NDArray[np.float32] = outputs[0][0]
     return output
-
-
-def check_product(
-    product: str,
-    computed: NDArray[np.float32],
-    wanted: NDArray[np.float32],
-    tolerance: float,
-    remedy: str,
-) -> None:
-    """BuildError where a product, such as "MatMulNBits computes lm_head", is farther from the
-    wanted one than the tolerance: of the root mean square, relative to that of the wanted one."""
-    size = float(np.sqrt(np.mean(np.square(wanted))))
-    difference = float(np.sqrt(np.mean(np.square(computed - wanted))))
-    difference /= max(size, float(np.finfo(np.float32).tiny))
-    if not difference <= tolerance:  # a NaN is not within any tolerance
-        message = f"{product} with an error of {difference:.1e}, allowed is {tolerance}"
-        raise BuildError(message, remedy)

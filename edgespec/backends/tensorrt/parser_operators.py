@@ -96,35 +96,21 @@ CUSTOM_INPUTS: Mapping[str, int] = MappingProxyType(
     {name: 1 if name == "TRT_MXFP8DynamicQuantize" else 2 for name in CUSTOM_OPERATORS}
 )
 CUSTOM_ATTRIBUTES: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "TRT_FP4DynamicQuantize": frozenset(("axis", "block_size", "scale_type")),
-        "TRT_MXFP8DynamicQuantize": frozenset(("axis", "block_size", "output_dtype")),
-        **dict.fromkeys(
-            (
-                *("TRT_MXFP8DequantizeLinear", "TRT_FP8QuantizeLinear", "TRT_FP8DequantizeLinear"),
-                *("TRT_INT4QuantizeLinear", "TRT_INT4DequantizeLinear"),
-            ),
-            frozenset(("axis", "block_size", "output_dtype")),
-        ),
-    }
+    dict.fromkeys(CUSTOM_OPERATORS, frozenset(("axis", "block_size", "output_dtype")))
+    | {"TRT_FP4DynamicQuantize": frozenset(("axis", "block_size", "scale_type"))}
 )
 # Attributes that the parser reads and the standard does not have
 PRIVATE_ATTRIBUTES: Mapping[str, frozenset[str]] = MappingProxyType(
     {"Attention": frozenset(("TRT_decomposable", "TRT_normalization_op"))}
 )
 
-# Operator -> inputs that must be known when the engine is built
-CONSTANT_INPUTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            (
-                *("CumSum", "OneHot", "Squeeze", "Unsqueeze", "ReduceL1", "ReduceL2"),
-                *("ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"),
-                *("ReduceProd", "ReduceSum", "ReduceSumSquare"),
-            ),
-            (1,),
-        ),
-    }
+# Operators whose second input must be known when the engine is built
+CONSTANT_INPUT = frozenset(
+    (
+        *("CumSum", "OneHot", "Squeeze", "Unsqueeze", "ReduceL1", "ReduceL2"),
+        *("ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"),
+        *("ReduceProd", "ReduceSum", "ReduceSumSquare"),
+    )
 )
 # Operators of which only the first output is imported
 ONE_OUTPUT = frozenset(("BatchNormalization", "LayerNormalization", "MaxPool"))

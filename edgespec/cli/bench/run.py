@@ -21,7 +21,6 @@ from edgespec.cli.bench.asked import (
     sampling_of,
     variants_of,
 )
-from edgespec.cli.bench.costs import say_costs, sentences
 from edgespec.cli.bench.kept import check_pictures, keep, to_stdout
 from edgespec.cli.costs_flag import measure_again
 from edgespec.cli.draft_flags import ALIASES, draft_options_of, is_given
@@ -257,6 +256,7 @@ def command(
     from edgespec.benchmark.report import BenchRecorder
     from edgespec.benchmark.slices import SliceRunner
     from edgespec.benchmark.synthetic import Dial
+    from edgespec.cli.bench import tables
     from edgespec.cli.progress import Bars
 
     # Where nothing else is asked for, costs are measured or explained, and no more
@@ -307,19 +307,17 @@ def command(
             warmup=warmup,
         )
         if explain and not measures:
-            say_costs(engine)
+            tables.say_costs(engine)
             return 0
         with Stopper() as stopper, Bars() as bars:
             bench = Benchmark(SliceRunner(engine, stopper), plan, bars)
             recorder = BenchRecorder(engine, path, plan, left_out)
             failed = finished(bench)
         report = recorder.report(bench, None if failed is None else failed.what)
-        lines = [*sentences(engine, report)] if explain else []
+        lines = [*tables.sentences(engine, report)] if explain else []
     problems = [] if failed is None else [failed]
     with noted(problems):
         keep(report, json_file, picture, pictures)
-    from edgespec.cli.bench import tables
-
     err = to_stdout(json_file)  # stdout has the report alone
     tables.show(report, err=err)
     for line in lines:

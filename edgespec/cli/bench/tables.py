@@ -6,6 +6,7 @@ Knows how values look. What they mean stands in docs/benchmark.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
@@ -17,7 +18,10 @@ from edgespec.benchmark.statistics import NOISE, UNKNOWN
 from edgespec.cli import tables
 from edgespec.cli.tables import print_table
 from edgespec.cli.terminal import harmless, say
-from edgespec.errors import counted
+from edgespec.errors import LimitError, counted
+
+if TYPE_CHECKING:
+    from edgespec.runtime.engine import Engine
 
 CLOSE = 0.1  # a prediction within so much of what was measured is said to hold
 Cell = Callable[[Row], str | None]
@@ -162,6 +166,30 @@ def predictions(rows: Sequence[Row]) -> Iterator[str]:
         more = "more" if apart > 0 else "less"
         told = "as predicted" if abs(apart) <= CLOSE else f"{100 * abs(apart):.0f} % {more}"
         yield f"{words(row)}: {over.median:.2f} x plain, predicted {predicted:.2f} ({told})."
+
+
+# ---- what steps cost
+
+
+def say_costs(engine: Engine) -> None:
+    """Print what the kept costs mean. Raises LimitError where there are none."""
+    if engine.costs is None:
+        why = engine.why_no_costs or "nothing drafts"
+        raise LimitError(f"--explain: {why}", "Measure it: --measure-costs.")
+    for line in sentences(engine, None):
+        say(line)
+
+
+def sentences(engine: Engine, report: Report | None) -> Iterator[str]:
+    """What the kept costs mean, and of a report how its figures compare with them."""
+    from edgespec.runtime.measuring.cost_description import explained
+
+    if engine.costs is None:
+        yield f"no prediction: {engine.why_no_costs or 'nothing drafts'}"
+        return
+    yield from explained(engine.costs.profile)
+    if report is not None:
+        yield from predictions(report.rows)
 
 
 # ---- two reports

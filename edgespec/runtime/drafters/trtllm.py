@@ -18,6 +18,7 @@ from edgespec.runtime.drafters.attributes import attribute
 from edgespec.runtime.drafters.base import DraftRequest, EndObserver, Observation
 from edgespec.runtime.drafters.guard import BOOKKEEPING, Guard, Lost
 from edgespec.runtime.drafters.user import SequenceDrafter, TokenView, UserSequence, tree_of
+from edgespec.runtime.plans.schedules import Schedule
 from edgespec.runtime.trees.tree import DraftTree
 
 # ---- the names of TensorRT-LLM
@@ -272,7 +273,8 @@ class TrtLlmDrafter(SequenceDrafter, EndObserver):
         together = getattr(self.drafter, "max_concurrency", None)
         if together is not None and asked.batch_size > together:
             return None
-        most = scheduled_length(getattr(self.drafter, "draft_len_schedule", None), len(requests))
+        schedule = getattr(self.drafter, "draft_len_schedule", None)
+        most = Schedule(tuple(sorted(schedule.items()))).levels(len(requests)) if schedule else None
         if most == 0:
             return None
         mine = [*asked.generation_requests]  # what the drafter does to the list is its own matter
@@ -307,14 +309,6 @@ class TrtLlmDrafter(SequenceDrafter, EndObserver):
     def shut_down(self) -> None:
         """Shut the resource manager down."""
         self.manage("shutdown")
-
-
-def scheduled_length(schedule: Mapping[int, int] | None, batch_size: int) -> int | None:
-    """The longest chain for so many requests: that of the smallest key that is not below them, 0
-    above all keys; None without a schedule."""
-    if not schedule:
-        return None
-    return next((schedule[key] for key in sorted(schedule) if key >= batch_size), 0)
 
 
 __all__ = [

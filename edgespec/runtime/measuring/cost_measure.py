@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -128,7 +128,8 @@ def measure_costs(
     Raises BundleError where there is no base, and what opening, measuring and writing raise.
     """
     there = engines.finished_engines(engine_dir).engines
-    pair = is_pair(engine_dir, there)
+    draft = engines.read_config(engine_dir, Role.DRAFT).component if Role.DRAFT in there else None
+    pair = draft is not None and target_of(set(there), draft) is not None
     if not {Role.BASE, Role.LLM} & set(there):
         message = f"{engine_dir} has no base engine, and a draft alone has no steps"
         raise BundleError(message, "Build the base first.")
@@ -213,15 +214,6 @@ def measure_engine(
         finally:
             measuring.end()
     return measuring.profile()
-
-
-def is_pair(engine_dir: Path, there: Collection[Role]) -> bool:
-    """Whether there is a draft engine, and the engine that verifies what it drafts. Raises
-    BundleError."""
-    if Role.DRAFT not in there:
-        return False
-    draft = engines.read_config(engine_dir, Role.DRAFT).component
-    return target_of(set(there), draft) is not None
 
 
 def after_build(

@@ -266,14 +266,18 @@ def test_what_is_not_read_is_refused_by_name(config: Any, settings: Any, said: s
         (embedded("awq", bits=4), beside("FP8"), "declares 'awq'"),
         ({"quantization_config": "fp8"}, None, "not an object"),
         ({}, {"quantization": ["FP8"]}, "not an object"),
-        ({}, beside(8), "'quant_algo' is 8, not a string"),
+        ({}, beside(8), "'quant_algo' is 8, not a text"),
         ({}, beside("W4A16_AWQ", group_size="128"), "'group_size' is '128'"),
         ({}, beside("W4A16_AWQ", group_size=True), "'group_size' is True"),
         ({}, beside("FP8", exclude_modules="lm_head"), "not a list of names"),
         ({}, beside("FP8", exclude_modules=["re:("]), "not a regular expression"),
-        ({}, beside("MIXED_PRECISION"), "'quantized_layers' is None"),
+        ({}, beside("MIXED_PRECISION"), "'quantized_layers' is missing"),
         ({}, beside("MIXED_PRECISION", quantized_layers={UP: "FP8"}), "not an object"),
-        (embedded("compressed-tensors", format="pack-quantized"), None, "'config_groups' is None"),
+        (
+            embedded("compressed-tensors", format="pack-quantized"),
+            None,
+            "'config_groups'",
+        ),
     ],
 )
 def test_settings_that_are_not_of_their_writers_form_are_refused(

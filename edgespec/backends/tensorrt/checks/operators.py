@@ -19,7 +19,7 @@ from edgespec.backends.tensorrt.checks.graph import (
 )
 from edgespec.backends.tensorrt.parser_operators import (
     CAST_TYPES,
-    CONSTANT_INPUTS,
+    CONSTANT_INPUT,
     CUSTOM_ATTRIBUTES,
     CUSTOM_DOMAIN,
     CUSTOM_OPERATORS,
@@ -160,11 +160,10 @@ def output_count(view: View) -> Problems:
 
 def constant_input(view: View) -> Problems:
     """Inputs that are computed at run time where the parser wants constants."""
-    for scope, node in view.nodes(*CONSTANT_INPUTS):
-        for index in CONSTANT_INPUTS[node.op_type]:
-            name = node.input[index] if len(node.input) > index else ""
-            if name and not scope.is_constant(name):
-                yield name_of(node), f"{name} is not a constant"
+    for scope, node in view.nodes(*CONSTANT_INPUT):
+        name = node.input[1] if len(node.input) > 1 else ""
+        if name and not scope.is_constant(name):
+            yield name_of(node), f"{name} is not a constant"
 
 
 def axis(view: View) -> Problems:

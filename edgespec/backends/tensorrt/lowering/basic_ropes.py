@@ -65,11 +65,9 @@ def rotate(make: Nodes, x: ir.Value, half: int, tables: Tables, *, partial: bool
 
 
 def elements(make: Nodes, x: ir.Value, start: int, end: int, label: str) -> ir.Value:
-    """The elements of each head from `start` to before `end`, of x [B, N, S, D]."""
-    constant = make.constant
-    return make(
-        "Slice", x, constant.int64(start), constant.int64(end), constant.int64(3), label=label
-    )
+    """The elements of the last axis of x [B, N, S, D] from `start` to before `end`."""
+    numbers = (make.constant.int64(number) for number in (start, end, 3))
+    return make("Slice", x, *numbers, label=label)
 
 
 def last_dim(table: ir.Value, where: ir.Node) -> int:

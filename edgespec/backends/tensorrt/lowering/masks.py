@@ -34,11 +34,15 @@ def apply(model: ir.Model, target: Target) -> None:
 
 
 def additive_mask(graph: ir.Graph, mask: ir.Value) -> ir.Value:
-    """0 where the mask is true, NEVER where it is false; a node in front of all others."""
-    constant = Constants(graph)
+    """0 where the mask is true, NEVER where it is false; a node behind the mask's own, or in front
+    of all others."""
+    constant, made_by = Constants(graph), mask.producer()
     node = ir.node(
         "Where", [mask, constant.number(0.0), constant.number(NEVER)], name=f"{mask.name}/additive"
     )
     name_outputs([node])
-    graph.insert_before(graph[0], node)
+    if made_by is None:
+        graph.insert_before(graph[0], node)
+    else:
+        graph.insert_after(made_by, node)
     return node.outputs[0]

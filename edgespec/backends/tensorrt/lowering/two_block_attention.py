@@ -25,6 +25,7 @@ from edgespec.backends.rewriting import (
     require,
     required,
 )
+from edgespec.backends.tensorrt.lowering.basic_ropes import END, elements
 from edgespec.backends.tensorrt.lowering.float32_nodes import Float32Nodes
 from edgespec.backends.tensorrt.lowering.masks import NEVER
 from edgespec.backends.tensorrt.lowering.precision import keep_float32
@@ -88,21 +89,12 @@ def attend(
     ]
     both = make("Concat", *scores, label="scores", axis=3)
     shares = make("Softmax", make("Add", both, mask, label="seen"), label="shares", axis=-1)
-    sides = ((0, capacity, past[1], "past"), (capacity, END, rows[1], "rows"))
+    sides = (((0, capacity), past[1], "past"), ((capacity, END), rows[1], "rows"))
     mixed = [
-        make("MatMul", columns(make, shares, start, end, of), value, label=f"{of}/mixed")
-        for start, end, value, of in sides
+        make("MatMul", elements(make, shares, *span, f"{of}/shares"), value, label=f"{of}/mixed")
+        for span, value, of in sides
     ]
     return make("Add", *mixed, label="mixed")
-
-
-END = 2**31 - 1  # of a slice, whatever the length
-
-
-def columns(make: Nodes, x: ir.Value, start: int, end: int, label: str) -> ir.Value:
-    """The columns of x [B, N, S, T] from `start` to before `end`."""
-    numbers = (make.constant.int64(number) for number in (start, end, 3))
-    return make("Slice", x, *numbers, label=f"{label}/shares")
 
 
 def heads_of(rope: ir.Node, where: ir.Node) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from edgespec.backends.rewriting import (
     Constants,
     Nodes,
     count,
-    name_outputs,
     producer,
     require,
     required,
@@ -28,7 +27,7 @@ from edgespec.backends.tensorrt.lowering import (
     precision,
     quantization,
 )
-from edgespec.backends.tensorrt.lowering.masks import NEVER
+from edgespec.backends.tensorrt.lowering.masks import additive_mask
 from edgespec.backends.tensorrt.lowering.precision import keep_float32
 from edgespec.backends.tensorrt.target import Dialect, Target
 from edgespec.contract import Contract
@@ -68,17 +67,13 @@ def keep_rotations(graph: ir.Graph) -> None:
 
 def add_masks(graph: ir.Graph) -> None:
     """Let each Attention add `Where(mask, 0, NEVER)` instead of reading a boolean mask."""
-    constant, additive = Constants(graph), dict[ir.Value, ir.Value]()
+    additive = dict[ir.Value, ir.Value]()
     for node in [node for node in graph if node.op_type == "Attention"]:
         mask = node.inputs[3] if len(node.inputs) > 3 else None
         if mask is None:
             continue
         if mask not in additive:
-            numbers = [constant.number(0.0), constant.number(NEVER)]
-            made = ir.node("Where", [mask, *numbers], name=f"{mask.name}/additive")
-            name_outputs([made])
-            graph.insert_after(producer(mask, "Expand", node), made)
-            additive[mask] = made.outputs[0]
+            additive[mask] = additive_mask(graph, mask)
         node.replace_input_with(3, additive[mask])
 
 

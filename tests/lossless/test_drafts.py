@@ -1,6 +1,6 @@
-"""Drafters that take static trees, EAGLE-1 drafts and Medusa heads, leave every token as it was:
-chains, their own trees and static ones, greedy and sampled, alone, in batches and behind a prefix
-that was kept."""
+"""EAGLE-1 drafts, Medusa heads and a hybrid's own MTP head leave every token as it was: chains,
+their own trees and static ones, greedy and sampled, alone, in batches and behind a prefix that was
+kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.errors import OptionError
+from edgespec.errors import LimitError, OptionError
 from edgespec.export.components import ExportOptions
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.drafters.medusa import CartesianPlan
@@ -20,9 +20,11 @@ from edgespec.runtime.loop.generation import GenerationRequest
 from edgespec.runtime.trees.static_tree import NAMED, StaticPlan
 from edgespec.runtime.trees.tree import DraftPlan
 from tests import made, shared, toys
-from tests.lossless.answers import assert_as_alone, assert_same, plainly, prompt_of, served
-from tests.lossless.engines import Engines, opened, write_engines
-from tests.lossless.pairs import make_base
+from tests.lossless.answers import VOCAB, assert_as_alone, assert_same, plainly, prompt_of, served
+from tests.lossless.drafters import ScriptedDrafter
+from tests.lossless.engineless import assert_same_beside_a_draft
+from tests.lossless.engines import LANES, Engines, opened, write_engines
+from tests.lossless.pairs import make_base, make_mtp_pair
 
 STATIC = StaticPlan.of([[0], [1], [2], [1, 0], [2, 1], [2, 1, 0], [1, 0, 2], [2, 1, 0, 1]])
 SAMPLINGS = [
@@ -61,11 +63,20 @@ KINDS = {
 }
 
 
-def make_engines(path: Path, name: str) -> Path:
+# Of a head that drafts chains alone, and is often right
+MTP = (DraftPlan(1, 1, 2), DraftPlan(1, 3, 4), DraftPlan(1, 7, 8))
+
+
+def make_engines(path: Path, name: str) -> None:
     """Engines of a random base and its draft, for one sequence and for four."""
+    if name == "mtp":
+        make_mtp_pair(path, 1, LANES)
+        (path / "engines-1").rename(path / "one")
+        (path / f"engines-{LANES}").rename(path / "four")
+        return
     kind, base = KINDS[name], make_base(path / "base", "llama", eos=[0])
     draft = kind.draft(path / "draft", base)
-    return write_engines(
+    write_engines(
         path,
         made.exported(base, ExportOptions(base_for=name)) / "llm",
         made.exported(draft, ExportOptions(base_model_dir=str(base))) / kind.component,
@@ -73,7 +84,7 @@ def make_engines(path: Path, name: str) -> Path:
 
 
 def engines_of(name: str) -> Path:
-    return shared.made_once(("static trees", name), lambda path: make_engines(path, name))
+    return shared.made_once(("drafts", name), lambda path: make_engines(path, name))
 
 
 @dataclass(frozen=True)
@@ -84,66 +95,113 @@ class Drafted:
     plans: tuple[DraftPlan, ...]
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def drafted(request: pytest.FixtureRequest) -> Iterator[Drafted]:
-    with opened(engines_of(request.param)) as engines:
+@pytest.fixture(scope="module", params=[*KINDS, "mtp"])
+def opened_once(request: pytest.FixtureRequest) -> Iterator[Drafted]:
+    name = request.param
+    with opened(engines_of(name)) as engines:
         for engine in (engines.one, engines.four):
             engine.stop_ids = frozenset()
-        yield Drafted(engines, KINDS[request.param].plans)
+        yield Drafted(engines, MTP if name == "mtp" else KINDS[name].plans)
 
 
-@pytest.mark.parametrize("number", range(4), ids=["chain", "tree", "static", "named"])
+@pytest.fixture
+def drafted(opened_once: Drafted) -> Iterator[Drafted]:
+    yield opened_once
+    one = opened_once.engines.one
+    one.session.drafter = one.drafter
+    one.forget_prefixes()
+
+
+of_mtp = pytest.mark.parametrize("opened_once", ["mtp"], indirect=True)
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"t{s.temperature}")
-def test_drafts_leave_every_token_as_it_was(
-    drafted: Drafted, number: int, sampling: SamplingParams
-) -> None:
-    engines, plan, drafted_nodes = drafted.engines, drafted.plans[number], 0
-    for length in (1, 9, 40):
-        asked = replace(sampling, max_generate_length=24)
-        plain = plainly(engines.one, prompt_of(length), asked)
-        found = engines.one.generate(prompt_of(length), asked, plan)
-        assert_same(engines.one, plain, found, asked)
-        drafted_nodes = max(drafted_nodes, *found.metrics.per_step_drafted)
-    assert drafted_nodes == plan.verify_size - 1
+def test_drafts_leave_every_token_as_it_was(drafted: Drafted, sampling: SamplingParams) -> None:
+    one, asked = drafted.engines.one, replace(sampling, max_generate_length=24)
+    for plan in drafted.plans:
+        most = 0
+        for length in (1, 9, 40):
+            plain = plainly(one, prompt_of(length), asked)
+            found = one.generate(prompt_of(length), asked, plan)
+            assert_same(one, plain, found, asked)
+            most = max(most, *found.metrics.per_step_drafted)
+        assert most == plan.verify_size - 1
 
 
-def test_static_drafts_are_accepted_now_and_then(drafted: Drafted) -> None:
-    """So that the claim above is one about trees that are walked."""
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=lambda s: f"t{s.temperature}")
+def test_drafts_are_accepted_now_and_then(drafted: Drafted, sampling: SamplingParams) -> None:
+    """So that the claim above is one about trees that are walked, and about states that go back by
+    every number of rows."""
     counts: set[int] = set()
+    greedy_head = drafted.plans is MTP and sampling.temperature == 0
+    plan = MTP[1] if drafted.plans is MTP else drafted.plans[-1]
     for seed in range(8):
-        asked = replace(SAMPLINGS[1], max_generate_length=24, seed=seed)
-        found = drafted.engines.one.generate(prompt_of(12, seed), asked, drafted.plans[3])
+        asked = replace(sampling, max_generate_length=24, seed=seed)
+        found = drafted.engines.one.generate(prompt_of(12, seed), asked, plan)
         counts |= set(found.metrics.per_step_accepted)
-    assert {0, 1} <= counts
+    assert counts == {0, 1, 2, 3} if greedy_head else {0, 1} <= counts
 
 
-def test_a_batch_of_static_and_dynamic_trees_gives_each_what_it_gets_alone(
-    drafted: Drafted,
-) -> None:
-    engines, (chain, tree, static, named) = drafted.engines, drafted.plans
+def test_a_batch_gives_each_what_it_gets_alone(drafted: Drafted) -> None:
+    engines, plans = drafted.engines, (*drafted.plans, None)
     shapes = [(1, 9), (30, 22), (12, 24), (5, 1), (22, 5), (3, 16), (17, 27), (9, 12), (40, 20)]
-    plans = [static, None, tree, named, chain]
     jobs = [
         GenerationRequest(
-            prompt_of(length), replace(SAMPLINGS[i % 3], max_generate_length=new), plans[i % 5]
+            prompt_of(length),
+            replace(SAMPLINGS[i % 3], max_generate_length=new),
+            plans[i % len(plans)],
         )
-        for i, (length, new) in enumerate(shapes)
+        for i, (length, new) in enumerate([*shapes, (2, 24)])
     ]
     assert_as_alone(engines.one, jobs, served(engines.four, jobs))
 
 
+@pytest.mark.parametrize("opened_once", KINDS, indirect=True)
 def test_behind_a_prefix_that_was_kept_the_drafts_are_the_same(drafted: Drafted) -> None:
     one, plan = drafted.engines.one, drafted.plans[1]
     asked, start = replace(SAMPLINGS[0], max_generate_length=12), prompt_of(20, 7)
     for prompt in (start[:15] + prompt_of(9, 8), start + prompt_of(3, 9)):
-        one.session.prefixes.clear()
+        one.forget_prefixes()
         whole = one.generate(prompt, asked, plan)
-        one.session.prefixes.clear()
         one.generate(start, asked, plan, keep=True)
         again = one.generate(prompt, asked, plan)
         assert again.metrics.reused_tokens > 0
         assert again.token_ids == whole.token_ids
         assert again.metrics.per_step_accepted == whole.metrics.per_step_accepted
+
+
+@of_mtp
+@pytest.mark.parametrize("right", [0, 0.6, 1])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"t{s.temperature}")
+def test_drafts_right_or_wrong_leave_every_token_as_it_was(
+    drafted: Drafted, right: float, sampling: SamplingParams
+) -> None:
+    one, asked, prompt = (
+        drafted.engines.one,
+        replace(sampling, max_generate_length=30),
+        prompt_of(12),
+    )
+    plain = plainly(one, prompt, asked)
+    one.session.drafter = ScriptedDrafter([(prompt, plain.token_ids)], VOCAB, right)
+    found = one.generate(prompt, asked, MTP[2])
+    assert_same(one, plain, found, asked)
+    assert (sum(found.metrics.per_step_accepted) > 0) == (right > 0)
+
+
+@of_mtp
+def test_an_mtp_head_drafts_no_trees(drafted: Drafted) -> None:
+    one = drafted.engines.one
+    with pytest.raises(LimitError, match="top_k 4: an MTP head drafts a chain"):
+        one.plan(4, 3, 8)
+    with pytest.raises(LimitError, match="top_k 2"):
+        one.generate([5, 6], SAMPLINGS[0], DraftPlan(2, 2, 4))
+    assert one.plan() == DraftPlan(1, 3, 4)
+    assert one.plan(steps=5) == one.plan(verify_size=6) == DraftPlan(1, 5, 6)
+
+
+@of_mtp
+def test_drafts_of_the_text_stand_beside_the_head_s(drafted: Drafted) -> None:
+    assert_same_beside_a_draft(drafted.engines.one, drafted.engines.four)
 
 
 @pytest.mark.parametrize(
