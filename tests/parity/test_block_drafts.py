@@ -296,7 +296,7 @@ W1 = "markov_head.markov_w1.weight"
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({W1: np.ones((256, 7), np.float32)}, r"is float32 \[256, 7\], not floating point"),
+        ({W1: np.ones((256, 7), np.float32)}, r"is float32 \[256, 7\], not float32 \[256, 8\]"),
         ({W1: np.ones((256, 8), np.int32)}, "is int32"),
         ({"another": np.ones(3, np.float32)}, "'another' is not one that config.json declares"),
         ({W1: None}, "markov_w1.weight' is missing"),
