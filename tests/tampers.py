@@ -20,6 +20,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from edgespec.contract import INPUT_SCALE
+
 GONE = object()  # the key is removed
 Change = Callable[[Path], None]
 
@@ -369,6 +371,14 @@ def other_opset(model: onnx.ModelProto) -> None:
     model.opset_import[0].version = 25
 
 
+def bad_scale(model: onnx.ModelProto) -> None:
+    model.graph.node[0].metadata_props.add(key=INPUT_SCALE, value="-1")
+
+
+def long_constant(model: onnx.ModelProto) -> None:
+    next(t for t in model.graph.initializer if t.raw_data).raw_data += b"more"
+
+
 GRAPHS: tuple[tuple[str, Callable[[onnx.ModelProto], None], str], ...] = (
     ("ConstantOfShape of 2^40", constant_of_shape, "planted"),
     ("a custom operator", set_op("Add", "Surprise", "evil.com"), "Surprise"),
@@ -389,6 +399,8 @@ GRAPHS: tuple[tuple[str, Callable[[onnx.ModelProto], None], str], ...] = (
     ("an input of another type", input_of_doubles, "inputs_embeds"),
     ("a weight of another shape", turned, "incompatible dimensions"),
     ("a negative size", lambda m: m.graph.initializer[0].dims.__setitem__(0, -5), "tensor"),
+    ("a negative scale of activations", bad_scale, "input scale"),
+    ("a constant that is too long", long_constant, "bytes"),
     ("no nodes", lambda m: m.graph.ClearField("node"), "no graph"),
     ("an edge to nothing", lambda m: m.graph.node[5].input.__setitem__(0, "nothing"), "nothing"),
     ("two norms that changed places", swap_weights, "golden"),

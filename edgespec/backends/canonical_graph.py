@@ -20,7 +20,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from edgespec.artifacts import file_names
 from edgespec.backends.golden_file import refused
-from edgespec.contract import OPSET, Contract
+from edgespec.contract import INPUT_SCALE, OPSET, Contract
 from edgespec.errors import BundleError
 from edgespec.safe_read.fields import EXPORT_AGAIN
 from edgespec.safe_read.regular import read_regular
@@ -99,9 +99,16 @@ def problems(model: ModelProto, contract: Contract, sizes: Mapping[str, int]) ->
         if node.domain or node.op_type not in OPERATORS:
             name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
             yield f"node {node.name!r:.80} is a {name!r:.80}, which no export has"
+        for mark in node.metadata_props:
+            if mark.key == INPUT_SCALE and not is_scale(mark.value):
+                yield f"node {node.name!r:.80} has an input scale of {mark.value!r:.80}"
     for tensor in model.graph.initializer:
         if is_external(tensor):
             yield from misplaced(tensor, sizes)
+        elif len(tensor.raw_data) != num_bytes(tensor):
+            yield f"tensor {tensor.name!r:.80} has {len(tensor.raw_data)} bytes"
+    if model.graph.sparse_initializer:
+        yield "sparse weights, which no export has"
     for kind, values, specs in (
         ("input", model.graph.input, contract.inputs),
         ("output", model.graph.output, contract.outputs),
@@ -119,16 +126,30 @@ def is_external(tensor: TensorProto) -> bool:
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
+def is_scale(text: str) -> bool:
+    """Whether a mark holds the scale of activations: a positive number."""
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+def num_bytes(tensor: TensorProto) -> int | None:
+    """The bytes of a weight; None where no export has its type."""
+    bits = BITS.get(dtype_of(tensor.data_type))
+    return None if bits is None else -(-math.prod(tensor.dims) * bits // 8)
+
+
 def misplaced(tensor: TensorProto, sizes: Mapping[str, int]) -> Iterator[str]:
     """Why the bytes of a weight are not where it says."""
     keys = {entry.key: entry.value for entry in tensor.external_data}
     location, name = keys.get("location", ""), f"tensor {tensor.name!r:.80}"
-    bits, dtype = BITS.get(dtype_of(tensor.data_type)), dtype_of(tensor.data_type)
-    if bits is None or location not in sizes:
+    dtype, wanted = dtype_of(tensor.data_type), num_bytes(tensor)
+    if wanted is None or location not in sizes:
         yield f"{name} of {dtype} stands in {location!r:.80}, not in {' or '.join(sorted(sizes))}"
         return
     offset, length = keys.get("offset", "0"), keys.get("length", "")
-    wanted, start = -(-math.prod(tensor.dims) * bits // 8), OFFSET.fullmatch(offset)
+    start = OFFSET.fullmatch(offset)
     if length != str(wanted) or not start or int(offset) + wanted > sizes[location]:
         yield f"{name} of {wanted} bytes has {length!r:.40} bytes at {offset!r:.40} of {location}"
 

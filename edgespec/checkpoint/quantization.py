@@ -248,9 +248,9 @@ def _kv_algo(settings: _Settings, key: str) -> KvCache:
 
 
 def _kv_scheme(settings: _Settings) -> KvCache | None:
-    cache = settings.optional_section("kv_cache_scheme")
-    if not cache.raw:
+    if settings.get("kv_cache_scheme") is None:
         return None
+    cache = settings.section("kv_cache_scheme")
     cache.need("num_bits", cache.get("num_bits"), 8)
     cache.need("type", cache.get("type"), "float")
     cache.need("dynamic", cache.flag("dynamic", False), False)
@@ -335,7 +335,7 @@ def _compressed_group(group: _Settings, form: str) -> tuple[tuple[str, ...], Sch
         weights.text("type"),
         weights.get("num_bits"),
         form == "pack-quantized",
-        _inputs(inputs),
+        "none" if group.get("input_activations") is None else _inputs(inputs),
     )
     if kind not in _COMPRESSED:
         type_name, bits, _, activations = kind
@@ -366,8 +366,6 @@ _COMPRESSED: dict[tuple[str, Any, bool, str], str] = {
 
 def _inputs(inputs: _Settings) -> str:
     """Returns the activations in the words of the scheme table, or as declared."""
-    if not inputs.raw:
-        return "none"
     inputs.need("num_bits", inputs.get("num_bits"), 8)
     inputs.need("symmetric", inputs.flag("symmetric", True), True)
     dynamic, strategy = inputs.flag("dynamic", False), inputs.text("strategy", "tensor")

@@ -36,8 +36,8 @@ from edgespec.vision.contract import PIXELS, vision_contract
 from edgespec.vision.grid import Grid, encoder_inputs, num_patches
 
 NO_PROCESSOR = (
-    "the checkpoint has no preprocessor_config.json: put it beside config.json and export again,"
-    " or no image can be prepared"
+    "the checkpoint has no preprocessor_config.json: put it beside config.json, remove visual/ of"
+    " the export and export again, or no image can be prepared"
 )
 NO_VISION = "the checkpoint has no tensors of its image encoder: text alone is exported"
 LEFT_OUT = "this version has no image encoder of this family: text alone is exported"

@@ -37,6 +37,7 @@ SAVE_IT = "Save the image in `image_root`, and write its path."
 # An address of IPv4 inside one of IPv6 (RFC 6052); of mapped ones `ipaddress` knows
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 INTERNET_V6 = ipaddress.IPv6Network("2000::/3")  # all that was given out so far (RFC 4291)
+ISATAP = frozenset((0x0000_5EFE, 0x0200_5EFE))  # before the IPv4 address in one, RFC 5214
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def is_public(address: str) -> bool:
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.ipv4_mapped or ip in NAT64:
             return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)))
-        if ip.sixtofour or ip not in INTERNET_V6:
+        if ip.sixtofour or int(ip) >> 32 & 0xFFFFFFFF in ISATAP or ip not in INTERNET_V6:
             return False
     return ip.is_global and not ip.is_multicast
 

@@ -77,7 +77,9 @@ def _reader(hint: Any) -> Reader:
     if not parts:
         return lambda keys, key: hint.read(keys.section(key))
     one = parts[0]
-    return lambda keys, key: one.read(keys.section(key)) if keys.get(key) else None
+    return lambda keys, key: (
+        one.read(keys.section(key)) if keys.get(key) not in (None, {}) else None
+    )
 
 
 def _json(value: Any) -> Any:

@@ -3,6 +3,8 @@ export; and whether the parsers of its releases take them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +13,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgespec.backends.golden import cosine
+from edgespec.backends.ort import vision_lowering
 from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.lowering.vision import lower_vision
 from edgespec.backends.tensorrt.parser_check import check
 from edgespec.backends.tensorrt.rules import Level
 from edgespec.backends.tensorrt.target import Compute, Dialect, Target
 from edgespec.backends.tensorrt.versions import release_of
+from edgespec.errors import ContractError
 from edgespec.progress import Silent
 from edgespec.quantize.llm import Options, quantize_llm
 from edgespec.quantize.modelopt import Log
@@ -40,10 +44,12 @@ def exported(model_type: str) -> Path:
     return made.exported(checkpoint) / "visual"
 
 
-def lowered(directory: Path, dialect: Dialect, compute: Compute) -> ir.Model:
+def lowered(
+    directory: Path, dialect: Dialect, compute: Compute, model: ir.Model | None = None
+) -> ir.Model:
     config = VisionComponentConfig.read(directory / "config.json")
     target = Target(dialect=dialect, compute=compute, capacity=64, max_rows=64)
-    model = ir.load(directory / "model.onnx")
+    model = model or ir.load(directory / "model.onnx")
     return lower_vision(model, vision_contract(config.vision), target)
 
 
@@ -117,3 +123,21 @@ def test_fp8_stays_where_the_export_has_it(model_type: str, dialect: Dialect) ->
     names = [spec.name for spec in vision_contract(config).outputs]
     for name, rows in zip(names, open_session(model).run(names, feeds), strict=True):
         assert cosine(rows, golden[name]) > 0.9999
+
+
+@pytest.mark.parametrize("dialect", [*Dialect, None], ids=str)
+@pytest.mark.parametrize(("name", "value"), [("softcap", 30.0), ("scale", 0.5)])
+def test_an_attention_of_another_kind_is_refused(
+    dialect: Dialect | None, name: str, value: float
+) -> None:
+    directory = exported("qwen2_5_vl")
+    model = ir.load(directory / "model.onnx")
+    node = next(node for node in model.graph if node.op_type == "Attention")
+    node.attributes[name] = ir.AttrFloat32(name, value)
+    lower: Callable[[], object] = (
+        partial(vision_lowering.lower_vision, model, "model.onnx.data")
+        if dialect is None
+        else partial(lowered, directory, dialect, "float32", model)
+    )
+    with pytest.raises(ContractError, match="scale"):
+        lower()

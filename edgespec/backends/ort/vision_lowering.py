@@ -66,6 +66,8 @@ def bias_of(graph: ir.Graph, mask: ir.Value) -> ir.Value:
 
 def attend_flat(graph: ir.Graph, node: ir.Node, bias: ir.Value | None) -> None:
     """Replace an Attention over [W, heads, N, D] by one over rows [W, N, heads*D]."""
+    require(set(node.attributes) == {"scale"}, node, "no attribute but scale")
+    require(node.attributes["scale"].as_float() == 1.0, node, "scale 1.0")
     make = Nodes(node, Constants(graph), part="")
     scaled = producer(required(node.inputs[0]), "Mul", node)
     q_rope = producer(required(scaled.inputs[0]), "RotaryEmbedding", node)
@@ -95,6 +97,7 @@ def reshape_of(by_head: ir.Value, node: ir.Node) -> ir.Node:
 
 def rotated(make: Nodes, rope: ir.Node, label: str) -> ir.Value:
     """The rotary embedding of rows with flat heads."""
+    require(not rope.attributes, rope, "rotated halves of whole heads")
     split = reshape_of(required(rope.inputs[0]), make.before)
     heads, _ = head_shape(split, make.before)
     inputs = [split.inputs[0], *rope.inputs[1:]]

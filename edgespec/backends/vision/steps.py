@@ -78,5 +78,6 @@ def without_processor(onnx: VisionOnnxDir) -> Iterator[str]:
     if not any(name in onnx.manifest.files for name in file_names.PROCESSOR_FILES):
         yield (
             f"{onnx.path} has no {file_names.PROCESSOR_FILES[0]}, and no image can be prepared: put"
-            " it beside the checkpoint's config.json, then export and build again"
+            " it beside the checkpoint's config.json, remove this directory, then export and build"
+            " again"
         )

@@ -92,7 +92,8 @@ class VisionEncoder:
             )
             raise BundleError(
                 f"{message} in blocks of {side} x {side}",
-                "Its preprocessor_config.json is of another model: export and build again.",
+                "Its preprocessor_config.json is of another model: remove visual/ of the export,"
+                " then export and build again.",
             )
 
     def check_limits(self, image: PreparedImage) -> None:

@@ -58,6 +58,7 @@ def lower_vision(model: ir.Model, contract: Contract, target: Target) -> ir.Mode
 def keep_rotations(graph: ir.Graph) -> None:
     """Rotate queries and keys in float32, and scale the queries before they are rounded."""
     for node in [node for node in graph if node.op_type == "Attention"]:
+        require(set(node.attributes) == {"scale"}, node, "no attribute but scale")
         require(node.attributes["scale"].as_float() == 1.0, node, "scale 1.0")
         scaled = producer(required(node.inputs[0]), "Mul", node)
         keep_float32(scaled)
