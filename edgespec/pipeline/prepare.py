@@ -302,6 +302,7 @@ def made_once(key: str, cache: Cache, make: Callable[[], None], report: Reporter
             if fault_of(cache, key) is None:
                 yield
                 return
+        time.sleep(0.1)  # others who waited give the damaged entry back
     message = f"{cache.engine_dir(key)} is damaged, and another run uses it"
     raise BundleError(message, "End that run, then start again.")
 

@@ -54,17 +54,33 @@ def to_stdout(path: Path | None) -> bool:
 
 
 def write(report: Report, path: Path) -> None:
-    """Write the report. Raises OutputError."""
+    """Write the report; where that fails, into the directory for temporary files. Raises
+    OutputError that says where it is."""
     from edgespec.benchmark.report import write_report
     from edgespec.prompts import stream_of
 
-    if (stream := stream_of(path)) is None:
-        write_report(path, report)
-        return
     try:
-        stream.write(f"{json_text(report.to_dict())}\n".encode())
-    except OSError as error:
-        raise OutputError(f"{path}: {error.strerror}", "Name another file.") from error
+        if (stream := stream_of(path)) is not None:
+            stream.write(f"{json_text(report.to_dict())}\n".encode())
+        else:
+            write_report(path, report)
+    except (OutputError, OSError) as error:
+        message = error.what if isinstance(error, OutputError) else f"{path}: {error.strerror}"
+        raise OutputError(message, kept_elsewhere(report)) from error
+
+
+def kept_elsewhere(report: Report) -> str:
+    """Where the report is among the temporary files; or that it is not there either."""
+    import tempfile
+
+    from edgespec.benchmark.report import write_report
+
+    try:
+        path = Path(tempfile.mkdtemp(prefix="edgespec-bench-")) / "report.json"
+        write_report(path, report)
+    except (OutputError, OSError):
+        return "Name another file."
+    return f"The report is in {path}."
 
 
 def draw_pictures(report: Report, picture: Path | None, pictures: Path | None) -> list[Path]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -43,8 +42,11 @@ class Lost(Exception):
 
 
 def said_of(error: BaseException) -> str:
-    """What was raised, in words, also where making its text fails."""
-    return traceback.format_exception_only(error)[-1].strip()[:MAX_SAID]
+    """What was raised, in words. Its text is made by code that may fail as well."""
+    try:
+        return f"{type(error).__name__}: {str(error)[:MAX_SAID]}"
+    except BaseException:
+        return "an error that has no text"
 
 
 class GuardedCall:

@@ -8,6 +8,7 @@ list of paths a tree. Knows no drafter and no engine.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -134,7 +135,7 @@ def parse_choices(text: str, source: str = "choices") -> Choices:
     if text in NAMED:
         return NAMED[text]
     if text.lstrip().startswith("["):
-        return choices_of(_parsed(text, source), source)
+        return choices_of(_json(text, source), source)
     message = f"{source}: {shortened(text)} is neither a list nor the name of a tree"
     raise OptionError(message, f"Give {FORM}, or one of {', '.join(NAMED)}.")
 
@@ -162,18 +163,26 @@ def read_choices(text: str, source: str = "choices") -> Choices:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
         raise OptionError(f"{path} cannot be read: {why}", f"Give a file with {FORM}.") from None
-    return choices_of(_parsed(content, str(path)), str(path))
+    choices = _yaml(content, str(path)) if path.suffix in YAML else _json(content, str(path))
+    return choices_of(choices, str(path))
 
 
-def _parsed(text: str, source: str) -> object:
-    """What a text says in YAML, of which JSON is a part. Raises OptionError."""
+def _json(text: str, source: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{source} is not JSON: {error}", f"Give {FORM}.") from None
+
+
+def _yaml(text: str, source: str) -> object:
+    """Of a file alone: aliases of a short text may stand for one of any length."""
     import yaml
 
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         first = str(error).partition("\n")[0]
-        raise OptionError(f"{source} is neither JSON nor YAML: {first}", f"Give {FORM}.") from None
+        raise OptionError(f"{source}: no YAML: {first}", f"Give {FORM}.") from None
 
 
 # ---- what follows from the paths

@@ -462,7 +462,7 @@ def saying(name: str, value: object) -> object:
     [
         ("finish", RuntimeError("f"), "finish of the drafter Own raised RuntimeError: f"),
         ("close", SystemExit(3), "close of the drafter Own raised SystemExit: 3"),
-        ("propose", Wordless(), r"propose of the drafter Own raised .*Wordless: .*str\(\) failed"),
+        ("propose", Wordless(), "propose of the drafter Own raised an error that has no text"),
         ("prepare_draft_tokens", ValueError("p"), "prepare_draft_tokens of the drafter Own raised"),
         ("begin", ZeroDivisionError(), "begin of the drafter Own raised ZeroDivisionError"),
         ("needs_hidden_states", np.array([1, 2]), r"needs_hidden_states .* is array\(\[1, 2\]\)"),
@@ -482,7 +482,7 @@ def test_attribute_that_cannot_be_read_is_refused_by_its_name(
 MODULES = {
     "import sys\nsys.exit('gone')": "could not be imported: SystemExit: gone",
     "class Own:\n    def __init__(self):\n        raise SystemExit(7)": "SystemExit: 7",
-    "class E(Exception):\n    def __str__(self):\n        raise OSError\nraise E": "E: .* failed",
+    "class E(Exception):\n    def __str__(self):\n        raise OSError\nraise E": "has no text",
     "def __getattr__(name):\n    raise OSError(name)": "could not be imported: OSError: Own",
     "Own = 3": "",
 }

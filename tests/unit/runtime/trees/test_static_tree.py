@@ -156,10 +156,10 @@ def test_choices_stand_in_a_file_as_well(tmp_path: Path, name: str, text: str) -
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("tree.json", b"[[0], ", "is neither JSON"),
-        ("tree.json", b"[" * 100000, "is neither JSON"),
-        ("tree.yaml", b"[[0], ", "is neither JSON"),
-        ("tree.yaml", b"!!python/object/apply:os.getcwd []", "is neither JSON"),
+        ("tree.json", b"[[0], ", "is not JSON"),
+        ("tree.json", b"[" * 100000, "is not JSON"),
+        ("tree.yaml", b"[[0], ", "no YAML"),
+        ("tree.yaml", b"!!python/object/apply:os.getcwd []", "no YAML"),
         ("tree.yaml", b"a: 1", "is not a tree"),
         ("tree.json", b"\xff\xfe", "not UTF-8"),
         ("tree.json", b" " * (2**20 + 1), "cannot be read"),
@@ -182,7 +182,7 @@ def test_a_text_that_is_nothing_of_all_names_the_trees() -> None:
         read_choices("mc_sim_7b_64")
     assert "mc_sim_7b_64" in found.value.what
     assert all(name in found.value.remedy for name in NAMED)
-    with pytest.raises(OptionError, match="is neither JSON"):
+    with pytest.raises(OptionError, match="is not JSON"):
         parse_choices("[[0],")
 
 
