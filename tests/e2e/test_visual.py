@@ -472,7 +472,7 @@ def test_a_dry_run_names_the_flags_that_it_does_not_use_and_what_images_lack(
     assert "--max-batch-size is for a language model and not used here" in done.out
     assert "weights int8" in done.out
     for found in (done, cli("build", *files)):
-        assert "put it beside the checkpoint's config.json, then export and build" in found.out
+        assert "put it beside the checkpoint's config.json, remove this directory" in found.out
 
 
 # ---- a finished engine
