@@ -187,6 +187,14 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
         _ = open_checkpoint(tmp_path).tensors
 
 
+def test_of_a_tensor_in_two_shards_the_one_of_the_index_counts(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    first, last = sorted(tmp_path.glob("*.safetensors"))
+    name = next(iter(load_file(first)))
+    save_file({**load_file(last), name: torch.full((2, 3), 7.0)}, last)
+    assert open_checkpoint(tmp_path).tensors[name].file == first
+
+
 def edit_index(path: Path, **changes: Any) -> None:
     index = path / "model.safetensors.index.json"
     index.write_text(
