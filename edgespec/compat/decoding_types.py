@@ -27,9 +27,7 @@ from edgespec.runtime.drafters.loading import load_drafter
 from edgespec.runtime.drafters.medusa import MedusaKeys, MedusaOptions
 from edgespec.runtime.drafters.options import DrafterOptions, option, refuse
 from edgespec.runtime.plans.plan import Sizes
-from edgespec.runtime.trees.static_tree import (
-    MAX_NODES,
-)
+from edgespec.runtime.trees.static_tree import MAX_NODES
 from edgespec.runtime.trees.tree import DraftPlan
 
 TWO_ENGINES = "base and draft are always two engines, side by side"

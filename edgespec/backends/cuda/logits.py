@@ -20,7 +20,6 @@ from edgespec.backends.host import HostLogits
 
 ITEM = 4  # bytes of a logit
 MAX_TOP = 64  # of a row; who asks for more gets the rows
-MAX_IDS = TOP_THREADS * PART_IDS  # a thread has a part of a row
 
 
 @dataclass

@@ -33,7 +33,7 @@ TIME_BUDGET_S = 0.1
 BOOKKEEPING = 20  # times the budget: what a call that proposes nothing may take
 
 
-class Lost(Exception):
+class DraftFailed(Exception):
     """A call gave nothing: `why` is one of the reasons above."""
 
     def __init__(self, why: str, detail: str = "") -> None:
@@ -127,19 +127,19 @@ class Guard:
         return self.thread.busy
 
     def check_ready(self) -> None:
-        """Asked once a step, before the drafter is. Raises Lost while it pauses."""
+        """Asked once a step, before the drafter is. Raises DraftFailed while it pauses."""
         if self.pause > 0:
             self.pause -= 1
             self.counts[PAUSED] += 1
-            raise Lost(PAUSED)
+            raise DraftFailed(PAUSED)
         if self.busy:
             self.counts[PAUSED] += 1
-            raise Lost(PAUSED)
+            raise DraftFailed(PAUSED)
 
     def call(self, function: Callable[[], T], *, share: float = 1.0) -> T:
-        """What `function` returns, if it does so within `share` of the budget. Raises Lost."""
+        """What `function` returns, if within `share` of the budget. Raises DraftFailed."""
         if self.busy:
-            raise Lost(PAUSED)
+            raise DraftFailed(PAUSED)
         began = time.perf_counter()
         if self.budget_s is None:
             call = GuardedCall(function)
@@ -150,16 +150,16 @@ class Guard:
         self.seconds += time.perf_counter() - began
         if not call.done.is_set():
             assert self.budget_s is not None
-            raise Lost(SLOW, f"a call took more than {1000 * self.budget_s * share:g} ms")
-        if isinstance(call.error, Lost) and call.error.why in REASONS:
+            raise DraftFailed(SLOW, f"a call took more than {1000 * self.budget_s * share:g} ms")
+        if isinstance(call.error, DraftFailed) and call.error.why in REASONS:
             raise call.error
         if call.error is not None:
             logger.debug("drafter %s", self.name, exc_info=call.error)
-            raise Lost(RAISED, call.said) from call.error
+            raise DraftFailed(RAISED, call.said) from call.error
         value: T = call.value
         return value
 
-    def failed(self, lost: Lost) -> str:
+    def failed(self, lost: DraftFailed) -> str:
         """Counts a failure, pauses the drafter, and says it once; returns the reason."""
         if lost.why == PAUSED:
             return PAUSED

@@ -16,7 +16,7 @@ import numpy as np
 from edgespec.backends.host import HostStates
 from edgespec.runtime.drafters.attributes import flag, limit
 from edgespec.runtime.drafters.base import Drafter, DraftRequest, Observation, Snapshot
-from edgespec.runtime.drafters.guard import BOOKKEEPING, INVALID, PAUSED, Guard, Lost
+from edgespec.runtime.drafters.guard import BOOKKEEPING, INVALID, PAUSED, DraftFailed, Guard
 from edgespec.runtime.sampling.draft_sampler import Distribution
 from edgespec.runtime.trees.tree import DraftTree
 
@@ -94,7 +94,7 @@ class GuardedDrafter:
         """Run a call that proposes nothing; where it fails the lanes are lost."""
         try:
             self.guard.call(function, share=BOOKKEEPING)
-        except Lost as lost:
+        except DraftFailed as lost:
             self.guard.failed(lost)
             self.lost_lanes.update(lanes)
 
@@ -112,7 +112,7 @@ class GuardedDrafter:
         try:
             self.guard.check_ready()
             drafted = self.guard.call(lambda: self.checked(asked)) if asked else []
-        except Lost as lost:
+        except DraftFailed as lost:
             why = self.guard.failed(lost)
             drafted = [DraftTree.root_only(r.pending, why) for r in asked]
         else:
@@ -121,10 +121,12 @@ class GuardedDrafter:
         return [trees[r.lane] for r in requests]
 
     def checked(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """The drafter's trees. Raises Lost for what is none."""
+        """The drafter's trees. Raises DraftFailed for what is none."""
         proposed = self.drafter.propose(requests)
         if not isinstance(proposed, list | tuple) or len(proposed) != len(requests):
-            raise Lost(INVALID, f"propose gave {proposed!r:.80} for {len(requests)} requests")
+            raise DraftFailed(
+                INVALID, f"propose gave {proposed!r:.80} for {len(requests)} requests"
+            )
         return [
             checked_tree(tree, request, self.vocab_size)
             for tree, request in zip(proposed, requests, strict=True)
@@ -138,18 +140,20 @@ class GuardedDrafter:
             return None
         try:
             return self.guard.call(lambda: self.taken(lane, count), share=BOOKKEEPING)
-        except Lost as lost:
+        except DraftFailed as lost:
             self.guard.failed(lost)
             return None
 
     def taken(self, lane: int, count: int) -> GuardedSnapshot | None:
-        """The drafter's snapshot. Raises Lost for what is none."""
+        """The drafter's snapshot. Raises DraftFailed for what is none."""
         whole = self.drafter.snapshot(lane, count)
         if whole is None:
             return None
         length, size = len(whole), whole.nbytes
         if not 0 <= length <= count or not isinstance(size, int) or size < 0:
-            raise Lost(INVALID, f"a snapshot of {length} pairs in {size!r} bytes, of {count} pairs")
+            raise DraftFailed(
+                INVALID, f"a snapshot of {length} pairs in {size!r} bytes, of {count} pairs"
+            )
         return GuardedSnapshot(whole, length, size)
 
     def restore(self, lane: int, snapshot: Snapshot) -> None:
@@ -164,7 +168,7 @@ class GuardedDrafter:
         """Close the drafter, and end its thread."""
         try:
             self.guard.call(lambda: self.drafter.close(), share=BOOKKEEPING)
-        except Lost as lost:
+        except DraftFailed as lost:
             self.guard.failed(lost)
         self.guard.close()
 
@@ -178,64 +182,68 @@ def copied(item: Observation) -> Observation:
 
 
 def checked_tree(tree: object, request: DraftRequest, vocab_size: int) -> DraftTree:
-    """A tree that the loop can verify. Raises Lost for anything else."""
+    """A tree that the loop can verify. Raises DraftFailed for anything else."""
     if not isinstance(tree, DraftTree):
-        raise Lost(INVALID, f"a tree is of type {type(tree).__name__}")
+        raise DraftFailed(INVALID, f"a tree is of type {type(tree).__name__}")
     tokens, parents = ids_of("tokens", tree.tokens), ids_of("parents", tree.parents)
     if not len(tokens) or len(tokens) != len(parents):
-        raise Lost(INVALID, f"a tree of {len(tokens)} tokens and {len(parents)} parents")
+        raise DraftFailed(INVALID, f"a tree of {len(tokens)} tokens and {len(parents)} parents")
     if tokens[0] != request.pending or parents[0] != -1:
-        raise Lost(INVALID, "a tree whose root is not the pending token")
+        raise DraftFailed(INVALID, "a tree whose root is not the pending token")
     if len(tokens) > request.plan.verify_size:
         message = f"a tree of {len(tokens)} nodes, for a plan of {request.plan.verify_size}"
-        raise Lost(INVALID, message)
+        raise DraftFailed(INVALID, message)
     if (tokens < 0).any() or (tokens >= vocab_size).any():
-        raise Lost(INVALID, f"a token id that is not from 0 to {vocab_size - 1}")
+        raise DraftFailed(INVALID, f"a token id that is not from 0 to {vocab_size - 1}")
     if (parents[1:] < 0).any() or (parents[1:] >= np.arange(1, len(parents))).any():
-        raise Lost(INVALID, "a parent that does not come before its child")
+        raise DraftFailed(INVALID, "a parent that does not come before its child")
     if len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) < len(tokens):
-        raise Lost(INVALID, "two tokens with one parent are the same")
+        raise DraftFailed(INVALID, "two tokens with one parent are the same")
     whole = DraftTree(tokens, parents, tree.probs, tree.drawn_from)
     if int(whole.depths.max()) > request.plan.steps:
-        raise Lost(INVALID, f"a tree deeper than the {request.plan.steps} levels of the plan")
+        raise DraftFailed(
+            INVALID, f"a tree deeper than the {request.plan.steps} levels of the plan"
+        )
     check_probs(whole)
     check_drawn_from(whole)
     return whole
 
 
 def ids_of(name: str, value: object) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """A copy of an array of ids [N]. Raises Lost for anything else."""
+    """A copy of an array of ids [N]. Raises DraftFailed for anything else."""
     if not isinstance(value, np.ndarray) or value.ndim != 1:
-        raise Lost(INVALID, f"{name} of a tree is no array in one dimension")
+        raise DraftFailed(INVALID, f"{name} of a tree is no array in one dimension")
     if not np.issubdtype(value.dtype, np.integer):
-        raise Lost(INVALID, f"{name} of a tree is an array of {value.dtype}")
+        raise DraftFailed(INVALID, f"{name} of a tree is an array of {value.dtype}")
     return value.astype(np.int64)
 
 
 def check_probs(tree: DraftTree) -> None:
-    """Raises Lost for probabilities that are none."""
+    """Raises DraftFailed for probabilities that are none."""
     if tree.probs is None:
         return
     probs = np.asarray(tree.probs)
     if probs.shape != (len(tree),) or not np.issubdtype(probs.dtype, np.floating):
-        raise Lost(INVALID, f"probs of shape {probs.shape} for {len(tree)} nodes")
+        raise DraftFailed(INVALID, f"probs of shape {probs.shape} for {len(tree)} nodes")
     if not ((probs >= 0) & (probs <= 1)).all():
-        raise Lost(INVALID, "a probability outside 0 to 1")
+        raise DraftFailed(INVALID, "a probability outside 0 to 1")
 
 
 def check_drawn_from(tree: DraftTree) -> None:
-    """Raises Lost for distributions that are none, or that their token cannot come from."""
+    """Raises DraftFailed for distributions that are none, or that their token cannot come from."""
     if tree.drawn_from is None:
         return
     if not isinstance(tree.drawn_from, Sequence) or len(tree.drawn_from) != len(tree):
-        raise Lost(INVALID, f"drawn_from does not have one entry for each of {len(tree)} nodes")
+        raise DraftFailed(
+            INVALID, f"drawn_from does not have one entry for each of {len(tree)} nodes"
+        )
     for token, distribution in zip(tree.tokens.tolist(), tree.drawn_from, strict=True):
         if distribution is None:
             continue
         if not isinstance(distribution, Distribution):
-            raise Lost(INVALID, f"drawn_from holds a {type(distribution).__name__}")
+            raise DraftFailed(INVALID, f"drawn_from holds a {type(distribution).__name__}")
         probs = distribution.probs
         fits = len(distribution.ids) == len(probs) and (np.diff(distribution.ids) > 0).all()
         sums = np.isfinite(probs).all() and (probs >= 0).all() and abs(probs.sum() - 1) < EPSILON
         if not fits or not sums or not distribution.prob(token) > 0:
-            raise Lost(INVALID, f"token {token} cannot come from what it was drawn from")
+            raise DraftFailed(INVALID, f"token {token} cannot come from what it was drawn from")

@@ -16,7 +16,7 @@ from typing import Any, Protocol, final
 
 from edgespec.runtime.drafters.attributes import attribute
 from edgespec.runtime.drafters.base import DraftRequest, EndObserver, Observation
-from edgespec.runtime.drafters.guard import BOOKKEEPING, Guard, Lost
+from edgespec.runtime.drafters.guard import BOOKKEEPING, DraftFailed, Guard
 from edgespec.runtime.drafters.user import SequenceDrafter, TokenView, UserSequence, tree_of
 from edgespec.runtime.plans.schedules import Schedule
 from edgespec.runtime.trees.tree import DraftTree
@@ -241,7 +241,7 @@ class TrtLlmDrafter(SequenceDrafter, EndObserver):
         try:
             self.guard.check_ready()
             prepared = self.guard.call(lambda: self.prepared(requests))
-        except Lost as lost:
+        except DraftFailed as lost:
             why = self.guard.failed(lost)
             return [DraftTree.root_only(request.pending, why) for request in requests]
         if prepared is None:
@@ -268,7 +268,7 @@ class TrtLlmDrafter(SequenceDrafter, EndObserver):
         self, requests: Sequence[DraftRequest]
     ) -> tuple[ScheduledRequests, list[DraftTree]] | None:
         """The requests of a step with their drafts; None where they are too many to be asked for.
-        Raises Lost for what is no draft."""
+        Raises DraftFailed for what is no draft."""
         asked = self.scheduled_of(requests)
         together = getattr(self.drafter, "max_concurrency", None)
         if together is not None and asked.batch_size > together:

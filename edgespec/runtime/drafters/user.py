@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgespec.runtime.drafters.attributes import flag, method
 from edgespec.runtime.drafters.base import DraftRequest, Observation, TextDrafter
-from edgespec.runtime.drafters.guard import INVALID, PAUSED, Guard, Lost
+from edgespec.runtime.drafters.guard import INVALID, PAUSED, DraftFailed, Guard
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
@@ -148,13 +148,15 @@ class UserDrafter(Protocol):
 
 
 def tree_of(proposed: object, request: DraftRequest, vocab_size: int) -> DraftTree:
-    """The tree of what a drafter returned, cut down to the plan. Raises Lost for what is none."""
+    """The tree of what a drafter returned, cut down to the plan. Raises DraftFailed."""
     if proposed is None:
         return DraftTree.root_only(request.pending)
     proposal = proposed if isinstance(proposed, Proposal) else Proposal(proposed)  # type: ignore[arg-type]
     tokens = integers("tokens", proposal.tokens)
     if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
-        raise Lost(INVALID, f"token id {wrong[0]}, the model's vocabulary ends at {vocab_size - 1}")
+        raise DraftFailed(
+            INVALID, f"token id {wrong[0]}, the model's vocabulary ends at {vocab_size - 1}"
+        )
     parents = checked_parents(proposal.parents, len(tokens))
     check_siblings(tokens, parents)
     probs = None if proposal.probs is None else probabilities(proposal.probs, len(tokens))
@@ -162,55 +164,59 @@ def tree_of(proposed: object, request: DraftRequest, vocab_size: int) -> DraftTr
 
 
 def integers(name: str, values: object) -> list[int]:
-    """A list of integers. Raises Lost for anything else."""
+    """A list of integers. Raises DraftFailed for anything else."""
     array = bounded(name, values)
     if len(array) and not np.issubdtype(array.dtype, np.integer):
-        raise Lost(INVALID, f"{name} hold {array.dtype}, not integers alone")
+        raise DraftFailed(INVALID, f"{name} hold {array.dtype}, not integers alone")
     return [int(value) for value in array]
 
 
 def bounded(name: str, values: object) -> NDArray[Any]:
-    """The values of a list, whose length may not be what it says. Raises Lost for what is none, and
-    for too many."""
+    """The values of a list, whose length may not be what it says. Raises DraftFailed for what is
+    none, and for too many."""
     if isinstance(values, str | bytes) or not isinstance(values, Sequence | np.ndarray):
-        raise Lost(INVALID, f"{name} is of type {type(values).__name__}, not a list of numbers")
+        raise DraftFailed(
+            INVALID, f"{name} is of type {type(values).__name__}, not a list of numbers"
+        )
     items = list(islice(values, MAX_TOKENS + 1))
     if len(items) > MAX_TOKENS:
-        raise Lost(INVALID, f"more than {MAX_TOKENS} {name}")
+        raise DraftFailed(INVALID, f"more than {MAX_TOKENS} {name}")
     if any(isinstance(item, bool | np.bool_) or not np.isscalar(item) for item in items):
-        raise Lost(INVALID, f"{name} hold what is no number")
+        raise DraftFailed(INVALID, f"{name} hold what is no number")
     return np.array(items)
 
 
 def checked_parents(given: object, num_tokens: int) -> list[int]:
-    """The parents of `num_tokens` tokens; those of a chain for None. Raises Lost."""
+    """The parents of `num_tokens` tokens; those of a chain for None. Raises DraftFailed."""
     if given is None:
         return list(range(-1, num_tokens - 1))
     parents = integers("parents", given)
     if len(parents) != num_tokens:
-        raise Lost(INVALID, f"{len(parents)} parents for {num_tokens} tokens")
+        raise DraftFailed(INVALID, f"{len(parents)} parents for {num_tokens} tokens")
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             message = f"the parent of token {node} is {parent}"
-            raise Lost(INVALID, f"{message}; a parent is -1 or the index of an earlier token")
+            raise DraftFailed(
+                INVALID, f"{message}; a parent is -1 or the index of an earlier token"
+            )
     return parents
 
 
 def check_siblings(tokens: Sequence[int], parents: Sequence[int]) -> None:
-    """Raises Lost where two children of one node carry the same token."""
+    """Raises DraftFailed where two children of one node carry the same token."""
     pairs = set(zip(parents, tokens, strict=True))
     if len(pairs) < len(tokens):
-        raise Lost(INVALID, "two tokens with one parent are the same")
+        raise DraftFailed(INVALID, "two tokens with one parent are the same")
 
 
 def probabilities(given: object, num_tokens: int) -> list[float]:
-    """Probabilities of `num_tokens` tokens. Raises Lost."""
+    """Probabilities of `num_tokens` tokens. Raises DraftFailed."""
     values = bounded("probs", given)
     if len(values) != num_tokens:
-        raise Lost(INVALID, f"{len(values)} probs for {num_tokens} tokens")
+        raise DraftFailed(INVALID, f"{len(values)} probs for {num_tokens} tokens")
     sound = not num_tokens or np.issubdtype(values.dtype, np.number)
     if not sound or not ((values >= 0) & (values <= 1)).all():  # NaN is neither
-        raise Lost(INVALID, "probs hold what is no probability from 0 to 1")
+        raise DraftFailed(INVALID, "probs hold what is no probability from 0 to 1")
     return [float(value) for value in values]
 
 
@@ -339,7 +345,7 @@ class SequenceDrafter(TextDrafter, ABC):
         """A call that proposes nothing, guarded."""
         try:
             self.guard.call(function, share=share)
-        except Lost as lost:
+        except DraftFailed as lost:
             self.guard.failed(lost)
 
     def close(self) -> None:
@@ -384,14 +390,14 @@ class ProposingDrafter(SequenceDrafter):
         trees = []
         try:
             self.guard.check_ready()
-        except Lost as lost:
+        except DraftFailed as lost:
             why = lost.why
         for request in requests:
             tree = DraftTree.root_only(request.pending, why)
             if why is None and request.plan.verify_size > 1 and request.plan.steps:
                 try:
                     tree = self.asked(request, len(requests))
-                except Lost as lost:
+                except DraftFailed as lost:
                     why = self.guard.failed(lost)
                     tree = DraftTree.root_only(request.pending, why)
                     why = PAUSED if len(requests) > 1 else why
@@ -401,7 +407,7 @@ class ProposingDrafter(SequenceDrafter):
         return trees
 
     def asked(self, request: DraftRequest, num_requests: int) -> DraftTree:
-        """The tree of one call. Raises Lost."""
+        """The tree of one call. Raises DraftFailed."""
         sequence = self.sequences.lanes[request.lane]
         context = DraftContext(
             request_id=sequence.request_id,

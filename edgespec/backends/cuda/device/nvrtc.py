@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from pathlib import Path
 
 from edgespec.errors import InternalError, MissingDependency
 
-CFunction = Callable[..., int]
 NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 REMEDY = (
     "Install NVIDIA's compiler library: pip install nvidia-cuda-nvrtc, or the CUDA toolkit (on a"

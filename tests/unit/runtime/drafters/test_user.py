@@ -19,7 +19,15 @@ from edgespec.backends.host import HostStates
 from edgespec.errors import OptionError
 from edgespec.runtime.drafters.base import Drafter as Drafting
 from edgespec.runtime.drafters.base import DraftRequest, Observation
-from edgespec.runtime.drafters.guard import INVALID, MAX_PAUSE, PAUSED, RAISED, SLOW, Guard, Lost
+from edgespec.runtime.drafters.guard import (
+    INVALID,
+    MAX_PAUSE,
+    PAUSED,
+    RAISED,
+    SLOW,
+    DraftFailed,
+    Guard,
+)
 from edgespec.runtime.drafters.guarded import GuardedDrafter
 from edgespec.runtime.drafters.loading import guarded, load_drafter
 from edgespec.runtime.drafters.trtllm import (
@@ -270,7 +278,7 @@ def talkative(context: DraftContext) -> list[int]:
 
 
 def raising_ours(context: DraftContext) -> list[int]:
-    raise Lost(["rubbish"])  # type: ignore[arg-type]
+    raise DraftFailed(["rubbish"])  # type: ignore[arg-type]
 
 
 def changing(context: DraftContext) -> list[int]:
@@ -420,10 +428,10 @@ def test_failures_in_a_row_pause_for_twice_as_long_each() -> None:
 def test_pause_is_bounded_and_forgotten_after_a_success() -> None:
     own = guard()
     for _ in range(20):
-        own.failed(Lost(RAISED))
+        own.failed(DraftFailed(RAISED))
     assert own.pause == MAX_PAUSE
     own.succeeded()
-    own.failed(Lost(RAISED))
+    own.failed(DraftFailed(RAISED))
     assert own.pause == 1
 
 
