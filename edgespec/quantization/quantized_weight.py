@@ -28,11 +28,12 @@ class QuantizedWeight:
     """The quantized weight of a Linear, independent of its layout on disk.
 
     It multiplies x[..., input_order] * pre_quant_scale, where these are given. `values` holds the
-    quantized values, one per byte, in the dtype of the format (ml_dtypes). `zero_points` is given
-    only for asymmetric weights, whose values are unsigned:
+    quantized values, one per byte, in the dtype of the format (ml_dtypes). Values of asymmetric
+    weights are unsigned, with `zero_points` (AWQ, GPTQ) or with `minimums` (GGUF's Q4_1, Q4_K):
 
-        weight[o, i] = (values[o, i] - zero_points[g]) * scales[g] * global_scale
-        g = [o // block[0], i // block[1]]
+        weight[o, i] = (values[o, i] - zero_points[g]) * scales[g] * super_scales[s] * global_scale
+                       - minimums[g] * super_minimums[s]
+        g = [o // block[0], i // block[1]], s = [o // block[0], i // block[1] // super_block]
     """
 
     name: str  # of the module: model.layers.0.mlp.up_proj
@@ -43,6 +44,12 @@ class QuantizedWeight:
     block: tuple[int, int]  # weights along out and in that share a scale
     zero_points: NDArray[Any] | None = None  # shape of scales, dtype of values
     global_scale: float | None = None  # nvfp4: float32, multiplies every scale
+    minimums: NDArray[Any] | None = None  # shape of scales, as stored; what is subtracted
+    # Blocks along in that share a factor of their scales, and one of their minimums; these are
+    # [ceil(out / block[0]), ceil(blocks / super_block)]
+    super_block: int = 1
+    super_scales: NDArray[Any] | None = None
+    super_minimums: NDArray[Any] | None = None
     # Static activations: x / input_scale is rounded; nvfp4: the global scale of the activations
     input_scale: float | None = None
     pre_quant_scale: NDArray[np.float32] | None = None  # [in]
@@ -57,8 +64,8 @@ class QuantizedWeight:
 
     @property
     def symmetric(self) -> bool:
-        """Whether the weight has no zero points."""
-        return self.zero_points is None
+        """Whether the weight has neither zero points nor minimums."""
+        return self.zero_points is None and self.minimums is None
 
 
 def dequantize(weight: QuantizedWeight, rows: slice = slice(None)) -> NDArray[np.float32]:
@@ -82,9 +89,8 @@ def dequantize_stored(weight: QuantizedWeight, rows: slice = slice(None)) -> NDA
     start, stop, step = rows.indices(out_features)
     assert step == 1
     result = np.empty((max(stop - start, 0), in_features), np.float32)
-    scales = _float32(weight.scales)
-    if weight.global_scale is not None:
-        scales = scales * np.float32(weight.global_scale)
+    scales = block_scales(weight)
+    minimums = block_minimums(weight)
     zeros = None if weight.zero_points is None else _float32(weight.zero_points)
     for low, high in _row_chunks(start, stop, in_features):
         part = _float32(weight.values[low:high])
@@ -92,11 +98,35 @@ def dequantize_stored(weight: QuantizedWeight, rows: slice = slice(None)) -> NDA
         if zeros is not None:
             part -= _expand_blocks(zeros[group], weight.block[1], in_features)
         part *= _expand_blocks(scales[group], weight.block[1], in_features)
+        if minimums is not None:
+            part -= _expand_blocks(minimums[group], weight.block[1], in_features)
         if weight.input_order is None:
             result[low - start : high - start] = part
         else:
             result[low - start : high - start, weight.input_order] = part
     return result
+
+
+def block_scales(weight: QuantizedWeight) -> NDArray[np.float32]:
+    """Returns what a block's values are multiplied by: [rows, blocks], all factors multiplied."""
+    scales = _of_blocks(weight.scales, weight.super_scales, weight.super_block)
+    return scales if weight.global_scale is None else scales * np.float32(weight.global_scale)
+
+
+def block_minimums(weight: QuantizedWeight) -> NDArray[np.float32] | None:
+    """Returns what is subtracted from a block's weights: [rows, blocks]; None: nothing."""
+    if weight.minimums is None:
+        return None
+    return _of_blocks(weight.minimums, weight.super_minimums, weight.super_block)
+
+
+def _of_blocks(
+    parts: NDArray[Any], factors: NDArray[Any] | None, super_block: int
+) -> NDArray[np.float32]:
+    numbers = _float32(parts)
+    if factors is None:
+        return numbers
+    return numbers * _expand_blocks(_float32(factors), super_block, numbers.shape[1])
 
 
 # Candidate factors of the scale by number of bits; the one with the least squared error is used.
