@@ -15,13 +15,22 @@ from edgespec.errors import UnsupportedModel
 
 # Names of ml_dtypes
 WeightType = Literal[
-    "float32", "float16", "bfloat16", "int4", "int8", "float8_e4m3fn", "float4_e2m1fn"
+    "float32",
+    "float16",
+    "bfloat16",
+    "int4",
+    "uint4",
+    "int8",
+    "uint8",
+    "float8_e4m3fn",
+    "float4_e2m1fn",
 ]
 # The weights that share a scale; block: along in, square: along in and out
 Scaling = Literal["none", "tensor", "channel", "block", "square"]
 Activations = Literal["none", "static tensor", "dynamic block", "dynamic token"]
 
 EMULATED = "emulated: correctness only"  # the CPU engine's words
+PACKED = "LowBitMatMul"  # our own kernel; without it float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +45,12 @@ class Scheme:
 
     name: str  # on our command line
     description: str  # one line for --help
-    weight: WeightType
+    weight: WeightType  # in the graph; int4_wo and int8_wo with zero points: unsigned
     bits: int  # of one stored weight, without its scales
     scaling: Scaling
     block: int = 1  # weights along in (square: along out too) that share a scale; 1: no blocks
     activations: Activations = "none"
+    signed_scales: bool = False  # whether scales may be negative or zero
     pre_quant_scale: bool = False  # whether activations may first be multiplied by a vector [in]
     out_multiple: int = 1  # `out` must be a multiple of it: two rows may share a byte
     made: bool = False  # whether `quantize` makes it; the others are read only
@@ -69,6 +79,13 @@ class Scheme:
 
 
 TARGETS = {"orin": 87, "thor": 110, "spark": 121}  # compute capability times ten
+
+
+def _gguf(name: str, what: str, weight: WeightType, bits: int, block: int = 32) -> Scheme:
+    """A type of GGUF files, whose scales have either sign."""
+    description = f"{what}, in blocks of {block} (GGUF)"
+    return Scheme(name, description, weight, bits, "block", block, signed_scales=True, cpu=PACKED)
+
 
 _ROWS = (
     Scheme("fp32", "float32, unquantized", "float32", 32, "none"),
@@ -208,7 +225,7 @@ _ROWS = (
         preset="W4A16_NVFP4_CFG",
         algos=("W4A16_NVFP4",),
         min_sm=100,
-        cpu=EMULATED,
+        cpu=PACKED,
         min_logits_cosine=0.90,
         max_weight_error=0.15,
     ),
@@ -251,6 +268,18 @@ _ROWS = (
         min_logits_cosine=0.98,
         max_weight_error=0.04,
     ),
+    # GGUF's types, by llama.cpp's names
+    _gguf("q4_0", "INT4 weights", "int4", 4),
+    _gguf("q4_1", "UINT4 weights less a minimum", "uint4", 4),
+    _gguf("q5_0", "5-bit weights", "int8", 5),
+    _gguf("q5_1", "5-bit weights less a minimum", "uint8", 5),
+    _gguf("q8_0", "INT8 weights", "int8", 8),
+    _gguf("q4_k", "UINT4 weights less a minimum, scales of 6 bits", "uint4", 4),
+    _gguf("q5_k", "5-bit weights less a minimum, scales of 6 bits", "uint8", 5),
+    _gguf("q6_k", "6-bit weights, INT8 scales", "int8", 6, 16),
+    _gguf("iq4_nl", "4-bit weights out of a table", "int8", 4),
+    _gguf("iq4_xs", "4-bit weights out of a table, scales of 6 bits", "int8", 4),
+    _gguf("mxfp4", "FP4 weights, power-of-two scales", "float4_e2m1fn", 4),
 )
 
 SCHEMES = {row.name: row for row in _ROWS}
