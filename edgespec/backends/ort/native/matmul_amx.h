@@ -66,7 +66,7 @@ void unpack(const uint8_t* values, const uint8_t* ahead, uint8_t* unpacked) {
       _mm512_store_si512(to + bytes, _mm512_and_si512(_mm512_srli_epi16(both, 4), low));
     }
   }
-  fetch_all(ahead + kLines<4, kBlock> * bytes, kScalesBytes);
+  fetch_all(ahead + kLines<4, kBlock> * bytes, 4 * kPanel);
 }
 
 // sums += a tile of rows * a tile of the weight, for each of the panel's tiles of outputs.
@@ -123,7 +123,7 @@ struct ByTiles {
                               const RowGroup* groups, int64_t num_groups, int64_t column,
                               float* y) {
     constexpr int64_t values_bytes = kLines<kBits, kBlock> * kTiles * kLine;
-    constexpr int64_t bytes = values_bytes + kScalesBytes;
+    constexpr int64_t bytes = values_bytes + 4 * kPanel;
     Results<ByTiles> results[kMostGroups];
     alignas(64) int32_t sums[kTileRows][kPanel];
     alignas(64) uint8_t unpacked[kBits == 4 ? kPanel * kBlock : kLine];
@@ -173,6 +173,7 @@ auto groups_by_tiles(int64_t block) {
 template <typename Tiles>
 void multiply_by_tiles(const MatMulShape& shape, const uint8_t* weight, int64_t first, int64_t last,
                        const RoundedRows& rows, float* y) {
+  if (!shape.plain()) return matmul_portable.multiply(shape, weight, first, last, rows, y);
   const int64_t most = (rows.num_rows + rows.num_groups - 1) / rows.num_groups;
   const Tiles tiles(config_of(most, inputs_of_tile(shape.block)));
   multiply_panels<ByTiles<Tiles>>(shape, weight, first, last, rows, y,

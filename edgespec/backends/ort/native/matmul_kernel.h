@@ -77,8 +77,7 @@ void quantize(const MatMulShape& shape, RowRounding rounding, const float* x,
       const Scale scale = scale_of(rounding, reach);
       int8_t* values = group.at(r, begin);
       const int32_t sum = Level::round_block(row + begin, count, shape.block, scale, values);
-      group.scales[b * group.count + r] = scale.scale;
-      group.corrections[b * group.count + r] = -shape.middle() * sum;
+      group.put(shape, b, r, scale.scale, sum);
     }
   }
 }
@@ -114,7 +113,7 @@ inline void put_out(const MatMulShape& shape, const RowGroup& group, const float
 template <typename Level, int kBits, int kBlock>
 void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGroup* groups,
                      int64_t num_groups, int64_t column, float* y) {
-  constexpr int64_t lines = kLines<kBits, kBlock>, bytes = lines * kTiles * kLine + kScalesBytes;
+  constexpr int64_t lines = kLines<kBits, kBlock>, bytes = lines * kTiles * kLine + 4 * kPanel;
   Results<Level> results[Level::kMostGroups];
   for (int64_t g = 0; g < num_groups; ++g) clear(groups[g], results[g].of);
   const int64_t share = bytes / num_groups;  // that each group fetches of what comes
@@ -162,6 +161,7 @@ void multiply_panels(const MatMulShape& shape, const uint8_t* weight, int64_t fi
 template <typename Level>
 void multiply(const MatMulShape& shape, const uint8_t* weight, int64_t first, int64_t last,
               const RoundedRows& rows, float* y) {
+  if (!shape.plain()) return matmul_portable.multiply(shape, weight, first, last, rows, y);
   multiply_panels<Level>(shape, weight, first, last, rows, y,
                          shape.bits == 4 ? groups_by<Level, 4>(shape.block)
                                          : groups_by<Level, 8>(shape.block));
