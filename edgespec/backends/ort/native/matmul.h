@@ -67,10 +67,6 @@ struct MatMulShape {
   Codebook codebook = Codebook::kNone;
   float global = 1.0f;  // all scales and minimums are multiplied by it
 
-  bool plain() const {
-    return scales == Scales::kFloat32 && codebook == Codebook::kNone && global == 1.0f &&
-           bits != 6 && block != 16;
-  }
   bool has_minimums() const {
     return scales == Scales::kFloat16Min || scales == Scales::kSuperMin;
   }
