@@ -381,20 +381,36 @@ void multiply(const MatMulKernels& kernels, const MatMulShape& shape, RowRoundin
 bool proves_itself(const MatMulKernels& kernels) {
   constexpr RowRounding roundings[] = {
       {Rounding::kBlock, 0}, {Rounding::kRow, 0}, {Rounding::kStatic, 0.02f}};
+  // All values, scales and codebooks, each block
+  const MatMulShape forms[] = {
+      {0, 0, 4, 32},
+      {0, 0, 4, 64},
+      {0, 0, 4, 128},
+      {0, 0, 8, 32},
+      {0, 0, 8, 64},
+      {0, 0, 8, 128},
+      {0, 0, 4, 16, Scales::kFloat16Min},
+      {0, 0, 4, 32, Scales::kSuperMin, 2},
+      {0, 0, 6, 64, Scales::kFloat16},
+      {0, 0, 6, 16, Scales::kSuper, 2},
+      {0, 0, 6, 32, Scales::kSuperMin, 8},
+      {0, 0, 8, 16, Scales::kSuperMin, 1},
+      {0, 0, 4, 32, Scales::kSuper, 2, Codebook::kIq4Nl},
+      {0, 0, 4, 16, Scales::kFloat16, 1, Codebook::kFp4, 0.3f},
+  };
   ProofNumbers numbers;
   int turn = 0;
-  for (int bits : {4, 8}) {
-    for (int64_t block : {32, 64, 128}) {
-      for (int64_t num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 35, 70}) {
-        const MatMulShape shape{block + 26, turn % 2 == 0 ? 70 : 130, bits, block};
-        const std::vector<uint8_t> weight = some_weight(shape, numbers);
-        const std::vector<float> x = numbers.reals(num_rows * shape.in);
-        const RowRounding rounding = roundings[turn++ % 3];
-        const auto found = product(kernels, shape, rounding, weight, x, num_rows);
-        const auto wanted = product(matmul_portable, shape, rounding, weight, x, num_rows);
-        if (std::memcmp(found.data(), wanted.data(), wanted.size() * sizeof(float)) != 0) {
-          return false;
-        }
+  for (MatMulShape shape : forms) {
+    for (int64_t num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 35, 70}) {
+      shape.in = shape.block + 26;
+      shape.out = turn % 2 == 0 ? 70 : 130;
+      const std::vector<uint8_t> weight = some_weight(shape, numbers);
+      const std::vector<float> x = numbers.reals(num_rows * shape.in);
+      const RowRounding rounding = roundings[turn++ % 3];
+      const auto found = product(kernels, shape, rounding, weight, x, num_rows);
+      const auto wanted = product(matmul_portable, shape, rounding, weight, x, num_rows);
+      if (std::memcmp(found.data(), wanted.data(), wanted.size() * sizeof(float)) != 0) {
+        return false;
       }
     }
   }

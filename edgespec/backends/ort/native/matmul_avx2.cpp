@@ -12,7 +12,7 @@ struct Avx2Dot {
   static constexpr int kSteps = 2;  // 32 inputs
 
   template <Values kValues, int kSteps, int kRows>
-  static void add(Ints (&sums)[kRows][kHalves], const uint8_t* at, const int8_t* x,
+  static EDGESPEC_INLINE void add(Ints (&sums)[kRows][kHalves], const uint8_t* at, const int8_t* x,
                   const Codes& codes) {
     add_part<kValues, 0, kSteps>(sums, at, x, codes);
     if constexpr (kValues != Values::k4) {
@@ -24,7 +24,7 @@ struct Avx2Dot {
  private:
   // A part of the values of 4 inputs: the lower 4 bits, or the bits above.
   template <Values kValues, int kPart, int kQuad>
-  static Ints part_of(const uint8_t* step, const Codes& codes) {
+  static EDGESPEC_INLINE Ints part_of(const uint8_t* step, const Codes& codes) {
     if constexpr (kValues == Values::k8) {
       return bits_of<4 * kPart>(load(step + kQuad * kLinesBytes), 0xf);
     }
@@ -36,14 +36,14 @@ struct Avx2Dot {
   }
 
   template <Values kValues, int kPart, int kQuad, int kRows>
-  static void add_quad(Ints (&pairs)[kRows][kHalves], const uint8_t* step, const int8_t* x,
+  static EDGESPEC_INLINE void add_quad(Ints (&pairs)[kRows][kHalves], const uint8_t* step, const int8_t* x,
                        const Codes& codes) {
     add_pairs(pairs, part_of<kValues, kPart, kQuad>(step, codes),
               part_of<kValues, kPart, kQuad>(step + 32, codes), x + 4 * kQuad);
   }
 
   template <Values kValues, int kPart, int kSteps, int kRows>
-  static void add_part(Ints (&sums)[kRows][kHalves], const uint8_t* at, const int8_t* x,
+  static EDGESPEC_INLINE void add_part(Ints (&sums)[kRows][kHalves], const uint8_t* at, const int8_t* x,
                        const Codes& codes) {
     Ints pairs[kRows][kHalves];
     clear(pairs);
@@ -60,7 +60,7 @@ struct Avx2Dot {
   }
 
   template <int kRows>
-  static void clear(Ints (&pairs)[kRows][kHalves]) {
+  static EDGESPEC_INLINE void clear(Ints (&pairs)[kRows][kHalves]) {
     EDGESPEC_UNROLL
     for (int r = 0; r < kRows; ++r) {
       pairs[r][0] = _mm256_setzero_si256();
@@ -69,7 +69,7 @@ struct Avx2Dot {
   }
 
   template <int kRows>
-  static void add_pairs(Ints (&pairs)[kRows][kHalves], Ints first, Ints second, const int8_t* x) {
+  static EDGESPEC_INLINE void add_pairs(Ints (&pairs)[kRows][kHalves], Ints first, Ints second, const int8_t* x) {
     EDGESPEC_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const Ints some = _mm256_set1_epi32(four(x + r * kSpan));
@@ -85,7 +85,7 @@ struct Avx2Dot {
   }
 
   template <int kRows>
-  static void add_up(Ints (&sums)[kRows][kHalves], const Ints (&pairs)[kRows][kHalves],
+  static EDGESPEC_INLINE void add_up(Ints (&sums)[kRows][kHalves], const Ints (&pairs)[kRows][kHalves],
                      short times) {
     EDGESPEC_UNROLL
     for (int r = 0; r < kRows; ++r) {

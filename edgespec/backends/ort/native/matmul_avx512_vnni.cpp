@@ -19,7 +19,7 @@ __mmask16 lanes(int64_t count) {
 
 // The unsigned values of 4 inputs of a step of a tile.
 template <Values kValues, int kQuad>
-Ints values_of(const uint8_t* step, const Codes& codes) {
+EDGESPEC_INLINE Ints values_of(const uint8_t* step, const Codes& codes) {
   if constexpr (kValues == Values::k8) return load(step + kQuad * kLinesBytes);
   const Ints both = load(step + kQuad / 2 * kLinesBytes);
   const Ints half = kQuad % 2 == 0 ? both : _mm512_srli_epi16(both, 4);
@@ -46,7 +46,7 @@ void add_products(Ints& sums, Ints unsigned_bytes, Ints signed_bytes) {
 
 // sums += values of 4 inputs of a panel * the rows' values for them.
 template <Values kValues, int kQuad, int kRows>
-void add_quad(Ints (&sums)[kRows][kTiles], const uint8_t* step, const Codes& codes,
+EDGESPEC_INLINE void add_quad(Ints (&sums)[kRows][kTiles], const uint8_t* step, const Codes& codes,
               const int8_t* x) {
   Ints values[kTiles];
   EDGESPEC_UNROLL
@@ -57,8 +57,13 @@ void add_quad(Ints (&sums)[kRows][kTiles], const uint8_t* step, const Codes& cod
     EDGESPEC_UNROLL
     for (int t = 0; t < kTiles; ++t) add_products(sums[r][t], values[t], some);
   }
-  keep_order();
 }
+
+// How many quads of inputs are a round of the loop over a block, and lines of a tile.
+template <Values kValues>
+constexpr int kQuadsOfRound = kValues == Values::k8 ? 1 : kValues == Values::k6 ? 4 : 2;
+template <Values kValues>
+constexpr int kLinesOfRound = kLines<kValues> * kQuadsOfRound<kValues> / kQuadsOfStep;
 
 struct Avx512Vnni {
   static constexpr int kMostRows = 4;     // their sums in all tiles of a panel are 16 registers
@@ -112,15 +117,23 @@ struct Avx512Vnni {
     }
     const uint8_t *at = block.values, *ahead = block.ahead;
     const int8_t* x = block.x;
-    for (int64_t step = 0; step < block.steps; ++step) {
+    constexpr int kQuads = kQuadsOfRound<kValues>;
+    for (int64_t quad = 0; quad < block.steps * kQuadsOfStep; quad += kQuads) {
       EDGESPEC_UNROLL
-      for (int line = 0; line < kLines<kValues>; ++line) fetch_ahead(block, ahead);
+      for (int line = 0; line < kLinesOfRound<kValues>; ++line) fetch_ahead(block, ahead);
       add_quad<kValues, 0>(sums, at, *block.codes, x);
-      add_quad<kValues, 1>(sums, at, *block.codes, x);
-      add_quad<kValues, 2>(sums, at, *block.codes, x);
-      add_quad<kValues, 3>(sums, at, *block.codes, x);
-      at += kLines<kValues> * kLinesBytes;
-      x += kStep;
+      if constexpr (kQuads > 1) {
+        keep_order();
+        add_quad<kValues, 1>(sums, at, *block.codes, x);
+      }
+      if constexpr (kQuads > 2) {
+        keep_order();
+        add_quad<kValues, 2>(sums, at, *block.codes, x);
+        keep_order();
+        add_quad<kValues, 3>(sums, at, *block.codes, x);
+      }
+      at += kLinesOfRound<kValues> * kLinesBytes;
+      x += 4 * kQuads;
     }
     EDGESPEC_UNROLL
     for (int t = 0; t < kTiles; ++t) {

@@ -10,7 +10,7 @@ struct AvxVnniDot {
   static constexpr int kSteps = 1;
 
   template <Values kValues, int kSteps, int kRows>
-  static void add(Ints (&sums)[kRows][kHalves], const uint8_t* at, const int8_t* x,
+  static EDGESPEC_INLINE void add(Ints (&sums)[kRows][kHalves], const uint8_t* at, const int8_t* x,
                   const Codes& codes) {
     add_quad<kValues, 0>(sums, at, x, codes);
     add_quad<kValues, 1>(sums, at, x, codes);
@@ -20,7 +20,7 @@ struct AvxVnniDot {
 
  private:
   template <Values kValues, int kQuad>
-  static Ints values_of(const uint8_t* step, const Codes& codes) {
+  static EDGESPEC_INLINE Ints values_of(const uint8_t* step, const Codes& codes) {
     if constexpr (kValues == Values::k8) return load(step + kQuad * kLinesBytes);
     const Ints low = halves_of<kQuad>(step);
     if constexpr (kValues == Values::kCodes) return _mm256_shuffle_epi8(table_of(codes.all), low);
@@ -31,14 +31,14 @@ struct AvxVnniDot {
   }
 
   template <Values kValues, int kQuad, int kRows>
-  static void add_quad(Ints (&sums)[kRows][kHalves], const uint8_t* step, const int8_t* x,
+  static EDGESPEC_INLINE void add_quad(Ints (&sums)[kRows][kHalves], const uint8_t* step, const int8_t* x,
                        const Codes& codes) {
     add_products(sums, values_of<kValues, kQuad>(step, codes),
                  values_of<kValues, kQuad>(step + 32, codes), x + 4 * kQuad);
   }
 
   template <int kRows>
-  static void add_products(Ints (&sums)[kRows][kHalves], Ints first, Ints second,
+  static EDGESPEC_INLINE void add_products(Ints (&sums)[kRows][kHalves], Ints first, Ints second,
                            const int8_t* x) {
     EDGESPEC_UNROLL
     for (int r = 0; r < kRows; ++r) {

@@ -11,6 +11,7 @@
 // shared between them: all stands in an unnamed namespace.
 #pragma once
 
+#include "inlining.h"
 #include "matmul.h"
 
 // Loops over registers: left as loops, they would keep them in memory.
@@ -80,6 +81,7 @@ inline void fetch_ahead(const Block& block, const uint8_t*& ahead) {
     if (block.ahead_step > 5 * kLine) fetch(ahead + 5 * kLine);
   }
   ahead += block.ahead_step;
+  __asm__("" : "+r"(ahead));  // all addresses of a loop, computed before it, would fill registers
 }
 
 // Keeps what is read below from being read above, where it would take registers of the sums.

@@ -32,7 +32,7 @@ inline uint8x16_t high_halves(uint8x16_t both) { return vshrq_n_u8(both, 4); }
 
 // Adds the sums of a quad of a block to a row's results.
 template <bool kMinimums>
-inline void add_results(int32x4_t sums, const Block& block, int row, int64_t column,
+EDGESPEC_INLINE void add_results(int32x4_t sums, const Block& block, int row, int64_t column,
                         float* results) {
   const float32x4_t scale = vmulq_n_f32(vld1q_f32(block.weight_scales + column), block.scales[row]);
   float32x4_t result = vfmaq_f32(vld1q_f32(results + column), vcvtq_f32_s32(sums), scale);
@@ -44,13 +44,13 @@ inline void add_results(int32x4_t sums, const Block& block, int row, int64_t col
 
 // The codes as a level takes them.
 template <bool kSigned>
-inline uint8x16_t table_of(const Codes& codes) {
+EDGESPEC_INLINE uint8x16_t table_of(const Codes& codes) {
   return kSigned ? vreinterpretq_u8_s8(vld1q_s8(codes.numbers)) : vld1q_u8(codes.all);
 }
 
 // The values of a quad: of the first or the last 8 inputs of a step, the first 4 and the next.
 template <Values kValues, bool kSigned, int kEight>
-inline uint8x16x2_t values_of(const uint8_t* step, uint8x16_t table) {
+EDGESPEC_INLINE uint8x16x2_t values_of(const uint8_t* step, uint8x16_t table) {
   if constexpr (kValues == Values::k8) {
     const uint8x16_t flip = vdupq_n_u8(kSigned ? 0x80 : 0);
     const uint8_t* at = step + 2 * kEight * kLinesBytes;
@@ -73,21 +73,21 @@ inline uint8x16x2_t values_of(const uint8_t* step, uint8x16_t table) {
 // What the sums of a row begin with. Signed instructions take values of 8 bits around zero, and the
 // numbers of a codebook as they are.
 template <Values kValues, bool kMinimums, bool kSigned>
-inline int32_t begin_of(int32_t correction) {
+EDGESPEC_INLINE int32_t begin_of(int32_t correction) {
   constexpr bool kAroundZero = kSigned && (kValues == Values::k8 || kValues == Values::kCodes);
   return kAroundZero == kMinimums ? correction : 0;
 }
 
 // sums += the products of 4 of a step's inputs.
 template <typename Dot, Values kValues, int kInputs, int kRows>
-inline void add_quad(int32x4_t (&sums)[kRows], uint8x16_t values, const int8x16_t (&x)[kRows]) {
+EDGESPEC_INLINE void add_quad(int32x4_t (&sums)[kRows], uint8x16_t values, const int8x16_t (&x)[kRows]) {
   EDGESPEC_UNROLL
   for (int r = 0; r < kRows; ++r) Dot::template add<kValues, kInputs>(sums[r], values, x[r]);
 }
 
 // sums += the products of 8 of a step's inputs.
 template <typename Dot, Values kValues, int kEight, int kRows, int kSome>
-inline void add_eight(int32x4_t (&sums)[kSome][kRows], const uint8_t* step, uint8x16_t table,
+EDGESPEC_INLINE void add_eight(int32x4_t (&sums)[kSome][kRows], const uint8_t* step, uint8x16_t table,
                       const int8x16_t (&x)[kRows]) {
   EDGESPEC_UNROLL
   for (int q = 0; q < kSome; ++q) {

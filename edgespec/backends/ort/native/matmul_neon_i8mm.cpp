@@ -27,7 +27,7 @@ inline uint8x16_t outputs_of(uint8x16_t first_inputs, uint8x16_t next_inputs, in
 
 // sums += the products of 8 inputs of a quad, of which each register has 4.
 template <int kPairs>
-inline void add_matrices(Sums (&sums)[kPairs], uint8x16_t first_inputs, uint8x16_t next_inputs,
+EDGESPEC_INLINE void add_matrices(Sums (&sums)[kPairs], uint8x16_t first_inputs, uint8x16_t next_inputs,
                          const int8x16_t (&x)[kPairs]) {
   EDGESPEC_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -41,7 +41,7 @@ inline void add_matrices(Sums (&sums)[kPairs], uint8x16_t first_inputs, uint8x16
 
 // sums += the products of 8 inputs of a step.
 template <Values kValues, int kEight, int kPairs, int kSome>
-inline void add_eight(Sums (&sums)[kSome][kPairs], const uint8_t* step, uint8x16_t table,
+EDGESPEC_INLINE void add_eight(Sums (&sums)[kSome][kPairs], const uint8_t* step, uint8x16_t table,
                       const int8x16_t (&x)[kPairs]) {
   EDGESPEC_UNROLL
   for (int q = 0; q < kSome; ++q) {
@@ -53,7 +53,7 @@ inline void add_eight(Sums (&sums)[kSome][kPairs], const uint8_t* step, uint8x16
 // 16 inputs of the rows as pairs: the first 8 of both rows, and the next 8. A row without another is
 // its own.
 template <int kRows, int kPairs>
-inline void load_pairs(const int8_t* x, int8x16_t (&pairs)[2][kPairs]) {
+EDGESPEC_INLINE void load_pairs(const int8_t* x, int8x16_t (&pairs)[2][kPairs]) {
   EDGESPEC_UNROLL
   for (int p = 0; p < kPairs; ++p) {
     const int other = 2 * p + 1 < kRows ? 2 * p + 1 : 2 * p;

@@ -1,5 +1,6 @@
 // The product in plain C++: what every other level has to reproduce bit by bit.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -96,38 +97,52 @@ void scales_of(const MatMulShape& shape, const uint8_t* panel, int64_t b, int pa
   }
 }
 
-// The outputs of one row in one panel.
-void multiply_row(const MatMulShape& shape, const uint8_t* panel, const RowGroup& group, int64_t r,
-                  float* results) {
-  for (int64_t b = 0; b < shape.blocks(); ++b) {
+// A block of a panel.
+struct OpenBlock {
+  int16_t values[kPanel][kSpan];
+  float scales[kPanel];
+  float minimums[kPanel] = {};
+
+  OpenBlock(const MatMulShape& shape, const uint8_t* panel, int64_t b) {
     const uint8_t* block =
         panel + b * shape.block_bytes() + (b / shape.super_block + 1) * shape.factor_bytes();
-    const int64_t at = b * group.count + r;
-    float weight_scales[kPanel], minimums[kPanel];
-    scales_of(shape, panel, b, 0, weight_scales);
-    if (shape.has_minimums()) scales_of(shape, panel, b, 1, minimums);
     for (int64_t o = 0; o < kPanel; ++o) {
-      int32_t sum = shape.has_minimums() ? 0 : group.corrections[at];
       for (int64_t i = 0; i < shape.block; ++i) {
-        sum += value_at(shape, block, i, o) * *group.at(r, b * shape.block + i);
+        values[o][i] = static_cast<int16_t>(value_at(shape, block, i, o));
       }
-      const float scale = group.scales[at] * weight_scales[o];
-      results[o] = std::fma(static_cast<float>(sum), scale, results[o]);
-      if (shape.has_minimums()) results[o] = std::fma(group.sums[at], -minimums[o], results[o]);
     }
+    scales_of(shape, panel, b, 0, scales);
+    if (shape.has_minimums()) scales_of(shape, panel, b, 1, minimums);
+  }
+};
+
+// Adds what a block of inputs gives to the first `count` results of a row.
+void add_block(const MatMulShape& shape, const OpenBlock& block, const RowGroup& group, int64_t b,
+               int64_t r, int64_t count, float* results) {
+  const int64_t at = b * group.count + r;
+  const int8_t* x = group.at(r, b * shape.block);
+  for (int64_t o = 0; o < count; ++o) {
+    int32_t sum = shape.has_minimums() ? 0 : group.corrections[at];
+    for (int64_t i = 0; i < shape.block; ++i) sum += block.values[o][i] * x[i];
+    const float scale = group.scales[at] * block.scales[o];
+    results[o] = std::fma(static_cast<float>(sum), scale, results[o]);
+    if (shape.has_minimums()) results[o] = std::fma(group.sums[at], -block.minimums[o], results[o]);
   }
 }
 
 void multiply(const MatMulShape& shape, const uint8_t* weight, int64_t first, int64_t last,
               const RoundedRows& rows, float* y) {
   for (int64_t panel = first; panel < last; ++panel) {
-    for (int64_t g = 0; g < rows.num_groups; ++g) {
-      const RowGroup group = rows.group(g);
-      for (int64_t r = 0; r < group.count; ++r) {
-        float results[kPanel] = {};
-        multiply_row(shape, weight + panel * shape.panel_bytes(), group, r, results);
-        for (int64_t o = 0; o < kPanel && panel * kPanel + o < shape.out; ++o) {
-          y[(group.first + r) * shape.out + panel * kPanel + o] = results[o];
+    const int64_t column = panel * kPanel;
+    const int64_t count = shape.out - column < kPanel ? shape.out - column : kPanel;
+    for (int64_t b = 0; b < shape.blocks(); ++b) {
+      const OpenBlock block(shape, weight + panel * shape.panel_bytes(), b);
+      for (int64_t g = 0; g < rows.num_groups; ++g) {
+        const RowGroup group = rows.group(g);
+        for (int64_t r = 0; r < group.count; ++r) {
+          float* results = y + (group.first + r) * shape.out + column;
+          if (b == 0) std::fill_n(results, count, 0.0f);
+          add_block(shape, block, group, b, r, count, results);
         }
       }
     }

@@ -23,20 +23,20 @@ inline Ints table_of(const uint8_t* codes) {
 
 // Those bits of bytes that stand from the lowest or from another one on, of which `mask` are kept.
 template <int kFirst>
-Ints bits_of(Ints bytes, char mask) {
+EDGESPEC_INLINE Ints bits_of(Ints bytes, char mask) {
   const Ints moved = kFirst == 0 ? bytes : _mm256_srli_epi16(bytes, kFirst);
   return _mm256_and_si256(moved, _mm256_set1_epi8(mask));
 }
 
 // The values of 4 bits of 4 inputs of a step of half a tile.
 template <int kQuad>
-Ints halves_of(const uint8_t* step) {
+EDGESPEC_INLINE Ints halves_of(const uint8_t* step) {
   return bits_of<kQuad % 2 * 4>(load(step + kQuad / 2 * kLinesBytes), 0xf);
 }
 
 // The upper two bits of values of 6.
 template <int kQuad>
-Ints upper_of(const uint8_t* step) {
+EDGESPEC_INLINE Ints upper_of(const uint8_t* step) {
   return bits_of<2 * kQuad>(load(step + 2 * kLinesBytes), 3);
 }
 
@@ -111,7 +111,7 @@ struct Ymm {
  private:
   // sums += the products of some steps. Fetches what comes in one of the tiles for each line.
   template <Values kValues, int kSteps, int kRows>
-  static void add_steps(Ints (&sums)[kRows][kHalves], const Block& block, int tile, int64_t step,
+  static EDGESPEC_INLINE void add_steps(Ints (&sums)[kRows][kHalves], const Block& block, int tile, int64_t step,
                         const uint8_t*& ahead) {
     constexpr int64_t lines = kLines<kValues>;
     for (int64_t i = 0; i < kSteps * lines; ++i) {
