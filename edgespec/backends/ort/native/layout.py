@@ -63,7 +63,7 @@ class WeightLayout:
     scales: Scales = "float32"
     super_block: int = 1  # blocks that share factors of their parts
     codebook: Codebook = ""
-    global_scale: float = 1.0  # a float32 that all scales and minimums are multiplied by
+    global_scale: float = 1.0  # multiplies factors; without these scales and minimums
 
     def __post_init__(self) -> None:
         assert self.block in BLOCK_SIZES
@@ -259,10 +259,12 @@ class WeightLayout:
         first = np.arange(self.num_super_blocks)
         first = first * (self.super_block * self.block_bytes + self.factor_bytes)
         for i, factor in enumerate(numbers(first, FACTORS.get(self.scales, ()))):
-            parts[i] *= factor[:, block // self.super_block]
-        values *= (parts[0] * np.float32(self.global_scale))[..., None]
+            parts[i] *= factor[:, block // self.super_block] * np.float32(self.global_scale)
+        if self.scales not in FACTORS:
+            parts = [part * np.float32(self.global_scale) for part in parts]
+        values *= parts[0][..., None]
         if self.has_minimums:
-            values -= (parts[1] * np.float32(self.global_scale))[..., None]
+            values -= parts[1][..., None]
         dequantized = values.reshape(len(flat), -1)[:, : self.in_features]
         return np.ascontiguousarray(dequantized).reshape(*rows.shape, self.in_features)
 
@@ -339,7 +341,8 @@ def scales_of(weight: QuantizedWeight) -> Scales | None:
     if weight.super_scales is None:
         return "float16_min" if unsigned else "float16"
     if not unsigned:
-        return "super" if weight.scales.dtype == np.int8 else "float32"
+        plain = weight.scales.dtype == np.int8 and weight.global_scale is None
+        return "super" if plain else "float32"
     return "super_min" if weight.super_minimums is not None else None
 
 

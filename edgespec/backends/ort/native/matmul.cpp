@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "levels.h"
+#include "matmul_proof.h"
 #include "norm_gate_rows.h"
-#include "numbers.h"
 #include "operator.h"
 #include "packed.h"
 
@@ -256,31 +256,6 @@ class LowBitMatMul {
   std::vector<MatMulShape> shapes_;
   std::vector<const uint8_t*> constants_;  // weights; null where they come with each call
 };
-
-// Any bytes, with scales that are numbers.
-std::vector<uint8_t> some_weight(const MatMulShape& shape, ProofNumbers& numbers) {
-  std::vector<uint8_t> weight(static_cast<size_t>(shape.bytes()));
-  for (uint8_t& byte : weight) byte = static_cast<uint8_t>(numbers.next());
-  uint8_t* at = weight.data();
-  const int64_t of_block = shape.has_factors() ? 0 : shape.block_bytes() - shape.values_bytes();
-  for (int64_t i = 0; i < shape.panels() * shape.blocks(); ++i) {
-    if (i % shape.blocks() % shape.super_block == 0) {
-      numbers.put_halves(at, shape.factor_bytes() / 2);
-      at += shape.factor_bytes();
-    }
-    at += shape.values_bytes();
-    if (shape.scales == Scales::kFloat32) {
-      for (int64_t o = 0; o < kPanel; ++o) {
-        const float scale = numbers.real();
-        std::memcpy(at + 4 * o, &scale, 4);
-      }
-    } else {
-      numbers.put_halves(at, of_block / 2);
-    }
-    at += shape.block_bytes() - shape.values_bytes();
-  }
-  return weight;
-}
 
 std::vector<float> product(const MatMulKernels& kernels, const MatMulShape& shape,
                            RowRounding rounding, const std::vector<uint8_t>& weight,

@@ -65,7 +65,7 @@ struct MatMulShape {
   Scales scales = Scales::kFloat32;
   int64_t super_block = 1;  // blocks that share factors
   Codebook codebook = Codebook::kNone;
-  float global = 1.0f;  // all scales and minimums are multiplied by it
+  float global = 1.0f;  // factors are multiplied by it, without these scales and minimums
 
   bool has_minimums() const {
     return scales == Scales::kFloat16Min || scales == Scales::kSuperMin;

@@ -135,10 +135,21 @@ struct ByTiles {
   static constexpr int kMostRows = kTileRows;
   static constexpr int kMostGroups = 4;  // their results are 16 KB
 
-  static void widen(const uint8_t* halves, float* floats) {
+  static void widen(const uint8_t* halves, float factor, float* floats) {
     for (int64_t o = 0; o < kPanel; o += kTile) {
       const auto* at = reinterpret_cast<const __m256i*>(halves + 2 * o);
-      _mm512_store_ps(floats + o, _mm512_cvtph_ps(_mm256_loadu_si256(at)));
+      const __m512 some = _mm512_cvtph_ps(_mm256_loadu_si256(at));
+      _mm512_store_ps(floats + o, _mm512_mul_ps(some, _mm512_set1_ps(factor)));
+    }
+  }
+
+  template <bool kSigned>
+  static void multiply_bytes(const uint8_t* bytes, const float* factors, float* floats) {
+    for (int64_t o = 0; o < kPanel; o += kTile) {
+      const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + o));
+      const __m512i wide = kSigned ? _mm512_cvtepi8_epi32(some) : _mm512_cvtepu8_epi32(some);
+      const __m512 made = _mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_load_ps(factors + o));
+      _mm512_store_ps(floats + o, made);
     }
   }
 

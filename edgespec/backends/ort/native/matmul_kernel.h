@@ -4,7 +4,8 @@
 //   kMostGroups  groups of so many rows whose results stay in the first cache
 //   reach_of     the largest magnitude of some floats
 //   round_block  rounds floats to bytes, and gives their sum
-//   widen        makes floats of numbers of half precision
+//   widen        makes floats of a panel's numbers of half precision, times a factor
+//   multiply_bytes  makes floats of a panel's bytes, times a factor of each
 //   add_block    adds the product of kRows rows by a block to their results
 //
 // Each file that includes this is compiled with its own instructions, so that nothing here may be
@@ -20,7 +21,7 @@
 namespace edgespec {
 namespace {
 
-constexpr int64_t kAhead = 8192;  // bytes of the weight that are on their way
+constexpr int64_t kAhead = 16384;  // bytes of the weight that are on their way
 
 // How the values of a weight stand in their lines.
 enum class Values { k4, kCodes, k6, k8 };
@@ -68,7 +69,8 @@ struct alignas(64) Results {
   float of[Level::kMostRows][kPanel];
 };
 
-inline void fetch(const uint8_t* at) { __builtin_prefetch(at, 0, 3); }
+// Into the second cache: more of that can be on its way at once, and the first is full of results.
+inline void fetch(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
 
 // Fetches what follows the block, in steps that the groups of a call share.
 inline void fetch_ahead(const Block& block, const uint8_t*& ahead) {
@@ -122,8 +124,8 @@ class WeightScales {
 
   // Takes what the blocks behind `at` share.
   void share(const uint8_t* at) {
-    Level::widen(at, factors_);
-    if (shape_.has_minimums()) Level::widen(at + 2 * kPanel, factors_ + kPanel);
+    Level::widen(at, shape_.global, factors_);
+    if (shape_.has_minimums()) Level::widen(at + 2 * kPanel, -shape_.global, factors_ + kPanel);
   }
 
   // Takes what stands behind the values of a block.
@@ -137,36 +139,22 @@ class WeightScales {
         scales_ = own_;
         break;
       case Scales::kFloat16Min:
-        Level::widen(at + 2 * kPanel, minimums_);
-        multiply(minimums_, -shape_.global);
+        Level::widen(at + 2 * kPanel, -shape_.global, minimums_);
         [[fallthrough]];
       case Scales::kFloat16:
-        Level::widen(at, own_);
-        multiply(own_, shape_.global);
+        Level::widen(at, shape_.global, own_);
         break;
       case Scales::kSuper:
-        products(reinterpret_cast<const int8_t*>(at), factors_, shape_.global, own_);
+        Level::template multiply_bytes<true>(at, factors_, own_);
         break;
       case Scales::kSuperMin:
-        products(at, factors_, shape_.global, own_);
-        products(at + kPanel, factors_ + kPanel, -shape_.global, minimums_);
+        Level::template multiply_bytes<false>(at, factors_, own_);
+        Level::template multiply_bytes<false>(at + kPanel, factors_ + kPanel, minimums_);
         break;
     }
   }
 
  private:
-  static void multiply(float* numbers, float factor) {
-    for (int64_t o = 0; o < kPanel; ++o) numbers[o] *= factor;
-  }
-
-  template <typename Byte>
-  static void products(const Byte* bytes, const float* factors, float factor,
-                       float* __restrict made) {
-    for (int64_t o = 0; o < kPanel; ++o) {
-      made[o] = static_cast<float>(bytes[o]) * factors[o] * factor;
-    }
-  }
-
   const MatMulShape& shape_;
   const float* scales_ = nullptr;
   alignas(64) float own_[kPanel];
@@ -222,10 +210,10 @@ void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGr
   Product product;
   Results<Level> results[Level::kMostGroups];
   for (int64_t g = 0; g < num_groups; ++g) clear(groups[g], results[g].of);
-  // That each group fetches of what comes
-  const int64_t share = (bytes + factor_bytes / shape.super_block) / num_groups;
+  // What is fetched for a block, by all groups and by each; that blocks share counts in each of them
+  const int64_t fetched = bytes + factor_bytes / shape.super_block, share = fetched / num_groups;
   // The first group waits for a block, the others find it: it has to be there in time for that one
-  const int64_t ahead = num_groups > 1 ? kAhead + bytes : kAhead;
+  const uint8_t* ahead = panel + (num_groups > 1 ? kAhead + bytes : kAhead);
   const Codes codes(shape.codebook);
   WeightScales<Level> of_weight(shape);
   Block block;
@@ -243,7 +231,7 @@ void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGr
     block.values = panel;
     block.weight_scales = of_weight.scales();
     block.minimums = of_weight.minimums();
-    block.ahead = panel + ahead;
+    block.ahead = ahead;
     product.begin(block);
     for (int64_t g = 0; g < num_groups; ++g) {
       const RowGroup& group = groups[g];
@@ -256,6 +244,7 @@ void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGr
       block.ahead += share;
     }
     panel += bytes;
+    ahead += fetched;
   }
   for (int64_t g = 0; g < num_groups; ++g) put_out(shape, groups[g], results[g].of, column, y);
 }

@@ -171,10 +171,20 @@ struct NeonRounding {
     return vaddvq_s32(sum);
   }
 
-  static void widen(const uint8_t* halves, float* floats) {
+  static void widen(const uint8_t* halves, float factor, float* floats) {
     for (int64_t o = 0; o < kPanel; o += kQuad) {
       const uint16x4_t four = vreinterpret_u16_u8(vld1_u8(halves + 2 * o));
-      vst1q_f32(floats + o, vcvt_f32_f16(vreinterpret_f16_u16(four)));
+      vst1q_f32(floats + o, vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(four)), factor));
+    }
+  }
+
+  // Compilers make vectors of it.
+  template <bool kSigned>
+  static void multiply_bytes(const uint8_t* bytes, const float* factors,
+                             float* __restrict floats) {
+    for (int64_t o = 0; o < kPanel; ++o) {
+      const int byte = kSigned ? static_cast<int8_t>(bytes[o]) : bytes[o];
+      floats[o] = static_cast<float>(byte) * factors[o];
     }
   }
 

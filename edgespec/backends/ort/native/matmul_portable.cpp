@@ -86,14 +86,15 @@ void scales_of(const MatMulShape& shape, const uint8_t* panel, int64_t b, int pa
   for (int64_t o = 0; o < kPanel; ++o) {
     if (shape.scales == Scales::kFloat32) {
       std::memcpy(&scales[o], at + 4 * o, sizeof(float));
+      scales[o] *= shape.global;
     } else if (!shape.has_factors()) {
-      scales[o] = half_at(at + 2 * o);
+      scales[o] = half_at(at + 2 * o) * shape.global;
     } else {
       const bool is_signed = shape.scales == Scales::kSuper;
       const int byte = is_signed ? static_cast<int8_t>(at[o]) : at[o];
-      scales[o] = static_cast<float>(byte) * half_at(factors + part * 2 * kPanel + 2 * o);
+      const float factor = half_at(factors + part * 2 * kPanel + 2 * o) * shape.global;
+      scales[o] = static_cast<float>(byte) * factor;
     }
-    scales[o] *= shape.global;
   }
 }
 

@@ -95,10 +95,21 @@ struct Ymm {
     return sum_of(sum);
   }
 
-  static void widen(const uint8_t* halves, float* floats) {
+  static void widen(const uint8_t* halves, float factor, float* floats) {
     for (int64_t o = 0; o < kPanel; o += 8) {
       const auto* at = reinterpret_cast<const __m128i*>(halves + 2 * o);
-      _mm256_store_ps(floats + o, _mm256_cvtph_ps(_mm_loadu_si128(at)));
+      const Floats some = _mm256_cvtph_ps(_mm_loadu_si128(at));
+      _mm256_store_ps(floats + o, _mm256_mul_ps(some, _mm256_set1_ps(factor)));
+    }
+  }
+
+  template <bool kSigned>
+  static void multiply_bytes(const uint8_t* bytes, const float* factors, float* floats) {
+    for (int64_t o = 0; o < kPanel; o += 8) {
+      const __m128i some = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes + o));
+      const Ints wide = kSigned ? _mm256_cvtepi8_epi32(some) : _mm256_cvtepu8_epi32(some);
+      const Floats made = _mm256_mul_ps(_mm256_cvtepi32_ps(wide), _mm256_load_ps(factors + o));
+      _mm256_store_ps(floats + o, made);
     }
   }
 
