@@ -42,7 +42,7 @@ class Kernels:
     @property
     def levels(self) -> tuple[str, ...]:
         """The levels of instructions that are usable here, the best one first; all give the same
-        bits. Each is proven where it was not yet, which takes 40 ms."""
+        bits. Each is proven where it was not yet, which takes 25 ms."""
         names: bytes = self.library.edgespec_levels()
         return tuple(names.decode().split(","))
 
