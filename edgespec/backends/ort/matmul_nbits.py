@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.low_bit_matmul import check_product, per_block
+from edgespec.backends.ort.low_bit_matmul import check_product
 from edgespec.backends.ort.probe import probe_graph, run_probe
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 
@@ -114,6 +114,19 @@ def pack(
     scales: NDArray[np.float32] = np.ascontiguousarray(per_block(weight, kernel.block))
     prove(kernel, values, scales, weight)
     return values, scales.reshape(-1)
+
+
+def per_block(weight: QuantizedWeight, block: int) -> NDArray[np.float32]:
+    """Scales [out, blocks] of a kernel's blocks; those of a row or of longer blocks are
+    repeated."""
+    out_features, in_features = weight.shape
+    width = min(weight.block[1], in_features)
+    assert width == in_features or width % block == 0
+    first = np.arange(-(-in_features // block)) * block // width
+    scales = weight.scales.astype(np.float32)
+    if scales.shape[0] == 1:
+        scales = np.repeat(scales, out_features, axis=0)
+    return scales[:, np.minimum(first, scales.shape[1] - 1)]
 
 
 class LmHeadTable:
