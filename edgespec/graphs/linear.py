@@ -136,8 +136,8 @@ def of_blocks(
         halves = numbers.dtype == ir.DataType.FLOAT16
         return fp32(builder, numbers, name) if halves else numbers
     factors = fp32(builder, table.part(builder, weight, packing, parts[1]), f"{name}/super")
-    attributes = {"axis": packing.axis, "block_size": packing.weight.super_block}
-    return builder.op("DequantizeLinear", numbers, factors, name=name, **attributes)
+    axis, block = packing.axis, packing.weight.super_block
+    return builder.op("DequantizeLinear", numbers, factors, name=name, axis=axis, block_size=block)
 
 
 def less_minimums(

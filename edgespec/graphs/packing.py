@@ -94,7 +94,8 @@ class Packing:
     def info(self, part: Part) -> TensorInfo:
         """Returns dtype, shape and number of bytes of a part without computing it."""
         out_features, in_features = self.weight.shape
-        dtype, shape = "float32", (in_features,)
+        dtype: str = "float32"
+        shape: tuple[int, ...] = (in_features,)
         match part:
             case "weight":
                 dtype = self.weight.values.dtype.name

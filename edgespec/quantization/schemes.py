@@ -80,12 +80,19 @@ class Scheme:
 
 TARGETS = {"orin": 87, "thor": 110, "spark": 121}  # compute capability times ten
 
-
-def _gguf(name: str, what: str, weight: WeightType, bits: int, block: int = 32) -> Scheme:
-    """A type of GGUF files, whose scales have either sign."""
-    description = f"{what}, in blocks of {block} (GGUF)"
-    return Scheme(name, description, weight, bits, "block", block, signed_scales=True, cpu=PACKED)
-
+_GGUF: tuple[tuple[str, WeightType, int, int], ...] = (
+    ("q4_0", "int4", 4, 32),
+    ("q4_1", "uint4", 4, 32),
+    ("q5_0", "int8", 5, 32),
+    ("q5_1", "uint8", 5, 32),
+    ("q8_0", "int8", 8, 32),
+    ("q4_k", "uint4", 4, 32),
+    ("q5_k", "uint8", 5, 32),
+    ("q6_k", "int8", 6, 16),
+    ("iq4_nl", "int8", 4, 32),
+    ("iq4_xs", "int8", 4, 32),
+    ("mxfp4", "float4_e2m1fn", 4, 32),
+)
 
 _ROWS = (
     Scheme("fp32", "float32, unquantized", "float32", 32, "none"),
@@ -268,18 +275,20 @@ _ROWS = (
         min_logits_cosine=0.98,
         max_weight_error=0.04,
     ),
-    # GGUF's types, by llama.cpp's names
-    _gguf("q4_0", "INT4 weights", "int4", 4),
-    _gguf("q4_1", "UINT4 weights less a minimum", "uint4", 4),
-    _gguf("q5_0", "5-bit weights", "int8", 5),
-    _gguf("q5_1", "5-bit weights less a minimum", "uint8", 5),
-    _gguf("q8_0", "INT8 weights", "int8", 8),
-    _gguf("q4_k", "UINT4 weights less a minimum, scales of 6 bits", "uint4", 4),
-    _gguf("q5_k", "5-bit weights less a minimum, scales of 6 bits", "uint8", 5),
-    _gguf("q6_k", "6-bit weights, INT8 scales", "int8", 6, 16),
-    _gguf("iq4_nl", "4-bit weights out of a table", "int8", 4),
-    _gguf("iq4_xs", "4-bit weights out of a table, scales of 6 bits", "int8", 4),
-    _gguf("mxfp4", "FP4 weights, power-of-two scales", "float4_e2m1fn", 4),
+    # llama.cpp's types in GGUF files
+    *(
+        Scheme(
+            name,
+            f"llama.cpp's {name.upper()}",
+            weight,
+            bits,
+            "block",
+            block,
+            signed_scales=True,
+            cpu=PACKED,
+        )
+        for name, weight, bits, block in _GGUF
+    ),
 )
 
 SCHEMES = {row.name: row for row in _ROWS}

@@ -61,10 +61,12 @@ class QuantizedValues:
         """Whether values have neither zero points nor minimums."""
         return self.nodes.zero_points is None and self.nodes.minimums is None
 
-    def form(self, directory: Path) -> QuantizedWeight:
+    def form(self) -> QuantizedWeight:
         """The weight with zeros, which take no memory, for its values."""
-        dtype = NUMPY[self.nodes.values.dtype]
-        return self.weight(np.broadcast_to(np.zeros((), dtype), self.shape), directory)
+        values = self.nodes.values
+        assert isinstance(values, ir.ExternalTensor)
+        zeros = np.broadcast_to(np.zeros((), NUMPY[values.dtype]), self.shape)
+        return self.weight(zeros, Path(values.base_dir))
 
     def read(self, directory: Path) -> QuantizedWeight:
         """The weight with values [out, in] and what belongs to their blocks, [blocks of out, blocks
@@ -131,9 +133,34 @@ def quantized_values(node: ir.Node) -> QuantizedValues | None:
 
 
 def is_read(nodes: WeightNodes) -> bool:
-    """Whether values stand in a file, and super-blocks of minimums are those of scales."""
-    groups = nodes.minimums is None or nodes.minimums.group == nodes.scales.group
-    return isinstance(nodes.values, ir.ExternalTensor) and groups
+    """Whether values stand in a file, types are known, and all that belongs to their blocks has one
+    number for each of them, or for so many as share a factor."""
+    factors = [one for one in (nodes.scales, nodes.minimums) if one is not None]
+    of_blocks = [nodes.zero_points, *(one.stored for one in factors)]
+    shared = [one.shared for one in factors]
+    tensors = [one for one in (nodes.values, *of_blocks, *shared) if one is not None]
+    if not isinstance(nodes.values, ir.ExternalTensor) or any(
+        t.dtype not in NUMPY for t in tensors
+    ):
+        return False
+    out_features, in_features = nodes.shape
+    groups = {one.group for one in factors}
+    if nodes.block < 0 or min(groups) < 0 or len(groups) > 1:
+        return False
+    count = -(-in_features // nodes.block) if nodes.block else 1
+    rows = out_features if nodes.block or nodes.scales.stored.size > 1 else 1
+    many = -(-count // nodes.scales.group) if nodes.scales.group else 0
+
+    def has(tensor: ir.TensorProtocol | None, rows: int, columns: int) -> bool:
+        if tensor is None:
+            return True
+        dims = tensor.shape.numpy()
+        if not nodes.block or not columns:
+            return tensor.size == rows * max(columns, 1)
+        return dims == ((rows, columns) if nodes.transposed else (columns, rows))
+
+    whole = all(has(tensor, rows, count) for tensor in of_blocks)
+    return whole and all(has(tensor, rows if many else 1, many) for tensor in shared)
 
 
 def read_tensor(source: ir.TensorProtocol, directory: Path) -> NDArray[Any]:

@@ -81,8 +81,9 @@ def check_weight(node: ir.Node) -> None:
     }
     found = next((reason for reason, holds in reasons.items() if holds), None)
     if found is not None:
+        message = f"{node.name} is {scheme.name} with {found}"
         raise UnsupportedModel(
-            f"{node.name} is {scheme.name} with {found}, which TensorRT's ONNX parser does not take",
+            f"{message}, which TensorRT's ONNX parser does not take",
             "Build with `backend` ort, or export the unquantized checkpoint, or one that edgespec"
             " quantize made of it.",
         )
