@@ -189,7 +189,7 @@ def exported_with(
     carrier: dict[str, Array] = {}
     carrier |= {f"{m}.weight": np.zeros(w.shape, np.int8) for m, w in weights.items()}
     carrier |= {f"{m}.weight_scale": np.ones(w.shape[0], np.float32) for m, w in weights.items()}
-    kept = [m for m in (*linears(base), "lm_head") if m not in weights]
+    kept = [m for m in (*linears(base), "lm_head", "*.mlp.gate") if m not in weights]
     settings = {"quant_method": "modelopt", "quant_algo": "W8A16", "ignore": kept}
     path = rewrite(
         base, work / "stored", carrier | dict(parts or {}), {"quantization_config": settings}
@@ -225,6 +225,23 @@ def test_an_engine_of_every_form_is_that_of_its_weights(
     other, nodes, said = engine(exported, tmp_path / "ort", "onnxruntime")
     assert cosine(other, wanted) > IN_8_BITS
     assert (said.compute, said.emulated) == ("float32", None)  # of minimums and FP4
+
+
+@needs_kernels
+def test_experts_of_one_form_are_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the second layer have another form of down_proj, as files of mixed types do."""
+    base = toys.make_qwen3_moe(tmp_path / "base", layers=2, experts=4, per_token=2, expert_size=64)
+    weights: dict[str, QuantizedWeight] = {}
+    for module, weight in linears(base).items():
+        form = "6 bits" if "layers.1" in module and "down" in module else "minimums"
+        weights[module] = replace(weights_of_forms(weight.shape)[form], name=module)
+    plain = {f"{m}.weight": numbers_of(w).astype(np.float32) for m, w in weights.items()}
+    rewritten = rewrite(base, tmp_path / "plain", plain, {})
+    wanted = golden_logits(export(str(rewritten), tmp_path / "wanted", ExportOptions()))
+    exported = exported_with(base, tmp_path, weights, monkeypatch)
+    found, nodes, _ = engine(exported, tmp_path / "native", "native")
+    assert nodes["Experts"] == 1
+    assert cosine(found, wanted) > IN_8_BITS
 
 
 @needs_kernels
