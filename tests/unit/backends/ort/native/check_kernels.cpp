@@ -195,7 +195,7 @@ void check_products() {
       form.in = in;
       form.out = out;
       Product product(form, {Rounding::kBlock}, numbers);
-      for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 13}) product.check(rows, numbers);
+      for (int64_t rows : {1, 2, 3, 5, 8, 13}) product.check(rows, numbers);
     }
   }
 }
