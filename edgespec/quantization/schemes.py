@@ -15,7 +15,15 @@ from edgespec.errors import UnsupportedModel
 
 # Names of ml_dtypes
 WeightType = Literal[
-    "float32", "float16", "bfloat16", "int4", "int8", "float8_e4m3fn", "float4_e2m1fn"
+    "float32",
+    "float16",
+    "bfloat16",
+    "int4",
+    "uint4",
+    "int8",
+    "uint8",
+    "float8_e4m3fn",
+    "float4_e2m1fn",
 ]
 # The weights that share a scale; block: along in, square: along in and out
 Scaling = Literal["none", "tensor", "channel", "block", "square"]
@@ -69,6 +77,20 @@ class Scheme:
 
 
 TARGETS = {"orin": 87, "thor": 110, "spark": 121}  # compute capability times ten
+
+_GGUF: tuple[tuple[str, WeightType, int, int], ...] = (
+    ("q4_0", "int4", 4, 32),
+    ("q4_1", "uint4", 4, 32),
+    ("q5_0", "int8", 5, 32),
+    ("q5_1", "uint8", 5, 32),
+    ("q8_0", "int8", 8, 32),
+    ("q4_k", "uint4", 4, 32),
+    ("q5_k", "uint8", 5, 32),
+    ("q6_k", "int8", 6, 16),
+    ("iq4_nl", "int8", 4, 32),
+    ("iq4_xs", "int8", 4, 32),
+    ("mxfp4", "float4_e2m1fn", 4, 32),
+)
 
 _ROWS = (
     Scheme("fp32", "float32, unquantized", "float32", 32, "none"),
@@ -250,6 +272,11 @@ _ROWS = (
         cpu="MatMulInteger int8",
         min_logits_cosine=0.98,
         max_weight_error=0.04,
+    ),
+    # llama.cpp's types in GGUF files
+    *(
+        Scheme(name, f"llama.cpp's {name.upper()}", weight, bits, "block", block)
+        for name, weight, bits, block in _GGUF
     ),
 )
 
