@@ -1,7 +1,8 @@
 """The quantization settings of a checkpoint: the layout on disk, and the scheme of each module.
 
-Knows the JSON of ModelOpt, AutoAWQ, GPTQ, DeepSeek's fp8, compressed-tensors and GGUF. Knows no tensors:
-if the settings do not list the quantized modules, layouts.py detects them by their tensors.
+Knows the JSON of ModelOpt, AutoAWQ, GPTQ, DeepSeek's fp8 and compressed-tensors, and what
+checkpoint/gguf writes. Knows no tensors: if the settings do not list the quantized modules,
+layouts.py detects them by their tensors.
 """
 
 from __future__ import annotations

@@ -61,12 +61,15 @@ class TensorInfo:
     def rows(self, low: int, high: int) -> NDArray[Any]:
         """Rows `low` to `high` of a tensor with an encoding. Raises CheckpointError."""
         encoding, file = self.encoding, self.file
-        assert encoding is not None and file is not None
+        assert encoding is not None
+        assert file is not None
         wanted = np.arange(low, high) if encoding.order is None else encoding.order[low:high]
         first, stop = (int(wanted.min()), int(wanted.max()) + 1) if len(wanted) else (0, 0)
         width = encoding.row_bytes
         with reading(file):
-            data = np.fromfile(file, np.uint8, (stop - first) * width, offset=self.offset + first * width)
+            data = np.fromfile(
+                file, np.uint8, (stop - first) * width, offset=self.offset + first * width
+            )
         if data.size != (stop - first) * width:
             raise changed(self, data.size)
         raw = data.reshape(-1, width)

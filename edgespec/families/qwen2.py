@@ -18,7 +18,5 @@ def decoder(fields: Fields) -> DecoderConfig:
 
 
 FAMILIES = {
-    "Qwen2ForCausalLM": Family(
-        "Qwen2", "qwen2", decoder, window_rule=RULE, gguf=GgufForm("qwen2")
-    )
+    "Qwen2ForCausalLM": Family("Qwen2", "qwen2", decoder, window_rule=RULE, gguf=GgufForm("qwen2"))
 }

@@ -22,7 +22,5 @@ def decoder(fields: Fields) -> DecoderConfig:
 
 
 FAMILIES = {
-    "Qwen3ForCausalLM": Family(
-        "Qwen3", "qwen3", decoder, window_rule=RULE, gguf=GgufForm("qwen3")
-    )
+    "Qwen3ForCausalLM": Family("Qwen3", "qwen3", decoder, window_rule=RULE, gguf=GgufForm("qwen3"))
 }

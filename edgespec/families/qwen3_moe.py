@@ -52,7 +52,5 @@ GGUF = GgufForm(
     more=lambda config: {"norm_topk_prob": True},
 )
 FAMILIES = {
-    "Qwen3MoeForCausalLM": Family(
-        "Qwen3-MoE", "qwen3_moe", decoder, defaults=_DEFAULTS, gguf=GGUF
-    )
+    "Qwen3MoeForCausalLM": Family("Qwen3-MoE", "qwen3_moe", decoder, defaults=_DEFAULTS, gguf=GGUF)
 }

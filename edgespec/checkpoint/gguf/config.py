@@ -25,9 +25,10 @@ LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _NEXTN = "nextn_predict_layers"  # layers of a prediction head, counted as blocks
 _MAX_FACTORS = 2**13
 
+_LENGTH = "max_position_embeddings"
 # Key of metadata behind the architecture's name -> key of config.json
 _KEYS = {
-    "context_length": "max_position_embeddings",
+    "context_length": _LENGTH,
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size",
@@ -69,7 +70,7 @@ def config_of(header: Header) -> dict[str, Any]:
     embedding, UnsupportedModel for architectures and keys that this version does not know."""
     architecture, form = form_of(header)
     own = _own_keys(header, form)
-    names = _KEYS | form.keys
+    names = _KEYS | dict(form.keys)
     config: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": FAMILIES[architecture].model_type,
@@ -162,19 +163,17 @@ def _rope(header: Header, own: Mapping[str, Any], config: Mapping[str, Any]) -> 
         part = rotary / head_dim
         whole = int(head_dim * part) == rotary  # which rounding may miss
         keys["partial_rotary_factor"] = part if whole else (rotary + 0.5) / head_dim
-    scaling = _scaling(header, own, config)
+    scaling = _scaling(header, own)
     if scaling is not None:
+        original = own.get(f"{_SCALING}original_context_length")
         keys["rope_scaling"] = scaling
+        keys["original_max_position_embeddings"] = original or config.get(_LENGTH)
     return keys
 
 
-def _scaling(
-    header: Header, own: Mapping[str, Any], config: Mapping[str, Any]
-) -> dict[str, Any] | None:
+def _scaling(header: Header, own: Mapping[str, Any]) -> dict[str, Any] | None:
     factor, attention = own.get(f"{_SCALING}factor"), own.get(f"{_SCALING}attn_factor", 1.0)
     kind = own.get(_KIND, "none" if factor is None else "linear")
-    lengths = config.get("max_position_embeddings")
-    original = own.get(f"{_SCALING}original_context_length", lengths)
     divided = {SHORT: LLAMA3, LONG: LLAMA3} if LLAMA3 in header.tensors else {}
     if divided or LONG in header.tensors:
         short, long = (_factors(header, divided.get(name, name)) for name in (SHORT, LONG))
@@ -184,7 +183,6 @@ def _scaling(
             "long_factor": long,
             "factor": 1.0,
             "attention_factor": attention,
-            "original_max_position_embeddings": original,
         }
     if kind == "none":
         return None
@@ -200,7 +198,6 @@ def _scaling(
         "rope_type": "yarn",
         "factor": factor,
         "attention_factor": attention * grown,
-        "original_max_position_embeddings": original,
         **{beta: value for beta, value in betas.items() if value},
     }
 

@@ -36,8 +36,17 @@ Metadata = Mapping[str, Any]  # numbers, texts, lists of texts, arrays of number
 
 # Code of a metadata value -> how numpy names it; text and arrays are read by themselves
 _NUMBERS = {
-    **{0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4"},
-    **{6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"},
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
 }
 _FLOAT32, _TEXT, _ARRAY = 6, 8, 9
 
@@ -80,7 +89,9 @@ def read_model(path: Path) -> Header:
     headers = [read_header(file) for file in files]
     first, tensors = headers[0], dict(headers[0].tensors)
     for i, header in enumerate(headers):
-        place = tuple(header.metadata.get(f"split.{key}", d) for key, d in (("no", 0), ("count", 1)))
+        place = tuple(
+            header.metadata.get(f"split.{key}", d) for key, d in (("no", 0), ("count", 1))
+        )
         # A file that was never split may have the name of a part of one
         if place != (i, len(files)):
             raise _refusal(header.files[0])(

@@ -40,7 +40,8 @@ def lattice(name: str) -> NDArray[np.float32]:
         if known == name:
             shifts = np.arange(0, 8, bits, dtype=np.uint8)
             codes = stored[start : start + size, None] >> shifts & (2**bits - 1)
-            return np.array(values, np.float32)[codes].reshape(points, width)
+            numbers: NDArray[np.float32] = np.array(values, np.float32)[codes]
+            return numbers.reshape(points, width)
         start += size
     raise KeyError(name)
 
@@ -91,7 +92,8 @@ def q2_k(raw: Array) -> Array:
     scales = _half(raw, 80) * (raw[..., :16] & 15).astype(np.float32)
     minimums = _half(raw, 82) * (raw[..., :16] >> 4).astype(np.float32)
     values = crumbs(raw[..., 16:80], 32).astype(np.float32)
-    return _by_scale(scales, values) - minimums[..., None]
+    numbers: Array = _by_scale(scales, values) - minimums[..., None]
+    return numbers
 
 
 def q3_k(raw: Array) -> Array:
@@ -134,9 +136,7 @@ def iq2_s(raw: Array) -> Array:
     """Points of ten bits, a bit for each sign, scales of 16 numbers."""
     high = raw[..., 66:74, None] >> _SHIFTS[:7:2] & 3
     points = raw[..., 2:34] | high.reshape(*raw.shape[:2], -1).astype(np.uint16) << 8
-    return _iq2(
-        raw, "iq2_s", points, _low_high(raw[..., 74:82]), _signs(bits_of(raw[..., 34:66]))
-    )
+    return _iq2(raw, "iq2_s", points, _low_high(raw[..., 74:82]), _signs(bits_of(raw[..., 34:66])))
 
 
 def iq3_xxs(raw: Array) -> Array:

@@ -36,7 +36,9 @@ def tokenizer_files(metadata: Metadata) -> dict[str, bytes]:
     tokens, merges = (_list(metadata, key, str) for key in ("tokens", "merges"))
     types = _list(metadata, "token_type", int)
     if len(types) != len(tokens) or not all(" " in merge for merge in merges):
-        raise CheckpointError("tokenizer.ggml has tokens, types and merges that do not fit.")
+        raise CheckpointError(
+            "tokenizer.ggml has tokens, types and merges that do not fit.", "Download it again."
+        )
     added = [
         {
             "id": i,
@@ -63,9 +65,7 @@ def tokenizer_files(metadata: Metadata) -> dict[str, bytes]:
     }
     ids = {kind: _id(metadata, kind) for kind in ("bos", "eos")}
     config: dict[str, Any] = {
-        f"{kind}_token": tokens[i]
-        for kind, i in ids.items()
-        if i is not None and i < len(tokens)
+        f"{kind}_token": tokens[i] for kind, i in ids.items() if i is not None and i < len(tokens)
     }
     config["add_bos_token"] = bool(metadata.get("tokenizer.ggml.add_bos_token", False))
     if template := metadata.get("tokenizer.chat_template"):

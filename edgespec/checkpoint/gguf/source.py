@@ -13,27 +13,27 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from edgespec import __version__
 from edgespec.artifacts import atomic
+from edgespec.artifacts.provenance import installed_version
 from edgespec.checkpoint.digests import Digests
 from edgespec.checkpoint.gguf.config import config_of, form_of
-from edgespec.checkpoint.gguf.header import Header, read_model
+from edgespec.checkpoint.gguf.header import Header, parts_of, read_model
 from edgespec.checkpoint.gguf.sidecars import generation_config, tokenizer_files
 from edgespec.checkpoint.gguf.tensors import tensors_of
 from edgespec.checkpoint.source import StoredTensors, read_json
-from edgespec.errors import CheckpointError
+from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import parse_model_config
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of the directory; raise it when one of before cannot be read
+FORMAT = 1  # raise it when other files are made of the same header
 NOTE = "gguf.json"  # in the directory
 SUFFIX = ".gguf"
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a file of that name."""
-    return path.suffix == SUFFIX and path.is_file()
+    """Whether a path is meant as a file in this format, by its name."""
+    return path.suffix == SUFFIX and not path.is_dir()
 
 
 def directory_of(path: Path) -> Path:
@@ -41,7 +41,7 @@ def directory_of(path: Path) -> Path:
     `config_of` and `tensors_of` do, and OutputError where the cache cannot be written."""
     header = read_model(path.resolve())
     files = [str(file) for file in header.files]
-    key = json.dumps([FORMAT, __version__, header.sha256, files])
+    key = json.dumps([FORMAT, installed_version("edgespec"), header.sha256, files])
     name = f"{path.stem[:80]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     root = atomic.user_cache() / "gguf"
     directory = root / name
@@ -67,9 +67,8 @@ def find(path: Path, *, allow_pickle: bool) -> StoredTensors | None:
         return None
     kept = read_json(note)
     first = Path(str(kept.get("file")))
-    digests = Digests(())
+    digests = Digests(parts_of(first))
     header = read_model(first)
-    digests = Digests(header.files)
     if header.sha256 != kept.get("sha256"):
         raise CheckpointError(f"{first} was changed since it was opened.", "Give the file again.")
     tensors = _tensors(header, read_json(path / "config.json"), str(first))
@@ -81,13 +80,13 @@ def _texts(header: Header) -> dict[str, bytes]:
     config = config_of(header)
     _tensors(header, config, str(header.files[0]))
     note = {"format": FORMAT, "file": str(header.files[0]), "sha256": header.sha256}
-    objects = {
-        "config.json": config,
-        "generation_config.json": generation_config(header.metadata),
-        NOTE: note,
-    }
-    texts = {name: json.dumps(value, indent=2).encode() for name, value in objects.items()}
-    return texts | tokenizer_files(header.metadata)
+    try:
+        objects = {"generation_config.json": generation_config(header.metadata)}
+        texts = tokenizer_files(header.metadata)
+    except (CheckpointError, UnsupportedModel) as error:
+        raise type(error)(f"{header.files[0]}: {error.what}", error.remedy) from error
+    objects |= {"config.json": config, NOTE: note}
+    return texts | {name: json.dumps(value, indent=2).encode() for name, value in objects.items()}
 
 
 def _tensors(header: Header, config: dict[str, Any], source: str) -> Any:

@@ -110,12 +110,14 @@ class _Form:
 
 
 def _minus_one(numbers: NDArray[Any]) -> NDArray[Any]:
-    return numbers - np.float32(1)
+    lower: NDArray[Any] = numbers - np.float32(1)
+    return lower
 
 
 def _log_of_negative(numbers: NDArray[Any]) -> NDArray[Any]:
     with np.errstate(invalid="ignore", divide="ignore"):  # not finite is refused where it is used
-        return np.log(-numbers)
+        logarithms: NDArray[Any] = np.log(-numbers)
+    return logarithms
 
 
 def tensors_of(header: Header, names: GgufForm, decoder: DecoderConfig) -> dict[str, TensorInfo]:

@@ -101,23 +101,19 @@ def _signed(values: Array, middle: int, dtype: Any = np.int8) -> Array:
     return (values - np.uint8(middle)).view(np.int8).astype(dtype, copy=False)
 
 
-def _negative(minimum: Array) -> Array:
-    """What is subtracted where ggml adds; the sign of a float16 is exact."""
-    return -minimum
-
-
 def _q4_0(raw: Raw) -> Fields:
     return Fields(_signed(nibbles(raw[..., 2:], 16), 8, ml_dtypes.int4), half(raw, 0))
 
 
 def _q4_1(raw: Raw) -> Fields:
     values = nibbles(raw[..., 4:], 16).view(ml_dtypes.uint4)
-    return Fields(values, half(raw, 0), _negative(half(raw, 2)))
+    return Fields(values, half(raw, 0), np.negative(half(raw, 2)))  # ggml adds it
 
 
 def _five(raw: Raw, at: int) -> Array:
     """Five bits a value: 32 high bits, then nibbles."""
-    return nibbles(raw[..., at + 4 :], 16) | bits_of(raw[..., at : at + 4]) << 4
+    values: Array = nibbles(raw[..., at + 4 :], 16) | bits_of(raw[..., at : at + 4]) << 4
+    return values
 
 
 def _q5_0(raw: Raw) -> Fields:
@@ -125,7 +121,7 @@ def _q5_0(raw: Raw) -> Fields:
 
 
 def _q5_1(raw: Raw) -> Fields:
-    return Fields(_five(raw, 4), half(raw, 0), _negative(half(raw, 2)))
+    return Fields(_five(raw, 4), half(raw, 0), np.negative(half(raw, 2)))  # ggml adds it
 
 
 def _q8_0(raw: Raw) -> Fields:
