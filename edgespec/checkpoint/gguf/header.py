@@ -12,7 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -278,12 +278,5 @@ def _placed(
         end, last = tensor.offset + tensor.num_bytes, tensor.name
         if start + end > size:
             raise refuse(f"{what} ends at byte {start + end}, and the file has {size}")
-        placed[tensor.name] = StoredBlocks(
-            tensor.name,
-            tensor.type,
-            tensor.shape,
-            tensor.file,
-            start + tensor.offset,
-            tensor.num_bytes,
-        )
+        placed[tensor.name] = replace(tensor, offset=start + tensor.offset)
     return placed

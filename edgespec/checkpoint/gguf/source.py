@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from edgespec.checkpoint.gguf.config import config_of, form_of
 from edgespec.checkpoint.gguf.header import Header, parts_of, read_model
 from edgespec.checkpoint.gguf.sidecars import generation_config, tokenizer_files
 from edgespec.checkpoint.gguf.tensors import tensors_of
+from edgespec.checkpoint.gguf.types import REROUNDED
 from edgespec.checkpoint.source import StoredTensors, read_json
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import parse_model_config
@@ -72,7 +74,20 @@ def find(path: Path, *, allow_pickle: bool) -> StoredTensors | None:
     if header.sha256 != kept.get("sha256"):
         raise CheckpointError(f"{first} was changed since it was opened.", "Give the file again.")
     tensors = _tensors(header, read_json(path / "config.json"), str(first))
+    _tell_rerounded(
+        first, *sorted({t.type.name for t in header.tensors.values() if t.type.numbers})
+    )
     return StoredTensors.of_files(tensors, digests)
+
+
+@cache  # once in a run, however often the file is opened
+def _tell_rerounded(file: Path, *names: str) -> None:
+    if names:
+        logger.warning(
+            "%s: %s is rounded again, to int8 in blocks of %d: more bytes, and nearly the same"
+            " weights",
+            *(file.name, ", ".join(names), REROUNDED),
+        )
 
 
 def _texts(header: Header) -> dict[str, bytes]:

@@ -12,10 +12,13 @@ import pytest
 
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
+from edgespec.checkpoint.gguf.header import read_model
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.checkpoint.names import expected_tensors
 from edgespec.config import AttentionSpec, ModelConfig, RopeConfig
 from edgespec.errors import EdgeSpecError, UnsupportedModel
+from edgespec.export.components import export
+from edgespec.export.options import ExportOptions
 from edgespec.families import FAMILIES
 from edgespec.graphs.completeness import check_complete
 from edgespec.quantization.quantized_weight import dequantize
@@ -198,3 +201,53 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_known(
         open_checkpoint(file)
     known = {row.gguf.architecture for row in FAMILIES.values() if row.gguf}
     assert known <= set(found.value.remedy.removeprefix("It reads ").rstrip(".").split(", "))
+
+
+def test_the_export_of_a_gguf_is_that_of_the_checkpoint_byte_by_byte(tmp_path: Path) -> None:
+    made("llama", tmp_path)
+    options = ExportOptions(golden=False)
+    for name, model in (("a", "hf"), ("b", "model.gguf")):
+        export(str(tmp_path / model), tmp_path / name, options)
+    for name in ("model.onnx", "model.onnx.data", "embedding.safetensors"):
+        files = [tmp_path / side / "llm" / name for side in "ab"]
+        assert files[0].read_bytes() == files[1].read_bytes(), name
+
+
+def test_types_of_few_bits_are_rounded_again_and_it_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hf = toys.make_base(tmp_path / "hf", layers=1, hidden=256, intermediate=256)
+    tensors = gguf_files.write(hf, tmp_path / "m.gguf", "TQ2_0")
+    ours = open_checkpoint(tmp_path / "m.gguf")
+    quantization = read_quantization(ours)
+    assert quantization is not None
+    weight = read_weight(ours, quantization, "model.layers.0.mlp.up_proj")
+    assert weight is not None
+    wanted = tensors["blk.0.ffn_up.weight"]
+    np.testing.assert_allclose(dequantize(weight), wanted, atol=np.abs(wanted).max() / 254)
+    open_checkpoint(tmp_path / "m.gguf").identity()
+    assert caplog.text.count("tq2_0 is rounded again, to int8 in blocks of 32") == 1
+
+
+def test_a_scale_that_is_nan_is_refused_with_file_and_tensor(tmp_path: Path) -> None:
+    hf, file = toys.make_base(tmp_path / "hf", layers=1), tmp_path / "m.gguf"
+    gguf_files.write(hf, file, "Q8_0")
+    place = read_model(file).tensors["blk.0.ffn_up.weight"].offset
+    data = bytearray(file.read_bytes())
+    data[place : place + 2] = np.float16(np.nan).tobytes()
+    file.write_bytes(data)
+    ours = open_checkpoint(file)
+    quantization = read_quantization(ours)
+    assert quantization is not None
+    with pytest.raises(EdgeSpecError, match=r"m\.gguf: tensor .*up_proj.* NaN or Inf"):
+        read_weight(ours, quantization, "model.layers.0.mlp.up_proj")
+
+
+def test_a_file_that_changed_is_another_checkpoint(tmp_path: Path) -> None:
+    hf, file = toys.make_base(tmp_path / "hf", layers=1), tmp_path / "m.gguf"
+    gguf_files.write(hf, file)
+    before = open_checkpoint(file)
+    gguf_files.write(hf, file, more={"context_length": 64})
+    with pytest.raises(EdgeSpecError, match=r"m\.gguf was changed since it was opened"):
+        assert before.tensors
+    assert open_checkpoint(file).config["max_position_embeddings"] == 64
