@@ -118,6 +118,8 @@ def add_tokenizer(writer: gguf.GGUFWriter, hf: Path, config: dict[str, Any]) -> 
     writer.add_token_types([3 if i in special else 1 for i in sorted(vocab.values())])
     merges = tokenizer["model"]["merges"]
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    texts = json.loads((hf / "tokenizer_config.json").read_text())
+    writer.add_chat_template(texts["chat_template"])
     ends = config["eos_token_id"]
     writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
 
