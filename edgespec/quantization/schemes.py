@@ -30,6 +30,7 @@ Scaling = Literal["none", "tensor", "channel", "block", "square"]
 Activations = Literal["none", "static tensor", "dynamic block", "dynamic token"]
 
 EMULATED = "emulated: correctness only"  # the CPU engine's words
+PACKED = "LowBitMatMul"  # our own kernel; without it float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,12 @@ class Scheme:
 
     name: str  # on our command line
     description: str  # one line for --help
-    weight: WeightType
+    weight: WeightType  # in the graph; int4_wo and int8_wo with zero points: unsigned
     bits: int  # of one stored weight, without its scales
     scaling: Scaling
     block: int = 1  # weights along in (square: along out too) that share a scale; 1: no blocks
     activations: Activations = "none"
+    signed_scales: bool = False  # whether scales may be negative or zero
     pre_quant_scale: bool = False  # whether activations may first be multiplied by a vector [in]
     out_multiple: int = 1  # `out` must be a multiple of it: two rows may share a byte
     made: bool = False  # whether `quantize` makes it; the others are read only
@@ -230,7 +232,7 @@ _ROWS = (
         preset="W4A16_NVFP4_CFG",
         algos=("W4A16_NVFP4",),
         min_sm=100,
-        cpu=EMULATED,
+        cpu=PACKED,
         min_logits_cosine=0.90,
         max_weight_error=0.15,
     ),
@@ -275,7 +277,16 @@ _ROWS = (
     ),
     # llama.cpp's types in GGUF files
     *(
-        Scheme(name, f"llama.cpp's {name.upper()}", weight, bits, "block", block)
+        Scheme(
+            name,
+            f"llama.cpp's {name.upper()}",
+            weight,
+            bits,
+            "block",
+            block,
+            signed_scales=True,
+            cpu=PACKED,
+        )
         for name, weight, bits, block in _GGUF
     ),
 )
