@@ -199,6 +199,6 @@ def changed(info: TensorInfo, got_bytes: int) -> CheckpointError:
     """The error of a file that became shorter while it was read."""
     return CheckpointError(
         f"{info.file} was truncated while it was read: "
-        f"tensor {info.name!r} has {info.num_bytes} bytes, got {got_bytes}.",
+        f"tensor {info.name!r} has {info.span[2]} bytes, got {got_bytes}.",
         DOWNLOAD_AGAIN,
     )

@@ -115,8 +115,7 @@ def _minus_one(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def _log_of_negative(numbers: NDArray[Any]) -> NDArray[Any]:
-    with np.errstate(invalid="ignore", divide="ignore"):  # not finite is refused where it is used
-        logarithms: NDArray[Any] = np.log(-numbers)
+    logarithms: NDArray[Any] = np.log(-numbers)
     return logarithms
 
 
@@ -210,6 +209,8 @@ def _info(name: str, stored: StoredBlocks, form: _Form) -> TensorInfo:
         return info
     if not kind.dtype and not _NUMBERS.search(name):
         raw = replace(info, name=f"{name}_{kind.name}", dtype="uint8", shape=(rows, size // rows))
+        if order is None and columns is None:
+            return raw
         return replace(raw, encoding=Encoding(size // rows, lambda rows: rows, order, columns))
     dtype = "float32" if change or not kind.dtype else kind.dtype
     itemsize = np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
@@ -227,6 +228,7 @@ def _decoder(
     """From raw rows to numbers in Hugging Face's form."""
     stored = np.dtype(getattr(ml_dtypes, kind.dtype, kind.dtype)) if kind.dtype else None
 
+    @np.errstate(all="ignore")  # what is not finite is refused where it is written
     def decode(raw: NDArray[Any]) -> NDArray[Any]:
         raw = np.ascontiguousarray(raw)
         if stored is not None:

@@ -82,7 +82,8 @@ def weight_of(name: str, kind: BlockType, raw: NDArray[np.uint8]) -> QuantizedWe
 def numbers_of(kind: BlockType, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
     """The numbers [rows, in] of raw rows [rows, bytes] of a type that is rounded again."""
     assert kind.numbers is not None
-    numbers = kind.numbers(raw.reshape(len(raw), -1, kind.size_bytes))
+    with np.errstate(all="ignore"):  # what is not finite is refused where it is rounded
+        numbers = kind.numbers(raw.reshape(len(raw), -1, kind.size_bytes))
     return np.asarray(numbers, np.float32).reshape(len(raw), -1)
 
 
