@@ -41,6 +41,8 @@ def is_gguf(path: Path) -> bool:
 def directory_of(path: Path) -> Path:
     """The checkpoint directory of a GGUF file, made where it is not there. Raises as `read_model`,
     `config_of` and `tensors_of` do, and OutputError where the cache cannot be written."""
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {str(path)!r}.", "Pass a GGUF file's path.")
     header = read_model(path.resolve())
     files = [str(file) for file in header.files]
     key = json.dumps([FORMAT, installed_version("edgespec"), header.sha256, files])
