@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,20 @@ def directory_of(path: Path) -> Path:
         # Two runs may begin with the same file: one writes, the other finds it
         with atomic.locked(root.parent):
             if not directory.is_dir():
+                _remove_outdated(root, header.files[0])
                 with atomic.staged_directory(directory) as staging:
                     for file, data in texts.items():
                         (staging / file).write_bytes(data)
     return directory
+
+
+def _remove_outdated(root: Path, first: Path) -> None:
+    """Removes directories of files that are gone, and those of this file as it was before."""
+    for note in root.glob(f"*/{NOTE}"):
+        with suppress(CheckpointError):
+            file = Path(str(read_json(note).get("file")))
+            if file == first or not file.is_file():
+                atomic.remove_whole(note.parent)
 
 
 def find(path: Path, *, allow_pickle: bool) -> StoredTensors | None:

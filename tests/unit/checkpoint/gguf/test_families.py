@@ -250,4 +250,6 @@ def test_a_file_that_changed_is_another_checkpoint(tmp_path: Path) -> None:
     gguf_files.write(hf, file, more={"context_length": 64})
     with pytest.raises(EdgeSpecError, match=r"m\.gguf was changed since it was opened"):
         assert before.tensors
-    assert open_checkpoint(file).config["max_position_embeddings"] == 64
+    after = open_checkpoint(file)
+    assert after.config["max_position_embeddings"] == 64
+    assert list((tmp_path / "cache" / "gguf").iterdir()) == [after.path]
