@@ -1,7 +1,7 @@
 """What stands beside the weights of a model, made of a GGUF file's metadata: tokenizer.json, its
-configuration with the chat template, and generation_config.json.
+configuration with the chat templates, and generation_config.json.
 
-Knows BPE of the pre-tokenizers in `_SPLITS`; every other tokenizer is refused by name.
+Knows keys. tokenizer.py knows the kinds of tokenizers.
 """
 
 from __future__ import annotations
@@ -9,95 +9,99 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
-
 from edgespec.checkpoint.gguf.header import Metadata
-from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.checkpoint.gguf.tokenizer import (
+    CONTROL,
+    Vocabulary,
+    refusal,
+    tokenizer_json,
+    vocabulary_of,
+)
+from edgespec.errors import CheckpointError
 
-_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-# tokenizer.ggml.pre -> the pre-tokenizers of a tokenizer.json
-_SPLITS: dict[str, list[dict[str, Any]]] = {
-    "smollm": [{"type": "Digits", "individual_digits": True}, _BYTES],
+_TEMPLATE = "tokenizer.chat_template"
+# Control tokens that end an answer by their name, whatever role the file gives them
+_ENDS = (
+    *(
+        "</s>",
+        "<eos>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<|im_end|>",
+    ),
+    *("<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<EOT>", "[EOT]"),
+)
+# Behind general.sampling. -> in generation_config.json
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
 }
-_CONTROL, _USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
-_ENDS = ("eos", "eot", "eom")
 
 
-def tokenizer_files(metadata: Metadata) -> dict[str, bytes]:
-    """tokenizer.json and tokenizer_config.json. Raises UnsupportedModel for a tokenizer of another
-    kind, CheckpointError for one whose parts do not fit."""
-    model, pre = (metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
-    if model != "gpt2" or pre not in _SPLITS:
-        raise UnsupportedModel(
-            f"tokenizer.ggml.model is {model!r:.40} and tokenizer.ggml.pre {pre!r:.40}, which this"
-            " version does not read.",
-            f"It reads gpt2 with {', '.join(_SPLITS)}.",
-        )
-    tokens, merges = (_list(metadata, key, str) for key in ("tokens", "merges"))
-    types = _list(metadata, "token_type", int)
-    if len(types) != len(tokens) or not all(" " in merge for merge in merges):
-        raise CheckpointError(
-            "tokenizer.ggml has tokens, types and merges that do not fit.", "Download it again."
-        )
-    added = [
-        {
-            "id": i,
-            "content": tokens[i],
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": kind == _CONTROL,
-        }
-        for i, kind in enumerate(types)
-        if kind in (_CONTROL, _USER_DEFINED)
-    ]
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": added,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _SPLITS[str(pre)]},
-        "decoder": _BYTES,
-        "model": {
-            "type": "BPE",
-            "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [merge.split(" ", 1) for merge in merges],
-        },
-    }
-    ids = {kind: _id(metadata, kind) for kind in ("bos", "eos")}
-    config: dict[str, Any] = {
-        f"{kind}_token": tokens[i] for kind, i in ids.items() if i is not None and i < len(tokens)
-    }
-    config["add_bos_token"] = bool(metadata.get("tokenizer.ggml.add_bos_token", False))
-    if template := metadata.get("tokenizer.chat_template"):
-        config["chat_template"] = template
+def tokenizer_files(metadata: Metadata, beside: bytes | None = None) -> dict[str, bytes]:
+    """tokenizer.json, or the one that was found `beside` the file, and tokenizer_config.json.
+
+    Raises UnsupportedModel for a tokenizer of another kind, CheckpointError for one whose parts do
+    not fit.
+    """
+    if beside is None and (error := refusal(metadata)) is not None:
+        raise error
+    vocabulary = vocabulary_of(metadata)
+    if beside is None:
+        tokenizer = tokenizer_json(metadata, vocabulary)
+        beside = json.dumps(tokenizer, ensure_ascii=False).encode()
     return {
-        "tokenizer.json": json.dumps(tokenizer, ensure_ascii=False).encode(),
-        "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2).encode(),
+        "tokenizer.json": beside,
+        "tokenizer_config.json": _text(_config(metadata, vocabulary)),
     }
 
 
 def generation_config(metadata: Metadata) -> dict[str, Any]:
-    """The ids that end an answer."""
-    ids = (_id(metadata, end) for end in _ENDS)
-    return {"eos_token_id": list(dict.fromkeys(i for i in ids if i is not None))}
+    """The ids that end an answer, and how the author would have it sampled."""
+    vocabulary = vocabulary_of(metadata)
+    ends = [vocabulary.ids[kind] for kind in ("eos", "eot", "eom") if kind in vocabulary.ids]
+    named = zip(vocabulary.tokens, vocabulary.types, strict=True)
+    ends += [i for i, (token, kind) in enumerate(named) if kind == CONTROL and token in _ENDS]
+    config: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(ends))}
+    for key, name in _SAMPLING.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if value is not None and type(value) not in (int, float):
+            raise CheckpointError(
+                f"general.sampling.{key} is {value!r:.80}, no number.", "Download it again."
+            )
+        config |= {} if value is None else {name: value}
+    if "temperature" in config:
+        config["do_sample"] = config["temperature"] > 0
+    return config
 
 
-def _id(metadata: Metadata, kind: str) -> int | None:
-    """A token's id, or None."""
-    key = f"tokenizer.ggml.{kind}_token_id"
-    value = metadata.get(key)
-    if value is not None and (type(value) is not int or value < 0):
-        raise CheckpointError(f"{key} is {value!r:.80}, no token id.", "Download it again.")
-    return value
+def _config(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        f"{kind}_token": vocabulary.tokens[vocabulary.ids[kind]]
+        for kind in ("bos", "eos", "unk", "pad")
+        if kind in vocabulary.ids
+    }
+    config |= {"add_bos_token": vocabulary.add_bos, "add_eos_token": vocabulary.add_eos}
+    main = metadata.get(_TEMPLATE)
+    named = {
+        key.removeprefix(f"{_TEMPLATE}."): value
+        for key, value in metadata.items()
+        if key.startswith(f"{_TEMPLATE}.")
+    }
+    templates = ({"default": main} if main else {}) | named
+    for name, template in templates.items():
+        if type(template) is not str:
+            raise CheckpointError(f"{_TEMPLATE} ({name}) is no text.", "Download it again.")
+    if named:
+        config["chat_template"] = [{"name": n, "template": t} for n, t in templates.items()]
+    elif main:
+        config["chat_template"] = main
+    return config
 
 
-def _list(metadata: Metadata, key: str, kind: type) -> list[Any]:
-    """An array of metadata as a list of values of one type."""
-    value = metadata.get(f"tokenizer.ggml.{key}")
-    value = value.tolist() if isinstance(value, np.ndarray) else value
-    if not isinstance(value, list) or not all(type(item) is kind for item in value):
-        raise CheckpointError(
-            f"tokenizer.ggml.{key} is missing, or no array of {kind.__name__}.",
-            "Download it again.",
-        )
-    return value
+def _text(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, indent=2).encode()

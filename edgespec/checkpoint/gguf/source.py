@@ -16,20 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic
+from edgespec.artifacts.file_names import TOKENIZER
 from edgespec.artifacts.provenance import installed_version
 from edgespec.checkpoint.digests import Digests
 from edgespec.checkpoint.gguf.config import config_of, form_of
 from edgespec.checkpoint.gguf.header import Header, parts_of, read_model
 from edgespec.checkpoint.gguf.sidecars import generation_config, tokenizer_files
 from edgespec.checkpoint.gguf.tensors import tensors_of
+from edgespec.checkpoint.gguf.tokenizer import refusal
 from edgespec.checkpoint.gguf.types import REROUNDED
-from edgespec.checkpoint.source import StoredTensors, read_json
+from edgespec.checkpoint.source import StoredTensors, read_json, reading
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import parse_model_config
+from edgespec.safe_read.regular import read_regular
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # raise it when other files are made of the same header
+FORMAT = 2  # raise it when other files are made of the same header
 NOTE = "gguf.json"  # in the directory
 SUFFIX = ".gguf"
 
@@ -46,13 +49,15 @@ def directory_of(path: Path) -> Path:
         raise CheckpointError(f"there is no file {str(path)!r}.", "Pass a GGUF file's path.")
     header = read_model(path.resolve())
     files = [str(file) for file in header.files]
-    key = json.dumps([FORMAT, installed_version("edgespec"), header.sha256, files])
+    tokenizer = _tokenizer_beside(header)
+    own = tokenizer and hashlib.sha256(tokenizer).hexdigest()
+    key = json.dumps([FORMAT, installed_version("edgespec"), header.sha256, files, own])
     name = f"{path.stem[:80]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     root = atomic.user_cache() / "gguf"
     directory = root / name
     if directory.is_dir():
         return directory
-    texts = _texts(header)
+    texts = _texts(header, tokenizer)
     with atomic.writing(directory):
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Two runs may begin with the same file: one writes, the other finds it
@@ -103,14 +108,23 @@ def _tell_rerounded(file: Path, *names: str) -> None:
         )
 
 
-def _texts(header: Header) -> dict[str, bytes]:
+def _tokenizer_beside(header: Header) -> bytes | None:
+    """The tokenizer.json beside the file, where the file's own tokenizer cannot be read."""
+    path = header.files[0].with_name(TOKENIZER)
+    if refusal(header.metadata) is None or not path.is_file():
+        return None
+    with reading(path):
+        return read_regular(path)
+
+
+def _texts(header: Header, tokenizer: bytes | None) -> dict[str, bytes]:
     """The files of the directory. What the weights lack is found before anything is written."""
     config = config_of(header)
     _tensors(header, config, str(header.files[0]))
     note = {"format": FORMAT, "file": str(header.files[0]), "sha256": header.sha256}
     try:
         objects = {"generation_config.json": generation_config(header.metadata)}
-        texts = tokenizer_files(header.metadata)
+        texts = tokenizer_files(header.metadata, tokenizer)
     except (CheckpointError, UnsupportedModel) as error:
         raise type(error)(f"{header.files[0]}: {error.what}", error.remedy) from error
     objects |= {"config.json": config, NOTE: note}
