@@ -28,7 +28,7 @@ MEASURING = click.option(
     help=(
         "Measure what a step of the finished engines costs here, about ten seconds for a model of"
         " 0.6B, and keep it beside them: by that drafts are chosen, and their speed is predicted."
-        " Of quantized weights, also what they change of the model's answers."
+        " `build` and `run` also measure what quantized weights change of the model's answers."
     ),
 )
 

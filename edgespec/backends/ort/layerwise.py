@@ -53,12 +53,11 @@ PART_ELEMENTS = 1 << 24  # of an lm_head that are float32 at a time
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredLinear:
-    """The weight of a MatMul, as an export stores it. `name` is that of its node;
-    `keeps_precision`: no build quantizes it."""
+    """The weight of a MatMul, as an export stores it. `name` is its own in the graph,
+    `x` what it multiplies; `keeps_precision`: no build quantizes it."""
 
     name: str
     x: str
-    y: str
     keeps_precision: bool
     shape: tuple[int, int]  # [out, in]
     directory: Path
@@ -226,10 +225,10 @@ def stored_linear(node: ir.Node, directory: Path) -> StoredLinear | None:
     """The stored weight of a MatMul; None for a product of two computed values."""
     x, weight = required(node.inputs[0]), required(node.inputs[1])
     keeps = KEEP_PRECISION in node.metadata_props
-    ends = str(node.name), str(x.name), str(node.outputs[0].name), keeps
     quantized = quantized_values(node)
     if quantized is not None:
-        return StoredLinear(*ends, quantized.shape, directory, quantized)
+        name = str(quantized.values.name)
+        return StoredLinear(name, str(x.name), keeps, quantized.shape, directory, quantized)
     transposed, maker = False, weight.producer()
     while maker is not None and maker.op_type in ("Cast", "Transpose"):
         transposed ^= maker.op_type == "Transpose"
@@ -240,7 +239,10 @@ def stored_linear(node: ir.Node, directory: Path) -> StoredLinear | None:
         return None
     rows, columns = stored.shape.numpy()
     shape = (rows, columns) if transposed else (columns, rows)
-    return StoredLinear(*ends, shape, directory, plain=stored, transposed=transposed)
+    name = str(weight.name)
+    return StoredLinear(
+        name, str(x.name), keeps, shape, directory, plain=stored, transposed=transposed
+    )
 
 
 def cut(
