@@ -158,8 +158,8 @@ class PlatformWheel(bdist_wheel):
         library = Path(self.bdist_dir, *LIBRARY.split(".")).with_suffix(".so")
         if self.plat_name_supplied and not library.is_file():
             raise SetupError(
-                f"the wheel for {self.plat_name} has no {library.name}: it was not compiled, see above."
-                " Set CC and CXX to a compiler for that machine, or leave out --plat-name."
+                f"the wheel for {self.plat_name} has no {library.name}: it was not compiled, see"
+                " above. Set CC and CXX to a compiler for that machine, or leave out --plat-name."
             )
         super().write_wheelfile(*arguments)
 

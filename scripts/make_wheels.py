@@ -26,7 +26,16 @@ from pathlib import Path
 import same_bits
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "NOTICE", "requirements-cpu.txt")
+FILES = (
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "NOTICE",
+    "requirements-cpu.txt",
+)
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (2, 28)  # as the dependencies' own wheels need
 MOST_BYTES = 2_000_000
@@ -34,8 +43,12 @@ NOTICES = ("LICENSE", "NOTICE")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tools", type=Path, required=True, help="where requirements-wheels.txt is installed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tools", type=Path, required=True, help="where requirements-wheels.txt is installed"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--url", help="of the repository, for the page of the package")
     parser.add_argument("--machine", nargs="+", choices=MACHINES, default=MACHINES)
@@ -62,7 +75,9 @@ def copy_of_sources(place: Path, url: str | None) -> Path:
     place.mkdir()
     for name in FILES:
         shutil.copyfile(ROOT / name, place / name)
-    shutil.copytree(ROOT / "edgespec", place / "edgespec", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copytree(
+        ROOT / "edgespec", place / "edgespec", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
     if url:
         with (place / "pyproject.toml").open("a", encoding="utf-8") as file:
             file.write(f'\n[project.urls]\nRepository = "{url}"\n')
@@ -89,7 +104,12 @@ def make_wheel(sdist: Path, machine: str, work: Path, out: Path, tools: Path) ->
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
     }
     tag = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{machine}"
-    build(["--wheel", f"--config-setting=--build-option=--plat-name={tag}", str(source)], out, tools, environment)
+    build(
+        ["--wheel", f"--config-setting=--build-option=--plat-name={tag}", str(source)],
+        out,
+        tools,
+        environment,
+    )
     (path,) = out.glob(f"*-py3-none-{tag}.whl")
     return path
 
@@ -97,13 +117,20 @@ def make_wheel(sdist: Path, machine: str, work: Path, out: Path, tools: Path) ->
 def build(words: list[str], out: Path, tools: Path, environment: dict[str, str]) -> None:
     """Without isolation: that would install the newest setuptools, whatever it does."""
     line = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), *words]
-    subprocess.run(line, env=os.environ | {"PYTHONPATH": str(tools)} | environment, check=True, stdout=sys.stderr)
+    subprocess.run(
+        line,
+        env=os.environ | {"PYTHONPATH": str(tools)} | environment,
+        check=True,
+        stdout=sys.stderr,
+    )
 
 
 def checked(wheel: Path, machine: str, tools: Path) -> str:
     """What auditwheel says of a wheel. SystemExit where it is not as its name says."""
     line = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
-    done = subprocess.run(line, env=os.environ | {"PYTHONPATH": str(tools)}, capture_output=True, text=True)
+    done = subprocess.run(
+        line, env=os.environ | {"PYTHONPATH": str(tools)}, capture_output=True, text=True
+    )
     found = re.search(r'platform\s+tag:\s+"(manylinux_(\d+)_(\d+)_(\w+))"', done.stdout)
     if found is None or found[4] != machine or (int(found[2]), int(found[3])) > GLIBC:
         sys.exit(f"{wheel.name} is not what its name says:\n{done.stdout}{done.stderr}")

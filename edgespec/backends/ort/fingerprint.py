@@ -28,10 +28,10 @@ def ort_version() -> str:
             "ONNX Runtime is not installed", "pip install onnxruntime-gpu (or onnxruntime)"
         )
     if len(found) > 1:
-        both = " and ".join(f"{name} {version}" for name, version in found.items())
+        both, one = (" and ".join(map(" ".join, found.items())), " (or ".join(found))
         raise EnvironmentProblem(
             f"{both} are both installed, and each has overwritten files of the other",
-            f"Keep one: pip uninstall -y {' '.join(found)}, then pip install {' (or '.join(found)}).",
+            f"Keep one: pip uninstall -y {' '.join(found)}, then pip install {one}).",
         )
     return next(iter(found.values()))
 

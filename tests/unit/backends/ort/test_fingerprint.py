@@ -52,7 +52,9 @@ def test_both_packages_of_onnx_runtime_are_refused_before_one_is_imported(
     """Where an engine is staged too, and not only where it is finished."""
     versions = {"onnxruntime-gpu": "1.31.1", "onnxruntime": "1.32.0"}
     monkeypatch.setattr(module, "installed_version", versions.get)
-    monkeypatch.setitem(sys.modules, "edgespec.backends.ort.staging", None)  # would be an ImportError
+    monkeypatch.setitem(
+        sys.modules, "edgespec.backends.ort.staging", None
+    )  # would be an ImportError
     ways = (fingerprint, lambda: BACKEND.stage(*[None] * 5), lambda: BACKEND.plan(*[None] * 3))  # type: ignore[arg-type]
     for way in ways:
         with pytest.raises(EnvironmentProblem) as caught:
