@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec import __version__
 from tests.unit.backends.ort.native.test_arm import HERE, QEMU, found, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,9 +50,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_there_is_an_sdist_and_a_wheel_for_each_machine_and_any_python(made: Path) -> None:
     wheels = [
-        f"edgespec-0.1.0-py3-none-manylinux_2_28_{name}.whl" for name in ("aarch64", "x86_64")
+        f"edgespec-{__version__}-py3-none-manylinux_2_28_{name}.whl"
+        for name in ("aarch64", "x86_64")
     ]
-    assert sorted(path.name for path in made.iterdir()) == [*wheels, "edgespec-0.1.0.tar.gz"]
+    assert sorted(path.name for path in made.iterdir()) == [
+        *wheels,
+        f"edgespec-{__version__}.tar.gz",
+    ]
     for name in wheels:
         with zipfile.ZipFile(made / name) as wheel:
             (metadata,) = (one for one in wheel.namelist() if one.endswith("/METADATA"))
