@@ -63,8 +63,8 @@ LEVELS = {
     },
     "aarch64": {
         "neon": (),  # that each such machine has
-        "neon_dotprod": ("-mcpu=generic+dotprod",),  # as zig spells it too
-        "neon_i8mm": ("-mcpu=generic+dotprod+i8mm",),
+        "neon_dotprod": ("-march=armv8.2-a+dotprod",),
+        "neon_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
     },
 }
 SAME_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}

@@ -40,6 +40,15 @@ MACHINES = ("x86_64", "aarch64")
 GLIBC = (2, 28)  # as the dependencies' own wheels need
 MOST_BYTES = 2_000_000
 NOTICES = ("LICENSE", "NOTICE")
+# zig takes no -march for ARM, and GCC's headers want one
+COMPILER = """#!/bin/sh
+for one; do
+    shift
+    case "$one" in -march=armv8.2-a+*) one="-mcpu=generic+${one#*+}" ;; esac
+    set -- "$@" "$one"
+done
+exec %s %s -Wno-unknown-warning-option "$@"
+"""
 
 
 def main() -> None:
@@ -95,11 +104,15 @@ def make_wheel(sdist: Path, machine: str, work: Path, out: Path, tools: Path) ->
     with tarfile.open(sdist) as packed:
         packed.extractall(work, filter="data")
     (source,) = work.iterdir()
-    target = f"-target {machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]} -Wno-unknown-warning-option"
+    target = f"-target {machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
     zig = shlex.quote(str(tools / "ziglang" / "zig"))
+    for name in ("cc", "c++"):
+        compiler = work / name
+        compiler.write_text(COMPILER % (f"{zig} {name}", target))
+        compiler.chmod(0o755)
     environment = {
-        "CC": f"{zig} cc {target}",
-        "CXX": f"{zig} c++ {target}",
+        "CC": shlex.quote(str(work / "cc")),
+        "CXX": shlex.quote(str(work / "c++")),
         "LDFLAGS": "-s",
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
     }
