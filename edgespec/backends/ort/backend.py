@@ -25,7 +25,7 @@ from edgespec.backends.base import (
     Runner,
     Staged,
 )
-from edgespec.backends.engine_config import EngineConfig
+from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.findings import Finding
 from edgespec.backends.onnx_dir import AnyOnnxDir, VisionOnnxDir
 from edgespec.backends.ort import fingerprint
@@ -37,6 +37,7 @@ from edgespec.backends.ort.options import (
     NATIVE,
     OPTIONS,
     WeightFormat,
+    better_weights,
     parse_options,
 )
 from edgespec.backends.ort.settings import EngineSettings, settings_of
@@ -208,6 +209,10 @@ class OrtBackend(Backend):
         )
         instead = f"a state a row would take {rows * lanes * state_bytes / 1e6:.0f} MB"
         return (f"{states}; {cap} ({instead})",)
+
+    def better_weights(self, weights: EngineWeights) -> str | None:
+        """Smaller blocks, then more bits."""
+        return better_weights(weights)
 
     def open_encoder(
         self, path: Path, config: VisionConfig, settings: Mapping[str, Any]
