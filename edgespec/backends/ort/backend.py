@@ -93,6 +93,7 @@ class OrtBackend(Backend):
     ) -> Staged:
         """Lower the canonical graph and write it with its data file to `staging`. ContractError
         where the graph has another form, BuildError where a kernel computes something else."""
+        fingerprint.ort_version()  # before what imports it
         from edgespec.backends.ort.staging import stage, stage_vision
 
         assert isinstance(options, WeightFormat)
@@ -103,6 +104,7 @@ class OrtBackend(Backend):
 
     def plan(self, onnx: AnyOnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """The weights of an image encoder. BuildError where they cannot be what is asked for."""
+        fingerprint.ort_version()
         from edgespec.backends.ort.staging import planned
 
         del limits
