@@ -40,6 +40,7 @@ from edgespec.pipeline.inspection import heads_of, kind_of
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
+    from edgespec.backends.build import Built
     from edgespec.checkpoint.files import Checkpoint
     from edgespec.config import DraftConfig, ModelConfig
     from edgespec.export.options import ExportOptions
@@ -494,10 +495,33 @@ def make_engines(plan: PipelinePlan, request: RunRequest, staging: Path, report:
                 options=None if encodes else request.options,
                 progress=progress,
             )
+            if request.measure_costs and not encodes:
+                measure_loss(component.directory, staging / "engine", built, title, report)
             shutil.rmtree(component.directory)
             for note in built.notes:
                 report.note(f"{title}: {note}")
     shutil.rmtree(staging / EXPORT)
+
+
+def measure_loss(
+    onnx_dir: Path, engine_dir: Path, built: Built, title: str, report: Reporter
+) -> None:
+    """Measure what quantized weights of a new engine cost; that it failed is said, and no more."""
+    from edgespec.backends import base as backends
+    from edgespec.runtime.measuring.quantization_loss import after_build
+
+    progress = backends.Progress(
+        start=lambda total: report.start("quantization loss", total),
+        advance=report.advance,
+        warn=report.note,
+    )
+    found = after_build(
+        onnx_dir, engine_dir, built.role, measure=True, unproven=built.unproven, progress=progress
+    )
+    if found is not None:
+        report.note(f"{title}: {found.line}")
+        for warning in found.warnings:
+            report.note(f"warning: {title}: {warning}")
 
 
 def measure(engine_dir: Path, report: Reporter) -> None:

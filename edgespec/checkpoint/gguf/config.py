@@ -88,15 +88,13 @@ def config_of(header: Header) -> dict[str, Any]:
     _check_values(header, own, config)
     config |= _rope(header, own, config)
     config |= form.more(config)
-    ids = {key: header.metadata.get(f"tokenizer.ggml.{key}") for key in _IDS}
-    config |= {key: value for key, value in ids.items() if value is not None}
+    for key in ("bos_token_id", "eos_token_id"):
+        if (value := header.metadata.get(f"tokenizer.ggml.{key}")) is not None:
+            config[key] = value
     types = Counter(t.type.name for t in header.tensors.values() if not t.type.dtype)
     if types:
         config["quantization_config"] = {"quant_method": "gguf", "types": dict(types)}
     return config
-
-
-_IDS = ("bos_token_id", "eos_token_id")
 
 
 def _own_keys(header: Header, form: GgufForm) -> dict[str, Any]:
@@ -124,12 +122,12 @@ def _own_keys(header: Header, form: GgufForm) -> dict[str, Any]:
 
 def _number(where: str, value: Any) -> Any:
     """A finite number; of an array of layers the one number that it holds beside zeros."""
+    one = value
     if isinstance(value, np.ndarray):
         others = np.unique(value[value != 0])
-        if len(others) == 1:
-            return others[0].item()
-    elif type(value) in (int, float) and math.isfinite(value):
-        return value
+        one = others[0].item() if len(others) == 1 else None
+    if type(one) in (int, float) and math.isfinite(one):
+        return one
     shown = f"{list(value[:8])} ..." if isinstance(value, np.ndarray | list) else repr(value)
     raise CheckpointError(
         f"{where} is {shown:.80}, not one finite number.",
