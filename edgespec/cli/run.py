@@ -125,8 +125,8 @@ def command(
 ) -> int:
     """Chat with TARGET, or answer --prompt: download, check, export and build as needed.
 
-    TARGET is a model: a checkpoint directory or a name on the Hugging Face hub; or an engine
-    directory that edgespec build made. --draft names the draft that was trained for it, or a
+    TARGET is a model: a checkpoint directory, a GGUF file (of several the first) or a name on the
+    Hugging Face hub; or an engine directory that edgespec build made. --draft names the draft that was trained for it, or a
     smaller model with the same tokenizer. Without one the model's own MTP head drafts, or the text
     itself where it repeats: the answer stays the same.
 

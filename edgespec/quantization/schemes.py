@@ -286,6 +286,8 @@ _ROWS = (
             block,
             signed_scales=True,
             cpu=PACKED,
+            min_logits_cosine=0.92 if bits == 4 else 0.98,
+            max_weight_error=0.20 if bits == 4 else 0.08,
         )
         for name, weight, bits, block in _GGUF
     ),

@@ -34,6 +34,7 @@ from edgespec.errors import BundleError, CheckpointError
 from edgespec.export.components import Exported, ExportOptions, export
 from edgespec.rope import RopeTable
 from tests import reference, toys
+from tests.parity.conftest import layer_by_layer
 
 pytestmark = pytest.mark.slow
 
@@ -399,6 +400,13 @@ def test_the_graph_with_its_dequantize_nodes_gives_the_golden_logits(case: Case)
         return
     wanted = case.golden()["prompt_logits"]
     assert np.abs(graph_logits(case, "prompt") - wanted).max() <= case.row.tolerance * wanted.std()
+
+
+def test_layer_by_layer_the_graph_gives_the_golden_logits(case: Case) -> None:
+    golden = case.golden()
+    wanted = golden["prompt_logits"][0]
+    found = layer_by_layer(case.exported.directory, golden["prompt_ids"])
+    assert np.abs(found - wanted).max() <= case.row.tolerance * wanted.std()
 
 
 def test_quantized_values_keep_their_type_and_stand_as_tensorrt_wants_them(case: Case) -> None:
