@@ -47,7 +47,7 @@ def pieces(weight: AnyWeight, directory: Path) -> Pieces:
             yield weight.scales_offset, channels
         case PackedWeight(source=source, layout=layout, rounding=rounding):
             block = None if rounding.by_row else layout.block
-            stored = quantized(source, directory, layout.bits, block)
+            stored = quantized(source, directory, 4 if layout.bits == 4 else 8, block)
             panels = low_bit_matmul.pack(layout, stored, rounding)
             if isinstance(weight, ExpertWeight):
                 for i, panel in enumerate(panels):

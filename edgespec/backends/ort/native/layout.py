@@ -19,6 +19,7 @@ TILES = 4  # of a panel
 PANEL = TILE * TILES
 STEP = 16  # inputs whose lines stand together
 LINES = {4: 2, 6: 3, 8: 4}  # of a step and a tile, by bits
+SHIFTS = np.array([[0], [2], [4], [6]], np.uint8)  # of the upper bits of 6, by the quad of a step
 BLOCK_SIZES = (16, 32, 64, 128)
 # Rows have a scale per block: of blocks of 16 that is too dear where longer ones do
 USUAL_BLOCK_SIZES = BLOCK_SIZES[1:]
@@ -190,7 +191,7 @@ class WeightLayout:
             found = stated[own, np.minimum(first, stated.shape[1] - 1)].astype(np.float32)
             if dtype == "<f2":
                 found /= power
-            as_stored = found.astype(dtype)
+            as_stored: NDArray[Any] = found.astype(dtype)
             assert np.array_equal(as_stored, found)
             return as_stored
 
@@ -227,8 +228,7 @@ class WeightLayout:
             low = quads & np.uint8(0xF)
             own = low[..., 0::2, :] | (low[..., 1::2, :] << np.uint8(4))
             if self.bits == 6:
-                shifts = np.arange(0, 8, 2, np.uint8)[:, None]
-                high = np.bitwise_or.reduce(quads >> np.uint8(4) << shifts, axis=-2, keepdims=True)
+                high = np.bitwise_or.reduce(quads >> np.uint8(4) << SHIFTS, axis=-2, keepdims=True)
                 own = np.concatenate([own, high], axis=-2)
             quads = own
         return quads.transpose(0, 2, 3, 4, 1, 5).reshape(panels, self.num_blocks, -1)
@@ -242,7 +242,8 @@ class WeightLayout:
 
         def read(starts: NDArray[np.intp], dtype: str) -> NDArray[Any]:
             size = np.dtype(dtype).itemsize
-            return data.view(dtype)[panel[:, None], starts // size + output[:, None]]
+            found: NDArray[Any] = data.view(dtype)[panel[:, None], starts // size + output[:, None]]
+            return found
 
         def numbers(starts: NDArray[np.intp], dtypes: tuple[str, ...]) -> list[NDArray[Any]]:
             found = []
@@ -276,8 +277,7 @@ class WeightLayout:
             codes = np.concatenate([low & np.uint8(0xF), low >> np.uint8(4)], axis=-2)
             codes = codes.reshape(*quads.shape[:3], 4, 4)
             if self.bits == 6:
-                shifts = np.arange(0, 8, 2, np.uint8)[:, None]
-                codes = codes | (quads[..., 2:, :] >> shifts & np.uint8(3)) << np.uint8(4)
+                codes = codes | (quads[..., 2:, :] >> SHIFTS & np.uint8(3)) << np.uint8(4)
             quads = codes
         codes = quads.reshape(len(lines), self.num_blocks, self.block)
         if self.codebook:
