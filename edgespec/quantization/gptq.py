@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.quantization.block_forms import FOUR_BITS, BlockForm
 from edgespec.quantization.quantized_weight import QuantizedWeight
-from edgespec.quantization.super_blocks import FOUR_BITS, BlockForm, Floats, Grid
+from edgespec.quantization.super_blocks import Floats, Grid
 
-_COLUMNS = 128  # whose errors reach the columns behind them in one product
+# Columns to which the errors of all columns before go in one product, and of these again
+_MANY, _FEW = 128, 16
 # Added to the Hessian's diagonal, relative to its mean: what a text did not show is not free
 _DAMPING = 0.01
 
@@ -28,33 +30,37 @@ def quantize_gptq(
     """Quantizes [out, in] for inputs whose X^T X is `hessian` [in, in].
 
     Columns are taken by the size of their inputs, the largest first; scales and minimums are fitted
-    before, each input weighed by its size. Holds the weight twice in float32.
+    before, each input weighed by its size. A column is moved by the errors of those before it, as
+    the factors of the Hessian say (QuIP, arXiv 2307.13304, shows that this is GPTQ). Holds the
+    weight three times in float32.
     """
     weights = np.array(array, np.float32)
     rows, columns = weights.shape
     sizes = np.diagonal(hessian).astype(np.float64)
     order = np.argsort(-sizes, kind="stable")
-    spread = inverse_root(hessian[np.ix_(order, order)])
+    feedback = feedback_of(hessian[np.ix_(order, order)])
     grid = Grid.empty(form, rows, columns)
     grid.fit(weights, slice(None), importance_of(sizes))
-    scales, minimums = grid.of_blocks()
-    scales = np.where(scales == 0, np.float32(1), scales)
+    scales, minimums = (np.ascontiguousarray(part.T) for part in grid.of_blocks())
     weights = np.ascontiguousarray(weights[:, order].T)  # [in, out]: a column is a line
-    values = np.empty((columns, rows), np.float32)
-    for low in range(0, columns, _COLUMNS):
-        high = min(low + _COLUMNS, columns)
-        errors = np.empty((high - low, rows), np.float32)
-        for j in range(low, high):
-            block = order[j] // form.block
-            scale, minimum = scales[:, block], minimums[:, block]
-            value = np.rint((weights[j] + minimum) / scale)
-            np.clip(value, form.lowest, form.highest, out=value)
-            values[order[j]] = value
-            error = (weights[j] - (value * scale - minimum)) / spread[j, j]
-            errors[j - low] = error
-            weights[j + 1 : high] -= np.outer(spread[j, j + 1 : high], error)
-        weights[high:] -= spread[low:high, high:].T @ errors
-    return grid.weight(values.T, name)
+    values, errors = np.empty_like(weights), np.empty_like(weights)
+    for many in range(0, columns, _MANY):
+        behind = min(many + _MANY, columns)
+        wanted = weights[many:behind] + feedback[:many, many:behind].T @ errors[:many]
+        for few in range(many, behind, _FEW):
+            end = min(few + _FEW, behind)
+            part = wanted[few - many : end - many]
+            part += feedback[many:few, few:end].T @ errors[many:few]
+            for j in range(few, end):
+                block = order[j] // form.block
+                scale, minimum = scales[block], minimums[block]
+                value = part[j - few] + feedback[few:j, j] @ errors[few:j]
+                value += minimum
+                value /= np.where(scale == 0, np.float32(1), scale)
+                np.clip(np.rint(value, out=value), form.lowest, form.highest, out=value)
+                values[order[j]] = value
+                errors[j] = weights[j] - (value * scale - minimum)
+    return grid.weight(np.ascontiguousarray(values.T), name)
 
 
 def importance_of(sizes: NDArray[np.float64]) -> Floats | None:
@@ -66,10 +72,12 @@ def importance_of(sizes: NDArray[np.float64]) -> Floats | None:
     return importance
 
 
-def inverse_root(hessian: NDArray[np.float64]) -> Floats:
-    """The upper triangular U [in, in] with U^T U = the inverse of the damped Hessian."""
+def feedback_of(hessian: NDArray[np.float64]) -> Floats:
+    """U [in, in], upper triangular, whose column k says how much of each error before it column k
+    takes over: the damped Hessian is (U + I) D (U + I)^T."""
     damped = hessian.astype(np.float64)
     mean = float(np.diagonal(damped).mean()) or 1.0
     damped[np.diag_indices_from(damped)] += _DAMPING * mean
-    root: Floats = np.linalg.cholesky(np.linalg.inv(damped)).T.astype(np.float32)
-    return root
+    root = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
+    feedback: Floats = (root / np.diagonal(root)).astype(np.float32)
+    return feedback

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import CheckpointError
+from edgespec.quantization.block_forms import FOUR_BITS, BlockForm
 from edgespec.quantization.quantized_weight import QuantizedWeight
-from edgespec.quantization.schemes import SCHEMES, Scheme
 
 Floats = NDArray[np.float32]
 _CHUNK = 1 << 18  # weights that are rounded at a time: they stay in the CPU's cache
@@ -25,37 +25,6 @@ _CHUNK = 1 << 18  # weights that are rounded at a time: they stay in the CPU's c
 _WIDTHS = (1.0, 0.9, 0.8)
 _FITS = 2  # of scale and minimum to the values, by least squares, and of the values to these
 _LARGEST_BYTE = 255
-
-
-@dataclass(frozen=True, slots=True)
-class BlockForm:
-    """How many bits a value has, how many of them share a scale, and how many blocks its factor."""
-
-    scheme: Scheme
-    bits: int
-    block: int
-    super_block: int
-    has_minimums: bool
-
-    @property
-    def lowest(self) -> int:
-        """The smallest value; the largest is `highest`."""
-        return 0 if self.has_minimums else -(1 << (self.bits - 1))
-
-    @property
-    def highest(self) -> int:
-        """The largest value."""
-        return self.lowest + (1 << self.bits) - 1
-
-    @property
-    def bits_per_weight(self) -> float:
-        """The bits of a weight with its share of scales, minimums and factors."""
-        kinds = 2 if self.has_minimums else 1
-        return self.bits + kinds * (8 + 16 / self.super_block) / self.block
-
-
-FOUR_BITS = BlockForm(SCHEMES["q4_k"], 4, 32, 8, has_minimums=True)  # 4.625 bits a weight
-SIX_BITS = BlockForm(SCHEMES["q6_k"], 6, 16, 16, has_minimums=False)  # 6.5625
 
 
 def quantize_super_blocks(
@@ -137,14 +106,15 @@ class Grid:
 
         return whole(self.scales, self.scale_factors), whole(self.minimums, self.minimum_factors)
 
-    def values(self, weights: Floats, rows: slice = slice(None)) -> NDArray[Any]:
+    def values(self, weights: Floats, rows: slice = slice(None)) -> Floats:
         """The nearest values [rows, in] of weights [rows, in]."""
         scales, minimums = self.of_blocks(rows)
         blocks = in_blocks(weights, self.form.block)
         units = blocks + minimums[..., None]
         units /= np.where(scales == 0, np.float32(1), scales)[..., None]
         nearest = np.clip(np.rint(units), self.form.lowest, self.form.highest)
-        return nearest.reshape(len(weights), -1)[:, : self.columns]
+        whole: Floats = nearest.reshape(len(weights), -1)[:, : self.columns]
+        return whole
 
     def weight(self, values: NDArray[Any], name: str) -> QuantizedWeight:
         """The weight with values [out, in] on this grid."""

@@ -7,7 +7,7 @@ Knows formats and flags. Knows no kernel; it is read for --help, without ONNX Ru
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 from edgespec.backends.base import BuildOption, BuildOptions, OptionValue
@@ -15,6 +15,7 @@ from edgespec.backends.engine_config import AS_EXPORTED, FLOAT32, EngineWeights
 from edgespec.backends.ort.contract import CACHE_TYPES
 from edgespec.backends.ort.native.library import BUILD_IT, why_missing
 from edgespec.errors import EnvironmentProblem, OptionError
+from edgespec.quantization.block_forms import FOUR_BITS
 
 Scheme = Literal["fp32", "int4", "int8"]
 SCHEMES: tuple[Scheme, ...] = ("fp32", "int8", "int4")
@@ -37,7 +38,8 @@ BLOCKS = (PER_CHANNEL, EXACT_BLOCK, DEFAULT_BLOCK)
 @dataclass(frozen=True, slots=True)
 class WeightFormat(BuildOptions):
     """What `build` makes of the weights that MatMuls read: float32 as they are, or 4 or 8 bits in
-    blocks along in.
+    blocks along in. With `minimums` a block of 4 bits has a minimum beside its scale
+    (quantization/super_blocks).
 
     With `share_embedding` the quantized values of a tied lm_head serve as the embedding as well.
     `kernels` "native": those of our own where there are some, over a KV cache of any of
@@ -46,6 +48,7 @@ class WeightFormat(BuildOptions):
 
     scheme: Scheme = FLOAT32
     block: int = DEFAULT_BLOCK  # or PER_CHANNEL
+    minimums: bool = field(default=False, kw_only=True)
     share_embedding: bool = True
     kernels: Kernels = ONNX_RUNTIME
     kv_cache_dtype: str = FP32_CACHE
@@ -53,6 +56,7 @@ class WeightFormat(BuildOptions):
     def __post_init__(self) -> None:
         assert self.block != PER_CHANNEL or self.scheme == "int8"
         assert self.kernels == NATIVE or self.kv_cache_dtype == FP32_CACHE
+        assert not self.minimums or (self.scheme, self.block) == ("int4", FOUR_BITS.block)
 
     @property
     def bits(self) -> Literal[4, 8] | None:
@@ -72,7 +76,8 @@ class WeightFormat(BuildOptions):
         if self.is_int8_gemm:
             return EngineWeights(scheme=self.scheme, method="rtn", compute="int8", exact=True)
         exact = self.kernels == NATIVE or (self.scheme, self.block) == ("int4", EXACT_BLOCK)
-        return EngineWeights(scheme=self.scheme, method="rtn", block=self.block, exact=exact)
+        method = "least squares, with minimums" if self.minimums else "rtn"
+        return EngineWeights(scheme=self.scheme, method=method, block=self.block, exact=exact)
 
 
 FP32 = WeightFormat()
@@ -88,10 +93,11 @@ OPTIONS = (
         name="weight_block",
         choices=tuple(map(str, BLOCKS)),
         help=(
-            "Weights that share a scale: 128 (the default) is faster and smaller, 32 is more"
-            " accurate, and exact in int4. 0, for int8 only, is one scale per channel with an int8"
-            " GEMM: exact and by far the fastest for many rows, but less accurate where activations"
-            " have outliers."
+            "Weights that share a scale: 128 (the default of int8) is faster and smaller, 32 more"
+            " accurate. int4 has blocks of 32 with a scale and a minimum by default (4.63 bits, by"
+            " far the most accurate); with 32 or 128, a scale alone. 0, for int8 only, is one scale"
+            " per channel with an int8 GEMM: exact and by far the fastest for many rows, but less"
+            " accurate where activations have outliers."
         ),
     ),
     BuildOption(
@@ -132,13 +138,16 @@ def parse_options(values: Mapping[str, OptionValue]) -> WeightFormat:
     if scheme != "int8" and block == str(PER_CHANNEL):
         message = f"`weight_block` {PER_CHANNEL} is for `weights` int8"
         raise OptionError(message, "Choose a block of 32 or 128, or `weights` int8.")
-    size = DEFAULT_BLOCK if block is None else int(str(block))
     cache = str(values.get("kv_cache_dtype") or FP32_CACHE)
+    kernels = chosen_kernels(values.get("kernels"), cache)
+    minimums = scheme == "int4" and block is None and kernels == NATIVE
+    size = int(str(block)) if block else FOUR_BITS.block if minimums else DEFAULT_BLOCK
     return WeightFormat(
         cast(Scheme, scheme),
         size,
+        minimums=minimums,
         share_embedding=share is not False,
-        kernels=chosen_kernels(values.get("kernels"), cache),
+        kernels=kernels,
         kv_cache_dtype=cache,
     )
 

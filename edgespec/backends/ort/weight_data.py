@@ -26,6 +26,7 @@ from edgespec.backends.ort.data_file import (
 )
 from edgespec.backends.ort.quantized_values import QuantizedValues, read_tensor
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored, quantize_rtn
+from edgespec.quantization.super_blocks import quantize_super_blocks
 
 Pieces = Iterator[tuple[int, NDArray[Any]]]
 
@@ -47,7 +48,11 @@ def pieces(weight: AnyWeight, directory: Path) -> Pieces:
             yield weight.scales_offset, channels
         case PackedWeight(source=source, layout=layout, rounding=rounding):
             block = None if rounding.by_row else layout.block
-            stored = quantized(source, directory, 4 if layout.bits == 4 else 8, block)
+            if layout.has_minimums and not isinstance(source, QuantizedValues):
+                array = read_tensor(source, directory)
+                stored = quantize_super_blocks(array, name=str(source.name))
+            else:
+                stored = quantized(source, directory, layout.bits, block)
             panels = low_bit_matmul.pack(layout, stored, rounding)
             if isinstance(weight, ExpertWeight):
                 for i, panel in enumerate(panels):

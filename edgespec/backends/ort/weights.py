@@ -43,6 +43,7 @@ from edgespec.backends.ort.quantized_values import QuantizedValues, quantized_va
 from edgespec.backends.rewriting import required
 from edgespec.contract import KEEP_PRECISION
 from edgespec.errors import BuildError
+from edgespec.quantization.block_forms import FOUR_BITS
 
 INTEGERS: Mapping[ir.DataType, Literal[4, 8]] = {
     ir.DataType.INT4: 4,
@@ -317,6 +318,8 @@ def rounded_product(
     by_row = weight_format.is_int8_gemm
     block = low_bit_matmul.WIDEST if by_row else weight_format.block
     layout = WeightLayout(weight_format.bits, block, in_features, out_features)
+    if weight_format.minimums:
+        layout = replace(layout, scales="super_min", super_block=FOUR_BITS.super_block)
     return PackedProduct(str(value.name), users, tensor, layout, RowRounding(by_row=by_row))
 
 

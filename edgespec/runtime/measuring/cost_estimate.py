@@ -16,14 +16,15 @@ import numpy as np
 
 from edgespec.backends.machine import cores
 from edgespec.config.model_cost import PairWork, PassWork
+from edgespec.quantization.block_forms import FOUR_BITS
 from edgespec.runtime.costs.cost_model import MAX_ROWS, StepCosts, best_chain, break_even
 from edgespec.runtime.measuring.cost_description import aligned
 from edgespec.runtime.measuring.speedup import ms
 
 Format = Literal["int4", "int8", "fp32"]
 FORMATS: tuple[Format, ...] = ("int4", "int8", "fp32")
-# Bytes of a weight, with its share of a float32 scale for 128
-WEIGHT_BYTES = {"int4": 0.5 + 4 / 128, "int8": 1.0 + 4 / 128, "fp32": 4.0}
+# Bytes of a weight: int4 with minimums; int8 with its share of a float32 scale for 128
+WEIGHT_BYTES = {"int4": FOUR_BITS.bits_per_weight / 8, "int8": 1.0 + 4 / 128, "fp32": 4.0}
 # Multiply-adds in the time in which a byte is read, as on the CPU of docs/performance.md: about
 # eleven rows of int4 take as long to multiply as their weights to read
 PER_BYTE = {"int4": 20.0, "int8": 20.0, "fp32": 3.5}
