@@ -257,7 +257,9 @@ def command(
     except OptionError as error:
         raise click.UsageError(f"{error.what}. {error.remedy}", ctx) from None
     from edgespec.backends.build import build, plan
+    from edgespec.backends.onnx_dir import exported_role
     from edgespec.cli.progress import Bars
+    from edgespec.pipeline.calibration import with_windows
 
     target = chosen.emit_dir(options)
     if dry_run or target is not None:
@@ -273,6 +275,7 @@ def command(
         )
         show_planned(planned, as_json=as_json)
         return
+    options = with_windows(options, onnx_dir, exported_role(onnx_dir))
     with Bars() as bars:
         built = build(
             onnx_dir,

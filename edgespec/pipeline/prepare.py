@@ -473,6 +473,7 @@ def make_engines(plan: PipelinePlan, request: RunRequest, staging: Path, report:
     from edgespec.backends import base as backends
     from edgespec.backends.build import build
     from edgespec.export.components import export
+    from edgespec.pipeline.calibration import with_windows
 
     progress = backends.Progress(
         start=lambda total: report.start("weights", total),
@@ -480,19 +481,20 @@ def make_engines(plan: PipelinePlan, request: RunRequest, staging: Path, report:
         prove=lambda passes: report.start("comparison with the golden outputs", passes),
         warn=lambda text: report.note(f"warning: {text}"),
     )
-    for number, (label, model, options) in enumerate(exports_of(plan, request)):
+    for number, (label, model, wanted) in enumerate(exports_of(plan, request)):
         report.step(f"export {label}")
-        first = export(str(model), staging / EXPORT / str(number), options, report)
+        first = export(str(model), staging / EXPORT / str(number), wanted, report)
         for component in (first, *first.beside):
             title = TITLES[component.role]
             report.step(f"build the {title}")
             encodes = component.role not in DECODERS  # on ONNX Runtime, whatever the others run on
+            options = with_windows(request.options, component.directory, Role(component.role))
             built = build(
                 component.directory,
                 staging / "engine",
                 request.limits,
                 backend=DEFAULT_BACKEND if encodes else request.backend,
-                options=None if encodes else request.options,
+                options=None if encodes else options,
                 progress=progress,
             )
             if request.measure_costs and not encodes:

@@ -97,10 +97,10 @@ class OrtBackend(Backend):
         from edgespec.backends.ort.staging import stage, stage_vision
 
         assert isinstance(options, WeightFormat)
-        path, batched = self.engine_path(staging, onnx.role), limits.max_batch_size > 1
+        path = self.engine_path(staging, onnx.role)
         if isinstance(onnx, VisionOnnxDir):  # its sizes are those of each call
             return stage_vision(onnx, path, options, progress)
-        return stage(onnx, path, batched=batched, weight_format=options, progress=progress)
+        return stage(onnx, path, limits=limits, weight_format=options, progress=progress)
 
     def plan(self, onnx: AnyOnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """The weights of an image encoder. BuildError where they cannot be what is asked for."""

@@ -49,6 +49,9 @@ class WeightFormat(BuildOptions):
     scheme: Scheme = FLOAT32
     block: int = DEFAULT_BLOCK  # or PER_CHANNEL
     minimums: bool = field(default=False, kw_only=True)
+    calib_data: str | None = field(default=None, kw_only=True)  # a text, for GPTQ
+    # Its tokens, in sequences of one length, once a tokenizer has read it
+    windows: tuple[tuple[int, ...], ...] | None = field(default=None, kw_only=True)
     share_embedding: bool = True
     kernels: Kernels = ONNX_RUNTIME
     kv_cache_dtype: str = FP32_CACHE
@@ -76,7 +79,7 @@ class WeightFormat(BuildOptions):
         if self.is_int8_gemm:
             return EngineWeights(scheme=self.scheme, method="rtn", compute="int8", exact=True)
         exact = self.kernels == NATIVE or (self.scheme, self.block) == ("int4", EXACT_BLOCK)
-        method = "least squares, with minimums" if self.minimums else "rtn"
+        method = "gptq" if self.windows else "least squares" if self.minimums else "rtn"
         return EngineWeights(scheme=self.scheme, method=method, block=self.block, exact=exact)
 
 
@@ -98,6 +101,15 @@ OPTIONS = (
             " far the most accurate); with 32 or 128, a scale alone. 0, for int8 only, is one scale"
             " per channel with an int8 GEMM: exact and by far the fastest for many rows, but less"
             " accurate where activations have outliers."
+        ),
+    ),
+    BuildOption(
+        name="calib_data",
+        metavar="FILE|shipped",
+        help=(
+            "For int4: round the base's weights by GPTQ for this text (or JSONL with messages, text"
+            " or turns; shipped: the text that comes with edgespec). More accurate; takes minutes,"
+            " and goes on where it was stopped."
         ),
     ),
     BuildOption(
@@ -141,11 +153,16 @@ def parse_options(values: Mapping[str, OptionValue]) -> WeightFormat:
     cache = str(values.get("kv_cache_dtype") or FP32_CACHE)
     kernels = chosen_kernels(values.get("kernels"), cache)
     minimums = scheme == "int4" and block is None and kernels == NATIVE
+    calib_data = values.get("calib_data")
+    if calib_data and not minimums:
+        message = "`calib_data` is for `weights` int4 without `weight_block`"
+        raise OptionError(message, "Leave it out, or choose these, on the native kernels.")
     size = int(str(block)) if block else FOUR_BITS.block if minimums else DEFAULT_BLOCK
     return WeightFormat(
         cast(Scheme, scheme),
         size,
         minimums=minimums,
+        calib_data=None if calib_data is None else str(calib_data),
         share_embedding=share is not False,
         kernels=kernels,
         kv_cache_dtype=cache,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from edgespec.artifacts import file_names
+from edgespec.artifacts import atomic, file_names
 from edgespec.artifacts.component_files import embedding_tensor
 from edgespec.backends.base import Progress, Staged
 from edgespec.backends.engine_config import LargestWeight, SharedEmbedding, head_file
@@ -27,6 +27,7 @@ from edgespec.backends.ort.accuracy import (
     is_rounded,
     weights_of,
 )
+from edgespec.backends.ort.calibration import CalibratedWeights, calibrated
 from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.data_file import (
     HEAD_DATA,
@@ -42,7 +43,7 @@ from edgespec.backends.ort.quantized_values import QuantizedValues
 from edgespec.backends.ort.settings import EngineSettings
 from edgespec.backends.ort.vision_lowering import lower_vision
 from edgespec.backends.ort.weight_data import pieces
-from edgespec.contract import canonical_contract
+from edgespec.contract import Limits, canonical_contract
 from edgespec.quantization.quantized_weight import dequantize_stored
 from edgespec.safe_read.tensors import numpy_dtype
 
@@ -51,10 +52,12 @@ COMPARED = 1 << 20  # numbers at a time
 
 
 def stage(
-    onnx: OnnxDir, path: Path, *, batched: bool, weight_format: WeightFormat, progress: Progress
+    onnx: OnnxDir, path: Path, *, limits: Limits, weight_format: WeightFormat, progress: Progress
 ) -> Staged:
-    """Write the engine `path` and its weights beside it; `batched`: for more than one sequence.
-    BuildError where its weights cannot be what is asked for."""
+    """Write the engine `path` and its weights beside it. BuildError where its weights cannot be
+    what is asked for. Where they are calibrated, finished layers of a run that is stopped stay
+    beside the engine's directory."""
+    batched = limits.max_batch_size > 1
     data = path.with_name(f"{path.name}.data")
     graph = onnx.config.graph
     tree_cache = EngineSettings.of(weight_format, cached=not graph.heads).tree_cache
@@ -70,8 +73,18 @@ def stage(
     weights = weights_of(exported, weight_format, str(onnx.path))
     if weight_format.share_embedding:
         weights = replace(weights, embedding=shared_embedding(lowered, onnx))
+    calibration = None
+    if weight_format.windows is not None:
+        engine_dir = path.parent.parent
+        directory = engine_dir.with_name(f".{engine_dir.name}.gptq")
+        windows, capacity = np.array(weight_format.windows), limits.max_kv_cache_capacity
+        names = rounded_names(lowered)
+        calibration = calibrated(onnx, windows, capacity, names, directory, progress)
     progress.start(sum(weight.num_bytes for weight in lowered.weights))
-    weights = replace(weights, largest=write_data(lowered, onnx.path, data, progress.advance))
+    largest = write_data(lowered, onnx.path, data, progress.advance, calibration)
+    if calibration is not None:
+        atomic.remove_whole(calibration.directory)
+    weights = replace(weights, largest=largest)
     ir.save(lowered.model, path)
     accuracy = accuracy_of(
         weights,
@@ -170,8 +183,23 @@ def head_of(lowered: Lowered) -> PackedWeight | None:
     return next((weight for weight in packed if weight.alone), None)
 
 
+def rounded_names(lowered: Lowered) -> set[str]:
+    """The names of the weights that are rounded here, with minimums."""
+    return {
+        str(weight.source.name)
+        for weight in lowered.weights
+        if isinstance(weight, PackedWeight)
+        and isinstance(weight.source, ir.ExternalTensor)
+        and weight.layout.has_minimums
+    }
+
+
 def write_data(
-    lowered: Lowered, source: Path, path: Path, advance: Callable[[int], None]
+    lowered: Lowered,
+    source: Path,
+    path: Path,
+    advance: Callable[[int], None],
+    calibration: CalibratedWeights | None = None,
 ) -> LargestWeight | None:
     """Write the weights, one at a time, to where the lowered graph looks for them, an lm_head to a
     file that has the name of its hash. Returns the lm_head, or the largest where it has no such
@@ -187,7 +215,7 @@ def write_data(
             into = file
             if weight is head:
                 into = stack.enter_context(path.with_name(HEAD_DATA).open("wb"))
-            for offset, array in pieces(weight, source):
+            for offset, array in pieces(weight, source, calibration):
                 into.seek(offset)
                 into.write(array.data)
                 advance(array.nbytes)

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgespec.backends.ort import int8_gemm, low_bit_matmul, matmul_nbits
+from edgespec.backends.ort.calibration import CalibratedWeights
 from edgespec.backends.ort.data_file import (
     AnyWeight,
     DequantizedWeight,
@@ -31,8 +32,11 @@ from edgespec.quantization.super_blocks import quantize_super_blocks
 Pieces = Iterator[tuple[int, NDArray[Any]]]
 
 
-def pieces(weight: AnyWeight, directory: Path) -> Pieces:
-    """Yields offsets and arrays of the data file; one tensor of `directory` is held at a time."""
+def pieces(
+    weight: AnyWeight, directory: Path, calibrated: CalibratedWeights | None = None
+) -> Pieces:
+    """Yields offsets and arrays of the data file; one tensor of `directory` is held at a time. What
+    is rounded here is so without data, or has been by `calibrated`."""
     match weight:
         case ExternalWeight():
             yield weight.offset, read_fp32(weight, directory)
@@ -48,11 +52,13 @@ def pieces(weight: AnyWeight, directory: Path) -> Pieces:
             yield weight.scales_offset, channels
         case PackedWeight(source=source, layout=layout, rounding=rounding):
             block = None if rounding.by_row else layout.block
-            if layout.has_minimums and not isinstance(source, QuantizedValues):
+            if isinstance(source, QuantizedValues) or not layout.has_minimums:
+                stored = quantized(source, directory, layout.bits, block)
+            elif calibrated is not None:
+                stored = calibrated.read(str(source.name))
+            else:
                 array = read_tensor(source, directory)
                 stored = quantize_super_blocks(array, name=str(source.name))
-            else:
-                stored = quantized(source, directory, layout.bits, block)
             panels = low_bit_matmul.pack(layout, stored, rounding)
             if isinstance(weight, ExpertWeight):
                 for i, panel in enumerate(panels):

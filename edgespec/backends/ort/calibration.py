@@ -1,0 +1,172 @@
+"""Rounds the weights of a canonical graph to 4 bits by GPTQ, layer by layer: each on what the
+layers before it give with their rounded weights.
+
+Finished layers are kept in a directory, from which a later run goes on. Knows windows of tokens and
+no text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.artifacts import atomic, file_names
+from edgespec.artifacts.component_files import embedding_tensor
+from edgespec.backends.base import Progress
+from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.ort.layerwise import Floats, LayerwiseGraph, StoredLinear, causal_feeds
+from edgespec.quantization.block_forms import FOUR_BITS
+from edgespec.quantization.gptq import quantize_gptq
+from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize
+from edgespec.safe_read.tensors import numpy_dtype
+
+VERSION = 1  # of the method: other figures of it are not taken over
+STREAM = "stream.npz"
+LONG_S = 20.0  # work of which it is said before how long it will take
+ARRAYS = ("scales", "minimums", "super_scales", "super_minimums")
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedWeights:
+    """The rounded weights of a graph in a directory, a file each."""
+
+    directory: Path
+
+    def file(self, name: str) -> Path:
+        """Where the weight of this name stands."""
+        return self.directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.npz"
+
+    def keep(self, weight: QuantizedWeight) -> None:
+        """Write a weight whole or not at all. Raises OSError."""
+        values = weight.values.astype(np.uint8)
+        arrays = {name: getattr(weight, name) for name in ARRAYS}
+        put_whole(self.file(weight.name), values=values, **arrays)
+
+    def read(self, name: str) -> QuantizedWeight:
+        """The weight of this name, which is there."""
+        with np.load(self.file(name)) as stored:
+            arrays = {part: stored[part] for part in ARRAYS}
+            values = stored["values"].astype(ml_dtypes.uint4)
+        return QuantizedWeight(
+            name,
+            FOUR_BITS.scheme,
+            values,
+            block=(1, FOUR_BITS.block),
+            super_block=FOUR_BITS.super_block,
+            **arrays,
+        )
+
+
+def calibrated(
+    onnx: OnnxDir,
+    windows: NDArray[np.int64],
+    capacity: int,
+    names: Set[str],
+    directory: Path,
+    progress: Progress,
+) -> CalibratedWeights:
+    """Round the weights `names` of an export for the tokens `windows` [count, rows], and keep them
+    in `directory`, where an earlier run of the same may have left some. `capacity` is the engine's.
+
+    Work that will take long is announced once two pieces are done. Raises OSError where the disk is
+    full, and CheckpointError for weights that are no numbers.
+    """
+    weights = CalibratedWeights(directory)
+    graph = LayerwiseGraph.open(onnx)
+    count, rows = windows.shape
+    feeds = causal_feeds(onnx.config, count, rows, capacity)
+    done, x = resumed(weights, onnx, windows)
+    progress.start(graph.num_weights)
+    progress.advance(sum(piece.num_weights for piece in graph.pieces[:done]))
+    began = time.monotonic()
+    for number, piece in enumerate(graph.pieces[done:], done):
+        linears = [linear for linear in piece.linears if linear.name in names]
+        rounded: dict[str, Floats] = {}
+        hessians: dict[str, NDArray[np.float64]] = {}
+        inputs = {linear.name: linear.x for linear in linears}
+
+        def seen(
+            name: str,
+            seen_rows: Floats,
+            inputs: dict[str, str] = inputs,
+            hessians: dict[str, NDArray[np.float64]] = hessians,
+        ) -> None:
+            if name in inputs and inputs[name] not in hessians:
+                hessians[inputs[name]] = hessian_of(seen_rows)
+
+        piece.run(x, feeds, seen)
+        for linear in linears:
+            rounded[linear.name] = rounded_by(weights, linear, hessians[linear.x])
+        x = piece.run(x, feeds, weights=rounded)
+        put_whole(directory / STREAM, done=np.array(number + 1), x=x)
+        if number == done + 1:
+            share = sum(one.num_weights for one in graph.pieces[done : number + 1])
+            seconds = (time.monotonic() - began) * (graph.num_weights / max(share, 1))
+            if seconds > LONG_S:
+                progress.warn(f"GPTQ on {windows.size} tokens: about {seconds:.0f} s")
+        progress.advance(piece.num_weights)
+    head = graph.head.linear
+    if head.name in names and not weights.file(head.name).exists():
+        rounded_by(weights, head, hessian_of(graph.head.rows(x, feeds)))
+    return weights
+
+
+def rounded_by(
+    weights: CalibratedWeights, linear: StoredLinear, hessian: NDArray[np.float64]
+) -> Floats:
+    """The rounded weight [out, in] of a product, which is kept."""
+    weight = quantize_gptq(linear.read(), hessian, name=linear.name)
+    weights.keep(weight)
+    return dequantize(weight)
+
+
+def hessian_of(rows: Floats) -> NDArray[np.float64]:
+    """X^T X [in, in] of rows [N, in]."""
+    product: NDArray[np.float64] = (rows.T @ rows).astype(np.float64)
+    return product
+
+
+def resumed(
+    weights: CalibratedWeights, onnx: OnnxDir, windows: NDArray[np.int64]
+) -> tuple[int, Floats]:
+    """How many pieces an earlier run finished, and the residual stream [count, rows, H] behind
+    them: the embeddings at first, and where the run was of other weights or another text."""
+    directory, key = weights.directory, {"key": key_of(onnx, windows)}
+    directory.mkdir(parents=True, exist_ok=True)
+    noted = directory / "run.json"
+    if noted.exists() and noted.read_text() == json.dumps(key) and (directory / STREAM).exists():
+        with np.load(directory / STREAM) as stored:
+            return int(stored["done"]), stored["x"]
+    for file in directory.iterdir():
+        file.unlink()
+    path = onnx.path / file_names.EMBEDDING
+    stored = embedding_tensor(path, onnx.config)
+    table = np.memmap(path, numpy_dtype(stored.dtype), "r", stored.offset, stored.shape)
+    atomic.replace_file(noted, json.dumps(key).encode())
+    return 0, np.ascontiguousarray(table[windows], np.float32)
+
+
+def key_of(onnx: OnnxDir, windows: NDArray[np.int64]) -> str:
+    """What the rounded weights depend on."""
+    digest = hashlib.sha256(str((VERSION, windows.shape)).encode())
+    digest.update(windows.tobytes())
+    digest.update(json.dumps(onnx.manifest.files, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def put_whole(path: Path, **arrays: NDArray[np.generic]) -> None:
+    """Write arrays to a file, whole or not at all. Raises OSError."""
+    part = path.with_name(f".{path.name}.tmp.npz")
+    try:
+        np.savez(part, allow_pickle=False, **arrays)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
