@@ -6,6 +6,7 @@ Needs the Hessian of the layer's inputs, X^T X. Knows arrays, and neither models
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,33 +18,59 @@ from edgespec.quantization.super_blocks import Floats, Grid
 
 # Columns to which the errors of all columns before go in one product, and of these again
 _MANY, _FEW = 128, 16
+_ROWS = 1 << 14  # outputs at a time, each by itself: an lm_head has many
 # Added to the Hessian's diagonal, relative to its mean: what a text did not show is not free
 _DAMPING = 0.01
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class InputStatistics:
+    """What rounding needs of a layer's inputs: the columns by their size, the largest first; how
+    far each is moved by the errors of those before it, [in, in]; and what an error counts, [in]."""
+
+    order: NDArray[np.intp]
+    feedback: Floats
+    importance: Floats | None
+
+    @classmethod
+    def of(cls, hessian: NDArray[np.float64]) -> InputStatistics:
+        """Those of inputs whose X^T X is `hessian` [in, in]."""
+        sizes = np.diagonal(hessian).astype(np.float64)
+        order = np.argsort(-sizes, kind="stable")
+        return cls(order, feedback_of(hessian[np.ix_(order, order)]), importance_of(sizes))
+
+
 def quantize_gptq(
     array: NDArray[Any],
-    hessian: NDArray[np.float64],
+    inputs: InputStatistics,
     form: BlockForm = FOUR_BITS,
     name: str = "the weight",
 ) -> QuantizedWeight:
-    """Quantizes [out, in] for inputs whose X^T X is `hessian` [in, in].
+    """Quantizes [out, in] for the inputs of a text.
 
     Columns are taken by the size of their inputs, the largest first; scales and minimums are fitted
     before, each input weighed by its size. A column is moved by the errors of those before it, as
-    the factors of the Hessian say (QuIP, arXiv 2307.13304, shows that this is GPTQ). Holds the
-    weight three times in float32.
+    the factors of the Hessian say (QuIP, arXiv 2307.13304, shows that this is GPTQ). Holds
+    some rows three times in float32.
     """
-    weights = np.array(array, np.float32)
-    rows, columns = weights.shape
-    sizes = np.diagonal(hessian).astype(np.float64)
-    order = np.argsort(-sizes, kind="stable")
-    feedback = feedback_of(hessian[np.ix_(order, order)])
+    rows, columns = array.shape
     grid = Grid.empty(form, rows, columns)
-    grid.fit(weights, slice(None), importance_of(sizes))
-    scales, minimums = (np.ascontiguousarray(part.T) for part in grid.of_blocks())
-    weights = np.ascontiguousarray(weights[:, order].T)  # [in, out]: a column is a line
+    values = np.empty((rows, columns), np.uint8 if form.has_minimums else np.int8)
+    for low in range(0, rows, _ROWS):
+        some = slice(low, low + _ROWS)
+        weights = np.array(array[some], np.float32)
+        grid.fit(weights, some, inputs.importance)
+        values[some] = moved_values(weights, grid, some, inputs)
+    return grid.weight(values, name)
+
+
+def moved_values(weights: Floats, grid: Grid, rows: slice, inputs: InputStatistics) -> Floats:
+    """The values of some rows of a weight [rows, in] on their grid."""
+    form, order, feedback = grid.form, inputs.order, inputs.feedback
+    scales, minimums = (np.ascontiguousarray(part.T) for part in grid.of_blocks(rows))
+    weights = np.ascontiguousarray(weights[:, order].T)  # [in, rows]: a column is a line
     values, errors = np.empty_like(weights), np.empty_like(weights)
+    columns = len(weights)
     for many in range(0, columns, _MANY):
         behind = min(many + _MANY, columns)
         wanted = weights[many:behind] + feedback[:many, many:behind].T @ errors[:many]
@@ -60,7 +87,7 @@ def quantize_gptq(
                 np.clip(np.rint(value, out=value), form.lowest, form.highest, out=value)
                 values[order[j]] = value
                 errors[j] = weights[j] - (value * scale - minimum)
-    return grid.weight(np.ascontiguousarray(values.T), name)
+    return values.T
 
 
 def importance_of(sizes: NDArray[np.float64]) -> Floats | None:

@@ -22,9 +22,16 @@ from edgespec.artifacts import atomic, file_names
 from edgespec.artifacts.component_files import embedding_tensor
 from edgespec.backends.base import Progress
 from edgespec.backends.onnx_dir import OnnxDir
-from edgespec.backends.ort.layerwise import Floats, LayerwiseGraph, StoredLinear, causal_feeds
+from edgespec.backends.ort.layerwise import (
+    Feeds,
+    Floats,
+    LayerwiseGraph,
+    Piece,
+    StoredLinear,
+    causal_feeds,
+)
 from edgespec.quantization.block_forms import FOUR_BITS
-from edgespec.quantization.gptq import quantize_gptq
+from edgespec.quantization.gptq import InputStatistics, quantize_gptq
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize
 from edgespec.safe_read.tensors import numpy_dtype
 
@@ -90,21 +97,10 @@ def calibrated(
     for number, piece in enumerate(graph.pieces[done:], done):
         linears = [linear for linear in piece.linears if linear.name in names]
         rounded: dict[str, Floats] = {}
-        hessians: dict[str, NDArray[np.float64]] = {}
-        inputs = {linear.name: linear.x for linear in linears}
-
-        def seen(
-            name: str,
-            seen_rows: Floats,
-            inputs: dict[str, str] = inputs,
-            hessians: dict[str, NDArray[np.float64]] = hessians,
-        ) -> None:
-            if name in inputs and inputs[name] not in hessians:
-                hessians[inputs[name]] = hessian_of(seen_rows)
-
-        piece.run(x, feeds, seen)
-        for linear in linears:
-            rounded[linear.name] = rounded_by(weights, linear, hessians[linear.x])
+        for read, statistics in inputs_of(piece, x, feeds).items():
+            for linear in linears:
+                if linear.x == read:
+                    rounded[linear.name] = rounded_by(weights, linear, statistics)
         x = piece.run(x, feeds, weights=rounded)
         put_whole(directory / STREAM, done=np.array(number + 1), x=x)
         if number == done + 1:
@@ -115,23 +111,33 @@ def calibrated(
         progress.advance(piece.num_weights)
     head = graph.head.linear
     if head.name in names and not weights.file(head.name).exists():
-        rounded_by(weights, head, hessian_of(graph.head.rows(x, feeds)))
+        rounded_by(weights, head, statistics_of(graph.head.rows(x, feeds)))
     return weights
 
 
-def rounded_by(
-    weights: CalibratedWeights, linear: StoredLinear, hessian: NDArray[np.float64]
-) -> Floats:
+def inputs_of(piece: Piece, x: Floats, feeds: Feeds) -> dict[str, InputStatistics]:
+    """The inputs of a piece's products by their names: several read the same."""
+    names = {linear.name: linear.x for linear in piece.linears}
+    inputs: dict[str, InputStatistics] = {}
+
+    def seen(name: str, rows: Floats) -> None:
+        if names[name] not in inputs:
+            inputs[names[name]] = statistics_of(rows)
+
+    piece.run(x, feeds, seen)
+    return inputs
+
+
+def rounded_by(weights: CalibratedWeights, linear: StoredLinear, inputs: InputStatistics) -> Floats:
     """The rounded weight [out, in] of a product, which is kept."""
-    weight = quantize_gptq(linear.read(), hessian, name=linear.name)
+    weight = quantize_gptq(linear.read(), inputs, name=linear.name)
     weights.keep(weight)
     return dequantize(weight)
 
 
-def hessian_of(rows: Floats) -> NDArray[np.float64]:
-    """X^T X [in, in] of rows [N, in]."""
-    product: NDArray[np.float64] = (rows.T @ rows).astype(np.float64)
-    return product
+def statistics_of(rows: Floats) -> InputStatistics:
+    """What rounding needs of the rows [N, in] that a weight multiplies."""
+    return InputStatistics.of((rows.T @ rows).astype(np.float64))
 
 
 def resumed(

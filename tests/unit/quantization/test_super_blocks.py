@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import CheckpointError
 from edgespec.quantization.block_forms import FOUR_BITS, SIX_BITS, BlockForm
-from edgespec.quantization.gptq import quantize_gptq
+from edgespec.quantization.gptq import InputStatistics, quantize_gptq
 from edgespec.quantization.quantized_weight import dequantize, quantize_rtn
 from edgespec.quantization.super_blocks import quantize_super_blocks
 
@@ -68,7 +68,9 @@ def test_gptq_changes_the_outputs_less_than_rounding(form: BlockForm) -> None:
     inputs[:, 7] = 0  # an input that the text never has
     seen, unseen = np.split(inputs.astype(np.float32), 2)
     rounded = dequantize(quantize_super_blocks(wanted, form))
-    moved = dequantize(quantize_gptq(wanted, seen.T.astype(np.float64) @ seen, form))
+    moved = dequantize(
+        quantize_gptq(wanted, InputStatistics.of(seen.T.astype(np.float64) @ seen), form)
+    )
     assert error_of(unseen @ wanted.T, unseen @ moved.T) < 0.5 * error_of(
         unseen @ wanted.T, unseen @ rounded.T
     )
