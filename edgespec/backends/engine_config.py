@@ -23,6 +23,12 @@ from edgespec.vision.component import VisionComponentConfig
 
 FLOAT32: Final = "fp32"
 BUILT_SCHEMES = ("int8", "int4")  # of weights that `build` rounds
+RTN, LEAST_SQUARES, GPTQ = "rtn", "least squares", "gptq"  # how
+HOW = {
+    RTN: "rounded to nearest",
+    LEAST_SQUARES: "with minimums, rounded by least squares",
+    GPTQ: "with minimums, rounded by GPTQ on a text",
+}
 AS_EXPORTED = "as exported"
 BUILD_AGAIN = "Build the engine again."
 SETTINGS = "backend_config"
@@ -198,7 +204,7 @@ class EngineWeights:
         """The scheme, block size and method of the weights, in one sentence."""
         assert self.scheme != FLOAT32
         block = "" if self.block is None else f" in blocks of {self.block}"
-        method = self.method if self.method == AS_EXPORTED else "rounded to nearest"
+        method = HOW.get(self.method, self.method)
         return f"the weights of its matrix products are {self.scheme}{block}, {method}"
 
     @property

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 from edgespec.backends.base import BuildOption, BuildOptions, OptionValue
-from edgespec.backends.engine_config import AS_EXPORTED, FLOAT32, EngineWeights
+from edgespec.backends.engine_config import (
+    AS_EXPORTED,
+    FLOAT32,
+    GPTQ,
+    LEAST_SQUARES,
+    RTN,
+    EngineWeights,
+)
 from edgespec.backends.ort.contract import CACHE_TYPES
 from edgespec.backends.ort.native.library import BUILD_IT, why_missing
 from edgespec.errors import EnvironmentProblem, OptionError
@@ -77,9 +84,9 @@ class WeightFormat(BuildOptions):
         if self.bits is None:
             return EngineWeights(scheme=self.scheme, method=AS_EXPORTED, exact=True)
         if self.is_int8_gemm:
-            return EngineWeights(scheme=self.scheme, method="rtn", compute="int8", exact=True)
+            return EngineWeights(scheme=self.scheme, method=RTN, compute="int8", exact=True)
         exact = self.kernels == NATIVE or (self.scheme, self.block) == ("int4", EXACT_BLOCK)
-        method = "gptq" if self.windows else "least squares" if self.minimums else "rtn"
+        method = GPTQ if self.windows else LEAST_SQUARES if self.minimums else RTN
         return EngineWeights(scheme=self.scheme, method=method, block=self.block, exact=exact)
 
 
@@ -90,7 +97,7 @@ OPTIONS = (
         name="weights",
         choices=SCHEMES,
         default=FLOAT32,
-        help="What the weights of matrix products become, rounded to nearest on this machine.",
+        help="What the weights of matrix products become, rounded on this machine.",
     ),
     BuildOption(
         name="weight_block",
@@ -173,8 +180,10 @@ def better_weights(weights: EngineWeights) -> str | None:
     """The options for weights that are rounded less; None for weights that are as exported."""
     if weights.method == AS_EXPORTED or weights.scheme not in BITS:
         return None
-    if weights.scheme == "int4" and weights.block != EXACT_BLOCK:
-        return f"`weight_block` {EXACT_BLOCK}"
+    if weights.scheme == "int4" and weights.method == RTN:
+        return "`weights` int4 without `weight_block`"
+    if weights.method == LEAST_SQUARES:
+        return "`calib_data` shipped"
     return f"`weights` {SCHEMES[SCHEMES.index(cast(Scheme, weights.scheme)) - 1]}"
 
 

@@ -20,9 +20,10 @@ from edgespec.runtime.trees.static_tree import DEFAULT, NAMED, num_non_leaves
     [
         (["--weight-block", "0"], "--weight-block means nothing with --weights fp32"),
         (["--weights", "int4", "--weight-block", "0"], "--weight-block 0 is for --weights int8"),
+        (["--weights", "int8", "--calib-data", "shipped"], "--calib-data is for --weights int4"),
     ],
 )
-def test_a_block_that_does_not_go_with_the_weights_is_refused(flags: list[str], said: str) -> None:
+def test_options_that_do_not_go_with_the_weights_are_refused(flags: list[str], said: str) -> None:
     command = ["build", "--onnx-dir", "onnx", "--engine-dir", "engine", *flags]
     with pytest.raises(click.UsageError) as refused:
         cli.main(command, "edgespec", standalone_mode=False)
