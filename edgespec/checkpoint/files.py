@@ -42,7 +42,7 @@ FORMATS = (gguf.find, safetensors.find, pickled.find)
 
 def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Opens a checkpoint directory or a GGUF file, of several its first; or, if there is none,
-    downloads the Hugging Face repository.
+    downloads the Hugging Face repository, or the model in GGUF of a name such as `owner/repo:Q8_0`.
 
     Raises CheckpointError for a directory without a readable config.json, a damaged GGUF file and
     a failed download, BundleError for an export or an engine directory.
@@ -58,7 +58,9 @@ def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkp
         raise CheckpointError(
             f"{path} is a file, not a checkpoint directory.", f"Pass {path.parent} instead."
         )
-    return Checkpoint(download(str(source), allow_pickle=allow_pickle), allow_pickle=allow_pickle)
+    found = download(str(source), allow_pickle=allow_pickle)
+    directory = gguf.directory_of(found) if gguf.is_gguf(found) else found
+    return Checkpoint(directory, allow_pickle=allow_pickle)
 
 
 class Checkpoint:

@@ -12,8 +12,9 @@ import os
 import re
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,19 @@ def read_header(path: Path) -> Header:
         start = -(-cursor.position // alignment) * alignment
         placed = _placed(tensors.values(), start, alignment, size, cursor.refuse)
     return Header((path,), metadata, placed, cursor.digest.hexdigest())
+
+
+def read_beginning(data: bytes, path: Path) -> Metadata:
+    """The metadata values that are whole in the first bytes of a file. Raises CheckpointError for
+    bytes that begin no such file, UnsupportedModel for other versions."""
+    cursor = _Cursor(BufferedReader(BytesIO(data)), len(data), _refusal(path))
+    _, count = _begin(cursor, path)
+    metadata: dict[str, Any] = {}
+    with suppress(CheckpointError):  # the end of what is there
+        for _ in range(count):
+            key = cursor.text("a key", MAX_NAME_BYTES)
+            metadata[key] = cursor.value(key)
+    return metadata
 
 
 def _refusal(path: Path) -> Callable[[str], CheckpointError]:

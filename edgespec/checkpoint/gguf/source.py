@@ -38,8 +38,10 @@ SUFFIX = ".gguf"
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is meant as a file in this format, by its name."""
-    return path.suffix == SUFFIX and not path.is_dir()
+    """Whether a path is meant as a file in this format, by its name; `owner/repo:file.gguf` is a
+    name of the hub."""
+    named = ":" not in path.name or path.is_file()
+    return path.suffix == SUFFIX and named and not path.is_dir()
 
 
 def directory_of(path: Path) -> Path:
@@ -47,7 +49,7 @@ def directory_of(path: Path) -> Path:
     `config_of` and `tensors_of` do, and OutputError where the cache cannot be written."""
     if not path.is_file():
         raise CheckpointError(f"there is no file {str(path)!r}.", "Pass a GGUF file's path.")
-    header = read_model(path.resolve())
+    header = read_model(path.parent.resolve() / path.name)  # the hub's cache links to other names
     files = [str(file) for file in header.files]
     tokenizer = _tokenizer_beside(header)
     own = tokenizer and hashlib.sha256(tokenizer).hexdigest()
