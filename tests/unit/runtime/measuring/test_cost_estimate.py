@@ -89,7 +89,7 @@ def test_it_says_that_it_is_an_estimate_and_of_what() -> None:
     assert first.endswith("edgespec build measures")
     assert header.split()[:2] == ["weights", "tokens"]
     assert len(rows) == len(FORMATS) * len(CONTEXTS)
-    assert rows[0].split()[:4] == ["int4", "128", "10.01", "ms"]
+    assert rows[0].split()[:4] == ["int4", "128", "10.79", "ms"]
     told = json.loads(json.dumps(to_dict(found, GIGABYTE)))
     assert [best["acceptance"] for best in told["estimates"][0]["best"]] == list(ACCEPTANCES)
     assert told["assumed"]["bytes_per_s"] == 1e9
