@@ -24,9 +24,11 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edgespec.backends.ort.experts import PARTS, ExpertsLayout
+from edgespec.backends.ort.experts import PARTS, ExpertsLayout, Part
 from edgespec.backends.ort.native.layout import WeightLayout
-from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION, kernels
+from edgespec.backends.ort.native.library import DOMAIN, kernels
+from edgespec.quantization.quantized_weight import QuantizedWeight
+from edgespec.quantization.schemes import SCHEMES
 
 EXPERTS, CHOSEN, HIDDEN, INNER = 128, 8, 2048, 768
 MICROSOFT = "com.microsoft"
@@ -100,6 +102,12 @@ class Weights:
         scales = random.uniform(0.5, 1.5, (shape[0], layout.num_blocks)) / (half * shape[1] ** 0.5)
         return values, scales.astype(np.float32)
 
+    def quantized(self, expert: int, part: Part) -> QuantizedWeight:
+        """A weight as it is packed."""
+        block = self.layout.layout(part).block
+        scheme = SCHEMES[f"int{self.bits}_wo"]
+        return QuantizedWeight("weight", scheme, *self.of(expert, part), (1, block))
+
     def unsigned(self, values: Values) -> NDArray[np.uint8]:
         """Values as ONNX Runtime's operators have them, two of 4 bits in a byte."""
         found = (values.astype(np.int16) + 2 ** (self.bits - 1)).astype(np.uint8)
@@ -113,14 +121,13 @@ def own(weights: Weights, path: Path, threads: int) -> ort.InferenceSession:
     for e in range(EXPERTS):
         for part in PARTS:
             start, distance = layout.place(e, part)
-            for i, panel in enumerate(layout.layout(part).pack(*weights.of(e, part))):
+            for i, panel in enumerate(layout.layout(part).pack(weights.quantized(e, part))):
                 at = start + i * distance
                 packed[at : at + panel.size] = panel.reshape(-1)
     name = model.weight("experts", packed.reshape(layout.shape))
     del packed
     sizes = {"experts": EXPERTS, "hidden": HIDDEN, "inner": INNER, "activation": 0}
-    form = {"bits": weights.bits, "block_size": weights.block, "layout_version": LAYOUT_VERSION}
-    more = {**sizes, **form, "normalized": 1}
+    more = {**sizes, **layout.up.attributes, "normalized": 1}
     model.node("Experts", ["x", "ids", "weights", name], ["y"], DOMAIN, **more)
     given = {"x": ("float32", HIDDEN), "ids": ("int64", CHOSEN), "weights": ("float32", CHOSEN)}
     return model.session(given, threads)

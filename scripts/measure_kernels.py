@@ -21,7 +21,9 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from edgespec.backends.ort.native.layout import WeightLayout
-from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION, kernels
+from edgespec.backends.ort.native.library import DOMAIN, kernels
+from edgespec.quantization.quantized_weight import QuantizedWeight
+from edgespec.quantization.schemes import SCHEMES
 
 LAYER = ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024))
 HEAD = ((1024, 151936),)
@@ -53,8 +55,10 @@ class Products:
             form = {"K": width, "N": out, "bits": args.bits, "block_size": args.block}
             if native:
                 layout = WeightLayout(args.bits, args.block, width, out)
-                names = [self.store(f"w{index}", layout.pack(values, scales))]
-                form |= {"N": [out], "layout_version": LAYOUT_VERSION}
+                scheme = SCHEMES[f"int{args.bits}_wo"]
+                weight = QuantizedWeight("weight", scheme, values, scales, (1, args.block))
+                names = [self.store(f"w{index}", layout.pack(weight))]
+                form = {"K": width, "N": [out], **layout.attributes}
                 node, domain = "LowBitMatMul", DOMAIN
             else:
                 packed = packed_for_nbits(args.bits, args.block, values)

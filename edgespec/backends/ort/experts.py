@@ -8,14 +8,14 @@ has the same bits in every call. Knows nodes and bytes; `weights` knows where we
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import onnx_ir as ir
 
 from edgespec.backends.ort.low_bit_matmul import RowRounding
 from edgespec.backends.ort.native.layout import WeightLayout
-from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION
+from edgespec.backends.ort.native.library import DOMAIN
 from edgespec.backends.rewriting import replace_value, required
 
 Part = Literal["gate", "up", "down"]
@@ -94,14 +94,14 @@ class ExpertsLayout:
         return start + (panel if part == "up" else 0), 2 * panel
 
 
-def layout_of(
+def layout_of_experts(
     layouts: list[tuple[WeightLayout, WeightLayout, WeightLayout]],
 ) -> ExpertsLayout | None:
     """The layout of experts whose gate, up and down are packed so; None where they are not all of
     one form."""
     gate, up, down = layouts[0]
-    form = up.bits, up.block, up.in_features, up.out_features
-    fits = gate == up and form == (down.bits, down.block, down.out_features, down.in_features)
+    turned = replace(up, in_features=up.out_features, out_features=up.in_features)
+    fits = gate == up and down == turned
     alike = all(one == layouts[0] for one in layouts)
     return ExpertsLayout(len(layouts), up, down) if fits and alike else None
 
@@ -241,11 +241,9 @@ def replace_mixture(
         "experts": layout.count,
         "hidden": layout.up.in_features,
         "inner": layout.up.out_features,
-        "bits": layout.up.bits,
-        "block_size": layout.up.block,
         "activation": ACTIVATIONS[mixture.activation],
         "normalized": int(mixture.normalized),
-        "layout_version": LAYOUT_VERSION,
+        **layout.up.attributes,
         **rounding.attributes,
     }
     total = mixture.total

@@ -227,7 +227,7 @@ def stored_linear(node: ir.Node, directory: Path) -> StoredLinear | None:
     keeps = KEEP_PRECISION in node.metadata_props
     quantized = quantized_values(node)
     if quantized is not None:
-        name = str(quantized.values.name)
+        name = str(quantized.nodes.values.name)
         return StoredLinear(name, str(x.name), keeps, quantized.shape, directory, quantized)
     transposed, maker = False, weight.producer()
     while maker is not None and maker.op_type in ("Cast", "Transpose"):

@@ -8,22 +8,22 @@ where a node is made.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.native.layout import BLOCK_SIZES, PANEL, WeightLayout
-from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION, kernels
+from edgespec.backends.ort.native.layout import PANEL, USUAL_BLOCK_SIZES, WeightLayout
+from edgespec.backends.ort.native.library import DOMAIN, kernels
 from edgespec.errors import BuildError
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-WIDEST = max(BLOCK_SIZES)
+WIDEST = max(USUAL_BLOCK_SIZES)
 PROBE_ROWS = 2
 # Of the root mean square: rounding of activations gives 0.005 to 0.012, a wrong nibble, scale or
 # order above 0.3.
@@ -56,18 +56,19 @@ IN_BLOCKS = RowRounding()
 def block_for(block: int) -> int | None:
     """The block in which values that share a scale by `block` are packed; None where there is no
     kernel for it."""
-    return next((size for size in reversed(BLOCK_SIZES) if block % size == 0), None)
+    return next((size for size in reversed(USUAL_BLOCK_SIZES) if block % size == 0), None)
 
 
 def attributes(layouts: Sequence[WeightLayout], rounding: RowRounding) -> dict[str, Any]:
     """The attributes of a LowBitMatMul with these weights."""
     first = layouts[0]
+    form = first.attributes
+    if "global_scales" in form:
+        form["global_scales"] = [layout.global_scale for layout in layouts]
     return {
         "K": first.in_features,
         "N": [layout.out_features for layout in layouts],
-        "bits": first.bits,
-        "block_size": first.block,
-        "layout_version": LAYOUT_VERSION,
+        **form,
         **rounding.attributes,
     }
 
@@ -104,24 +105,9 @@ def replace_matmuls(
 def pack(layout: WeightLayout, weight: QuantizedWeight, rounding: RowRounding) -> NDArray[np.uint8]:
     """The packed weight, proven by running the kernel on its last panel: BuildError where it
     computes something else."""
-    assert weight.symmetric
-    scales = per_block(weight, layout.block)
-    packed = layout.pack(weight.values.astype(np.int8, copy=False), scales)
+    packed = layout.pack(weight)
     prove(layout, packed, weight, rounding)
     return packed
-
-
-def per_block(weight: QuantizedWeight, block: int) -> NDArray[np.float32]:
-    """Scales [out, blocks] of a kernel's blocks; those of a row or of longer blocks are
-    repeated."""
-    out_features, in_features = weight.shape
-    width = min(weight.block[1], in_features)
-    assert width == in_features or width % block == 0
-    first = np.arange(-(-in_features // block)) * block // width
-    scales = weight.scales.astype(np.float32)
-    if scales.shape[0] == 1:
-        scales = np.repeat(scales, out_features, axis=0)
-    return scales[:, np.minimum(first, scales.shape[1] - 1)]
 
 
 def prove(
@@ -130,7 +116,7 @@ def prove(
     """Run the kernel on the weight's last panel. BuildError where it differs from the product of
     the dequantized rows."""
     low = (layout.num_panels - 1) * PANEL
-    last = WeightLayout(layout.bits, layout.block, layout.in_features, layout.out_features - low)
+    last = replace(layout, out_features=layout.out_features - low)
     x = np.random.default_rng(0).standard_normal((PROBE_ROWS, layout.in_features), np.float32)
     if rounding.scale is not None:
         x *= rounding.scale * np.float32(40)

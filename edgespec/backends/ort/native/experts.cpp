@@ -10,6 +10,7 @@
 #include "levels.h"
 #include "norm_gate.h"
 #include "operator.h"
+#include "packed.h"
 
 namespace edgespec {
 namespace {
@@ -111,7 +112,7 @@ class Room {
 
 size_t rounded_bytes(const MatMulShape& shape, int64_t num_rows) {
   return Room::bytes_of<int8_t>(num_rows * shape.spans() * kSpan) +
-         2 * Room::bytes_of<float>(num_rows * shape.blocks());
+         3 * Room::bytes_of<float>(num_rows * shape.blocks());
 }
 
 RoundedRows take_rounded(Room& room, const MatMulShape& shape, const MatMulKernels& kernels,
@@ -124,6 +125,7 @@ RoundedRows take_rounded(Room& room, const MatMulShape& shape, const MatMulKerne
   rows.values = room.take<int8_t>(num_rows * rows.spans * kSpan);
   rows.scales = room.take<float>(num_rows * rows.blocks);
   rows.corrections = room.take<int32_t>(num_rows * rows.blocks);
+  rows.sums = room.take<float>(num_rows * rows.blocks);
   return rows;
 }
 
@@ -148,17 +150,12 @@ class Experts {
     shape_.count = info.integer("experts");
     shape_.hidden = info.integer("hidden");
     shape_.inner = info.integer("inner");
-    shape_.bits = static_cast<int>(info.integer("bits"));
-    shape_.block = info.integer("block_size");
+    shape_.form = form_of(info);
+    shape_.form.global = global_scales(info, 1)[0];
     if (info.integer_or("round_by_row", 0) != 0) rounding_.kind = Rounding::kRow;
     normalized_ = info.integer_or("normalized", 0) != 0;
     const int64_t activation = info.integer("activation");
-    if (info.integer("layout_version") != kLayoutVersion) {
-      throw GraphError("its weights are packed for another version of the kernels");
-    }
-    const bool block_fits = shape_.block == 32 || shape_.block == 64 || shape_.block == kSpan;
-    const bool bits_fit = shape_.bits == 4 || shape_.bits == 8;
-    if (!block_fits || !bits_fit || shape_.count < 1 || shape_.hidden < 1 || shape_.inner < 1 ||
+    if (shape_.count < 1 || shape_.hidden < 1 || shape_.inner < 1 ||
         activation < 0 || activation >= kNumActivations) {
       throw GraphError("no kernel for these sizes");
     }

@@ -20,12 +20,17 @@ struct ExpertsShape {
   int64_t count = 0;
   int64_t hidden = 0;
   int64_t inner = 0;
-  int bits = 4;
-  int64_t block = 32;
+  MatMulShape form;  // of all weights, which have sizes of their own
 
   int64_t inner_panels() const { return (inner + kPanel - 1) / kPanel; }
-  MatMulShape gate_up() const { return {hidden, 2 * inner_panels() * kPanel, bits, block}; }
-  MatMulShape down() const { return {inner, hidden, bits, block}; }
+  MatMulShape gate_up() const { return sized(hidden, 2 * inner_panels() * kPanel); }
+  MatMulShape down() const { return sized(inner, hidden); }
+  MatMulShape sized(int64_t in, int64_t out) const {
+    MatMulShape shape = form;
+    shape.in = in;
+    shape.out = out;
+    return shape;
+  }
   int64_t expert_bytes() const { return gate_up().bytes() + down().bytes(); }
 };
 

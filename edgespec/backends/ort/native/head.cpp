@@ -136,9 +136,9 @@ class LowBitHead {
   }
 
   explicit LowBitHead(const Info& info) : form_(info) {
-    const std::vector<int64_t> sizes = info.integers("N");
-    if (sizes.size() != 1 || sizes[0] < 1) throw GraphError("it has one weight");
-    form_.shape.out = sizes[0];
+    const std::vector<MatMulShape> shapes = form_.shapes(info);
+    if (shapes.size() != 1) throw GraphError("it has one weight");
+    form_.shape = shapes[0];
   }
 
   void compute(const Context& context) const {

@@ -80,12 +80,21 @@ EDGESPEC_PUBLIC int edgespec_use_level(const char* name) {
   return edgespec::use_level(name) ? 1 : 0;
 }
 
-// y [num_rows, out] of x [num_rows, in] and a packed weight; rows have a scale per block (0), one
-// each (1), or the one that is given (2).
+// y [num_rows, out] of x [num_rows, in] and a packed weight, whose scales and codebook are numbered
+// as in matmul.h; rows have a scale per block (0), one each (1), or the one that is given (2).
 EDGESPEC_PUBLIC void edgespec_low_bit_matmul(int64_t in, int64_t out, int bits, int64_t block,
-                                             int rounding, float scale, const uint8_t* weight,
-                                             const float* x, int64_t num_rows, float* y) {
-  const edgespec::MatMulShape shape{in, out, bits, block};
+                                             int scales, int64_t super_block, int codebook,
+                                             float global, int rounding, float scale,
+                                             const uint8_t* weight, const float* x,
+                                             int64_t num_rows, float* y) {
+  const edgespec::MatMulShape shape{in,
+                                    out,
+                                    bits,
+                                    block,
+                                    static_cast<edgespec::Scales>(scales),
+                                    super_block,
+                                    static_cast<edgespec::Codebook>(codebook),
+                                    global};
   const edgespec::RowRounding how{static_cast<edgespec::Rounding>(rounding), scale};
   edgespec::multiply(*edgespec::level().matmul, shape, how, weight, x, num_rows, y);
 }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.backends.ort.native.layout import WeightLayout
 
 DOMAIN = "edgespec"  # of the operators
-LAYOUT_VERSION = 1  # of packed weights, as in matmul.h
+LAYOUT_VERSION = 2  # the newest of packed weights, as in matmul.h
 MOST_TOP = 64  # logits of a row that a search finds, as in head.h
 LEVEL_VARIABLE = "EDGESPEC_KERNEL_LEVEL"
 PATH = Path(__file__).parent / "libedgespec_kernels.so"
@@ -42,7 +42,7 @@ class Kernels:
     @property
     def levels(self) -> tuple[str, ...]:
         """The levels of instructions that are usable here, the best one first; all give the same
-        bits. Each is proven where it was not yet, which takes 40 ms."""
+        bits. Each is proven where it was not yet, which takes 25 ms."""
         names: bytes = self.library.edgespec_levels()
         return tuple(names.decode().split(","))
 
@@ -71,6 +71,8 @@ class Kernels:
         scale per block (`rounding` 0), one each (1), or `scale` (2)."""
         import numpy as np
 
+        from edgespec.backends.ort.native.layout import CODEBOOKS, PARTS
+
         assert packed.nbytes == layout.num_bytes
         assert x.shape[1:] == (layout.in_features,)
         packed, x = np.ascontiguousarray(packed), np.ascontiguousarray(x, np.float32)
@@ -80,6 +82,10 @@ class Kernels:
             ctypes.c_int64(layout.out_features),
             layout.bits,
             ctypes.c_int64(layout.block),
+            list(PARTS).index(layout.scales),
+            ctypes.c_int64(layout.super_block),
+            ["", *CODEBOOKS].index(layout.codebook),
+            ctypes.c_float(layout.global_scale),
             rounding,
             ctypes.c_float(scale),
             packed.ctypes.data_as(ctypes.c_void_p),

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "levels.h"
+#include "matmul_proof.h"
 #include "norm_gate_rows.h"
-#include "numbers.h"
 #include "operator.h"
 #include "packed.h"
 
@@ -27,7 +27,7 @@ RoundedRows room_for(const MatMulShape& shape, const MatMulKernels& kernels, int
   thread_local std::vector<uint8_t> memory;
   const auto values = static_cast<size_t>(num_rows * shape.spans() * kSpan);
   const auto scales = static_cast<size_t>(num_rows * shape.blocks()) * sizeof(float);
-  const size_t needed = values + 2 * scales + kLine;
+  const size_t needed = values + 3 * scales + kLine;
   if (memory.size() < needed) memory.resize(needed);
   const auto address = reinterpret_cast<uintptr_t>(memory.data());
   uint8_t* base = memory.data() + (kLine - address % kLine) % kLine;
@@ -39,6 +39,7 @@ RoundedRows room_for(const MatMulShape& shape, const MatMulKernels& kernels, int
   rows.values = reinterpret_cast<int8_t*>(base);
   rows.scales = reinterpret_cast<float*>(base + values);
   rows.corrections = reinterpret_cast<int32_t*>(base + values + scales);
+  rows.sums = reinterpret_cast<float*>(base + values + 2 * scales);
   return rows;
 }
 
@@ -107,15 +108,7 @@ class LowBitMatMul {
     return ports;
   }
 
-  explicit LowBitMatMul(const Info& info) : rows_(info), form_(info) {
-    MatMulShape shape = form_.shape;
-    bool fits = true;
-    for (const int64_t out : info.integers("N")) {
-      shape.out = out;
-      fits = fits && out >= 1;
-      shapes_.push_back(shape);
-    }
-    if (!fits || shapes_.empty()) throw GraphError("no kernel for these sizes");
+  explicit LowBitMatMul(const Info& info) : rows_(info), form_(info), shapes_(form_.shapes(info)) {
     for (size_t i = 0; i < shapes_.size(); ++i) {
       const auto weight = info.constant<uint8_t>(inputs().size() - 1 + i);
       constants_.push_back(weight ? checked(weight, shapes_[i]) : nullptr);
@@ -264,20 +257,6 @@ class LowBitMatMul {
   std::vector<const uint8_t*> constants_;  // weights; null where they come with each call
 };
 
-std::vector<uint8_t> some_weight(const MatMulShape& shape, ProofNumbers& numbers) {
-  std::vector<uint8_t> weight(static_cast<size_t>(shape.bytes()));
-  for (int64_t at = 0; at < shape.bytes(); at += shape.block_bytes()) {
-    for (int64_t i = 0; i < shape.values_bytes(); ++i) {
-      weight[static_cast<size_t>(at + i)] = static_cast<uint8_t>(numbers.next());
-    }
-    for (int64_t o = 0; o < kPanel; ++o) {
-      const float scale = numbers.real();
-      std::memcpy(&weight[static_cast<size_t>(at + shape.values_bytes() + 4 * o)], &scale, 4);
-    }
-  }
-  return weight;
-}
-
 std::vector<float> product(const MatMulKernels& kernels, const MatMulShape& shape,
                            RowRounding rounding, const std::vector<uint8_t>& weight,
                            const std::vector<float>& x, int64_t num_rows) {
@@ -288,23 +267,60 @@ std::vector<float> product(const MatMulKernels& kernels, const MatMulShape& shap
 
 }  // namespace
 
-PackedForm::PackedForm(const Info& info) {
-  shape.in = info.integer("K");
+MatMulShape form_of(const Info& info) {
+  static const char* const scales[] = {"float32", "float16", "float16_min", "super", "super_min"};
+  static const char* const codebooks[] = {"", "iq4_nl", "fp4"};
+  MatMulShape shape;
   shape.bits = static_cast<int>(info.integer("bits"));
   shape.block = info.integer("block_size");
+  const int64_t version = info.integer("layout_version");
+  if (version < 1 || version > kLayoutVersion) {
+    throw GraphError("its weight is packed for another version of the kernels");
+  }
+  shape.scales = static_cast<Scales>(info.place_in(scales, "scales"));
+  shape.codebook = static_cast<Codebook>(info.place_in(codebooks, "codebook"));
+  shape.super_block = info.integer_or("super_block", 1);
+  const bool bits_fit = shape.bits == 4 || shape.bits == 6 || shape.bits == 8;
+  const bool block_fits = shape.block == 16 || shape.block == 32 || shape.block == 64 ||
+                          shape.block == kSpan;
+  const bool shared = shape.has_factors() ? shape.super_block >= 1 : shape.super_block == 1;
+  const bool coded = shape.codebook != Codebook::kNone;
+  if (!bits_fit || !block_fits || !shared || (coded && (shape.bits != 4 || shape.has_minimums()))) {
+    throw GraphError("no kernel for these sizes");
+  }
+  return shape;
+}
+
+std::vector<float> global_scales(const Info& info, size_t count) {
+  std::vector<float> found = info.reals("global_scales");
+  if (found.empty()) found.resize(count, 1.0f);
+  if (found.size() != count) throw GraphError("it has not as many global scales as weights");
+  return found;
+}
+
+PackedForm::PackedForm(const Info& info) : shape(form_of(info)) {
+  shape.in = info.integer("K");
+  if (shape.in < 1) throw GraphError("no kernel for these sizes");
   rounding.scale = info.real_or("activation_scale", 0.0f);
   if (rounding.scale > 0) {
     rounding.kind = Rounding::kStatic;
   } else if (info.integer_or("round_by_row", 0) != 0) {
     rounding.kind = Rounding::kRow;
   }
-  if (info.integer("layout_version") != kLayoutVersion) {
-    throw GraphError("its weight is packed for another version of the kernels");
+}
+
+std::vector<MatMulShape> PackedForm::shapes(const Info& info) const {
+  const std::vector<int64_t> sizes = info.integers("N");
+  const std::vector<float> globals = global_scales(info, sizes.size());
+  std::vector<MatMulShape> found;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] < 1) throw GraphError("no kernel for these sizes");
+    found.push_back(shape);
+    found.back().out = sizes[i];
+    found.back().global = globals[i];
   }
-  if (shape.in < 1 || (shape.bits != 4 && shape.bits != 8) ||
-      (shape.block != 32 && shape.block != 64 && shape.block != kSpan)) {
-    throw GraphError("no kernel for these sizes");
-  }
+  if (found.empty()) throw GraphError("no kernel for these sizes");
+  return found;
 }
 
 void check_bytes(int64_t bytes, const MatMulShape& shape) {
@@ -340,20 +356,36 @@ void multiply(const MatMulKernels& kernels, const MatMulShape& shape, RowRoundin
 bool proves_itself(const MatMulKernels& kernels) {
   constexpr RowRounding roundings[] = {
       {Rounding::kBlock, 0}, {Rounding::kRow, 0}, {Rounding::kStatic, 0.02f}};
+  // All values, scales and codebooks, each block
+  const MatMulShape forms[] = {
+      {0, 0, 4, 32},
+      {0, 0, 4, 64},
+      {0, 0, 4, 128},
+      {0, 0, 8, 32},
+      {0, 0, 8, 64},
+      {0, 0, 8, 128},
+      {0, 0, 4, 16, Scales::kFloat16Min},
+      {0, 0, 4, 32, Scales::kSuperMin, 2},
+      {0, 0, 6, 64, Scales::kFloat16},
+      {0, 0, 6, 16, Scales::kSuper, 2},
+      {0, 0, 6, 32, Scales::kSuperMin, 8},
+      {0, 0, 8, 16, Scales::kSuperMin, 1},
+      {0, 0, 4, 32, Scales::kSuper, 2, Codebook::kIq4Nl},
+      {0, 0, 4, 16, Scales::kFloat16, 1, Codebook::kFp4, 0.3f},
+  };
   ProofNumbers numbers;
   int turn = 0;
-  for (int bits : {4, 8}) {
-    for (int64_t block : {32, 64, 128}) {
-      for (int64_t num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 35, 70}) {
-        const MatMulShape shape{block + 26, turn % 2 == 0 ? 70 : 130, bits, block};
-        const std::vector<uint8_t> weight = some_weight(shape, numbers);
-        const std::vector<float> x = numbers.reals(num_rows * shape.in);
-        const RowRounding rounding = roundings[turn++ % 3];
-        const auto found = product(kernels, shape, rounding, weight, x, num_rows);
-        const auto wanted = product(matmul_portable, shape, rounding, weight, x, num_rows);
-        if (std::memcmp(found.data(), wanted.data(), wanted.size() * sizeof(float)) != 0) {
-          return false;
-        }
+  for (MatMulShape shape : forms) {
+    for (int64_t num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 35, 70}) {
+      shape.in = shape.block + 26;
+      shape.out = turn % 2 == 0 ? 70 : 130;
+      const std::vector<uint8_t> weight = some_weight(shape, numbers);
+      const std::vector<float> x = numbers.reals(num_rows * shape.in);
+      const RowRounding rounding = roundings[turn++ % 3];
+      const auto found = product(kernels, shape, rounding, weight, x, num_rows);
+      const auto wanted = product(matmul_portable, shape, rounding, weight, x, num_rows);
+      if (std::memcmp(found.data(), wanted.data(), wanted.size() * sizeof(float)) != 0) {
+        return false;
       }
     }
   }

@@ -1,6 +1,6 @@
 // The product by AVX2, which multiplies bytes and adds pairs of products in 16 bits. Of values of 4
 // bits eight such pairs fit: 8 * 2 * 15 * 128 = 30720; so 32 inputs are added up in 16 bits, and then
-// in 32. Values of 8 bits are taken as two of 4.
+// in 32. Longer values are taken in two parts: their lower 4 bits, and the others.
 
 #include "matmul_ymm.h"
 
@@ -9,37 +9,58 @@ namespace {
 
 struct Avx2Dot {
   static constexpr int kMostRows = 4;
-  template <int kBits>
-  static constexpr int lines = kBits;  // 32 inputs
+  static constexpr int kSteps = 2;  // 32 inputs
 
-  template <int kBits, int kRows>
-  static void add(Ints (&sums)[kRows][kHalves], const uint8_t* line, const int8_t* x) {
-    Ints pairs[kRows][kHalves];
-    clear(pairs);
-    EDGESPEC_UNROLL
-    for (int i = 0; i < lines<kBits>; ++i) {
-      const uint8_t* at = line + i * kTiles * kLine;
-      add_pairs(pairs, low_values<4>(at), low_values<4>(at + 32), x + i * kInputs<kBits>);
-      if constexpr (kBits == 4) {
-        add_pairs(pairs, high_values(at), high_values(at + 32), x + i * kInputs<kBits> + 4);
-      }
-    }
-    add_up(sums, pairs, 1);
-    if constexpr (kBits == 8) {
+  template <Values kValues, int kSteps, int kRows>
+  static EDGESPEC_INLINE void add(Ints (&sums)[kRows][kHalves], const uint8_t* at, const int8_t* x,
+                  const Codes& codes) {
+    add_part<kValues, 0, kSteps>(sums, at, x, codes);
+    if constexpr (kValues != Values::k4) {
       keep_order();
-      clear(pairs);
-      EDGESPEC_UNROLL
-      for (int i = 0; i < lines<kBits>; ++i) {
-        const uint8_t* at = line + i * kTiles * kLine;
-        add_pairs(pairs, high_values(at), high_values(at + 32), x + i * kInputs<kBits>);
-      }
-      add_up(sums, pairs, 16);
+      add_part<kValues, 1, kSteps>(sums, at, x, codes);
     }
   }
 
  private:
+  // A part of the values of 4 inputs: the lower 4 bits, or the bits above.
+  template <Values kValues, int kPart, int kQuad>
+  static EDGESPEC_INLINE Ints part_of(const uint8_t* step, const Codes& codes) {
+    if constexpr (kValues == Values::k8) {
+      return bits_of<4 * kPart>(load(step + kQuad * kLinesBytes), 0xf);
+    }
+    if constexpr (kValues == Values::kCodes) {
+      const Ints table = table_of(kPart == 0 ? codes.low : codes.high);
+      return _mm256_shuffle_epi8(table, halves_of<kQuad>(step));
+    }
+    return kPart == 0 ? halves_of<kQuad>(step) : upper_of<kQuad>(step);
+  }
+
+  template <Values kValues, int kPart, int kQuad, int kRows>
+  static EDGESPEC_INLINE void add_quad(Ints (&pairs)[kRows][kHalves], const uint8_t* step, const int8_t* x,
+                       const Codes& codes) {
+    add_pairs(pairs, part_of<kValues, kPart, kQuad>(step, codes),
+              part_of<kValues, kPart, kQuad>(step + 32, codes), x + 4 * kQuad);
+  }
+
+  template <Values kValues, int kPart, int kSteps, int kRows>
+  static EDGESPEC_INLINE void add_part(Ints (&sums)[kRows][kHalves], const uint8_t* at, const int8_t* x,
+                       const Codes& codes) {
+    Ints pairs[kRows][kHalves];
+    clear(pairs);
+    EDGESPEC_UNROLL
+    for (int i = 0; i < kSteps; ++i) {
+      add_quad<kValues, kPart, 0>(pairs, at, x, codes);
+      add_quad<kValues, kPart, 1>(pairs, at, x, codes);
+      add_quad<kValues, kPart, 2>(pairs, at, x, codes);
+      add_quad<kValues, kPart, 3>(pairs, at, x, codes);
+      at += kLines<kValues> * kLinesBytes;
+      x += kStep;
+    }
+    add_up(sums, pairs, kPart == 0 ? 1 : 16);
+  }
+
   template <int kRows>
-  static void clear(Ints (&pairs)[kRows][kHalves]) {
+  static EDGESPEC_INLINE void clear(Ints (&pairs)[kRows][kHalves]) {
     EDGESPEC_UNROLL
     for (int r = 0; r < kRows; ++r) {
       pairs[r][0] = _mm256_setzero_si256();
@@ -48,7 +69,7 @@ struct Avx2Dot {
   }
 
   template <int kRows>
-  static void add_pairs(Ints (&pairs)[kRows][kHalves], Ints first, Ints second, const int8_t* x) {
+  static EDGESPEC_INLINE void add_pairs(Ints (&pairs)[kRows][kHalves], Ints first, Ints second, const int8_t* x) {
     EDGESPEC_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const Ints some = _mm256_set1_epi32(four(x + r * kSpan));
@@ -64,7 +85,7 @@ struct Avx2Dot {
   }
 
   template <int kRows>
-  static void add_up(Ints (&sums)[kRows][kHalves], const Ints (&pairs)[kRows][kHalves],
+  static EDGESPEC_INLINE void add_up(Ints (&sums)[kRows][kHalves], const Ints (&pairs)[kRows][kHalves],
                      short times) {
     EDGESPEC_UNROLL
     for (int r = 0; r < kRows; ++r) {

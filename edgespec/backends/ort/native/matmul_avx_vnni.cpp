@@ -7,20 +7,38 @@ namespace {
 
 struct AvxVnniDot {
   static constexpr int kMostRows = 6;
-  template <int kBits>
-  static constexpr int lines = 1;
+  static constexpr int kSteps = 1;
 
-  template <int kBits, int kRows>
-  static void add(Ints (&sums)[kRows][kHalves], const uint8_t* line, const int8_t* x) {
-    add_products(sums, low_values<kBits>(line), low_values<kBits>(line + 32), x);
-    if constexpr (kBits == 4) {
-      add_products(sums, high_values(line), high_values(line + 32), x + 4);
-    }
+  template <Values kValues, int kSteps, int kRows>
+  static EDGESPEC_INLINE void add(Ints (&sums)[kRows][kHalves], const uint8_t* at, const int8_t* x,
+                  const Codes& codes) {
+    add_quad<kValues, 0>(sums, at, x, codes);
+    add_quad<kValues, 1>(sums, at, x, codes);
+    add_quad<kValues, 2>(sums, at, x, codes);
+    add_quad<kValues, 3>(sums, at, x, codes);
   }
 
  private:
+  template <Values kValues, int kQuad>
+  static EDGESPEC_INLINE Ints values_of(const uint8_t* step, const Codes& codes) {
+    if constexpr (kValues == Values::k8) return load(step + kQuad * kLinesBytes);
+    const Ints low = halves_of<kQuad>(step);
+    if constexpr (kValues == Values::kCodes) return _mm256_shuffle_epi8(table_of(codes.all), low);
+    if constexpr (kValues == Values::k6) {
+      return _mm256_or_si256(low, _mm256_slli_epi16(upper_of<kQuad>(step), 4));
+    }
+    return low;
+  }
+
+  template <Values kValues, int kQuad, int kRows>
+  static EDGESPEC_INLINE void add_quad(Ints (&sums)[kRows][kHalves], const uint8_t* step, const int8_t* x,
+                       const Codes& codes) {
+    add_products(sums, values_of<kValues, kQuad>(step, codes),
+                 values_of<kValues, kQuad>(step + 32, codes), x + 4 * kQuad);
+  }
+
   template <int kRows>
-  static void add_products(Ints (&sums)[kRows][kHalves], Ints first, Ints second,
+  static EDGESPEC_INLINE void add_products(Ints (&sums)[kRows][kHalves], Ints first, Ints second,
                            const int8_t* x) {
     EDGESPEC_UNROLL
     for (int r = 0; r < kRows; ++r) {

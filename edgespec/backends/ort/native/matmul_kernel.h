@@ -4,12 +4,15 @@
 //   kMostGroups  groups of so many rows whose results stay in the first cache
 //   reach_of     the largest magnitude of some floats
 //   round_block  rounds floats to bytes, and gives their sum
-//   add_block    adds the product of kRows rows by a block of kBlock inputs to their results
+//   widen        makes floats of a panel's numbers of half precision, times a factor
+//   multiply_bytes  makes floats of a panel's bytes, times a factor of each
+//   add_block    adds the product of kRows rows by a block to their results
 //
 // Each file that includes this is compiled with its own instructions, so that nothing here may be
 // shared between them: all stands in an unnamed namespace.
 #pragma once
 
+#include "inlining.h"
 #include "matmul.h"
 
 // Loops over registers: left as loops, they would keep them in memory.
@@ -18,19 +21,44 @@
 namespace edgespec {
 namespace {
 
-constexpr int64_t kAhead = 8192;  // bytes of the weight that are on their way
+constexpr int64_t kAhead = 16384;  // bytes of the weight that are on their way
 
-// Of a tile of a block.
-template <int kBits, int kBlock>
-constexpr int64_t kLines = kBlock * kBits / 32;
+// How the values of a weight stand in their lines.
+enum class Values { k4, kCodes, k6, k8 };
+
+// The lines of a tile of a step.
+template <Values kValues>
+constexpr int kLines = kValues == Values::k8 ? 4 : kValues == Values::k6 ? 3 : 2;
+constexpr int kQuadsOfStep = kStep / 4;
+constexpr int64_t kLinesBytes = kTiles * kLine;  // of all tiles
+
+// The numbers of a codebook for instructions that look bytes up: as they are; unsigned; and the
+// lower and the upper halves of these.
+struct Codes {
+  int8_t numbers[16];
+  uint8_t all[16], low[16], high[16];
+
+  explicit Codes(Codebook codebook) {
+    for (int i = 0; i < 16; ++i) {
+      numbers[i] = kCodebooks[static_cast<int>(codebook)][i];
+      all[i] = static_cast<uint8_t>(numbers[i] + kCodesMiddle);
+      low[i] = all[i] & 0xf;
+      high[i] = all[i] >> 4;
+    }
+  }
+};
 
 // A block of a panel, and a group of rows that is multiplied by it.
 struct Block {
-  const uint8_t* values;  // then the scales
-  int64_t lines;          // per tile
+  const uint8_t* values;
+  int64_t steps;
+  const float* weight_scales;
+  const float* minimums;  // negated
+  const Codes* codes;
   const int8_t* x;
   const float* scales;
   const int32_t* corrections;
+  const float* sums;
   const uint8_t* ahead;  // what is fetched meanwhile: so much a line
   int64_t ahead_step;
 };
@@ -41,7 +69,8 @@ struct alignas(64) Results {
   float of[Level::kMostRows][kPanel];
 };
 
-inline void fetch(const uint8_t* at) { __builtin_prefetch(at, 0, 3); }
+// Into the second cache: more of that can be on its way at once, and the first is full of results.
+inline void fetch(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
 
 // Fetches what follows the block, in steps that the groups of a call share.
 inline void fetch_ahead(const Block& block, const uint8_t*& ahead) {
@@ -51,8 +80,10 @@ inline void fetch_ahead(const Block& block, const uint8_t*& ahead) {
     fetch(ahead + 2 * kLine);
     fetch(ahead + 3 * kLine);
     fetch(ahead + 4 * kLine);
+    if (block.ahead_step > 5 * kLine) fetch(ahead + 5 * kLine);
   }
   ahead += block.ahead_step;
+  __asm__("" : "+r"(ahead));  // all addresses of a loop, computed before it, would fill registers
 }
 
 // Keeps what is read below from being read above, where it would take registers of the sums.
@@ -77,21 +108,81 @@ void quantize(const MatMulShape& shape, RowRounding rounding, const float* x,
       const Scale scale = scale_of(rounding, reach);
       int8_t* values = group.at(r, begin);
       const int32_t sum = Level::round_block(row + begin, count, shape.block, scale, values);
-      group.scales[b * group.count + r] = scale.scale;
-      group.corrections[b * group.count + r] = -shape.middle() * sum;
+      group.put(shape, b, r, scale.scale, sum);
     }
   }
 }
 
+// The scales and negated minimums of a block's outputs, made once for all groups of rows.
+template <typename Level>
+class WeightScales {
+ public:
+  explicit WeightScales(const MatMulShape& shape) : shape_(shape) {}
+
+  const float* scales() const { return scales_; }
+  const float* minimums() const { return minimums_; }
+
+  // Takes what the blocks behind `at` share.
+  void share(const uint8_t* at) {
+    Level::widen(at, shape_.global, factors_);
+    if (shape_.has_minimums()) Level::widen(at + 2 * kPanel, -shape_.global, factors_ + kPanel);
+  }
+
+  // Takes what stands behind the values of a block.
+  void take(const uint8_t* at) {
+    scales_ = own_;
+    switch (shape_.scales) {
+      case Scales::kFloat32:
+        scales_ = reinterpret_cast<const float*>(at);
+        if (shape_.global == 1.0f) break;
+        for (int64_t o = 0; o < kPanel; ++o) own_[o] = scales_[o] * shape_.global;
+        scales_ = own_;
+        break;
+      case Scales::kFloat16Min:
+        Level::widen(at + 2 * kPanel, -shape_.global, minimums_);
+        [[fallthrough]];
+      case Scales::kFloat16:
+        Level::widen(at, shape_.global, own_);
+        break;
+      case Scales::kSuper:
+        Level::template multiply_bytes<true>(at, factors_, own_);
+        break;
+      case Scales::kSuperMin:
+        Level::template multiply_bytes<false>(at, factors_, own_);
+        Level::template multiply_bytes<false>(at + kPanel, factors_ + kPanel, minimums_);
+        break;
+    }
+  }
+
+ private:
+  const MatMulShape& shape_;
+  const float* scales_ = nullptr;
+  alignas(64) float own_[kPanel];
+  alignas(64) float minimums_[kPanel];
+  alignas(64) float factors_[2 * kPanel];
+};
+
 // A function for each number of rows up to Level::kMostRows.
-template <typename Level, int kBits, int kBlock, int kRows>
+template <typename Level, Values kValues, bool kMinimums, int kRows>
 void add_rows(int64_t rows, const Block& block, Results<Level>& results) {
   if (rows == kRows) {
-    Level::template add_block<kBits, kBlock, kRows>(block, results);
+    Level::template add_block<kValues, kMinimums, kRows>(block, results);
   } else if constexpr (kRows > 1) {
-    add_rows<Level, kBits, kBlock, kRows - 1>(rows, block, results);
+    add_rows<Level, kValues, kMinimums, kRows - 1>(rows, block, results);
   }
 }
+
+// What is done with a block of a panel: once for all groups of rows, and for each of them.
+template <typename Level>
+struct RowsOf {
+  template <Values kValues, bool kMinimums>
+  struct Of {
+    void begin(const Block&) {}
+    void add(int64_t rows, const Block& block, Results<Level>& results) {
+      add_rows<Level, kValues, kMinimums, Level::kMostRows>(rows, block, results);
+    }
+  };
+};
 
 inline void clear(const RowGroup& group, float (*results)[kPanel]) {
   for (int64_t r = 0; r < group.count; ++r) {
@@ -111,36 +202,68 @@ inline void put_out(const MatMulShape& shape, const RowGroup& group, const float
 
 // Writes what some groups of the rows are in a panel, from `column` on. The weight's blocks are read
 // in the order in which they stand, each of them for all groups.
-template <typename Level, int kBits, int kBlock>
+template <typename Level, typename Product>
 void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGroup* groups,
                      int64_t num_groups, int64_t column, float* y) {
-  constexpr int64_t lines = kLines<kBits, kBlock>, bytes = lines * kTiles * kLine + kScalesBytes;
+  const int64_t values_bytes = shape.values_bytes(), bytes = shape.block_bytes();
+  const int64_t factor_bytes = shape.factor_bytes(), lines = shape.lines();
+  Product product;
   Results<Level> results[Level::kMostGroups];
   for (int64_t g = 0; g < num_groups; ++g) clear(groups[g], results[g].of);
-  const int64_t share = bytes / num_groups;  // that each group fetches of what comes
+  // What is fetched for a block, by all groups and by each; that blocks share counts in each of them
+  const int64_t fetched = bytes + factor_bytes / shape.super_block, share = fetched / num_groups;
   // The first group waits for a block, the others find it: it has to be there in time for that one
-  const int64_t ahead = num_groups > 1 ? kAhead + bytes : kAhead;
-  for (int64_t b = 0; b < shape.blocks(); ++b) {
-    const uint8_t* values = panel + b * bytes;
+  const uint8_t* ahead = panel + (num_groups > 1 ? kAhead + bytes : kAhead);
+  const Codes codes(shape.codebook);
+  WeightScales<Level> of_weight(shape);
+  Block block;
+  block.steps = shape.block / kStep;
+  block.codes = &codes;
+  block.ahead_step = share / lines;
+  int64_t own = 0;  // blocks that still share what was taken
+  for (int64_t b = 0; b < shape.blocks(); ++b, --own) {
+    if (factor_bytes > 0 && own == 0) {
+      of_weight.share(panel);
+      panel += factor_bytes;
+      own = shape.super_block;
+    }
+    of_weight.take(panel + values_bytes);
+    block.values = panel;
+    block.weight_scales = of_weight.scales();
+    block.minimums = of_weight.minimums();
+    block.ahead = ahead;
+    product.begin(block);
     for (int64_t g = 0; g < num_groups; ++g) {
       const RowGroup& group = groups[g];
-      const Block block{values,
-                        lines,
-                        group.at(0, b * kBlock),
-                        group.scales + b * group.count,
-                        group.corrections + b * group.count,
-                        values + ahead + g * share,
-                        share / lines};
-      add_rows<Level, kBits, kBlock, Level::kMostRows>(group.count, block, results[g]);
+      const int64_t at = b * group.count;
+      block.x = group.at(0, b * shape.block);
+      block.scales = group.scales + at;
+      block.corrections = group.corrections + at;
+      block.sums = group.sums + at;
+      product.add(group.count, block, results[g]);
+      block.ahead += share;
     }
+    panel += bytes;
+    ahead += fetched;
   }
   for (int64_t g = 0; g < num_groups; ++g) put_out(shape, groups[g], results[g].of, column, y);
 }
 
-template <typename Level, int kBits>
-auto groups_by(int64_t block) {
-  if (block == 32) return multiply_groups<Level, kBits, 32>;
-  return block == 64 ? multiply_groups<Level, kBits, 64> : multiply_groups<Level, kBits, 128>;
+// The function for the values of a weight, with `Products::Of` for them.
+template <typename Level, typename Products>
+auto groups_of(const MatMulShape& shape) {
+  using V = Values;
+  if (shape.codebook != Codebook::kNone) {
+    return multiply_groups<Level, typename Products::template Of<V::kCodes, false>>;
+  }
+  if (shape.has_minimums()) {
+    if (shape.bits == 4) return multiply_groups<Level, typename Products::template Of<V::k4, true>>;
+    return shape.bits == 6 ? multiply_groups<Level, typename Products::template Of<V::k6, true>>
+                           : multiply_groups<Level, typename Products::template Of<V::k8, true>>;
+  }
+  if (shape.bits == 4) return multiply_groups<Level, typename Products::template Of<V::k4, false>>;
+  return shape.bits == 6 ? multiply_groups<Level, typename Products::template Of<V::k6, false>>
+                         : multiply_groups<Level, typename Products::template Of<V::k8, false>>;
 }
 
 // Calls some_groups for each panel, and for as many groups of the rows at a time as a level takes.
@@ -162,9 +285,7 @@ void multiply_panels(const MatMulShape& shape, const uint8_t* weight, int64_t fi
 template <typename Level>
 void multiply(const MatMulShape& shape, const uint8_t* weight, int64_t first, int64_t last,
               const RoundedRows& rows, float* y) {
-  multiply_panels<Level>(shape, weight, first, last, rows, y,
-                         shape.bits == 4 ? groups_by<Level, 4>(shape.block)
-                                         : groups_by<Level, 8>(shape.block));
+  multiply_panels<Level>(shape, weight, first, last, rows, y, groups_of<Level, RowsOf<Level>>(shape));
 }
 
 template <typename Level>

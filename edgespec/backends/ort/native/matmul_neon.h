@@ -1,7 +1,7 @@
 // The product on registers of 128 bits of 64-bit ARM: a quad, 4 outputs by 4 inputs, is a register of
 // the weight, and a line is 4 of them. A file brings `Dot`, which adds a quad's products to 4 sums;
-// `kSigned` says whether it takes weights of 8 bits as signed: they are around zero then, and need
-// no correction. Those of 4 bits are the same number as either.
+// `kSigned` says whether it takes values as signed: those of 8 bits are around zero then. Those of 4
+// and 6 bits are the same number as either.
 #pragma once
 
 #include <arm_neon.h>
@@ -11,103 +11,125 @@
 namespace edgespec {
 namespace {
 
-constexpr int kQuad = 4;                                         // outputs
-constexpr int kQuads = static_cast<int>(kPanel) / kQuad;         // of a panel
-constexpr int64_t kQuadBytes = 16, kLinesBytes = kTiles * kLine;  // the lines of all tiles
-constexpr int64_t kStep = 16;                                    // inputs, a register of a row
+constexpr int kQuad = 4;                                  // outputs
+constexpr int kQuads = static_cast<int>(kPanel) / kQuad;  // of a panel
+constexpr int64_t kQuadBytes = 16;
 
 // The largest number of rows whose sums fit the registers beside what they are made of, and how
 // many quads of outputs are done at once for fewer rows.
 constexpr int kNeonRows = 8;
 constexpr int quads_at_once(int rows) { return rows == 1 ? 16 : rows == 2 ? 8 : rows <= 4 ? 4 : 2; }
 
-// The lines of `kStep` inputs.
-template <int kBits>
-constexpr int64_t lines_of_step() {
-  return kBits == 4 ? 2 : 4;
-}
-
 // Fetches what follows while quads of the panel are done, each line in one of the passes over them.
-template <int kBits>
+template <Values kValues>
 void fetch_step(const Block& block, int64_t step, int pass, int passes, const uint8_t*& ahead) {
   if (step % passes != pass) return;
-  for (int64_t line = 0; line < lines_of_step<kBits>(); ++line) fetch_ahead(block, ahead);
+  for (int line = 0; line < kLines<kValues>; ++line) fetch_ahead(block, ahead);
 }
 
 inline uint8x16_t low_halves(uint8x16_t both) { return vandq_u8(both, vdupq_n_u8(0xf)); }
 inline uint8x16_t high_halves(uint8x16_t both) { return vshrq_n_u8(both, 4); }
 
 // Adds the sums of a quad of a block to a row's results.
-inline void add_results(int32x4_t sums, float row_scale, float32x4_t weight_scales,
+template <bool kMinimums>
+EDGESPEC_INLINE void add_results(int32x4_t sums, const Block& block, int row, int64_t column,
                         float* results) {
-  const float32x4_t scale = vmulq_n_f32(weight_scales, row_scale);
-  vst1q_f32(results, vfmaq_f32(vld1q_f32(results), vcvtq_f32_s32(sums), scale));
+  const float32x4_t scale = vmulq_n_f32(vld1q_f32(block.weight_scales + column), block.scales[row]);
+  float32x4_t result = vfmaq_f32(vld1q_f32(results + column), vcvtq_f32_s32(sums), scale);
+  if (kMinimums) {
+    result = vfmaq_f32(result, vdupq_n_f32(block.sums[row]), vld1q_f32(block.minimums + column));
+  }
+  vst1q_f32(results + column, result);
 }
 
-inline const float* scales_of(const Block& block) {
-  return reinterpret_cast<const float*>(block.values + block.lines * kLinesBytes);
+// The codes as a level takes them.
+template <bool kSigned>
+EDGESPEC_INLINE uint8x16_t table_of(const Codes& codes) {
+  return kSigned ? vreinterpretq_u8_s8(vld1q_s8(codes.numbers)) : vld1q_u8(codes.all);
+}
+
+// The values of a quad: of the first or the last 8 inputs of a step, the first 4 and the next.
+template <Values kValues, bool kSigned, int kEight>
+EDGESPEC_INLINE uint8x16x2_t values_of(const uint8_t* step, uint8x16_t table) {
+  if constexpr (kValues == Values::k8) {
+    const uint8x16_t flip = vdupq_n_u8(kSigned ? 0x80 : 0);
+    const uint8_t* at = step + 2 * kEight * kLinesBytes;
+    return {{veorq_u8(vld1q_u8(at), flip), veorq_u8(vld1q_u8(at + kLinesBytes), flip)}};
+  }
+  const uint8x16_t both = vld1q_u8(step + kEight * kLinesBytes);
+  const uint8x16_t low = low_halves(both), high = high_halves(both);
+  if constexpr (kValues == Values::kCodes) {
+    return {{vqtbl1q_u8(table, low), vqtbl1q_u8(table, high)}};
+  }
+  if constexpr (kValues == Values::k6) {
+    const uint8x16_t two = vdupq_n_u8(0x30), upper = vld1q_u8(step + 2 * kLinesBytes);
+    const uint8x16_t first = kEight == 0 ? vshlq_n_u8(upper, 4) : upper;
+    const uint8x16_t next = kEight == 0 ? vshlq_n_u8(upper, 2) : vshrq_n_u8(upper, 2);
+    return {{vorrq_u8(low, vandq_u8(first, two)), vorrq_u8(high, vandq_u8(next, two))}};
+  }
+  return {{low, high}};
+}
+
+// What the sums of a row begin with. Signed instructions take values of 8 bits around zero, and the
+// numbers of a codebook as they are.
+template <Values kValues, bool kMinimums, bool kSigned>
+EDGESPEC_INLINE int32_t begin_of(int32_t correction) {
+  constexpr bool kAroundZero = kSigned && (kValues == Values::k8 || kValues == Values::kCodes);
+  return kAroundZero == kMinimums ? correction : 0;
 }
 
 // sums += the products of 4 of a step's inputs.
-template <typename Dot, int kBits, int kInputs, int kRows>
-inline void add_quad(int32x4_t (&sums)[kRows], uint8x16_t values, const int8x16_t (&x)[kRows]) {
+template <typename Dot, Values kValues, int kInputs, int kRows>
+EDGESPEC_INLINE void add_quad(int32x4_t (&sums)[kRows], uint8x16_t values, const int8x16_t (&x)[kRows]) {
   EDGESPEC_UNROLL
-  for (int r = 0; r < kRows; ++r) Dot::template add<kBits, kInputs>(sums[r], values, x[r]);
+  for (int r = 0; r < kRows; ++r) Dot::template add<kValues, kInputs>(sums[r], values, x[r]);
 }
 
-// sums += the products of one line of a step.
-template <typename Dot, int kBits, int kLineOfStep, int kRows, int kSome>
-inline void add_line(int32x4_t (&sums)[kSome][kRows], const uint8_t* line,
-                     const int8x16_t (&x)[kRows]) {
+// sums += the products of 8 of a step's inputs.
+template <typename Dot, Values kValues, int kEight, int kRows, int kSome>
+EDGESPEC_INLINE void add_eight(int32x4_t (&sums)[kSome][kRows], const uint8_t* step, uint8x16_t table,
+                      const int8x16_t (&x)[kRows]) {
   EDGESPEC_UNROLL
   for (int q = 0; q < kSome; ++q) {
-    const uint8x16_t values = vld1q_u8(line + q * kQuadBytes);
-    if constexpr (kBits == 4) {
-      add_quad<Dot, kBits, 2 * kLineOfStep>(sums[q], low_halves(values), x);
-      add_quad<Dot, kBits, 2 * kLineOfStep + 1>(sums[q], high_halves(values), x);
-    } else if constexpr (Dot::kSigned) {
-      add_quad<Dot, kBits, kLineOfStep>(sums[q], veorq_u8(values, vdupq_n_u8(0x80)), x);
-    } else {
-      add_quad<Dot, kBits, kLineOfStep>(sums[q], values, x);
-    }
+    const uint8x16x2_t values =
+        values_of<kValues, Dot::kSigned, kEight>(step + q * kQuadBytes, table);
+    add_quad<Dot, kValues, 2 * kEight>(sums[q], values.val[0], x);
+    add_quad<Dot, kValues, 2 * kEight + 1>(sums[q], values.val[1], x);
   }
 }
 
 // The rows of a group by a block, some quads of outputs after the other.
-template <typename Dot, int kBits, int kRows>
+template <typename Dot, Values kValues, bool kMinimums, int kRows>
 void add_dots(const Block& block, float (*results)[kPanel]) {
   constexpr int kSome = quads_at_once(kRows), kPasses = kQuads / kSome;
-  constexpr bool kCorrected = kBits == 4 || !Dot::kSigned;
+  const uint8x16_t table = table_of<Dot::kSigned>(*block.codes);
   const uint8_t* ahead = block.ahead;
   for (int pass = 0; pass < kPasses; ++pass) {
     int32x4_t sums[kSome][kRows];
     EDGESPEC_UNROLL
     for (int q = 0; q < kSome; ++q) {
       EDGESPEC_UNROLL
-      for (int r = 0; r < kRows; ++r) sums[q][r] = vdupq_n_s32(kCorrected ? block.corrections[r] : 0);
+      for (int r = 0; r < kRows; ++r) {
+        sums[q][r] =
+            vdupq_n_s32(begin_of<kValues, kMinimums, Dot::kSigned>(block.corrections[r]));
+      }
     }
     const uint8_t* at = block.values + pass * kSome * kQuadBytes;
-    const int64_t steps = block.lines / lines_of_step<kBits>();
-    for (int64_t step = 0; step < steps; ++step) {
-      fetch_step<kBits>(block, step, pass, kPasses, ahead);
+    for (int64_t step = 0; step < block.steps; ++step) {
+      fetch_step<kValues>(block, step, pass, kPasses, ahead);
       int8x16_t x[kRows];
       EDGESPEC_UNROLL
       for (int r = 0; r < kRows; ++r) x[r] = vld1q_s8(block.x + r * kSpan + step * kStep);
-      add_line<Dot, kBits, 0>(sums, at, x);
-      add_line<Dot, kBits, 1>(sums, at + kLinesBytes, x);
-      if constexpr (kBits == 8) {
-        add_line<Dot, kBits, 2>(sums, at + 2 * kLinesBytes, x);
-        add_line<Dot, kBits, 3>(sums, at + 3 * kLinesBytes, x);
-      }
-      at += lines_of_step<kBits>() * kLinesBytes;
+      add_eight<Dot, kValues, 0>(sums, at, table, x);
+      add_eight<Dot, kValues, 1>(sums, at, table, x);
+      at += kLines<kValues> * kLinesBytes;
     }
     EDGESPEC_UNROLL
     for (int q = 0; q < kSome; ++q) {
-      const int64_t column = (pass * kSome + q) * kQuad;
-      const float32x4_t weight_scales = vld1q_f32(scales_of(block) + column);
       EDGESPEC_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        add_results(sums[q][r], block.scales[r], weight_scales, results[r] + column);
+        const int64_t column = (pass * kSome + q) * kQuad;
+        add_results<kMinimums>(sums[q][r], block, r, column, results[r]);
       }
     }
   }
@@ -147,6 +169,23 @@ struct NeonRounding {
       sum = vaddq_s32(sum, vaddq_s32(a, b));
     }
     return vaddvq_s32(sum);
+  }
+
+  static void widen(const uint8_t* halves, float factor, float* floats) {
+    for (int64_t o = 0; o < kPanel; o += kQuad) {
+      const uint16x4_t four = vreinterpret_u16_u8(vld1_u8(halves + 2 * o));
+      vst1q_f32(floats + o, vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(four)), factor));
+    }
+  }
+
+  // Compilers make vectors of it.
+  template <bool kSigned>
+  static void multiply_bytes(const uint8_t* bytes, const float* factors,
+                             float* __restrict floats) {
+    for (int64_t o = 0; o < kPanel; ++o) {
+      const int byte = kSigned ? static_cast<int8_t>(bytes[o]) : bytes[o];
+      floats[o] = static_cast<float>(byte) * factors[o];
+    }
   }
 
  private:

@@ -9,16 +9,16 @@ namespace {
 struct DotProduct {
   static constexpr bool kSigned = true;
 
-  template <int kBits, int kInputs>
+  template <Values kValues, int kInputs>
   static void add(int32x4_t& sums, uint8x16_t values, int8x16_t x) {
     sums = vdotq_laneq_s32(sums, vreinterpretq_s8_u8(values), x, kInputs);
   }
 };
 
 struct NeonDotprod : NeonRounding {
-  template <int kBits, int kBlock, int kRows>
+  template <Values kValues, bool kMinimums, int kRows>
   static void add_block(const Block& block, Results<NeonDotprod>& results) {
-    add_dots<DotProduct, kBits, kRows>(block, results.of);
+    add_dots<DotProduct, kValues, kMinimums, kRows>(block, results.of);
   }
 };
 

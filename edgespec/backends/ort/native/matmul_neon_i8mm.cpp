@@ -9,7 +9,7 @@ namespace {
 struct MixedDot {
   static constexpr bool kSigned = false;
 
-  template <int kBits, int kInputs>
+  template <Values kValues, int kInputs>
   static void add(int32x4_t& sums, uint8x16_t values, int8x16_t x) {
     sums = vusdotq_laneq_s32(sums, values, x, kInputs);
   }
@@ -27,7 +27,7 @@ inline uint8x16_t outputs_of(uint8x16_t first_inputs, uint8x16_t next_inputs, in
 
 // sums += the products of 8 inputs of a quad, of which each register has 4.
 template <int kPairs>
-inline void add_matrices(Sums (&sums)[kPairs], uint8x16_t first_inputs, uint8x16_t next_inputs,
+EDGESPEC_INLINE void add_matrices(Sums (&sums)[kPairs], uint8x16_t first_inputs, uint8x16_t next_inputs,
                          const int8x16_t (&x)[kPairs]) {
   EDGESPEC_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -39,28 +39,21 @@ inline void add_matrices(Sums (&sums)[kPairs], uint8x16_t first_inputs, uint8x16
   }
 }
 
-template <int kBits, int kPairs, int kSome>
-inline void add_step(Sums (&sums)[kSome][kPairs], const uint8_t* at,
-                     const int8x16_t (&x)[2][kPairs]) {
+// sums += the products of 8 inputs of a step.
+template <Values kValues, int kEight, int kPairs, int kSome>
+EDGESPEC_INLINE void add_eight(Sums (&sums)[kSome][kPairs], const uint8_t* step, uint8x16_t table,
+                      const int8x16_t (&x)[kPairs]) {
   EDGESPEC_UNROLL
-  for (int eight = 0; eight < 2; ++eight) {
-    EDGESPEC_UNROLL
-    for (int q = 0; q < kSome; ++q) {
-      const uint8_t* line = at + q * kQuadBytes + eight * lines_of_step<kBits>() / 2 * kLinesBytes;
-      const uint8x16_t values = vld1q_u8(line);
-      if constexpr (kBits == 4) {
-        add_matrices(sums[q], low_halves(values), high_halves(values), x[eight]);
-      } else {
-        add_matrices(sums[q], values, vld1q_u8(line + kLinesBytes), x[eight]);
-      }
-    }
+  for (int q = 0; q < kSome; ++q) {
+    const uint8x16x2_t values = values_of<kValues, false, kEight>(step + q * kQuadBytes, table);
+    add_matrices(sums[q], values.val[0], values.val[1], x);
   }
 }
 
 // 16 inputs of the rows as pairs: the first 8 of both rows, and the next 8. A row without another is
 // its own.
 template <int kRows, int kPairs>
-inline void load_pairs(const int8_t* x, int8x16_t (&pairs)[2][kPairs]) {
+EDGESPEC_INLINE void load_pairs(const int8_t* x, int8x16_t (&pairs)[2][kPairs]) {
   EDGESPEC_UNROLL
   for (int p = 0; p < kPairs; ++p) {
     const int other = 2 * p + 1 < kRows ? 2 * p + 1 : 2 * p;
@@ -71,52 +64,53 @@ inline void load_pairs(const int8_t* x, int8x16_t (&pairs)[2][kPairs]) {
   }
 }
 
-template <int kBits, int kRows>
+template <Values kValues, bool kMinimums, int kRows>
 void add_pairs(const Block& block, float (*results)[kPanel]) {
   constexpr int kPairs = (kRows + 1) / 2;
   constexpr int kSome = quads_at_once(2 * kPairs), kPasses = kQuads / kSome;
+  const uint8x16_t table = table_of<false>(*block.codes);
   const uint8_t* ahead = block.ahead;
   for (int pass = 0; pass < kPasses; ++pass) {
     Sums sums[kSome][kPairs];
     EDGESPEC_UNROLL
     for (int p = 0; p < kPairs; ++p) {
       const int other = 2 * p + 1 < kRows ? 2 * p + 1 : 2 * p;
-      const int32x4_t both = vzip1q_s32(vdupq_n_s32(block.corrections[2 * p]),
-                                        vdupq_n_s32(block.corrections[other]));
+      const int32_t first = begin_of<kValues, kMinimums, false>(block.corrections[2 * p]);
+      const int32_t next = begin_of<kValues, kMinimums, false>(block.corrections[other]);
+      const int32x4_t both = vzip1q_s32(vdupq_n_s32(first), vdupq_n_s32(next));
       EDGESPEC_UNROLL
       for (int q = 0; q < kSome; ++q) sums[q][p] = {{both, both}};
     }
     const uint8_t* at = block.values + pass * kSome * kQuadBytes;
-    const int64_t steps = block.lines / lines_of_step<kBits>();
-    for (int64_t step = 0; step < steps; ++step) {
-      fetch_step<kBits>(block, step, pass, kPasses, ahead);
+    for (int64_t step = 0; step < block.steps; ++step) {
+      fetch_step<kValues>(block, step, pass, kPasses, ahead);
       int8x16_t x[2][kPairs];
       load_pairs<kRows>(block.x + step * kStep, x);
-      add_step<kBits>(sums, at, x);
-      at += lines_of_step<kBits>() * kLinesBytes;
+      add_eight<kValues, 0>(sums, at, table, x[0]);
+      add_eight<kValues, 1>(sums, at, table, x[1]);
+      at += kLines<kValues> * kLinesBytes;
     }
     EDGESPEC_UNROLL
     for (int q = 0; q < kSome; ++q) {
       const int64_t column = (pass * kSome + q) * kQuad;
-      const float32x4_t weight_scales = vld1q_f32(scales_of(block) + column);
       EDGESPEC_UNROLL
       for (int r = 0; r < kRows; ++r) {
         const Sums& both = sums[q][r / 2];
         const int32x4_t own =
             r % 2 == 0 ? vuzp1q_s32(both.of[0], both.of[1]) : vuzp2q_s32(both.of[0], both.of[1]);
-        add_results(own, block.scales[r], weight_scales, results[r] + column);
+        add_results<kMinimums>(own, block, r, column, results[r]);
       }
     }
   }
 }
 
 struct NeonI8mm : NeonRounding {
-  template <int kBits, int kBlock, int kRows>
+  template <Values kValues, bool kMinimums, int kRows>
   static void add_block(const Block& block, Results<NeonI8mm>& results) {
     if constexpr (kRows == 1) {
-      add_dots<MixedDot, kBits, kRows>(block, results.of);
+      add_dots<MixedDot, kValues, kMinimums, kRows>(block, results.of);
     } else {
-      add_pairs<kBits, kRows>(block, results.of);
+      add_pairs<kValues, kMinimums, kRows>(block, results.of);
     }
   }
 };

@@ -1,6 +1,6 @@
 // The product on registers of 256 bits, for the levels that have no wider ones: a line of the weight
 // is two registers, and a tile is done after the other. A level brings `Dot`: for how many rows it has
-// registers, how many lines it takes at once, and what they add to the sums.
+// registers, how many steps it takes at once, and what they add to the sums.
 #pragma once
 
 #include <immintrin.h>
@@ -15,19 +15,29 @@ using Floats = __m256;
 
 constexpr int kHalves = 2;  // registers of a line
 
-template <int kBits>
-constexpr int kInputs = 32 / kBits;  // of a line
-
 inline Ints load(const void* at) { return _mm256_loadu_si256(static_cast<const Ints*>(at)); }
 
-template <int kBits>
-Ints low_values(const uint8_t* line) {
-  if constexpr (kBits == 8) return load(line);
-  return _mm256_and_si256(load(line), _mm256_set1_epi8(0xf));
+inline Ints table_of(const uint8_t* codes) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
 }
 
-inline Ints high_values(const uint8_t* line) {
-  return _mm256_and_si256(_mm256_srli_epi16(load(line), 4), _mm256_set1_epi8(0xf));
+// Those bits of bytes that stand from the lowest or from another one on, of which `mask` are kept.
+template <int kFirst>
+EDGESPEC_INLINE Ints bits_of(Ints bytes, char mask) {
+  const Ints moved = kFirst == 0 ? bytes : _mm256_srli_epi16(bytes, kFirst);
+  return _mm256_and_si256(moved, _mm256_set1_epi8(mask));
+}
+
+// The values of 4 bits of 4 inputs of a step of half a tile.
+template <int kQuad>
+EDGESPEC_INLINE Ints halves_of(const uint8_t* step) {
+  return bits_of<kQuad % 2 * 4>(load(step + kQuad / 2 * kLinesBytes), 0xf);
+}
+
+// The upper two bits of values of 6.
+template <int kQuad>
+EDGESPEC_INLINE Ints upper_of(const uint8_t* step) {
+  return bits_of<2 * kQuad>(load(step + 2 * kLinesBytes), 3);
 }
 
 // The first `count` floats, and zeros behind them.
@@ -85,46 +95,74 @@ struct Ymm {
     return sum_of(sum);
   }
 
-  template <int kBits, int kBlock, int kRows>
+  static void widen(const uint8_t* halves, float factor, float* floats) {
+    for (int64_t o = 0; o < kPanel; o += 8) {
+      const auto* at = reinterpret_cast<const __m128i*>(halves + 2 * o);
+      const Floats some = _mm256_cvtph_ps(_mm_loadu_si128(at));
+      _mm256_store_ps(floats + o, _mm256_mul_ps(some, _mm256_set1_ps(factor)));
+    }
+  }
+
+  template <bool kSigned>
+  static void multiply_bytes(const uint8_t* bytes, const float* factors, float* floats) {
+    for (int64_t o = 0; o < kPanel; o += 8) {
+      const __m128i some = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes + o));
+      const Ints wide = kSigned ? _mm256_cvtepi8_epi32(some) : _mm256_cvtepu8_epi32(some);
+      const Floats made = _mm256_mul_ps(_mm256_cvtepi32_ps(wide), _mm256_load_ps(factors + o));
+      _mm256_store_ps(floats + o, made);
+    }
+  }
+
+  template <Values kValues, bool kMinimums, int kRows>
   static void add_block(const Block& block, Results<Ymm>& results) {
     const uint8_t* ahead = block.ahead;
-    for (int t = 0; t < kTiles; ++t) add_tile<kBits, kBlock, kRows>(block, t, ahead, results);
+    for (int t = 0; t < kTiles; ++t) add_tile<kValues, kMinimums, kRows>(block, t, ahead, results);
   }
 
  private:
-  template <int kBits, int kBlock, int kRows>
+  // sums += the products of some steps. Fetches what comes in one of the tiles for each line.
+  template <Values kValues, int kSteps, int kRows>
+  static EDGESPEC_INLINE void add_steps(Ints (&sums)[kRows][kHalves], const Block& block, int tile, int64_t step,
+                        const uint8_t*& ahead) {
+    constexpr int64_t lines = kLines<kValues>;
+    for (int64_t i = 0; i < kSteps * lines; ++i) {
+      if ((step * lines + i) % kTiles == tile) fetch_ahead(block, ahead);
+    }
+    const uint8_t* at = block.values + tile * kLine + step * lines * kLinesBytes;
+    Dot::template add<kValues, kSteps>(sums, at, block.x + step * kStep, *block.codes);
+  }
+
+  template <Values kValues, bool kMinimums, int kRows>
   static void add_tile(const Block& block, int tile, const uint8_t*& ahead,
                        Results<Ymm>& results) {
-    constexpr int64_t lines = kLines<kBits, kBlock>;
     Ints sums[kRows][kHalves];
     EDGESPEC_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const Ints correction = _mm256_set1_epi32(block.corrections[r]);
+      const Ints correction = _mm256_set1_epi32(kMinimums ? 0 : block.corrections[r]);
       sums[r][0] = correction;
       sums[r][1] = correction;
     }
-    const uint8_t* at = block.values + tile * kLine;
-    const int8_t* x = block.x;
-    constexpr int64_t step = Dot::template lines<kBits>;
-    for (int64_t line = 0; line < lines; line += step) {
-      for (int64_t i = line; i < line + step; ++i) {
-        if (i % kTiles == tile) fetch_ahead(block, ahead);
+    constexpr int kSteps = Dot::kSteps;
+    if (kSteps > 1 && block.steps == 1) {
+      add_steps<kValues, 1>(sums, block, tile, 0, ahead);
+    } else {
+      for (int64_t step = 0; step < block.steps; step += kSteps) {
+        add_steps<kValues, kSteps>(sums, block, tile, step, ahead);
       }
-      Dot::template add<kBits>(sums, at, x);
-      at += step * kTiles * kLine;
-      x += step * kInputs<kBits>;
     }
-    const auto* scales = reinterpret_cast<const float*>(block.values + lines * kTiles * kLine);
     EDGESPEC_UNROLL
     for (int h = 0; h < kHalves; ++h) {
       const int column = tile * static_cast<int>(kTile) + h * 8;
-      const Floats weight_scales = _mm256_loadu_ps(scales + column);
+      const Floats weight_scales = _mm256_loadu_ps(block.weight_scales + column);
+      const Floats minimums = _mm256_load_ps(block.minimums + column);
       EDGESPEC_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        float* result = results.of[r] + column;
+        float* at_result = results.of[r] + column;
         const Floats scale = _mm256_mul_ps(_mm256_set1_ps(block.scales[r]), weight_scales);
         const Floats sum = _mm256_cvtepi32_ps(sums[r][h]);
-        _mm256_store_ps(result, _mm256_fmadd_ps(sum, scale, _mm256_load_ps(result)));
+        Floats result = _mm256_fmadd_ps(sum, scale, _mm256_load_ps(at_result));
+        if (kMinimums) result = _mm256_fmadd_ps(_mm256_set1_ps(block.sums[r]), minimums, result);
+        _mm256_store_ps(at_result, result);
       }
     }
   }

@@ -13,6 +13,14 @@ class ProofNumbers {
     return static_cast<uint32_t>(state_ >> 33);
   }
   float real() { return static_cast<float>(static_cast<int32_t>(next() % 20001) - 10000) / 3000; }
+  // Numbers of half precision: of any sign, up to 2, a few of them subnormal.
+  void put_halves(uint8_t* at, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t half = next() & 0xbfffu;
+      at[2 * i] = static_cast<uint8_t>(half);
+      at[2 * i + 1] = static_cast<uint8_t>(half >> 8);
+    }
+  }
   std::vector<float> reals(int64_t count) {
     std::vector<float> made(static_cast<size_t>(count));
     for (float& value : made) value = real();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
@@ -91,15 +92,17 @@ class Info {
   }
   float real_or(const char* name, float otherwise) const { return value_or(name, otherwise); }
   // Empty where the node does not have it.
-  std::vector<int64_t> integers(const char* name) const {
-    size_t count = 0;
-    if (OrtStatus* status = api_.attribute(info_, name, nullptr, &count)) {
-      api_.release(status);
-      return {};
+  std::vector<int64_t> integers(const char* name) const { return values_of<int64_t>(name); }
+  std::vector<float> reals(const char* name) const { return values_of<float>(name); }
+  // Which of the names a text is; 0 where the node does not have it. GraphError for another.
+  template <size_t kCount>
+  int place_in(const char* const (&names)[kCount], const char* name) const {
+    std::vector<char> text = values_of<char>(name);
+    if (text.empty()) return 0;
+    for (size_t i = 0; i < kCount; ++i) {
+      if (std::strcmp(names[i], text.data()) == 0) return static_cast<int>(i);
     }
-    std::vector<int64_t> values(count);
-    if (count > 0) check(api_.attribute(info_, name, values.data(), &count));
-    return values;
+    throw GraphError("no kernel for the " + std::string(name) + " " + text.data());
   }
   // An input that is the same in every call; without data where it is not known before.
   template <typename T>
@@ -122,6 +125,18 @@ class Info {
       return otherwise;
     }
     return value;
+  }
+
+  template <typename T>
+  std::vector<T> values_of(const char* name) const {
+    size_t count = 0;
+    if (OrtStatus* status = api_.attribute(info_, name, static_cast<T*>(nullptr), &count)) {
+      api_.release(status);
+      return {};
+    }
+    std::vector<T> values(count);
+    if (count > 0) check(api_.attribute(info_, name, values.data(), &count));
+    return values;
   }
 
   const Api& api_;

@@ -116,6 +116,17 @@ class Api {
   OrtStatus* attribute(const OrtKernelInfo* info, const char* name, int64_t* value) const {
     return at<OrtStatus* (*)(const OrtKernelInfo*, const char*, int64_t*)>(86)(info, name, value);
   }
+  // With the zero behind it in `size`; `value` null asks for that alone.
+  OrtStatus* attribute(const OrtKernelInfo* info, const char* name, char* value,
+                       size_t* size) const {
+    return at<OrtStatus* (*)(const OrtKernelInfo*, const char*, char*, size_t*)>(87)(
+        info, name, value, size);
+  }
+  OrtStatus* attribute(const OrtKernelInfo* info, const char* name, float* values,
+                       size_t* count) const {
+    return at<OrtStatus* (*)(const OrtKernelInfo*, const char*, float*, size_t*)>(162)(
+        info, name, values, count);
+  }
   OrtStatus* attribute(const OrtKernelInfo* info, const char* name, int64_t* values,
                        size_t* count) const {
     return at<OrtStatus* (*)(const OrtKernelInfo*, const char*, int64_t*, size_t*)>(163)(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "matmul.h"
 #include "operator.h"
@@ -16,7 +17,16 @@ struct PackedForm {
   RowRounding rounding;
 
   explicit PackedForm(const Info& info);
+
+  // Of the node's weights, one or more; GraphError where they cannot be.
+  std::vector<MatMulShape> shapes(const Info& info) const;
 };
+
+// The form of a node's weights without their sizes. GraphError where there is no kernel for it.
+MatMulShape form_of(const Info& info);
+
+// What the scales of each of `count` weights are multiplied by.
+std::vector<float> global_scales(const Info& info, size_t count);
 
 // GraphError where a weight has not the bytes of its shape.
 void check_bytes(int64_t bytes, const MatMulShape& shape);

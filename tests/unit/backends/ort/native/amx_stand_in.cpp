@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "matmul_amx.h"
-#include "numbers.h"
+#include "matmul_proof.h"
 
 namespace edgespec {
 
@@ -104,12 +104,14 @@ struct Memory {
   std::vector<int8_t> values;
   std::vector<float> scales;
   std::vector<int32_t> corrections;
+  std::vector<float> sums;
   RoundedRows rows;
 
   Memory(const MatMulShape& shape, int64_t num_rows, int64_t most_rows) {
     values.resize(static_cast<size_t>(num_rows * shape.spans() * kSpan));
     scales.resize(static_cast<size_t>(num_rows * shape.blocks()));
     corrections.resize(scales.size());
+    sums.resize(scales.size());
     rows.num_rows = num_rows;
     rows.num_groups = (num_rows + most_rows - 1) / most_rows;
     rows.spans = shape.spans();
@@ -117,19 +119,12 @@ struct Memory {
     rows.values = values.data();
     rows.scales = scales.data();
     rows.corrections = corrections.data();
+    rows.sums = sums.data();
   }
 };
 
 void compare(const MatMulShape& shape, int64_t num_rows, ProofNumbers& numbers) {
-  std::vector<uint8_t> weight(static_cast<size_t>(shape.bytes()));
-  for (uint8_t& byte : weight) byte = static_cast<uint8_t>(numbers.next());
-  for (int64_t block = 0; block < shape.panels() * shape.blocks(); ++block) {
-    uint8_t* scales = weight.data() + block * shape.block_bytes() + shape.values_bytes();
-    for (int64_t o = 0; o < kPanel; ++o) {
-      const float scale = numbers.real() / 100;
-      std::memcpy(scales + 4 * o, &scale, 4);
-    }
-  }
+  const std::vector<uint8_t> weight = some_weight(shape, numbers);
   std::vector<float> x(static_cast<size_t>(num_rows * shape.in));
   for (float& value : x) value = numbers.real();
   std::vector<float> wanted(static_cast<size_t>(num_rows * shape.out)), found(wanted.size());
@@ -162,12 +157,27 @@ int main() {
   using namespace edgespec;
   ProofNumbers numbers;
   int count = 0;
-  for (int bits : {4, 8}) {
-    for (int64_t block : {32, 64, 128}) {
-      for (int64_t num_rows : {1, 5, 15, 16, 17, 31, 33, 60, 61, 65, 130}) {
-        compare({num_rows % 2 == 0 ? 129 : 300, 70, bits, block}, num_rows, numbers);
-        ++count;
-      }
+  const MatMulShape forms[] = {
+      {0, 70, 4, 32},
+      {0, 70, 4, 64},
+      {0, 70, 4, 128},
+      {0, 70, 8, 32},
+      {0, 70, 8, 64},
+      {0, 70, 8, 128},
+      {0, 70, 4, 16, Scales::kFloat16Min},
+      {0, 70, 4, 32, Scales::kSuperMin, 8},
+      {0, 70, 6, 64, Scales::kFloat16},
+      {0, 70, 6, 16, Scales::kSuper, 16},
+      {0, 70, 6, 128, Scales::kSuperMin, 1},
+      {0, 70, 8, 16, Scales::kSuperMin, 3},
+      {0, 70, 4, 32, Scales::kSuper, 8, Codebook::kIq4Nl},
+      {0, 70, 4, 16, Scales::kFloat16, 1, Codebook::kFp4, 0.3f},
+  };
+  for (MatMulShape shape : forms) {
+    for (int64_t num_rows : {1, 5, 15, 16, 17, 31, 33, 60, 61, 65, 130}) {
+      shape.in = num_rows % 2 == 0 ? 129 : 300;
+      compare(shape, num_rows, numbers);
+      ++count;
     }
   }
   std::signal(SIGILL, handler);

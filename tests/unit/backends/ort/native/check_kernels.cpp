@@ -13,7 +13,7 @@
 #include "attention.h"
 #include "levels.h"
 #include "matmul.h"
-#include "numbers.h"
+#include "matmul_proof.h"
 
 namespace edgespec {
 namespace {
@@ -46,21 +46,28 @@ std::vector<float> some(ProofNumbers& numbers, int64_t count) {
 
 // ---- the product
 
+double float_of_half(uint16_t half) {
+  const int exponent = half >> 10 & 31, fraction = half & 1023;
+  const double size = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+  return half >> 15 ? -size : size;
+}
+
 struct Product {
   MatMulShape shape;
   RowRounding rounding;
   std::vector<uint8_t> weight;
 
-  Product(const MatMulShape& of, RowRounding how, ProofNumbers& numbers) : shape(of), rounding(how) {
-    weight.resize(static_cast<size_t>(shape.bytes()));
-    for (uint8_t& byte : weight) byte = static_cast<uint8_t>(numbers.next());
-    for (int64_t block = 0; block < shape.panels() * shape.blocks(); ++block) {
-      uint8_t* scales = weight.data() + block * shape.block_bytes() + shape.values_bytes();
-      for (int64_t o = 0; o < kPanel; ++o) {
-        const float scale = numbers.real() / 100;
-        std::memcpy(scales + 4 * o, &scale, 4);
-      }
-    }
+  Product(const MatMulShape& of, RowRounding how, ProofNumbers& numbers)
+      : shape(of), rounding(how), weight(some_weight(of, numbers)) {}
+
+  // Where what a block shares begins, and the block.
+  uint8_t* factors(int64_t panel, int64_t b) {
+    const int64_t shared = b / shape.super_block;
+    return weight.data() + panel * shape.panel_bytes() +
+           shared * (shape.super_block * shape.block_bytes() + shape.factor_bytes());
+  }
+  uint8_t* block(int64_t panel, int64_t b) {
+    return factors(panel, b) + shape.factor_bytes() + b % shape.super_block * shape.block_bytes();
   }
 
   std::string name() const {
@@ -76,18 +83,35 @@ struct Product {
     return y;
   }
 
-  // The weight's value of an output and an input, as matmul.h describes the layout.
-  double weight_at(int64_t output, int64_t input) const {
-    const int64_t panel = output / kPanel, o = output % kPanel, i = input % shape.block;
-    const uint8_t* block = weight.data() + panel * shape.panel_bytes() +
-                           input / shape.block * shape.block_bytes();
-    const int64_t inputs = 4 * 8 / shape.bits;  // of a line
-    const int64_t line = i / inputs * kTiles + o / kTile;
-    const int byte = block[line * kLine + o % kTile * 4 + i % 4];
-    const int value = shape.bits == 8 ? byte : (i % 8 < 4 ? byte % 16 : byte / 16);
-    float scale;
-    std::memcpy(&scale, block + shape.values_bytes() + 4 * o, 4);
-    return (value - shape.middle()) * static_cast<double>(scale);
+  double half_at(const uint8_t* at) const { return float_of_half(static_cast<uint16_t>(at[0] | at[1] << 8)); }
+
+  // A block's scale of an output, or with `part` 1 its minimum.
+  double scale_at(int64_t panel, int64_t b, int64_t o, int part) {
+    const uint8_t* at = block(panel, b) + shape.values_bytes() + part * kPanel * shape.scale_bytes();
+    const double global = static_cast<double>(shape.global);
+    if (shape.scales == Scales::kFloat32) {
+      float scale;
+      std::memcpy(&scale, at + 4 * o, 4);
+      return static_cast<double>(scale) * global;
+    }
+    if (!shape.has_factors()) return half_at(at + 2 * o) * global;
+    const int byte = shape.scales == Scales::kSuper ? static_cast<int8_t>(at[o]) : at[o];
+    return byte * half_at(factors(panel, b) + part * 2 * kPanel + 2 * o) * global;
+  }
+
+  // The weight's value of an output and an input, as matmul.h describes the layout, and the minimum
+  // that is subtracted.
+  std::pair<double, double> weight_at(int64_t output, int64_t input) {
+    const int64_t panel = output / kPanel, o = output % kPanel, b = input / shape.block;
+    const int64_t i = input % shape.block, quad = i % 16 / 4, lines = shape.bits / 2;
+    const uint8_t* step = block(panel, b) + i / 16 * lines * kTiles * kLine;
+    auto byte = [&](int64_t line) { return step[(line * kTiles + o / kTile) * kLine + o % kTile * 4 + i % 4]; };
+    int value = shape.bits == 8 ? byte(quad) : quad % 2 == 0 ? byte(quad / 2) % 16 : byte(quad / 2) / 16;
+    if (shape.bits == 6) value += (byte(2) >> 2 * quad & 3) * 16;
+    const bool coded = shape.codebook != Codebook::kNone;
+    value = coded ? kCodebooks[static_cast<int>(shape.codebook)][value] : value - shape.middle();
+    const double minimum = shape.has_minimums() ? scale_at(panel, b, o, 1) : 0;
+    return {value * scale_at(panel, b, o, 0), minimum};
   }
 
   // A row after rounding.
@@ -107,15 +131,16 @@ struct Product {
   }
 
   void check_reference(const std::string& level, const std::vector<float>& x,
-                       const std::vector<float>& y) const {
+                       const std::vector<float>& y) {
     for (int64_t r = 0; r < static_cast<int64_t>(y.size()) / shape.out; ++r) {
       const std::vector<double> row = rounded(x.data() + r * shape.in);
       for (int64_t o = 0; o < shape.out; ++o) {
         double sum = 0, size = 0;
         for (int64_t i = 0; i < shape.in; ++i) {
-          const double one = row[static_cast<size_t>(i)] * weight_at(o, i);
-          sum += one;
-          size += std::fabs(one);
+          const auto [value, minimum] = weight_at(o, i);
+          const double one = row[static_cast<size_t>(i)];
+          sum += one * (value - minimum);
+          size += std::fabs(one) * (std::fabs(value) + std::fabs(minimum));
         }
         const double found = static_cast<double>(y[static_cast<size_t>(r * shape.out + o)]);
         if (std::fabs(found - sum) <= 1e-6 * size + 1e-12) continue;
@@ -124,7 +149,7 @@ struct Product {
     }
   }
 
-  void check(int64_t rows, ProofNumbers& numbers) const {
+  void check(int64_t rows, ProofNumbers& numbers) {
     const std::vector<float> x = some(numbers, rows * shape.in);
     const std::vector<float> wanted = run(matmul_portable, x);
     check_reference("portable", x, wanted);
@@ -144,17 +169,33 @@ struct Product {
 void check_products() {
   ProofNumbers numbers;
   const std::vector<std::pair<int64_t, int64_t>> sizes = {{1, 1}, {7, 3}, {33, 17}, {129, 70}, {300, 130}};
+  const MatMulShape forms[] = {
+      {0, 0, 4, 16, Scales::kFloat16Min},
+      {0, 0, 4, 32, Scales::kSuperMin, 8},
+      {0, 0, 6, 64, Scales::kFloat16},
+      {0, 0, 6, 16, Scales::kSuper, 16},
+      {0, 0, 6, 32, Scales::kSuperMin, 3},
+      {0, 0, 8, 128, Scales::kSuperMin, 1},
+      {0, 0, 4, 32, Scales::kSuper, 8, Codebook::kIq4Nl},
+      {0, 0, 4, 16, Scales::kFloat16, 1, Codebook::kFp4, 0.3f},
+  };
   const RowRounding roundings[] = {{Rounding::kBlock}, {Rounding::kRow}, {Rounding::kStatic, 0.02f}};
   for (const auto& [in, out] : sizes) {
     for (int bits : {4, 8}) {
       for (int64_t block : {32, 64, 128}) {
         for (const RowRounding rounding : roundings) {
-          const Product product({in, out, bits, block}, rounding, numbers);
+          Product product({in, out, bits, block}, rounding, numbers);
           for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 61}) {
             if (rows <= 9 || rounding.kind == Rounding::kBlock) product.check(rows, numbers);
           }
         }
       }
+    }
+    for (MatMulShape form : forms) {
+      form.in = in;
+      form.out = out;
+      Product product(form, {Rounding::kBlock}, numbers);
+      for (int64_t rows : {1, 2, 3, 5, 8, 13}) product.check(rows, numbers);
     }
   }
 }
@@ -162,11 +203,18 @@ void check_products() {
 // The largest values that there are: sums of a few products must not leave what holds them.
 void check_products_of_extremes() {
   ProofNumbers numbers;
-  for (int bits : {4, 8}) {
-    Product product({256, 70, bits, 128}, {Rounding::kStatic, 0.01f}, numbers);
-    for (int64_t block = 0; block < product.shape.panels() * product.shape.blocks(); ++block) {
-      uint8_t* values = product.weight.data() + block * product.shape.block_bytes();
-      for (int64_t i = 0; i < product.shape.values_bytes(); ++i) values[i] = i / 8 % 3 == 0 ? 0xff : 0;
+  const MatMulShape forms[] = {
+      {256, 70, 4, 128},
+      {256, 70, 6, 128},
+      {256, 70, 8, 128},
+      {256, 70, 8, 128, Scales::kFloat16Min},
+      {256, 70, 4, 128, Scales::kFloat16, 1, Codebook::kIq4Nl},
+  };
+  for (const MatMulShape& form : forms) {
+    Product product(form, {Rounding::kStatic, 0.01f}, numbers);
+    for (int64_t b = 0; b < form.panels() * form.blocks(); ++b) {
+      uint8_t* values = product.block(b / form.blocks(), b % form.blocks());
+      for (int64_t i = 0; i < form.values_bytes(); ++i) values[i] = i / 8 % 3 == 0 ? 0xff : 0;
     }
     std::vector<float> x(9 * 256);
     for (size_t i = 0; i < x.size(); ++i) x[i] = i / 32 % 5 == 1 ? 1e3f : -1e3f;
@@ -206,12 +254,6 @@ void check_products_of_no_numbers() {
 }
 
 // ---- attention
-
-double float_of_half(uint16_t half) {
-  const int exponent = half >> 10 & 31, fraction = half & 1023;
-  const double size = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
-  return half >> 15 ? -size : size;
-}
 
 // A sequence whose prefix stands in caches, and a tree behind it; another sequence beside it.
 struct Tree {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edgespec.backends.ort.native.layout import WeightLayout
-from edgespec.backends.ort.native.library import DOMAIN, LAYOUT_VERSION, kernels, why_missing
+from edgespec.backends.ort.native.library import DOMAIN, kernels, why_missing
 
 TYPES = {
     "float32": TensorProto.FLOAT,
@@ -78,12 +78,11 @@ def matmul_session(
 ) -> ort.InferenceSession:
     """A session of one LowBitMatMul: x [rows, in] -> y [rows, out]."""
     sizes = {"K": layout.in_features, "N": [layout.out_features]}
-    form = {"bits": layout.bits, "block_size": layout.block, "layout_version": LAYOUT_VERSION}
     return session_of(
         "LowBitMatMul",
         {"x": ("float32", ["rows", layout.in_features])},
         {"y": ("float32", ["rows", layout.out_features])},
-        {**sizes, **form, **attributes},
+        {**sizes, **layout.attributes, **attributes},
         {"weight": packed},
         threads,
     )

@@ -12,16 +12,24 @@ from numpy.typing import NDArray
 
 from edgespec.backends.ort.experts import PARTS, ExpertsLayout
 from edgespec.backends.ort.native.layout import WeightLayout
-from edgespec.backends.ort.native.library import LAYOUT_VERSION, kernels
+from edgespec.backends.ort.native.library import kernels
+from edgespec.quantization.quantized_weight import dequantize
 from tests.unit.backends.ort.native.sessions import compiled, session_of
-from tests.unit.backends.ort.native.test_matmul import dequantized, rounded, some_weight
+from tests.unit.backends.ort.native.test_matmul import rounded
+from tests.unit.backends.ort.native.weights import named, sized, some_weight
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 # experts, chosen, hidden, inner: below a block and a panel, just above, several of each
 SIZES = [(1, 1, 7, 3), (3, 2, 33, 17), (5, 5, 64, 64), (9, 2, 130, 65), (6, 3, 96, 150)]
-FORMATS = [(4, 32), (8, 64), (4, 128)]
+FORMS = [
+    WeightLayout(4, 32, 1, 1),
+    WeightLayout(8, 64, 1, 1),
+    WeightLayout(4, 128, 1, 1),
+    WeightLayout(4, 32, 1, 1, "super_min", 8),
+    WeightLayout(6, 16, 1, 1, "super", 16),
+]
 
 pytestmark = compiled
 
@@ -35,25 +43,20 @@ class Layer:
     weights: list[tuple[NDArray[np.float64], ...]]  # of each expert: gate, up, down
 
     @classmethod
-    def of(cls, experts: int, hidden: int, inner: int, bits: int = 4, block: int = 32) -> Layer:
-        width = 4 if bits == 4 else 8
-        layout = ExpertsLayout(
-            experts,
-            WeightLayout(width, block, hidden, inner),
-            WeightLayout(width, block, inner, hidden),
-        )
+    def of(cls, experts: int, hidden: int, inner: int, form: WeightLayout = FORMS[0]) -> Layer:
+        layout = ExpertsLayout(experts, sized(form, hidden, inner), sized(form, inner, hidden))
         packed = np.zeros(experts * layout.expert_bytes, np.uint8)
         weights = []
         for e in range(experts):
             parts = []
             for p, part in enumerate(PARTS):
                 form = layout.layout(part)
-                values, scales = some_weight(form, seed=3 * e + p)
+                weight = some_weight(form, seed=3 * e + p)
                 start, distance = layout.place(e, part)
-                for i, panel in enumerate(form.pack(values, scales)):
+                for i, panel in enumerate(form.pack(weight)):
                     at = start + i * distance
                     packed[at : at + panel.size] = panel.reshape(-1)
-                parts.append(dequantized(form, values, scales))
+                parts.append(dequantize(weight).astype(np.float64))
             weights.append(tuple(parts))
         return cls(layout, packed.reshape(layout.shape), weights)
 
@@ -65,10 +68,8 @@ class Layer:
             "experts": self.layout.count,
             "hidden": up.in_features,
             "inner": up.out_features,
-            "bits": up.bits,
-            "block_size": up.block,
             "activation": 0,
-            "layout_version": LAYOUT_VERSION,
+            **up.attributes,
         }
         return session_of(
             "Experts",
@@ -123,12 +124,12 @@ def wanted_of(
     return y, size
 
 
-@pytest.mark.parametrize(("bits", "block"), FORMATS)
+@pytest.mark.parametrize("form", FORMS, ids=named)
 @pytest.mark.parametrize(("experts", "chosen", "hidden", "inner"), SIZES)
 def test_each_row_is_the_sum_of_its_experts(
-    level: str, bits: int, block: int, experts: int, chosen: int, hidden: int, inner: int
+    level: str, form: WeightLayout, experts: int, chosen: int, hidden: int, inner: int
 ) -> None:
-    layer = Layer.of(experts, hidden, inner, bits, block)
+    layer = Layer.of(experts, hidden, inner, form)
     session = layer.session()
     for count in (1, 2, 5, 7, 16, 33, 64):
         call = some_calls(layer, count, chosen, seed=count)
@@ -156,9 +157,9 @@ def test_experts_that_nobody_chose_are_not_read_and_one_may_serve_all_rows(level
     assert np.all(np.isnan(found[20:]))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_bits_of_a_row_do_not_depend_on_its_neighbours(level: str, bits: int) -> None:
-    layer = Layer.of(11, 96, 70, bits)
+@pytest.mark.parametrize("form", FORMS, ids=named)
+def test_bits_of_a_row_do_not_depend_on_its_neighbours(level: str, form: WeightLayout) -> None:
+    layer = Layer.of(11, 96, 70, form)
     one, two = layer.session(), layer.session(threads=2)
     call = some_calls(layer, 64, 3)
     rows = [{name: array[i : i + 1] for name, array in call.items()} for i in range(64)]

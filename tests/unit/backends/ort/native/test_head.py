@@ -15,8 +15,9 @@ from edgespec.backends.host import HostLogits
 from edgespec.backends.ort.contract import FOUND
 from edgespec.backends.ort.head import Found, search
 from edgespec.backends.ort.native.layout import WeightLayout
-from edgespec.backends.ort.native.library import LAYOUT_VERSION, MOST_TOP, kernels
+from edgespec.backends.ort.native.library import MOST_TOP, kernels
 from tests.unit.backends.ort.native.sessions import compiled, matmul_session, session_of
+from tests.unit.backends.ort.native.weights import plain_weight
 
 pytestmark = compiled
 
@@ -121,7 +122,6 @@ class HeadSession:
 
 def head_session(layout: WeightLayout, threads: int = 1, **attributes: Any) -> ort.InferenceSession:
     """A session of one LowBitHead."""
-    form = {"bits": layout.bits, "block_size": layout.block, "layout_version": LAYOUT_VERSION}
     sizes = {"K": layout.in_features, "N": [layout.out_features]}
     return session_of(
         "LowBitHead",
@@ -135,7 +135,7 @@ def head_session(layout: WeightLayout, threads: int = 1, **attributes: Any) -> o
             "logits": ("float32", ["lanes", "rows", layout.out_features]),
             **{spec.name: (spec.dtype, list(spec.shape)) for spec in FOUND},
         },
-        {**sizes, **form, **attributes},
+        {**sizes, **layout.attributes, **attributes},
         threads=threads,
     )
 
@@ -150,7 +150,9 @@ def made_head(vocab: int, width: int = 70, bits: int = 4, threads: int = 1) -> H
     values = random.integers(-layout.middle, layout.middle, (kinds, width), np.int8)
     scales = random.uniform(0.5, 2, (kinds, layout.num_blocks)).astype(np.float32)
     same = random.integers(0, kinds, vocab)
-    return HeadSession(layout, layout.pack(values[same], scales[same]), threads)
+    return HeadSession(
+        layout, layout.pack(plain_weight(layout, values[same], scales[same])), threads
+    )
 
 
 def made_rows(lanes: int, rows: int, width: int = 70) -> Floats:

@@ -13,13 +13,14 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.backends.ort.native.layout import WeightLayout
-from edgespec.backends.ort.native.library import LAYOUT_VERSION, kernels
+from edgespec.backends.ort.native.library import kernels
 from tests.unit.backends.ort.native.sessions import (
     Port,
     compiled,
     matmul_session,
     session_of,
 )
+from tests.unit.backends.ort.native.weights import some_weight
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -218,26 +219,21 @@ def joined(
     outputs: dict[str, Port | None] = {}
     if operator == "NormLowBitMatMul":
         outputs["sum"] = rows if inputs["residual"] is not None else None
-    form = {"bits": layout.bits, "block_size": layout.block, "layout_version": LAYOUT_VERSION}
     return session_of(
         operator,
         {**inputs, "bias": None},
         {**outputs, "y": ("float32", ["rows", layout.out_features])},
-        {"K": layout.in_features, "N": [layout.out_features], **form, **attributes},
+        {"K": layout.in_features, "N": [layout.out_features], **layout.attributes, **attributes},
         {"packed": packed},
         threads,
     )
 
 
-def some_weight(layout: WeightLayout) -> NDArray[np.uint8]:
-    random = np.random.default_rng(0)
-    shape = (layout.out_features, layout.in_features)
-    values = random.integers(-layout.middle, layout.middle, shape, np.int8)
-    scales = random.uniform(0.5, 2, (layout.out_features, layout.num_blocks)) / 100
-    return layout.pack(values, scales.astype(np.float32))
-
-
-LAYOUTS = [WeightLayout(4, 32, 300, 70), WeightLayout(8, 128, 129, 100)]
+LAYOUTS = [
+    WeightLayout(4, 32, 300, 70),
+    WeightLayout(8, 128, 129, 100),
+    WeightLayout(4, 32, 300, 70, "super_min", 8),
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -245,7 +241,7 @@ LAYOUTS = [WeightLayout(4, 32, 300, 70), WeightLayout(8, 128, 129, 100)]
 def test_a_product_behind_a_norm_is_the_two(
     level: str, form: tuple[str, ...], layout: WeightLayout
 ) -> None:
-    packed, n = some_weight(layout), layout.in_features
+    packed, n = layout.pack(some_weight(layout)), layout.in_features
     rows, weight = ("float32", ["rows", n]), ("float32", [n])
     inputs = {
         "x": rows,
@@ -272,7 +268,7 @@ def test_a_product_behind_a_norm_is_the_two(
 def test_a_product_behind_a_gate_is_the_two(
     level: str, activation: int, layout: WeightLayout
 ) -> None:
-    packed, n = some_weight(layout), layout.in_features
+    packed, n = layout.pack(some_weight(layout)), layout.in_features
     product = matmul_session(layout, packed)
     apart = {
         "gate": ("float32", ["rows", n]),
@@ -298,13 +294,13 @@ def biased_session(threads: int = 1) -> ort.InferenceSession:
     """Two weights behind a gate, with biases: -> y0 [rows, 70] and y1 [rows, 130]."""
     layouts = [WeightLayout(4, 32, 300, out) for out in (70, 130)]
     rows = ("float32", ["rows", 300])
-    form = {"bits": 4, "block_size": 32, "layout_version": LAYOUT_VERSION, "activation": SILU}
+    form = layouts[0].attributes | {"activation": SILU}
     return session_of(
         "GatedLowBitMatMul",
         {"gate": rows, "up": rows, "bias": ("float32", ["n"])},
         {"y0": ("float32", ["rows", 70]), "y1": ("float32", ["rows", 130])},
         {"K": 300, "N": [70, 130], **form},
-        {f"packed{layout.out_features}": some_weight(layout) for layout in layouts},
+        {f"packed{layout.out_features}": layout.pack(some_weight(layout)) for layout in layouts},
         threads,
     )
 
@@ -357,7 +353,8 @@ def test_a_product_of_rows_of_another_width_is_refused() -> None:
         "gate": ("float32", ["rows", "n"]),
         "up": ("float32", ["rows", "n"]),
     }
-    session = joined("GatedLowBitMatMul", layout, some_weight(layout), inputs, {"activation": SILU})
+    packed = layout.pack(some_weight(layout))
+    session = joined("GatedLowBitMatMul", layout, packed, inputs, {"activation": SILU})
     with pytest.raises(Exception, match="GatedLowBitMatMul: its rows are not 64 wide"):
         session.run(None, {"gate": some(0, 1, 65), "up": some(0, 1, 65)})
 
