@@ -129,7 +129,9 @@ def sizes(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def write_draft(hf: Path, path: Path, keys: Mapping[str, Any], own: Mapping[str, str]) -> None:
+def write_draft(
+    hf: Path, path: Path, kind: str, keys: Mapping[str, Any], own: Mapping[str, str]
+) -> None:
     """Writes a draft as llama.cpp's converter does, which gguf-py does not know: `keys` behind the
     architecture's name, `own` the names that no model has. d2t becomes ids."""
     config = json.loads((hf / "config.json").read_text())
@@ -152,7 +154,11 @@ def write_draft(hf: Path, path: Path, keys: Mapping[str, Any], own: Mapping[str,
         elif name != "t2d":
             array = _changed(name, array, config) if "layers." in name else array
             whole = name if name.startswith("lm_head") else f"model.{name}"
-            writer.add_tensor(own.get(name) or _named(table, whole), array)
+            new = own.get(name) or _named(table, whole)
+            if array.ndim == 2 and kind != "F32":
+                writer.add_tensor(new, quantize(array, Type[kind]), raw_dtype=Type[kind])
+            else:
+                writer.add_tensor(new, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -167,15 +173,15 @@ def write_eagle3(hf: Path, path: Path, aux_layers: list[int]) -> None:
         "fc.weight": "fc.weight",
         "layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",
     }
-    write_draft(hf, path, keys, own)
+    write_draft(hf, path, "F32", keys, own)
 
 
-def write_dflash(hf: Path, path: Path) -> None:
+def write_dflash(hf: Path, path: Path, kind: str = "F32") -> None:
     config = json.loads((hf / "config.json").read_text())
     layers = [i + 1 for i in config["dflash_config"]["target_layer_ids"]]
     keys = {"target_layers": layers, "block_size": config["block_size"], "attention.causal": False}
     own = {"fc.weight": "fc.weight", "hidden_norm.weight": "enc.output_norm.weight"}
-    write_draft(hf, path, keys, own)
+    write_draft(hf, path, kind, keys, own)
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, hf: Path, config: dict[str, Any]) -> None:

@@ -159,7 +159,7 @@ def test_drafts_in_gguf_leave_the_answer_as_it_is(
     gguf_files.write(base, tmp_path / "base.gguf")
     gguf_files.write_eagle3(checkpoints / "eagle", tmp_path / "eagle.gguf", [2, 4, 5])
     block = toys.make_dflash(tmp_path / "block", base, "z-lab", aux_layers=(2, 6))
-    gguf_files.write_dflash(block, tmp_path / "block.gguf")
+    gguf_files.write_dflash(block, tmp_path / "block.gguf", "Q8_0")
     hybrid = toys.make_qwen3_5(tmp_path / "hybrid", layers=4)
     gguf_files.write(hybrid, tmp_path / "hybrid.gguf", mtp=True)
     asked = ("--prompt", "a", *GREEDY)

@@ -69,8 +69,10 @@ _EXPERTS = {
     "ffn_down_exps": ("down_proj",),
     "ffn_gate_up_exps": ("gate_proj", "up_proj"),
 }
+# A draft's fc among them: its inputs have outliers that no low-bit format holds
 _NUMBERS = re.compile(
-    r"embed_tokens\.|\.mlp\.gate\.|shared_expert_gate\.|\.conv1d\.|norm\w*\.weight$|bias$|A_log$"
+    r"^fc\.|embed_tokens\.|\.mlp\.gate\.|shared_expert_gate\.|\.conv1d\.|norm\w*\.weight$"
+    r"|bias$|A_log$"
 )
 _NORM = re.compile(r"norm(_embedding|_hidden)?\.weight$")
 _PLAIN_NORM = "linear_attn.norm.weight"
