@@ -126,12 +126,16 @@ struct Avx512Vnni {
       EDGESPEC_UNROLL
       for (int t = 0; t < kTiles; ++t) sums[r][t] = correction;
     }
-    const uint8_t *at = block.values, *ahead = block.ahead;
+    // With the least to do for a line
+    constexpr bool kNear = kValues == Values::k8 && kRows == 1;
+    const uint8_t *at = block.values, *ahead = block.ahead - (kNear ? kAhead / 2 : 0);
     const int8_t* x = block.x;
     constexpr int kQuads = kQuadsOfRound<kValues>;
     for (int64_t quad = 0; quad < block.steps * kQuadsOfStep; quad += kQuads) {
       EDGESPEC_UNROLL
-      for (int line = 0; line < kLinesOfRound<kValues>; ++line) fetch_ahead(block, ahead);
+      for (int line = 0; line < kLinesOfRound<kValues>; ++line) {
+        fetch_ahead<kNear>(block, ahead);
+      }
       add_quad<kValues, 0>(sums, at, *block.codes, x);
       if constexpr (kQuads > 1) {
         keep_order();

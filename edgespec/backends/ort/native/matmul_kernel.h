@@ -69,18 +69,26 @@ struct alignas(64) Results {
   float of[Level::kMostRows][kPanel];
 };
 
-// Into the second cache: more of that can be on its way at once, and the first is full of results.
-inline void fetch(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
+template <bool kNear>
+inline void fetch(const uint8_t* at) {
+  if constexpr (kNear) {
+    __builtin_prefetch(at, 0, 3);
+  } else {
+    __builtin_prefetch(at, 0, 2);
+  }
+}
 
-// Fetches what follows the block, in steps that the groups of a call share.
+// Fetches what follows the block, in steps that the groups of a call share. Into the second cache,
+// where more can be on its way at once; or `kNear`, into the first.
+template <bool kNear = false>
 inline void fetch_ahead(const Block& block, const uint8_t*& ahead) {
-  fetch(ahead);
-  fetch(ahead + kLine);
+  fetch<kNear>(ahead);
+  fetch<kNear>(ahead + kLine);
   if (block.ahead_step > 2 * kLine) {
-    fetch(ahead + 2 * kLine);
-    fetch(ahead + 3 * kLine);
-    fetch(ahead + 4 * kLine);
-    if (block.ahead_step > 5 * kLine) fetch(ahead + 5 * kLine);
+    fetch<kNear>(ahead + 2 * kLine);
+    fetch<kNear>(ahead + 3 * kLine);
+    fetch<kNear>(ahead + 4 * kLine);
+    if (block.ahead_step > 5 * kLine) fetch<kNear>(ahead + 5 * kLine);
   }
   ahead += block.ahead_step;
   __asm__("" : "+r"(ahead));  // all addresses of a loop, computed before it, would fill registers
