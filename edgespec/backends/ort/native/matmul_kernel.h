@@ -61,6 +61,7 @@ struct Block {
   const float* sums;
   const uint8_t* ahead;  // what is fetched meanwhile: so much a line
   int64_t ahead_step;
+  bool near;  // whether that is better in the first cache than in the second
 };
 
 // What a group of rows adds up to in a panel.
@@ -228,6 +229,9 @@ void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGr
   block.steps = shape.block / kStep;
   block.codes = &codes;
   block.ahead_step = share / lines;
+  // As measured: where there is little to do for a line, and lines stand in even distances
+  const bool little = groups[0].count == 1 || (shape.bits == 8 && shape.block > 32);
+  block.near = shape.scales == Scales::kFloat32 && num_groups == 1 && little;
   int64_t own = 0;  // blocks that still share what was taken
   for (int64_t b = 0; b < shape.blocks(); ++b, --own) {
     if (factor_bytes > 0 && own == 0) {
