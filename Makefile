@@ -20,11 +20,14 @@ RTX := $(VENV)/tensorrt-rtx
 RTX_OLD := $(VENV)/tensorrt-rtx-1.4
 PYCUDA := $(VENV)/pycuda
 
+# What wheels are made with; its setuptools is not the one of the environment.
+WHEEL_TOOLS := $(VENV)/wheel-tools
+
 # The kernels of edgespec/backends/ort/native, as pip builds them too.
 NATIVE := edgespec/backends/ort/native
 KERNELS := $(NATIVE)/libedgespec_kernels.so
 
-.PHONY: help setup check check-native fix test test-fast test-deep test-tensorrt test-pycuda faults kills demo bench docs
+.PHONY: help setup check check-native fix test test-fast test-deep test-tensorrt test-pycuda faults kills demo bench docs wheels
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r verb what; do \
@@ -74,6 +77,9 @@ faults: $(FULL) ## plant faults in a copy of the code and see whether the tests 
 kills: $(LIGHT) ## kill commands at random moments and see whether what they leave is taken for finished
 	$(PY) scripts/kill_test.py
 
+wheels: $(FULL) $(KERNELS) $(WHEEL_TOOLS)/.installed ## dist/: an sdist and the wheels for Linux on x86-64 and aarch64, checked (URL=https://... names the repository)
+	$(PY) scripts/make_wheels.py --tools $(WHEEL_TOOLS) --out dist $(if $(URL),--url $(URL))
+
 docs: $(LIGHT) ## write docs/cli.md anew from --help, and the pictures
 	$(PY) scripts/make_docs.py
 	$(PY) scripts/make_pictures.py
@@ -105,6 +111,11 @@ $(RTX_OLD)/.installed: requirements-tensorrt-rtx-1.4.txt | $(PY)
 
 $(PYCUDA)/.installed: scripts/build_pycuda.py | $(PY)
 	$(PY) scripts/build_pycuda.py $(@D)
+	@touch $@
+
+$(WHEEL_TOOLS)/.installed: requirements-wheels.txt | $(PY)
+	rm -rf $(@D)
+	$(PY) -m pip install --quiet --disable-pip-version-check --target $(@D) -r $<
 	@touch $@
 
 # torch goes first and alone, so that the wheel already chosen (a CPU build, say) is the one that the rest agrees with.

@@ -2,7 +2,7 @@
 pyproject.toml.
 
 Without a compiler, or with one that fails, the package installs all the same: engines then run on
-ONNX Runtime's own kernels.
+ONNX Runtime's own kernels. A wheel that is made for others (`--plat-name`) must hold them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import SetupError
 
 ROOM = Path("edgespec/backends/ort/native")
+LIBRARY = "edgespec.backends.ort.native.libedgespec_kernels"
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -135,6 +137,8 @@ class BuildKernels(build_ext):
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = [one for found in pool.map(compiled, ext.sources) for one in found]
+        if sys.platform == "linux":
+            extra.append(f"-Wl,--version-script={ROOM / 'exports.map'}")
         self.compiler.link_shared_object(
             objects, target, extra_postargs=extra, target_lang="c++", build_temp=self.build_temp
         )
@@ -148,14 +152,24 @@ class PlatformWheel(bdist_wheel):
         _, _, platform_name = super().get_tag()
         return "py3", "none", platform_name
 
+    def write_wheelfile(self, *arguments: str) -> None:
+        """Once all files are there. SetupError where the wheel names the systems it is for and has
+        no library for them."""
+        library = Path(self.bdist_dir, *LIBRARY.split(".")).with_suffix(".so")
+        if self.plat_name_supplied and not library.is_file():
+            raise SetupError(
+                f"the wheel for {self.plat_name} has no {library.name}: it was not compiled, see"
+                " above. Set CC and CXX to a compiler for that machine, or leave out --plat-name."
+            )
+        super().write_wheelfile(*arguments)
+
 
 def extensions() -> list[Extension]:
     """The library; the kernels are written for GCC and Clang."""
     if sys.platform == "win32":
         return []
-    headers = [str(path) for path in sorted(ROOM.glob("*.h"))]
-    name = "edgespec.backends.ort.native.libedgespec_kernels"
-    return [Extension(name, sources(), depends=headers, language="c++", optional=True)]
+    headers = [str(path) for name in ("*.h", "*.map") for path in sorted(ROOM.glob(name))]
+    return [Extension(LIBRARY, sources(), depends=headers, language="c++", optional=True)]
 
 
 setup(

@@ -45,7 +45,7 @@ def main() -> int:
         for name in ("edgespec", "tests"):
             ignored = shutil.ignore_patterns("*.so", "__pycache__")
             shutil.copytree(ROOT / name, copy / name, ignore=ignored)
-        for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"):
             shutil.copy(ROOT / name, copy)
         environ = {**os.environ, "EDGESPEC_KERNEL_FLAGS": FLAGS}
         build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]

@@ -44,6 +44,7 @@ def weight(
     block: tuple[int, int],
     kind: str = "",
     shape: tuple[int, int] = (OUT, IN),
+    scales_type: str = "float32",
     **more: Any,
 ) -> QuantizedWeight:
     """Random values [out, in] and scales of a scheme."""
@@ -52,7 +53,7 @@ def weight(
         rng.integers(-7, 8, shape) if dtype.startswith("int") else rng.standard_normal(shape) * 3
     ).astype(getattr(ml_dtypes, dtype, dtype))
     blocks = -(-shape[0] // block[0]), -(-shape[1] // block[1])
-    scales: Array = rng.uniform(0.01, 0.1, blocks).astype(np.float32)
+    scales: Array = rng.uniform(0.01, 0.1, blocks).astype(scales_type)
     if scheme == "mxfp8":
         scales = np.exp2(rng.integers(-8, -2, blocks)).astype(ml_dtypes.float8_e8m0fnu)
     elif "nvfp4" in scheme:
@@ -76,6 +77,7 @@ WEIGHTS = {
     "w4a8_awq": weight("w4a8_awq", (1, 32), input_scale=STEP, pre_quant_scale=SMOOTH),
     "fp8_token": weight("fp8_token", (1, IN)),
     "int8_token": weight("int8_token", (1, IN)),
+    "q8_0": weight("q8_0", (1, 32), scales_type="float16"),
 }
 # TensorRT has no product for them: their activations are not rounded
 NOT_ROUNDED = ("w4a8_awq", "fp8_token", "int8_token")

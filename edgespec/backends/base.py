@@ -416,6 +416,12 @@ class Backend(ABC):
         del config
         return ()
 
+    def better_weights(self, weights: EngineWeights) -> str | None:
+        """The options of a build whose weights are next closer to the model; None where it has
+        none."""
+        del weights
+        return None
+
     def open_encoder(
         self, path: Path, config: VisionConfig, settings: Mapping[str, Any]
     ) -> EncoderRunner:

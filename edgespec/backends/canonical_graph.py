@@ -38,8 +38,8 @@ OPERATORS = frozenset(
 )
 # Of stored weights: bits of an element
 BITS = {
-    **dict.fromkeys(("int4", "float4_e2m1fn"), 4),
-    **dict.fromkeys(("int8", "bool", "float8_e4m3fn", "float8_e8m0fnu"), 8),
+    **dict.fromkeys(("int4", "uint4", "float4_e2m1fn"), 4),
+    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e8m0fnu"), 8),
     **dict.fromkeys(("float16", "bfloat16"), 16),
     **dict.fromkeys(("float32", "int32"), 32),
     "int64": 64,

@@ -63,7 +63,8 @@ class EngineFields(BundleFields):
 class SharedEmbedding:
     """Where the quantized values of a tied lm_head stand in an engine's data file, which serve as
     the embedding too. Offsets in bytes; `rows` tokens; `block` weights share a scale.
-    `scales_offset` None: the scales stand among the values, as the engine's kernel packs them.
+    `scales_offset` None: the scales stand among the values, as the engine's kernel packs them;
+    `form` is what the backend says of these besides.
     """
 
     bits: int
@@ -71,6 +72,7 @@ class SharedEmbedding:
     rows: int
     offset: int
     scales_offset: int | None = None
+    form: Mapping[str, Any] | None = None
 
     @classmethod
     def read(cls, fields: EngineFields) -> SharedEmbedding:
@@ -82,6 +84,7 @@ class SharedEmbedding:
             rows=fields.size("rows"),
             offset=fields.offset("offset"),
             scales_offset=fields.optional("scales_offset", fields.offset),
+            form=fields.optional("form", lambda key: fields.section(key).raw),
         )
 
 

@@ -17,6 +17,7 @@ from edgespec.artifacts import atomic, file_names, hashes, json_files, page_cach
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.artifacts.component_files import required_arrays
 from edgespec.artifacts.directories import DirectoryKind, build_command, kind_of, not_engines
+from edgespec.backends.divergence import Divergence
 from edgespec.backends.engine_config import HEAD_FILE, EngineConfig, EngineWeights
 from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry, read_entries
 from edgespec.backends.onnx_dir import AnyOnnxDir, OnnxDir
@@ -240,6 +241,14 @@ def remove_engine(engine_dir: Path, role: Role) -> EngineManifest:
         for name in set(old.files) - others.files:
             hashes.contained(engine_dir, name).unlink(missing_ok=True)
     return others
+
+
+def record_divergence(engine_dir: Path, role: Role, divergence: Divergence) -> None:
+    """Keep what the weights of a finished engine cost. BundleError where it is not there."""
+    with atomic.locked(engine_dir):
+        manifest = EngineManifest.read(engine_dir)
+        entry = replace(checked_entry(engine_dir, role, manifest), divergence=divergence)
+        manifest.with_engine(role, entry).write(engine_dir)
 
 
 # ---- what killed builds leave

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import file_names, hashes, json_files, provenance
+from edgespec.backends.divergence import Divergence
 from edgespec.backends.engine_config import EngineFields, EngineWeights, read_weights
 from edgespec.contract import Role
 from edgespec.errors import BundleError
@@ -47,7 +48,8 @@ class EngineEntry:
     export recorded of its checkpoint.
 
     `golden_difference` and `golden_cosine` say how the engine's outputs agree with the golden ones;
-    None: there were none, or its weights are as exported.
+    None: there were none, or its weights are as exported. `divergence` is what quantized weights
+    cost; None: they are float32, or it was not measured.
     """
 
     backend: str
@@ -57,6 +59,7 @@ class EngineEntry:
     source: Mapping[str, Any] | None = None
     golden_difference: float | None = None
     golden_cosine: float | None = None
+    divergence: Divergence | None = None
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], directory: Path, name: str) -> EngineEntry:
@@ -70,6 +73,9 @@ class EngineEntry:
             source=fields.optional("source", lambda key: fields.section(key).raw),
             golden_difference=read_number(fields, "golden_difference"),
             golden_cosine=read_number(fields, "golden_cosine"),
+            divergence=fields.optional(
+                "divergence", lambda key: Divergence.read(fields.section(key))
+            ),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,6 +89,8 @@ class EngineEntry:
         }
         if self.golden_cosine is not None:
             keys["golden_cosine"] = self.golden_cosine
+        if self.divergence is not None:
+            keys["divergence"] = self.divergence.to_dict()
         return keys | {"files": self.files_dict()}
 
     def files_dict(self) -> dict[str, Any]:

@@ -103,6 +103,7 @@ class EngineSummary:
             "source": None if entry.source is None else dict(entry.source),
             "golden_difference": entry.golden_difference,
             "golden_cosine": entry.golden_cosine,
+            "divergence": None if entry.divergence is None else entry.divergence.to_dict(),
         }
         if config is None:
             return keys

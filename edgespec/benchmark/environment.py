@@ -155,6 +155,7 @@ def engines_of(engine: Engine, engine_dir: Path) -> dict[str, Any]:
             "backend": entry.backend,
             "device": backend_of(engine_dir, role).device(),
             "weights": config.weights.scheme,
+            "divergence": None if entry.divergence is None else entry.divergence.to_dict(),
             "backend_settings": dict(config.settings),
             "limits": config.limits.to_dict(role),
             "size_bytes": entry.size_bytes,

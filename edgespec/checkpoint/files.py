@@ -17,6 +17,7 @@ import numpy as np
 
 from edgespec.artifacts.directories import not_a_checkpoint
 from edgespec.checkpoint import pickled, safetensors
+from edgespec.checkpoint.gguf import source as gguf
 from edgespec.checkpoint.hub import download
 from edgespec.checkpoint.pickled import PICKLED
 from edgespec.checkpoint.source import (
@@ -36,16 +37,19 @@ from edgespec.safe_read.regular import open_regular
 from edgespec.safe_read.tensors import numpy_dtype
 
 # Where weights are looked for, in this order; each returns None where its files are not there
-FORMATS = (safetensors.find, pickled.find)
+FORMATS = (gguf.find, safetensors.find, pickled.find)
 
 
 def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
-    """Opens a checkpoint directory or, if there is none, downloads the Hugging Face repository.
+    """Opens a checkpoint directory or a GGUF file, of several its first; or, if there is none,
+    downloads the Hugging Face repository, or the model in GGUF of a name such as `owner/repo:Q8_0`.
 
-    Raises CheckpointError for a directory without a readable config.json and for a failed download,
-    BundleError for an export or an engine directory.
+    Raises CheckpointError for a directory without a readable config.json, a damaged GGUF file and
+    a failed download, BundleError for an export or an engine directory.
     """
     path = Path(source)
+    if gguf.is_gguf(path):
+        return Checkpoint(gguf.directory_of(path))
     if (wrong := not_a_checkpoint(path)) is not None:
         raise wrong
     if path.is_dir():
@@ -54,7 +58,9 @@ def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkp
         raise CheckpointError(
             f"{path} is a file, not a checkpoint directory.", f"Pass {path.parent} instead."
         )
-    return Checkpoint(download(str(source), allow_pickle=allow_pickle), allow_pickle=allow_pickle)
+    found = download(str(source), allow_pickle=allow_pickle)
+    directory = gguf.directory_of(found) if gguf.is_gguf(found) else found
+    return Checkpoint(directory, allow_pickle=allow_pickle)
 
 
 class Checkpoint:
@@ -84,6 +90,8 @@ class Checkpoint:
         info = self.tensors[name]
         if info.file is None:
             return self._weights.unpickled[name].copy()
+        if info.encoding is not None:
+            return info.rows(0, info.shape[0]).reshape(info.shape)
         with reading(info.file):
             data = np.fromfile(info.file, np.uint8, count=info.num_bytes, offset=info.offset)
         if data.size != info.num_bytes:
@@ -99,6 +107,8 @@ class Checkpoint:
         if info.file is None:
             return self._weights.unpickled[name][low:high].copy()
         high = min(high, info.shape[0])
+        if info.encoding is not None:
+            return info.rows(low, high).reshape(high - low, *info.shape[1:])
         width = info.num_bytes // info.shape[0]
         count, offset = (high - low) * width, info.offset + low * width
         with reading(info.file):
@@ -108,8 +118,14 @@ class Checkpoint:
         return data.view(numpy_dtype(info.dtype)).reshape(high - low, *info.shape[1:])
 
     def write_to(self, name: str, fh: ByteSink) -> None:
-        """Copies a tensor's raw little-endian bytes to `fh`, at most 256 KiB at a time."""
+        """Writes a tensor's raw little-endian bytes to `fh`, a few rows or 256 KiB at a time."""
         info, digests = self.tensors[name], self._weights.digests
+        if info.encoding is not None:
+            step = max(1, CHUNK_BYTES * info.shape[0] // max(info.num_bytes, 1))
+            for low in range(0, info.shape[0], step):
+                rows = self.read_rows(name, low, low + step)
+                fh.write(rows.reshape(-1).view(np.uint8).data)
+            return
         digest = digests.start(info.span) if info.file is not None else None
         for chunk in self._chunks(info):
             if digest is not None:
@@ -156,7 +172,7 @@ class Checkpoint:
         hashes = {name: digests.known(span) for name, span in spans.items()}
         left = [info for name, info in tensors.items() if hashes.get(name) is None]
         if left:
-            progress.start("hash", sum(info.num_bytes for info in left))
+            progress.start("hash", sum(stored_bytes(info) for info in left))
         for info in left:
             digest = hashlib.sha256()
             for chunk in self._chunks(info):
@@ -170,7 +186,7 @@ class Checkpoint:
         return {name: sha256 for name, sha256 in hashes.items() if sha256 is not None}
 
     def _chunks(self, info: TensorInfo) -> Iterator[memoryview]:
-        """A tensor's bytes; each piece is gone with the next one. Raises CheckpointError."""
+        """A tensor's stored bytes; each piece is gone with the next one. Raises CheckpointError."""
         if info.file is None:
             data = self._weights.unpickled[info.name].reshape(-1).view(np.uint8)
             for start in range(0, info.num_bytes, CHUNK_BYTES):
@@ -178,17 +194,23 @@ class Checkpoint:
             return
         with reading(info.file), open_regular(info.file) as file:
             file.seek(info.offset)
-            left, buffer = info.num_bytes, memoryview(bytearray(min(info.num_bytes, CHUNK_BYTES)))
+            left = stored_bytes(info)
+            buffer = memoryview(bytearray(min(left, CHUNK_BYTES)))
             while left:
                 count = file.readinto(buffer[: min(left, CHUNK_BYTES)])
                 if not count:
-                    raise changed(info, info.num_bytes - left)
+                    raise changed(info, stored_bytes(info) - left)
                 yield buffer[:count]
                 left -= count
 
     @cached_property
     def _weights(self) -> StoredTensors:
         return find_weights(self.path, self._allow_pickle)
+
+
+def stored_bytes(info: TensorInfo) -> int:
+    """The bytes that a tensor takes where it is stored."""
+    return info.num_bytes if info.file is None else info.span[2]
 
 
 class _Renamed(Checkpoint):

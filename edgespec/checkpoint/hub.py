@@ -16,6 +16,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from edgespec.checkpoint.gguf.repository import (
+    BEGINNING_BYTES,
+    ENCODER,
+    choices,
+    chosen,
+    models_of,
+    refuse_beginning,
+)
 from edgespec.errors import CheckpointError, OutputError
 from edgespec.progress import Progress
 
@@ -23,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:\w[\w./ -]*)?")  # with a model in GGUF
 PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
 PICKLE_PATTERNS = ("*.bin", "*_lm_head.pt")  # heads over a hidden state: no optimizer states
 POLL_S = 0.1
@@ -33,38 +41,96 @@ NO_DIRECTORY = "If this is a directory, it does not exist."
 
 
 def is_repo_id(name: str) -> bool:
-    """Whether a text can be the name of a hub repository: `name` or `owner/name`."""
+    """Whether a text can be the name of a hub repository: `name` or `owner/name`, with `:Q4_K_M` or
+    `:file.gguf` for one of its models in GGUF."""
     return REPO_ID.fullmatch(name) is not None
 
 
-def download(repo_id: str, *, allow_pickle: bool = False, progress: Progress | None = None) -> Path:
-    """Returns the local directory of a repository's newest commit; only what is missing is fetched.
+def download(name: str, *, allow_pickle: bool = False, progress: Progress | None = None) -> Path:
+    """Returns the local directory of a repository's newest commit, or of a name such as
+    `owner/repo:Q4_K_M` the GGUF file, of several the first; only what is missing is fetched.
 
     With a `progress` the bytes are reported to it, and the room on the disk is checked first. The
     hub's cache is used as it is where the hub cannot be reached. Raises CheckpointError for a name
-    that is not there, gated or not to be reached, OutputError for a full disk.
+    that is not there, gated or not to be reached, OutputError for a full disk, and before the
+    weights are fetched UnsupportedModel for a GGUF file of another architecture.
     """
-    if not is_repo_id(repo_id):
+    if not is_repo_id(name):
         raise CheckpointError(
-            f"there is no directory {repo_id!r}.", "Pass a directory or a Hugging Face repository."
+            f"there is no directory {name!r}.", "Pass a directory or a Hugging Face repository."
         )
-    from huggingface_hub import snapshot_download
-
-    logger.info("no directory %s: asking the Hugging Face hub", repo_id)
-    patterns = [*PATTERNS, *(PICKLE_PATTERNS if allow_pickle else ())]
+    logger.info("no directory %s: asking the Hugging Face hub", name)
+    repo_id, _, wanted = name.partition(":")
     try:
-        if progress is None:
-            return Path(snapshot_download(repo_id, allow_patterns=patterns))
-        check_room(repo_id, missing_bytes(repo_id, patterns))
-        stop = threading.Event()
-        bars = reporting_bars(progress, stop)
-        return Path(
-            interruptible(
-                lambda: snapshot_download(repo_id, allow_patterns=patterns, tqdm_class=bars), stop
-            )
+        if wanted:
+            files = chosen(repo_id, list_files(repo_id), wanted)
+            look_at_header(repo_id, files[0])
+            return fetch(repo_id, files, progress) / files[0]
+        directory = fetch(
+            repo_id, (*PATTERNS, *(PICKLE_PATTERNS if allow_pickle else ())), progress
         )
+        weights = (directory.glob(pattern) for pattern in ("*.safetensors", *PICKLE_PATTERNS))
+        if not any(map(any, weights)) and (models := models_of(list_files(repo_id))):
+            raise CheckpointError(
+                f"{repo_id} has its weights in GGUF files.", choices(repo_id, models)
+            )
     except download_errors() as error:
         raise explained(repo_id, error) from error
+    return directory
+
+
+def fetch(repo_id: str, patterns: Iterable[str], progress: Progress | None) -> Path:
+    """The directory of a repository's files of these names. Raises what the library raises."""
+    from huggingface_hub import snapshot_download
+
+    wanted = list(patterns)
+    if progress is None:
+        return Path(snapshot_download(repo_id, allow_patterns=wanted))
+    check_room(repo_id, missing_bytes(repo_id, wanted))
+    stop = threading.Event()
+    bars = reporting_bars(progress, stop)
+    return Path(
+        interruptible(
+            lambda: snapshot_download(repo_id, allow_patterns=wanted, tqdm_class=bars), stop
+        )
+    )
+
+
+# Models in GGUF
+
+
+def list_files(repo_id: str) -> list[str]:
+    """The names of a repository's files; those in the cache where the hub cannot be reached."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        files = HfApi().list_repo_files(repo_id)
+    except download_errors() as error:
+        if isinstance(error, RepositoryNotFoundError):
+            raise
+        cache = Path(snapshot_download(repo_id, local_files_only=True))
+        files = [path.relative_to(cache).as_posix() for path in cache.rglob("*")]
+    if any(Path(file).name.lower().startswith(ENCODER) for file in files):
+        logger.warning(
+            "%s: its mmproj file, an image encoder, is not read yet: the model takes text alone",
+            repo_id,
+        )
+    return files
+
+
+def look_at_header(repo_id: str, file: str) -> None:
+    """Raises UnsupportedModel or CheckpointError where the first bytes of a file that is not here
+    yet are those of a model that cannot be read."""
+    from huggingface_hub import hf_hub_url, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(repo_id, file), str):
+        return
+    utils = hub_utils()
+    headers = utils.build_hf_headers() | {"range": f"bytes=0-{BEGINNING_BYTES - 1}"}
+    answer = utils.http_backoff("GET", hf_hub_url(repo_id, file), headers=headers)
+    utils.hf_raise_for_status(answer)
+    refuse_beginning(answer.content, f"{repo_id}/{file}")
 
 
 def download_errors() -> tuple[type[Exception], ...]:

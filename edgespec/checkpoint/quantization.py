@@ -1,7 +1,8 @@
 """The quantization settings of a checkpoint: the layout on disk, and the scheme of each module.
 
-Knows the JSON of ModelOpt, AutoAWQ, GPTQ, DeepSeek's fp8 and compressed-tensors. Knows no tensors:
-if the settings do not list the quantized modules, layouts.py detects them by their tensors.
+Knows the JSON of ModelOpt, AutoAWQ, GPTQ, DeepSeek's fp8 and compressed-tensors, and what
+checkpoint/gguf writes. Knows no tensors: if the settings do not list the quantized modules,
+layouts.py detects them by their tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from edgespec.quantization.schemes import SCHEMES, Scheme, scheme_of_algo
 # has modules of the first and writes tensors of the second, so that settings may have either
 VISION_PREFIXES = ("model.visual.", "visual.")
 
-Layout = Literal["modelopt", "awq", "gptq", "fp8", "compressed-tensors"]
+Layout = Literal["modelopt", "awq", "gptq", "fp8", "compressed-tensors", "gguf"]
 KvCache = Literal["fp8", "nvfp4"]
 
 
@@ -302,6 +303,11 @@ def _by_tensors(
     return Quantization(layout, groups, (), None, settings.source, zero_offset, tensors_decide=True)
 
 
+def _gguf(settings: _Settings) -> Quantization:
+    """Written by checkpoint/gguf; the tensors' names say their types."""
+    return _by_tensors("gguf", SchemeRule(SCHEMES["int8_wo"]), settings)
+
+
 # compressed-tensors
 
 
@@ -382,4 +388,5 @@ _METHODS: dict[str, Callable[[_Settings], Quantization]] = {
     "gptq": _gptq,
     "fp8": _fp8,
     "compressed-tensors": _compressed,
+    "gguf": _gguf,
 }

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.checkpoint.digests import Digests, Span
 from edgespec.errors import CheckpointError
@@ -25,8 +26,21 @@ DOWNLOAD_AGAIN = "Download it again: the file is damaged or the download was not
 
 
 @dataclass(frozen=True, slots=True)
+class Encoding:
+    """How stored rows become those of a tensor, where they are not just that."""
+
+    row_bytes: int  # of a stored row
+    # Stored rows [n, row_bytes] -> n rows of the tensor
+    decode: Callable[[NDArray[np.uint8]], NDArray[Any]]
+    order: NDArray[np.intp] | None = None  # the stored row of each row; None: the same
+    # Raw blocks, which cannot be put in order: the stored column of each input; None: the same
+    columns: NDArray[np.intp] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """The name, type and location of a stored tensor."""
+    """The name, type and location of a stored tensor; `dtype`, `shape` and `num_bytes` are those of
+    what is read."""
 
     name: str
     dtype: str  # the name in numpy, ml_dtypes and torch
@@ -34,12 +48,32 @@ class TensorInfo:
     file: Path | None  # None for pickled weights
     offset: int  # in bytes, from the start of the file
     num_bytes: int
+    encoding: Encoding | None = field(default=None, compare=False)
 
     @property
     def span(self) -> Span:
         """Where its bytes lie. Only for a tensor in a file."""
         assert self.file is not None
-        return self.file, self.offset, self.num_bytes
+        encoding = self.encoding
+        size = self.num_bytes if encoding is None else self.shape[0] * encoding.row_bytes
+        return self.file, self.offset, size
+
+    def rows(self, low: int, high: int) -> NDArray[Any]:
+        """Rows `low` to `high` of a tensor with an encoding. Raises CheckpointError."""
+        encoding, file = self.encoding, self.file
+        assert encoding is not None
+        assert file is not None
+        wanted = np.arange(low, high) if encoding.order is None else encoding.order[low:high]
+        first, stop = (int(wanted.min()), int(wanted.max()) + 1) if len(wanted) else (0, 0)
+        width = encoding.row_bytes
+        with reading(file):
+            data = np.fromfile(
+                file, np.uint8, (stop - first) * width, offset=self.offset + first * width
+            )
+        if data.size != (stop - first) * width:
+            raise changed(self, data.size)
+        raw = data.reshape(-1, width)
+        return encoding.decode(raw if encoding.order is None else raw[wanted - first])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +148,14 @@ def renamed(source: StoredTensors, names: Mapping[str, RowRange]) -> StoredTenso
 def _rows_of(info: TensorInfo, name: str, rows: RowRange) -> TensorInfo:
     if rows.high is None:
         return replace(info, name=name)
-    width = info.num_bytes // info.shape[0]
+    width, encoding = info.num_bytes // info.shape[0], info.encoding
+    assert encoding is None or encoding.order is None  # no draft's stacked rows are in another one
+    stored = width if encoding is None else encoding.row_bytes
     return replace(
         info,
         name=name,
         shape=(rows.high - rows.low, *info.shape[1:]),
-        offset=info.offset + rows.low * width,
+        offset=info.offset + rows.low * stored,
         num_bytes=(rows.high - rows.low) * width,
     )
 
@@ -163,6 +199,6 @@ def changed(info: TensorInfo, got_bytes: int) -> CheckpointError:
     """The error of a file that became shorter while it was read."""
     return CheckpointError(
         f"{info.file} was truncated while it was read: "
-        f"tensor {info.name!r} has {info.num_bytes} bytes, got {got_bytes}.",
+        f"tensor {info.name!r} has {info.span[2]} bytes, got {got_bytes}.",
         DOWNLOAD_AGAIN,
     )

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from edgespec.backends.base import BuildOption, OptionValue, Progress
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.cli import environment
-from edgespec.cli.costs_flag import MEASURING, costs_line
+from edgespec.cli.costs_flag import MEASURING, costs_line, loss_report
 from edgespec.cli.flags import EdgeCommand, either, refuse, until_separator
 from edgespec.cli.paths import DIRECTORY
 from edgespec.cli.terminal import json_text, ours, say
@@ -30,6 +30,7 @@ from edgespec.methods import METHODS
 
 if TYPE_CHECKING:
     from edgespec.backends.build import Built, Planned
+    from edgespec.runtime.measuring.quantization_loss import LossReport
 
     Numbers = click.ParamType[int | tuple[int, ...]]
 else:
@@ -288,14 +289,19 @@ def command(
                 warn=lambda text: say(f"warning: {text}", err=True),
             ),
         )
-    costs = None
+    costs = loss = None
     if built.role in DECODERS:
+        loss = loss_report(
+            onnx_dir, engine_dir, built.role, measure=measure_costs, unproven=built.unproven
+        )
         costs = costs_line(engine_dir, measure=measure_costs, unproven=built.unproven)
     if as_json:
-        click.echo(json_text(to_dict(built, costs)))
+        click.echo(json_text(to_dict(built, costs, loss)))
     else:
-        for line in lines_of(built, costs):
+        for line in lines_of(built, costs, loss):
             say(line)
+    for warning in loss.warnings if loss is not None else ():
+        say(f"warning: {warning}", err=True)
 
 
 def limits_of(names: Iterable[str], values: dict[str, Any]) -> Limits:
@@ -317,14 +323,16 @@ def show_planned(planned: Planned, *, as_json: bool) -> None:
         say(f"  {line}" if "\n" not in line else line)
 
 
-def to_dict(built: Built, costs: str | None) -> dict[str, Any]:
+def to_dict(built: Built, costs: str | None, loss: LossReport | None = None) -> dict[str, Any]:
     """What --json prints of an engine."""
+    divergence = None if loss is None else loss.divergence
     return {
         "role": built.role.value,
         "engine": str(built.engine),
         "bytes": built.size_bytes,
         "golden_difference": built.golden_difference,
         "golden_cosine": built.golden_cosine,
+        "divergence": None if divergence is None else divergence.to_dict(),
         "unproven": built.unproven,
         "weights": built.weights.to_dict(),
         "seconds": built.seconds,
@@ -333,12 +341,13 @@ def to_dict(built: Built, costs: str | None) -> dict[str, Any]:
     }
 
 
-def lines_of(built: Built, costs: str | None) -> Iterator[str]:
+def lines_of(built: Built, costs: str | None, loss: LossReport | None = None) -> Iterator[str]:
     """An engine, and below it how it was checked and what a user should know of it."""
     size = f"{built.size_bytes / 1e6:.1f} MB, {built.seconds:.1f} s"
     yield f"{built.role.value}: {built.engine} ({size})"
     notes = *built.notes, *unused(built.role), *other_device(), *([costs] if costs else [])
-    for note in (checked(built), *notes):
+    measured = [] if loss is None else [loss.line]
+    for note in (checked(built), *measured, *notes):
         yield f"  {note}"
 
 

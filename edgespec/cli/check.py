@@ -75,9 +75,9 @@ def command(
 ) -> int:
     """Say whether BASE and DRAFT belong together, without running them.
 
-    Both are checkpoint directories or hub ids. A DRAFT that is a whole model is checked as a draft
-    model: above all, token by token, whether both have one tokenizer. Without DRAFT, the base's own
-    MTP head is checked.
+    Both are checkpoint directories, GGUF files or hub ids. A DRAFT that is a whole model is checked
+    as a draft model: above all, token by token, whether both have one tokenizer. Without DRAFT, the
+    base's own MTP head is checked.
     Each line is a result: ok, a warning (it runs and costs acceptance), or refused, with the
     remedy. The exit code is 3 where something is refused. JSON and headers are read, no weights;
     those of the base are hashed where edgespec quantize made the draft.

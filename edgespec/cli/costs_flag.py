@@ -7,12 +7,18 @@ Knows the flag, and what is said of a measurement.
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from edgespec.cli import environment
 from edgespec.cli.terminal import say
+from edgespec.contract import Role
+
+if TYPE_CHECKING:
+    from edgespec.runtime.measuring.quantization_loss import LossReport
 
 MEASURING = click.option(
     "--measure-costs/--no-measure-costs",
@@ -22,6 +28,7 @@ MEASURING = click.option(
     help=(
         "Measure what a step of the finished engines costs here, about ten seconds for a model of"
         " 0.6B, and keep it beside them: by that drafts are chosen, and their speed is predicted."
+        " `build` and `run` also measure what quantized weights change of the model's answers."
     ),
 )
 
@@ -37,6 +44,26 @@ def costs_line(engine_dir: Path, *, measure: bool, unproven: str | None = None) 
     with Bars() as bars:
         progress = Progress(start=lambda n: bars.start("costs", n), advance=bars.advance)
         return after_build(engine_dir, measure=measure, unproven=unproven, progress=progress)
+
+
+def loss_report(
+    onnx_dir: Path, engine_dir: Path, role: Role, *, measure: bool, unproven: str | None
+) -> LossReport | None:
+    """What quantized weights of a new engine cost; None where nothing is to be measured. Raises
+    nothing: the engine is built."""
+    from edgespec.backends.base import Progress
+    from edgespec.cli.progress import Bars
+    from edgespec.runtime.measuring.quantization_loss import after_build
+
+    with Bars() as bars:
+        progress = Progress(
+            start=lambda n: bars.start("quantization loss", n),
+            advance=bars.advance,
+            warn=partial(say, err=True),
+        )
+        return after_build(
+            onnx_dir, engine_dir, role, measure=measure, unproven=unproven, progress=progress
+        )
 
 
 def measure_again(engine_dir: Path, *, err: bool = False, again: bool = False) -> None:

@@ -166,9 +166,9 @@ def command(
     as_json: bool,
     **blocks: bool | str | None,
 ) -> None:
-    """Write the ONNX graph of MODEL, a directory or a hub id, to OUT/llm; that of a block draft to
-    OUT/dflash_draft, OUT/jetspec_draft or OUT/dspark_draft, and that of a draft model to
-    OUT/draft_model. The image encoder of a vision-language model goes to OUT/visual.
+    """Write the ONNX graph of MODEL, a directory, a GGUF file or a hub id, to OUT/llm; that of a
+    block draft to OUT/dflash_draft, OUT/jetspec_draft or OUT/dspark_draft, and that of a draft
+    model to OUT/draft_model. The image encoder of a vision-language model goes to OUT/visual.
 
     An EAGLE-1, EAGLE-3, DFlash, JetSpec or DSpark draft and Medusa heads are detected automatically,
     in each of their published layouts. Base and EAGLE draft need different OUT directories. Weights

@@ -29,8 +29,8 @@ REFUSED = 3
 def command(path: Path, layers: bool, verify: bool, as_json: bool) -> int:
     """Say what is at PATH, and whether it is complete.
 
-    PATH is a checkpoint (a base or a draft, quantized or not), what edgespec export or build wrote,
-    or one .safetensors file. Headers and JSON are read, no weights. What is damaged, half-written
+    PATH is a checkpoint (a base or a draft, quantized or not; a directory or a .gguf file), what
+    edgespec export or build wrote, or one .safetensors file. Headers and JSON are read, no weights. What is damaged, half-written
     or beyond this version is reported with its remedy, and the exit code is 3.
 
     \b

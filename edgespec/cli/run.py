@@ -125,10 +125,11 @@ def command(
 ) -> int:
     """Chat with TARGET, or answer --prompt: download, check, export and build as needed.
 
-    TARGET is a model: a checkpoint directory or a name on the Hugging Face hub; or an engine
-    directory that edgespec build made. --draft names the draft that was trained for it, or a
-    smaller model with the same tokenizer. Without one the model's own MTP head drafts, or the text
-    itself where it repeats: the answer stays the same.
+    TARGET is a model: a checkpoint directory, a GGUF file (of several the first) or a name on the
+    Hugging Face hub, such as Qwen/Qwen3-8B, or Qwen/Qwen3-8B-GGUF:Q4_K_M for a GGUF file there; or
+    an engine directory that edgespec build made. --draft names the draft that was trained for it,
+    or a smaller model with the same tokenizer. Without one the model's own MTP head drafts, or the
+    text itself where it repeats: the answer stays the same.
 
     \b
     edgespec run recipes/demo/base --draft recipes/demo/draft --prompt 'def area(radius):'

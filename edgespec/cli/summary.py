@@ -469,6 +469,8 @@ def engine_lines(engine: EngineSummary) -> list[str]:
     if difference is not None:
         close = f"{difference:.1e}" if cosine is None else f"cosine {cosine:.4f}"
         lines.append(f"golden outputs reproduced to {close}")
+    if entry.divergence is not None:
+        lines.append(entry.divergence.text(entry.weights.scheme))
     runs = "runs on this machine" if here.answer else f"does not run here: {here.why}"
     return [*lines, runs]
 

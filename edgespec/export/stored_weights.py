@@ -1,11 +1,12 @@
 """A quantized weight of a canonical graph, read from its file a few outputs at a time.
 
-Knows the DequantizeLinear in front of a weight, its axes and scales, and 4-bit values that share a
-byte. Knows no product.
+Knows the axes of values and of what belongs to their blocks, and 4-bit values that share a byte.
+Knows no product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgespec.quantization.quantized_weight import decoded
+from edgespec.quantization.weight_nodes import Factors, weight_nodes
 
 Floats = NDArray[np.float32]
+Read = Callable[[slice, slice], Floats]  # of rows and columns
 PART_ELEMENTS = 1 << 16  # that are dequantized at a time: they stay in a cache of the CPU
 
 
@@ -70,16 +73,52 @@ class StoredMatrix:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredWeight:
-    """A quantized weight: `values` [in, out], or if `rows_are_outputs` [out, in], times scales.
+class StoredFactors:
+    """Numbers of blocks, scales or minimums: stored, times `factor`, or times `shared`, which
+    `group` rows of them have in common."""
 
-    Of the scales `axis` is the one along which `block` values share one; without a block, there is
-    one for each place on that axis, or one for all, which `factor` is alone.
+    numbers: StoredMatrix
+    factor: np.float32
+    shared: StoredMatrix | None
+    group: int
+
+    @classmethod
+    def of(cls, factors: Factors, directory: Path) -> StoredFactors | np.float32:
+        """Those that a graph says; a number where it is one for all."""
+        if not isinstance(factors.stored, ir.ExternalTensor):
+            return np.float32(factors.stored.numpy())
+        factor, shared = np.float32(1), None
+        if isinstance(factors.shared, ir.ExternalTensor):
+            shared = StoredMatrix.of(factors.shared, directory)
+        elif factors.shared is not None:
+            factor = np.float32(factors.shared.numpy())
+        numbers = StoredMatrix.of(factors.stored, directory)
+        return cls(numbers, factor, shared, factors.group)
+
+    def read(self, rows: slice, columns: slice) -> Floats:
+        """Rows and columns in float32."""
+        numbers = self.numbers.read(rows, columns)
+        if self.shared is None:
+            return numbers * self.factor
+        first = rows.start // self.group
+        shared = self.shared.read(slice(first, -(-rows.stop // self.group)), columns)
+        repeated = np.repeat(shared, self.group, axis=0)[rows.start - first * self.group :]
+        return numbers * repeated[: len(numbers)]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A quantized weight: `values` [in, out], or if `rows_are_outputs` [out, in], less zero points,
+    times scales, less minimums.
+
+    Of these `axis` is the one along which `block` values share one; without a block, there is one
+    for each place on the axis, or one for all.
     """
 
     values: StoredMatrix
-    scales: StoredMatrix | None
-    factor: np.float32
+    scales: StoredFactors | np.float32
+    zero_points: StoredMatrix | None
+    minimums: StoredFactors | None
     axis: int
     block: int
     rows_are_outputs: bool
@@ -108,57 +147,48 @@ class StoredWeight:
         return weights
 
     def scale(self, part: Floats, rows: slice, columns: slice) -> None:
-        """Multiplies rows and columns of the values by their scales."""
-        if self.scales is None:
-            part *= self.factor
+        """Makes weights of rows and columns of the values."""
+        if isinstance(self.scales, np.float32):
+            part *= self.scales
             return
+        blocks, of_blocks = self.blocks(part, rows, columns)
+        if self.zero_points is not None:
+            blocks -= of_blocks(self.zero_points.read)
+        blocks *= of_blocks(self.scales.read)
+        if self.minimums is not None:
+            blocks -= of_blocks(self.minimums.read)
+
+    def blocks(
+        self, part: Floats, rows: slice, columns: slice
+    ) -> tuple[Floats, Callable[[Read], Floats]]:
+        """Rows and columns of the values as blocks, and what reads their numbers, one a block."""
         if not self.block:  # one for each place on the axis
             along = columns if self.axis else rows
-            scales = self.scales.read(slice(0, 1), along)
-            part *= (scales if self.axis else scales.T) * self.factor
-        elif self.axis:
+            turned = (lambda numbers: numbers) if self.axis else np.transpose
+            return part, lambda read: turned(read(slice(0, 1), along))
+        if self.axis:
             along = slice(columns.start // self.block, columns.stop // self.block)
-            scales = self.scales.read(rows, along) * self.factor
-            part.reshape(len(part), -1, self.block)[...] *= scales[:, :, None]
-        else:
-            along = slice(rows.start // self.block, rows.stop // self.block)
-            scales = self.scales.read(along, columns) * self.factor
-            part.reshape(-1, self.block, part.shape[1])[...] *= scales[:, None, :]
+            shape = len(part), -1, self.block
+            return part.reshape(shape), lambda read: read(rows, along)[:, :, None]
+        along = slice(rows.start // self.block, rows.stop // self.block)
+        shape = -1, self.block, part.shape[1]
+        return part.reshape(shape), lambda read: read(along, columns)[:, None, :]
 
 
 def quantized_weight(value: ir.Value, directory: Path) -> StoredWeight | None:
     """The quantized weight [in, out] that a value is computed of; None where it is none."""
-    node = value.producer()
-    transposed = node is not None and node.op_type == "Transpose"
-    if node is not None and transposed:
-        node = source(node)
-    if node is None or node.op_type != "DequantizeLinear":
+    nodes = weight_nodes(value)
+    if nodes is None or not isinstance(nodes.values, ir.ExternalTensor):
         return None
-    values, scale = node.inputs[0], node.inputs[1]
-    if values is None or scale is None or not isinstance(values.const_value, ir.ExternalTensor):
-        return None
-    factor, stored = np.float32(1), scale.const_value
-    if (inner := scale.producer()) is not None:  # the scales are quantized as well
-        outer, by = inner.inputs
-        assert outer is not None
-        assert by is not None
-        assert by.const_value is not None
-        factor, stored = np.float32(by.const_value.numpy()), outer.const_value
-    if not isinstance(stored, ir.ExternalTensor):
-        assert stored is not None
-        factor, stored = np.float32(stored.numpy()), None
-    axis, block = node.attributes.get("axis"), node.attributes.get("block_size")
+    minimums = None if nodes.minimums is None else StoredFactors.of(nodes.minimums, directory)
+    assert not isinstance(minimums, np.float32)
+    points = nodes.zero_points
     return StoredWeight(
-        StoredMatrix.of(values.const_value, directory),
-        None if stored is None else StoredMatrix.of(stored, directory),
-        factor,
-        axis.as_int() if axis is not None else 1,
-        block.as_int() if block is not None else 0,
-        transposed,
+        StoredMatrix.of(nodes.values, directory),
+        StoredFactors.of(nodes.scales, directory),
+        StoredMatrix.of(points, directory) if isinstance(points, ir.ExternalTensor) else None,
+        minimums,
+        nodes.axis,
+        nodes.block,
+        nodes.transposed,
     )
-
-
-def source(node: ir.Node) -> ir.Node | None:
-    """The node that computes the first input of another."""
-    value = node.inputs[0]
-    return None if value is None else value.producer()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.artifacts import file_names
+from edgespec.checkpoint.gguf.tokenizer import MAX_PIECES_WORK, ranked_merges
 from edgespec.checkpoint.source import read_json
 from edgespec.errors import CheckpointError, MissingDependency, UnsupportedModel
 from edgespec.safe_read.regular import read_regular
@@ -27,9 +28,6 @@ SPACE = "\u2581"  # what SentencePiece writes for a space
 BPE = 2  # of its kinds of models the one that is converted
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # and of pieces
 PIECES_A_TEXT = 64
-MAX_PIECES_WORK = (
-    2**30
-)  # of searching the pairs in them: 256,000 pieces of 16 characters have 2**26
 # Texts in which tokenizers differ: spaces at both ends, bytes, what looks like a piece
 TEXTS = (
     *("", " ", "a", " a", "  a", "a ", "a  b", "\n", " \n\n ", "a\tb\r\n", "don't", "e\u0301"),
@@ -142,22 +140,10 @@ def rules(path: Path, model: Any) -> Any:
 
 
 def merges(pieces: Any) -> list[tuple[str, str]]:
-    """The pairs that become one piece, in the order in which they are joined: the best score of the
-    joined piece first. SentencePiece keeps scores of pieces and no pairs."""
-    ids = {piece.piece: i for i, piece in enumerate(pieces)}
-    scored = []
-    for piece in pieces:
-        if piece.type in (UNKNOWN, CONTROL, USER_DEFINED):
-            continue
-        text = piece.piece
-        pairs = ((text[:i], text[i:]) for i in range(1, len(text)))
-        for left, right in sorted(
-            ((left, right) for left, right in pairs if left in ids and right in ids),
-            key=lambda pair: (ids[pair[0]], ids[pair[1]]),
-        ):
-            scored.append((piece.score, left, right))
-    scored.sort(key=lambda entry: -entry[0])
-    return [(left, right) for _, left, right in scored]
+    """The pairs that become one piece, in the order in which they are joined."""
+    others = (UNKNOWN, CONTROL, USER_DEFINED)
+    scores = {piece.piece: piece.score for piece in pieces if piece.type not in others}
+    return list(ranked_merges(scores, {piece.piece: i for i, piece in enumerate(pieces)}))
 
 
 def cleaned(model: Any) -> list[Any]:

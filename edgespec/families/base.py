@@ -32,6 +32,23 @@ from edgespec.config.values import (
 
 
 @dataclass(frozen=True, slots=True)
+class GgufForm:
+    """How llama.cpp's converter writes a family to GGUF files, beyond what it does with all
+    (checkpoint/gguf)."""
+
+    architecture: str  # `general.architecture`, and how the keys of its metadata begin
+    # Key behind that beginning -> key of config.json; "": nothing depends on it
+    keys: Mapping[str, str] = field(default_factory=dict)
+    # Tensor of a block, without the end .weight -> name within a layer
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    permuted: bool = False  # rows of q and k: the two of a rotation are neighbours
+    norms_plus_one: bool = False  # but for the norm of a delta net
+    tiled_heads: bool = False  # value heads of delta nets: one of each key head, then the next
+    # Keys that follow from others of config.json, or that no metadata says
+    more: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One supported architecture, as transformers builds it: how its config.json becomes layers,
     and where its tensors stand."""
@@ -51,6 +68,7 @@ class Family:
     # Its image encoder, from the fields of `vision_config`; None: the family has none
     vision: Callable[[Fields], VisionConfig] | None = None
     image_tokens: ImageTokens | None = None  # of files that leave them out; None: none may
+    gguf: GgufForm | None = None  # None: llama.cpp has it not, or as another family
     # Modules of its encoder on disk -> their own names (checkpoint/vision.py), where they differ
     vision_names: Mapping[str, str] = field(default_factory=dict)
 

@@ -24,7 +24,7 @@ from edgespec.config.values import (
     RopeConfig,
 )
 from edgespec.errors import UnsupportedModel
-from edgespec.families.base import Family
+from edgespec.families.base import Family, GgufForm
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
@@ -132,8 +132,34 @@ def refuse_unusual(fields: Fields) -> None:
         )
 
 
+LARGEST_LAYERS = 62  # of the one size whose heads are not as wide as they are scaled
+
+
+def attention_scale(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`query_pre_attn_scalar`, which no metadata says: the width of a head, but for the 27B."""
+    hidden, heads = config.get("hidden_size", 0), config.get("num_attention_heads") or 1
+    largest = config.get("num_hidden_layers") == LARGEST_LAYERS
+    return {"query_pre_attn_scalar": hidden // heads if largest else config.get("head_dim")}
+
+
+GGUF = GgufForm(
+    "gemma3",
+    keys={
+        "attention.sliding_window": "sliding_window",
+        "rope.freq_base_swa": "rope_local_base_freq",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    tensors={
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    norms_plus_one=True,
+    more=attention_scale,
+)
 FAMILIES = {
-    "Gemma3ForCausalLM": Family("Gemma-3", "gemma3_text", decoder, defaults=_DEFAULTS),
+    "Gemma3ForCausalLM": Family("Gemma-3", "gemma3_text", decoder, defaults=_DEFAULTS, gguf=GGUF),
     "Gemma3ForConditionalGeneration": Family(
         "Gemma-3",
         "gemma3",

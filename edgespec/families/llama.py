@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgespec.config.fields import Fields
 from edgespec.config.values import DecoderConfig
-from edgespec.families.base import Family, read_attention, read_decoder, read_layer
+from edgespec.families.base import Family, GgufForm, read_attention, read_decoder, read_layer
 
 
 def decoder(fields: Fields) -> DecoderConfig:
@@ -16,4 +16,5 @@ def decoder(fields: Fields) -> DecoderConfig:
     return read_decoder(fields, read_layer(fields, attention, mlp_bias=mlp_bias))
 
 
-FAMILIES = {"LlamaForCausalLM": Family("Llama", "llama", decoder)}
+GGUF = GgufForm("llama", permuted=True)  # Mistral's models as well
+FAMILIES = {"LlamaForCausalLM": Family("Llama", "llama", decoder, gguf=GGUF)}

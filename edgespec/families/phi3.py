@@ -15,7 +15,7 @@ from edgespec.config.layers import heads_of
 from edgespec.config.ropes import one_rope
 from edgespec.config.values import AttentionSpec, DecoderConfig, RopeKind
 from edgespec.errors import UnsupportedModel
-from edgespec.families.base import Family, read_decoder, read_layer
+from edgespec.families.base import Family, GgufForm, read_decoder, read_layer
 
 WHOLE_HEAD = 1.0
 # Names that early files have for longrope
@@ -59,4 +59,10 @@ def refuse_other_scales(fields: Fields) -> None:
                 )
 
 
-FAMILIES = {"Phi3ForCausalLM": Family("Phi-3", "phi3", decoder, defaults=_DEFAULTS)}
+GGUF = GgufForm(
+    "phi3",
+    keys={"attention.sliding_window": "sliding_window"},
+    tensors={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    more=lambda config: {"sliding_window": config.get("sliding_window") or None},
+)
+FAMILIES = {"Phi3ForCausalLM": Family("Phi-3", "phi3", decoder, defaults=_DEFAULTS, gguf=GGUF)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgespec.config.fields import Fields
 from edgespec.config.layers import WindowRule
 from edgespec.config.values import DecoderConfig
-from edgespec.families.base import Family, read_attention, read_decoder, read_layer
+from edgespec.families.base import Family, GgufForm, read_attention, read_decoder, read_layer
 
 RULE: WindowRule = "late"
 
@@ -17,4 +17,6 @@ def decoder(fields: Fields) -> DecoderConfig:
     return read_decoder(fields, layer, RULE)
 
 
-FAMILIES = {"Qwen2ForCausalLM": Family("Qwen2", "qwen2", decoder, window_rule=RULE)}
+FAMILIES = {
+    "Qwen2ForCausalLM": Family("Qwen2", "qwen2", decoder, window_rule=RULE, gguf=GgufForm("qwen2"))
+}

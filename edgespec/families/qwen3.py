@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgespec.config.fields import Fields
 from edgespec.config.layers import WindowRule
 from edgespec.config.values import DecoderConfig
-from edgespec.families.base import Family, read_attention, read_decoder, read_layer
+from edgespec.families.base import Family, GgufForm, read_attention, read_decoder, read_layer
 
 HEAD_DIM = 128  # of files that do not say it
 
@@ -21,4 +21,6 @@ def decoder(fields: Fields) -> DecoderConfig:
     return read_decoder(fields, layer, RULE)
 
 
-FAMILIES = {"Qwen3ForCausalLM": Family("Qwen3", "qwen3", decoder, window_rule=RULE)}
+FAMILIES = {
+    "Qwen3ForCausalLM": Family("Qwen3", "qwen3", decoder, window_rule=RULE, gguf=GgufForm("qwen3"))
+}

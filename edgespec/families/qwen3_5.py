@@ -7,8 +7,9 @@ Defaults for missing keys are those of transformers 5.14. The text part stands a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from edgespec.config.fields import Fields, is_int, shortened
 from edgespec.config.layers import heads_of, num_layers_of
@@ -22,7 +23,7 @@ from edgespec.config.values import (
 )
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import qwen3_vision
-from edgespec.families.base import Family, read_layer
+from edgespec.families.base import Family, GgufForm, read_layer
 
 HEAD_DIM = 256
 PARTIAL_ROTARY = 0.25
@@ -149,11 +150,45 @@ def refuse_other_gates(fields: Fields) -> None:
         )
 
 
+def value_heads(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The width of a value head; metadata have that of all of them together."""
+    heads = config.get("linear_num_value_heads") or 1
+    return {"linear_value_head_dim": config.get(VALUES, 0) // heads}
+
+
+VALUES = "linear_value_dim"  # of a config.json that is made of metadata alone
 IMAGE_TOKENS = ImageTokens(image=248056, video=248057, vision_start=248053, vision_end=248054)
 BESIDE = ("model.visual.", "visual.", "mtp.")
+GGUF = GgufForm(
+    "qwen35",
+    keys={
+        "full_attention_interval": "full_attention_interval",
+        "ssm.conv_kernel": "linear_conv_kernel_dim",
+        "ssm.state_size": "linear_key_head_dim",
+        "ssm.group_count": "linear_num_key_heads",
+        "ssm.time_step_rank": "linear_num_value_heads",
+        "ssm.inner_size": VALUES,
+        "rope.dimension_sections": "",  # of images
+    },
+    tensors={
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_a": "linear_attn.A_log",
+        "ssm_dt.bias": "linear_attn.dt_bias",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_out": "linear_attn.out_proj",
+    },
+    norms_plus_one=True,
+    tiled_heads=True,
+    more=value_heads,
+)
 FAMILIES = {
     "Qwen3_5ForCausalLM": Family(
-        "Qwen3.5", "qwen3_5_text", decoder, beside=BESIDE, mtp_layers=num_mtp_layers
+        "Qwen3.5", "qwen3_5_text", decoder, beside=BESIDE, mtp_layers=num_mtp_layers, gguf=GGUF
     ),
     "Qwen3_5ForConditionalGeneration": Family(
         "Qwen3.5",

@@ -24,6 +24,17 @@ def decoder(fields: Fields) -> DecoderConfig:
     return replace(dense, layers=tuple(replace(layer, mlp=mlp) for layer in dense.layers))
 
 
+GGUF = replace(
+    qwen3_5.GGUF,
+    architecture="qwen35moe",
+    keys={
+        **qwen3_5.GGUF.keys,
+        "expert_count": "num_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+)
 _DEFAULTS = {
     "moe_intermediate_size": 512,
     "num_experts_per_tok": 8,
@@ -37,6 +48,7 @@ FAMILIES = {
         defaults=_DEFAULTS,
         beside=qwen3_5.BESIDE,
         mtp_layers=qwen3_5.num_mtp_layers,
+        gguf=GGUF,
     ),
     "Qwen3_5MoeForConditionalGeneration": Family(
         "Qwen3.5-MoE",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from edgespec.config.fields import Fields, is_int
 from edgespec.config.layers import WindowRule, experts_of
 from edgespec.config.values import DecoderConfig, LayerSpec, MlpSpec
-from edgespec.families.base import Family, read_attention, read_decoder, read_layer
+from edgespec.families.base import Family, GgufForm, read_attention, read_decoder, read_layer
 
 RULE: WindowRule = "all"  # with use_sliding_window
 
@@ -42,4 +42,15 @@ def dense_layers(fields: Fields) -> frozenset[int]:
 
 
 _DEFAULTS = {"moe_intermediate_size": 768, "num_experts_per_tok": 8}
-FAMILIES = {"Qwen3MoeForCausalLM": Family("Qwen3-MoE", "qwen3_moe", decoder, defaults=_DEFAULTS)}
+GGUF = GgufForm(
+    "qwen3moe",
+    keys={
+        "expert_count": "num_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+    },
+    more=lambda config: {"norm_topk_prob": True},
+)
+FAMILIES = {
+    "Qwen3MoeForCausalLM": Family("Qwen3-MoE", "qwen3_moe", decoder, defaults=_DEFAULTS, gguf=GGUF)
+}

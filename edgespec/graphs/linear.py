@@ -14,8 +14,9 @@ import onnx_ir as ir
 from edgespec.contract import ACTIVATIONS, INPUT_SCALE, KEEP_PRECISION, SCHEME
 from edgespec.errors import UnsupportedModel
 from edgespec.graphs.builder import DTYPES, GraphBuilder
-from edgespec.graphs.packing import Packing
+from edgespec.graphs.packing import BlockPart, Packing
 from edgespec.graphs.weights import WeightTable
+from edgespec.quantization.weight_nodes import weight_nodes
 
 
 def fp32(builder: GraphBuilder, value: ir.Value, name: str) -> ir.Value:
@@ -82,16 +83,21 @@ def quantized_weight(
     """Returns the dequantized weight [in, out] in float32."""
     values = table.part(builder, weight, packing, "weight")
     scale = weight_scale(builder, table, packing, weight, name)
+    inputs = [values, scale]
+    if packing.has("weight_zero_point"):
+        inputs.append(table.part(builder, weight, packing, "weight_zero_point"))
     attributes: dict[str, Any] = {}
     if packing.sharing != "tensor":
         attributes["axis"] = packing.axis
     if packing.block_size:
         attributes["block_size"] = packing.block_size
-    if scale.dtype != ir.DataType.FLOAT:
+    if packing.weight.scales.dtype.name.startswith("float8"):
         attributes["output_dtype"] = int(ir.DataType.FLOAT)
     dequantized = builder.op(
-        "DequantizeLinear", values, scale, name=f"{name}/weight/dequantize", **attributes
+        "DequantizeLinear", *inputs, name=f"{name}/weight/dequantize", **attributes
     )
+    if packing.has("weight_minimum"):
+        dequantized = less_minimums(builder, table, packing, dequantized, weight, name)
     if packing.rows_are_outputs:
         dequantized = builder.op("Transpose", dequantized, name=f"{name}/weight/t", perm=(1, 0))
     return dequantized
@@ -100,18 +106,59 @@ def quantized_weight(
 def weight_scale(
     builder: GraphBuilder, table: WeightTable, packing: Packing, weight: str, name: str
 ) -> ir.Value:
-    """Returns the scales of a weight; those of nvfp4 are dequantized with the global scale.
+    """Returns the scales of a weight; those of nvfp4 are dequantized with the global scale, those
+    of super-blocks with their factors.
 
     Each Linear has its own scalar constants: TensorRT crashes on one that many nodes share.
     """
     if packing.sharing == "tensor":
         return builder.constant(f"{weight}.weight_scale", packing.array("weight_scale"))
-    scale = table.part(builder, weight, packing, "weight_scale")
     if packing.weight.global_scale is None:
-        return scale
+        parts: tuple[BlockPart, BlockPart] = "weight_scale", "weight_super_scale"
+        return of_blocks(builder, table, packing, parts, weight, f"{name}/weight/scale")
+    scale = table.part(builder, weight, packing, "weight_scale")
     global_scale = np.array(packing.weight.global_scale, np.float32)
     factor = builder.constant(f"{weight}.weight_global_scale", global_scale)
     return builder.op("DequantizeLinear", scale, factor, name=f"{name}/weight/scale")
+
+
+def of_blocks(
+    builder: GraphBuilder,
+    table: WeightTable,
+    packing: Packing,
+    parts: tuple[BlockPart, BlockPart],
+    weight: str,
+    name: str,
+) -> ir.Value:
+    """Returns numbers of blocks: the first of `parts`, times the second where there is one."""
+    numbers = table.part(builder, weight, packing, parts[0])
+    if not packing.has(parts[1]):
+        halves = numbers.dtype == ir.DataType.FLOAT16
+        return fp32(builder, numbers, name) if halves else numbers
+    factors = fp32(builder, table.part(builder, weight, packing, parts[1]), f"{name}/super")
+    axis, block = packing.axis, packing.weight.super_block
+    return builder.op("DequantizeLinear", numbers, factors, name=name, axis=axis, block_size=block)
+
+
+def less_minimums(
+    builder: GraphBuilder,
+    table: WeightTable,
+    packing: Packing,
+    dequantized: ir.Value,
+    weight: str,
+    name: str,
+) -> ir.Value:
+    """Returns the weight [in, out] less the minimum of each block."""
+    out_features, in_features = packing.weight.shape
+    block, label = packing.block_size, f"{name}/weight/minimum"
+    parts: tuple[BlockPart, BlockPart] = "weight_minimum", "weight_super_minimum"
+    minimums = of_blocks(builder, table, packing, parts, weight, label)
+    minimums = builder.op("Unsqueeze", minimums, builder.shape(1), name=f"{label}/repeat")
+    blocks = builder.shape(in_features // block, block, out_features)
+    dequantized = builder.op("Reshape", dequantized, blocks, name=f"{label}/blocks")
+    less = builder.op("Sub", dequantized, minimums, name=f"{label}/less")
+    whole = builder.shape(in_features, out_features)
+    return builder.op("Reshape", less, whole, name=f"{label}/whole")
 
 
 def quantized_activations(
@@ -155,13 +202,12 @@ def products(model: ir.Model) -> Iterator[tuple[str, str | None, int | None]]:
     """Yields node name, scheme and block size of each Linear; None: not quantized, no blocks."""
     for node in model.graph.all_nodes():
         weight = node.inputs[1] if node.op_type == "MatMul" else None
+        quantized = weight_nodes(weight)
         producer = weight.producer() if weight is not None else None
         while producer is not None and producer.op_type in ("Transpose", "Cast"):
             weight = producer.inputs[0]
             producer = weight.producer() if weight is not None else None
-        dequantized = producer is not None and producer.op_type == "DequantizeLinear"
-        if weight is None or not (weight.is_initializer() or dequantized):
+        if weight is None or not (weight.is_initializer() or quantized):
             continue  # a product of two computed values
-        block = producer.attributes.get("block_size") if producer is not None else None
-        block_size = block.as_int() if block is not None else None
+        block_size = quantized.block or None if quantized is not None else None
         yield node.name or "", node.metadata_props.get(SCHEME), block_size

@@ -22,32 +22,35 @@ from edgespec.errors import UnsupportedModel
 from edgespec.quantization.quantized_weight import QuantizedWeight
 
 Sharing = Literal["tensor", "channel", "block"]  # the weights that share a scale
-Part = Literal["weight", "weight_scale", "pre_quant_scale", "input_order"]
-_FOUR_BITS = ("int4", "float4_e2m1fn")
+BlockPart = Literal[  # those with a number for each block
+    "weight_scale",
+    "weight_zero_point",
+    "weight_minimum",
+    "weight_super_scale",
+    "weight_super_minimum",
+]
+Part = Literal["weight", "pre_quant_scale", "input_order"] | BlockPart
+_FOUR_BITS = ("int4", "uint4", "float4_e2m1fn")
 _ROWS = 32  # that are transposed at a time
-_SMALL_SCALES = ("float8_e4m3fn", "float8_e8m0fnu")  # of nvfp4 and mxfp8; all others become float32
+# What stands in the graph as it is stored; of floats all others become float32
+_KEPT = ("float8_e4m3fn", "float8_e8m0fnu", "int8", "uint8", "uint4")
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
     """The tensors of one Linear, computed on demand.
 
-    Quantized values are [in, out]; FP4 is [out, in], as TensorRT requires. Scales are positive, as
-    TensorRT requires: a block with scale 0 gets scale 1 and zeros. Raises UnsupportedModel that
-    names a layer that the canonical graph cannot represent.
+    Quantized values are [in, out]; FP4 is [out, in], as TensorRT requires. Of a symmetric format
+    whose scales are never negative they are positive, as TensorRT requires: a block with scale 0
+    gets scale 1 and zeros. Raises UnsupportedModel that names a layer that the canonical graph
+    cannot represent.
     """
 
     weight: QuantizedWeight
 
     def __post_init__(self) -> None:
         weight, in_features = self.weight, self.weight.shape[1]
-        if not weight.symmetric:
-            raise UnsupportedModel(
-                f"{weight.name} is quantized with zero points; this version exports only symmetric"
-                " weights.",
-                "Give a symmetric checkpoint (GPTQ with sym, or one made by ModelOpt), or the"
-                " original weights.",
-            )
+        assert weight.super_scales is None or weight.global_scale is None
         if self.sharing == "block" and in_features % weight.block[1]:
             raise UnsupportedModel(
                 f"{weight.name} has {in_features} inputs, which is not a multiple of its block size"
@@ -78,17 +81,31 @@ class Packing:
         """The attribute `block_size` of DequantizeLinear; 0 without blocks."""
         return self.weight.block[1] if self.sharing == "block" else 0
 
+    @property
+    def positive(self) -> bool:
+        """Whether scales are made positive, and float16 ones float32, as TensorRT requires: of
+        formats that it reads."""
+        return self.weight.symmetric and not self.weight.scheme.signed_scales
+
+    def has(self, part: BlockPart) -> bool:
+        """Whether the weight has the numbers of a part."""
+        return self._numbers(part) is not None
+
     def info(self, part: Part) -> TensorInfo:
         """Returns dtype, shape and number of bytes of a part without computing it."""
         out_features, in_features = self.weight.shape
-        values, scales = self.weight.values.dtype.name, self.weight.scales.dtype.name
-        kinds: dict[Part, tuple[str, tuple[int, ...]]] = {
-            "weight": (values, self._transposed(out_features, in_features)),
-            "weight_scale": (scales if scales in _SMALL_SCALES else "float32", self._scale_shape()),
-            "pre_quant_scale": ("float32", (in_features,)),
-            "input_order": ("int64", (in_features,)),
-        }
-        dtype, shape = kinds[part]
+        dtype: str = "float32"
+        shape: tuple[int, ...] = (in_features,)
+        match part:
+            case "weight":
+                dtype = self.weight.values.dtype.name
+                shape = self._transposed(out_features, in_features)
+            case "input_order":
+                dtype = "int64"
+            case "pre_quant_scale":
+                pass
+            case _:
+                dtype, shape = self._block_info(part)
         count = math.prod(shape)
         itemsize = 1 if dtype in _FOUR_BITS else np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
         num_bytes = -(-count // 2) if dtype in _FOUR_BITS else count * itemsize
@@ -100,49 +117,70 @@ class Packing:
             case "weight":
                 values = self._values()
                 return np.ascontiguousarray(values) if self.rows_are_outputs else transposed(values)
-            case "weight_scale":
-                return self._scales()
             case "pre_quant_scale":
                 assert self.weight.pre_quant_scale is not None
                 return self.weight.pre_quant_scale
             case "input_order":
                 assert self.weight.input_order is not None
                 return self.weight.input_order.astype(np.int64)
+            case _:
+                return self._block_array(part)
 
     def _transposed(self, out_features: int, in_side: int) -> tuple[int, int]:
         return (out_features, in_side) if self.rows_are_outputs else (in_side, out_features)
 
-    def _scale_shape(self) -> tuple[int, ...]:
-        out_features, in_features = self.weight.shape
+    def _numbers(self, part: BlockPart) -> NDArray[Any] | None:
+        """The numbers of blocks as the weight has them."""
+        weight = self.weight
+        match part:
+            case "weight_scale":
+                return weight.scales
+            case "weight_zero_point":
+                return weight.zero_points
+            case "weight_minimum":
+                return weight.minimums
+            case "weight_super_scale":
+                return weight.super_scales
+            case "weight_super_minimum":
+                return weight.super_minimums
+
+    def _block_info(self, part: BlockPart) -> tuple[str, tuple[int, ...]]:
+        """The dtype and shape of numbers of blocks."""
+        numbers, out_features = self._numbers(part), self.weight.shape[0]
+        assert numbers is not None
+        kept = _KEPT if self.positive else (*_KEPT, "float16")
+        dtype = numbers.dtype.name if numbers.dtype.name in kept else "float32"
         match self.sharing:
             case "tensor":
-                return ()
+                return dtype, ()
             case "channel":
-                return (out_features,)
+                return dtype, (out_features,)
             case "block":
-                return self._transposed(out_features, in_features // self.block_size)
+                return dtype, self._transposed(out_features, numbers.shape[1])
+
+    def _block_array(self, part: BlockPart) -> NDArray[Any]:
+        numbers, (dtype, shape) = self._numbers(part), self._block_info(part)
+        assert numbers is not None
+        rows = self._rows(numbers).astype(getattr(ml_dtypes, dtype, dtype), copy=False)
+        if part == "weight_scale" and self.positive:
+            rows = np.where(rows.astype(np.float32) == 0, np.ones((), rows.dtype), rows)
+        if self.sharing != "block":
+            return rows.reshape(-1)[: math.prod(shape)].reshape(shape)
+        return np.ascontiguousarray(rows if self.rows_are_outputs else rows.T)
 
     def _values(self) -> NDArray[Any]:
-        """Quantized values [out, in], zero where the scale is zero."""
-        values, zero_scale = self.weight.values, self._scale_rows().astype(np.float32) == 0
-        if not zero_scale.any():
+        """Quantized values [out, in], zero where a scale of zero becomes one."""
+        values = self.weight.values
+        zero_scale = self._rows(self.weight.scales).astype(np.float32) == 0
+        if not self.positive or not zero_scale.any():
             return values
         in_features = values.shape[1]
         mask = np.repeat(zero_scale, self.weight.block[1], axis=1)[:, :in_features]
         return np.where(mask, np.zeros((), values.dtype), values)
 
-    def _scales(self) -> NDArray[Any]:
-        scales = self._scale_rows()
-        if scales.dtype.name not in _SMALL_SCALES:
-            scales = scales.astype(np.float32)
-        scales = np.where(scales.astype(np.float32) == 0, np.ones((), scales.dtype), scales)
-        if self.sharing != "block":
-            return scales.reshape(-1)[: math.prod(self._scale_shape())].reshape(self._scale_shape())
-        return np.ascontiguousarray(scales if self.rows_are_outputs else scales.T)
-
-    def _scale_rows(self) -> NDArray[Any]:
-        """[out, blocks]: scales of several rows are repeated, since ONNX blocks have one axis."""
-        return np.repeat(self.weight.scales, self.weight.block[0], axis=0)[: self.weight.shape[0]]
+    def _rows(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """[out, blocks]: numbers of several rows are repeated, since ONNX blocks have one axis."""
+        return np.repeat(numbers, self.weight.block[0], axis=0)[: self.weight.shape[0]]
 
 
 class PackingSource:
@@ -184,13 +222,21 @@ class PackingSource:
 
 
 def without_numbers(weight: QuantizedWeight) -> QuantizedWeight:
-    """A weight of the same types and shapes, with zeros that take no memory for its values and,
-    where there are several, its scales."""
-    scales = weight.scales
-    if scales.size > 1:
-        scales = np.broadcast_to(np.zeros((), scales.dtype), scales.shape)
-    values = np.broadcast_to(np.zeros((), weight.values.dtype), weight.shape)
-    return replace(weight, values=values, scales=scales)
+    """A weight of the same types and shapes, with zeros that take no memory for its values and the
+    numbers of its blocks, where there are several."""
+    return replace(
+        weight,
+        values=_zeros(weight.values),
+        scales=weight.scales if weight.scales.size == 1 else _zeros(weight.scales),
+        zero_points=None if weight.zero_points is None else _zeros(weight.zero_points),
+        minimums=None if weight.minimums is None else _zeros(weight.minimums),
+        super_scales=None if weight.super_scales is None else _zeros(weight.super_scales),
+        super_minimums=None if weight.super_minimums is None else _zeros(weight.super_minimums),
+    )
+
+
+def _zeros(array: NDArray[Any]) -> NDArray[Any]:
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
 
 
 def transposed(values: NDArray[Any]) -> NDArray[Any]:

@@ -25,6 +25,7 @@ from edgespec.backends.summary import (
 )
 from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.gguf import source as gguf
 from edgespec.checkpoint.pickled import PICKLED
 from edgespec.checkpoint.source import some_of
 from edgespec.checkpoint.summary import (
@@ -47,7 +48,10 @@ from edgespec.runtime.measuring import cost_description
 SMALL_BYTES = 1 << 20  # files up to this size are compared by their hash in any case
 _STAGING = re.compile(r"\.(.+)\.tmp-(\d+)")
 _UNFINISHED = re.compile(r"\.(.+)\.quantize")
-_TAKES = "edgespec inspect takes a checkpoint, what export or build wrote, or a .safetensors file."
+_TAKES = (
+    "edgespec inspect takes a checkpoint, a .gguf or .safetensors file, or what export or build"
+    " wrote."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,9 @@ def inspect(path: Path, *, verify: bool = False) -> Inspection:
     problems: list[EdgeSpecError] = []
     read_up_to = math.inf if verify else SMALL_BYTES
     kind = kind_of(path)
+    if kind == "gguf":
+        looked = inspect(gguf.directory_of(path), verify=verify)
+        return replace(looked, path=path)
     notes = notes_of_directory(path)
     if kind == "safetensors":
         return Inspection(path, summarize_file(path), (), notes)
@@ -109,8 +116,8 @@ def look_at_costs(path: Path) -> list[StoredProfile]:
 
 
 def kind_of(path: Path) -> str:
-    """`checkpoint`, `export`, `engines` or `safetensors`. Raises BundleError for anything else, and
-    for what an unfinished run left."""
+    """`checkpoint`, `export`, `engines`, `safetensors` or `gguf`. Raises BundleError for anything
+    else, and for what an unfinished run left."""
     directory_kind = directories.kind_of(path)
     if directory_kind is DirectoryKind.FILE:
         return kind_of_file(path)
@@ -138,9 +145,9 @@ def kind_of(path: Path) -> str:
 
 
 def kind_of_file(path: Path) -> str:
-    """`safetensors`, by the suffix. Raises BundleError for any other file."""
-    if path.suffix == ".safetensors":
-        return "safetensors"
+    """`safetensors` or `gguf`, by the suffix. Raises BundleError for any other file."""
+    if path.suffix in (".safetensors", gguf.SUFFIX):
+        return path.suffix[1:]
     remedy = (
         f"Give its directory: {path.parent}"
         if path.suffix in (".json", ".data", *directories.GRAPHS)
@@ -203,7 +210,9 @@ def nothing_known(path: Path) -> BundleError:
         return BundleError(
             f"{path} holds nothing known itself", f"Look at one of these: {some_of(shown)}"
         )
-    if any(path.glob("*.bin")) or any(path.glob("*.gguf")):
+    if files := sorted(path.glob(f"*{gguf.SUFFIX}")):
+        return BundleError(f"{path} has {some_of(f.name for f in files)}", f"Give {files[0]}")
+    if any(path.glob("*.bin")):
         return BundleError(
             f"{path} has weights and no config.json", "Download the whole checkpoint."
         )

@@ -21,6 +21,8 @@ from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import BuildOptions
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import DEFAULT_BACKEND, find_backend, get_backend
+from edgespec.checkpoint.gguf.header import parts_of
+from edgespec.checkpoint.gguf.source import is_gguf
 from edgespec.checkpoint.hub import download, is_repo_id
 from edgespec.contract import DECODERS, Limits, Role
 from edgespec.errors import (
@@ -38,6 +40,7 @@ from edgespec.pipeline.inspection import heads_of, kind_of
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
+    from edgespec.backends.build import Built
     from edgespec.checkpoint.files import Checkpoint
     from edgespec.config import DraftConfig, ModelConfig
     from edgespec.export.options import ExportOptions
@@ -160,11 +163,10 @@ def refuse_what_is_no_model(request: RunRequest) -> None:
         if path.suffix in RECIPES:
             message = f"{name} is a recipe, and this version does not run recipes yet"
             raise UnsupportedModel(message, "Pass a model: its directory or its name on the hub.")
-        if path.suffix == ".gguf":
-            message = f"{name} is a GGUF file, which this version does not read"
-            raise UnsupportedModel(
-                message, "Pass the Hugging Face checkpoint that it was made from."
-            )
+        if is_gguf(path):
+            if not path.is_file():
+                raise CheckpointError(f"there is no file {name!r}", "Pass a GGUF file's path.")
+            continue
         if path.is_file():
             raise CheckpointError(f"{path} is a file, not a model", f"Pass {path.parent} instead.")
         if not path.is_dir() and not is_repo_id(name):
@@ -185,16 +187,28 @@ def start_of(request: RunRequest) -> str:
 
 
 def seen_of(name: str) -> list[Any]:
-    """A hub name as it is; a directory with size, times and inode of each of its files. The time at
-    which an inode changed cannot be set back, as that of the content can."""
+    """A hub name as it is; a directory or a GGUF file with size, times and inode of each of its
+    files. The time at which an inode changed cannot be set back, as that of the content can."""
     path = Path(name)
-    if not path.is_dir():
+    if not is_local(path):
         return ["hub", name]
-    stats = sorted((file.name, file.stat()) for file in path.iterdir() if file.is_file())
+    stats = sorted((file.name, file.stat()) for file in files_of(path))
     files = [
         [name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_dev, s.st_ino] for name, s in stats
     ]
     return ["directory", str(path.resolve()), files]
+
+
+def is_local(path: Path) -> bool:
+    """Whether a name is a checkpoint here: a directory, or a GGUF file."""
+    return path.is_dir() or is_gguf(path)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a directory; of a model in GGUF its parts."""
+    if not path.is_dir():
+        return list(parts_of(path))
+    return [file for file in path.iterdir() if file.is_file()]
 
 
 def settings_of(request: RunRequest) -> dict[str, Any]:
@@ -226,9 +240,9 @@ def is_settled(name: str) -> bool:
     """Whether the files of a directory have been as they are for longer than time stamps are
     coarse, so that a later change will show; a hub name always is."""
     path = Path(name)
-    if not path.is_dir():
+    if not is_local(path):
         return True
-    stats = [file.stat() for file in path.iterdir() if file.is_file()]
+    stats = [file.stat() for file in files_of(path)]
     newest_s = max((max(stat.st_mtime, stat.st_ctime) for stat in stats), default=0.0)
     return time.time() - newest_s > SETTLED_S
 
@@ -308,9 +322,9 @@ def made_once(key: str, cache: Cache, make: Callable[[], None], report: Reporter
 
 
 def located(name: str, request: RunRequest, report: Reporter) -> Path:
-    """The directory of a target or draft, downloaded where it is no directory."""
+    """The directory or GGUF file of a target or draft, downloaded where it is not here."""
     path = Path(name)
-    if path.is_dir():
+    if is_local(path):
         return path
     report.step(f"download {name}")
     return download(name, allow_pickle=request.allow_pickle, progress=report)
@@ -443,7 +457,7 @@ def about(
     def shown(name: str | None, path: Path | None) -> str | None:
         if name is None or path is None:
             return None
-        return str(path.resolve()) if Path(name).is_dir() else name
+        return str(path.resolve()) if is_local(Path(name)) else name
 
     return {
         "target": shown(request.target, base),
@@ -481,10 +495,33 @@ def make_engines(plan: PipelinePlan, request: RunRequest, staging: Path, report:
                 options=None if encodes else request.options,
                 progress=progress,
             )
+            if request.measure_costs and not encodes:
+                measure_loss(component.directory, staging / "engine", built, title, report)
             shutil.rmtree(component.directory)
             for note in built.notes:
                 report.note(f"{title}: {note}")
     shutil.rmtree(staging / EXPORT)
+
+
+def measure_loss(
+    onnx_dir: Path, engine_dir: Path, built: Built, title: str, report: Reporter
+) -> None:
+    """Measure what quantized weights of a new engine cost; that it failed is said, and no more."""
+    from edgespec.backends import base as backends
+    from edgespec.runtime.measuring.quantization_loss import after_build
+
+    progress = backends.Progress(
+        start=lambda total: report.start("quantization loss", total),
+        advance=report.advance,
+        warn=report.note,
+    )
+    found = after_build(
+        onnx_dir, engine_dir, built.role, measure=True, unproven=built.unproven, progress=progress
+    )
+    if found is not None:
+        report.note(f"{title}: {found.line}")
+        for warning in found.warnings:
+            report.note(f"warning: {title}: {warning}")
 
 
 def measure(engine_dir: Path, report: Reporter) -> None:

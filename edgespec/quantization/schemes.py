@@ -15,13 +15,22 @@ from edgespec.errors import UnsupportedModel
 
 # Names of ml_dtypes
 WeightType = Literal[
-    "float32", "float16", "bfloat16", "int4", "int8", "float8_e4m3fn", "float4_e2m1fn"
+    "float32",
+    "float16",
+    "bfloat16",
+    "int4",
+    "uint4",
+    "int8",
+    "uint8",
+    "float8_e4m3fn",
+    "float4_e2m1fn",
 ]
 # The weights that share a scale; block: along in, square: along in and out
 Scaling = Literal["none", "tensor", "channel", "block", "square"]
 Activations = Literal["none", "static tensor", "dynamic block", "dynamic token"]
 
 EMULATED = "emulated: correctness only"  # the CPU engine's words
+PACKED = "LowBitMatMul"  # our own kernel; without it float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +45,12 @@ class Scheme:
 
     name: str  # on our command line
     description: str  # one line for --help
-    weight: WeightType
+    weight: WeightType  # in the graph; int4_wo and int8_wo with zero points: unsigned
     bits: int  # of one stored weight, without its scales
     scaling: Scaling
     block: int = 1  # weights along in (square: along out too) that share a scale; 1: no blocks
     activations: Activations = "none"
+    signed_scales: bool = False  # whether scales may be negative or zero
     pre_quant_scale: bool = False  # whether activations may first be multiplied by a vector [in]
     out_multiple: int = 1  # `out` must be a multiple of it: two rows may share a byte
     made: bool = False  # whether `quantize` makes it; the others are read only
@@ -69,6 +79,20 @@ class Scheme:
 
 
 TARGETS = {"orin": 87, "thor": 110, "spark": 121}  # compute capability times ten
+
+_GGUF: tuple[tuple[str, WeightType, int, int], ...] = (
+    ("q4_0", "int4", 4, 32),
+    ("q4_1", "uint4", 4, 32),
+    ("q5_0", "int8", 5, 32),
+    ("q5_1", "uint8", 5, 32),
+    ("q8_0", "int8", 8, 32),
+    ("q4_k", "uint4", 4, 32),
+    ("q5_k", "uint8", 5, 32),
+    ("q6_k", "int8", 6, 16),
+    ("iq4_nl", "int8", 4, 32),
+    ("iq4_xs", "int8", 4, 32),
+    ("mxfp4", "float4_e2m1fn", 4, 32),
+)
 
 _ROWS = (
     Scheme("fp32", "float32, unquantized", "float32", 32, "none"),
@@ -208,7 +232,7 @@ _ROWS = (
         preset="W4A16_NVFP4_CFG",
         algos=("W4A16_NVFP4",),
         min_sm=100,
-        cpu=EMULATED,
+        cpu=PACKED,
         min_logits_cosine=0.90,
         max_weight_error=0.15,
     ),
@@ -250,6 +274,22 @@ _ROWS = (
         cpu="MatMulInteger int8",
         min_logits_cosine=0.98,
         max_weight_error=0.04,
+    ),
+    # llama.cpp's types in GGUF files
+    *(
+        Scheme(
+            name,
+            f"llama.cpp's {name.upper()}",
+            weight,
+            bits,
+            "block",
+            block,
+            signed_scales=True,
+            cpu=PACKED,
+            min_logits_cosine=0.92 if bits == 4 else 0.98,
+            max_weight_error=0.20 if bits == 4 else 0.08,
+        )
+        for name, weight, bits, block in _GGUF
     ),
 )
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import EnvironmentProblem, MissingDependency, RequestError
+from edgespec.prompts import shipped_text
 
-SHIPPED = Path(__file__).with_name("calibration.txt")
 # TensorRT Edge-LLM's names -> repository, configuration, column
 HUB = {
     "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", "article"),
@@ -61,7 +61,8 @@ def read_texts(source: str | None, num_tokens: int) -> CalibrationTexts:
     package datasets, and EnvironmentProblem for a failed download.
     """
     if source is None:
-        return _from_bytes(SHIPPED.read_bytes(), "shipped", SHIPPED)
+        path = shipped_text.PATH
+        return _from_bytes(path.read_bytes(), "shipped", path)
     path = Path(source)
     if path.is_file():
         return _from_bytes(path.read_bytes(), path.name, path)

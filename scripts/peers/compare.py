@@ -255,6 +255,7 @@ def compare(args: argparse.Namespace, prepared: dict[str, Prepared]) -> dict[str
         del row["prepare"]
         row["disk_mb"] = round(sum(map(size_mb, files.files)), 1)
         row["read_mb"] = round(sum(map(size_mb, files.read)), 1) if files.read else None
+        row["divergence"] = files.divergence
         rows[name] = row
     return {
         "shape": args.shape,

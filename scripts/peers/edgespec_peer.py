@@ -48,11 +48,14 @@ def prepare(
     flags = ["--base-model-dir", str(models / "base")]
     build(checkpoint, room / f"{draft}-draft", flags, graph, engines, block, cache)
     command = [sys.executable, str(Path(__file__).resolve()), str(engines)]
+    entry = json.loads((engines / "manifest.json").read_text())["engines"]["base"]
+    cost = entry.get("divergence")
     if rate is not None:
-        return Prepared([*command, "--spec-rate", str(rate), "--chain", str(chain)], [engines])
+        flags = ["--spec-rate", str(rate), "--chain", str(chain)]
+        return Prepared([*command, *flags], [engines], divergence=cost)
     weights = json.loads((engines / "base_config.json").read_text())["weights"]
     read = engines / "spec_base.onnx.data", engines / weights["largest"]["file"]  # the lm_head
-    return Prepared(command, [engines / "spec_base.onnx", *read], read)
+    return Prepared(command, [engines / "spec_base.onnx", *read], read, cost)
 
 
 def build(

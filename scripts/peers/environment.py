@@ -18,11 +18,13 @@ HERE = Path(__file__).resolve().parent
 @dataclass(frozen=True)
 class Prepared:
     """What is measured: a command, the files that it opens, and of these those that every token
-    reads from beginning to end (none where they also have what is not read)."""
+    reads from beginning to end (none where they also have what is not read). `divergence` is what
+    the format costs, as edgespec measures it; None: it was not measured."""
 
     command: list[str]
     files: list[Path]
     read: tuple[Path, ...] = ()
+    divergence: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)

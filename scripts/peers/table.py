@@ -134,6 +134,15 @@ def cell(found: dict[str, float] | None, *, with_ratio: bool = True, percent: bo
     return f"{text} ({found['ratio']:.2f})" if with_ratio and "ratio" in found else text
 
 
+def quality(cost: dict[str, float] | None) -> str:
+    """Returns the perplexity of an engine's weights, and by how much it rose, where it was
+    measured."""
+    if cost is None:
+        return NOTHING
+    rise = cost["perplexity"] / cost["exported_perplexity"] - 1
+    return f"{cost['perplexity']:.4g} ({100 * rise:+.1f} %)"
+
+
 def lines(heads: list[str], rows: Iterable[list[str]]) -> str:
     """Returns a table in Markdown; the first column has no heading."""
     body = [["", *heads], ["---"] * (len(heads) + 1), *rows]
@@ -149,6 +158,8 @@ def plain_table(result: dict[str, Any]) -> str:
     if PREFILL in result["contexts"]:
         keys, heads = [*keys, f"prefill_{PREFILL}_s"], [*heads, f"prefill of {PREFILL}, s"]
         heads.insert(len(contexts), heads.pop())
+    measured = any(row.get("divergence") for row in result["rows"].values())
+    heads += ["perplexity, over float32's"] if measured else []
     heads += ["load, s", "start, s", "peak memory, MB", "proportional", "not of files", "disk"]
     rows = []
     for name, row in result["rows"].items():
@@ -158,6 +169,7 @@ def plain_table(result: dict[str, Any]) -> str:
         with_ratio = row["beside"] != name
         cells = [cell(found[key], with_ratio=with_ratio) for key in keys]
         cells += [cell(found.get(f"share_{c}"), with_ratio=False, percent=True) for c in contexts]
+        cells += [quality(row.get("divergence"))] if measured else []
         cells += [cell(found[key], with_ratio=False) for key in ("load_s", "start_s")]
         memory = ("rss_mb", "pss_mb", "anonymous_mb")
         cells += [cell(found[key], with_ratio=False) for key in memory]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.backends import divergence
 from edgespec.cli import environment
 from edgespec.runtime.costs.cost_model import CostModel
 from edgespec.runtime.costs.cost_profile import FILE, read_profiles
@@ -86,11 +87,30 @@ def test_run_measures_what_it_makes(
 ) -> None:
     monkeypatch.setenv(environment.CACHE, str(tmp_path / "cache"))
     line = ["run", pair / "base", "--prompt", "one", "--no-chat-template", *CAPACITY]
-    limits = ["--max-generate-length", 4, "--max-verify-tree-size", 8]
+    limits = ["--max-generate-length", 4, "--max-verify-tree-size", 8, "--weights", "int8"]
     done = cli(*line, *limits)
     assert done.code == 0, done.err
+    assert "int8 changes 1 word in " in done.err
     assert "costs, behind 64 tokens" in done.err
     assert [*(tmp_path / "cache").rglob(FILE)]
+
+
+@pytest.mark.usefixtures("measuring")
+def test_build_measures_what_quantized_weights_change(
+    cli: Cli, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(divergence, "MAX_INCREASE", -1.0)  # the toy's tokens are all as unlikely
+    onnx, engines = pair / "onnx_base" / "llm", tmp_path / "engines"
+    done = cli("build", "--onnx-dir", onnx, "--engine-dir", engines, *CAPACITY, "--weights", "int4")
+    line = re.search(r"^  (int4 changes 1 word in .* nats a token) \([0-9]+ tok", done.out, re.M)
+    assert line is not None, done.out + done.err
+    assert re.search(r"^warning: int4 raises .*: --weight-block 32 is closer", done.err, re.M)
+    assert line[1] in cli("inspect", engines).out
+    told = json.loads(cli("inspect", engines, "--json").out)
+    kept = told["engines"]["base"]["divergence"]
+    assert f"{kept['perplexity']:.4g} instead of" in line[1]
+    sizes = ["--input-tokens", 8, "--output-tokens", 4, "--repeats", 1]
+    assert line[1] in cli("bench", engines, "--mode", "decode", *sizes).out
 
 
 def test_builds_of_tests_measure_nothing(cli: Cli, pair: Path, tmp_path: Path) -> None:

@@ -54,7 +54,11 @@ def logits(engines: Path, *calls: Call) -> list[np.ndarray]:
 
 
 @pytest.mark.usefixtures("row")
-@pytest.mark.parametrize("version", [None, PORTABLE, NATIVE], ids=["ort", "portable", "native"])
+@pytest.mark.parametrize(
+    "version",
+    [None, pytest.param(PORTABLE, marks=pytest.mark.deep), NATIVE],
+    ids=["ort", "portable", "native"],
+)
 def test_one_row_takes_an_input_from_export_to_a_runner(
     version: str | None, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -113,7 +113,6 @@ def config(directory: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("base", "draft"),
     [
-        ("fp8", "plain"),
         ("plain", "fp8"),
         ("nvfp4", "fp8"),
         # Each scheme alone goes the same way in tests/parity

@@ -278,9 +278,14 @@ def rightly_drafted(
     monkeypatch.setattr(Engine, "__init__", opened)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("kind", [STOP_WORDS, END_OF_SEQUENCE])
-@pytest.mark.parametrize("index", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("index", "kind", "batch_size"),
+    [
+        (index, kind, 1 if (index + place) % 2 else 3)
+        for index in (1, 2, 3, 4)
+        for place, kind in enumerate((STOP_WORDS, END_OF_SEQUENCE))
+    ],
+)
 def test_end_inside_an_accepted_run_is_where_plain_decoding_ends(
     engines: Path,
     tmp_path: Path,
@@ -317,7 +322,7 @@ def test_end_inside_an_accepted_run_is_where_plain_decoding_ends(
 # ---- capacity
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.deep), 3])
 def test_full_cache_ends_plain_and_drafted_runs_at_the_same_token(
     engines: Path, tmp_path: Path, cli: Cli, batch_size: int
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from edgespec.cli.chat.loop import Chat
 from edgespec.pipeline.cache import Cache
-from tests import shared, toys
+from tests import gguf_files, shared, toys
 from tests.e2e.workshop import Cli, Outcome, cli, small_disk
 
 __all__ = ["cli", "small_disk"]  # fixtures
@@ -131,6 +131,25 @@ def test_each_kind_of_target_runs(
     refused = cli("run", engine_dir, "--weights", "int4", "--prompt", "a")
     assert refused.code == 2
     assert "--weights means nothing here" in refused.err
+
+
+def test_a_gguf_file_answers_as_the_checkpoint_that_it_was_made_from(
+    checkpoints: Path, cli: Cli, kept: Cache, made: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "base.gguf"
+    gguf_files.write(checkpoints / "base", file)
+    wanted = cli("run", checkpoints / "base", "--prompt", "a", *GREEDY)
+    asked = ("run", file, "--draft", checkpoints / "eagle", "--prompt", "a", *GREEDY)
+    first, second = cli(*asked), cli(*asked)
+    assert (first.code, first.out) == (0, wanted.out), first.err
+    assert (second.code, second.out) == (0, wanted.out), second.err
+    assert made == ["export", "build"] * 3
+    about = next(e.about for e in kept.entries() if e.about["method"] == "eagle3")
+    assert about["target"] == str(file)
+    shown = cli("inspect", file)
+    assert shown.code == 0
+    assert f"LlamaForCausalLM: {file}" in shown.out
+    assert cli("check", file, checkpoints / "eagle").code == 0
 
 
 def test_smaller_model_drafts_for_a_plain_engine(

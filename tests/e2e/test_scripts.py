@@ -28,16 +28,28 @@ pytestmark = pytest.mark.slow
 BRIEFLY = ("--input-file", str(RECIPE / "input.json"), "--repeats", "1", "--output-tokens", "16")
 
 
+def brief_recipe(path: Path) -> Path:
+    """The committed pair, with answers of a third of their length."""
+    path.mkdir()
+    for name in ("base", "draft"):
+        (path / name).symlink_to(RECIPE / name)
+    asked = json.loads((RECIPE / "input.json").read_text())
+    (path / "input.json").write_text(json.dumps(asked | {"max_generate_length": 40}))
+    return path
+
+
 @pytest.mark.parametrize(
     ("method", "constants"),
     [
-        ("eagle3", {"MEASURED": BRIEFLY}),
+        ("eagle3", {"MEASURED": BRIEFLY, "COMPARED": ("eagle3",)}),
         *(pytest.param(name, {}, marks=pytest.mark.deep) for name in ("dflash", "suffix", "ngram")),
     ],
 )
 def test_demo_drafts_and_loses_nothing(
     method: str, constants: dict[str, Any], tmp_path: Path
 ) -> None:
+    if constants:
+        constants = constants | {"RECIPE": brief_recipe(tmp_path / "recipe")}
     said = script("demo.py", "--method", method, "--out", tmp_path / "demo", constants=constants)
     drafts = METHODS[method].needs_engine
     assert said.count("golden outputs reproduced") == 1  # the base's

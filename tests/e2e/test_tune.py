@@ -36,6 +36,7 @@ LIMITS = Limits(
 )
 REPEATS = 6
 QUICK = ("--num-prompts", 4, "--output-tokens", 10, "--repeats", REPEATS, "--measure", 2)
+BRIEF = ("--num-prompts", 2, "--measure", 1)
 JOURNAL = "tune_journal.jsonl"
 
 
@@ -209,7 +210,7 @@ def test_a_plan_that_does_not_fit_is_a_note_that_names_the_file(
 
 def test_the_winner_as_yaml(cli: Cli, engines: Path, prompts: Path, tmp_path: Path) -> None:
     out = tmp_path / "tuned.yaml"
-    found = tune(cli, engines, prompts, "--output", out)
+    found = tune(cli, engines, prompts, "--output", out, *BRIEF)
     assert not (engines / FILE).exists()
     if found["winner"] is None:
         assert not out.exists()
@@ -236,7 +237,7 @@ def test_the_fastest_format_of_the_draft_is_installed(
     cli: Cli, engines: Path, drafts: Path, prompts: Path
 ) -> None:
     before = manifest_of(engines)["base"]
-    formats = ("--draft-onnx", drafts, "--draft-weights", "int8,fp32", "--install")
+    formats = ("--draft-onnx", drafts, "--draft-weights", "int8,fp32", "--install", *BRIEF)
     found = tune(cli, engines, prompts, *formats)
     assert {row["weights"] for row in found["formats"]} == {"int8", "fp32"}
     best = max(found["formats"], key=lambda row: row["over_plain"])["weights"]

@@ -24,7 +24,7 @@ from tests.unit.backends.ort.native.sessions import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = PATH.relative_to(ROOT)
-FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
+FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
 COMPILERS = {"broken": "false", "missing": "/nonexistent/g++"}
 NOT_COMPILED = "edgespec's own kernels were not compiled when it was installed"
 LIMITS = Limits(max_input_len=64, max_kv_cache_capacity=64)
@@ -84,6 +84,15 @@ def test_a_build_whose_compiler_fails_succeeds_and_leaves_no_older_library(
     assert "libedgespec_kernels" in done.stderr
     assert "failed" in done.stderr
     assert not (place / LIBRARY).exists()
+
+
+def test_a_wheel_for_others_without_its_library_is_not_made(tmp_path: Path) -> None:
+    place = sources(tmp_path / "sources")
+    words = ["setup.py", "bdist_wheel", "--plat-name", "manylinux_2_28_x86_64"]
+    done = run(words, place, CC="false", CXX="false")
+    assert done.returncode != 0
+    assert "manylinux_2_28_x86_64 has no libedgespec_kernels.so" in done.stderr
+    assert not list(place.glob("dist/*.whl"))
 
 
 def test_an_installation_without_kernels_builds_and_infers_and_says_why(

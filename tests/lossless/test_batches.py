@@ -162,7 +162,7 @@ def script(engines: Engines, jobs: Sequence[GenerationRequest], right: float | N
         session.drafter = drafter
 
 
-@pytest.mark.parametrize("right", [None, 0, 0.8])
+@pytest.mark.parametrize("right", [None, pytest.param(0, marks=pytest.mark.deep), 0.8])
 def test_mixture_gives_each_what_it_gets_alone(engines: Engines, right: float | None) -> None:
     jobs = mixture()
     script(engines, jobs, right)
@@ -176,7 +176,7 @@ def test_mixture_gives_each_what_it_gets_alone(engines: Engines, right: float | 
     assert max(len(call.args[1]) for call in run.mock_calls) == LANES
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.deep), 3])
 def test_smaller_batches_of_the_same_engine_give_the_same(engines: Engines, lanes: int) -> None:
     jobs = mixture()[:7]
     assert_as_alone(engines.one, jobs, served(engines.four, jobs, lanes))
@@ -198,9 +198,9 @@ def test_stop_token_of_one_ends_one(engines: Engines, right: float | None) -> No
     assert found[2].token_ids == third[: third.index(third[5]) + 1]
 
 
-@pytest.mark.parametrize(("plan", "right"), [(None, None), (PLANS[1], 0.8), (PLANS[3], None)])
+@pytest.mark.parametrize(("plan", "right"), [(PLANS[1], 0.8), (PLANS[3], None)])
 def test_full_cache_ends_one_and_its_mates_go_on(
-    engines: Engines, plan: DraftPlan | None, right: float | None
+    engines: Engines, plan: DraftPlan, right: float | None
 ) -> None:
     """Its mates' trees are wide to the last: the rows by which it is padded lie behind its
     capacity."""

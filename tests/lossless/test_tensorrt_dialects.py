@@ -94,7 +94,7 @@ def test_the_same_tokens_come_out_with_drafts_and_without(
     engine: Engine, parts: Parts, sampling: edgespec.SamplingParams
 ) -> None:
     accepted = 0
-    for length in (1, 9, 30):
+    for length in (1, 30):
         prompt = np.random.default_rng(length).integers(3, 256, length).tolist()
         plain, drafted = plainly(engine, prompt, sampling), engine.generate(prompt, sampling)
         assert_same(engine, plain, drafted, sampling)

@@ -20,7 +20,9 @@ from tests.lossless.test_images import CHAIN, COUNT, GREEDY, INTERLEAVED, LIMITS
 from tests.tensorrt_simulator.installed import install
 
 
-@pytest.mark.parametrize("version", ["10.13.3.9", "10.16.2.10"])
+@pytest.mark.parametrize(
+    "version", [pytest.param("10.13.3.9", marks=pytest.mark.deep), "10.16.2.10"]
+)
 def test_a_device_takes_rows_of_images(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
 ) -> None:

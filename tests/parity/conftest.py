@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgespec.artifacts import file_names
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import BuildOptions
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.manifest import EngineManifest
+from edgespec.backends.onnx_dir import open_onnx_dir
+from edgespec.backends.ort.layerwise import LayerwiseGraph, causal_feeds
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import open_runner
 from edgespec.contract import Limits, Role
@@ -27,6 +31,21 @@ from tests.one_lane import OneLane
 from tests.parity import tensorrt_graphs
 
 CAPACITY = 48  # KV slots of each engine
+
+
+def layer_by_layer(
+    onnx_dir: Path, ids: NDArray[np.int64], capacity: int = CAPACITY
+) -> NDArray[np.float32]:
+    """The logits [S, V] of an export, each attention and each MLP a piece of its own."""
+    onnx = open_onnx_dir(onnx_dir)
+    graph = LayerwiseGraph.open(onnx)
+    assert len(graph.pieces) == 2 * onnx.config.graph.num_layers
+    feeds = causal_feeds(onnx.config, 2, len(ids), capacity)
+    both = np.stack([ids[::-1], ids])  # a sequence beside another
+    x = EmbeddingTable(onnx_dir / file_names.EMBEDDING, onnx.config).rows(both)
+    for piece in graph.pieces:
+        x = piece.run(x, feeds)
+    return graph.head.logits(graph.head.rows(x, feeds))[len(ids) :]
 
 
 @dataclass(frozen=True)
@@ -53,6 +72,10 @@ class Component:
                 local_rope=RopeTable.of(local, self.runner.capacity) if local else None,
             )
         )
+
+    def layer_by_layer(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The logits [S, V] of the exported graph, one piece after the other."""
+        return layer_by_layer(self.onnx_dir, ids, self.runner.capacity)
 
     @property
     def rope(self) -> RopeTable:

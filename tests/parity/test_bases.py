@@ -227,6 +227,11 @@ def test_prefill_gives_logits_and_taps_of_every_row(pair: Pair, decoder: OneLane
     assert_close(result.hidden_states[0], aux_layers)
 
 
+def test_layer_by_layer_the_export_gives_the_same_logits(pair: Pair) -> None:
+    ids = some_ids(24)
+    assert_close(pair.component.layer_by_layer(ids), pair.reference(ids)[0])
+
+
 @representative
 def test_decoding_one_token_at_a_time_equals_one_pass(pair: Pair, decoder: OneLane) -> None:
     ids = some_ids(24, seed=1)

@@ -60,7 +60,7 @@ def operators(engine_dir: Path) -> Counter[str]:
     return Counter(node.op_type for node in ir.load(engine_dir / "spec_base.onnx").graph)
 
 
-@pytest.mark.parametrize("block", [32, 128])
+@pytest.mark.parametrize("block", [32, pytest.param(128, marks=pytest.mark.deep)])
 def test_joined_products_are_the_products(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:

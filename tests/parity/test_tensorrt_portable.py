@@ -107,7 +107,7 @@ OF_RECURRENT_LAYERS = {
 }
 
 
-@pytest.mark.parametrize("compute", ["float32", *HALVES])
+@pytest.mark.parametrize("compute", [pytest.param("float32", marks=pytest.mark.deep), *HALVES])
 def test_it_is_valid_onnx_of_basic_operators_of_opset_20(
     graph: Canonical, compute: Compute
 ) -> None:

@@ -13,5 +13,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     from tests.tensorrt import rtx
 
     terminalreporter.section("graphs")
-    for line in matrix.table(matrix.ASKED, rtx.version().title):
+    for line in matrix.table(matrix.ASKED, rtx.version().name):
         terminalreporter.write_line(line)

@@ -109,4 +109,4 @@ def builds() -> bool:
 def needs_builds() -> None:
     """Skip the test where it does not."""
     if not builds():
-        pytest.skip(f"{version().title} does not compile without a driver")
+        pytest.skip(f"{version().name} does not compile without a driver")

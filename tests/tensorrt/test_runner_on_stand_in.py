@@ -100,7 +100,8 @@ def layer(request: pytest.FixtureRequest) -> type[Device]:
     return request.param
 
 
-@pytest.mark.parametrize("version", [NATIVE, pytest.param(PORTABLE, marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("version", [NATIVE, PORTABLE])
 def test_infer_says_the_same_on_the_real_package(
     cli: Cli,
     tmp_path: Path,

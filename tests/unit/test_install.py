@@ -29,6 +29,10 @@ def test_list_for_the_cpu_wheel_is_the_base_installation(project: dict[str, Any]
     listed = [line for line in lines if line and not line.startswith("#")]
     assert set(listed) == wanted
     assert len(listed) == len(wanted)
+    (line,) = re.findall(
+        r"^    pip install (click .*) &&", (ROOT / "docs/install.md").read_text(), re.M
+    )
+    assert line.split() == [re.split(r"[<>=]", spec)[0] for spec in listed]
 
 
 def test_every_extra_that_is_named_exists(project: dict[str, Any]) -> None:

@@ -359,6 +359,12 @@ def test_the_tables_have_a_row_for_each_engine(
     assert rows[3].startswith("| Theirs Q4 | 30.0 (1.50) | 0.60 (1.50) | - | 0.25 | 1.50 |")
     assert rows[6] == "| edgespec drafts | 2, 1.75 | 28.0 | 2.00 | 16.0 | 1.25 |"
     assert {line.count("|") for line in rows[:4]} == {11}
+    cost = {"perplexity": 8.46, "exported_perplexity": 8.19}
+    measured = result | {
+        "rows": result["rows"] | {"ours": result["rows"]["ours"] | {"divergence": cost}}
+    }
+    lines = peers["table"].plain_table(measured).splitlines()
+    assert [line.split(" | ")[4] for line in lines[2:]] == ["8.46 (+3.3 %)", "-"]
     assert "theirs 2" in text
     assert "load 1.0 to 2.5, so other work was on the machine" in text
     result["machine"]["load"] = [0.9, 1.2]

@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """\
@@ -36,6 +38,7 @@ def wrong(engine: edgespec.Engine) -> int:
 """
 
 
+@pytest.mark.deep
 def test_user_s_program_is_checked_by_the_types_of_the_api(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     words = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "cache", "program.py"]

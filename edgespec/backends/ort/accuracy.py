@@ -86,7 +86,8 @@ class ExportedWeight:
         if isinstance(self.lowered, PackedWeight):
             return True
         if isinstance(self.lowered, LowBitWeight):
-            return (self.lowered.kernel.bits, self.lowered.kernel.block) == (4, EXACT_BLOCK)
+            kernel = self.lowered.kernel
+            return (kernel.bits, kernel.block, kernel.zero_points) == (4, EXACT_BLOCK, False)
         return isinstance(self.lowered, Int8GemmWeight)
 
 
@@ -137,9 +138,12 @@ def block_of(weight: AnyWeight) -> int | None:
 
 
 def compute_of(weight: AnyWeight) -> str | None:
-    """The type in which products are computed where it is not that of the scheme."""
+    """The type in which products are computed where it is not that of the scheme: int8 where
+    activations of FP4 are rounded to 8 bits."""
     if isinstance(weight, PackedWeight):
-        return None if weight.rounding.in_blocks else "int8"
+        scheme = weight.source.scheme if isinstance(weight.source, QuantizedValues) else None
+        rounded = scheme is not None and scheme.activations != "none"
+        return "int8" if rounded or not weight.rounding.in_blocks else None
     return COMPUTE.get(type(weight))
 
 

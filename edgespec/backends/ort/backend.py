@@ -25,7 +25,7 @@ from edgespec.backends.base import (
     Runner,
     Staged,
 )
-from edgespec.backends.engine_config import EngineConfig
+from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.findings import Finding
 from edgespec.backends.onnx_dir import AnyOnnxDir, VisionOnnxDir
 from edgespec.backends.ort import fingerprint
@@ -37,6 +37,7 @@ from edgespec.backends.ort.options import (
     NATIVE,
     OPTIONS,
     WeightFormat,
+    better_weights,
     parse_options,
 )
 from edgespec.backends.ort.settings import EngineSettings, settings_of
@@ -92,6 +93,7 @@ class OrtBackend(Backend):
     ) -> Staged:
         """Lower the canonical graph and write it with its data file to `staging`. ContractError
         where the graph has another form, BuildError where a kernel computes something else."""
+        fingerprint.ort_version()  # before what imports it
         from edgespec.backends.ort.staging import stage, stage_vision
 
         assert isinstance(options, WeightFormat)
@@ -102,6 +104,7 @@ class OrtBackend(Backend):
 
     def plan(self, onnx: AnyOnnxDir, limits: Limits, options: BuildOptions) -> tuple[str, ...]:
         """The weights of an image encoder. BuildError where they cannot be what is asked for."""
+        fingerprint.ort_version()
         from edgespec.backends.ort.staging import planned
 
         del limits
@@ -206,6 +209,10 @@ class OrtBackend(Backend):
         )
         instead = f"a state a row would take {rows * lanes * state_bytes / 1e6:.0f} MB"
         return (f"{states}; {cap} ({instead})",)
+
+    def better_weights(self, weights: EngineWeights) -> str | None:
+        """Smaller blocks, then more bits."""
+        return better_weights(weights)
 
     def open_encoder(
         self, path: Path, config: VisionConfig, settings: Mapping[str, Any]

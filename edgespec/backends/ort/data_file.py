@@ -47,14 +47,15 @@ class QuantizedPlace(Generic[Kernel]):
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of values and scales together."""
-        return self.kernel.values_bytes + self.kernel.scales_bytes
+        """The bytes of all of them together."""
+        return self.kernel.num_bytes
 
 
+@dataclass(frozen=True, slots=True)
 class LowBitWeight(QuantizedPlace[matmul_nbits.NBitsKernel]):
-    """One that MatMulNBits reads."""
+    """One that MatMulNBits reads; with zero points, where the kernel has them."""
 
-    __slots__ = ()
+    zeros_offset: int = 0
 
 
 class Int8GemmWeight(QuantizedPlace[int8_gemm.Int8Kernel]):
@@ -140,12 +141,15 @@ class DataFile:
         self.graph.register_initializer(value)
         return WeightPlace(value, offset, size)
 
-    def place_low_bit(
-        self, name: str, kernel: matmul_nbits.NBitsKernel
-    ) -> tuple[WeightPlace, WeightPlace]:
-        """Values and scales of a weight that MatMulNBits reads."""
-        values = self.place(f"{name}/values", kernel.values_shape, ir.DataType.UINT8)
-        return values, self.place(f"{name}/scales", (kernel.num_scales,), ir.DataType.FLOAT)
+    def place_low_bit(self, name: str, kernel: matmul_nbits.NBitsKernel) -> list[WeightPlace]:
+        """Values and scales of a weight that MatMulNBits reads, and its zero points."""
+        places = [
+            self.place(f"{name}/values", kernel.values_shape, ir.DataType.UINT8),
+            self.place(f"{name}/scales", (kernel.num_scales,), ir.DataType.FLOAT),
+        ]
+        if kernel.zero_points:
+            places.append(self.place(f"{name}/zeros", kernel.zeros_shape, ir.DataType.UINT8))
+        return places
 
     def place_packed(
         self, name: str, layout: WeightLayout | ExpertsLayout, *, alone: bool = False

@@ -94,7 +94,7 @@ class ExpertsLayout:
         return start + (panel if part == "up" else 0), 2 * panel
 
 
-def layout_of(
+def layout_of_experts(
     layouts: list[tuple[WeightLayout, WeightLayout, WeightLayout]],
 ) -> ExpertsLayout | None:
     """The layout of experts whose gate, up and down are packed so; None where they are not all of

@@ -6,26 +6,34 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import EngineMismatch, MissingDependency
+from edgespec.artifacts.provenance import installed_version
+from edgespec.errors import EngineMismatch, EnvironmentProblem, MissingDependency
 
 # What kernels are chosen by; other flags change with kernel versions and mean nothing here.
 VECTOR_FLAGS = re.compile(r"(sse4|avx|fma|f16c|amx|asimd|sve|sme|i8mm|bf16|dotprod|fphp)")
 
 
+PACKAGES = ("onnxruntime-gpu", "onnxruntime")
+
+
 def ort_version() -> str:
-    """The version of the installed ONNX Runtime; MissingDependency where there is none."""
-    for package in ("onnxruntime-gpu", "onnxruntime"):
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    raise MissingDependency(
-        "ONNX Runtime is not installed", "pip install onnxruntime-gpu (or onnxruntime)"
-    )
+    """The version of the installed ONNX Runtime, without importing it. MissingDependency where
+    there is none, EnvironmentProblem where both packages are: they write the same files."""
+    found = {name: version for name in PACKAGES if (version := installed_version(name))}
+    if not found:
+        raise MissingDependency(
+            "ONNX Runtime is not installed", "pip install onnxruntime-gpu (or onnxruntime)"
+        )
+    if len(found) > 1:
+        both, one = (" and ".join(map(" ".join, found.items())), " (or ".join(found))
+        raise EnvironmentProblem(
+            f"{both} are both installed, and each has overwritten files of the other",
+            f"Keep one: pip uninstall -y {' '.join(found)}, then pip install {one}).",
+        )
+    return next(iter(found.values()))
 
 
 def fingerprint() -> dict[str, Any]:

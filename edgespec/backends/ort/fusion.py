@@ -23,8 +23,7 @@ def fuse_projections(
     nodes: list[ir.Node],
     sizes: list[int],
     kernel: matmul_nbits.NBitsKernel,
-    values: ir.Value,
-    scales: ir.Value,
+    weights: list[ir.Value],
 ) -> None:
     """Replace MatMuls of one input by one MatMulNBits and a Split; `sizes` are their outputs,
     `kernel` is that of all their weights, one below the other."""
@@ -32,9 +31,9 @@ def fuse_projections(
     name = "+".join((names[0], *(other.rpartition("/")[2] for other in names[1:])))
     assert isinstance(graph, ir.Graph)
     assert sum(sizes) == kernel.out_features
-    fused = ir.node("MatMul", [nodes[0].inputs[0], values], name=name)
+    fused = ir.node("MatMul", [nodes[0].inputs[0], weights[0]], name=name)
     fused.outputs[0].name = f"{name}:0"
-    matmul_nbits.replace_matmul(fused, kernel, values, scales)
+    matmul_nbits.replace_matmul(fused, kernel, weights)
     counts = Constants(graph)(
         f"lowered/sizes/{','.join(map(str, sizes))}", np.array(sizes, np.int64)
     )

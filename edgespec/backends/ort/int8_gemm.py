@@ -49,9 +49,9 @@ class Int8Kernel:
         return self.in_features * self.out_features
 
     @property
-    def scales_bytes(self) -> int:
-        """The size of the scales: one float32 per channel."""
-        return 4 * self.out_features
+    def num_bytes(self) -> int:
+        """The size of the values and of the scales: one float32 per channel."""
+        return self.values_bytes + 4 * self.out_features
 
 
 class Activations:

@@ -8,16 +8,21 @@ weight comes from. An engine's runner reads rows with it, so ONNX is imported wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.ort.low_bit_matmul import check_product
 from edgespec.backends.ort.probe import probe_graph, run_probe
-from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
+from edgespec.quantization.quantized_weight import (
+    QuantizedWeight,
+    block_scales,
+    dequantize_stored,
+)
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -39,6 +44,7 @@ class NBitsKernel:
     block: int
     in_features: int
     out_features: int
+    zero_points: bool = False  # or all are half the range
 
     @property
     def num_blocks(self) -> int:
@@ -66,6 +72,21 @@ class NBitsKernel:
         return 4 * self.num_scales
 
     @property
+    def zeros_shape(self) -> tuple[int, int]:
+        """The shape of the packed zero points: [out, bytes of a row]."""
+        return self.out_features, -(-self.num_blocks * self.bits // 8)
+
+    @property
+    def zeros_bytes(self) -> int:
+        """The size of the packed zero points in bytes."""
+        return int(np.prod(self.zeros_shape)) if self.zero_points else 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of values, scales and zero points in bytes."""
+        return self.values_bytes + self.scales_bytes + self.zeros_bytes
+
+    @property
     def attributes(self) -> dict[str, int]:
         """The attributes of MatMulNBits (com.microsoft, ONNX Runtime's contrib operators)."""
         return {
@@ -77,56 +98,63 @@ class NBitsKernel:
         }
 
 
-def replace_matmul(node: ir.Node, kernel: NBitsKernel, values: ir.Value, scales: ir.Value) -> None:
-    """Turn a MatMul into a MatMulNBits where it stands, so that its output stays what it is."""
+def replace_matmul(node: ir.Node, kernel: NBitsKernel, weights: Sequence[ir.Value]) -> None:
+    """Turn a MatMul into a MatMulNBits where it stands, so that its output stays what it is.
+    `weights` are values and scales, and zero points where the kernel has them."""
     import onnx_ir as ir
 
     node.op_type, node.domain = "MatMulNBits", MICROSOFT
-    node.resize_inputs(3)
-    node.replace_input_with(1, values)
-    node.replace_input_with(2, scales)
-    for name, value in kernel.attributes.items():
-        node.attributes.add(ir.AttrInt64(name, value))
+    node.resize_inputs(1 + len(weights))
+    for i, value in enumerate(weights, start=1):
+        node.replace_input_with(i, value)
+    for name, number in kernel.attributes.items():
+        node.attributes.add(ir.AttrInt64(name, number))
 
 
-def pack(
-    kernel: NBitsKernel, weight: QuantizedWeight
-) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Quantized values [out, blocks, bytes], the lower nibble first, around a zero point of half
-    the range; scales [out*blocks].
+def pack(kernel: NBitsKernel, weight: QuantizedWeight) -> tuple[NDArray[Any], ...]:
+    """Quantized values [out, blocks, bytes], the lower nibble first; scales [out*blocks]; and where
+    the kernel has them zero points [out, bytes].
 
     Proven by running the kernel: BuildError where ONNX Runtime computes something else from them.
     """
-    assert weight.symmetric
+    assert weight.minimums is None
     assert weight.shape == (kernel.out_features, kernel.in_features)
-    middle = 2 ** (kernel.bits - 1)
+    middle, points = 2 ** (kernel.bits - 1), weight.zero_points
+    assert (points is not None) == kernel.zero_points
     unsigned = np.full((kernel.out_features, kernel.num_blocks * kernel.block), middle, np.uint8)
     np.add(
         weight.values.astype(np.int16),
-        middle,
+        0 if kernel.zero_points else middle,
         out=unsigned[:, : kernel.in_features],
         casting="unsafe",
     )
-    packed = (
-        unsigned if kernel.bits == 8 else unsigned[:, 0::2] | (unsigned[:, 1::2] << np.uint8(4))
-    )
-    values: NDArray[np.uint8] = np.ascontiguousarray(packed.reshape(kernel.values_shape), np.uint8)
-    scales: NDArray[np.float32] = np.ascontiguousarray(per_block(weight, kernel.block))
-    prove(kernel, values, scales, weight)
-    return values, scales.reshape(-1)
+    values = packed(kernel, unsigned).reshape(kernel.values_shape)
+    scales = np.ascontiguousarray(per_block(block_scales(weight), weight, kernel.block))
+    weights = [values, scales.reshape(-1)]
+    if points is not None:
+        weights.append(packed(kernel, per_block(points, weight, kernel.block).astype(np.uint8)))
+    prove(kernel, weights, weight)
+    return tuple(weights)
 
 
-def per_block(weight: QuantizedWeight, block: int) -> NDArray[np.float32]:
-    """Scales [out, blocks] of a kernel's blocks; those of a row or of longer blocks are
-    repeated."""
+def packed(kernel: NBitsKernel, unsigned: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Unsigned numbers [rows, n] as bytes; of 4 bits the first is in the lower nibble."""
+    if kernel.bits == 4:
+        even = np.pad(unsigned, ((0, 0), (0, unsigned.shape[1] % 2)))
+        unsigned = even[:, 0::2] | (even[:, 1::2] << np.uint8(4))
+    return np.ascontiguousarray(unsigned)
+
+
+def per_block(numbers: NDArray[Any], weight: QuantizedWeight, block: int) -> NDArray[Any]:
+    """What a weight's blocks have [out, blocks], for a kernel's blocks; those of a row or of longer
+    blocks are repeated."""
     out_features, in_features = weight.shape
     width = min(weight.block[1], in_features)
     assert width == in_features or width % block == 0
     first = np.arange(-(-in_features // block)) * block // width
-    scales = weight.scales.astype(np.float32)
-    if scales.shape[0] == 1:
-        scales = np.repeat(scales, out_features, axis=0)
-    return scales[:, np.minimum(first, scales.shape[1] - 1)]
+    if numbers.shape[0] == 1:
+        numbers = np.repeat(numbers, out_features, axis=0)
+    return numbers[:, np.minimum(first, numbers.shape[1] - 1)]
 
 
 class LmHeadTable:
@@ -159,21 +187,16 @@ def unpack(
     return np.ascontiguousarray(flat[..., : kernel.in_features])
 
 
-def prove(
-    kernel: NBitsKernel,
-    values: NDArray[np.uint8],
-    scales: NDArray[np.float32],
-    weight: QuantizedWeight,
-) -> None:
+def prove(kernel: NBitsKernel, weights: Sequence[NDArray[Any]], weight: QuantizedWeight) -> None:
     """Run the kernel on the weight's last rows. BuildError where it differs from the product of the
     dequantized rows."""
     low = max(0, kernel.out_features - PROBE_ROWS)
-    some = NBitsKernel(kernel.bits, kernel.block, kernel.in_features, kernel.out_features - low)
+    some = replace(kernel, out_features=kernel.out_features - low)
     x = np.random.default_rng(0).standard_normal((2, kernel.in_features), np.float32)
     wanted = x @ dequantize_stored(weight, slice(low, kernel.out_features)).T
     check_product(
         f"MatMulNBits computes {weight.name}",
-        run(some, values[low:], scales[low:].reshape(-1), x),
+        run(some, [one.reshape(kernel.out_features, -1)[low:] for one in weights], x),
         wanted,
         PROBE_TOLERANCE,
         "This ONNX Runtime reads another layout on this CPU: build with `weights` fp32.",
@@ -181,19 +204,19 @@ def prove(
 
 
 def run(
-    kernel: NBitsKernel,
-    values: NDArray[np.uint8],
-    scales: NDArray[np.float32],
-    x: NDArray[np.float32],
+    kernel: NBitsKernel, weights: Sequence[NDArray[Any]], x: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """The product [rows, out] of x [rows, in], computed by ONNX Runtime."""
+    """The product [rows, out] of x [rows, in], computed by ONNX Runtime; `weights` are values and
+    scales, and zero points where the kernel has them."""
     import onnx_ir as ir
 
     from edgespec.backends.rewriting import Constants
 
-    value, weight = ir.Value(name="x"), ir.Value(name="weight")
-    node = ir.node("MatMul", [value, weight], name="probe")
+    value = ir.Value(name="x")
+    node = ir.node("MatMul", [value, ir.Value(name="weight")], name="probe")
     graph = probe_graph(node, value, kernel.in_features, kernel.out_features)
     graph.opset_imports[MICROSOFT], constant = 1, Constants(graph)
-    replace_matmul(node, kernel, constant("values", values), constant("scales", scales))
+    shapes = kernel.values_shape, (kernel.num_scales,), kernel.zeros_shape
+    values = [one.reshape(shape) for one, shape in zip(weights, shapes, strict=False)]
+    replace_matmul(node, kernel, [constant(f"weight/{i}", one) for i, one in enumerate(values)])
     return run_probe(graph, x)

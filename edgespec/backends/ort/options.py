@@ -143,6 +143,15 @@ def parse_options(values: Mapping[str, OptionValue]) -> WeightFormat:
     )
 
 
+def better_weights(weights: EngineWeights) -> str | None:
+    """The options for weights that are rounded less; None for weights that are as exported."""
+    if weights.method == AS_EXPORTED or weights.scheme not in BITS:
+        return None
+    if weights.scheme == "int4" and weights.block != EXACT_BLOCK:
+        return f"`weight_block` {EXACT_BLOCK}"
+    return f"`weights` {SCHEMES[SCHEMES.index(cast(Scheme, weights.scheme)) - 1]}"
+
+
 def chosen_kernels(asked: OptionValue, cache: str) -> Kernels:
     """The kernels that are asked for, or those of our own where there are some. OptionError where
     they do not know the type of the cache, EnvironmentProblem where ours are asked for and were not

@@ -20,7 +20,12 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows, Table
 from edgespec.backends.call import Attention, Call, Result
-from edgespec.backends.engine_config import BUILD_AGAIN, EngineConfig, EngineWeights
+from edgespec.backends.engine_config import (
+    BUILD_AGAIN,
+    EngineConfig,
+    EngineFields,
+    EngineWeights,
+)
 from edgespec.backends.feeds import reader_of
 from edgespec.backends.host import host_results
 from edgespec.backends.masks import attention_mask
@@ -35,11 +40,10 @@ from edgespec.backends.ort.contract import (
     lowered_contract,
 )
 from edgespec.backends.ort.head import Found, Head, HeadLogits
-from edgespec.backends.ort.head_form import HeadForm
+from edgespec.backends.ort.head_form import HeadForm, read_layout
 from edgespec.backends.ort.lane_rows import OrtLaneRows
 from edgespec.backends.ort.low_bit_matmul import PackedTable
 from edgespec.backends.ort.matmul_nbits import LmHeadTable, NBitsKernel
-from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import kernels, why_missing
 from edgespec.backends.ort.options import NATIVE
 from edgespec.backends.ort.pair_weights import PairWeights, Shared, data_of, file_of
@@ -354,11 +358,12 @@ def lm_head_table(path: Path, weights: EngineWeights, hidden_size: int) -> Table
     shared, largest = weights.embedding, weights.largest
     if shared is None:
         return None
-    bits: Literal[4, 8] = 4 if shared.bits == 4 else 8
     if shared.scales_offset is None:
-        layout = WeightLayout(bits, shared.block, hidden_size, shared.rows)
+        keys = {"bits": shared.bits, "block": shared.block} | dict(shared.form or {})
+        layout = read_layout(EngineFields(keys, f"{path} (embedding)"), hidden_size, shared.rows)
         data = data_of(path) if largest is None else file_of(path, largest)
         return PackedTable(data, layout, shared.offset)
+    bits: Literal[4, 8] = 4 if shared.bits == 4 else 8
     kernel = NBitsKernel(bits, shared.block, hidden_size, shared.rows)
     return LmHeadTable(data_of(path), kernel, shared.offset, shared.scales_offset)
 

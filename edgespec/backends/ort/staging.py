@@ -11,10 +11,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from edgespec.artifacts import file_names
+from edgespec.artifacts.component_files import embedding_tensor
 from edgespec.backends.base import Progress, Staged
 from edgespec.backends.engine_config import LargestWeight, SharedEmbedding, head_file
 from edgespec.backends.onnx_dir import OnnxDir, VisionOnnxDir
@@ -32,13 +35,19 @@ from edgespec.backends.ort.data_file import (
     LowBitWeight,
     PackedWeight,
 )
-from edgespec.backends.ort.head_form import HeadForm
+from edgespec.backends.ort.head_form import FORM, HeadForm, layout_keys
 from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
+from edgespec.backends.ort.quantized_values import QuantizedValues
 from edgespec.backends.ort.settings import EngineSettings
 from edgespec.backends.ort.vision_lowering import lower_vision
 from edgespec.backends.ort.weight_data import pieces
 from edgespec.contract import canonical_contract
+from edgespec.quantization.quantized_weight import dequantize_stored
+from edgespec.safe_read.tensors import numpy_dtype
+
+HEAD = "lm_head"  # the name of its product
+COMPARED = 1 << 20  # numbers at a time
 
 
 def stage(
@@ -60,7 +69,7 @@ def stage(
     exported = exported_weights(lowered.weights)
     weights = weights_of(exported, weight_format, str(onnx.path))
     if weight_format.share_embedding:
-        weights = replace(weights, embedding=shared_embedding(lowered))
+        weights = replace(weights, embedding=shared_embedding(lowered, onnx))
     progress.start(sum(weight.num_bytes for weight in lowered.weights))
     weights = replace(weights, largest=write_data(lowered, onnx.path, data, progress.advance))
     ir.save(lowered.model, path)
@@ -107,29 +116,51 @@ def planned(onnx: VisionOnnxDir, weight_format: WeightFormat) -> tuple[str, ...]
     return (f"weights {weights.scheme}",)
 
 
-def shared_embedding(lowered: Lowered) -> SharedEmbedding | None:
+def shared_embedding(lowered: Lowered, onnx: OnnxDir) -> SharedEmbedding | None:
     """Where the quantized values of a tied lm_head stand, which serve as the embedding; None where
     it is not tied, or not of low bits in blocks."""
     for weight in lowered.weights:
-        source = weight.source
-        if not isinstance(source, ir.ExternalTensor) or source.location != file_names.EMBEDDING:
-            continue
         if isinstance(weight, PackedWeight) and weight.rounding.in_blocks:
+            layout, scales_offset = weight.layout, None
+            form: Any = {k: v for k, v in layout_keys(layout).items() if k in FORM} or None
+            bits, block, rows = layout.bits, layout.block, layout.out_features
+        elif isinstance(weight, LowBitWeight) and not weight.kernel.zero_points:
+            kernel, form, scales_offset = weight.kernel, None, weight.scales_offset
+            bits, block, rows = kernel.bits, kernel.block, kernel.out_features
+        else:
+            continue
+        if is_embedding(weight.source, onnx):
             return SharedEmbedding(
-                bits=weight.layout.bits,
-                block=weight.layout.block,
-                rows=weight.layout.out_features,
+                bits=bits,
+                block=block,
+                rows=rows,
                 offset=weight.offset,
-            )
-        if isinstance(weight, LowBitWeight):
-            return SharedEmbedding(
-                bits=weight.kernel.bits,
-                block=weight.kernel.block,
-                rows=weight.kernel.out_features,
-                offset=weight.offset,
-                scales_offset=weight.scales_offset,
+                scales_offset=scales_offset,
+                form=form,
             )
     return None
+
+
+def is_embedding(source: ir.ExternalTensor | QuantizedValues, onnx: OnnxDir) -> bool:
+    """Whether a weight is the embedding: the same tensor, or quantized values of an lm_head that
+    stand for its very numbers."""
+    if isinstance(source, ir.ExternalTensor):
+        return bool(source.location == file_names.EMBEDDING)
+    path = onnx.path / file_names.EMBEDDING
+    if source.name != HEAD or source.scheme.activations != "none" or not path.is_file():
+        return False
+    tensor = embedding_tensor(path, onnx.config)
+    if tensor.shape != source.shape:
+        return False
+    dtype, step = numpy_dtype(tensor.dtype), max(1, COMPARED // tensor.shape[1])
+    table = np.memmap(path, np.uint8, "r", tensor.offset, (tensor.num_bytes,)).view(dtype)
+    table, weight = table.reshape(tensor.shape), None
+    for low in range(0, len(table), step):
+        some = slice(low, low + step)
+        weight = weight or source.read(onnx.path)
+        if not np.array_equal(table[some].astype(np.float32), dequantize_stored(weight, some)):
+            return False
+    return True
 
 
 def head_of(lowered: Lowered) -> PackedWeight | None:

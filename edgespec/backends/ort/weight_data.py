@@ -56,22 +56,22 @@ def pieces(weight: AnyWeight, directory: Path) -> Pieces:
                 yield weight.offset, panels
         case LowBitWeight():
             stored = quantized(weight.source, directory, weight.kernel.bits, weight.kernel.block)
-            packed, scales = matmul_nbits.pack(weight.kernel, stored)
-            yield weight.offset, packed
-            yield weight.scales_offset, scales
+            offsets = weight.offset, weight.scales_offset, weight.zeros_offset
+            yield from zip(offsets, matmul_nbits.pack(weight.kernel, stored), strict=False)
 
 
 def quantized(
     source: ir.ExternalTensor | QuantizedValues,
     directory: Path,
-    bits: Literal[4, 8],
+    bits: int,
     block: int | None,
 ) -> QuantizedWeight:
     """The weight with the export's quantized values, or rounded to nearest: in blocks, or one scale
     per channel where `block` is None."""
     if isinstance(source, QuantizedValues):
         return source.read(directory)
-    return quantize_rtn(read_tensor(source, directory), bits, block, str(source.name))
+    few: Literal[4, 8] = 4 if bits == 4 else 8
+    return quantize_rtn(read_tensor(source, directory), few, block, str(source.name))
 
 
 def read_fp32(weight: ExternalWeight, directory: Path) -> NDArray[np.float32]:

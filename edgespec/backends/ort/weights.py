@@ -7,9 +7,9 @@ becomes another product (their layouts stand in `low_bit_matmul`, `matmul_nbits`
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterator
+from collections.abc import Generator, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -30,20 +30,26 @@ from edgespec.backends.ort.emulate import Emulation
 from edgespec.backends.ort.experts import (
     PARTS,
     ExpertsLayout,
-    layout_of,
+    layout_of_experts,
     mixtures,
     replace_mixture,
 )
 from edgespec.backends.ort.fusion import fuse_projections
 from edgespec.backends.ort.low_bit_head import LOGITS
 from edgespec.backends.ort.low_bit_matmul import IN_BLOCKS, RowRounding, replace_matmuls
-from edgespec.backends.ort.native.layout import WeightLayout
-from edgespec.backends.ort.options import BITS, DEFAULT_BLOCK, FP32, NATIVE, WeightFormat
+from edgespec.backends.ort.native.layout import WeightLayout, layout_of
+from edgespec.backends.ort.options import DEFAULT_BLOCK, FP32, NATIVE, WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues, quantized_values
 from edgespec.backends.rewriting import required
 from edgespec.contract import KEEP_PRECISION
 from edgespec.errors import BuildError
 
+INTEGERS: Mapping[ir.DataType, Literal[4, 8]] = {
+    ir.DataType.INT4: 4,
+    ir.DataType.UINT4: 4,
+    ir.DataType.INT8: 8,
+    ir.DataType.UINT8: 8,
+}
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -62,7 +68,7 @@ class Product:
         if len(self.nodes) > 1:
             return id(self)
         (node,), kernel = self.nodes, self.kernel
-        return id(node.graph), id(node.inputs[0]), kernel.in_features, kernel.bits, kernel.block
+        return id(node.graph), id(node.inputs[0]), replace(kernel, out_features=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +88,8 @@ class PackedProduct:
         if len(self.nodes) > 1:
             return id(self)
         (node,), layout = self.nodes, self.layout
-        form = layout.in_features, layout.bits, layout.block, self.rounding
-        return id(node.graph), id(self.rows_of(node)), form
+        form = replace(layout, out_features=1, global_scale=1.0)
+        return id(node.graph), id(self.rows_of(node)), form, self.rounding
 
     def rows_of(self, node: ir.Node) -> ir.Value:
         """The rows that a node multiplies."""
@@ -128,12 +134,14 @@ class WeightLowering:
             packed = packed_product(source, node) if self.native else None
             if packed is not None:
                 self.packed.append(packed)
+                node.replace_input_with(1, None)  # the stored values have no reader any more
                 continue
             gemm, kernel = int8_gemm_kernel(source, node), nbits_kernel(source)
             if gemm is not None:
                 yield self.as_int8_gemm(str(node.name), source, [node], *gemm)
             elif kernel is not None:
                 self.products.append(Product(str(node.name), [node], source, kernel))
+                node.replace_input_with(1, None)
             else:
                 yield self.dequantized(source, node)
 
@@ -286,21 +294,18 @@ def int8_gemm_kernel(
 
 def packed_product(source: QuantizedValues, node: ir.Node) -> PackedProduct | None:
     """The product that our own kernel makes of these values and activations; None where there is
-    no kernel."""
-    scheme, (out_features, in_features) = source.scheme, source.shape
-    block = low_bit_matmul.block_for(source.block_size or low_bit_matmul.WIDEST)
-    if scheme.weight not in BITS or block is None:
-        return None
-    layout = WeightLayout(BITS[scheme.weight], block, in_features, out_features)
-    name, nodes = str(node.name), [node]
-    if scheme.activations == "none":
-        return PackedProduct(name, nodes, source, layout)
-    if scheme.activations == "dynamic token":
-        return PackedProduct(name, nodes, source, layout, RowRounding(by_row=True))
-    static = int8_gemm.static_input(node) if scheme.activations == "static tensor" else None
-    if static is None:
-        return None
-    return PackedProduct(name, nodes, source, layout, RowRounding(scale=static[1]), static[0])
+    no kernel. Activations of FP4 are rounded to 8 bits."""
+    activations, name, nodes = source.scheme.activations, str(node.name), [node]
+    rounding, x = IN_BLOCKS, None
+    if activations == "dynamic token":
+        rounding = RowRounding(by_row=True)
+    elif activations == "static tensor":
+        static = int8_gemm.static_input(node)
+        if static is None:
+            return None
+        x, rounding = static[0], RowRounding(scale=static[1])
+    layout = layout_of(source.form())
+    return None if layout is None else PackedProduct(name, nodes, source, layout, rounding, x)
 
 
 def rounded_product(
@@ -318,13 +323,13 @@ def rounded_product(
 def nbits_kernel(source: QuantizedValues) -> matmul_nbits.NBitsKernel | None:
     """The form of MatMulNBits that multiplies by these values as they are; activations must not be
     rounded before."""
-    if source.scheme.weight not in BITS or source.scheme.activations != "none":
+    bits, block = INTEGERS.get(source.nodes.values.dtype), source.block_size or DEFAULT_BLOCK
+    if bits is None or source.nodes.minimums is not None or source.scheme.activations != "none":
         return None
-    out_features, in_features = source.shape
-    block = source.block_size or DEFAULT_BLOCK
     if block not in matmul_nbits.BLOCK_SIZES:
         return None
-    return matmul_nbits.NBitsKernel(BITS[source.scheme.weight], block, in_features, out_features)
+    points = source.nodes.zero_points is not None
+    return matmul_nbits.NBitsKernel(bits, block, *source.shape[::-1], zero_points=points)
 
 
 def low_bit_product(
@@ -397,25 +402,26 @@ def experts_layout(products: list[PackedProduct]) -> ExpertsLayout | None:
     if first.scale is not None:
         return None
     rows = [products[i : i + 3] for i in range(0, len(products), 3)]
-    return layout_of([(gate.layout, up.layout, down.layout) for gate, up, down in rows])
+    return layout_of_experts([(gate.layout, up.layout, down.layout) for gate, up, down in rows])
 
 
 def place_group(data: DataFile, group: list[Product]) -> Iterator[LowBitWeight]:
     """Place one MatMulNBits instead of a group of products."""
     sizes = [product.kernel.out_features for product in group]
     fused = replace(group[0].kernel, out_features=sum(sizes))
-    values, scales = data.place_low_bit(group[0].name, fused)
+    places = data.place_low_bit(group[0].name, fused)
+    weights = [place.value for place in places]
     if len(group) == 1:
         for node in group[0].nodes:
-            matmul_nbits.replace_matmul(node, fused, values.value, scales.value)
+            matmul_nbits.replace_matmul(node, fused, weights)
     else:
-        nodes = [product.nodes[0] for product in group]
-        fuse_projections(nodes, sizes, fused, values.value, scales.value)
-    offset, scales_offset = values.offset, scales.offset
+        fuse_projections([product.nodes[0] for product in group], sizes, fused, weights)
+    offsets = [place.offset for place in places]
     for product in group:
-        yield LowBitWeight(product.source, product.kernel, offset, scales_offset)
-        offset += product.kernel.values_bytes
-        scales_offset += product.kernel.scales_bytes
+        yield LowBitWeight(product.source, product.kernel, *offsets)
+        kernel = product.kernel
+        sizes = [kernel.values_bytes, kernel.scales_bytes, kernel.zeros_bytes]
+        offsets = [offset + size for offset, size in zip(offsets, sizes, strict=False)]
 
 
 # ---- where a weight is read

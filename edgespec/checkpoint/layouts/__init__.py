@@ -1,7 +1,7 @@
 """Reads quantized weights from every layout on disk into `QuantizedWeight`, one Linear at a time.
 
 Knows the names of tensors, and a file per layout: ModelOpt 0.47, AutoAWQ (GEMM), GPTQ, DeepSeek's
-fp8 and compressed-tensors. Knows no graph, and needs no torch.
+fp8, compressed-tensors and GGUF. Knows no graph, and needs no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.checkpoint.layouts import awq, compressed_tensors, fp8, gptq, modelopt
+from edgespec.checkpoint.layouts import awq, compressed_tensors, fp8, gguf, gptq, modelopt
 from edgespec.checkpoint.layouts.parts import (
     FLOATS,
     Parts,
@@ -83,7 +83,8 @@ def rule_at(checkpoint: Checkpoint, quantization: Quantization, module: str) -> 
             f" {plain.dtype} and has no scales.",
             "Download the settings and the weights again: they do not belong together.",
         )
-    return rule
+    # A tensor's name says its own type where types are mixed as they come
+    return gguf.RULES.get(marks[0].rpartition(".")[2], rule) if marks else rule
 
 
 def tensor_names(checkpoint: Checkpoint, module: str) -> tuple[str, ...]:
@@ -189,8 +190,9 @@ _PARTS = (
     ),
     *("qweight", "qzeros", "scales", "g_idx"),
     *("weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx"),
+    *gguf.PARTS,
 )
-_MARKS = ("weight_scale", "weight_scale_inv", "qweight", "weight_packed")
+_MARKS = ("weight_scale", "weight_scale_inv", "qweight", "weight_packed", *gguf.PARTS)
 
 # Layout -> the module that reads it
 LAYOUTS: Mapping[str, TensorLayout] = {
@@ -201,4 +203,5 @@ LAYOUTS: Mapping[str, TensorLayout] = {
     "compressed-tensors": TensorLayout(
         compressed_tensors.weight_shape, compressed_tensors.read_weight
     ),
+    "gguf": TensorLayout(gguf.weight_shape, gguf.read_weight),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,18 +44,34 @@ def read_weight(parts: Parts, rule: SchemeRule) -> QuantizedWeight:
         return read_packed(parts, rule, shape)
     fp8 = rule.scheme.weight == "float8_e4m3fn"
     values = parts.float8("weight", shape) if fp8 else parts.read("weight", ("int8",), shape)
-    zeros = f"{parts.module}.weight_zero_point"
-    if parts.has("weight_zero_point") and parts.checkpoint.read(zeros).any():
-        raise UnsupportedModel(f"{zeros}: signed weights with a zero point.")
     scales, block = read_scales(parts, rule.scheme, shape)
     static = rule.scheme.activations == "static tensor"
-    return QuantizedWeight(
+    weight = QuantizedWeight(
         parts.module,
         rule.scheme,
         values,
         scales,
         block,
         input_scale=parts.scalar("input_scale") if static else None,
+    )
+    name = f"{parts.module}.weight_zero_point"
+    if not parts.has("weight_zero_point") or not parts.checkpoint.read(name).any():
+        return weight
+    if fp8 or rule.scheme.activations != "none":
+        raise UnsupportedModel(f"{name}: weights with a zero point, and rounded activations.")
+    shapes = (-1, 1), (shape[0], 1), (shape[0],), (1,), ()
+    return unsigned(weight, parts.read("weight_zero_point", ("int8",), *shapes))
+
+
+def unsigned(weight: QuantizedWeight, zeros: NDArray[np.int8]) -> QuantizedWeight:
+    """An int8 weight with zero points [out or 1, 1], as an unsigned one with a scale a row."""
+    middle, rows = np.uint8(128), (weight.shape[0], 1)
+    return replace(
+        weight,
+        values=weight.values.view(np.uint8) ^ middle,
+        scales=np.broadcast_to(weight.scales, rows),
+        block=(1, weight.shape[1]),
+        zero_points=np.broadcast_to(zeros.view(np.uint8) ^ middle, rows),
     )
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
+from edgespec.backends.divergence import Divergence
+from edgespec.backends.engine_config import EngineFields
 from edgespec.benchmark.compare import Change, Unlike, sizes, words
 from edgespec.benchmark.report import Report
 from edgespec.benchmark.rows import Row
@@ -139,6 +141,10 @@ def below(report: Report) -> Iterator[str]:
     before, after = ((state[when] or {}).get("load_average") for when in ("before", "after"))
     if before and after:
         yield f"load average before {before[0]}, after {after[0]}"
+    for role, engine in (report.engine.get("engines") or {}).items():
+        if found := engine.get("divergence"):
+            divergence = Divergence.read(EngineFields(found, "the report"))
+            yield f"{role}: {divergence.text(engine['weights'])}"
     yield f"peak memory {report.peak_memory_bytes / 1e6:.0f} MB"
     speeds = (row.over_plain for row in report.rows if row.mode != "verify")
     if any(speed is not None and speed.interval is None for speed in speeds):

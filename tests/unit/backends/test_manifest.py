@@ -20,6 +20,14 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 SHA256 = "ab" * 32
 # As edgespec wrote it before manifests were values.
 INT4 = {"scheme": "int4", "block": 32, "method": "rtn", "rounding": 0.25}
+DIVERGENCE = {
+    "tokens": 1022,
+    "perplexity": 8.5,
+    "exported_perplexity": 8.2,
+    "kl": 0.04,
+    "kl_error": 0.001,
+    "top1": 0.9,
+}
 ENTRY: dict[str, Any] = {
     "backend": "ort",
     "fingerprint": {"onnxruntime": "1.22.0", "machine": "x86_64", "cpu_features": ["avx2", "fma"]},
@@ -27,6 +35,7 @@ ENTRY: dict[str, Any] = {
     "golden_difference": 0.03,
     "weights": INT4,
     "golden_cosine": 0.97,
+    "divergence": DIVERGENCE,
     "files": {"spec_base.onnx": {"bytes": 4, "sha256": SHA256, "mtime_ns": 1700000000000000000}},
 }
 MANIFEST: dict[str, Any] = {
@@ -109,6 +118,10 @@ WRONG: list[tuple[list[str], Any, str]] = [
     (["fingerprint"], "here", "'fingerprint'"),
     (["fingerprint"], None, "'fingerprint'"),
     (["golden_difference"], "small", "'golden_difference'"),
+    (["divergence"], 0.1, "'divergence'"),
+    (["divergence", "kl"], "small", "'kl'"),
+    (["divergence", "top1"], 1.5, "'top1'"),
+    (["divergence", "perplexity"], 0, "'perplexity'"),
     (["weights", "scheme"], 4, "'scheme'"),
     (["weights", "rounding"], "much", "'rounding'"),
     (["files"], None, "does not list its files"),

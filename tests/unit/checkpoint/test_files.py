@@ -281,7 +281,7 @@ def entry(
 def test_garbage_header_is_refused(header: bytes | dict[str, Any], tmp_path: Path) -> None:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     file = write_config(tmp_path) / "model.safetensors"
-    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))  # of two tensors
     with pytest.raises(
         CheckpointError, match=r"model\.safetensors is not a valid safetensors file"
     ):

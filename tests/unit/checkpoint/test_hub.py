@@ -7,6 +7,7 @@ import errno
 import hashlib
 import importlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,8 +20,11 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
 from edgespec.checkpoint import hub
+from edgespec.checkpoint.files import open_checkpoint
+from edgespec.checkpoint.gguf.repository import chosen
 from edgespec.checkpoint.hub import download
-from edgespec.errors import CheckpointError, EdgeSpecError, OutputError
+from edgespec.errors import CheckpointError, EdgeSpecError, OutputError, UnsupportedModel
+from tests import gguf_files, toys
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -35,6 +39,7 @@ class Hub(BaseHTTPRequestHandler):
     """The part of the hub's interface that a download asks for."""
 
     asked: list[str]
+    files: dict[str, bytes] = FILES
 
     def log_message(self, *_: object) -> None:
         pass
@@ -55,16 +60,20 @@ class Hub(BaseHTTPRequestHandler):
         if path.startswith("/api/") and "/tree/" in path:
             tree = [
                 {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
-                for name, data in FILES.items()
+                for name, data in self.files.items()
             ]
             return self.send(200, json.dumps(tree).encode(), body)
         if path.startswith("/api/"):
-            siblings = [{"rfilename": n, "size": len(data)} for n, data in FILES.items()]
+            siblings = [{"rfilename": n, "size": len(data)} for n, data in self.files.items()]
             info = {"id": "org/model", "sha": COMMIT, "siblings": siblings}
             return self.send(200, json.dumps(info).encode(), body)
-        data = FILES[path.rpartition("/")[2]]
+        data = self.files[path.partition(f"{COMMIT}/")[2] or path.partition("/main/")[2]]
         etag = hashlib.sha1(data).hexdigest()
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}
+        if (part := self.headers.get("range")) is not None:
+            self.asked[-1] += f" {part}"
+            last = int(part.partition("-")[2] or len(data))
+            return self.send(206, data[: last + 1], body, headers)
         return self.send(200, data, body, headers)
 
     def send(
@@ -163,6 +172,74 @@ def test_failed_download_leaves_no_half_file(
     hub.abort_transfers()  # the library's own transfers may be ended at any time
 
 
+@pytest.fixture
+def gguf_hub(asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A repository of models in GGUF alone: a split one, and one of another architecture."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    hf = toys.make_base(tmp_path / "hf", vocab=400)
+    gguf_files.write(hf, tmp_path / "Toy-Q8_0.gguf", "Q8_0", split_max_tensors=15)
+    gguf_files.write(hf, tmp_path / "Toy.F16.gguf", "F16")
+    files = {file.name: file.read_bytes() for file in tmp_path.glob("*.gguf")}
+    other = files["Toy.F16.gguf"].replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba")
+    more = {"Toy-UD-Q4_K_M.gguf": other, "mmproj-F16.gguf": b"GGUF", "README.md": b"Toy"}
+    monkeypatch.setattr(Hub, "files", files | more)
+    return asked
+
+
+def test_a_model_in_gguf_by_its_quantization(
+    gguf_hub: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = open_checkpoint("org/model:q8_0")
+    assert "model.norm.weight" in checkpoint.tensors
+    fetched = [line.rpartition("/")[2] for line in gguf_hub if line.startswith("GET /org/")]
+    parts = sorted(name for name in Hub.files if "Q8_0" in name)
+    assert len(parts) > 1
+    assert sorted(set(fetched)) == sorted({f"{parts[0]} bytes=0-1048575", *parts})
+    assert "mmproj file, an image encoder, is not read yet" in caplog.text
+    gguf_hub.clear()
+    assert open_checkpoint("org/model:q8_0").path == checkpoint.path
+    assert not [line for line in gguf_hub if line.startswith("GET /org/")]
+    assert open_checkpoint("org/model:toy.f16.GGUF").path != checkpoint.path
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        ("org/model", CheckpointError, r"weights in GGUF.*model:Q8_0.*model:UD-Q4_K_M.*model:F16"),
+        ("org/model:Q3_K", CheckpointError, r"no model of GGUF named 'Q3_K'.*org/model:Q8_0"),
+        ("org/model:UD-Q4_K_M", UnsupportedModel, "org/model/Toy-UD-Q4_K_M.gguf.*'mamba'"),
+    ],
+)
+def test_names_that_mean_no_model_in_gguf_fetch_no_weights(
+    name: str, error: type[EdgeSpecError], says: str, gguf_hub: list[str]
+) -> None:
+    with pytest.raises(error) as found:
+        download(name, progress=Counts())
+    assert re.search(says, f"{found.value.what} {found.value.remedy}")
+    assert not [line for line in gguf_hub if line.endswith(".gguf")]
+
+
+def test_models_of_a_repository() -> None:
+    files = ["a-Q4_K_M.gguf", "a-IQ4_XS.gguf", "UD/a-UD-Q4_K_XL.gguf", "BF16/a-BF16.gguf", "b.gguf"]
+    for wanted, file in [
+        ("q4_k_m", 0),
+        ("Q4_K_XL", 2),
+        ("bf16", 3),
+        ("B.gguf", 4),
+        ("xs.gguf", -1),
+    ]:
+        if file >= 0:
+            assert chosen("o/r", files, wanted) == (files[file],)
+        else:
+            with pytest.raises(CheckpointError, match="no model"):
+                chosen("o/r", files, wanted)
+    with pytest.raises(CheckpointError, match="2 models") as found:
+        chosen("o/r", ["x-Q8_0.gguf", "y-Q8_0.gguf"], "Q8_0")
+    assert "o/r:x-Q8_0.gguf, o/r:y-Q8_0.gguf" in found.value.remedy
+    with pytest.raises(CheckpointError, match=r"has no a-00002-of-00002\.gguf"):
+        chosen("o/r", ["a-00001-of-00002.gguf"], "a")
+
+
 def refused(error: type[EdgeSpecError], name: str = "org/model") -> EdgeSpecError:
     with pytest.raises(error, match=f"could not download '{name}'") as found:
         download(name, progress=Counts())
@@ -249,7 +326,14 @@ def test_interrupt_does_not_wait_for_files_under_way() -> None:
 
 @pytest.mark.parametrize(
     ("name", "is_one"),
-    [("gpt2", True), ("org/model-1.5_b", True), ("a/b/c", False), ("./a", False), ("", False)],
+    [
+        ("gpt2", True),
+        ("org/model-1.5_b", True),
+        ("a/b/c", False),
+        ("./a", False),
+        ("", False),
+        ("a/b:Q4_K_M", True),
+    ],
 )
 def test_names_of_the_hub(name: str, is_one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub.is_repo_id(name) is is_one

@@ -406,6 +406,23 @@ def test_compressed_fp8_and_int8(tmp_path: Path, shape: tuple[int, ...]) -> None
         assert found.scheme.name == ("fp8_token" if kind == "float" else "int8_token")
 
 
+@pytest.mark.parametrize("shape", [(16, 1), (1,)])
+def test_compressed_int8_with_zero_points(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    scale = torch.rand(shape, generator=generator) + 0.1
+    values, zeros = (
+        torch.randint(-128, 128, sizes, generator=generator, dtype=torch.int8)
+        for sizes in ((16, 48), shape)
+    )
+    config = compressed_config(8, "channel", "int-quantized", symmetric=False)
+    config["config_groups"]["group_0"]["input_activations"] = None
+    tensors = {f"{M}.weight": values, f"{M}.weight_scale": scale, f"{M}.weight_zero_point": zeros}
+    found = weight_of(Checkpoint(write(tmp_path, tensors, config)), M)
+    assert (found.scheme.name, found.values.dtype.name) == ("int8_wo", "uint8")
+    wanted = (values.float() - zeros.float()) * scale
+    np.testing.assert_array_equal(dequantize(found), wanted.numpy())
+
+
 def test_deepseeks_fp8_has_a_scale_for_each_square(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     values = torch.randn(200, 300, generator=generator).to(torch.float8_e4m3fn)

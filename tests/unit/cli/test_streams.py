@@ -45,10 +45,12 @@ def test_chat_without_a_stream_says_so(tmp_path: Path, redirect: str, name: str)
 @pytest.mark.parametrize(
     ("words", "redirect", "name"),
     [
-        ("infer --engine-dir D --prompt hi", ">&-", "stdout"),
+        pytest.param("infer --engine-dir D --prompt hi", ">&-", "stdout", marks=pytest.mark.deep),
         ("run D --prompt hi", ">&-", "stdout"),
         ("run D", "<&-", "stdin"),
-        ("eval summarize --engine-dir D --dataset F", ">&-", "stdout"),
+        pytest.param(
+            *("eval summarize --engine-dir D --dataset F", ">&-", "stdout"), marks=pytest.mark.deep
+        ),
     ],
 )
 def test_command_whose_answers_nobody_can_read_says_so(

@@ -339,7 +339,7 @@ values = st.one_of(
 keys = st.sampled_from([*{name for kind in CLASSES.values() for name in fields_of(kind)}, "other"])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(name=st.sampled_from([*CLASSES, "Eagle2"]), block=st.dictionaries(keys, values, max_size=4))
 def test_any_block_is_a_config_or_an_error_of_ours(name: str, block: dict[str, Any]) -> None:
     with suppress(OptionError):

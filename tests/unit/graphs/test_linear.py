@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import ml_dtypes
 import numpy as np
@@ -21,10 +21,10 @@ from edgespec.export.writer import write_weights
 from edgespec.graphs.assembly import GraphPart
 from edgespec.graphs.builder import GraphBuilder, WeightPlan, save
 from edgespec.graphs.linear import linear, products, quantized_weight
-from edgespec.graphs.packing import Packing, stored_bytes
+from edgespec.graphs.packing import BlockPart, Packing, stored_bytes
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize, dequantize_stored
 from edgespec.quantization.schemes import SCHEMES
-from tests.one_weight import NAME, table_of
+from tests.one_weight import NAME, table_of, weights_of_forms
 
 OUT, IN = 24, 64
 RNG = np.random.default_rng(0)
@@ -87,11 +87,13 @@ WEIGHTS = {
         "int4_awq", (1, 32), pre_quant_scale=RNG.uniform(0.5, 2, IN).astype(np.float32)
     ),
     "inputs in another order": weight(input_order=RNG.permutation(IN)),
+    **weights_of_forms((OUT, IN)),
 }
 
 
 # ONNX Runtime has no kernels for them
 PIECES_ALONE = {
+    "fp4 by powers of two": WEIGHTS.pop("fp4 by powers of two"),
     "fp4 in blocks": weight("w4a16_nvfp4", scales_dtype=FP8, global_scale=0.25),
     "fp8 with powers of two": weight("mxfp8", (1, 32), scales_dtype=ml_dtypes.float8_e8m0fnu),
 }
@@ -179,15 +181,6 @@ def test_a_scale_of_zero_becomes_one_and_its_values_zero(tmp_path: Path) -> None
     )
 
 
-def test_zero_points_are_refused_by_the_layers_name() -> None:
-    stored = weight()
-    unsigned = replace(
-        stored, values=stored.values.view(ml_dtypes.uint4), zero_points=np.ones((OUT, 4))
-    )
-    with pytest.raises(UnsupportedModel, match=f"{NAME} is quantized with zero points"):
-        Packing(unsigned)
-
-
 def test_inputs_that_do_not_fill_their_blocks_are_refused_by_the_layers_name() -> None:
     with pytest.raises(
         UnsupportedModel,
@@ -232,7 +225,8 @@ def test_what_a_graph_says_of_its_products() -> None:
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_parts_have_the_size_that_was_planned(name: str) -> None:
     packing = Packing(WEIGHTS[name])
-    for part in ("weight", "weight_scale"):
+    of_blocks = [part for part in get_args(BlockPart) if packing.has(part)]
+    for part in ("weight", *of_blocks):
         info, array = packing.info(part), packing.array(part)
         assert (array.shape, array.dtype.name) == (info.shape, info.dtype)
         assert stored_bytes(array).size == info.num_bytes

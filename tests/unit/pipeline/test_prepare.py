@@ -153,7 +153,7 @@ def refused(error: type[EdgeSpecError], said: str, tmp_path: Path, **asked: Any)
     ("name", "error", "said"),
     [
         ("recipe.yaml", UnsupportedModel, "does not run recipes yet"),
-        ("model.gguf", UnsupportedModel, "is a GGUF file"),
+        ("model.gguf", CheckpointError, "there is no file 'model.gguf'"),
         ("no/such/model", CheckpointError, "there is no directory"),
         ("./model2", CheckpointError, "there is no directory"),
         ("", CheckpointError, "an empty name"),

@@ -141,13 +141,13 @@ def assert_file_honored(raw: dict[str, Any]) -> None:
         assert_honored(request, own, raw)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(files(wild=False))
 def test_file_within_the_limits_is_honored(raw: dict[str, Any]) -> None:
     assert_file_honored(raw)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(files(wild=True))
 def test_file_of_known_keys_and_any_values_is_honored_or_refused(raw: dict[str, Any]) -> None:
     try:
@@ -156,7 +156,7 @@ def test_file_of_known_keys_and_any_values_is_honored_or_refused(raw: dict[str, 
         assert_told(error)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(anything | st.dictionaries(st.sampled_from(["requests", "batch_size"]) | texts, anything))
 def test_any_json_is_a_file_or_refused(raw: Any) -> None:
     try:
@@ -165,7 +165,7 @@ def test_any_json_is_a_file_or_refused(raw: Any) -> None:
         assert_told(error)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.binary(max_size=60)
     | st.text('[]{}":,0129.eE-+ \\untrfalsNI\n\ufeffé', max_size=40).map(str.encode)
@@ -192,7 +192,7 @@ LINE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(LINE.map(lambda line: json.dumps(line).encode()) | st.binary(max_size=20), max_size=4)
 )
@@ -212,7 +212,7 @@ def test_any_lines_are_a_prompt_set_or_refused(lines: list[bytes]) -> None:
         assert request.name == (str(line["question_id"]) if "question_id" in line else None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.text(max_size=9), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_prompt_set_within_the_limits_is_honored(sets: list[list[str]]) -> None:
     data = b"\n".join(json.dumps({"turns": turns}, ensure_ascii=False).encode() for turns in sets)

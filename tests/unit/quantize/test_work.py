@@ -145,7 +145,7 @@ def test_interrupted_run_goes_on_too(base: Path, tmp_path: Path, name: str) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
 
 
-@pytest.mark.parametrize("stage", ["export", "check"])
+@pytest.mark.parametrize("stage", ["export", pytest.param("check", marks=pytest.mark.deep)])
 def test_run_stopped_after_its_last_layer_calibrates_nothing_again(
     base: Path, whole: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

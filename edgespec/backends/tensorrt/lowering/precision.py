@@ -214,7 +214,7 @@ class Typing:
         attributes.pop("output_dtype", None)
         if scale.dtype not in FLOATS:  # powers of two, which are no type to compute in
             attributes["output_dtype"] = ir.AttrInt64("output_dtype", int(dtype))
-        elif scale.producer() is not None:
+        elif (maker := scale.producer()) is not None and maker.op_type != "Cast":
             scale = self.cast_of(scale, dtype, before)
         else:
             scale = self.as_type(scale, dtype, before)

@@ -29,6 +29,7 @@ from edgespec.backends.tensorrt.target import Target
 from edgespec.contract import ACTIVATIONS, INPUT_SCALE, KEEP_PRECISION, SCHEME
 from edgespec.errors import UnsupportedModel
 from edgespec.quantization.schemes import SCHEMES
+from edgespec.quantization.weight_nodes import weight_nodes
 
 DOMAIN = "trt"  # of the operators that TensorRT's parser has beside ONNX's
 FP4, FP8 = ir.DataType.FLOAT4E2M1, ir.DataType.FLOAT8E4M3FN
@@ -38,9 +39,12 @@ E8M0, UINT8 = ir.DataType.FLOAT8E8M0, ir.DataType.UINT8
 
 
 def apply(model: ir.Model, target: Target) -> None:
-    """Rewrite the quantized weights and activations of all products. ContractError for a form that
-    export does not write, zero points among them."""
+    """Rewrite the quantized weights and activations of all products. UnsupportedModel for a weight
+    that TensorRT's parser does not take, ContractError for a form that export does not write."""
     graph, compute = model.graph, TYPES[target.compute]
+    for node in list(graph):
+        if SCHEME in node.metadata_props:
+            check_weight(node)
     for node in list(graph):
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             require(len(node.inputs) == 2, node, "a symmetric format, without zero points")
@@ -60,6 +64,29 @@ def apply(model: ir.Model, target: Target) -> None:
 
 
 # ---- weights
+
+
+def check_weight(node: ir.Node) -> None:
+    """UnsupportedModel where TensorRT's parser does not take the weight of a product."""
+    weight, scheme = weight_nodes(node.inputs[1]), SCHEMES.get(node.metadata_props[SCHEME])
+    if weight is None or scheme is None:
+        return
+    scales = weight.scales.stored
+    reasons = {
+        "zero points": weight.zero_points is not None,
+        "minimums": weight.minimums is not None,
+        "scales of super-blocks": weight.scales.group > 0,
+        "FP4 by powers of two": weight.values.dtype == FP4 and scales.dtype == E8M0,
+        "scales of zero or below": scheme.signed_scales and not bool((scales.numpy() > 0).all()),
+    }
+    found = next((reason for reason, holds in reasons.items() if holds), None)
+    if found is not None:
+        message = f"{node.name} is {scheme.name} with {found}"
+        raise UnsupportedModel(
+            f"{message}, which TensorRT's ONNX parser does not take",
+            "Build with `backend` ort, or export the unquantized checkpoint, or one that edgespec"
+            " quantize made of it.",
+        )
 
 
 def dequantize(node: ir.Node, compute: ir.DataType) -> None:

@@ -3,10 +3,14 @@ that built it, and says which of the two is another."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from edgespec.backends.ort import fingerprint as module
+from edgespec.backends.ort.backend import BACKEND
 from edgespec.backends.ort.fingerprint import check, fingerprint
-from edgespec.errors import EngineMismatch
+from edgespec.errors import EngineMismatch, EnvironmentProblem
 
 ENGINE = "the base engine in engines"
 
@@ -40,3 +44,20 @@ def test_engine_of_a_cpu_with_fewer_features_is_of_another_one() -> None:
     fewer = fingerprint()["cpu_features"][1:]
     with pytest.raises(EngineMismatch, match="another CPU"):
         check(fingerprint() | {"cpu_features": fewer}, ENGINE)
+
+
+def test_both_packages_of_onnx_runtime_are_refused_before_one_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where an engine is staged too, and not only where it is finished."""
+    versions = {"onnxruntime-gpu": "1.31.1", "onnxruntime": "1.32.0"}
+    monkeypatch.setattr(module, "installed_version", versions.get)
+    monkeypatch.setitem(
+        sys.modules, "edgespec.backends.ort.staging", None
+    )  # would be an ImportError
+    ways = (fingerprint, lambda: BACKEND.stage(*[None] * 5), lambda: BACKEND.plan(*[None] * 3))  # type: ignore[arg-type]
+    for way in ways:
+        with pytest.raises(EnvironmentProblem) as caught:
+            way()
+        assert "onnxruntime-gpu 1.31.1 and onnxruntime 1.32.0 are both" in caught.value.what
+        assert "pip uninstall -y onnxruntime-gpu onnxruntime" in caught.value.remedy

@@ -24,6 +24,18 @@ def test_settings_come_back_as_they_were_written(dtype: str) -> None:
     assert EngineSettings.read(written.to_dict(), "config.json") == written
 
 
+FORM = {"scales": "super", "super_block": 16, "global_scale": 0.5}
+HEAD = {"bits": 6, "block": 16, **FORM, "in_features": 64, "out_features": 5}
+PLAIN = {"bits": 4, "block": 128, "in_features": 64, "out_features": 5}
+
+
+@pytest.mark.parametrize("head", [HEAD, PLAIN])
+def test_the_form_of_a_head_comes_back_as_it_was_written(head: dict[str, Any]) -> None:
+    """Without further keys it is that of older engines."""
+    raw = {"kernels": "native", "kv_cache_dtype": "fp32", "head": head}
+    assert EngineSettings.read(raw, "config.json").to_dict() == raw
+
+
 def test_an_engine_that_says_nothing_has_the_kernels_of_onnx_runtime() -> None:
     assert EngineSettings.read({}, "config.json") == EngineSettings.of(WeightFormat(), cached=True)
     assert EngineSettings.of(WeightFormat(), cached=True).to_dict() == {}
@@ -36,6 +48,17 @@ def test_an_engine_that_says_nothing_has_the_kernels_of_onnx_runtime() -> None:
         ({"kernels": "native", "kv_cache_dtype": "fp8"}, "one of fp32, fp16, int8"),
         ({"kernels": "native", "speed": 1}, "one of kernels, kv_cache_dtype"),
         ({"kv_cache_dtype": "fp16"}, "kernels"),
+        *(
+            ({"kernels": "native", "head": HEAD | wrong}, next(iter(wrong)))
+            for wrong in (
+                {"bits": 5},
+                {"block": 48},
+                {"scales": "float8"},
+                {"super_block": 2, "scales": "float16"},
+                {"codebook": "iq4_nl"},
+                {"global_scale": "x"},
+            )
+        ),
     ],
 )
 def test_wrong_keys_are_refused_by_their_name(raw: dict[str, Any], what: str) -> None:

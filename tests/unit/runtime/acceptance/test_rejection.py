@@ -50,6 +50,9 @@ SETTINGS: list[Setting] = [
     },
 ]
 BEST = int(np.argmax(DRAFT_FIRST))
+one_in_depth = pytest.mark.parametrize(
+    "setting", [pytest.param(SETTINGS[0], marks=pytest.mark.deep), SETTINGS[-1]], ids=str
+)
 
 
 def rule(
@@ -93,7 +96,8 @@ def pairs(accept: Rule, name: str, setting: Setting, draws: int = DRAWS) -> list
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
-        *(("drawn", setting) for setting in SETTINGS),
+        *(("drawn", setting) for setting in SETTINGS[::3]),
+        *(pytest.param("drawn", setting, marks=pytest.mark.deep) for setting in SETTINGS[1:3]),
         *((name, SETTINGS[-1]) for name in DRAFTS if name != "drawn"),
     ],
     ids=str,
@@ -162,7 +166,7 @@ def test_wrong_rule_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 # Its parts, from their definitions
 
 
-@pytest.mark.parametrize("setting", SETTINGS[::3], ids=str)
+@one_in_depth
 def test_share_of_first_drafts_that_are_accepted_is_the_sum_of_the_smaller_probabilities(
     setting: Setting,
 ) -> None:
@@ -180,7 +184,7 @@ def test_share_of_first_drafts_that_are_accepted_is_the_sum_of_the_smaller_proba
     assert found["rejection"] > found["walk"]
 
 
-@pytest.mark.parametrize("setting", SETTINGS[::3], ids=str)
+@one_in_depth
 def test_drafts_are_drawn_from_the_warped_distribution_that_they_name(setting: Setting) -> None:
     drawn = []
     for seed in range(DRAWS):

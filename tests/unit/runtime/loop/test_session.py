@@ -329,8 +329,9 @@ INSIDE = 2  # tokens 1 to 4 are the first step's: three drafts and a bonus
 
 
 def test_stop_token_inside_an_accepted_run_ends_it_there() -> None:
-    steps, _ = drafted(1, stop_ids=frozenset({TRUTH[INSIDE]}), plan=DraftPlan(1, 3, 4))
+    steps, session = drafted(1, stop_ids=frozenset({TRUTH[INSIDE]}), plan=DraftPlan(1, 3, 4))
     assert tokens_of(steps) == (TRUTH[: INSIDE + 1], END_OF_SEQUENCE)
+    assert session.base.lanes[0].length == len(PROMPT) + INSIDE  # the stop token has no row
     assert (len(steps), steps[-1].drafted, steps[-1].accepted) == (
         2,
         3,

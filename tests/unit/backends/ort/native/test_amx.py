@@ -22,6 +22,7 @@ needs_it = pytest.mark.skipif(
 
 
 @needs_it
+@pytest.mark.deep
 def test_tiles_give_the_portable_bits_and_their_trial_survives_a_fault(tmp_path: Path) -> None:
     sources = [
         (Path(__file__).parent / "amx_stand_in.cpp", WIDE),

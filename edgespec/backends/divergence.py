@@ -1,0 +1,74 @@
+"""How far quantized weights took an engine from what was exported, as figures that a manifest keeps
+and a user reads.
+
+Knows figures and words. How they are measured stands in `runtime/measuring/quantization_loss`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edgespec.backends.engine_config import EngineFields
+
+MAX_INCREASE = 0.05  # of the perplexity; from here on the user is warned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """An engine beside its export in float32, on `tokens` of the text that comes with edgespec.
+
+    `perplexity` and `exported_perplexity` are exp of the mean negative log-likelihood of a token,
+    `kl` the mean divergence of its distribution, KL(exported || engine), in nats, with the standard
+    error `kl_error`; `top1` is how often both have the same most likely token.
+    """
+
+    tokens: int
+    perplexity: float
+    exported_perplexity: float
+    kl: float
+    kl_error: float
+    top1: float
+
+    @classmethod
+    def read(cls, fields: EngineFields) -> Divergence:
+        """The figures of the keys of `divergence` in manifest.json. BundleError names a wrong
+        key."""
+        share = fields.any_number("top1")
+        if not 0 <= share <= 1:
+            raise fields.wrong("top1", "a number from 0 to 1")
+        return cls(
+            tokens=fields.size("tokens"),
+            perplexity=fields.number("perplexity"),
+            exported_perplexity=fields.number("exported_perplexity"),
+            kl=fields.any_number("kl"),
+            kl_error=fields.any_number("kl_error"),
+            top1=share,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of manifest.json."""
+        return asdict(self)
+
+    @property
+    def increase(self) -> float:
+        """By which share the perplexity rose."""
+        return self.perplexity / self.exported_perplexity - 1
+
+    def text(self, scheme: str) -> str:
+        """What it means, in one line."""
+        other = 1 - self.top1
+        words = f"1 word in {1 / other:.0f}" if other > 0 else f"no word of {self.tokens}"
+        return (
+            f"{scheme} changes {words} (top-1 {self.top1:.3f}), perplexity {self.perplexity:.4g}"
+            f" instead of {self.exported_perplexity:.4g} ({100 * self.increase:+.1f} %), KL"
+            f" {self.kl:.2g} +- {self.kl_error:.1g} nats a token"
+        )
+
+    def warnings(self, scheme: str, better: str | None) -> Iterator[str]:
+        """What is said of a loss that a user would notice; `better` is the next better format."""
+        # a NaN is not within any bound
+        if not self.increase < MAX_INCREASE:
+            remedy = "" if better is None else f": {better} is closer to the model"
+            yield f"{scheme} raises the perplexity by {100 * self.increase:.0f} %{remedy}"

@@ -1,0 +1,139 @@
+"""A GGUF file as a checkpoint: a small directory in edgespec's cache, with a config.json, a
+tokenizer and a note of where the weights lie, which stay there.
+
+Knows directories. The directory's name has a hash of the headers and the files' place, so that a
+file that changed is another checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edgespec.artifacts import atomic
+from edgespec.artifacts.file_names import TOKENIZER
+from edgespec.artifacts.provenance import installed_version
+from edgespec.checkpoint.digests import Digests
+from edgespec.checkpoint.gguf.config import config_of, form_of
+from edgespec.checkpoint.gguf.header import Header, parts_of, read_model
+from edgespec.checkpoint.gguf.sidecars import generation_config, tokenizer_files
+from edgespec.checkpoint.gguf.tensors import tensors_of
+from edgespec.checkpoint.gguf.tokenizer import refusal
+from edgespec.checkpoint.gguf.types import REROUNDED
+from edgespec.checkpoint.source import StoredTensors, read_json, reading
+from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.families import parse_model_config
+from edgespec.safe_read.regular import read_regular
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 2  # raise it when other files are made of the same header
+NOTE = "gguf.json"  # in the directory
+SUFFIX = ".gguf"
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is meant as a file in this format, by its name; `owner/repo:file.gguf` is a
+    name of the hub."""
+    named = ":" not in path.name or path.is_file()
+    return path.suffix == SUFFIX and named and not path.is_dir()
+
+
+def directory_of(path: Path) -> Path:
+    """The checkpoint directory of a GGUF file, made where it is not there. Raises as `read_model`,
+    `config_of` and `tensors_of` do, and OutputError where the cache cannot be written."""
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {str(path)!r}.", "Pass a GGUF file's path.")
+    header = read_model(path.parent.resolve() / path.name)  # the hub's cache links to other names
+    files = [str(file) for file in header.files]
+    tokenizer = _tokenizer_beside(header)
+    own = tokenizer and hashlib.sha256(tokenizer).hexdigest()
+    key = json.dumps([FORMAT, installed_version("edgespec"), header.sha256, files, own])
+    name = f"{path.stem[:80]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    root = atomic.user_cache() / "gguf"
+    directory = root / name
+    if directory.is_dir():
+        return directory
+    texts = _texts(header, tokenizer)
+    with atomic.writing(directory):
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Two runs may begin with the same file: one writes, the other finds it
+        with atomic.locked(root.parent):
+            if not directory.is_dir():
+                _remove_outdated(root, header.files[0])
+                with atomic.staged_directory(directory) as staging:
+                    for file, data in texts.items():
+                        (staging / file).write_bytes(data)
+    return directory
+
+
+def _remove_outdated(root: Path, first: Path) -> None:
+    """Removes directories of files that are gone, and those of this file as it was before."""
+    for note in root.glob(f"*/{NOTE}"):
+        with suppress(CheckpointError):
+            file = Path(str(read_json(note).get("file")))
+            if file == first or not file.is_file():
+                atomic.remove_whole(note.parent)
+
+
+def find(path: Path, *, allow_pickle: bool) -> StoredTensors | None:
+    """The tensors of such a directory; None for any other. Raises CheckpointError where the file is
+    gone or has another header."""
+    note = path / NOTE
+    if not note.is_file():
+        return None
+    kept = read_json(note)
+    first = Path(str(kept.get("file")))
+    digests = Digests(parts_of(first))
+    header = read_model(first)
+    if header.sha256 != kept.get("sha256"):
+        raise CheckpointError(f"{first} was changed since it was opened.", "Give the file again.")
+    tensors = _tensors(header, read_json(path / "config.json"), str(first))
+    _tell_rerounded(
+        first, *sorted({t.type.name for t in header.tensors.values() if t.type.numbers})
+    )
+    return StoredTensors.of_files(tensors, digests)
+
+
+@cache  # once in a run, however often the file is opened
+def _tell_rerounded(file: Path, *names: str) -> None:
+    if names:
+        logger.warning(
+            "%s: %s is rounded again, to int8 in blocks of %d: more bytes, and nearly the same"
+            " weights",
+            *(file.name, ", ".join(names), REROUNDED),
+        )
+
+
+def _tokenizer_beside(header: Header) -> bytes | None:
+    """The tokenizer.json beside the file, where the file's own tokenizer cannot be read."""
+    path = header.files[0].with_name(TOKENIZER)
+    if refusal(header.metadata) is None or not path.is_file():
+        return None
+    with reading(path):
+        return read_regular(path)
+
+
+def _texts(header: Header, tokenizer: bytes | None) -> dict[str, bytes]:
+    """The files of the directory. What the weights lack is found before anything is written."""
+    config = config_of(header)
+    _tensors(header, config, str(header.files[0]))
+    note = {"format": FORMAT, "file": str(header.files[0]), "sha256": header.sha256}
+    try:
+        objects = {"generation_config.json": generation_config(header.metadata)}
+        texts = tokenizer_files(header.metadata, tokenizer)
+    except (CheckpointError, UnsupportedModel) as error:
+        raise type(error)(f"{header.files[0]}: {error.what}", error.remedy) from error
+    objects |= {"config.json": config, NOTE: note}
+    return texts | {name: json.dumps(value, indent=2).encode() for name, value in objects.items()}
+
+
+def _tensors(header: Header, config: dict[str, Any], source: str) -> Any:
+    _, names = form_of(header)
+    model = parse_model_config(config, source)
+    return tensors_of(header, names, model.decoder)

@@ -1,0 +1,199 @@
+"""GGUF files of toy checkpoints, written with gguf-py: its names of tensors, and in a few lines
+what llama.cpp's converter does to rows, heads and norms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.constants import GGMLQuantizationType as Type
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "phi3": "phi3",
+    "gemma3_text": "gemma3",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+}
+Tensors = dict[str, NDArray[Any]]
+
+
+def write(
+    hf: Path,
+    path: Path,
+    kind: str = "F32",
+    more: Mapping[str, Any] | None = None,
+    extra: Mapping[str, NDArray[np.float32]] | None = None,
+    **split: Any,
+) -> Tensors:
+    """Writes a checkpoint's matrices in a type, all else in float32; `more` are further keys behind
+    the architecture's name, and `extra` tensors. Returns what is in the file, by names of GGUF."""
+    config = json.loads((hf / "config.json").read_text())
+    architecture = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(str(path), architecture, **split)
+    for key, value in (sizes(config) | dict(more or {})).items():
+        adders: dict[type, Callable[[str, Any], None]] = {
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
+        adders.get(type(value), writer.add_uint32)(f"{architecture}.{key}", value)
+    add_tokenizer(writer, hf, config)
+    tensors = converted(load_file(hf / "model.safetensors"), config, architecture) | dict(
+        extra or {}
+    )
+    for name, array in tensors.items():
+        if array.ndim < 2 or array.shape[-1] % 32 or kind == "F32" or "conv1d" in name:
+            writer.add_tensor(name, array)
+        elif kind == "F16":
+            writer.add_tensor(name, array.astype(np.float16))
+        else:
+            blocks = quantize(array, Type[kind])
+            tensors[name] = dequantize(blocks, Type[kind])
+            writer.add_tensor(name, blocks, raw_dtype=Type[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tensors
+
+
+def sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys that all architectures have, and those of the delta nets and experts."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    rotated = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    keys = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config.get("intermediate_size"),
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": float(config.get("rope_theta") or rope["rope_theta"]),
+        "rope.dimension_count": int(head_dim * rotated),
+        "expert_count": config.get("num_experts"),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+        "rope.freq_base_swa": config.get("rope_local_base_freq"),
+    }
+    if config["model_type"] in ("phi3", "gemma3_text"):
+        keys["attention.sliding_window"] = config.get("sliding_window")
+    if values := config.get("linear_num_value_heads"):
+        keys |= {
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "ssm.state_size": config["linear_key_head_dim"],
+            "ssm.group_count": config["linear_num_key_heads"],
+            "ssm.time_step_rank": values,
+            "ssm.inner_size": values * config["linear_value_head_dim"],
+            "full_attention_interval": config["full_attention_interval"],
+            "rope.dimension_sections": [11, 11, 10, 0],
+        }
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, hf: Path, config: dict[str, Any]) -> None:
+    """The toy's byte-level BPE, which ends at the config's first end."""
+    tokenizer = json.loads((hf / "tokenizer.json").read_text())
+    vocab = dict(tokenizer["model"]["vocab"].items())
+    special = {token["id"] for token in tokenizer["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(sorted(vocab, key=vocab.__getitem__))
+    writer.add_token_types([3 if i in special else 1 for i in sorted(vocab.values())])
+    merges = tokenizer["model"]["merges"]
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    texts = json.loads((hf / "tokenizer_config.json").read_text())
+    writer.add_chat_template(texts["chat_template"])
+    ends = config["eos_token_id"]
+    writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
+
+
+def converted(tensors: Tensors, config: dict[str, Any], architecture: str) -> Tensors:
+    """The tensors of a file in float32, by gguf-py's names."""
+    layers = config["num_hidden_layers"]
+    table = gguf.get_tensor_name_map(
+        next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), layers
+    )
+    made: Tensors = {}
+    stacks: dict[str, list[NDArray[Any]]] = {}
+    for name in sorted(tensors, key=_expert):
+        if name.startswith(("mtp.", "model.visual")):
+            continue
+        array = _changed(name, tensors[name].astype(np.float32), config)
+        if ".experts." in name and name.endswith(".weight"):
+            start, _, end = name.partition(".experts.")
+            stacks.setdefault(f"{start}.experts.{end.partition('.')[2]}", []).append(array)
+            continue
+        made[_named(table, name)] = array
+    return made | {_named(table, name): np.stack(parts) for name, parts in stacks.items()}
+
+
+def _expert(name: str) -> tuple[str, int]:
+    start, _, end = name.partition(".experts.")
+    number = end.partition(".")[0]
+    return (start, int(number)) if number.isdigit() else (name, 0)
+
+
+def _named(table: Any, name: str) -> str:
+    if name.endswith("dt_bias"):  # the converter calls it dt_proj.bias
+        name = name.replace("dt_bias", "dt_proj.bias")
+    if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        name = f"{name}.weight"
+    new = table.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert new is not None, name
+    return str(new)
+
+
+def _changed(name: str, array: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
+    kind = config["model_type"]
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    module = name.split(".")[-2]
+    if kind == "llama" and module in heads:
+        halves = array.reshape(config[heads[module]], 2, -1, *array.shape[1:])
+        return halves.swapaxes(1, 2).reshape(array.shape).copy()
+    plus_one = kind.startswith(("gemma3", "qwen3_5")) and name.endswith("norm.weight")
+    if plus_one and not name.endswith("linear_attn.norm.weight"):
+        return array + np.float32(1)
+    if ".linear_attn." in name:
+        return _delta_net(name.partition(".linear_attn.")[2], array, config)
+    return array
+
+
+def _delta_net(name: str, array: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
+    """Value heads of one key head after the other become the first of each key head, the second of
+    each."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    before = 2 * keys * config["linear_key_head_dim"]
+
+    def tiled(rows: NDArray[Any]) -> NDArray[Any]:
+        return (
+            rows.reshape(keys, values // keys, -1, *rows.shape[1:])
+            .swapaxes(0, 1)
+            .reshape(rows.shape)
+        )
+
+    if name.startswith("norm"):
+        return array
+    if name == "A_log":
+        return tiled(-np.exp(array))
+    if name.startswith("conv1d"):
+        array = array[:, 0]
+    if name.startswith(("in_proj_qkv", "conv1d")):
+        return np.concatenate([array[:before], tiled(array[before:])])
+    return tiled(array.T).T.copy() if name.startswith("out_proj") else tiled(array)
