@@ -34,6 +34,8 @@ def write(
     kind: str = "F32",
     more: Mapping[str, Any] | None = None,
     extra: Mapping[str, NDArray[np.float32]] | None = None,
+    *,
+    mtp: bool = False,
     **split: Any,
 ) -> Tensors:
     """Writes a checkpoint's matrices in a type, all else in float32; `more` are further keys behind
@@ -41,7 +43,9 @@ def write(
     config = json.loads((hf / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(str(path), architecture, **split)
-    for key, value in (sizes(config) | dict(more or {})).items():
+    layers = config["num_hidden_layers"]
+    head = {"block_count": layers + 1, "nextn_predict_layers": 1} if mtp else {}
+    for key, value in (sizes(config) | head | dict(more or {})).items():
         adders: dict[type, Callable[[str, Any], None]] = {
             float: writer.add_float32,
             str: writer.add_string,
@@ -49,9 +53,11 @@ def write(
         }
         adders.get(type(value), writer.add_uint32)(f"{architecture}.{key}", value)
     add_tokenizer(writer, hf, config)
-    tensors = converted(load_file(hf / "model.safetensors"), config, architecture) | dict(
-        extra or {}
-    )
+    stored = load_file(hf / "model.safetensors")
+    if mtp:
+        stored = {_as_layer(name, layers): array for name, array in stored.items()}
+        config = config | {"num_hidden_layers": layers + 1}
+    tensors = converted(stored, config, architecture) | dict(extra or {})
     for name, array in tensors.items():
         if array.ndim < 2 or array.shape[-1] % 32 or kind == "F32" or "conv1d" in name:
             writer.add_tensor(name, array)
@@ -66,6 +72,22 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return tensors
+
+
+_HEAD = {
+    "mtp.fc": "eh_proj",
+    "mtp.pre_fc_norm_embedding": "enorm",
+    "mtp.pre_fc_norm_hidden": "hnorm",
+    "mtp.norm": "shared_head_norm",
+}
+
+
+def _as_layer(name: str, number: int) -> str:
+    """The tensors of an MTP head as those of a layer behind the last."""
+    module, _, end = name.rpartition(".")
+    if module in _HEAD:
+        return f"blk.{number}.nextn.{_HEAD[module]}.{end}"
+    return name.replace("mtp.layers.0.", f"model.layers.{number}.")
 
 
 def sizes(config: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +106,7 @@ def sizes(config: dict[str, Any]) -> dict[str, Any]:
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "rope.freq_base": float(config.get("rope_theta") or rope["rope_theta"]),
+        "rope.freq_base": float(config.get("rope_theta") or rope.get("rope_theta", 10000)),
         "rope.dimension_count": int(head_dim * rotated),
         "expert_count": config.get("num_experts"),
         "expert_used_count": config.get("num_experts_per_tok"),
@@ -105,6 +127,61 @@ def sizes(config: dict[str, Any]) -> dict[str, Any]:
             "rope.dimension_sections": [11, 11, 10, 0],
         }
     return {key: value for key, value in keys.items() if value is not None}
+
+
+def write_draft(
+    hf: Path, path: Path, kind: str, keys: Mapping[str, Any], own: Mapping[str, str]
+) -> None:
+    """Writes a draft as llama.cpp's converter does, which gguf-py does not know: `keys` behind the
+    architecture's name, `own` the names that no model has. d2t becomes ids."""
+    config = json.loads((hf / "config.json").read_text())
+    architecture = "eagle3" if "block_size" not in config else "dflash"
+    writer = gguf.GGUFWriter(str(path), architecture)
+    for key, value in (sizes(config) | dict(keys)).items():
+        adders: dict[type, Callable[[str, Any], None]] = {
+            float: writer.add_float32,
+            bool: writer.add_bool,
+            list: writer.add_array,
+        }
+        adders.get(type(value), writer.add_uint32)(f"{architecture}.{key}", value)
+    writer.add_token_list([f"t{i}" for i in range(config["vocab_size"])])
+    writer.add_mask_token_id(config["vocab_size"] - 1)
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    for name, array in load_file(hf / "model.safetensors").items():
+        name = name.replace("midlayer.", "layers.0.")
+        if name == "d2t":
+            writer.add_tensor(name, array + np.arange(len(array)))
+        elif name != "t2d":
+            array = _changed(name, array, config) if "layers." in name else array
+            whole = name if name.startswith("lm_head") else f"model.{name}"
+            new = own.get(name) or _named(table, whole)
+            if array.ndim == 2 and kind != "F32":
+                writer.add_tensor(new, quantize(array, Type[kind]), raw_dtype=Type[kind])
+            else:
+                writer.add_tensor(new, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_eagle3(hf: Path, path: Path, aux_layers: list[int]) -> None:
+    config = json.loads((hf / "config.json").read_text())
+    keys = {"extract_layers": aux_layers, "target_hidden_size": config["hidden_size"]}
+    keys["norm_before_residual"] = False
+    own = {
+        "fc.weight": "fc.weight",
+        "layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",
+    }
+    write_draft(hf, path, "F32", keys, own)
+
+
+def write_dflash(hf: Path, path: Path, kind: str = "F32") -> None:
+    config = json.loads((hf / "config.json").read_text())
+    layers = [i + 1 for i in config["dflash_config"]["target_layer_ids"]]
+    keys = {"target_layers": layers, "block_size": config["block_size"], "attention.causal": False}
+    own = {"fc.weight": "fc.weight", "hidden_norm.weight": "enc.output_norm.weight"}
+    write_draft(hf, path, kind, keys, own)
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, hf: Path, config: dict[str, Any]) -> None:
@@ -155,6 +232,8 @@ def _named(table: Any, name: str) -> str:
         name = name.replace("dt_bias", "dt_proj.bias")
     if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
         name = f"{name}.weight"
+    if ".nextn." in name:  # gguf-py knows them of other architectures
+        return name
     new = table.get_name(name, try_suffixes=(".weight", ".bias"))
     assert new is not None, name
     return str(new)

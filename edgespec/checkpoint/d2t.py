@@ -79,6 +79,8 @@ def _target_ids(
     offset, absolute = draft_ids + table, table
     wrong_offset = _fault(offset, used, config.vocab_size)
     wrong_absolute = _fault(absolute, used, config.vocab_size)
+    if checkpoint.config.get("d2t") == "ids":
+        wrong_offset = wrong_offset or "its format has ids"
     if wrong_offset is None and wrong_absolute is None and not np.array_equal(offset, absolute):
         raise CheckpointError(
             f"d2t of {checkpoint.path} can be read as offsets and as ids: as offsets, draft token 0"

@@ -39,8 +39,10 @@ class GgufForm:
     architecture: str  # `general.architecture`, and how the keys of its metadata begin
     # Key behind that beginning -> key of config.json; "": nothing depends on it
     keys: Mapping[str, str] = field(default_factory=dict)
-    # Tensor of a block, without the end .weight -> name within a layer
+    lists: tuple[str, ...] = ()  # of these keys, those of whole numbers or flags, taken as they are
+    # Tensor of a block, without the end .weight -> name within a layer; or a whole name -> another
     tensors: Mapping[str, str] = field(default_factory=dict)
+    behind: str = ""  # where layers behind the last one belong, a prediction head; "": left out
     permuted: bool = False  # rows of q and k: the two of a rotation are neighbours
     norms_plus_one: bool = False  # but for the norm of a delta net
     tiled_heads: bool = False  # value heads of delta nets: one of each key head, then the next

@@ -169,7 +169,9 @@ GGUF = GgufForm(
         "ssm.time_step_rank": "linear_num_value_heads",
         "ssm.inner_size": VALUES,
         "rope.dimension_sections": "",  # of images
+        "nextn_predict_layers": "mtp_num_hidden_layers",
     },
+    behind="mtp",
     tensors={
         "post_attention_norm": "post_attention_layernorm",
         "attn_qkv": "linear_attn.in_proj_qkv",
@@ -181,6 +183,12 @@ GGUF = GgufForm(
         "ssm_beta": "linear_attn.in_proj_b",
         "ssm_alpha": "linear_attn.in_proj_a",
         "ssm_out": "linear_attn.out_proj",
+        "nextn.eh_proj": "fc",
+        "nextn.enorm": "pre_fc_norm_embedding",
+        "nextn.hnorm": "pre_fc_norm_hidden",
+        "nextn.shared_head_norm": "norm",
+        "nextn.embed_tokens": "embed_tokens",
+        "nextn.shared_head_head": "lm_head",
     },
     norms_plus_one=True,
     tiled_heads=True,

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from edgespec.config.fields import Fields
 from edgespec.config.values import DraftConfig, ModelConfig, Shapes
+from edgespec.families.base import GgufForm
 from edgespec.methods.sides import PairRule
 
 BaseOutput = Literal["nothing", "aux_hidden_states", "final_hidden_state"]
@@ -43,6 +44,10 @@ class DraftFormat:
     matches_tensors: Callable[[Mapping[str, Any], Callable[[], Shapes]], bool] = (
         lambda config, shapes: False
     )
+    gguf: GgufForm | None = None  # None: llama.cpp has no such draft
+
+
+AUX_LAYERS_OF_GGUF = "gguf_aux_layers"  # in a config.json that is made of metadata alone
 
 
 @dataclass(frozen=True, slots=True)

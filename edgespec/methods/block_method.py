@@ -10,6 +10,7 @@ from typing import Any
 from edgespec.config.fields import Fields, is_int
 from edgespec.config.values import DraftConfig, Shapes
 from edgespec.contract import Role
+from edgespec.families.base import GgufForm
 from edgespec.methods.base import DraftFormat, Method, SpecConfig
 from edgespec.methods.block_draft import BlockDraftConfig
 from edgespec.methods.draft_layers import layer_ids
@@ -21,6 +22,7 @@ def block_method(
     title: str,
     parse: Callable[[Mapping[str, Any], Shapes, str], DraftConfig],
     matches_config: Callable[[Mapping[str, Any]], bool],
+    gguf: GgufForm | None = None,
 ) -> Method:
     """The row of a method as it is for most: base and draft are exported together, and a section of
     config.json, NAME_config, keeps what a BlockSpec says."""
@@ -33,7 +35,7 @@ def block_method(
         export_params={base_param: True, f"{name}_draft_dir": "DRAFT"},
         component=f"{name}_draft",
         proposes="block",
-        format=DraftFormat(matches_config=matches_config, parse=parse),
+        format=DraftFormat(matches_config=matches_config, parse=parse, gguf=gguf),
         read_spec=lambda fields: BlockSpec(**read_values(fields, fields.section(section))),
         write_spec=lambda spec: {section: spec_keys(spec)},
         pair_rules=(reads_what_is_emitted(base_param),),

@@ -13,6 +13,8 @@ from typing import Any
 from edgespec.config.fields import Fields
 from edgespec.config.values import Shapes
 from edgespec.errors import CheckpointError
+from edgespec.families.base import GgufForm
+from edgespec.methods.base import AUX_LAYERS_OF_GGUF
 from edgespec.methods.block_draft import (
     KEYS,
     BlockDraftConfig,
@@ -59,8 +61,42 @@ def matches_config(config: Mapping[str, Any]) -> bool:
     return named_by(config, VARIANT_NAMES)
 
 
+def gguf_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """z-lab's keys, whose ids are those of layer outputs, for metadata of llama.cpp, which count
+    from the embedding."""
+    ids, slides = config.get(AUX_LAYERS_OF_GGUF), config.get(SLIDES, ())
+    kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
+    section = {
+        "mask_token_id": config.get("mask_token_id"),
+        "target_layer_ids": ids and [i - 1 for i in ids],
+    }
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        SECTION: {key: value for key, value in section.items() if value is not None},
+        **({"layer_types": kinds} if kinds else {}),
+    }
+
+
+SLIDES = "gguf_sliding_layers"
+GGUF = GgufForm(
+    "dflash",
+    keys={
+        "block_size": "block_size",
+        "target_layers": AUX_LAYERS_OF_GGUF,
+        "target_layer_ids": "target_layer_ids",  # some forks', which count as Hugging Face does
+        "target_hidden_size": "target_hidden_size",
+        "attention.sliding_window": "sliding_window",
+        "attention.sliding_window_pattern": SLIDES,
+        "attention.causal": "",  # always false
+        "rope.dimension_sections": "",  # of images
+    },
+    lists=("target_layers", "target_layer_ids", "attention.sliding_window_pattern"),
+    tensors={"fc.weight": "fc.weight", "enc.output_norm.weight": "hidden_norm.weight"},
+    more=gguf_keys,
+)
 METHOD = replace(
-    block_method(NAME, TITLE, parse_dflash_config, matches_config),
+    block_method(NAME, TITLE, parse_dflash_config, matches_config, GGUF),
     thinking={
         "Qwen3ForCausalLM": False,
         "Qwen3_5ForCausalLM": True,

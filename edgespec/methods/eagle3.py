@@ -14,8 +14,9 @@ from edgespec.config.values import AuxLayerConvention, DecoderConfig, DraftConfi
 from edgespec.contract import Role
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import family_of
+from edgespec.families.base import GgufForm
 from edgespec.methods.aux_layers import default_aux_layers
-from edgespec.methods.base import DraftFormat, Method, SpecConfig
+from edgespec.methods.base import AUX_LAYERS_OF_GGUF, DraftFormat, Method, SpecConfig
 from edgespec.methods.draft_layers import (
     Switch,
     base_name,
@@ -300,6 +301,33 @@ def spec_rows(spec: SpecConfig) -> Iterator[tuple[str, str]]:
         yield "aux layers", ", ".join(map(str, spec.aux_layer_ids))
 
 
+def gguf_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of ModelOpt's layout, whose ids are those of layer outputs, for metadata of
+    llama.cpp, which count from the embedding."""
+    ids = [i - 1 for i in config.get(AUX_LAYERS_OF_GGUF, ())]
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids},
+    }
+
+
+# Its hidden_norm is the second norm before the attention; d2t holds ids (checkpoint/d2t.py)
+GGUF = GgufForm(
+    "eagle3",
+    keys={
+        "extract_layers": AUX_LAYERS_OF_GGUF,
+        "target_layers": AUX_LAYERS_OF_GGUF,
+        "target_hidden_size": "target_hidden_size",
+        "norm_before_residual": "norm_before_residual",
+    },
+    lists=("extract_layers", "target_layers", "norm_before_residual"),
+    tensors={"attn_norm_2": "hidden_norm", "fc.weight": "fc.weight"},
+    permuted=True,
+    more=gguf_keys,
+)
+
+
 def _is_speculators(config: Mapping[str, Any]) -> bool:
     return config.get("speculators_model_type") == NAME
 
@@ -326,6 +354,7 @@ METHOD = Method(
         matches_config=_is_speculators,
         matches_tensors=_has_eagle3_tensors,
         parse=parse_eagle3_config,
+        gguf=GGUF,
     ),
     read_spec=read_spec,
     write_spec=write_spec,

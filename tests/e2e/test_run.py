@@ -152,6 +152,32 @@ def test_a_gguf_file_answers_as_the_checkpoint_that_it_was_made_from(
     assert cli("check", file, checkpoints / "eagle").code == 0
 
 
+def test_drafts_in_gguf_leave_the_answer_as_it_is(
+    checkpoints: Path, cli: Cli, kept: Cache, tmp_path: Path
+) -> None:
+    base = checkpoints / "base"
+    gguf_files.write(base, tmp_path / "base.gguf")
+    gguf_files.write_eagle3(checkpoints / "eagle", tmp_path / "eagle.gguf", [2, 4, 5])
+    block = toys.make_dflash(tmp_path / "block", base, "z-lab", aux_layers=(2, 6))
+    gguf_files.write_dflash(block, tmp_path / "block.gguf", "Q8_0")
+    hybrid = toys.make_qwen3_5(tmp_path / "hybrid", layers=4)
+    gguf_files.write(hybrid, tmp_path / "hybrid.gguf", mtp=True)
+    asked = ("--prompt", "a", *GREEDY)
+    plain = cli("run", base, *asked).out
+    gguf_base = tmp_path / "base.gguf"
+    for target, draft in ((base, "eagle"), (gguf_base, "eagle"), (base, "block")):
+        drafted = cli("run", target, "--draft", tmp_path / f"{draft}.gguf", *asked)
+        assert (drafted.code, drafted.out) == (0, plain), drafted.err
+    own = cli("run", tmp_path / "hybrid.gguf", *asked)
+    assert (own.code, own.out) == (0, cli("run", hybrid, *asked).out), own.err
+    methods = [entry.about["method"] for entry in kept.entries()]
+    assert {method: methods.count(method) for method in ("eagle3", "dflash", "mtp")} == {
+        "eagle3": 2,
+        "dflash": 1,
+        "mtp": 2,
+    }
+
+
 def test_smaller_model_drafts_for_a_plain_engine(
     checkpoints: Path, cli: Cli, kept: Cache, made: list[str]
 ) -> None:

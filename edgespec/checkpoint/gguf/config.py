@@ -18,8 +18,13 @@ from edgespec.checkpoint.source import some_of
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import FAMILIES
 from edgespec.families.base import GgufForm
+from edgespec.methods import METHODS
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+D2T = "d2t"
+D2T_KEY = "d2t"  # in config.json: how a draft's table is to be read, where that is known
+MAX_LISTED = 2**12
+_IDS = ("bos_token_id", "eos_token_id", "mask_token_id")
 LLAMA3 = "rope_freqs.weight"  # what the frequencies are divided by
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _NEXTN = "nextn_predict_layers"  # layers of a prediction head, counted as blocks
@@ -51,10 +56,12 @@ _IDLE = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True}
 
 
 def form_of(header: Header) -> tuple[str, GgufForm]:
-    """The architecture in Hugging Face's words, and how the converter writes it. Raises
-    UnsupportedModel for one that is not in the table of families."""
+    """The architecture in Hugging Face's words, or the method of a draft, and how the converter
+    writes it. Raises UnsupportedModel for one that is in neither table."""
     name = header.metadata.get("general.architecture")
-    rows = [(hf, row.gguf) for hf, row in FAMILIES.items() if row.gguf is not None]
+    drafts = ((key, row.format.gguf) for key, row in METHODS.items() if row.format is not None)
+    both = (*((hf, row.gguf) for hf, row in FAMILIES.items()), *drafts)
+    rows = [(hf, form) for hf, form in both if form is not None]
     for hf, form in rows:
         if form.architecture == name:
             return hf, form
@@ -73,28 +80,55 @@ def config_of(header: Header) -> dict[str, Any]:
     names = _KEYS | dict(form.keys)
     config: dict[str, Any] = {
         "architectures": [architecture],
-        "model_type": FAMILIES[architecture].model_type,
-        "tie_word_embeddings": HEAD not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
         "rope_theta": 10000.0,
     }
     config |= {name: own[key] for key, name in names.items() if key in own and name}
     config["num_hidden_layers"] = config.get("num_hidden_layers", 0) - own.get(_NEXTN, 0)
-    config["vocab_size"] = _tensor(header, EMBEDDING).shape[0]
+    for key in _IDS:
+        if (value := header.metadata.get(f"tokenizer.ggml.{key}")) is not None:
+            config[key] = value
+    config |= _base(header, architecture) if architecture in FAMILIES else _draft(header)
     hidden, heads = config.get("hidden_size", 0), config.get("num_attention_heads", 0)
     if "head_dim" not in config and heads and hidden % heads == 0:
         config["head_dim"] = hidden // heads
     _check_values(header, own, config)
     config |= _rope(header, own, config)
     config |= form.more(config)
-    for key in ("bos_token_id", "eos_token_id"):
-        if (value := header.metadata.get(f"tokenizer.ggml.{key}")) is not None:
-            config[key] = value
     types = Counter(t.type.name for t in header.tensors.values() if not t.type.dtype)
     if types:
         config["quantization_config"] = {"quant_method": "gguf", "types": dict(types)}
     return config
+
+
+def _base(header: Header, architecture: str) -> dict[str, Any]:
+    """The keys of a model that stands for itself."""
+    return {
+        "model_type": FAMILIES[architecture].model_type,
+        "tie_word_embeddings": HEAD not in header.tensors,
+        "vocab_size": _tensor(header, EMBEDDING).shape[0],
+    }
+
+
+def _draft(header: Header) -> dict[str, Any]:
+    """The keys of a draft, which may share the embedding and the head of its base."""
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if EMBEDDING not in header.tensors and not isinstance(tokens, list):
+        raise CheckpointError(
+            f"{header.files[0]} has neither {EMBEDDING} nor tokenizer.ggml.tokens, which tell the"
+            " vocabulary.",
+            "Convert the draft again, with the directory of its base.",
+        )
+    table = header.tensors.get(EMBEDDING)
+    vocab = len(tokens) if table is None and tokens else _tensor(header, EMBEDDING).shape[0]
+    head = header.tensors.get(HEAD)
+    return {
+        "tie_word_embeddings": False,
+        "vocab_size": vocab,
+        "draft_vocab_size": vocab if head is None else head.shape[0],
+        **({D2T_KEY: "ids"} if D2T in header.tensors else {}),
+    }
 
 
 def _own_keys(header: Header, form: GgufForm) -> dict[str, Any]:
@@ -110,7 +144,8 @@ def _own_keys(header: Header, form: GgufForm) -> dict[str, Any]:
         if bare not in known:
             unknown.append(key)
         else:
-            own[bare] = value if bare == _KIND else _number(f"{file}: {key}", value)
+            read = _plain if bare in form.lists else _number
+            own[bare] = value if bare == _KIND else read(f"{file}: {key}", value)
     if unknown:
         raise UnsupportedModel(
             f"{file} has {some_of(unknown)}, which this version does not know of this"
@@ -132,6 +167,17 @@ def _number(where: str, value: Any) -> Any:
     raise CheckpointError(
         f"{where} is {shown:.80}, not one finite number.",
         "Download it again; models whose layers differ in it are not supported.",
+    )
+
+
+def _plain(where: str, value: Any) -> Any:
+    """A flag, or a list of whole numbers or flags."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iub" and len(value) <= MAX_LISTED:
+        return value.tolist()
+    if type(value) is bool:
+        return value
+    raise CheckpointError(
+        f"{where} is {value!r:.80}, not a flag or a list of whole numbers.", "Download it again."
     )
 
 

@@ -27,7 +27,7 @@ from edgespec.checkpoint.gguf.tokenizer import refusal
 from edgespec.checkpoint.gguf.types import REROUNDED
 from edgespec.checkpoint.source import StoredTensors, read_json, reading
 from edgespec.errors import CheckpointError, UnsupportedModel
-from edgespec.families import parse_model_config
+from edgespec.families import FAMILIES, parse_model_config
 from edgespec.safe_read.regular import read_regular
 
 logger = logging.getLogger(__name__)
@@ -124,9 +124,12 @@ def _texts(header: Header, tokenizer: bytes | None) -> dict[str, bytes]:
     config = config_of(header)
     _tensors(header, config, str(header.files[0]))
     note = {"format": FORMAT, "file": str(header.files[0]), "sha256": header.sha256}
+    objects: dict[str, Any] = {}
+    texts: dict[str, bytes] = {}
     try:
-        objects = {"generation_config.json": generation_config(header.metadata)}
-        texts = tokenizer_files(header.metadata, tokenizer)
+        if config["architectures"][0] in FAMILIES:  # a draft has the tokens of its base
+            objects["generation_config.json"] = generation_config(header.metadata)
+            texts = tokenizer_files(header.metadata, tokenizer)
     except (CheckpointError, UnsupportedModel) as error:
         raise type(error)(f"{header.files[0]}: {error.what}", error.remedy) from error
     objects |= {"config.json": config, NOTE: note}
@@ -134,6 +137,8 @@ def _texts(header: Header, tokenizer: bytes | None) -> dict[str, bytes]:
 
 
 def _tensors(header: Header, config: dict[str, Any], source: str) -> Any:
-    _, names = form_of(header)
+    architecture, names = form_of(header)
+    if architecture not in FAMILIES:  # a draft: its heads are read as a base's
+        config = config | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     model = parse_model_config(config, source)
     return tensors_of(header, names, model.decoder)

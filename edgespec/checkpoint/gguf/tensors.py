@@ -17,7 +17,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.checkpoint.gguf.config import EMBEDDING, HEAD, LLAMA3, LONG, SHORT
+from edgespec.checkpoint.gguf.config import (
+    D2T,
+    EMBEDDING,
+    HEAD,
+    LLAMA3,
+    LONG,
+    SHORT,
+)
 from edgespec.checkpoint.gguf.header import Header, StoredBlocks
 from edgespec.checkpoint.gguf.types import BlockType, numbers_of, weight_of
 from edgespec.checkpoint.source import Encoding, TensorInfo, some_of
@@ -30,7 +37,10 @@ _TOP = {
     EMBEDDING: "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     HEAD: "lm_head.weight",
+    D2T: "d2t",
+    f"{D2T}.weight": "d2t",  # some forks', with offsets
 }
+_FUSION = "fc.weight"  # of a draft
 _IN_CONFIG = (LLAMA3, SHORT, LONG)
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+?)(?:\.(weight|bias))?")
 # Within a block -> within a layer
@@ -59,9 +69,12 @@ _EXPERTS = {
     "ffn_down_exps": ("down_proj",),
     "ffn_gate_up_exps": ("gate_proj", "up_proj"),
 }
+# A draft's fc among them: its inputs have outliers that no low-bit format holds
 _NUMBERS = re.compile(
-    r"embed_tokens\.|\.mlp\.gate\.|shared_expert_gate\.|\.conv1d\.|norm\.weight$|bias$|A_log$"
+    r"^fc\.|embed_tokens\.|\.mlp\.gate\.|shared_expert_gate\.|\.conv1d\.|norm\w*\.weight$"
+    r"|bias$|A_log$"
 )
+_NORM = re.compile(r"norm(_embedding|_hidden)?\.weight$")
 _PLAIN_NORM = "linear_attn.norm.weight"
 
 Change = Callable[[NDArray[Any]], NDArray[Any]]
@@ -105,7 +118,7 @@ class _Form:
         """What makes Hugging Face's numbers of the stored ones."""
         if name.endswith("A_log"):
             return _log_of_negative
-        plus_one = self.names.norms_plus_one and name.endswith("norm.weight")
+        plus_one = self.names.norms_plus_one and _NORM.search(name)
         return _minus_one if plus_one and not name.endswith(_PLAIN_NORM) else None
 
 
@@ -140,8 +153,9 @@ def tensors_of(header: Header, names: GgufForm, decoder: DecoderConfig) -> dict[
             f" {some_of(unknown)}.",
             "Give the Hugging Face checkpoint that it was made from.",
         )
-    table = header.tensors[EMBEDDING]
-    if HEAD not in header.tensors and not table.type.dtype:
+    table = header.tensors.get(EMBEDDING)
+    tied = _FUSION not in names.tensors  # a draft without a head has its base's
+    if tied and HEAD not in header.tensors and table is not None and not table.type.dtype:
         head = _info(_TOP[HEAD], table, form)  # of tied weights: the same blocks, for a product
         infos[head.name] = head
     return infos
@@ -156,13 +170,17 @@ def _pieces(
     stored: StoredBlocks, names: GgufForm, num_layers: int
 ) -> Iterator[tuple[str, StoredBlocks]]:
     """Hugging Face's names of a tensor, and of each expert of stacked ones."""
-    if stored.name in _TOP:
-        yield _TOP[stored.name], stored
+    if (top := names.tensors.get(stored.name) or _TOP.get(stored.name)) is not None:
+        yield top, stored
         return
     match = _BLOCK.fullmatch(stored.name)
-    if match is None or int(match[1]) >= num_layers:
+    if match is None or (int(match[1]) >= num_layers and not names.behind):
         return
     layer, bare, end = f"model.layers.{match[1]}", match[2], match[3]
+    if int(match[1]) >= num_layers:
+        number = int(match[1]) - num_layers
+        own_parts = bare.startswith("nextn.")
+        layer = names.behind if own_parts else f"{names.behind}.layers.{number}"
     if bare in _EXPERTS and len(stored.shape) == 3 and end == "weight":
         yield from _experts(stored, f"{layer}.mlp.experts", _EXPERTS[bare])
         return

@@ -49,7 +49,7 @@ inline TileConfig config_of(int64_t rows, int64_t inputs) {
 constexpr int64_t inputs_of_tile(int64_t block) { return block < kTileInputs ? block : kTileInputs; }
 
 inline void fetch_all(const uint8_t* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += kLine) fetch(from + i);
+  for (int64_t i = 0; i < bytes; i += kLine) fetch<false>(from + i);
 }
 
 // The lines of a block as they are with values of 8 bits.

@@ -65,6 +65,31 @@ constexpr int kQuadsOfRound = kValues == Values::k8 ? 1 : kValues == Values::k6 
 template <Values kValues>
 constexpr int kLinesOfRound = kLines<kValues> * kQuadsOfRound<kValues> / kQuadsOfStep;
 
+// sums += the products of a block.
+template <Values kValues, bool kNear, int kRows>
+EDGESPEC_INLINE void add_lines(Ints (&sums)[kRows][kTiles], const Block& block) {
+  const uint8_t *at = block.values, *ahead = block.ahead - (kNear ? kAhead / 2 : 0);
+  const int8_t* x = block.x;
+  constexpr int kQuads = kQuadsOfRound<kValues>;
+  for (int64_t quad = 0; quad < block.steps * kQuadsOfStep; quad += kQuads) {
+    EDGESPEC_UNROLL
+    for (int line = 0; line < kLinesOfRound<kValues>; ++line) fetch_ahead<kNear>(block, ahead);
+    add_quad<kValues, 0>(sums, at, *block.codes, x);
+    if constexpr (kQuads > 1) {
+      keep_order();
+      add_quad<kValues, 1>(sums, at, *block.codes, x);
+    }
+    if constexpr (kQuads > 2) {
+      keep_order();
+      add_quad<kValues, 2>(sums, at, *block.codes, x);
+      keep_order();
+      add_quad<kValues, 3>(sums, at, *block.codes, x);
+    }
+    at += kLinesOfRound<kValues> * kLinesBytes;
+    x += 4 * kQuads;
+  }
+}
+
 struct Avx512Vnni {
   static constexpr int kMostRows = 4;     // their sums in all tiles of a panel are 16 registers
   static constexpr int kMostGroups = 15;  // their results are 15 KB
@@ -126,25 +151,10 @@ struct Avx512Vnni {
       EDGESPEC_UNROLL
       for (int t = 0; t < kTiles; ++t) sums[r][t] = correction;
     }
-    const uint8_t *at = block.values, *ahead = block.ahead;
-    const int8_t* x = block.x;
-    constexpr int kQuads = kQuadsOfRound<kValues>;
-    for (int64_t quad = 0; quad < block.steps * kQuadsOfStep; quad += kQuads) {
-      EDGESPEC_UNROLL
-      for (int line = 0; line < kLinesOfRound<kValues>; ++line) fetch_ahead(block, ahead);
-      add_quad<kValues, 0>(sums, at, *block.codes, x);
-      if constexpr (kQuads > 1) {
-        keep_order();
-        add_quad<kValues, 1>(sums, at, *block.codes, x);
-      }
-      if constexpr (kQuads > 2) {
-        keep_order();
-        add_quad<kValues, 2>(sums, at, *block.codes, x);
-        keep_order();
-        add_quad<kValues, 3>(sums, at, *block.codes, x);
-      }
-      at += kLinesOfRound<kValues> * kLinesBytes;
-      x += 4 * kQuads;
+    if (!kMinimums && (kRows == 1 || kValues == Values::k8) && block.near) {
+      add_lines<kValues, true>(sums, block);
+    } else {
+      add_lines<kValues, false>(sums, block);
     }
     EDGESPEC_UNROLL
     for (int t = 0; t < kTiles; ++t) {

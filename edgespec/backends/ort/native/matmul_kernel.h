@@ -61,6 +61,7 @@ struct Block {
   const float* sums;
   const uint8_t* ahead;  // what is fetched meanwhile: so much a line
   int64_t ahead_step;
+  bool near;  // whether that is better in the first cache than in the second
 };
 
 // What a group of rows adds up to in a panel.
@@ -69,18 +70,26 @@ struct alignas(64) Results {
   float of[Level::kMostRows][kPanel];
 };
 
-// Into the second cache: more of that can be on its way at once, and the first is full of results.
-inline void fetch(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
+template <bool kNear>
+inline void fetch(const uint8_t* at) {
+  if constexpr (kNear) {
+    __builtin_prefetch(at, 0, 3);
+  } else {
+    __builtin_prefetch(at, 0, 2);
+  }
+}
 
-// Fetches what follows the block, in steps that the groups of a call share.
+// Fetches what follows the block, in steps that the groups of a call share. Into the second cache,
+// where more can be on its way at once; or `kNear`, into the first.
+template <bool kNear = false>
 inline void fetch_ahead(const Block& block, const uint8_t*& ahead) {
-  fetch(ahead);
-  fetch(ahead + kLine);
+  fetch<kNear>(ahead);
+  fetch<kNear>(ahead + kLine);
   if (block.ahead_step > 2 * kLine) {
-    fetch(ahead + 2 * kLine);
-    fetch(ahead + 3 * kLine);
-    fetch(ahead + 4 * kLine);
-    if (block.ahead_step > 5 * kLine) fetch(ahead + 5 * kLine);
+    fetch<kNear>(ahead + 2 * kLine);
+    fetch<kNear>(ahead + 3 * kLine);
+    fetch<kNear>(ahead + 4 * kLine);
+    if (block.ahead_step > 5 * kLine) fetch<kNear>(ahead + 5 * kLine);
   }
   ahead += block.ahead_step;
   __asm__("" : "+r"(ahead));  // all addresses of a loop, computed before it, would fill registers
@@ -220,6 +229,9 @@ void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGr
   block.steps = shape.block / kStep;
   block.codes = &codes;
   block.ahead_step = share / lines;
+  // As measured: where there is little to do for a line, and lines stand in even distances
+  const bool little = groups[0].count == 1 || (shape.bits == 8 && shape.block > 32);
+  block.near = shape.scales == Scales::kFloat32 && num_groups == 1 && little;
   int64_t own = 0;  // blocks that still share what was taken
   for (int64_t b = 0; b < shape.blocks(); ++b, --own) {
     if (factor_bytes > 0 && own == 0) {

@@ -7,6 +7,7 @@ import io
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +17,11 @@ import gguf
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from edgespec.checkpoint.files import open_checkpoint
 from edgespec.checkpoint.gguf.header import read_header
 from edgespec.checkpoint.gguf.sidecars import generation_config, tokenizer_files
 from edgespec.errors import CheckpointError, EdgeSpecError, UnsupportedModel
+from tests import gguf_files, toys
 
 PIECES = (
     *(
@@ -283,6 +286,23 @@ def test_tokenizers_that_cannot_be_read(
     with pytest.raises(error) as caught:
         tokenizer_files(found)
     assert re.search(says, f"{caught.value.what} {caught.value.remedy}")
+
+
+def test_a_tokenizer_beside_the_file_is_taken_for_one_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    hf, file = toys.make_base(tmp_path / "hf"), tmp_path / "base.gguf"
+    gguf_files.write(hf, file)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert (open_checkpoint(file).path / "tokenizer.json").stat().st_size > 2  # it has its own
+    file.write_bytes(file.read_bytes().replace(b"smollm", b"other!"))
+    shutil.copy(hf / "tokenizer.json", tmp_path)
+    taken = open_checkpoint(file).path / "tokenizer.json"
+    assert taken.read_bytes() == (hf / "tokenizer.json").read_bytes()
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(UnsupportedModel, match="'other!'"):
+        open_checkpoint(file)
 
 
 def test_smollm2_cuts_texts_and_joins_them() -> None:
