@@ -48,7 +48,7 @@ def kind_of(path: Path) -> DirectoryKind:
     if not names:
         return DirectoryKind.EMPTY
     graphs = any(name.endswith(GRAPHS) for name in names)
-    weights = any(name.endswith((".safetensors", ".bin", ".gguf")) for name in names)
+    weights = any(name.lower().endswith((".safetensors", ".bin", ".gguf")) for name in names)
     if file_names.CONFIG in names or weights:
         return DirectoryKind.UNKNOWN if graphs else DirectoryKind.CHECKPOINT
     return DirectoryKind.UNKNOWN

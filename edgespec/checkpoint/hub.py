@@ -12,6 +12,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -128,9 +129,17 @@ def look_at_header(repo_id: str, file: str) -> None:
         return
     utils = hub_utils()
     headers = utils.build_hf_headers() | {"range": f"bytes=0-{BEGINNING_BYTES - 1}"}
-    answer = utils.http_backoff("GET", hf_hub_url(repo_id, file), headers=headers)
-    utils.hf_raise_for_status(answer)
-    refuse_beginning(answer.content, f"{repo_id}/{file}")
+    stream = getattr(utils, "http_stream_backoff", None)  # from 1.0 on; before, requests streams
+    ask = stream or partial(utils.http_backoff, stream=True)
+    data = bytearray()
+    with ask("GET", hf_hub_url(repo_id, file), headers=headers) as answer:
+        utils.hf_raise_for_status(answer)
+        # A mirror may know no ranges, and send the whole file
+        for chunk in answer.iter_bytes() if stream else answer.iter_content(2**16):
+            data += chunk
+            if len(data) >= BEGINNING_BYTES:
+                break
+    refuse_beginning(bytes(data[:BEGINNING_BYTES]), f"{repo_id}/{file}")
 
 
 def download_errors() -> tuple[type[Exception], ...]:

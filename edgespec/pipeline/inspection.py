@@ -146,8 +146,8 @@ def kind_of(path: Path) -> str:
 
 def kind_of_file(path: Path) -> str:
     """`safetensors` or `gguf`, by the suffix. Raises BundleError for any other file."""
-    if path.suffix in (".safetensors", gguf.SUFFIX):
-        return path.suffix[1:]
+    if (suffix := path.suffix.lower()) in (".safetensors", gguf.SUFFIX):
+        return suffix[1:]
     remedy = (
         f"Give its directory: {path.parent}"
         if path.suffix in (".json", ".data", *directories.GRAPHS)

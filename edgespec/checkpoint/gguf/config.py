@@ -138,7 +138,8 @@ def _own_keys(header: Header, form: GgufForm) -> dict[str, Any]:
     own, unknown = {}, []
     for key, value in header.metadata.items():
         bare = key.removeprefix(prefix)
-        idle = bare in _IDLE and bare not in known and value == _IDLE[bare]
+        one = not isinstance(value, np.ndarray)
+        idle = one and bare in _IDLE and bare not in known and value == _IDLE[bare]
         if not key.startswith(prefix) or bare in _IGNORED or idle or form.keys.get(bare) == "":
             continue
         if bare not in known:

@@ -31,7 +31,14 @@ MAX_NAME_BYTES = 65535  # of a key, by the specification
 MAX_DIMENSIONS = 4
 ALIGNMENT = 32  # of files that do not say it
 MAX_ALIGNMENT = 2**20
-SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+SPLIT = re.compile(r"(.+)-(\d{5})(-of-(\d{5})\.gguf)", re.IGNORECASE)
+# Keys of which one value is wanted, its type, and what it is called
+_TYPED: tuple[tuple[str, type, str], ...] = (
+    (r"general\.architecture|tokenizer\.ggml\.(model|pre)", str, "text"),
+    (r"tokenizer\.chat_template(\..*)?|[^.]+\.rope\.scaling\.type", str, "text"),
+    (r"split\.(no|count|tensors\.count)|tokenizer\.ggml\.\w+_token_id", int, "whole number"),
+    (r"tokenizer\.ggml\.add_(bos_token|eos_token|space_prefix)", bool, "flag"),
+)
 
 Metadata = Mapping[str, Any]  # numbers, texts, lists of texts, arrays of numbers
 
@@ -114,8 +121,8 @@ def parts_of(path: Path) -> tuple[Path, ...]:
     match = SPLIT.fullmatch(path.name)
     if match is None:
         return (path,)
-    count = int(match[3])
-    names = [f"{match[1]}-{i:05}-of-{match[3]}.gguf" for i in range(1, count + 1)]
+    count = int(match[4])
+    names = [f"{match[1]}-{i:05}{match[3]}" for i in range(1, count + 1)]
     if path.name not in names[:1]:
         first = path.with_name(names[0] if names else path.name)
         raise CheckpointError(f"{path} is not the first part of its model.", f"Pass {first}.")
@@ -140,6 +147,7 @@ def read_header(path: Path) -> Header:
             if key in metadata:
                 raise cursor.refuse(f"the key {key!r:.80} occurs twice")
             metadata[key] = cursor.value(key)
+        _check_types(metadata, cursor.refuse)
         tensors = {}
         for _ in range(cursor.counted(count, 28, "tensors")):
             tensor = _tensor(cursor, path)
@@ -164,11 +172,19 @@ def read_beginning(data: bytes, path: Path) -> Metadata:
         for _ in range(count):
             key = cursor.text("a key", MAX_NAME_BYTES)
             metadata[key] = cursor.value(key)
+    _check_types(metadata, cursor.refuse)
     return metadata
 
 
 def _refusal(path: Path) -> Callable[[str], CheckpointError]:
     return lambda how: CheckpointError(f"{path} is not a valid GGUF file: {how}.", DOWNLOAD_AGAIN)
+
+
+def _check_types(metadata: Metadata, refuse: Callable[[str], CheckpointError]) -> None:
+    for key, value in metadata.items():
+        for pattern, kind, called in _TYPED:
+            if re.fullmatch(pattern, key) and type(value) is not kind:
+                raise refuse(f"{key:.80} is {value!r:.80}, not a {called}")
 
 
 class _Cursor:

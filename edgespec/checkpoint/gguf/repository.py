@@ -36,8 +36,8 @@ def models_of(files: Iterable[str]) -> dict[str, tuple[str, ...]]:
         if match is None:
             models[file] = (file,)
         elif int(match[2]) == 1:
-            count = int(match[3])
-            parts = tuple(f"{match[1]}-{i:05}-of-{match[3]}{SUFFIX}" for i in range(1, count + 1))
+            count = int(match[4])
+            parts = tuple(f"{match[1]}-{i:05}{match[3]}" for i in range(1, count + 1))
             if missing := set(parts) - there:
                 raise CheckpointError(
                     f"the repository has no {min(missing)}, one of {count} parts.",

@@ -93,9 +93,6 @@ def _config(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
         if key.startswith(f"{_TEMPLATE}.")
     }
     templates = ({"default": main} if main else {}) | named
-    for name, template in templates.items():
-        if type(template) is not str:
-            raise CheckpointError(f"{_TEMPLATE} ({name}) is no text.", "Download it again.")
     if named:
         config["chat_template"] = [{"name": n, "template": t} for n, t in templates.items()]
     elif main:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -35,13 +36,14 @@ logger = logging.getLogger(__name__)
 FORMAT = 2  # raise it when other files are made of the same header
 NOTE = "gguf.json"  # in the directory
 SUFFIX = ".gguf"
+KEPT_S = 24 * 3600  # a directory that another run may be reading
 
 
 def is_gguf(path: Path) -> bool:
     """Whether a path is meant as a file in this format, by its name; `owner/repo:file.gguf` is a
     name of the hub."""
     named = ":" not in path.name or path.is_file()
-    return path.suffix == SUFFIX and named and not path.is_dir()
+    return path.suffix.lower() == SUFFIX and named and not path.is_dir()
 
 
 def directory_of(path: Path) -> Path:
@@ -73,11 +75,11 @@ def directory_of(path: Path) -> Path:
 
 
 def _remove_outdated(root: Path, first: Path) -> None:
-    """Removes directories of files that are gone, and those of this file as it was before."""
+    """Removes the directories of this file as it was before, once they are a day old."""
     for note in root.glob(f"*/{NOTE}"):
         with suppress(CheckpointError):
-            file = Path(str(read_json(note).get("file")))
-            if file == first or not file.is_file():
+            old = time.time() - note.stat().st_mtime > KEPT_S
+            if old and read_json(note).get("file") == str(first):
                 atomic.remove_whole(note.parent)
 
 

@@ -149,7 +149,7 @@ def refusal(metadata: Metadata) -> UnsupportedModel | None:
 def vocabulary_of(metadata: Metadata) -> Vocabulary:
     """The tokens. Raises CheckpointError for lists and ids that do not fit."""
     tokens, types = _list(metadata, "tokens", str), _list(metadata, "token_type", int)
-    if len(types) != len(tokens):
+    if not tokens or len(types) != len(tokens):
         raise _misfit(f"{len(tokens)} tokens and {len(types)} token_type")
     spm = metadata.get("tokenizer.ggml.model") == "llama"
     if spm:  # the converter wrote a space where the vocabulary has its mark
@@ -161,7 +161,7 @@ def vocabulary_of(metadata: Metadata) -> Vocabulary:
     for i, token in enumerate(tokens):
         if first.setdefault(token, i) != i:
             raise _misfit(f"token {token!r:.80} as {first[token]} and as {i}")
-    ids = dict(_LLAMA_IDS) if spm else {}
+    ids = {kind: i for kind, i in _LLAMA_IDS.items() if spm and i < len(tokens)}
     for kind in KINDS:
         value = metadata.get(key := f"tokenizer.ggml.{kind}_token_id")
         if value is not None and (type(value) is not int or not 0 <= value < len(tokens)):

@@ -10,6 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,7 @@ def test_names_that_mean_no_model_in_gguf_fetch_no_weights(
 
 
 def test_models_of_a_repository() -> None:
-    files = ["a-Q4_K_M.gguf", "a-IQ4_XS.gguf", "UD/a-UD-Q4_K_XL.gguf", "BF16/a-BF16.gguf", "b.gguf"]
+    files = ["a-Q4_K_M.gguf", "a-IQ4_XS.gguf", "UD/a-UD-Q4_K_XL.gguf", "BF16/a-BF16.gguf", "b.GGUF"]
     for wanted, file in [
         ("q4_k_m", 0),
         ("Q4_K_XL", 2),
@@ -238,6 +239,24 @@ def test_models_of_a_repository() -> None:
     assert "o/r:x-Q8_0.gguf, o/r:y-Q8_0.gguf" in found.value.remedy
     with pytest.raises(CheckpointError, match=r"has no a-00002-of-00002\.gguf"):
         chosen("o/r", ["a-00001-of-00002.gguf"], "a")
+
+
+def test_no_more_is_read_than_the_beginning_where_a_mirror_knows_no_ranges(
+    gguf_hub: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, size = Hub.files["Toy-UD-Q4_K_M.gguf"], 2**28
+    sent = [len(begin)]
+
+    def whole(self: Hub, *, body: bool) -> None:
+        self.send(200, begin, body, {"Content-Length": str(size)})
+        with suppress(OSError):
+            while sum(sent) < size:
+                sent.append(self.wfile.write(bytes(min(2**16, size - sum(sent)))))
+
+    monkeypatch.setattr(Hub, "answer", whole)
+    with pytest.raises(UnsupportedModel, match="'mamba'"):
+        hub.look_at_header("org/model", "big.gguf")
+    assert sum(sent) < size / 4
 
 
 def refused(error: type[EdgeSpecError], name: str = "org/model") -> EdgeSpecError:

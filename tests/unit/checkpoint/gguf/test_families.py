@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.gguf.header import read_model
+from edgespec.checkpoint.gguf.source import NOTE
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.checkpoint.names import expected_tensors
 from edgespec.config import AttentionSpec, ModelConfig, RopeConfig
@@ -21,6 +24,7 @@ from edgespec.export.components import export
 from edgespec.export.options import ExportOptions
 from edgespec.families import FAMILIES
 from edgespec.graphs.completeness import check_complete
+from edgespec.pipeline.inspection import kind_of
 from edgespec.quantization.quantized_weight import dequantize
 from edgespec.rope import RopeTable
 from tests import gguf_files, toys
@@ -155,7 +159,10 @@ def test_quantized_rows_and_heads_are_put_in_order(case: str, tmp_path: Path) ->
 def test_split_files_are_one_model(tmp_path: Path) -> None:
     hf = toys.make_base(tmp_path / "hf", layers=2)
     gguf_files.write(hf, tmp_path / "m.gguf", split_max_tensors=8)
-    parts = sorted(tmp_path.glob("*.gguf"))
+    for part in tmp_path.glob("*.gguf"):
+        part.rename(part.with_suffix(".GGUF"))
+    parts = sorted(tmp_path.glob("*.GGUF"))
+    assert kind_of(parts[0]) == "gguf"
     assert len(parts) > 2
     ours = open_checkpoint(parts[0])
     for name in expected_tensors(detect(ours)):  # type: ignore[arg-type]
@@ -247,9 +254,18 @@ def test_a_file_that_changed_is_another_checkpoint(tmp_path: Path) -> None:
     hf, file = toys.make_base(tmp_path / "hf", layers=1), tmp_path / "m.gguf"
     gguf_files.write(hf, file)
     before = open_checkpoint(file)
+    other = Path(shutil.copy(file, tmp_path / "other.gguf"))
+    of_other = open_checkpoint(other)
+    other.unlink()  # as on a disk that is not there now
+    for directory in (before.path, of_other.path):
+        os.utime(directory / NOTE, (0, 0))
     gguf_files.write(hf, file, more={"context_length": 64})
     with pytest.raises(EdgeSpecError, match=r"m\.gguf was changed since it was opened"):
         assert before.tensors
     after = open_checkpoint(file)
     assert after.config["max_position_embeddings"] == 64
-    assert list((tmp_path / "cache" / "gguf").iterdir()) == [after.path]
+    kept = {after.path, of_other.path}
+    assert set((tmp_path / "cache" / "gguf").iterdir()) == kept
+    gguf_files.write(hf, file)
+    again = open_checkpoint(file)  # another run may be reading what is not a day old
+    assert set((tmp_path / "cache" / "gguf").iterdir()) == kept | {again.path}

@@ -4,12 +4,15 @@ it."""
 from __future__ import annotations
 
 import random
+import re
 import struct
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gguf import GGUFValueType, GGUFWriter
 
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
@@ -99,6 +102,38 @@ def test_damaged_headers_are_refused_in_one_sentence(said: str, tmp_path: Path) 
     assert str(file) in found.value.what
     assert found.value.what.count(". ") == 0
     assert found.value.remedy
+
+
+WRONG = (
+    *(("split.no", [0, 1]), ("split.tensors.count", [0, 1]), ("general.architecture", [1, 2])),
+    *(("llama.expert_count", [0, 0]), ("llama.rope.scaling.type", [1, 2])),
+    *(("tokenizer.ggml.model", [1, 2]), ("tokenizer.ggml.pre", ["a"])),
+    *(("tokenizer.ggml.pre", [1, 2]), ("tokenizer.ggml.eos_token_id", [1, 2])),
+    *(("tokenizer.ggml.add_bos_token", [1, 2]), ("tokenizer.ggml.add_bos_token", "false")),
+    *(("tokenizer.chat_template", [1, 2]), ("tokenizer.chat_template.tool_use", ["a"])),
+)
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG)
+def test_values_of_a_wrong_type_are_refused_with_file_and_key(
+    key: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    file, add = tmp_path / "m.gguf", GGUFWriter.add_key_value
+
+    def add_changed(self: GGUFWriter, name: str, old: Any, *types: Any) -> None:
+        if name == "general.architecture":
+            add(self, key, value, GGUFValueType.get_type(value))
+        if name != key:
+            add(self, name, old, *types)
+
+    monkeypatch.setattr(GGUFWriter, "add_key_value", add_changed)
+    gguf_files.write(toys.make_base(tmp_path / "hf", layers=1, vocab=128), file)
+    with pytest.raises(EdgeSpecError) as found:
+        open_checkpoint(file)
+    assert {str(file), key} <= set(re.split("[ ,:]", found.value.what))
+    assert found.value.remedy
+    assert not list(tmp_path.glob("cache/gguf/*"))
 
 
 def test_the_same_bytes_undamaged_are_read(tmp_path: Path) -> None:

@@ -273,6 +273,7 @@ def test_roles_templates_and_sampling(bpe: Any, tmp_path: Path) -> None:
         ({"eos_token_id": 99999}, CheckpointError, "eos_token_id 99999"),
         ({"merges": ["ab"]}, CheckpointError, "merge 'ab'"),
         ({"tokens": ["a", "a"]}, CheckpointError, "token 'a' as 0 and as 1"),
+        ({"tokens": []}, CheckpointError, "0 tokens"),
         ({"model": "llama", "scores": [0.0]}, CheckpointError, "1 finite scores"),
     ],
 )
@@ -286,6 +287,14 @@ def test_tokenizers_that_cannot_be_read(
     with pytest.raises(error) as caught:
         tokenizer_files(found)
     assert re.search(says, f"{caught.value.what} {caught.value.remedy}")
+
+
+def test_a_vocabulary_of_fewer_tokens_than_llamas_roles(bpe: Any, tmp_path: Path) -> None:
+    own = {"model": "llama", "tokens": ["a", "b"], "token_type": [1, 3], "scores": [0.0, 0.0]}
+    found = bpe_metadata(tmp_path, bpe, "gpt-2")
+    found |= {f"tokenizer.ggml.{key}": value for key, value in own.items()}
+    assert opened(found).encode("a").ids[0] == 1  # begins with id 1, and nothing is id 2
+    assert generation_config(found) == {"eos_token_id": []}
 
 
 def test_a_tokenizer_beside_the_file_is_taken_for_one_that_cannot_be_read(
