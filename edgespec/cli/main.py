@@ -216,10 +216,13 @@ def helped(error: click.exceptions.NoArgsIsHelpError) -> int:
 
 
 def stopped(stop: BaseException) -> int:
-    """Reports a signal on stderr and returns its exit code."""
+    """Reports a signal on stderr, with what is left as a note of it says, and returns its exit
+    code."""
     by_sigterm = isinstance(stop, Terminated)
     reason = "stopped by SIGTERM" if by_sigterm else "interrupted"
-    say(f"{reason}: no partial output is left", err=True)
+    first = stop.__context__ or stop  # click's Abort comes of Ctrl-C
+    notes: list[str] = getattr(first, "__notes__", [])
+    say(f"{reason}: {notes[0] if notes else 'no partial output is left'}", err=True)
     return exit_code(signal.SIGTERM) if by_sigterm else INTERRUPTED
 
 

@@ -12,10 +12,9 @@ from typing import Any
 from edgespec.contract import Role
 from edgespec.errors import RequestError
 from edgespec.prompts.shipped_text import calibration_text
-from edgespec.quantize.calibration import MIN_TOKENS, Record, read_texts
+from edgespec.quantize.calibration import MIN_TOKENS, SHIPPED, Record, read_texts
 from edgespec.runtime.text.tokenizer import Tokenizer
 
-SHIPPED = "shipped"
 MAX_TOKENS = 8192  # more bring little, and take as many times as long
 WINDOW = 512
 

@@ -21,6 +21,7 @@ HUB = {
     "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", "article"),
     "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1", "text"),
 }
+SHIPPED = "shipped"  # the name of the text that comes with edgespec
 MIN_TOKENS = 64
 CHARACTERS_PER_TOKEN = 8  # more than any tokenizer makes of English
 MAX_HELD_OUT = 512  # tokens
@@ -43,7 +44,7 @@ class CalibrationTexts:
     @property
     def title(self) -> str:
         """The source in a sentence."""
-        return "the shipped text" if self.name == "shipped" else self.name
+        return "the shipped text" if self.name == SHIPPED else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,9 @@ def read_texts(source: str | None, num_tokens: int) -> CalibrationTexts:
     Raises RequestError for an unknown name or an unusable file, MissingDependency without the
     package datasets, and EnvironmentProblem for a failed download.
     """
-    if source is None:
+    if source in (None, SHIPPED):
         path = shipped_text.PATH
-        return _from_bytes(path.read_bytes(), "shipped", path)
+        return _from_bytes(path.read_bytes(), SHIPPED, path)
     path = Path(source)
     if path.is_file():
         return _from_bytes(path.read_bytes(), path.name, path)
@@ -72,8 +73,8 @@ def read_texts(source: str | None, num_tokens: int) -> CalibrationTexts:
         return _from_hub(source, num_tokens)
     raise RequestError(
         f"there is no calibration file {source!r}.",
-        f"Give a text or JSONL file, one of the hub datasets {', '.join(HUB)}, or nothing for the"
-        " shipped text.",
+        f"Give a text or JSONL file, one of the hub datasets {', '.join(HUB)}, or shipped for the"
+        " text that comes with edgespec.",
     )
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,25 +95,38 @@ def calibrated(
     progress.start(graph.num_weights)
     progress.advance(sum(piece.num_weights for piece in graph.pieces[:done]))
     began = time.monotonic()
-    for number, piece in enumerate(graph.pieces[done:], done):
-        linears = [linear for linear in piece.linears if linear.name in names]
-        rounded: dict[str, Floats] = {}
-        for read, statistics in inputs_of(piece, x, feeds).items():
-            for linear in linears:
-                if linear.x == read:
-                    rounded[linear.name] = rounded_by(weights, linear, statistics)
-        x = piece.run(x, feeds, weights=rounded)
-        put_whole(directory / STREAM, done=np.array(number + 1), x=x)
-        if number == done + 1:
-            share = sum(one.num_weights for one in graph.pieces[done : number + 1])
-            seconds = (time.monotonic() - began) * (graph.num_weights / max(share, 1))
-            if seconds > LONG_S:
-                progress.warn(f"GPTQ on {windows.size} tokens: about {seconds:.0f} s")
-        progress.advance(piece.num_weights)
-    head = graph.head.linear
-    if head.name in names and not weights.file(head.name).exists():
-        rounded_by(weights, head, statistics_of(graph.head.rows(x, feeds)))
+    with noted_on_stop(directory):
+        for number, piece in enumerate(graph.pieces[done:], done):
+            linears = [linear for linear in piece.linears if linear.name in names]
+            rounded: dict[str, Floats] = {}
+            for read, statistics in inputs_of(piece, x, feeds).items():
+                for linear in linears:
+                    if linear.x == read:
+                        rounded[linear.name] = rounded_by(weights, linear, statistics)
+            x = piece.run(x, feeds, weights=rounded)
+            put_whole(directory / STREAM, done=np.array(number + 1), x=x)
+            if number == done + 1:
+                share = sum(one.num_weights for one in graph.pieces[done : number + 1])
+                seconds = (time.monotonic() - began) * (graph.num_weights / max(share, 1))
+                if seconds > LONG_S:
+                    progress.warn(f"GPTQ on {windows.size} tokens: about {seconds:.0f} s")
+            progress.advance(piece.num_weights)
+        head = graph.head.linear
+        if head.name in names and not weights.file(head.name).exists():
+            rounded_by(weights, head, statistics_of(graph.head.rows(x, feeds)))
     return weights
+
+
+@contextmanager
+def noted_on_stop(directory: Path) -> Iterator[None]:
+    """Adds to what stops the block a note on how to go on."""
+    try:
+        yield
+    except BaseException as stop:
+        stop.add_note(
+            f"finished layers are kept in {directory}: the same command goes on from there"
+        )
+        raise
 
 
 def inputs_of(piece: Piece, x: Floats, feeds: Feeds) -> dict[str, InputStatistics]:

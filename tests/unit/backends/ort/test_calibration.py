@@ -73,8 +73,9 @@ def test_a_run_goes_on_where_it_was_stopped(
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(calibration, "put_whole", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stop:
         run(onnx, tmp_path / "part")
+    assert str(tmp_path / "part") in stop.value.__notes__[0]
     assert contents(run(onnx, tmp_path / "part"), onnx) == whole
     assert len(streams) == len(LayerwiseGraph.open(onnx).pieces)
     other = run(
