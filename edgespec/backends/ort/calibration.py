@@ -38,6 +38,7 @@ from edgespec.safe_read.tensors import numpy_dtype
 
 VERSION = 1  # of the method: other figures of it are not taken over
 STREAM = "stream.npz"
+KEPT_S = 7 * 24 * 3600.0
 LONG_S = 20.0  # work of which it is said before how long it will take
 ARRAYS = ("scales", "minimums", "super_scales", "super_minimums")
 
@@ -54,15 +55,19 @@ class CalibratedWeights:
 
     def keep(self, weight: QuantizedWeight) -> None:
         """Write a weight whole or not at all. Raises OSError."""
-        values = weight.values.astype(np.uint8)
+        flat = weight.values.astype(np.uint8).reshape(-1)
+        pairs = np.append(flat, np.uint8(0)) if flat.size % 2 else flat
+        packed, shape = pairs[0::2] | pairs[1::2] << np.uint8(4), np.array(weight.shape)
         arrays = {name: getattr(weight, name) for name in ARRAYS}
-        put_whole(self.file(weight.name), values=values, **arrays)
+        put_whole(self.file(weight.name), values=packed, shape=shape, **arrays)
 
     def read(self, name: str) -> QuantizedWeight:
         """The weight of this name, which is there."""
         with np.load(self.file(name)) as stored:
             arrays = {part: stored[part] for part in ARRAYS}
-            values = stored["values"].astype(ml_dtypes.uint4)
+            packed, shape = stored["values"], stored["shape"]
+        pairs = np.stack([packed & np.uint8(0xF), packed >> np.uint8(4)], -1).reshape(-1)
+        values = pairs[: shape.prod()].reshape(shape).astype(ml_dtypes.uint4)
         return QuantizedWeight(
             name,
             FOUR_BITS.scheme,
@@ -78,15 +83,17 @@ def calibrated(
     windows: NDArray[np.int64],
     capacity: int,
     names: Set[str],
-    directory: Path,
+    parent: Path,
     progress: Progress,
 ) -> CalibratedWeights:
     """Round the weights `names` of an export for the tokens `windows` [count, rows], and keep them
-    in `directory`, where an earlier run of the same may have left some. `capacity` is the engine's.
+    in a directory below `parent`, where an earlier run of the same may have left some. `capacity`
+    is the engine's.
 
     Work that will take long is announced once two pieces are done. Raises OSError where the disk is
     full, and CheckpointError for weights that are no numbers.
     """
+    directory = parent / key_of(onnx, windows, capacity, names)
     weights = CalibratedWeights(directory)
     graph = LayerwiseGraph.open(onnx)
     count, rows = windows.shape
@@ -102,7 +109,7 @@ def calibrated(
             for read, statistics in inputs_of(piece, x, feeds).items():
                 for linear in linears:
                     if linear.x == read:
-                        rounded[linear.name] = rounded_by(weights, linear, statistics)
+                        rounded[linear.name] = dequantize(rounded_by(weights, linear, statistics))
             x = piece.run(x, feeds, weights=rounded)
             put_whole(directory / STREAM, done=np.array(number + 1), x=x)
             if number == done + 1:
@@ -113,7 +120,7 @@ def calibrated(
             progress.advance(piece.num_weights)
         head = graph.head.linear
         if head.name in names and not weights.file(head.name).exists():
-            rounded_by(weights, head, statistics_of(graph.head.rows(x, feeds)))
+            rounded_by(weights, head, statistics_of(graph.head.rows(x, feeds), head.name))
     return weights
 
 
@@ -136,50 +143,51 @@ def inputs_of(piece: Piece, x: Floats, feeds: Feeds) -> dict[str, InputStatistic
 
     def seen(name: str, rows: Floats) -> None:
         if names[name] not in inputs:
-            inputs[names[name]] = statistics_of(rows)
+            inputs[names[name]] = statistics_of(rows, name)
 
     piece.run(x, feeds, seen)
     return inputs
 
 
-def rounded_by(weights: CalibratedWeights, linear: StoredLinear, inputs: InputStatistics) -> Floats:
-    """The rounded weight [out, in] of a product, which is kept."""
+def rounded_by(
+    weights: CalibratedWeights, linear: StoredLinear, inputs: InputStatistics
+) -> QuantizedWeight:
+    """The rounded weight of a product, which is kept."""
     weight = quantize_gptq(linear.read(), inputs, name=linear.name)
     weights.keep(weight)
-    return dequantize(weight)
+    return weight
 
 
-def statistics_of(rows: Floats) -> InputStatistics:
-    """What rounding needs of the rows [N, in] that a weight multiplies."""
-    return InputStatistics.of((rows.T @ rows).astype(np.float64))
+def statistics_of(rows: Floats, name: str) -> InputStatistics:
+    """What rounding needs of the rows [N, in] that the weight `name` multiplies."""
+    return InputStatistics.of(rows.T @ rows, name)
 
 
 def resumed(
     weights: CalibratedWeights, onnx: OnnxDir, windows: NDArray[np.int64]
 ) -> tuple[int, Floats]:
     """How many pieces an earlier run finished, and the residual stream [count, rows, H] behind
-    them: the embeddings at first, and where the run was of other weights or another text."""
-    directory, key = weights.directory, {"key": key_of(onnx, windows)}
+    them: the embeddings at first. What runs of other weights or texts left goes after a week."""
+    directory = weights.directory
     directory.mkdir(parents=True, exist_ok=True)
-    noted = directory / "run.json"
-    if noted.exists() and noted.read_text() == json.dumps(key) and (directory / STREAM).exists():
+    for other in directory.parent.iterdir():
+        if other != directory and time.time() - other.stat().st_mtime > KEPT_S:
+            atomic.remove_whole(other)
+    if (directory / STREAM).exists():
         with np.load(directory / STREAM) as stored:
             return int(stored["done"]), stored["x"]
-    for file in directory.iterdir():
-        file.unlink()
     path = onnx.path / file_names.EMBEDDING
     stored = embedding_tensor(path, onnx.config)
     table = np.memmap(path, numpy_dtype(stored.dtype), "r", stored.offset, stored.shape)
-    atomic.replace_file(noted, json.dumps(key).encode())
     return 0, np.ascontiguousarray(table[windows], np.float32)
 
 
-def key_of(onnx: OnnxDir, windows: NDArray[np.int64]) -> str:
+def key_of(onnx: OnnxDir, windows: NDArray[np.int64], capacity: int, names: Set[str]) -> str:
     """What the rounded weights depend on."""
-    digest = hashlib.sha256(str((VERSION, windows.shape)).encode())
+    digest = hashlib.sha256(str((VERSION, windows.shape, capacity, sorted(names))).encode())
     digest.update(windows.tobytes())
     digest.update(json.dumps(onnx.manifest.files, sort_keys=True, default=str).encode())
-    return digest.hexdigest()
+    return digest.hexdigest()[:32]
 
 
 def put_whole(path: Path, **arrays: NDArray[np.generic]) -> None:

@@ -65,11 +65,18 @@ class StoredLinear:
     plain: ir.TensorProtocol | None = None
     transposed: bool = False  # whether `plain` is [out, in]
 
+    def reader(self) -> Callable[[int, int | None], Floats]:
+        """`read`, which unpacks quantized values once for all calls."""
+        if self.quantized is None:
+            return self.read
+        weight = self.quantized.read(self.directory)
+        return lambda low, high: dequantize(weight, slice(low, high))
+
     def read(self, low: int = 0, high: int | None = None) -> Floats:
         """The weights of outputs `low` to `high` in float32: [high - low, in]. BundleError for a
         data file outside the export."""
         if self.quantized is not None:
-            return dequantize(self.quantized.read(self.directory), slice(low, high))
+            return self.reader()(low, high)
         stored = self.plain
         assert stored is not None
         if not isinstance(stored, ir.ExternalTensor):
@@ -150,8 +157,9 @@ class Head:
         outputs, inputs = self.linear.shape
         logits = np.empty((len(rows), outputs), np.float32)
         step = max(1, PART_ELEMENTS // inputs)
+        read = self.linear.reader()
         for low in range(0, outputs, step):
-            part = self.linear.read(low, min(low + step, outputs))
+            part = read(low, min(low + step, outputs))
             np.matmul(rows, part.T, out=logits[:, low : low + step])
         if self.after is None:
             return logits

@@ -56,7 +56,7 @@ def stage(
 ) -> Staged:
     """Write the engine `path` and its weights beside it. BuildError where its weights cannot be
     what is asked for. Where they are calibrated, finished layers of a run that is stopped stay
-    beside the engine's directory."""
+    in the user's cache."""
     batched = limits.max_batch_size > 1
     data = path.with_name(f"{path.name}.data")
     graph = onnx.config.graph
@@ -75,8 +75,7 @@ def stage(
         weights = replace(weights, embedding=shared_embedding(lowered, onnx))
     calibration = None
     if weight_format.windows is not None:
-        engine_dir = path.parent.parent
-        directory = engine_dir.with_name(f".{engine_dir.name}.gptq")
+        directory = atomic.user_cache() / "gptq"
         windows, capacity = np.array(weight_format.windows), limits.max_kv_cache_capacity
         names = rounded_names(lowered)
         calibration = calibrated(onnx, windows, capacity, names, directory, progress)

@@ -89,7 +89,8 @@ def measure_loss(
             tally.add(exported[rows], logits[rows], windows[window, low + 1 : high + 1][rows])
         progress.advance(len(logits) * (len(graph.pieces) + 2))
     divergence = tally.divergence()
-    engines.record_divergence(engine_dir, role, divergence)
+    if divergence.is_finite:  # a manifest has numbers alone
+        engines.record_divergence(engine_dir, role, divergence)
     return divergence
 
 
@@ -163,7 +164,7 @@ class Tally:
             tokens=len(kl),
             perplexity=perplexity(self.own),
             exported_perplexity=perplexity(self.exported),
-            kl=max(0.0, float(kl.mean())),
+            kl=float(np.maximum(kl.mean(), 0.0)),  # NaN stays
             kl_error=float(kl.std() / np.sqrt(len(kl))),
             top1=float(np.concatenate(self.same).mean()),
         )

@@ -75,3 +75,20 @@ def test_gptq_changes_the_outputs_less_than_rounding(form: BlockForm) -> None:
         unseen @ wanted.T, unseen @ rounded.T
     )
     assert error_of(wanted, moved) < 0.5
+
+
+def test_blocks_that_are_constant_keep_their_number() -> None:
+    wanted = np.repeat(np.array([[-0.5], [0.25], [0.0]], np.float32), 64, axis=1)
+    np.testing.assert_allclose(dequantize(quantize_super_blocks(wanted)), wanted, rtol=0.01)
+
+
+def test_numbers_too_small_for_float16_are_refused_with_the_remedy() -> None:
+    with pytest.raises(CheckpointError, match=r"too small for scales in float16") as refused:
+        quantize_super_blocks(weights(4, 64) * np.float32(1e-6))
+    assert "`weight_block` 32" in refused.value.remedy
+
+
+def test_inputs_that_are_no_numbers_are_refused_by_name() -> None:
+    hessian = np.full((64, 64), np.nan)
+    with pytest.raises(CheckpointError, match=r"lm_head is given NaN or Inf"):
+        InputStatistics.of(hessian, "lm_head")

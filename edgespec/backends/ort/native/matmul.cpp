@@ -283,7 +283,10 @@ MatMulShape form_of(const Info& info) {
   const bool bits_fit = shape.bits == 4 || shape.bits == 6 || shape.bits == 8;
   const bool block_fits = shape.block == 16 || shape.block == 32 || shape.block == 64 ||
                           shape.block == kSpan;
-  const bool shared = shape.has_factors() ? shape.super_block >= 1 : shape.super_block == 1;
+  constexpr int64_t kMostShared = 1 << 20;  // blocks: sums of sizes fit 64 bits
+  const bool shared = shape.has_factors()
+                          ? shape.super_block >= 1 && shape.super_block <= kMostShared
+                          : shape.super_block == 1;
   const bool coded = shape.codebook != Codebook::kNone;
   if (!bits_fit || !block_fits || !shared || (coded && (shape.bits != 4 || shape.has_minimums()))) {
     throw GraphError("no kernel for these sizes");

@@ -132,3 +132,9 @@ def test_the_text_is_cut_in_two() -> None:
     held, rest = (text.split("\n\n") for text in (held_out_text(), calibration_text()))
     assert sorted(held + rest) == sorted(PATH.read_text().strip().split("\n\n"))
     assert 3.5 < len("".join(rest)) / len("".join(held)) < 4.5
+
+
+def test_a_manifest_keeps_figures_that_are_numbers() -> None:
+    assert MEASURED.is_finite
+    for odd in (float("nan"), float("inf"), 1e30):
+        assert not replace(MEASURED, perplexity=odd).is_finite
