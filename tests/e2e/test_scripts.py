@@ -137,7 +137,7 @@ def test_demo_and_measurements_know_every_method(monkeypatch: pytest.MonkeyPatch
     demo = runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="demo")["METHODS"]
     assert set(pairs) == set(demo) == set(METHODS)
     line = next(x for x in (ROOT / "Makefile").read_text().splitlines() if x.startswith("demo:"))
-    (trained,) = re.findall(r"\$\(filter ([a-z0-9_ ]+),", line)
+    (trained,) = re.findall(r"\$\(filter ([a-z0-9_ ]+),\$\(METHOD\)", line)
     build = ROOT / "build"
     needed = {
         name: [model.name for model, _ in pair.exports if model.is_relative_to(build)]
