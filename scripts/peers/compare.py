@@ -3,6 +3,7 @@
     python scripts/peers/compare.py --work DIR                       # every peer, 5 runs, one thread
     python scripts/peers/compare.py --work DIR --only edgespec-32 llama.cpp --threads 2 --runs 9
     python scripts/peers/compare.py --work DIR --json docs/performance.json --page docs/performance.md
+    python scripts/peers/compare.py --work DIR --gguf FILE.gguf [FILE.gguf ...]    # edgespec and llama.cpp
 
 Makes what is missing on the way: the checkpoint (scripts/benchmark.py), an environment or a build
 for each peer with pinned versions (DIR/environments), and each peer's own form of the weights
@@ -10,6 +11,8 @@ for each peer with pinned versions (DIR/environments), and each peer's own form 
 an hour the first time; --prepare stops there. --environment NAME=PATH takes what is there already:
 a Python of `onnxruntime-genai`, `openvino-genai`, `transformers` or `gguf`, llama.cpp's tree
 (`llama.cpp-source`), or its build (`llama.cpp`). Which index pip takes torch from is said to pip.
+With --gguf each file is opened by both engines as it is, with a float16 cache; --rows are passes that
+verify so many tokens at once. edgespec is measured with its whole loop, llama.cpp without its server.
 
 Every run is a process of its own, bound to as many cores as it has threads. Engines take turns, and
 every second round goes backwards. Prints one JSON object: every run, medians, ratios run by run,
@@ -146,6 +149,19 @@ PEERS = {
 }
 
 
+def rows_of(files: Sequence[Path]) -> dict[str, Row]:
+    """Returns the rows of GGUF files: both engines of each."""
+    found = {}
+    for file in files:
+        ours = f"edgespec {file.stem}"
+        found[ours] = Row(
+            f"{file.stem}: edgespec", partial(edgespec_peer.prepare_file, file=file), ours, 2
+        )
+        prepare = partial(llama_cpp_peer.prepare_file, file=file)
+        found[f"llama.cpp {file.stem}"] = Row(f"{file.stem}: llama.cpp", prepare, ours, 2)
+    return found
+
+
 def turns(names: Sequence[str], runs: int) -> Iterator[tuple[int, str]]:
     """Yields (round, engine): each engine once a round, and every second round backwards, so that
     a machine that grows slower or faster favors none."""
@@ -210,6 +226,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--shape", choices=SIZES, default="0.6B")
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), metavar="PEER")
+    parser.add_argument("--gguf", type=Path, nargs="+", default=[], help="instead of a shape")
+    parser.add_argument("--rows", type=int, nargs="+", default=[4, 8, 16], help="with --gguf")
+    parser.add_argument("--name", default="GGUF", help="with --gguf: the key in --json")
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 2048])
     parser.add_argument("--tokens", type=int, default=48, help="tokens after each prompt")
     parser.add_argument("--threads", type=int, default=1)
@@ -226,20 +245,28 @@ def arguments() -> argparse.Namespace:
 
 def command_of(args: argparse.Namespace) -> str:
     """Returns the command line of this comparison, without paths of this machine."""
-    parts = ["python scripts/peers/compare.py --work DIR", f"--shape {args.shape}"]
-    parts += [f"--only {' '.join(args.only)}"] if args.only != list(PEERS) else []
+    parts = ["python scripts/peers/compare.py --work DIR"]
+    if args.gguf:
+        parts.append(f"--gguf {' '.join(file.name for file in args.gguf)}")
+        parts.append(f"--rows {' '.join(map(str, args.rows))}")
+    else:
+        parts.append(f"--shape {args.shape}")
+        parts += [f"--only {' '.join(args.only)}"] if args.only != list(PEERS) else []
     parts += [f"--contexts {' '.join(map(str, args.contexts))}", f"--tokens {args.tokens}"]
     return " ".join([*parts, f"--threads {args.threads}", f"--runs {args.runs}"])
 
 
-def compare(args: argparse.Namespace, prepared: dict[str, Prepared]) -> dict[str, Any]:
+def compare(
+    args: argparse.Namespace, peers: dict[str, Row], prepared: dict[str, Prepared]
+) -> dict[str, Any]:
     """Measures in alternation and returns the object that is printed."""
     flags = ["--threads", str(args.threads), "--tokens", str(args.tokens)]
     flags += ["--contexts", *map(str, args.contexts)]
-    runs: Runs = {name: [] for name in args.only}
+    flags += ["--rows", *map(str, args.rows)] if args.gguf else []
+    runs: Runs = {name: [] for name in peers}
     read_speed: list[float] = []
     load = [os.getloadavg()[0]]
-    for turn, name in turns(args.only, args.runs):
+    for turn, name in turns(list(peers), args.runs):
         if len(read_speed) == turn:
             read_speed.append(float(json.loads(bound([sys.executable, str(BANDWIDTH)], 1))))
         print(f"round {turn + 1} of {args.runs}: {name}", file=sys.stderr, flush=True)
@@ -250,21 +277,21 @@ def compare(args: argparse.Namespace, prepared: dict[str, Prepared]) -> dict[str
         for run in found[1:]:
             del run["versions"]
     rows = {}
-    for name in args.only:
-        row, files = asdict(PEERS[name]), prepared[name]
+    for name, peer in peers.items():
+        row, files = asdict(peer), prepared[name]
         del row["prepare"]
         row["disk_mb"] = round(sum(map(size_mb, files.files)), 1)
         row["read_mb"] = round(sum(map(size_mb, files.read)), 1) if files.read else None
         row["divergence"] = files.divergence
         rows[name] = row
     return {
-        "shape": args.shape,
+        "shape": args.name if args.gguf else args.shape,
         "contexts": args.contexts,
         "tokens": args.tokens,
         "threads": args.threads,
         "runs_each": args.runs,
         "rate": RATE,
-        "position_numbers": position_numbers(args.shape),
+        "position_numbers": 0 if args.gguf else position_numbers(args.shape),
         "machine": {
             "cpu": cpu_name(),
             "cpus": os.cpu_count(),
@@ -283,15 +310,17 @@ def main() -> None:
     """Prepares, measures, and prints one JSON object."""
     args = arguments()
     place = Place(args.work.absolute(), args.shape, environments(args.environment))
-    write_checkpoints(place.models, place.shape)
-    prepared = {name: PEERS[name].prepare(place) for name in args.only}
+    if not args.gguf:
+        write_checkpoints(place.models, place.shape)
+    peers = rows_of(args.gguf) if args.gguf else {name: PEERS[name] for name in args.only}
+    prepared = {name: peer.prepare(place) for name, peer in peers.items()}
     if args.prepare:
         return
-    result = compare(args, prepared)
+    result = compare(args, peers, prepared)
     result["summary"] = summary(result)
     if args.json:
         kept = json.loads(args.json.read_text()) if args.json.is_file() else {}
-        args.json.write_text(json.dumps(kept | {args.shape: result}, indent=1) + "\n")
+        args.json.write_text(json.dumps(kept | {result["shape"]: result}, indent=1) + "\n")
     if args.page:
         write_page(args.json, args.page)
     print(json.dumps(result, indent=2))

@@ -1,10 +1,11 @@
-"""edgespec itself: int4 engines, plain, with EAGLE-3 and with DFlash.
+"""edgespec itself: int4 engines, plain, with EAGLE-3 and with DFlash; and GGUF files as they are.
 
     python edgespec_peer.py ENGINES [--spec-rate 0.7 --chain 3]
+    python edgespec_peer.py ENGINES --rows 4 8 16
 
 Runs where edgespec is. With --spec-rate so many tokens are drafted a step: the draft model runs, and
-each of its tokens is then right with that probability (benchmark.dialled). Threads are as many as the
-process has cores to run on.
+each of its tokens is then right with that probability (benchmark.dialled). With --rows a drafter that
+is always wrong fills a step up to so many rows. Threads are as many as the process has cores to run on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from environment import Place, Prepared, run
 from measuring import Event, Stream, arguments, measure, own_birth, report
 
 if TYPE_CHECKING:
+    from edgespec import DraftContext
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.trees.tree import DraftPlan
 
@@ -56,6 +58,20 @@ def prepare(
     weights = json.loads((engines / "base_config.json").read_text())["weights"]
     read = engines / "spec_base.onnx.data", engines / weights["largest"]["file"]  # the lm_head
     return Prepared(command, [engines / "spec_base.onnx", *read], read, cost)
+
+
+def prepare_file(place: Place, file: Path) -> Prepared:
+    """Exports and builds the engine of a GGUF file once, with a float16 cache as llama.cpp has."""
+    cli, room = [sys.executable, "-m", "edgespec.cli.main"], place.work / "GGUF" / file.stem
+    engines = room / "engine"
+    if not (engines / "manifest.json").is_file():
+        run([*cli, "export", str(file), str(room / "onnx")])
+        sizes = ["--max-input-len", "2048", "--max-kv-cache-capacity", str(CAPACITY)]
+        where = ["--onnx-dir", str(room / "onnx" / "llm"), "--engine-dir", str(engines)]
+        run([*cli, "build", *where, "--kv-cache-dtype", "fp16", *sizes])
+    command = [sys.executable, str(Path(__file__).resolve()), str(engines)]
+    entry = json.loads((engines / "manifest.json").read_text())["engines"]["llm"]
+    return Prepared(command, [file], divergence=entry.get("divergence"))
 
 
 def build(
@@ -100,6 +116,31 @@ def plain(engines: Path) -> Iterator[Stream]:
         yield lambda prompt, tokens: answer(engine, prompt, tokens, PLAIN)
 
 
+class Wrong:
+    """Drafts the beginning of the prompt, which nobody would say."""
+
+    def propose(self, context: DraftContext) -> list[int]:
+        """As many tokens as the plan has room for."""
+        return list(context.tokens[: context.max_draft_len])
+
+
+@contextmanager
+def wrong(engines: Path) -> Iterator[Stream]:
+    """Opens the base alone; steps have so many rows, of which the first alone is right."""
+    from edgespec import PLAIN
+    from edgespec.runtime.engine import Engine
+
+    options = {"time_budget_ms": None}
+    with Engine(engines, drafter=Wrong(), drafter_options=options, prefix_cache_bytes=0) as engine:
+
+        def stream(prompt: list[int], tokens: int, rows: int = 1) -> Iterator[Event]:
+            if rows == 1:
+                return answer(engine, prompt, tokens, PLAIN)
+            return answer(engine, prompt, tokens, engine.plan(1, None, rows), rows)
+
+        yield stream
+
+
 @contextmanager
 def speculative(engines: Path, rate: float, chain: int) -> Iterator[Stream]:
     """Opens base and draft; each of `chain` drafts is right with probability `rate`.
@@ -138,10 +179,10 @@ def main() -> None:
     import edgespec.runtime.engine
 
     rate = args.spec_rate
-    opened = partial(plain, args.engines)
+    opened = partial(wrong if args.rows else plain, args.engines)
     if rate is not None:
         opened = partial(speculative, args.engines, rate, args.chain)
-    found = measure(opened, args.contexts, args.tokens, birth)
+    found = measure(opened, args.contexts, args.tokens, birth, rows=args.rows)
     report(found, edgespec=edgespec.__version__, onnxruntime=onnxruntime.__version__)
 
 

@@ -46,13 +46,13 @@ class Place:
         if name in self.given:
             return self.given[name]
         path = self.work / "environments" / name
-        if not path.is_dir():
-            part = path.with_name(name + ".part")
-            shutil.rmtree(part, ignore_errors=True)
-            run([sys.executable, "-m", "venv", part])
-            run([part / "bin" / "python", "-m", "pip", "install", "-q", *requirements])
-            part.rename(path)
-        return path / "bin" / "python"
+        python, whole = path / "bin" / "python", path / "whole"
+        if not whole.is_file():  # made where it stays: its scripts name their Python by its path
+            shutil.rmtree(path, ignore_errors=True)
+            run([sys.executable, "-m", "venv", path])
+            run([python, "-m", "pip", "install", "-q", *requirements])
+            whole.touch()
+        return python
 
 
 def run(command: list[str | Path], **variables: str) -> None:

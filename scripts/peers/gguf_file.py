@@ -1,10 +1,12 @@
 """Writes a checkpoint of Qwen3's shape, or an EAGLE-3 draft of it, as a GGUF file.
 
     python gguf_file.py CHECKPOINT OUT.gguf [--base BASE]      # --base: CHECKPOINT is a draft of it
+    python gguf_file.py CHECKPOINT OUT.gguf --float32          # for llama-quantize
 
 Matrices become Q4_0 (blocks of 32), the tied embedding included, as `llama-quantize --pure` makes
 them; `fc` of a draft stays float16, and norms are float32. The vocabulary is made up of ASCII words,
-so that every token is printed the moment it comes. Runs where `gguf` is, in an environment of its
+so that every token is printed the moment it comes. With --float32 matrices and vocabulary stay what
+they are, the words those of a byte-pair tokenizer that takes digits one by one. Runs where `gguf` is, in an environment of its
 own.
 """
 
@@ -46,6 +48,7 @@ def tensors_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
     data = np.memmap(path, np.uint8, "r", 8 + size)
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
@@ -62,9 +65,9 @@ def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    rope = config.get("rope_parameters", config)
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, size: int, end: int) -> None:
@@ -77,11 +80,27 @@ def add_vocabulary(writer: gguf.GGUFWriter, size: int, end: int) -> None:
     writer.add_eos_token_id(end)
 
 
-def add_matrix(writer: gguf.GGUFWriter, name: str, array: np.ndarray) -> None:
-    """Writes a matrix in Q4_0, a vector in float32, and integers as they are."""
+def add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path) -> None:
+    """Writes the vocabulary of tokenizer.json."""
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    words: dict[str, int] = tokenizer["model"]["vocab"]
+    control = {entry["content"] for entry in tokenizer["added_tokens"]}
+    kinds = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
+    order = sorted(words, key=words.__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(order)
+    writer.add_token_types([kinds[word in control] for word in order])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+
+
+def add_matrix(
+    writer: gguf.GGUFWriter, name: str, array: np.ndarray, *, as_float32: bool = False
+) -> None:
+    """Writes a matrix in Q4_0, or float32, a vector in float32, and integers as they are."""
     if array.dtype == np.int64:
         writer.add_tensor(name, array, raw_dtype=gguf.GGMLQuantizationType.I64)
-    elif array.ndim == 1:
+    elif array.ndim == 1 or as_float32:
         writer.add_tensor(name, array.astype(np.float32))
     elif name == "fc.weight":
         writer.add_tensor(name, array.astype(np.float16))
@@ -92,12 +111,14 @@ def add_matrix(writer: gguf.GGUFWriter, name: str, array: np.ndarray) -> None:
         writer.add_tensor(name, codes, raw_dtype=kind)
 
 
-def write(checkpoint: Path, path: Path, base: Path | None) -> None:
+def write(checkpoint: Path, path: Path, base: Path | None, *, as_float32: bool = False) -> None:
     """Writes the file; `base` is the checkpoint that a draft belongs to."""
     config = json.loads((checkpoint / "config.json").read_text())
     part = path.with_suffix(".part")
     writer = gguf.GGUFWriter(str(part), "eagle3" if base else "qwen3")
     add_sizes(writer, config)
+    kinds = gguf.LlamaFileType
+    writer.add_file_type(kinds.ALL_F32 if as_float32 else kinds.MOSTLY_Q4_0)
     if base:
         target = json.loads((base / "config.json").read_text())
         layers = target["num_hidden_layers"]
@@ -107,7 +128,10 @@ def write(checkpoint: Path, path: Path, base: Path | None) -> None:
         add_vocabulary(writer, target["vocab_size"], target["eos_token_id"])
         names = DRAFT_NAMES
     else:
-        add_vocabulary(writer, config["vocab_size"], config["eos_token_id"])
+        if as_float32:
+            add_tokenizer(writer, checkpoint)
+        else:
+            add_vocabulary(writer, config["vocab_size"], config["eos_token_id"])
         table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
         stems = [name.removesuffix(".weight") for name, _ in tensors_of(checkpoint)]
         names = {stem: new for stem in stems if (new := table.get_name(stem))}
@@ -115,7 +139,8 @@ def write(checkpoint: Path, path: Path, base: Path | None) -> None:
         if name == "d2t":  # ours are distances, theirs are ids
             writer.add_tensor("d2t", array + np.arange(len(array)))
         else:
-            add_matrix(writer, names[name.removesuffix(".weight")] + ".weight", array)
+            new = names[name.removesuffix(".weight")] + ".weight"
+            add_matrix(writer, new, array, as_float32=as_float32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -131,8 +156,9 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--base", type=Path)
+    parser.add_argument("--float32", action="store_true")
     args = parser.parse_args()
-    write(args.checkpoint, args.out, args.base)
+    write(args.checkpoint, args.out, args.base, as_float32=args.float32)
 
 
 if __name__ == "__main__":

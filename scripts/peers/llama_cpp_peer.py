@@ -1,15 +1,18 @@
 """llama.cpp: Q4_0 (blocks of 32), plain, and with an EAGLE-3 draft at synthetic acceptance.
 
     python llama_cpp_peer.py SERVER MODEL.gguf [--draft DRAFT.gguf --spec-rate 0.7 --chain 3]
+    python llama_cpp_peer.py llama_cpp_pass MODEL.gguf --rows 4 8 16
 
 Measures llama-server, the program of llama.cpp that knows synthetic acceptance, as a child process:
 prompts go in as ids, tokens come back one event each. The source is that of llama-cpp-python's
 source distribution, built for the machine at hand. With --spec-rate drafts are chains, and each token
-is right with that probability: the draft runs, and its answer is replaced.
+is right with that probability: the draft runs, and its answer is replaced. With --rows the program is
+llama_cpp_pass.cpp instead, which has no server around the library, and verifies so many rows at once.
 """
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
 import os
@@ -41,6 +44,8 @@ SWITCHES = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
+PASS = "llama_cpp_pass"
+LIBRARIES = ("src/libllama.a", *(f"ggml/src/libggml{part}.a" for part in ("", "-cpu", "-base")))
 CAPACITY = 2304
 SECONDS_TO_LOAD, SECONDS_TO_ANSWER, SECONDS_OF_HEALTH = 600, 1800, 5
 
@@ -69,7 +74,7 @@ def source_of(place: Place) -> Path:
     if not room.is_dir():
         part = room.with_name(room.name + ".part")
         shutil.rmtree(part, ignore_errors=True)
-        flags = ["--no-binary", ":all:", "--no-deps", "--no-build-isolation", "-d", str(part)]
+        flags = ["--no-binary", ":all:", "--no-deps", "-d", str(part)]
         run([sys.executable, "-m", "pip", "download", "-q", *flags, RELEASE])
         with tarfile.open(next(part.glob("*.tar.gz"))) as archive:
             archive.extractall(part, filter="data")
@@ -77,15 +82,37 @@ def source_of(place: Place) -> Path:
     return next(room.glob("llama_cpp_python-*")) / "vendor" / "llama.cpp"
 
 
-def server_of(place: Place) -> Path:
-    """Returns llama-server; builds it once, which takes many minutes."""
+def prepare_file(place: Place, file: Path) -> Prepared:
+    """Builds llama_cpp_pass once; the file is opened as it is."""
+    command = [sys.executable, str(Path(__file__).resolve()), str(pass_of(place)), str(file)]
+    return Prepared(command, [file])
+
+
+def build_of(place: Place, target: str) -> Path:
+    """Returns llama.cpp's build with a target; builds it once, which takes many minutes."""
     build = place.given.get("llama.cpp", place.work / "environments" / "llama.cpp")
-    server = build / "bin" / "llama-server"
-    if not server.is_file():
+    if not (build / "bin" / target).is_file() and not (build / "src" / f"lib{target}.a").is_file():
         run(["cmake", "-S", source_of(place), "-B", build, *SWITCHES])
         jobs = str(os.cpu_count() or 1)
-        run(["cmake", "--build", build, "--target", "llama-server", "--parallel", jobs])
-    return server
+        run(["cmake", "--build", build, "--target", target, "--parallel", jobs])
+    return build
+
+
+def server_of(place: Place) -> Path:
+    """Returns llama-server."""
+    return build_of(place, "llama-server") / "bin" / "llama-server"
+
+
+def pass_of(place: Place) -> Path:
+    """Returns llama_cpp_pass, compiled once."""
+    build, source = build_of(place, "llama"), source_of(place)
+    program = place.work / "environments" / PASS
+    if not program.is_file():
+        program.parent.mkdir(parents=True, exist_ok=True)
+        files = [HERE / f"{PASS}.cpp", *(build / library for library in LIBRARIES)]
+        includes = [f"-I{source / folder}" for folder in ("include", "ggml/include")]
+        run(["c++", "-O2", "-fopenmp", *includes, *files, "-o", program])
+    return program
 
 
 def write_gguf(place: Place, words: list[str]) -> None:
@@ -187,6 +214,53 @@ def running(server: subprocess.Popen[bytes], port: int) -> Iterator[Stream]:
     yield stream
 
 
+def start_pass(program: Path, model: Path, threads: int) -> subprocess.Popen[str]:
+    """Starts llama_cpp_pass, which says a line as soon as the model is loaded."""
+    command = [str(program), str(model), str(threads), str(CAPACITY)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe)
+
+
+def ask(
+    program: subprocess.Popen[str], kept: int, rows: int, ids: list[int], file: str = "-"
+) -> int:
+    """Returns the most likely token after the first of the last `rows` of some ids behind `kept`
+    ones; their logits go into a file."""
+    assert program.stdin
+    assert program.stdout
+    program.stdin.write(f"{kept} {rows} {file} {' '.join(map(str, ids))}\n")
+    program.stdin.flush()
+    return int(program.stdout.readline())
+
+
+@contextmanager
+def passing(program: subprocess.Popen[str]) -> Iterator[Stream]:
+    """Waits for a started llama_cpp_pass; a stream asks it for passes."""
+
+    def stream(prompt: list[int], tokens: int, rows: int = 1) -> Iterator[Event]:
+        token = ask(program, 0, 1, prompt)
+        yield 1, 1
+        for kept in range(len(prompt), len(prompt) + tokens - 1):
+            token = ask(program, kept, rows, [token, *prompt[: rows - 1]])
+            yield 1, 1
+
+    assert program.stdout
+    program.stdout.readline()
+    yield stream
+
+
+def measure_passes(args: argparse.Namespace) -> None:
+    """Prints one measurement of llama_cpp_pass."""
+    birth = Moment(time.perf_counter(), 0.0)
+    with start_pass(args.server, args.model, args.threads) as program:
+        now, memory = partial(moment_of, program.pid), partial(memory_of, program.pid)
+        opened = partial(passing, program)
+        found = measure(opened, args.contexts, args.tokens, birth, now, memory, args.rows)
+        assert program.stdin
+        program.stdin.close()
+    report(found, **{"llama.cpp": f"commit {COMMIT}"})
+
+
 def main() -> None:
     """Prints one measurement."""
     parser = arguments(__doc__)
@@ -196,6 +270,8 @@ def main() -> None:
     parser.add_argument("--spec-rate", type=float)
     parser.add_argument("--chain", type=int, default=3)
     args = parser.parse_args()
+    if args.server.name == PASS:
+        return measure_passes(args)
     port, threads = free_port(), str(args.threads)
     flags = ["--host", "127.0.0.1", "--port", str(port), "--model", str(args.model), "--offline"]
     flags += ["--threads", threads, "--threads-batch", threads, "--parallel", "1", "--no-warmup"]

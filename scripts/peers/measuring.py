@@ -11,18 +11,24 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 # (tokens that came, passes of the base that made them); the first event ends the prefill
 Event = tuple[int, int]
-# (prompt, number of tokens) to events. What is done before the iterator is returned is not measured
-Stream = Callable[[list[int], int], Iterator[Event]]
+# (prompt, number of tokens) to events; of a peer that is asked for `--rows` also how many rows a pass
+# has, all but the first of them wrong drafts. What is done before the iterator is returned is not
+# measured
+Stream = Callable[..., Iterator[Event]]
 WARM_UP = 8  # tokens of the first prompt, whose answer ends the start of an engine
 TICKS = os.sysconf("SC_CLK_TCK")
+SCHEDULER = (
+    2  # of the clocks of a process (clock_getcpuclockid): its processor time, in nanoseconds
+)
 MEMORY = {"Pss": "pss_mb", "Anonymous": "anonymous_mb"}
 
 
@@ -54,12 +60,8 @@ def own_birth() -> Moment:
 
 
 def moment_of(pid: int) -> Moment:
-    """Returns now, with the processor time of another process, to a hundredth of a second.
-
-    The times of its threads are finer, but those of threads that ended are not among them.
-    """
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return Moment(time.perf_counter(), (int(fields[11]) + int(fields[12])) / TICKS)
+    """Returns now, with the processor time of another process, threads that ended included."""
+    return Moment(time.perf_counter(), time.clock_gettime(~pid << 3 | SCHEDULER))
 
 
 def memory_of(pid: int | str = "self") -> dict[str, float]:
@@ -112,10 +114,12 @@ def measure(
     birth: Moment,
     now: Callable[[], Moment] = own_moment,
     memory: Callable[[], dict[str, float]] = memory_of,
+    rows: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Returns one measurement: `load` until the engine is open, `start` from the birth of its
-    process until it has answered a short prompt, prefill and decode for each context, and the
-    most memory. Libraries are imported before, so `start` has them and `load` has not.
+    process until it has answered a short prompt, prefill and decode for each context, the decode
+    behind the first context by passes of so many rows, and the most memory. Libraries are imported
+    before, so `start` has them and `load` has not.
     """
     began, found, held = now(), {}, []
     with opened() as stream:
@@ -126,8 +130,13 @@ def measure(
         for context in contexts:
             found[str(context)] = passage(stream, context, tokens, now)
             held.append(memory())
+        verify = {
+            str(count): passage(partial(stream, rows=count), contexts[0], tokens, now)["decode"]
+            for count in rows
+        }
+        held.append(memory())
     most = {key: max(each[key] for each in held) for key in held[0]}
-    return {"load": load, "start": start, "contexts": found, "memory": most}
+    return {"load": load, "start": start, "contexts": found, "verify": verify, "memory": most}
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
@@ -138,6 +147,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 2048])
     parser.add_argument("--tokens", type=int, default=32, help="tokens after each prompt")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rows", type=int, nargs="*", default=[], help="of passes that verify")
     return parser
 
 

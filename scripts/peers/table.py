@@ -48,6 +48,8 @@ def values_of(
     row, clock = result["rows"][name], clock_of(result)
     found = {key: float(value) for key, value in run["memory"].items()}
     found |= {f"{key}_s": float(run[key][clock]) for key in ("load", "start")}
+    for rows, decode in run.get("verify", {}).items():
+        found[f"verify_{rows}_ms"] = 1000 * float(decode[clock]) / decode["steps"]
     for context, parts in run["contexts"].items():
         decode = parts["decode"]
         step = 1000 * float(decode[clock]) / decode["steps"]
@@ -154,10 +156,14 @@ def plain_table(result: dict[str, Any]) -> str:
     contexts = [c for c in result["contexts"] if c != PREFILL]
     keys = [f"token_{c}_ms" for c in contexts]
     heads = [f"a token at {c}, ms" for c in contexts]
-    heads += [f"bandwidth at {c}" for c in contexts]
+    first = next(iter(result["summary"].values()))
+    verified = [key for key in first if key.startswith("verify_")]
+    keys += verified
+    heads += [f"{key.split('_')[1]} rows, ms" for key in verified]
     if PREFILL in result["contexts"]:
         keys, heads = [*keys, f"prefill_{PREFILL}_s"], [*heads, f"prefill of {PREFILL}, s"]
-        heads.insert(len(contexts), heads.pop())
+    known = any(f"share_{c}" in found for c in contexts for found in result["summary"].values())
+    heads += [f"bandwidth at {c}" for c in contexts if known]
     measured = any(row.get("divergence") for row in result["rows"].values())
     heads += ["perplexity, over float32's"] if measured else []
     heads += ["load, s", "start, s", "peak memory, MB", "proportional", "not of files", "disk"]
@@ -168,7 +174,8 @@ def plain_table(result: dict[str, Any]) -> str:
             continue
         with_ratio = row["beside"] != name
         cells = [cell(found[key], with_ratio=with_ratio) for key in keys]
-        cells += [cell(found.get(f"share_{c}"), with_ratio=False, percent=True) for c in contexts]
+        shares = [found.get(f"share_{c}") for c in contexts if known]
+        cells += [cell(share, with_ratio=False, percent=True) for share in shares]
         cells += [quality(row.get("divergence"))] if measured else []
         cells += [cell(found[key], with_ratio=False) for key in ("load_s", "start_s")]
         memory = ("rss_mb", "pss_mb", "anonymous_mb")
