@@ -52,8 +52,8 @@ def measure_loss(
     progress: Progress = SILENT,
 ) -> Divergence:
     """Compare the engine `role` of a directory with the export that it was built from, and keep the
-    figures in its manifest. Work that will take long is announced by `progress.warn`, by the time of
-    the second layer.
+    figures in its manifest. Work that will take long is announced by `progress.warn`, by what the
+    second layer took.
 
     Raises LimitError for an engine or a vocabulary too small for the text, and what opening and
     running raise.
