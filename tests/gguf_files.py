@@ -10,6 +10,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
@@ -31,15 +32,16 @@ Tensors = dict[str, NDArray[Any]]
 def write(
     hf: Path,
     path: Path,
-    kind: str = "F32",
+    kind: str | Callable[[str], str] = "F32",
     more: Mapping[str, Any] | None = None,
     extra: Mapping[str, NDArray[np.float32]] | None = None,
     *,
     mtp: bool = False,
     **split: Any,
 ) -> Tensors:
-    """Writes a checkpoint's matrices in a type, all else in float32; `more` are further keys behind
-    the architecture's name, and `extra` tensors. Returns what is in the file, by names of GGUF."""
+    """Writes a checkpoint's matrices in a type, or each in that of its name, all else in float32;
+    `more` are further keys behind the architecture's name, and `extra` tensors. Returns what is in
+    the file, by names of GGUF."""
     config = json.loads((hf / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(str(path), architecture, **split)
@@ -59,19 +61,36 @@ def write(
         config = config | {"num_hidden_layers": layers + 1}
     tensors = converted(stored, config, architecture) | dict(extra or {})
     for name, array in tensors.items():
-        if array.ndim < 2 or array.shape[-1] % 32 or kind == "F32" or "conv1d" in name:
+        own = kind if isinstance(kind, str) else kind(name)
+        if array.ndim < 2 or array.shape[-1] % 32 or own == "F32" or "conv1d" in name:
             writer.add_tensor(name, array)
-        elif kind == "F16":
+        elif own == "F16":
             writer.add_tensor(name, array.astype(np.float16))
         else:
-            blocks = quantize(array, Type[kind])
-            tensors[name] = dequantize(blocks, Type[kind])
-            writer.add_tensor(name, blocks, raw_dtype=Type[kind])
+            blocks = some_blocks(array, own) if own in FACTORS else quantize(array, Type[own])
+            tensors[name] = dequantize(blocks, Type[own])
+            writer.add_tensor(name, blocks, raw_dtype=Type[own])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return tensors
+
+
+# Of types that gguf-py does not quantize to: where their factors stand in a block, and which make
+# random values about as large as a toy's
+FACTORS = {"Q4_K": (0, (2e-4, 1.6e-3)), "Q6_K": (208, (4e-5,))}
+
+
+def some_blocks(array: NDArray[Any], kind: str) -> NDArray[np.uint8]:
+    """Random blocks in the place of an array [..., in]."""
+    block, size = GGML_QUANT_SIZES[Type[kind]]
+    start, factors = FACTORS[kind]
+    random = np.random.default_rng(array.size)
+    blocks = random.integers(0, 256, (array.size // block, size), np.uint8)
+    halves = np.array(factors, np.float16).view(np.uint8)
+    blocks[:, start : start + len(halves)] = halves
+    return blocks.reshape(*array.shape[:-1], -1)
 
 
 _HEAD = {
