@@ -36,10 +36,12 @@ def write(
     extra: Mapping[str, NDArray[np.float32]] | None = None,
     *,
     mtp: bool = False,
+    encode: Callable[[NDArray[Any], Type], tuple[NDArray[Any], Type]] | None = None,
     **split: Any,
 ) -> Tensors:
     """Writes a checkpoint's matrices in a type, all else in float32; `more` are further keys behind
-    the architecture's name, and `extra` tensors. Returns what is in the file, by names of GGUF."""
+    the architecture's name, and `extra` tensors; `encode` makes blocks of a matrix, and may choose
+    another type. Returns what is in the file, by names of GGUF."""
     config = json.loads((hf / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(str(path), architecture, **split)
@@ -64,9 +66,10 @@ def write(
         elif kind == "F16":
             writer.add_tensor(name, array.astype(np.float16))
         else:
-            blocks = quantize(array, Type[kind])
-            tensors[name] = dequantize(blocks, Type[kind])
-            writer.add_tensor(name, blocks, raw_dtype=Type[kind])
+            wanted = Type[kind]
+            blocks, made = encode(array, wanted) if encode else (quantize(array, wanted), wanted)
+            tensors[name] = dequantize(blocks, made)
+            writer.add_tensor(name, blocks, raw_dtype=made)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -195,8 +198,11 @@ def add_tokenizer(writer: gguf.GGUFWriter, hf: Path, config: dict[str, Any]) -> 
     writer.add_token_types([3 if i in special else 1 for i in sorted(vocab.values())])
     merges = tokenizer["model"]["merges"]
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    texts = json.loads((hf / "tokenizer_config.json").read_text())
-    writer.add_chat_template(texts["chat_template"])
+    beside, texts = (
+        hf / "chat_template.jinja",
+        json.loads((hf / "tokenizer_config.json").read_text()),
+    )
+    writer.add_chat_template(beside.read_text() if beside.is_file() else texts["chat_template"])
     ends = config["eos_token_id"]
     writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
 
