@@ -542,7 +542,7 @@ def measure(engine_dir: Path, report: Reporter) -> None:
     progress = backends.Progress(
         start=lambda total: report.start("steps", total), advance=report.advance
     )
-    line = after_build(engine_dir, measure=True, progress=progress)
+    line = after_build(engine_dir, measure=True, opens=True, progress=progress)
     if line is not None:
         report.note(line)
 
