@@ -43,7 +43,7 @@ LONG_S = 20.0  # work of which it is said before how long it will take
 ARRAYS = ("scales", "minimums", "super_scales", "super_minimums")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class CalibratedWeights:
     """The rounded weights of a graph in a directory, a file each."""
 
@@ -102,6 +102,7 @@ def calibrated(
     progress.start(graph.num_weights)
     progress.advance(sum(piece.num_weights for piece in graph.pieces[:done]))
     began = time.monotonic()
+    atomic.keep(directory, weights)
     with noted_on_stop(directory):
         for number, piece in enumerate(graph.pieces[done:], done):
             linears = [linear for linear in piece.linears if linear.name in names]
