@@ -194,9 +194,10 @@ class WeightLowering:
             name = str(mixture.total.name)
             place = self.data.place_packed(name, layout)
             for i, one in enumerate(products):
-                start, distance = layout.place(i // len(PARTS), PARTS[i % len(PARTS)])
-                at = place.offset + start
-                yield ExpertWeight(one.source, one.layout, one.rounding, at, distance)
+                expert, part = i // len(PARTS), PARTS[i % len(PARTS)]
+                start, distance = layout.place(expert, part)
+                form, at = layout.layout(part, expert), place.offset + start
+                yield ExpertWeight(one.source, form, one.rounding, at, distance)
             x_scales = [expert.x_scale for expert in mixture.experts]
             x_scale = yield from self.place_side_by_side(f"{name}/x_scale", x_scales)
             inner_scales = [expert.inner_scale for expert in mixture.experts]
