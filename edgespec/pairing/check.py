@@ -157,7 +157,7 @@ def _base(checkpoint: Checkpoint, results: list[CheckResult]) -> ModelConfig | N
         results.append(CheckResult("ok", "base", message))
         return config
     if config is not None:
-        message = f"{checkpoint.path} is a draft, not a base"
+        message = f"{checkpoint.place} is a draft, not a base"
         results.append(
             CheckResult("refused", "base", message, "Give the base first, then the draft.")
         )

@@ -128,7 +128,7 @@ def ask(
     (truth,) = run_stepwise(base, [feeds], aux_layers, done)
     if not truth.finite:
         raise CheckpointError(
-            f"the base computes NaN or Inf on the text, with finite weights: {pair.base.path}",
+            f"the base computes NaN or Inf on the text, with finite weights: {pair.base.place}",
             "Its scales are damaged, or its values overflow float32: download it again.",
         )
     asked = [draft.passes(hidden_states(reading, truth), reading) for reading in readings]

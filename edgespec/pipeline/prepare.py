@@ -380,7 +380,7 @@ def as_base(
 
     if isinstance(config, ModelConfig):
         return config
-    message = f"{checkpoint.path} is {METHODS[config.method].draft_title}, not a base model"
+    message = f"{checkpoint.place} is {METHODS[config.method].draft_title}, not a base model"
     base = config.base_name or "BASE"
     if request.draft is not None:
         raise PairingError(message, "Give the base first, and the draft with `draft`.")

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.artifacts import atomic
 from edgespec.backends.base import Progress
 from edgespec.backends.divergence import log_softmax
 from edgespec.backends.onnx_dir import OnnxDir
@@ -52,7 +53,7 @@ def measured_groups(
     onnx: OnnxDir,
     windows: NDArray[np.int64],
     capacity: int,
-    names: Mapping[str, str | None],
+    names: Set[str],
     rounded: Rounded,
     directory: Path,
     progress: Progress,
@@ -62,13 +63,13 @@ def measured_groups(
     """The groups of the weights `names`, on the first of the windows [count, rows]. Finished layers
     are kept in `directory`, from which a later run goes on.
 
-    `names` has EXPERTS for weights of a mixture, else None. `tied`: the lm_head is the
-    embedding too. Raises OSError where the disk is full, and CheckpointError for weights that are
-    no numbers.
+    `tied`: the lm_head is the embedding too. Raises OSError where the disk is full, and
+    CheckpointError for weights that are no numbers.
     """
     graph = LayerwiseGraph.open(onnx)
     state = State.resumed(directory, onnx, windows[:1, :TOKENS])
     measure = Measure(onnx, capacity, names, rounded)
+    atomic.keep(directory, measure)
     head, coarse = graph.head.linear, None
     if head.name in names:
         coarse = rounded(head.name, head.read())
@@ -132,13 +133,13 @@ class State:
         put_whole(directory / STREAM, done=np.array(self.done), x=self.x, changes=changes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Measure:
     """What is measured of which weights, and how they are rounded."""
 
     onnx: OnnxDir
     capacity: int
-    names: Mapping[str, str | None]
+    names: Set[str]
     rounded: Rounded
 
     def behind(self, piece: Piece, state: State) -> State:
@@ -147,12 +148,12 @@ class Measure:
         groups: dict[str, list[StoredLinear]] = {}
         for linear in piece.linears:
             if linear.name in self.names:
-                groups.setdefault(self.names[linear.name] or linear.x, []).append(linear)
+                key = linear.x if linear.share is None else EXPERTS
+                groups.setdefault(key, []).append(linear)
         x = self.run(piece, state.x, exact)
         if not groups:
             return State(state.done + 1, x, state.changes)
-        inputs: dict[str, Floats] = {}
-        piece.run(state.x[:1], self.feeds(state.x[:1]), inputs.__setitem__, exact)
+        inputs = piece.inputs(state.x[:1], self.feeds(state.x[:1]))
         rounded = {
             linear.name: self.rounded(linear.name, exact[linear.name])
             for some in groups.values()
@@ -166,7 +167,7 @@ class Measure:
             moved = self.run(piece, state.x[:1], exact | {name: coarse[name] for name in names})
             changed.append(float((np.square(moved[0] - x[0]).sum(-1) / sizes).mean()))
             errors = [
-                output_errors(exact[linear.name], rounded[linear.name], inputs[linear.name])
+                output_errors(exact[linear.name], rounded[linear.name], read_by(linear, inputs))
                 for linear in some
             ]
             found.append(group_of(some, np.sum(errors, 0)))
@@ -208,11 +209,17 @@ class Measure:
     def run(self, piece: Piece, x: Floats, weights: Mapping[str, Floats]) -> Floats:
         """A piece's output for sequences, some of them at a time."""
         parts = [x[i : i + SEQUENCES] for i in range(0, len(x), SEQUENCES)]
-        return np.concatenate([piece.run(part, self.feeds(part), None, weights) for part in parts])
+        return np.concatenate([piece.run(part, self.feeds(part), weights) for part in parts])
 
     def feeds(self, x: Floats) -> Mapping[str, NDArray[np.generic]]:
         """What a call over sequences reads beside them."""
         return causal_feeds(self.onnx.config, len(x), x.shape[1], self.capacity)
+
+
+def read_by(linear: StoredLinear, inputs: Mapping[str, Floats]) -> Floats:
+    """The rows [N, in] that a product multiplies; of an expert those that a router sent to it."""
+    rows = inputs[linear.x]
+    return rows if linear.share is None else rows[inputs[linear.share][:, 0] != 0]
 
 
 def group_of(linears: Sequence[StoredLinear], errors: NDArray[np.float64]) -> WeightGroup:

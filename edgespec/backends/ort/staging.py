@@ -46,7 +46,7 @@ from edgespec.backends.ort.head_form import FORM, HeadForm, layout_keys
 from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues
-from edgespec.backends.ort.sensitivity import EXPERTS, measured_groups
+from edgespec.backends.ort.sensitivity import measured_groups
 from edgespec.backends.ort.settings import EngineSettings
 from edgespec.backends.ort.vision_lowering import lower_vision
 from edgespec.backends.ort.weight_data import pieces
@@ -222,11 +222,7 @@ def chosen_bits(
     measured for it stays in the user's cache where the run is stopped."""
     assert weight_format.size is not None
     windows = np.array(weight_format.windows)
-    weights = rounded_weights(lowered)
-    names = {
-        str(weight.source.name): EXPERTS if isinstance(weight, ExpertWeight) else None
-        for weight in weights
-    }
+    names = {str(weight.source.name) for weight in rounded_weights(lowered)}
     tied = weight_format.share_embedding and shared_embedding(lowered, onnx) is not None
     method = f"sensitivity {tied} {weight_format.weights.method}"
     key = key_of(onnx, windows, capacity, {*names, method})

@@ -32,9 +32,9 @@ def rounded(name: str, array: Floats) -> QuantizedWeight:
     return quantize_super_blocks(array, name=name)
 
 
-def names_of(graph: LayerwiseGraph) -> dict[str, str | None]:
+def names_of(graph: LayerwiseGraph) -> set[str]:
     linears = [linear for piece in graph.pieces for linear in piece.linears]
-    return {linear.name: None for linear in (*linears, graph.head.linear)}
+    return {linear.name for linear in (*linears, graph.head.linear) if "gate.w" not in linear.name}
 
 
 def measured(onnx: OnnxDir, directory: Path) -> list[WeightGroup]:
@@ -95,3 +95,12 @@ def test_a_run_goes_on_where_it_was_stopped(
         measured(onnx, tmp_path / "part")
     assert measured(onnx, tmp_path / "part") == whole
     assert len(kept) == len(LayerwiseGraph.open(onnx).pieces)
+
+
+def test_experts_of_a_layer_are_one_group(tmp_path: Path) -> None:
+    base = toys.make_qwen3_moe(tmp_path / "base", layers=1, experts=4, per_token=1, expert_size=64)
+    groups = measured(open_onnx_dir(made.exported(base) / "llm"), tmp_path / "work")
+    experts = [group for group in groups if ".experts." in group.names[0]]
+    assert [len(group.names) for group in experts] == [3 * 4]
+    assert experts[0].loss > 0
+    assert experts[0].errors[6] < 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -223,6 +224,8 @@ def test_split_files_are_one_model(tmp_path: Path) -> None:
         ({}, {"blk.0.attn_sinks.weight": np.ones(4, np.float32)}, "attn_sinks"),
         ({}, {"rope_freqs.weight": np.zeros(8, np.float32)}, "not positive and finite"),
         ({"attention.head_count": 8}, {}, "attn_q.weight"),
+        ({"rope.freq_base": -1.0}, {}, r"'llama\.rope\.freq_base' is -1\.0, not"),
+        ({"rope.dimension_count": 99}, {}, r"rope\.dimension_count is 99, and a head has 16"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(
@@ -301,6 +304,8 @@ def test_a_file_that_changed_is_another_checkpoint(tmp_path: Path) -> None:
     gguf_files.write(hf, file, more={"context_length": 64})
     with pytest.raises(EdgeSpecError, match=r"m\.gguf was changed since it was opened"):
         assert before.tensors
+    del before  # while it is open, its directory stays
+    gc.collect()
     after = open_checkpoint(file)
     assert after.config["max_position_embeddings"] == 64
     kept = {after.path, of_other.path}
@@ -308,3 +313,11 @@ def test_a_file_that_changed_is_another_checkpoint(tmp_path: Path) -> None:
     gguf_files.write(hf, file)
     again = open_checkpoint(file)  # another run may be reading what is not a day old
     assert set((tmp_path / "cache" / "gguf").iterdir()) == kept | {again.path}
+
+
+def test_what_lacks_weights_is_called_by_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    gguf_files.write(toys.make_base(tmp_path / "hf", layers=2), file, more={"block_count": 3})
+    with pytest.raises(EdgeSpecError, match=rf"{file} are not those that {file} declares") as found:
+        export(str(file), tmp_path / "out", ExportOptions(golden=False))
+    assert "cache" not in found.value.what + found.value.remedy
