@@ -7,7 +7,7 @@ Knows where drafts stand that the training scripts make on demand. For `measure_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.backends.base import BuildOptions
@@ -40,6 +40,14 @@ class Pair:
     def missing(self) -> Path | None:
         """A checkpoint that must be trained first; None where all are there."""
         return next((model for model, _ in self.exports if not model.is_dir()), None)
+
+    def on(self, base: Path) -> Pair:
+        """The same drafts on other weights of the demo base, a GGUF file of it."""
+        moved = []
+        for model, how in self.exports:
+            asked = how if how.base_model_dir is None else replace(how, base_model_dir=str(base))
+            moved.append((base if model == BASE else model, asked))
+        return replace(self, exports=tuple(moved))
 
     def make(
         self,

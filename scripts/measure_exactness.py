@@ -3,12 +3,15 @@ pairs, built for kernels of our own.
 
     python scripts/measure_exactness.py mt_bench.jsonl humaneval.jsonl
     python scripts/measure_exactness.py mt_bench.jsonl --format int4-128 --method eagle3
+    python scripts/measure_exactness.py mt_bench.jsonl --gguf Q4_K.gguf --method eagle3
 
 The files have a prompt a line: the first of `turns`, or `prompt`. Each is answered greedily and
 sampled (temperature 1 over the whole vocabulary, and 0.8 with top-k and top-p): plainly, then with
 each draft plan alone, in chunks of a prompt, behind the KV rows that an earlier answer left, and in
 batches of 8 with plans that differ from request to request. An answer differs where a token, a
-piece of text, the reason of its end, or a bit of a log-probability does. Prints a JSON object.
+piece of text, the reason of its end, or a bit of a log-probability does. With --gguf the base's
+weights are those of GGUF files (scripts/gguf_types.py); of files of numbers the engine is float32,
+whose log-probabilities are not compared. Prints a JSON object.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
-from demo_pairs import PAIRS
+from demo_pairs import PAIRS, Pair
 
 import edgespec
 from edgespec.backends.ort.native.library import kernels
@@ -51,6 +54,7 @@ SAMPLINGS = {
     "temperature 1": SamplingParams(temperature=1.0, top_k=0, top_p=1.0),
     "temperature 0.8": SamplingParams(temperature=0.8, top_k=50, top_p=0.95),
 }
+AS_STORED = WeightFormat(kernels=NATIVE)
 BATCH = 8
 CHUNK = 7  # tokens of a prompt that a call reads, instead of 256
 NUM_LOGPROBS = 5  # their normalization depends on every bit of the logits
@@ -82,10 +86,10 @@ class Run:
     jobs: Sequence[Job]
     answers: Sequence[Response]
 
-    def row(self) -> dict[str, Any]:
+    def row(self, *, bits: bool) -> dict[str, Any]:
         """What is printed of it."""
         pairs = zip(self.jobs, self.answers, strict=True)
-        differing = [d for job, answer in pairs if (d := difference(job.plain, answer))]
+        differing = [d for job, answer in pairs if (d := difference(job.plain, answer, bits=bits))]
         pool = Pooled([answer.metrics for answer in self.answers])
         return {
             "run": self.name,
@@ -98,7 +102,7 @@ class Run:
         }
 
 
-def difference(plain: Response, answer: Response) -> str | None:
+def difference(plain: Response, answer: Response, *, bits: bool) -> str | None:
     """In what an answer differs from the plain one; None where in nothing. The text of a rest of an
     answer is not compared, as it begins within a word."""
     if answer.token_ids != plain.token_ids:
@@ -111,8 +115,8 @@ def difference(plain: Response, answer: Response) -> str | None:
         return "text"
     assert len(plain.logprobs) == len(plain.token_ids)
     both_probs = zip(plain.logprobs, answer.logprobs, strict=True)
-    bits = next((i for i, (a, b) in enumerate(both_probs) if a != b), None)
-    return None if bits is None else f"log-probabilities of token {bits}"
+    other = next((i for i, (a, b) in enumerate(both_probs) if a != b), None)
+    return None if other is None or not bits else f"log-probabilities of token {other}"
 
 
 def read_prompts(paths: Sequence[Path]) -> list[str]:
@@ -202,7 +206,7 @@ def measured(
         jobs = plain_jobs(plain, prompts, length)
     for make, options in ((runs, {"prefix_cache_bytes": 0}), (reusing_runs, {})):
         for run in opened(make, **options):
-            yield about | run.row()
+            yield about | run.row(bits=about["bitwise"])
 
 
 def limit_threads(count: int) -> None:
@@ -227,13 +231,25 @@ def totals(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     return found
 
 
+def asked(
+    pair: Pair, formats: Sequence[str], files: Sequence[Path] | None
+) -> Iterator[tuple[str, Pair, WeightFormat]]:
+    """What is built of a pair, by a name."""
+    if files is None:
+        yield from ((name, pair, FORMATS[name]) for name in formats)
+    else:
+        yield from ((file.stem, pair.on(file.resolve()), AS_STORED) for file in files)
+
+
 def main() -> None:
     """Measures, and prints the rows and the totals; exits with 1 where anything differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("prompts", type=Path, nargs="+", help="JSONL files")
-    parser.add_argument("--format", choices=FORMATS, action="append", help="default: all")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--format", choices=FORMATS, action="append", help="default: all")
+    chosen.add_argument("--gguf", type=Path, nargs="+", help="files with other weights of the base")
     parser.add_argument("--method", choices=PAIRS, action="append", help="default: all there are")
     parser.add_argument("--num-prompts", type=int, default=48, help="of all files, evenly taken")
     parser.add_argument("--length", type=int, default=96, help="tokens of an answer at most")
@@ -250,8 +266,9 @@ def main() -> None:
             pair = PAIRS[method]
             if (missing := pair.missing()) is not None:
                 parser.error(f"{missing} is not there: train it first")
-            for name in args.format or FORMATS:
-                engines = pair.make(Path(work, method), BATCH, name, FORMATS[name])
+            for name, of, options in asked(pair, args.format or FORMATS, args.gguf):
+                room = Path(work, method) if of is pair else Path(work, method, name)
+                engines = of.make(room, BATCH, f"{name}-engines", options)
                 for row in measured(engines, pair.drafter, texts, args.length, pair.plans):
                     row = {"method": method, "format": name, **row}
                     rows.append(row)

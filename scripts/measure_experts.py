@@ -1,9 +1,11 @@
 """Measures one layer of experts of Qwen3-30B-A3B's shape, by rows and by the experts that they touch.
 
     python scripts/measure_experts.py [--bits 4] [--block 128] [--rows 1 4 8 16 60] [--alone]
+    python scripts/measure_experts.py --mix q4_k_m
 
 Our own kernel, ONNX Runtime's QMoE (whose rounding of rows is another), and every expert for every
-row by MatMulNBits, which is what an engine built with `--kernels onnxruntime` does. One process,
+row by MatMulNBits, which is what an engine built with `--kernels onnxruntime` does. Of weights as
+published files mix them: our own kernel, and every expert for every row by LowBitMatMul. One process,
 one thread, processor time, alternating; the least and the median of several runs, each of other
 rows with other experts, so that no expert is still in a cache. Rows choose their experts by
 themselves (`--same`: all the same ones). About 1.4 GB of memory and of disk.
@@ -15,9 +17,11 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -25,6 +29,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edgespec.backends.ort.experts import PARTS, ExpertsLayout, Part
+from edgespec.backends.ort.low_bit_matmul import IN_BLOCKS, attributes
 from edgespec.backends.ort.native.layout import WeightLayout
 from edgespec.backends.ort.native.library import DOMAIN, kernels
 from edgespec.quantization.quantized_weight import QuantizedWeight
@@ -85,28 +90,57 @@ class Model:
         return ort.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
 
 
+# Forms of gate and up, and of down
+MIXES = {
+    "q4_k_m": (WeightLayout(4, 32, 1, 1, "super_min", 8), WeightLayout(6, 16, 1, 1, "super", 16)),
+    "nvfp4": (WeightLayout(4, 16, 1, 1, "float16", 1, "fp4"),) * 2,
+}
+
+
 class Weights:
     """Random experts, one at a time."""
 
-    def __init__(self, bits: int, block: int) -> None:
-        self.bits, self.block = bits, block
-        up = WeightLayout(4 if bits == 4 else 8, block, HIDDEN, INNER)
-        self.layout = ExpertsLayout(EXPERTS, up, WeightLayout(up.bits, block, INNER, HIDDEN))
+    def __init__(self, forms: tuple[WeightLayout, WeightLayout]) -> None:
+        up = replace(forms[0], in_features=HIDDEN, out_features=INNER)
+        down = replace(forms[1], in_features=INNER, out_features=HIDDEN)
+        self.bits, self.block = up.bits, up.block
+        scales = np.random.default_rng(0).uniform(0.5, 1.5, EXPERTS * len(PARTS))
+        own = tuple(scales.astype(np.float32).tolist()) if up.codebook else (1.0,)
+        self.layout = ExpertsLayout(EXPERTS, up, down, own)
 
     def of(self, expert: int, part: str) -> tuple[Values, Scales]:
         """Values [out, in] and scales [out, blocks]."""
         layout = self.layout.down if part == "down" else self.layout.up
         random = np.random.default_rng([expert, len(part)])
-        shape, half = (layout.out_features, layout.in_features), layout.middle
-        values = random.integers(-half, half, shape, np.int8)
+        shape, half = (layout.out_features, layout.in_features), 1 << layout.bits - 1
+        low = 0 if layout.has_minimums else -half
+        values = random.integers(low, low + 2 * half, shape, np.int8)
         scales = random.uniform(0.5, 1.5, (shape[0], layout.num_blocks)) / (half * shape[1] ** 0.5)
         return values, scales.astype(np.float32)
 
     def quantized(self, expert: int, part: Part) -> QuantizedWeight:
         """A weight as it is packed."""
-        block = self.layout.layout(part).block
-        scheme = SCHEMES[f"int{self.bits}_wo"]
-        return QuantizedWeight("weight", scheme, *self.of(expert, part), (1, block))
+        layout = self.layout.layout(part, expert)
+        scheme = SCHEMES[f"int{4 if layout.bits == 4 else 8}_wo"]
+        values, scales = self.of(expert, part)
+        weight = QuantizedWeight("weight", scheme, values, scales, (1, layout.block))
+        if layout.scales == "float32":
+            return weight
+        random, width = np.random.default_rng([expert, len(part)]), layout.in_features
+        if layout.codebook:
+            codes = values.view(np.uint8) & np.uint8(0xF)
+            weight = replace(weight, values=codes.view(ml_dtypes.float4_e2m1fn))
+            halves = (scales * 20).astype(np.float16)
+            return replace(weight, scales=halves, global_scale=2 * layout.global_scale)
+        shape = len(values), layout.num_super_blocks
+        factors = np.full(shape, 0.02 / (1 << layout.bits) / width**0.5, np.float16)
+        low, size = (0 if layout.has_minimums else -100), scales.shape
+        parts = random.integers(low, 64, size).astype(np.uint8 if low == 0 else np.int8)
+        more: dict[str, Any] = {"super_block": layout.super_block, "super_scales": factors}
+        if layout.has_minimums:
+            values = values.astype(np.uint8)
+            more |= {"minimums": parts[:, ::-1], "super_minimums": factors * np.float16(8)}
+        return replace(weight, values=values, scales=parts, **more)
 
     def unsigned(self, values: Values) -> NDArray[np.uint8]:
         """Values as ONNX Runtime's operators have them, two of 4 bits in a byte."""
@@ -121,16 +155,49 @@ def own(weights: Weights, path: Path, threads: int) -> ort.InferenceSession:
     for e in range(EXPERTS):
         for part in PARTS:
             start, distance = layout.place(e, part)
-            for i, panel in enumerate(layout.layout(part).pack(weights.quantized(e, part))):
+            for i, panel in enumerate(layout.layout(part, e).pack(weights.quantized(e, part))):
                 at = start + i * distance
                 packed[at : at + panel.size] = panel.reshape(-1)
     name = model.weight("experts", packed.reshape(layout.shape))
     del packed
-    sizes = {"experts": EXPERTS, "hidden": HIDDEN, "inner": INNER, "activation": 0}
-    more = {**sizes, **layout.up.attributes, "normalized": 1}
+    more = {**layout.attributes, "activation": 0, "normalized": 1}
     model.node("Experts", ["x", "ids", "weights", name], ["y"], DOMAIN, **more)
     given = {"x": ("float32", HIDDEN), "ids": ("int64", CHOSEN), "weights": ("float32", CHOSEN)}
     return model.session(given, threads)
+
+
+def every(weights: Weights, path: Path, threads: int) -> ort.InferenceSession:
+    """Every expert for every row, by LowBitMatMul."""
+    layout, model = weights.layout, Model(path)
+    for e in range(EXPERTS):
+        layouts = {part: layout.layout(part, e) for part in PARTS}
+        names = {
+            part: model.weight(f"{part}w{e}", layouts[part].pack(weights.quantized(e, part)))
+            for part in PARTS
+        }
+        both = attributes([layouts["gate"], layouts["up"]], IN_BLOCKS)
+        outputs = [f"gate{e}", f"up{e}"]
+        model.node("LowBitMatMul", ["x", names["gate"], names["up"]], outputs, DOMAIN, **both)
+        gated(model, e)
+        more = attributes([layouts["down"]], IN_BLOCKS)
+        model.node("LowBitMatMul", [f"inner{e}", names["down"]], [f"out{e}"], DOMAIN, **more)
+        shared(model, e)
+    model.node("Sum", [f"scaled{e}" for e in range(EXPERTS)], ["y"])
+    return model.session({"x": ("float32", HIDDEN), "shares": ("float32", EXPERTS)}, threads)
+
+
+def gated(model: Model, e: int) -> None:
+    """What down multiplies, of what gate and up give."""
+    model.node("Sigmoid", [f"gate{e}"], [f"s{e}"])
+    model.node("Mul", [f"gate{e}", f"s{e}"], [f"silu{e}"])
+    model.node("Mul", [f"silu{e}", f"up{e}"], [f"inner{e}"])
+
+
+def shared(model: Model, e: int) -> None:
+    """What an expert adds to each row."""
+    index = model.constant(f"i{e}", e)
+    model.node("Gather", ["shares", index], [f"share{e}"], axis=-1)
+    model.node("Mul", [f"out{e}", f"share{e}"], [f"scaled{e}"])
 
 
 def dense(weights: Weights, path: Path, threads: int) -> ort.InferenceSession:
@@ -146,17 +213,13 @@ def dense(weights: Weights, path: Path, threads: int) -> ort.InferenceSession:
         down, down_scales = weights.of(e, "down")
         packed = weights.unsigned(down).reshape(HIDDEN, *blocks)
         others = [model.weight(f"d{e}", packed), model.weight(f"ds{e}", down_scales.reshape(-1))]
-        index = model.constant(f"i{e}", e)
         wide = {"K": HIDDEN, "N": 2 * INNER, **form}
         model.node("MatMulNBits", ["x", *names], [f"both{e}"], MICROSOFT, **wide)
         model.node("Split", [f"both{e}"], [f"gate{e}", f"up{e}"], axis=-1, num_outputs=2)
-        model.node("Sigmoid", [f"gate{e}"], [f"s{e}"])
-        model.node("Mul", [f"gate{e}", f"s{e}"], [f"silu{e}"])
-        model.node("Mul", [f"silu{e}", f"up{e}"], [f"inner{e}"])
+        gated(model, e)
         narrow = {"K": INNER, "N": HIDDEN, **form}
         model.node("MatMulNBits", [f"inner{e}", *others], [f"out{e}"], MICROSOFT, **narrow)
-        model.node("Gather", ["shares", index], [f"share{e}"], axis=-1)
-        model.node("Mul", [f"out{e}", f"share{e}"], [f"scaled{e}"])
+        shared(model, e)
     model.node("Sum", [f"scaled{e}" for e in range(EXPERTS)], ["y"])
     return model.session({"x": ("float32", HIDDEN), "shares": ("float32", EXPERTS)}, threads)
 
@@ -229,6 +292,7 @@ def main() -> None:
     )
     parser.add_argument("--bits", type=int, default=4, choices=(4, 8))
     parser.add_argument("--block", type=int, default=128)
+    parser.add_argument("--mix", choices=MIXES, help="instead: as published files mix weights")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 60])
     parser.add_argument("--runs", type=int, default=12)
     parser.add_argument("--threads", type=int, default=1, help="with more than one, wall time")
@@ -239,10 +303,14 @@ def main() -> None:
     if args.level:
         kernels().use_level(args.level)
     clock = time.thread_time_ns if args.threads == 1 else time.perf_counter_ns
-    weights = Weights(args.bits, args.block)
-    forms = {"own": own} if args.alone else {"own": own, "QMoE": qmoe, "dense": dense}
+    plain = WeightLayout(4 if args.bits == 4 else 8, args.block, 1, 1)
+    weights = Weights(MIXES.get(args.mix, (plain, plain)))
+    forms = {"own": own, "every": every} if args.mix else {"own": own, "QMoE": qmoe, "dense": dense}
+    if args.alone:
+        forms = {"own": own}
     one_mb = weights.layout.expert_bytes / 1e6
-    print(f"{kernels().level}, {args.bits} bits, blocks of {args.block}: {one_mb:.2f} MB an expert")
+    about = args.mix or f"{args.bits} bits, blocks of {args.block}"
+    print(f"{kernels().level}, {about}: {one_mb:.2f} MB an expert")
     with tempfile.TemporaryDirectory() as directory:
         sessions = {
             name: make(weights, Path(directory) / f"{name}.onnx", args.threads)

@@ -10,6 +10,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
@@ -31,15 +32,18 @@ Tensors = dict[str, NDArray[Any]]
 def write(
     hf: Path,
     path: Path,
-    kind: str = "F32",
+    kind: str | Callable[[str], str] = "F32",
     more: Mapping[str, Any] | None = None,
     extra: Mapping[str, NDArray[np.float32]] | None = None,
     *,
     mtp: bool = False,
+    encode: Callable[[NDArray[Any], Type], tuple[NDArray[Any], Type]] | None = None,
     **split: Any,
 ) -> Tensors:
-    """Writes a checkpoint's matrices in a type, all else in float32; `more` are further keys behind
-    the architecture's name, and `extra` tensors. Returns what is in the file, by names of GGUF."""
+    """Writes a checkpoint's matrices in a type, or each in that of its name, all else in float32;
+    `more` are further keys behind the architecture's name, and `extra` tensors; `encode` makes
+    blocks of a matrix, and may choose another type. Returns what is in the file, by names of
+    GGUF."""
     config = json.loads((hf / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(str(path), architecture, **split)
@@ -59,19 +63,38 @@ def write(
         config = config | {"num_hidden_layers": layers + 1}
     tensors = converted(stored, config, architecture) | dict(extra or {})
     for name, array in tensors.items():
-        if array.ndim < 2 or array.shape[-1] % 32 or kind == "F32" or "conv1d" in name:
+        own = kind if isinstance(kind, str) else kind(name)
+        if array.ndim < 2 or array.shape[-1] % 32 or own == "F32" or "conv1d" in name:
             writer.add_tensor(name, array)
-        elif kind == "F16":
+        elif own == "F16":
             writer.add_tensor(name, array.astype(np.float16))
         else:
-            blocks = quantize(array, Type[kind])
-            tensors[name] = dequantize(blocks, Type[kind])
-            writer.add_tensor(name, blocks, raw_dtype=Type[kind])
+            wanted = Type[own]
+            blocks, made = encode(array, wanted) if encode else (encoded(array, wanted), wanted)
+            tensors[name] = dequantize(blocks, made)
+            writer.add_tensor(name, blocks, raw_dtype=made)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return tensors
+
+
+# Of types that gguf-py does not quantize to: where their factors stand in a block, and which make
+# random values about as large as a toy's
+FACTORS = {Type.Q4_K: (0, (2e-4, 1.6e-3)), Type.Q6_K: (208, (4e-5,))}
+
+
+def encoded(array: NDArray[Any], kind: Type) -> NDArray[np.uint8]:
+    """The blocks of an array [..., in]; random ones of types that gguf-py does not quantize to."""
+    if kind not in FACTORS:
+        return np.asarray(quantize(array, kind))
+    (block, size), (start, factors) = GGML_QUANT_SIZES[kind], FACTORS[kind]
+    random = np.random.default_rng(array.size)
+    blocks = random.integers(0, 256, (array.size // block, size), np.uint8)
+    halves = np.array(factors, np.float16).view(np.uint8)
+    blocks[:, start : start + len(halves)] = halves
+    return blocks.reshape(*array.shape[:-1], -1)
 
 
 _HEAD = {
@@ -195,8 +218,11 @@ def add_tokenizer(writer: gguf.GGUFWriter, hf: Path, config: dict[str, Any]) -> 
     writer.add_token_types([3 if i in special else 1 for i in sorted(vocab.values())])
     merges = tokenizer["model"]["merges"]
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    texts = json.loads((hf / "tokenizer_config.json").read_text())
-    writer.add_chat_template(texts["chat_template"])
+    beside, texts = (
+        hf / "chat_template.jinja",
+        json.loads((hf / "tokenizer_config.json").read_text()),
+    )
+    writer.add_chat_template(beside.read_text() if beside.is_file() else texts["chat_template"])
     ends = config["eos_token_id"]
     writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
 

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
@@ -189,6 +190,32 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def keep(directory: Path, owner: object) -> None:
+    """Has `remove_unused` leave a directory alone as long as its owner is there. Raises OSError."""
+    handle = os.open(directory, os.O_RDONLY)
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_SH)
+    weakref.finalize(owner, os.close, handle)
+
+
+def remove_unused(directory: Path) -> bool:
+    """Removes a directory, so that half of it is never found; returns False where a process uses
+    it. Where the file system has no locks, it is removed. Raises OSError."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        away = directory.with_name(temporary_name(directory.name))
+        directory.replace(away)
+        remove_whole(away)
+    finally:
+        os.close(handle)
+    return True
 
 
 def hold(handle: int) -> None:

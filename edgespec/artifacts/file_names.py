@@ -6,6 +6,7 @@ MANIFEST = "manifest.json"
 MODEL = "model.onnx"
 MODEL_DATA = "model.onnx.data"
 CONFIG = "config.json"
+GGUF_NOTE = "gguf.json"  # which file a directory stands for
 EMBEDDING = "embedding.safetensors"
 D2T = "d2t.safetensors"
 HEADS = "draft_heads.safetensors"

@@ -10,10 +10,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
+from edgespec.backends.call import Floats
 from edgespec.backends.engine_config import EngineFields
 
 LARGEST = 2.0**63  # of a figure
 MAX_INCREASE = 0.05  # of the perplexity; from here on the user is warned
+# Nats a token; from here on the user is warned too. Of text that a model predicts badly anyway the
+# perplexity hardly rises. Measured: GPTQ 0.02 to 0.03, int4 without a text 0.04 to 0.07; int4/32 of
+# a model that talks nonsense with it 0.44.
+MAX_KL = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +81,19 @@ class Divergence:
 
     def warnings(self, scheme: str, better: str | None) -> Iterator[str]:
         """What is said of a loss that a user would notice; `better` is the next better format."""
+        remedy = "" if better is None else f": {better} is closer to the model"
         # a NaN is not within any bound
         if not self.increase < MAX_INCREASE:
-            remedy = "" if better is None else f": {better} is closer to the model"
             yield f"{scheme} raises the perplexity by {100 * self.increase:.0f} %{remedy}"
+        elif not self.kl < MAX_KL:
+            yield (
+                f"{scheme} moves the model's predictions by {self.kl:.2g} nats a token, which the"
+                f" perplexity of this text hides{remedy}"
+            )
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """The log-probabilities [N, V] of logits."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    sums = np.exp(shifted).sum(-1, dtype=np.float64, keepdims=True)
+    return np.asarray(shifted - np.log(sums).astype(np.float32), np.float32)

@@ -31,7 +31,7 @@ def named_as_ours(checkpoint: Checkpoint, config: BlockDraftConfig) -> Checkpoin
         for name, rows in _parts(checkpoint, config, stored):
             if name in sources:
                 raise CheckpointError(
-                    f"{checkpoint.path} has {name!r} twice: {sources[name].name} and {stored}."
+                    f"{checkpoint.place} has {name!r} twice: {sources[name].name} and {stored}."
                 )
             sources[name] = rows
     return checkpoint.renamed(sources)
@@ -66,7 +66,7 @@ def _parts(
         return
     if is_quantized(checkpoint, stored.rpartition(".")[0]):
         raise UnsupportedModel(
-            f"{checkpoint.path}: {module} is fused and quantized; this version reads fused Linears"
+            f"{checkpoint.place}: {module} is fused and quantized; this version reads fused Linears"
             " in float only.",
             "Give the draft as it was before quantizing, and quantize it with edgespec quantize"
             " draft.",

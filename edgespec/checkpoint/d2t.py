@@ -32,7 +32,7 @@ def read_d2t(checkpoint: Checkpoint, config: DraftConfig) -> NDArray[np.int64] |
         return None
     if used is None:
         raise CheckpointError(
-            f"{checkpoint.path} has {config.draft_vocab_size} draft tokens of {config.vocab_size}"
+            f"{checkpoint.place} has {config.draft_vocab_size} draft tokens of {config.vocab_size}"
             " and neither d2t nor t2d, which hold their ids.",
             "Download the draft again, or add the d2t table that it was trained with.",
         )
@@ -61,7 +61,7 @@ def _check_map(
 ) -> None:
     if info.shape != shape or info.dtype not in dtypes:
         raise CheckpointError(
-            f"{info.name} of {checkpoint.path} is {info.dtype} {list(info.shape)}; "
+            f"{info.name} of {checkpoint.place} is {info.dtype} {list(info.shape)}; "
             f"expected {dtypes[0]} {list(shape)} by its config.json."
         )
 
@@ -83,8 +83,9 @@ def _target_ids(
         wrong_offset = wrong_offset or "its format has ids"
     if wrong_offset is None and wrong_absolute is None and not np.array_equal(offset, absolute):
         raise CheckpointError(
-            f"d2t of {checkpoint.path} can be read as offsets and as ids: as offsets, draft token 0"
-            f" is {offset[0]} and the last {offset[-1]}; as ids, {absolute[0]} and {absolute[-1]}.",
+            f"d2t of {checkpoint.place} can be read as offsets and as ids: as offsets, draft token"
+            f" 0 is {offset[0]} and the last {offset[-1]}; as ids, {absolute[0]} and"
+            f" {absolute[-1]}.",
             "Add the t2d tensor, which decides between the two, or write d2t as offsets of a sorted"
             " vocabulary.",
         )
@@ -93,7 +94,7 @@ def _target_ids(
     if wrong_absolute is None:
         return absolute
     raise CheckpointError(
-        f"d2t of {checkpoint.path} is broken. Read as offsets: {wrong_offset}. Read as ids:"
+        f"d2t of {checkpoint.place} is broken. Read as offsets: {wrong_offset}. Read as ids:"
         f" {wrong_absolute}.",
         "Download the draft again; its config.json must declare the vocab_size of the base it was"
         " trained for.",
@@ -119,6 +120,6 @@ def _fault(ids: NDArray[np.int64], used: NDArray[np.bool_] | None, vocab_size: i
 def _check_t2d_count(used: NDArray[np.bool_], config: DraftConfig, checkpoint: Checkpoint) -> None:
     if int(used.sum()) != config.draft_vocab_size:
         raise CheckpointError(
-            f"t2d of {checkpoint.path} marks {int(used.sum())} tokens; its config.json declares a"
+            f"t2d of {checkpoint.place} marks {int(used.sum())} tokens; its config.json declares a"
             f" draft_vocab_size of {config.draft_vocab_size}."
         )

@@ -43,7 +43,7 @@ def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig:
     if draft_format is None:
         _refuse(checkpoint, OTHERS)
         return _base(checkpoint)
-    source = str(checkpoint.path / "config.json")
+    source = checkpoint.config_source
     shapes = logical_shapes(checkpoint, read_quantization(checkpoint))
     return draft_format.parse(checkpoint.config, shapes, source)
 
@@ -57,7 +57,7 @@ def draft_beside(checkpoint: Checkpoint, model: ModelConfig, method: str) -> Dra
     if not any(name.removeprefix("model.").startswith(row.tensors_in_base) for name in names):
         return None
     source, shapes = (
-        str(checkpoint.path / "config.json"),
+        checkpoint.config_source,
         logical_shapes(checkpoint, read_quantization(checkpoint)),
     )
     return row.format.parse(checkpoint.config | {"vocab_size": model.vocab_size}, shapes, source)
@@ -71,9 +71,7 @@ def _draft_format(checkpoint: Checkpoint) -> DraftFormat | None:
         return by_config
     if (kind := config.get("speculators_model_type")) is not None:
         why = SPECULATORS.get(kind, "") if isinstance(kind, str) else ""
-        message = (
-            f"{checkpoint.path / 'config.json'}: a speculators draft of the type {kind!r}{why}."
-        )
+        message = f"{checkpoint.config_source}: a speculators draft of the type {kind!r}{why}."
         raise UnsupportedModel(message, _supported())
     tensors = (f for f in _formats() if f.matches_tensors(config, lambda: bare_shapes(checkpoint)))
     return next(tensors, None)
@@ -86,7 +84,7 @@ def _formats() -> Iterator[DraftFormat]:
 def _refuse(checkpoint: Checkpoint, kinds: Iterable[Unsupported]) -> None:
     for kind in kinds:
         if kind.matches(checkpoint.config, checkpoint):
-            message = f"{checkpoint.path} is {kind.name}, which this version does not do."
+            message = f"{checkpoint.place} is {kind.name}, which this version does not do."
             raise UnsupportedModel(message, _supported())
 
 
@@ -98,7 +96,7 @@ def _supported() -> str:
 
 def _base(checkpoint: Checkpoint) -> ModelConfig:
     read_quantization(checkpoint)
-    model = parse_model_config(checkpoint.config, str(checkpoint.path / "config.json"))
+    model = parse_model_config(checkpoint.config, checkpoint.config_source)
     # ModelOpt leaves the flag of the source as it was
     if model.tied_head and is_quantized(checkpoint, "lm_head"):
         model = replace(model, tied_head=False)
@@ -156,8 +154,8 @@ def check_tensors(
     ]
     if lines:
         raise CheckpointError(
-            f"the tensors of {checkpoint.path} are not those of its config.json."
-            f" {'; '.join(lines)}.",
+            f"the tensors of {checkpoint.place} are not those that {checkpoint.config_source}"
+            f" declares. {'; '.join(lines)}.",
             "Check that config.json and weights belong together, or download the checkpoint again.",
         )
 
@@ -182,7 +180,7 @@ def _quantized_linears(
     if quantization.groups and not quantized and not _has_quantized(checkpoint):
         raise CheckpointError(
             f"{quantization.source} says that the weights are quantized ({quantization.layout});"
-            f" none of {checkpoint.path} is.",
+            f" none of {checkpoint.place} is.",
             "Download settings and weights again, or give the original checkpoint.",
         )
     return {

@@ -49,7 +49,7 @@ def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkp
     """
     path = Path(source)
     if gguf.is_gguf(path):
-        return Checkpoint(gguf.directory_of(path))
+        return _of_gguf(path)
     if (wrong := not_a_checkpoint(path)) is not None:
         raise wrong
     if path.is_dir():
@@ -59,8 +59,13 @@ def open_checkpoint(source: str | Path, *, allow_pickle: bool = False) -> Checkp
             f"{path} is a file, not a checkpoint directory.", f"Pass {path.parent} instead."
         )
     found = download(str(source), allow_pickle=allow_pickle)
-    directory = gguf.directory_of(found) if gguf.is_gguf(found) else found
-    return Checkpoint(directory, allow_pickle=allow_pickle)
+    return _of_gguf(found) if gguf.is_gguf(found) else Checkpoint(found, allow_pickle=allow_pickle)
+
+
+def _of_gguf(path: Path) -> Checkpoint:
+    checkpoint = Checkpoint(gguf.directory_of(path))
+    gguf.keep(checkpoint.path, checkpoint)
+    return checkpoint
 
 
 class Checkpoint:
@@ -79,6 +84,16 @@ class Checkpoint:
         )
         self._allow_pickle = allow_pickle
         self._identity: str | None = None
+
+    @cached_property
+    def place(self) -> Path:
+        """Where a user has it: the directory, or the GGUF file that the directory stands for."""
+        return gguf.file_of(self.path) or self.path
+
+    @property
+    def config_source(self) -> str:
+        """What its configuration is called in messages."""
+        return str(self.path / "config.json" if self.place == self.path else self.place)
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:

@@ -87,6 +87,6 @@ def refuse_not_finite(checkpoint: Checkpoint, advance: Callable[[int], None]) ->
         advance(info.num_bytes)
     if bad:
         raise CheckpointError(
-            f"{checkpoint.path} has weights with NaN or Inf: {some_of(bad)}.",
+            f"{checkpoint.place} has weights with NaN or Inf: {some_of(bad)}.",
             "Download it again, or ask its authors: a model with such weights computes NaN.",
         )

@@ -38,14 +38,14 @@ def mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, tuple[int
         raise _no_head(checkpoint, stored)
     if not stored:
         raise UnsupportedModel(
-            f"{checkpoint.path}: config.json declares an MTP head (mtp_num_hidden_layers"
+            f"{checkpoint.place}: config.json declares an MTP head (mtp_num_hidden_layers"
             f" {config.mtp_layers}), but there are no mtp.* tensors.",
             "transformers leaves mtp.* out when it saves a model. Use the original download, or do"
             " without the head, which is without `mtp`.",
         )
     if config.mtp_layers > 1:
         raise UnsupportedModel(
-            f"{checkpoint.path}: an MTP head of {config.mtp_layers} layers; this version takes one"
+            f"{checkpoint.place}: an MTP head of {config.mtp_layers} layers; this version takes one"
             " layer, used again for every step.",
             _WITHOUT,
         )
@@ -74,12 +74,12 @@ def mtp_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _no_head(checkpoint: Checkpoint, stored: list[str]) -> UnsupportedModel:
     if stored:
         return UnsupportedModel(
-            f"{checkpoint.path} has {len(stored)} mtp.* tensors, but its config.json declares no"
+            f"{checkpoint.place} has {len(stored)} mtp.* tensors, but its config.json declares no"
             " MTP head.",
             "Use the config.json of the original download: mtp_num_hidden_layers was lost.",
         )
     return UnsupportedModel(
-        f"{checkpoint.path} has no MTP head: its config.json declares none.", _WITHOUT
+        f"{checkpoint.place} has no MTP head: its config.json declares none.", _WITHOUT
     )
 
 
@@ -89,7 +89,7 @@ def refuse_other_forms(checkpoint: Checkpoint) -> None:
     nextn = next((name for name in checkpoint.tensors if _NEXTN.match(name)), None)
     if nextn is not None or checkpoint.config.get("num_nextn_predict_layers"):
         raise UnsupportedModel(
-            f"{checkpoint.path}: an MTP head as DeepSeek and GLM name it "
+            f"{checkpoint.place}: an MTP head as DeepSeek and GLM name it "
             f"({nextn or 'num_nextn_predict_layers'}); this version knows Qwen3.5's form.",
             "It would need graphs of that family's layers (enorm, hnorm, eh_proj, shared_head)."
             " Take a Qwen3.5 base.",
@@ -102,7 +102,7 @@ def _refuse_own_embedding(checkpoint: Checkpoint, stored: list[str]) -> None:
     own = [name for name in stored if re.match(r"mtp\.(embed_tokens|lm_head)\.", name)]
     if own or any(place.get("mtp_use_dedicated_embeddings") for place in places):
         raise UnsupportedModel(
-            f"{checkpoint.path}: an MTP head with an embedding of its own"
+            f"{checkpoint.place}: an MTP head with an embedding of its own"
             f" ({own[0] if own else 'mtp_use_dedicated_embeddings'}); this version shares the"
             " base's.",
             _WITHOUT,
@@ -118,13 +118,13 @@ def _check_whole(
     unknown = [name for name in stored if name not in known]
     if unknown:
         raise UnsupportedModel(
-            f"{checkpoint.path}: the MTP head has parts that a dense one has not:"
+            f"{checkpoint.place}: the MTP head has parts that a dense one has not:"
             f" {some_of(unknown)}.",
             _WITHOUT,
         )
     if missing:
         raise CheckpointError(
-            f"{checkpoint.path}: the MTP head lacks {some_of(missing)}.",
+            f"{checkpoint.place}: the MTP head lacks {some_of(missing)}.",
             "Download the checkpoint again, all shards of it, or do without the head, which is"
             " without `mtp`.",
         )

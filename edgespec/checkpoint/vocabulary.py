@@ -102,7 +102,7 @@ def compared_tokenizers(base: Checkpoint, draft: Checkpoint) -> Differences | No
         if same_sentencepiece(base, draft):
             return None
         lacking = base if of_base is None else draft
-        message = f"{lacking.path} has no {file_names.TOKENIZER}: its tokens cannot be compared"
+        message = f"{lacking.place} has no {file_names.TOKENIZER}: its tokens cannot be compared"
         raise PairingError(
             message, f"Put the {file_names.TOKENIZER} of the model beside its weights."
         )

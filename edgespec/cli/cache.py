@@ -15,14 +15,16 @@ from edgespec.artifacts import atomic
 from edgespec.cli.flags import EdgeCommand, EdgeGroup, refuse
 from edgespec.cli.tables import columns, print_table
 from edgespec.cli.terminal import harmless, json_text, say
-from edgespec.pipeline.cache import Cache, Entry, size_text
+from edgespec.pipeline.cache import GGUF, GPTQ, Cache, Entry, size_text
 
+ROUNDED = "layers that a build by GPTQ has rounded, which the same build goes on from"
 UNFINISHED = "unfinished, of a run that was killed or is not over"
 
 
 @click.group("cache", cls=EdgeGroup)
 def command() -> None:
-    """List or remove the engines that edgespec run keeps.
+    """List or remove the engines that edgespec run keeps, the tokenizers and configurations of GGUF
+    files, and what builds by GPTQ that were stopped have rounded.
 
     They are in EDGESPEC_CACHE, XDG_CACHE_HOME/edgespec or ~/.cache/edgespec. Downloaded checkpoints
     are in the hub's own cache (hf cache).
@@ -106,7 +108,13 @@ def is_chosen(
         return True
     if older_than is not None:
         return entry.age_days(now_s) > older_than
+    if entry.kind == GPTQ:  # a build goes on from there
+        return False
+    from edgespec.checkpoint.gguf.source import is_outdated
     from edgespec.pipeline.prepare import is_of_no_use
+
+    if entry.kind == GGUF:
+        return is_outdated(entry.path)
 
     return is_of_no_use(cache, entry.key)
 
@@ -139,6 +147,8 @@ def title(entry: Entry) -> str:
     """The model and its draft."""
     if not entry.is_finished:
         return UNFINISHED
+    if entry.kind == GPTQ:
+        return ROUNDED
     target, draft = (short(entry.about.get(name)) for name in ("target", "draft"))
     return harmless(f"{target} with {draft}" if draft else target or "?")
 

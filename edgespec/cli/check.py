@@ -56,6 +56,12 @@ LEVEL_WIDTH, TOPIC_WIDTH = 9, 16
     " may be given repeatedly.",
 )
 @click.option(
+    "--against",
+    metavar="OTHER",
+    type=MODEL,
+    help="For --probe: another quantization of BASE, with which the draft is asked as well.",
+)
+@click.option(
     "--tensorrt",
     metavar="VERSION",
     help="Check instead whether TensorRT's parser takes the graph of BASE, an exported directory.",
@@ -70,6 +76,7 @@ def command(
     probe: bool,
     probe_text: Path | None,
     probe_images: tuple[Path, ...],
+    against: str | None,
     tensorrt: str | None,
     as_json: bool,
 ) -> int:
@@ -98,11 +105,12 @@ def command(
     edgespec check Qwen3-8B Qwen3-8B-DFlash-b16
     edgespec check Qwen3-8B Qwen3-0.6B
     edgespec check Qwen3.5-4B --probe
+    edgespec check Qwen3-8B qwen3-8b-eagle3 --probe --against Qwen3-8B-Q4_K_M.gguf
     edgespec check Qwen2.5-VL-7B-Instruct qwen2.5-vl-7b-eagle3 --probe --probe-image photo.jpg
     edgespec check out/llm --tensorrt 11.4
     """
     if tensorrt is not None:
-        others = draft, mtp, aux_layers, allow_pickle, probe, probe_text, *probe_images
+        others = draft, mtp, aux_layers, allow_pickle, probe, probe_text, against, *probe_images
         refuse({ONE_GRAPH: any(others)})
         from edgespec.cli.parser_rules import show
 
@@ -113,6 +121,7 @@ def command(
             "`aux_layers` belongs to a draft: give DRAFT as well.": aux_layers and not draft,
             "`probe_text` means nothing without --probe.": probe_text and not probe,
             "`probe_image` means nothing without --probe.": probe_images and not probe,
+            "`against` means nothing without --probe.": against and not probe,
         }
     )
     from edgespec.cli.progress import Bars
@@ -126,6 +135,7 @@ def command(
             allow_pickle=allow_pickle,
             probe_text=text_for(probe_text) if probe else None,
             probe_images=probe_images,
+            against=against,
             progress=bars,
         )
     if as_json:

@@ -85,10 +85,10 @@ def described(request: ExportRequest) -> list[str]:
         f"exported for {METHODS[request.method].title if request.method else 'plain decoding'}"
     ]
     if request.base is not None:
-        parts.append(f"base {request.base.checkpoint.path} ({request.base.config.architecture})")
+        parts.append(f"base {request.base.checkpoint.place} ({request.base.config.architecture})")
     if request.draft is not None:
         config = request.draft.config
-        parts.append(f"draft {request.draft.checkpoint.path} ({config.layout} layout)")
+        parts.append(f"draft {request.draft.checkpoint.place} ({config.layout} layout)")
     return parts
 
 

@@ -34,7 +34,7 @@ def draft(request: ExportRequest) -> Component:
     assert isinstance(config, DraftModelConfig)
     compared = compared_tokenizers(base.checkpoint, drafted.checkpoint)
     graph, model = open_graph(request), config.model
-    pair = replace(pair_config(request, None), base_name=base.checkpoint.path.name)
+    pair = replace(pair_config(request, None), base_name=base.checkpoint.place.name)
     spec = DraftModelSpec(max_position=model.max_position)
     embedding = graph.table.source(EMBEDDING)
     return Component(
@@ -45,7 +45,7 @@ def draft(request: ExportRequest) -> Component:
         ropes=graph.layers.ropes,
         embedding=embedding,
         tied_head=model.tied_head,
-        notes=tuple(notes(base.checkpoint.path.name, compared)),
+        notes=tuple(notes(base.checkpoint.place.name, compared)),
     )
 
 

@@ -22,7 +22,7 @@ def heads(request: ExportRequest) -> Heads:
     for name in config.head_shapes:
         if is_quantized(named, name.rpartition(".")[0]):
             message = (
-                f"{checkpoint.path}: {name} is quantized, and the heads are computed in float32"
+                f"{checkpoint.place}: {name} is quantized, and the heads are computed in float32"
             )
             raise UnsupportedModel(f"{message}.", "Give a draft whose heads are not quantized.")
         arrays[name] = named.read(name)

@@ -20,7 +20,7 @@ def draft(request: ExportRequest) -> Component:
     base = request.target()
     pair = PairConfig(
         base_identity=None,  # write_component knows it, once the weights are read
-        base_name=base.checkpoint.path.name,
+        base_name=base.checkpoint.place.name,
         aux_layer_ids=None,
         num_aux_layers=1,
         target_hidden_size=base.config.decoder.hidden_size,

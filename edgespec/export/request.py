@@ -61,7 +61,7 @@ class ExportRequest:
             origin = self.base.origin.identity
             other = None if self.writes_base else self.base.checkpoint.identity(progress)
         return ExportSource(
-            name=exported.checkpoint.path.name,
+            name=exported.checkpoint.place.name,
             identity=identity,
             texts=self.texts,
             base_identity=other,

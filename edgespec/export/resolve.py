@@ -76,7 +76,7 @@ def _refuse_beside_base(checkpoint: Checkpoint, options: ExportOptions) -> None:
         wanted = METHODS[options.base_for].export_param if options.base_for else None
         beside = f", and means nothing with `{wanted}`" if wanted else ""
         message = (
-            f"{checkpoint.path} is a base model; `base_model_dir` belongs to the export of a draft"
+            f"{checkpoint.place} is a base model; `base_model_dir` belongs to the export of a draft"
             f"{beside}"
         )
         remedy = (
@@ -111,7 +111,7 @@ def _named_draft(method: str, options: ExportOptions) -> ExportDraft:
     checkpoint = open_checkpoint(options.draft_dir, allow_pickle=options.allow_pickle)
     config = detect(checkpoint)
     if not isinstance(config, DraftConfig) or config.method != method:
-        message = f"{checkpoint.path} is not {METHODS[method].draft_title}"
+        message = f"{checkpoint.place} is not {METHODS[method].draft_title}"
         raise PairingError(message, "Give the directory of the draft; the base is MODEL.")
     return ExportDraft(checkpoint, config)
 
@@ -128,7 +128,7 @@ def _as_draft(
     assert method.of_model is not None
     if isinstance(config, DraftConfig):
         title = METHODS[config.method].draft_title
-        message = f"{checkpoint.path} is {title} by itself, and no whole model"
+        message = f"{checkpoint.place} is {title} by itself, and no whole model"
         raise PairingError(message, f"Leave `{method.draft_param}` out.")
     if options.base_model_dir is None:
         message = (
@@ -169,11 +169,11 @@ def _refuse_beside_draft(draft: ExportDraft, options: ExportOptions) -> None:
     method = METHODS[draft.config.method]
     if options.base_for is not None:
         flag = f"`{METHODS[options.base_for].export_param}`"
-        message = f"{draft.checkpoint.path} is {method.draft_title}; {flag} belongs to a base"
+        message = f"{draft.checkpoint.place} is {method.draft_title}; {flag} belongs to a base"
         raise UnsupportedModel(message, f"Leave {flag} out: a draft is detected automatically.")
     if options.aux_layers and not method.takes_aux_layers:
         layers = "names the layers it reads" if method.reads_base else "reads no layers of its base"
-        message = f"{draft.checkpoint.path} is {method.draft_title}, and {layers}"
+        message = f"{draft.checkpoint.place} is {method.draft_title}, and {layers}"
         raise UnsupportedModel(message, "Leave `aux_layers` out.")
 
 
@@ -204,7 +204,7 @@ def _base_of_draft(named: str, draft: ExportDraft, options: ExportOptions) -> Ex
     checkpoint = open_checkpoint(named, allow_pickle=options.allow_pickle)
     config = detect(checkpoint)
     if not isinstance(config, ModelConfig):
-        message = f"`base_model_dir` {checkpoint.path} is itself a draft"
+        message = f"`base_model_dir` {checkpoint.place} is itself a draft"
         raise PairingError(message, "Name the base model's directory.")
     _check_pair(checkpoint, config, draft.config, options)
     return ExportBase(checkpoint, config, origin_of(checkpoint))
@@ -215,7 +215,7 @@ def _check_pair(
 ) -> None:
     """Every mismatch of the two is an error."""
     sides = (
-        BaseSide.of_checkpoint(model, str(base.path)),
+        BaseSide.of_checkpoint(model, str(base.place)),
         DraftSide.of_checkpoint(draft, options.aux_layers),
     )
     for mismatch in mismatches(*sides):

@@ -120,7 +120,7 @@ def copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
         check_tokenizer(checkpoint.path / "tokenizer.json")
         return
     if not (directory / "tokenizer.model").is_file():
-        message = f"{checkpoint.path} has neither tokenizer.json nor tokenizer.model"
+        message = f"{checkpoint.place} has neither tokenizer.json nor tokenizer.model"
         raise CheckpointError(message, "Put the model's tokenizer files beside its weights.")
     from edgespec.export.tokenizer_model import convert
 

@@ -64,7 +64,7 @@ class Decoder:
         Raises UnsupportedModel for layers that no graph computes, CheckpointError where the tensors
         are not those of the configuration.
         """
-        check_buildable(config.decoder, str(checkpoint.path))
+        check_buildable(config.decoder, str(checkpoint.place))
         expected, quantization = expected_tensors(config), read_quantization(checkpoint)
         stored = stored_names(expected, checkpoint)
         there = {stored[name]: shape for name, shape in expected.items()}

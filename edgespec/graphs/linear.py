@@ -58,7 +58,7 @@ def float32_linear(
     """
     if table.packing(weight) is not None:
         raise UnsupportedModel(
-            f"{weight} of {table.checkpoint.path} is quantized, but it must keep its precision",
+            f"{weight} of {table.checkpoint.place} is quantized, but it must keep its precision",
             "Give the original checkpoint, or one in which this layer is not quantized.",
         )
     y = builder.op("MatMul", x, plain_weight(builder, table, weight, name), name=name)

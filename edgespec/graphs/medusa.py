@@ -168,7 +168,7 @@ class MedusaHeads:
 def heads_beside(checkpoint: Checkpoint) -> MedusaConfig:
     """The heads in a merged checkpoint. Raises CheckpointError for damaged ones."""
     shapes = logical_shapes(checkpoint, read_quantization(checkpoint))
-    return parse_medusa_config(checkpoint.config, shapes, str(checkpoint.path / "config.json"))
+    return parse_medusa_config(checkpoint.config, shapes, checkpoint.config_source)
 
 
 def in_base(checkpoint: Checkpoint, config: ModelConfig) -> bool:

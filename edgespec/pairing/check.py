@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgespec.checkpoint.detect import detect, draft_beside
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
@@ -29,6 +30,9 @@ from edgespec.pairing.row import Check
 from edgespec.pairing.table import PAIRINGS
 from edgespec.progress import Progress, Silent
 
+if TYPE_CHECKING:
+    from edgespec.pairing.against import Other
+
 
 def check(
     base: str,
@@ -38,11 +42,13 @@ def check(
     allow_pickle: bool = False,
     probe_text: str | None = None,
     probe_images: Sequence[Path] = (),
+    against: str | None = None,
     progress: Progress | None = None,
 ) -> PairReport:
     """Look at a base and a draft; without a draft, at the one in the base's own checkpoint.
 
-    With a `probe_text` what fits is also run on it and on `probe_images`. What is wrong stands in
+    With a `probe_text` what fits is also run on it and on `probe_images`; then once more with the
+    weights of `against`, another quantization of the base. What is wrong stands in
     the report. Raises CheckpointError only where a directory cannot be opened, and RequestError for
     a text that is too short and an image that cannot be read.
     """
@@ -56,9 +62,7 @@ def check(
         method = method_in_base(first, model)
     if model is None or method is None:
         return PairReport(method or "", tuple(results))
-    if second is None and (config := draft_beside(first, model, method)) is not None:
-        second = first
-    pair = Pair(method, first, model, second, config, aux_layers)
+    pair = _pair(method, first, model, second, config, aux_layers)
     checks, progress = PAIRINGS[method].checks, progress or Silent()
     progress.start("checks", len(checks))
     for topic, look in checks:
@@ -69,7 +73,41 @@ def check(
         report = replace(report, work=work_of(pair))
     if probe_text is None:
         return report
-    return _probed(pair, report, probe_text, probe_images, progress)
+    other = None
+    if against is not None:
+        source = open_checkpoint(against, allow_pickle=allow_pickle)
+        other, refused = _other(pair, source, against)
+        report = replace(report, results=(*report.results, *refused))
+    return _probed(pair, report, probe_text, probe_images, progress, other)
+
+
+def _pair(
+    method: str,
+    base: Checkpoint,
+    model: ModelConfig,
+    draft: Checkpoint | None,
+    config: DraftConfig | None,
+    aux_layers: tuple[int, ...] | None,
+) -> Pair:
+    """The pair; of a draft in the base's own checkpoint, by the configuration beside it."""
+    if draft is None and (config := draft_beside(base, model, method)) is not None:
+        draft = base
+    return Pair(method, base, model, draft, config, aux_layers)
+
+
+def _other(pair: Pair, source: Checkpoint, name: str) -> tuple[Other | None, list[CheckResult]]:
+    """The pair with the weights of another base, and why they are not those of the same model; a
+    draft in the base's own checkpoint is the one that stands there."""
+    from edgespec.pairing.against import Other, refusals
+
+    results: list[CheckResult] = []
+    model = _base(source, results)
+    if model is None:
+        return None, [replace(result, topic="against") for result in results]
+    inside = pair.draft is None or pair.draft is pair.base
+    draft, config = (None, None) if inside else (pair.draft, pair.config)
+    other = Other(name, _pair(pair.method, source, model, draft, config, pair.aux_layers))
+    return other, list(refusals(pair, other))
 
 
 def method_in_base(checkpoint: Checkpoint, model: ModelConfig | None) -> str:
@@ -85,20 +123,29 @@ def method_in_base(checkpoint: Checkpoint, model: ModelConfig | None) -> str:
 
 
 def _probed(
-    pair: Pair, report: PairReport, text: str, images: Sequence[Path], progress: Progress
+    pair: Pair,
+    report: PairReport,
+    text: str,
+    images: Sequence[Path],
+    progress: Progress,
+    other: Other | None,
 ) -> PairReport:
     """The report with a probe's result and shares; what does not fit is not run."""
+    from edgespec.pairing.against import compared_result
     from edgespec.pairing.probe import probe, probe_result
     from edgespec.pairing.probe_text import text_of
 
     if report.count("refused"):
         return report
     try:
-        probed = probe(pair, text_of(pair.base, pair.model, text, images), progress)
+        probed = probe(pair, text_of(pair.base, pair.model, text, images), progress, other)
     except (CheckpointError, PairingError, UnsupportedModel) as error:
         refused = CheckResult("refused", "probe", error.what, error.remedy)
         return replace(report, results=(*report.results, refused))
-    return replace(report, results=(*report.results, probe_result(probed, pair)), probe=probed)
+    results = [probe_result(probed, pair)]
+    if probed.against is not None:
+        results.append(compared_result(probed.against, probed.positions))
+    return replace(report, results=(*report.results, *results), probe=probed)
 
 
 def _base(checkpoint: Checkpoint, results: list[CheckResult]) -> ModelConfig | None:
@@ -110,7 +157,7 @@ def _base(checkpoint: Checkpoint, results: list[CheckResult]) -> ModelConfig | N
         results.append(CheckResult("ok", "base", message))
         return config
     if config is not None:
-        message = f"{checkpoint.path} is a draft, not a base"
+        message = f"{checkpoint.place} is a draft, not a base"
         results.append(
             CheckResult("refused", "base", message, "Give the base first, then the draft.")
         )

@@ -38,6 +38,22 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """How often a draft agrees with other weights of its base, at the positions of the probe.
+
+    `difference` of both shares, and how far chance may move it, up or down, at a `confidence`.
+    """
+
+    name: str
+    share: float
+    difference: float
+    margin: float
+    confidence: float
+    gained: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
 class Probed:
     """What a probe found; the first of `shares` is the reading that the checkpoints state.
 
@@ -52,6 +68,7 @@ class Probed:
     images: int = 0
     without_images: float | None = None
     unrelated: bool = False  # no reading agrees beyond chance: not made for this base
+    against: Compared | None = None
 
 
 @dataclass(frozen=True, slots=True)

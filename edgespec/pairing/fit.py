@@ -92,7 +92,7 @@ def made_for(pair: Pair) -> Iterator[CheckResult]:
 
 def _names_of(base: Checkpoint) -> set[str]:
     """What the base is called: by its directory, by the hub's cache, by its own config."""
-    path = base.path.resolve()
+    path = base.place.resolve()
     cached = [
         match[1] for part in path.parts if (match := re.fullmatch(r"models--(?:.+--)?(.+)", part))
     ]

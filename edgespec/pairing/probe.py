@@ -23,6 +23,7 @@ from edgespec.contract import image_widths
 from edgespec.errors import CheckpointError, counted
 from edgespec.export.stepwise import PassOutput, causal_feeds, run_stepwise
 from edgespec.graphs.decoder import Decoder
+from edgespec.pairing import against
 from edgespec.pairing.check_result import CheckResult, Probed, Share
 from edgespec.pairing.forcing import EmbeddingRows
 from edgespec.pairing.pair import Pair
@@ -60,9 +61,11 @@ class Asked:
         return [drafted == self.wanted for drafted in self.said]
 
 
-def probe(pair: Pair, text: ProbeText, progress: Progress) -> Probed:
+def probe(
+    pair: Pair, text: ProbeText, progress: Progress, other: against.Other | None = None
+) -> Probed:
     """The share of positions where the draft's first token is the base's next one, for each reading
-    of the hidden states.
+    of the hidden states, and for the first one with the weights of another base.
 
     Raises CheckpointError for weights or logits that are NaN or Inf; nothing is left on disk.
     """
@@ -70,7 +73,9 @@ def probe(pair: Pair, text: ProbeText, progress: Progress) -> Probed:
     readings = row.readings(pair)
     if row.image_rows and text.image_width == pair.drafted()[1].decoder.hidden_size:
         readings = *readings, replace(readings[0], name=WITH_IMAGE_ROWS, image_rows=True)
-    for checkpoint in filter(None, (pair.base, pair.draft)):
+    sources = [pair.base, pair.draft]
+    sources += [other.pair.base] if other else []
+    for checkpoint in filter(None, sources):
         progress.start("weights", sum(info.num_bytes for info in checkpoint.tensors.values()))
         refuse_not_finite(checkpoint, progress.advance)
     base = Decoder.open(pair.base, pair.model, emits_final=row.reads_final)
@@ -90,6 +95,11 @@ def probe(pair: Pair, text: ProbeText, progress: Progress) -> Probed:
     if text.images:
         (alone,) = ask(pair, base, text.without_images(), readings[:1], progress).agreed
         without = float(alone.mean())
+    against_other = None
+    if other is not None:
+        weights = Decoder.open(other.pair.base, other.pair.model, emits_final=row.reads_final)
+        (right,) = ask(other.pair, weights, text, readings[:1], progress).agreed
+        against_other = against.compared(other.name, right, agreed[0])
     return Probed(
         positions,
         tuple(shares),
@@ -97,6 +107,7 @@ def probe(pair: Pair, text: ProbeText, progress: Progress) -> Probed:
         images=len(text.images),
         without_images=without,
         unrelated=by_chance and is_below_usable(max(counts), positions),
+        against=against_other,
     )
 
 
@@ -117,7 +128,7 @@ def ask(
     (truth,) = run_stepwise(base, [feeds], aux_layers, done)
     if not truth.finite:
         raise CheckpointError(
-            f"the base computes NaN or Inf on the text, with finite weights: {pair.base.path}",
+            f"the base computes NaN or Inf on the text, with finite weights: {pair.base.place}",
             "Its scales are damaged, or its values overflow float32: download it again.",
         )
     asked = [draft.passes(hidden_states(reading, truth), reading) for reading in readings]

@@ -130,7 +130,7 @@ def text_of(
         return ProbeText(ids)
     vision, tokens = model.vision, model.image_tokens
     if vision is None or tokens is None or vision_prefix(base) is None:
-        message = f"{base.path} has no image encoder, and `probe_image` was given"
+        message = f"{base.place} has no image encoder, and `probe_image` was given"
         raise UnsupportedModel(message, "Leave it out, or give a vision-language model.")
     rows = [encoded(base, model, path) for path in images]
     marks = int((ids == tokens.image).sum())
@@ -187,5 +187,5 @@ def tokens_of(base: Checkpoint, text: str) -> Ids:
 
 def damaged_tokenizer(base: Checkpoint, why: str) -> CheckpointError:
     """The error for a tokenizer.json that cannot be used."""
-    message = f"tokenizer.json of {base.path} cannot be used: {why}"
+    message = f"tokenizer.json of {base.place} cannot be used: {why}"
     return CheckpointError(message, "Download it again.")

@@ -6,7 +6,9 @@ made of.
     ROOT/starts/KEY.json          the entry that a command led to, so that it need not be looked for
     ROOT/locks/KEY.lock           held shared while an entry is used, alone while it is made
 
-Beside them, in `digests`, is what `checkpoint.digests` keeps of weights that were read.
+Beside them are what `checkpoint.digests` keeps of weights that were read, and directories that
+whoever uses them holds a lock of: in `gguf` those that stand for GGUF files, in `gptq` the layers
+that a build has rounded which was stopped.
 
 Knows directories, keys, locks, ages and sizes. Knows nothing of what is in an entry.
 """
@@ -26,10 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.artifacts import atomic, json_files
+from edgespec.artifacts import atomic, file_names, json_files
 from edgespec.errors import BundleError, OutputError
 
 ENTRY, ENGINE, EXPORT = "entry.json", "engine", "export"
+ENGINES, GGUF, GPTQ = "engines", "gguf", "gptq"  # kinds of entries
 KEY_DIGITS = 32
 DAY_S = 24 * 3600.0
 ELSEWHERE = "EDGESPEC_CACHE names another directory; `edgespec cache prune` frees space."
@@ -55,6 +58,7 @@ class Entry:
     size_bytes: int
     used_s: float  # the last use, in seconds since the epoch
     about: Mapping[str, Any]
+    kind: str = ENGINES
 
     @property
     def is_finished(self) -> bool:
@@ -196,9 +200,10 @@ class Cache:
 
     def entries(self) -> list[Entry]:
         """All entries, and what unfinished runs left or are writing; the last used first."""
-        if not self.entries_dir.is_dir():
-            return []
-        entries = [look_at(path) for path in self.entries_dir.iterdir() if path.is_dir()]
+        entries = [look_at(path) for path in directories(self.entries_dir)]
+        entries += [
+            beside(path, kind) for kind in (GGUF, GPTQ) for path in directories(self.root / kind)
+        ]
         return sorted(
             (entry for entry in entries if entry), key=lambda entry: entry.used_s, reverse=True
         )
@@ -206,6 +211,9 @@ class Cache:
     def prune(self, entry: Entry) -> bool:
         """Removes an entry, or what a killed run left; False where a process uses or makes it.
         Raises OutputError."""
+        if entry.kind != ENGINES:
+            with self.writing():
+                return not atomic.is_held(entry.path) and atomic.remove_unused(entry.path)
         staging = STAGING.fullmatch(entry.path.name)
         if staging and atomic.is_held(entry.path):
             return False
@@ -236,6 +244,25 @@ class Cache:
 def size_text(size_bytes: int) -> str:
     """A size in MB or GB."""
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"
+
+
+def directories(parent: Path) -> list[Path]:
+    """Those in a directory, which may not be there."""
+    return [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+
+
+def beside(path: Path, kind: str) -> Entry | None:
+    """A directory that is kept beside the engines; None for one that just went. Of a GGUF file's
+    the name of the file is known."""
+    try:
+        files = [file.stat() for file in path.rglob("*") if file.is_file()]
+        used_s = max([path.stat().st_mtime, *(file.st_mtime for file in files)])
+        whole = not path.name.startswith(".")
+        note = json_files.read_json(path / file_names.GGUF_NOTE) if kind == GGUF and whole else {}
+    except (FileNotFoundError, BundleError):
+        return None
+    about = {"kind": kind, "target": note.get("file")} if whole else {}
+    return Entry(path.name, path, sum(file.st_size for file in files), used_s, about, kind)
 
 
 def look_at(path: Path) -> Entry | None:

@@ -380,7 +380,7 @@ def as_base(
 
     if isinstance(config, ModelConfig):
         return config
-    message = f"{checkpoint.path} is {METHODS[config.method].draft_title}, not a base model"
+    message = f"{checkpoint.place} is {METHODS[config.method].draft_title}, not a base model"
     base = config.base_name or "BASE"
     if request.draft is not None:
         raise PairingError(message, "Give the base first, and the draft with `draft`.")
@@ -542,7 +542,7 @@ def measure(engine_dir: Path, report: Reporter) -> None:
     progress = backends.Progress(
         start=lambda total: report.start("steps", total), advance=report.advance
     )
-    line = after_build(engine_dir, measure=True, progress=progress)
+    line = after_build(engine_dir, measure=True, opens=True, progress=progress)
     if line is not None:
         report.note(line)
 

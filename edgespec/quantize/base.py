@@ -51,7 +51,7 @@ def base_of(checkpoint: Checkpoint) -> Base:
     config = base_config(checkpoint)
     if not config.tied_head and f"{HEAD}.weight" not in checkpoint.tensors:
         raise CheckpointError(
-            f"{checkpoint.path} has no {HEAD}.weight, and its config.json does not tie it."
+            f"{checkpoint.place} has no {HEAD}.weight, and its config.json does not tie it."
         )
     return Base(
         checkpoint,
@@ -70,11 +70,11 @@ def base_config(checkpoint: Checkpoint) -> ModelConfig:
     """
     refuse_quantized(checkpoint)
     if any(name.startswith(PREDICTION_HEADS) for name in checkpoint.tensors):
-        return parse_model_config(checkpoint.config, str(checkpoint.path / "config.json"))
+        return parse_model_config(checkpoint.config, checkpoint.config_source)
     config = detect(checkpoint)
     if not isinstance(config, ModelConfig):
         raise UnsupportedModel(
-            f"{checkpoint.path} is {METHODS[config.method].draft_title}, not a base model.",
+            f"{checkpoint.place} is {METHODS[config.method].draft_title}, not a base model.",
             f"{command('quantize draft', base_model_dir='BASE')} ... quantizes drafts.",
         )
     return config
@@ -85,7 +85,7 @@ def refuse_quantized(checkpoint: Checkpoint) -> None:
     quantization = read_quantization(checkpoint)
     if quantization is not None:
         raise UnsupportedModel(
-            f"{quantization.source} says that {checkpoint.path} is quantized already"
+            f"{quantization.source} says that {checkpoint.place} is quantized already"
             f" ({quantization.layout}).",
             "Give the original float16 or bfloat16 checkpoint: a second quantization adds its own"
             " error.",

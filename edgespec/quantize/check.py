@@ -248,7 +248,7 @@ class QuantizedWeights(OriginalWeights):
             quantization = read_quantization(checkpoint)
         if quantization is None:
             raise BuildError(
-                f"{checkpoint.path} was written without quantization settings.",
+                f"{checkpoint.place} was written without quantization settings.",
                 "Please report this.",
             )
         self.quantization = quantization

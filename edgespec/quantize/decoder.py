@@ -187,7 +187,7 @@ def check_names(decoder: TorchDecoder) -> None:
             wrong.append(f"{base.stored(name)} ({list(info.shape)} instead of {list(expected)})")
     if wrong:
         raise CheckpointError(
-            f"the tensors of {base.checkpoint.path} are not those of its config.json:"
+            f"the tensors of {base.checkpoint.place} are not those of its config.json:"
             f" {some_of(wrong)}."
         )
 

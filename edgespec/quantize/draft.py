@@ -154,7 +154,7 @@ def open_job(
     config = detect(draft)
     if isinstance(config, ModelConfig):
         raise UnsupportedModel(
-            f"{draft.path} is a base model, not a draft.", "edgespec quantize llm takes it."
+            f"{draft.place} is a base model, not a draft.", "edgespec quantize llm takes it."
         )
     if config.method not in QUANTIZABLE:
         raise not_calibrated(draft, config)
@@ -193,7 +193,7 @@ def not_calibrated(draft: Checkpoint, config: DraftConfig) -> UnsupportedModel:
     """The error for a draft of a method without a row, with the way to smaller weights."""
     titles = ", ".join(METHODS[name].title for name in QUANTIZABLE)
     return UnsupportedModel(
-        f"{draft.path} is {METHODS[config.method].draft_title}, which is not quantized here: data"
+        f"{draft.place} is {METHODS[config.method].draft_title}, which is not quantized here: data"
         f" calibrates the decoder layers of {titles} drafts alone.",
         "Export it as it is, and build it with `weights` int8 or int4, which needs no data.",
     )
@@ -201,7 +201,7 @@ def not_calibrated(draft: Checkpoint, config: DraftConfig) -> UnsupportedModel:
 
 def check_pair(config: DraftConfig, model: ModelConfig, base: Checkpoint) -> None:
     """Raises PairingError for the first mismatch."""
-    sides = BaseSide.of_checkpoint(model, str(base.path)), DraftSide.of_checkpoint(config)
+    sides = BaseSide.of_checkpoint(model, str(base.place)), DraftSide.of_checkpoint(config)
     for mismatch in mismatches(*sides):
         remedy = "Pass `base_model_dir` with the base that this draft was trained for."
         raise PairingError(mismatch.what, mismatch.remedy or remedy)
@@ -249,7 +249,7 @@ def plan_draft(
             shapes[module] = (shape[0], shape[1])
     if options.lm_head_quantization and HEAD not in shapes:
         raise UnsupportedModel(
-            f"`lm_head_quantization`: {draft.path} has no lm_head of its own, it uses the base's.",
+            f"`lm_head_quantization`: {draft.place} has no lm_head of its own, it uses the base's.",
             "Leave the flag out, and quantize the base's lm_head with the base.",
         )
     assert options.quantization is not None, "the flag is required for drafts"

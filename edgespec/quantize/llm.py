@@ -348,7 +348,7 @@ def tokenizer_of(checkpoint: Checkpoint, log: modelopt.Log) -> Any:
             return AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"the tokenizer of {checkpoint.path} cannot be read:"
+                f"the tokenizer of {checkpoint.place} cannot be read:"
                 f" {str(error).partition(chr(10))[0]}",
                 "Put the model's tokenizer files beside its weights.",
             ) from error

@@ -82,7 +82,7 @@ def refuse_surplus_layers(base: Base) -> None:
     numbers = {int(match[1]) for name in base.checkpoint.tensors if (match := layer.match(name))}
     if surplus := sorted(number for number in numbers if number >= base.num_layers):
         raise CheckpointError(
-            f"{base.checkpoint.path} has tensors of layer {surplus[0]}, but its config.json has"
+            f"{base.checkpoint.place} has tensors of layer {surplus[0]}, but its config.json has"
             f" {base.num_layers} layers (from 0).",
             "Correct num_hidden_layers in config.json, or download the checkpoint again.",
         )
@@ -92,7 +92,7 @@ def refuse_experts(base: Base) -> None:
     """Raises UnsupportedModel for layers of experts: calibration data reach few of them."""
     if any(".experts." in name for name in base.checkpoint.tensors):
         raise UnsupportedModel(
-            f"{base.checkpoint.path} has layers of experts, which this version does not quantize.",
+            f"{base.checkpoint.place} has layers of experts, which this version does not quantize.",
             "Export it as it is and build with `weights` int4, or export a checkpoint that was"
             " quantized elsewhere.",
         )

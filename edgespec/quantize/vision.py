@@ -73,7 +73,7 @@ class VisionPlan:
         config, prefix = base_config(checkpoint).vision, vision_prefix(checkpoint)
         if config is None or prefix is None:
             raise UnsupportedModel(
-                f"`visual_quantization`: {checkpoint.path} has no image encoder.",
+                f"`visual_quantization`: {checkpoint.place} has no image encoder.",
                 "Omit the flag: this is a text model.",
             )
         stored = stored_vision_names(checkpoint, config)

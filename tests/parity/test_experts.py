@@ -17,6 +17,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from edgespec.backends.base import BuildOptions
 from edgespec.backends.build import build
@@ -25,7 +26,7 @@ from edgespec.checkpoint.files import open_checkpoint
 from edgespec.contract import Limits
 from edgespec.errors import UnsupportedModel
 from edgespec.export.components import ExportOptions, export
-from tests import toys
+from tests import gguf_files, toys
 from tests.unit.backends.ort.native.sessions import compiled
 
 LAYERS, EXPERTS, BLOCK = 2, 6, 32
@@ -138,6 +139,34 @@ def test_rows_that_nodes_round_leave_all_experts_computed(tmp_path: Path) -> Non
     _, counts = built(tmp_path / "onnx", tmp_path / "engine", WeightFormat(kernels=NATIVE))
     assert counts["Experts"] == 0
     assert counts["Sum"] == LAYERS
+
+
+def q4_k_m(name: str) -> str:
+    """The types of llama.cpp's mix: more bits for some layers' down and value projections."""
+    if "ffn_gate_inp" in name:
+        return "F32"
+    more = ("output.weight", "blk.0.attn_v.weight", "blk.0.ffn_down_exps.weight")
+    return "Q6_K" if name in more else "Q4_K"
+
+
+@compiled
+def test_a_gguf_of_mixed_types_is_one_node_a_layer_and_what_transformers_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    sizes = {"hidden": 256, "expert_size": 256, "intermediate": 256, "head_dim": 64}
+    hf = toys.make_qwen3_moe(tmp_path / "hf", layers=LAYERS, experts=EXPERTS, **sizes)
+    gguf_files.write(hf, tmp_path / "model.gguf", q4_k_m)
+    export(str(tmp_path / "model.gguf"), tmp_path / "onnx", ExportOptions())
+    golden = load_file(tmp_path / "onnx" / "llm" / "golden.safetensors")
+    config = AutoConfig.from_pretrained(hf)  # of a GGUF transformers takes defaults for some sizes
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", config=config)
+    with torch.no_grad():
+        logits = model(golden["prompt_ids"][None]).logits
+    assert (golden["prompt_logits"] - logits).abs().max() < EXACT * logits.abs().max()
+    found, counts = built(tmp_path / "onnx", tmp_path / "engine", WeightFormat(kernels=NATIVE))
+    assert (counts["Experts"], counts["Sum"]) == (LAYERS, 0)
+    assert found.golden_cosine > 0.9995  # of an engine that rounds activations to 8 bits
 
 
 def test_a_quantized_router_is_refused(tmp_path: Path) -> None:

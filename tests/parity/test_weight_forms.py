@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -28,6 +29,7 @@ from edgespec.contract import Limits
 from edgespec.export.components import Exported, ExportOptions, export
 from edgespec.graphs import packing
 from edgespec.quantization.quantized_weight import QuantizedWeight
+from edgespec.quantization.schemes import SCHEMES
 from tests import toys
 from tests.one_weight import weights_of_forms
 
@@ -175,7 +177,7 @@ def numbers_of(weight: QuantizedWeight) -> Array:
     values: Array = weight.values.astype(np.float64) - wide(weight.zero_points, block, 0)
     values *= wide(weight.scales, block, 1) * wide(weight.super_scales, many, 1)
     values -= wide(weight.minimums, block, 0) * wide(weight.super_minimums, many, 1)
-    return values
+    return values * (1.0 if weight.global_scale is None else float(weight.global_scale))
 
 
 def exported_with(
@@ -227,14 +229,33 @@ def test_an_engine_of_every_form_is_that_of_its_weights(
     assert (said.compute, said.emulated) == ("float32", None)  # of minimums and FP4
 
 
+def nvfp4(name: str, shape: tuple[int, int], number: int) -> QuantizedWeight:
+    """With a global scale of its own."""
+    values = (RNG.standard_normal(shape) * 3).astype(ml_dtypes.float4_e2m1fn)
+    scales = RNG.uniform(0.5, 4, (shape[0], shape[1] // 16)).astype(ml_dtypes.float8_e4m3fn)
+    scale = np.float32(0.003 + 0.001 * number)
+    scheme = SCHEMES["w4a16_nvfp4"]
+    return QuantizedWeight(name, scheme, values, scales, (1, 16), global_scale=scale)
+
+
+def int4(name: str, shape: tuple[int, int], number: int) -> QuantizedWeight:
+    """With scales that fit float16 or not."""
+    values = RNG.integers(-8, 8, shape).astype(ml_dtypes.int4)
+    scales = RNG.uniform(0.01, 0.03, (shape[0], shape[1] // 32)).astype(np.float32)
+    scales = scales.astype(np.float16).astype(np.float32) if number % 2 else scales
+    return QuantizedWeight(name, SCHEMES["int4_wo"], values, scales, (1, 32))
+
+
 @needs_kernels
-def test_experts_of_one_form_are_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the second layer have another form of down_proj, as files of mixed types do."""
-    base = toys.make_qwen3_moe(tmp_path / "base", layers=2, experts=4, per_token=2, expert_size=64)
-    weights: dict[str, QuantizedWeight] = {}
-    for module, weight in linears(base).items():
-        form = "6 bits" if "layers.1" in module and "down" in module else "minimums"
-        weights[module] = replace(weights_of_forms(weight.shape)[form], name=module)
+@pytest.mark.parametrize("make", [nvfp4, int4])
+def test_experts_whose_scales_are_not_alike_are_one_node(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[str, tuple[int, int], int], QuantizedWeight],
+) -> None:
+    base = toys.make_qwen3_moe(tmp_path / "base", layers=1, experts=4, per_token=2, expert_size=64)
+    shapes = [(module, weight.shape) for module, weight in linears(base).items()]
+    weights = {module: make(module, shape, i) for i, (module, shape) in enumerate(shapes)}
     plain = {f"{m}.weight": numbers_of(w).astype(np.float32) for m, w in weights.items()}
     rewritten = rewrite(base, tmp_path / "plain", plain, {})
     wanted = golden_logits(export(str(rewritten), tmp_path / "wanted", ExportOptions()))

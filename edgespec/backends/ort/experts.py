@@ -61,11 +61,30 @@ class Mixture:
 @dataclass(frozen=True, slots=True)
 class ExpertsLayout:
     """The experts of a layer in one tensor: of each the panels of gate and up in turn, and then
-    those of down (experts.h has the same in C++)."""
+    those of down (experts.h has the same in C++).
+
+    `global_scales` are those of each expert's PARTS, or one for all: `up` and `down` have none.
+    """
 
     count: int
     up: WeightLayout  # of gate as well
     down: WeightLayout
+    global_scales: tuple[float, ...] = (1.0,)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of a node that say sizes and forms."""
+        up, (one, *others) = self.up, self.global_scales
+        sizes = {"experts": self.count, "hidden": up.in_features, "inner": up.out_features}
+        alike = replace(self.down, in_features=up.in_features, out_features=up.out_features) == up
+        if alike and not others:
+            return sizes | replace(up, global_scale=one).attributes
+        both: dict[str, Any] = {"layout_version": 2, "global_scales": list(self.global_scales)}
+        for prefix, layout in (("", up), ("down_", self.down)):
+            both |= {f"{prefix}bits": layout.bits, f"{prefix}block_size": layout.block}
+            both |= {f"{prefix}scales": layout.scales, f"{prefix}codebook": layout.codebook}
+            both |= {f"{prefix}super_block": layout.super_block}
+        return sizes | both
 
     @property
     def expert_bytes(self) -> int:
@@ -77,9 +96,11 @@ class ExpertsLayout:
         """The shape of the tensor in bytes: [experts, bytes of one]."""
         return self.count, self.expert_bytes
 
-    def layout(self, part: Part) -> WeightLayout:
+    def layout(self, part: Part, expert: int = 0) -> WeightLayout:
         """How one weight is packed."""
-        return self.down if part == "down" else self.up
+        place = len(PARTS) * expert + PARTS.index(part) if len(self.global_scales) > 1 else 0
+        form = self.down if part == "down" else self.up
+        return replace(form, global_scale=self.global_scales[place])
 
     def panel_bytes(self, part: Part) -> int:
         """The size of a panel of one weight."""
@@ -97,13 +118,28 @@ class ExpertsLayout:
 def layout_of_experts(
     layouts: list[tuple[WeightLayout, WeightLayout, WeightLayout]],
 ) -> ExpertsLayout | None:
-    """The layout of experts whose gate, up and down are packed so; None where they are not all of
-    one form."""
-    gate, up, down = layouts[0]
-    turned = replace(up, in_features=up.out_features, out_features=up.in_features)
-    fits = gate == up and down == turned
-    alike = all(one == layouts[0] for one in layouts)
-    return ExpertsLayout(len(layouts), up, down) if fits and alike else None
+    """The layout of experts whose gate, up and down are packed so; None where all gates and ups, or
+    all downs, have no form in common."""
+    up = common_form([one for gate, up, _ in layouts for one in (gate, up)])
+    down = common_form([down for *_, down in layouts])
+    if up is None or down is None:
+        return None
+    assert (down.in_features, down.out_features) == (up.out_features, up.in_features)
+    scales = tuple(
+        1.0 if form.scales == "float32" else one.global_scale
+        for expert in layouts
+        for form, one in zip((up, up, down), expert, strict=True)
+    )
+    return ExpertsLayout(len(layouts), up, down, scales[:1] if len(set(scales)) == 1 else scales)
+
+
+def common_form(layouts: list[WeightLayout]) -> WeightLayout | None:
+    """The form that holds all weights, without a global scale; None where there is none. Scales of
+    float16 are float32 beside weights whose own do not fit."""
+    forms = {replace(layout, global_scale=1.0) for layout in layouts}
+    if {form.scales for form in forms} == {"float32", "float16"}:
+        forms = {replace(form, scales="float32") for form in forms}
+    return forms.pop() if len(forms) == 1 else None
 
 
 def mixtures(graph: ir.Graph) -> Iterator[Mixture]:
@@ -238,12 +274,9 @@ def replace_mixture(
     """Replace the sum of a mixture by one Experts; what it was made of is left without a reader.
     `scales` are what rows are multiplied by: [experts, hidden] and [experts, inner]."""
     attributes: dict[str, Any] = {
-        "experts": layout.count,
-        "hidden": layout.up.in_features,
-        "inner": layout.up.out_features,
+        **layout.attributes,
         "activation": ACTIVATIONS[mixture.activation],
         "normalized": int(mixture.normalized),
-        **layout.up.attributes,
         **rounding.attributes,
     }
     total = mixture.total

@@ -9,7 +9,7 @@ Knows MatMuls and sessions; knows no family and no tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.artifacts.hashes import contained
 from edgespec.backends.onnx_dir import OnnxDir
+from edgespec.backends.ort.experts import mixtures
 from edgespec.backends.ort.matmul_nbits import MICROSOFT
 from edgespec.backends.ort.quantized_values import (
     NUMPY,
@@ -45,8 +46,6 @@ from edgespec.rope import RopeTable, rotations
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 Feeds = Mapping[str, Array]
-# (name of a weight, rows [N, in] that it multiplies)
-Seen = Callable[[str, Floats], None]
 IR_VERSION = 11  # that of exports
 PART_ELEMENTS = 1 << 24  # of an lm_head that are float32 at a time
 
@@ -54,7 +53,8 @@ PART_ELEMENTS = 1 << 24  # of an lm_head that are float32 at a time
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredLinear:
     """The weight of a MatMul, as an export stores it. `name` is its own in the graph,
-    `x` what it multiplies; `keeps_precision`: no build quantizes it."""
+    `x` what it multiplies; `keeps_precision`: no build quantizes it. `share` is of an expert: what
+    its rows are multiplied by, 0 where a router sent them to others."""
 
     name: str
     x: str
@@ -64,6 +64,7 @@ class StoredLinear:
     quantized: QuantizedValues | None = None
     plain: ir.TensorProtocol | None = None
     transposed: bool = False  # whether `plain` is [out, in]
+    share: str | None = None
 
     def reader(self) -> Callable[[int, int | None], Floats]:
         """`read`, which unpacks quantized values once for all calls."""
@@ -110,13 +111,31 @@ class Piece:
         self,
         x: Floats,
         feeds: Feeds,
-        seen: Seen | None = None,
         weights: Mapping[str, Floats] | None = None,
     ) -> Floats:
-        """The piece's output for `x` and the call's inputs. `seen` is called with the input of each
-        product; `weights` [out, in] by name take the place of stored ones."""
+        """The piece's output for `x` and the call's inputs; `weights` [out, in] by name take the
+        place of stored ones."""
         if self.model is None:
             return x
+        return np.asarray(self.values([self.output], x, feeds, weights)[self.output], np.float32)
+
+    def inputs(self, x: Floats, feeds: Feeds) -> dict[str, Floats]:
+        """What products multiply, and the shares of experts, by the names of the values: rows
+        [N, in] and [N, 1]."""
+        read = [name for one in self.linears for name in (one.x, one.share) if name is not None]
+        values = self.values(list(dict.fromkeys(read)), x, feeds)
+        return {name: rows.reshape(-1, rows.shape[-1]) for name, rows in values.items()}
+
+    def values(
+        self,
+        wanted: Sequence[str],
+        x: Floats,
+        feeds: Feeds,
+        weights: Mapping[str, Floats] | None = None,
+    ) -> dict[str, Array]:
+        """Values of the piece by their names, some of which may be given."""
+        if self.model is None:
+            return {self.x: x}
         session = open_session(self.model, self.directory)
         inputs: dict[str, Array] = {self.x: x, **feeds}
         read = [value.name for value in session.get_inputs()]
@@ -127,15 +146,10 @@ class Piece:
         for linear in self.linears:
             given = None if weights is None else weights.get(linear.name)
             inputs[weight_input(linear.name)] = linear.read() if given is None else given
-        wanted = dict.fromkeys([self.output, *(linear.x for linear in self.linears if seen)])
         names = [name for name in wanted if name not in inputs]
         outputs = session.run(names, {name: inputs[name] for name in read})
-        values = inputs | dict(zip(names, outputs, strict=True))
-        if seen is not None:
-            for linear in self.linears:
-                rows = values[linear.x]
-                seen(linear.name, rows.reshape(-1, rows.shape[-1]))
-        return np.asarray(values[self.output], np.float32)
+        computed = dict(zip(names, outputs, strict=True))
+        return {name: computed[name] if name in computed else inputs[name] for name in wanted}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,12 +166,15 @@ class Head:
         rows = self.before.run(x, feeds)
         return np.reshape(rows, (-1, rows.shape[-1]))
 
-    def logits(self, rows: Floats) -> Floats:
-        """The logits [N, V] of rows [N, H]; of the lm_head a part at a time is float32."""
+    def logits(
+        self, rows: Floats, read: Callable[[int, int | None], Floats] | None = None
+    ) -> Floats:
+        """The logits [N, V] of rows [N, H]; of the lm_head a part at a time is float32. `read`
+        gives other weights than the stored ones."""
         outputs, inputs = self.linear.shape
         logits = np.empty((len(rows), outputs), np.float32)
         step = max(1, PART_ELEMENTS // inputs)
-        read = self.linear.reader()
+        read = read or self.linear.reader()
         for low in range(0, outputs, step):
             part = read(low, min(low + step, outputs))
             np.matmul(rows, part.T, out=logits[:, low : low + step])
@@ -181,7 +198,11 @@ class LayerwiseGraph:
         graph = model.graph
         graph.outputs[:] = [value for value in graph.outputs if value.name == "logits"]
         RemoveUnusedNodesPass()(model)
-        linears = dict(take_weights(graph, onnx.path))
+        shares = shares_of(graph)
+        linears = {
+            node: replace(linear, share=shares.get(node))
+            for node, linear in take_weights(graph, onnx.path)
+        }
         *inner, last = [node for node in graph if node in linears]
         start = next(value for value in graph.inputs if value.name == "inputs_embeds")
         pieces = []
@@ -204,6 +225,18 @@ class LayerwiseGraph:
 
 
 # ---- cutting
+
+
+def shares_of(graph: ir.Graph) -> dict[ir.Node, str]:
+    """What the rows of each expert are multiplied by, by the nodes of its products."""
+    found: dict[ir.Node, str] = {}
+    for mixture in mixtures(graph):
+        for expert, scaled in zip(mixture.experts, mixture.total.inputs, strict=True):
+            factor = required(scaled).producer()
+            assert factor is not None
+            share = required(factor.inputs[1])
+            found |= dict.fromkeys(expert.products, str(share.name))
+    return found
 
 
 def take_weights(graph: ir.Graph, directory: Path) -> Iterator[tuple[ir.Node, StoredLinear]]:
@@ -297,7 +330,7 @@ def made_piece(
 ) -> Piece:
     """The part of the graph from one value to another, with the inputs of products as outputs."""
     name = str(start.name)
-    seen = {linear.x for linear in linears} - {name}
+    seen = {read for linear in linears for read in (linear.x, linear.share)} - {name, None}
     wanted = [end, *(v for node in graph for v in node.outputs if v.name in seen)]
     known = dict.fromkeys([*graph.inputs, start])
     computed = [value for value in dict.fromkeys(wanted) if value not in known]

@@ -7,6 +7,7 @@ is refused by name: it may change what the model computes.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -100,6 +101,14 @@ def config_of(header: Header) -> dict[str, Any]:
     if types:
         config["quantization_config"] = {"quant_method": "gguf", "types": dict(types)}
     return config
+
+
+def in_words_of(form: GgufForm, message: str) -> str:
+    """A message about keys of config.json, with those of the metadata that they were made of."""
+    names = {name: key for key, name in (_KEYS | dict(form.keys)).items() if name}
+    names["rope_scaling"] = _SCALING.rstrip(".")
+    known = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+    return known.sub(lambda found: f"{form.architecture}.{names[found[1]]}", message)
 
 
 def _base(header: Header, architecture: str) -> dict[str, Any]:
@@ -204,6 +213,12 @@ def _rope(header: Header, own: Mapping[str, Any], config: Mapping[str, Any]) -> 
     """The keys of the rotary embedding, beside its base."""
     keys: dict[str, Any] = {}
     head_dim, rotary = config.get("head_dim"), own.get("rope.dimension_count")
+    if rotary is not None and head_dim and not 0 < rotary <= head_dim:
+        raise CheckpointError(
+            f"{header.files[0]}: rope.dimension_count is {rotary}, and a head has {head_dim}"
+            " elements.",
+            "Download it again.",
+        )
     if rotary is not None and head_dim and rotary != head_dim:
         part = rotary / head_dim
         whole = int(head_dim * part) == rotary  # which rounding may miss

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import time
 from contextlib import suppress
 from functools import cache
@@ -17,16 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic
+from edgespec.artifacts.file_names import GGUF_NOTE as NOTE
 from edgespec.artifacts.file_names import TOKENIZER
 from edgespec.artifacts.provenance import installed_version
 from edgespec.checkpoint.digests import Digests
-from edgespec.checkpoint.gguf.config import config_of, form_of
+from edgespec.checkpoint.gguf.config import config_of, form_of, in_words_of
 from edgespec.checkpoint.gguf.header import Header, parts_of, read_model
 from edgespec.checkpoint.gguf.sidecars import generation_config, tokenizer_files
 from edgespec.checkpoint.gguf.tensors import tensors_of
 from edgespec.checkpoint.gguf.tokenizer import refusal
 from edgespec.checkpoint.gguf.types import REROUNDED
-from edgespec.checkpoint.source import StoredTensors, read_json, reading
+from edgespec.checkpoint.source import DOWNLOAD_AGAIN, StoredTensors, read_json, reading
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import FAMILIES, parse_model_config
 from edgespec.safe_read.regular import read_regular
@@ -34,7 +36,6 @@ from edgespec.safe_read.regular import read_regular
 logger = logging.getLogger(__name__)
 
 FORMAT = 2  # raise it when other files are made of the same header
-NOTE = "gguf.json"  # in the directory
 SUFFIX = ".gguf"
 KEPT_S = 24 * 3600  # a directory that another run may be reading
 
@@ -74,26 +75,44 @@ def directory_of(path: Path) -> Path:
     return directory
 
 
+def keep(directory: Path, owner: object) -> None:
+    """Keeps such a directory where it is as long as what was opened of it is there."""
+    with atomic.writing(directory):
+        atomic.keep(directory, owner)
+        with suppress(OSError):  # its last use; a cache may be read-only
+            os.utime(directory / NOTE)
+
+
+def is_outdated(directory: Path) -> bool:
+    """Whether this version makes others of the same file, or the file is gone."""
+    kept = read_json(directory / NOTE)
+    return kept.get("format") != FORMAT or not Path(str(kept.get("file"))).is_file()
+
+
 def _remove_outdated(root: Path, first: Path) -> None:
     """Removes the directories of this file as it was before, once they are a day old."""
     for note in root.glob(f"*/{NOTE}"):
         with suppress(CheckpointError):
             old = time.time() - note.stat().st_mtime > KEPT_S
-            if old and read_json(note).get("file") == str(first):
-                atomic.remove_whole(note.parent)
+            if old and file_of(note.parent) == first:
+                atomic.remove_unused(note.parent)
+
+
+def file_of(path: Path) -> Path | None:
+    """The first file that such a directory stands for; None for any other directory."""
+    note = path / NOTE
+    return Path(str(read_json(note).get("file"))) if note.is_file() else None
 
 
 def find(path: Path, *, allow_pickle: bool) -> StoredTensors | None:
     """The tensors of such a directory; None for any other. Raises CheckpointError where the file is
     gone or has another header."""
-    note = path / NOTE
-    if not note.is_file():
+    first = file_of(path)
+    if first is None:
         return None
-    kept = read_json(note)
-    first = Path(str(kept.get("file")))
     digests = Digests(parts_of(first))
     header = read_model(first)
-    if header.sha256 != kept.get("sha256"):
+    if header.sha256 != read_json(path / NOTE).get("sha256"):
         raise CheckpointError(f"{first} was changed since it was opened.", "Give the file again.")
     tensors = _tensors(header, read_json(path / "config.json"), str(first))
     _tell_rerounded(
@@ -142,5 +161,10 @@ def _tensors(header: Header, config: dict[str, Any], source: str) -> Any:
     architecture, names = form_of(header)
     if architecture not in FAMILIES:  # a draft: its heads are read as a base's
         config = config | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    model = parse_model_config(config, source)
+    try:
+        model = parse_model_config(config, source)
+    except (CheckpointError, UnsupportedModel) as error:
+        # Before the config.json is written, which nobody has seen
+        remedy = error.remedy if isinstance(error, UnsupportedModel) else DOWNLOAD_AGAIN
+        raise type(error)(in_words_of(names, error.what), remedy) from error
     return tensors_of(header, names, model.decoder)

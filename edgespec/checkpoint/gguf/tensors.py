@@ -37,12 +37,16 @@ _TOP = {
     EMBEDDING: "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     HEAD: "lm_head.weight",
+    "output.scale": "lm_head.weight_scale_2",
+    "output.input_scale": "lm_head.input_scale",
     D2T: "d2t",
     f"{D2T}.weight": "d2t",  # some forks', with offsets
 }
 _FUSION = "fc.weight"  # of a draft
 _IN_CONFIG = (LLAMA3, SHORT, LONG)
-_BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+?)(?:\.(weight|bias))?")
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.(.+?)(?:\.(weight|bias|scale|input_scale))?")
+# Beside a matrix of NVFP4: what multiplies it, and what its inputs would be rounded by
+_SCALES = {"scale": "weight_scale_2", "input_scale": "input_scale"}
 # Within a block -> within a layer
 _NAMES = {
     "attn_norm": "input_layernorm",
@@ -69,6 +73,7 @@ _EXPERTS = {
     "ffn_down_exps": ("down_proj",),
     "ffn_gate_up_exps": ("gate_proj", "up_proj"),
 }
+_STACKED = {"weight": 3, "scale": 1, "input_scale": 1}  # dimensions of all experts' together
 # A draft's fc among them: its inputs have outliers that no low-bit format holds
 _NUMBERS = re.compile(
     r"^fc\.|embed_tokens\.|\.mlp\.gate\.|shared_expert_gate\.|\.conv1d\.|norm\w*\.weight$"
@@ -141,6 +146,11 @@ def tensors_of(header: Header, names: GgufForm, decoder: DecoderConfig) -> dict[
     for stored in header.tensors.values():
         if stored.name in _IN_CONFIG:
             continue
+        if stored.name.endswith(tuple(f".{end}" for end in _SCALES)):
+            matrix = header.tensors.get(f"{stored.name.rpartition('.')[0]}.weight")
+            wanted = (matrix.shape[:-2] or (1,)) if matrix and matrix.type.scaled else None
+            if stored.shape != wanted:
+                raise _misshapen(stored)
         pieces = list(_pieces(stored, names, decoder.num_layers))
         if not pieces and not _of_prediction_head(stored.name, decoder.num_layers):
             unknown.append(stored.name)
@@ -181,35 +191,42 @@ def _pieces(
         number = int(match[1]) - num_layers
         own_parts = bare.startswith("nextn.")
         layer = names.behind if own_parts else f"{names.behind}.layers.{number}"
-    if bare in _EXPERTS and len(stored.shape) == 3 and end == "weight":
-        yield from _experts(stored, f"{layer}.mlp.experts", _EXPERTS[bare])
+    if bare in _EXPERTS and end in _STACKED and len(stored.shape) == _STACKED[end]:
+        parts = tuple(f"{part}.{_SCALES.get(end, end)}" for part in _EXPERTS[bare])
+        yield from _experts(stored, f"{layer}.mlp.experts", parts)
         return
     whole = f"{bare}.{end}" if end else bare
     if whole in names.tensors:
         bare, end = whole, None
     own = names.tensors.get(bare) or _NAMES.get(bare)
     if own is not None:
+        end = _SCALES.get(end, end)
         yield f"{layer}.{own}.{end}" if end else f"{layer}.{own}", stored
 
 
 def _experts(
     stored: StoredBlocks, prefix: str, parts: tuple[str, ...]
 ) -> Iterator[tuple[str, StoredBlocks]]:
-    count, rows, columns = stored.shape
-    if rows % len(parts):
+    """The parts of each expert; they share its scale."""
+    count, *shape = stored.shape
+    if shape and shape[0] % len(parts):
         raise _misshapen(stored)
-    size = stored.num_bytes // (count * len(parts))
+    each = len(parts) if shape else 1
+    size = stored.num_bytes // (count * each)
     for i in range(count * len(parts)):
         piece = replace(
             stored,
-            shape=(rows // len(parts), columns),
-            offset=stored.offset + i * size,
+            shape=(shape[0] // each, shape[1]) if shape else (1,),
+            offset=stored.offset + i * each // len(parts) * size,
             num_bytes=size,
         )
-        yield f"{prefix}.{i // len(parts)}.{parts[i % len(parts)]}.weight", piece
+        yield f"{prefix}.{i // len(parts)}.{parts[i % len(parts)]}", piece
 
 
 def _info(name: str, stored: StoredBlocks, form: _Form) -> TensorInfo:
+    if name.endswith(tuple(_SCALES.values())) and stored.type.dtype:
+        size = stored.num_bytes
+        return TensorInfo(name, stored.type.dtype, stored.shape, stored.file, stored.offset, size)
     order, change, columns = form.order(name), form.change(name), None
     if name.endswith("linear_attn.out_proj.weight"):
         order, columns = None, order

@@ -53,6 +53,7 @@ class BlockType:
     scale_block: int = 0  # weights that share a scale
     numbers: Callable[[Raw], Array] | None = None  # of one that is rounded again
     scheme_name: str = field(default="", kw_only=True)
+    scaled: bool = field(default=False, kw_only=True)  # by a tensor of one number beside it
 
     @property
     def scheme(self) -> Scheme:
@@ -177,6 +178,15 @@ def _mxfp4(raw: Raw) -> Fields:
     return Fields(codes.view(ml_dtypes.float4_e2m1fn), scales)
 
 
+def _nvfp4(raw: Raw) -> Fields:
+    stored = raw[..., :4].reshape(len(raw), -1)
+    # ggml reads no sign, the NaN as 0, and a negative one as a number that no float8 is: refused
+    scales = np.where(stored == 255, stored, np.where(stored == 127, 0, stored & 127))
+    codes = nibbles(raw[..., 4:], 8)
+    codes[codes == 8] = 0
+    return Fields(codes.view(ml_dtypes.float4_e2m1fn), scales.view(ml_dtypes.float8_e4m3fn))
+
+
 _ROWS = {
     0: BlockType("f32", 1, 4, "float32"),
     1: BlockType("f16", 1, 2, "float16"),
@@ -197,6 +207,7 @@ _ROWS = {
     20: BlockType("iq4_nl", 32, 18, "", _iq4_nl, 32),
     23: BlockType("iq4_xs", 256, 136, "", _iq4_xs, 32),
     39: BlockType("mxfp4", 32, 17, "", _mxfp4, 32),
+    40: BlockType("nvfp4", 64, 36, "", _nvfp4, 16, scheme_name="w4a16_nvfp4", scaled=True),
     10: BlockType("q2_k", 256, 84, numbers=lattices.q2_k),
     11: BlockType("q3_k", 256, 110, numbers=lattices.q3_k),
     16: BlockType("iq2_xxs", 256, 66, numbers=lattices.iq2_xxs),

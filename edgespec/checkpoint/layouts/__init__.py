@@ -56,7 +56,7 @@ def read_quantization(checkpoint: Checkpoint) -> Quantization | None:
     """
     beside = checkpoint.path / "hf_quant_config.json"
     settings = read_json(beside) if beside.exists() else None
-    return quantization_of(checkpoint.config, settings, str(checkpoint.path / "config.json"))
+    return quantization_of(checkpoint.config, settings, checkpoint.config_source)
 
 
 def rule_at(checkpoint: Checkpoint, quantization: Quantization, module: str) -> SchemeRule | None:
@@ -71,7 +71,7 @@ def rule_at(checkpoint: Checkpoint, quantization: Quantization, module: str) -> 
     plain = checkpoint.tensors.get(f"{module}.weight")
     if rule is None and marks:
         raise CheckpointError(
-            f"{quantization.source} declares {module} as not quantized, but {checkpoint.path} has"
+            f"{quantization.source} declares {module} as not quantized, but {checkpoint.place} has"
             f" {marks[0]}.",
             "Download the settings and the weights again: they do not belong together.",
         )

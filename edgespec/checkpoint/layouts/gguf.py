@@ -18,6 +18,7 @@ from edgespec.errors import CheckpointError
 from edgespec.quantization.quantized_weight import QuantizedWeight
 
 PARTS = tuple(f"weight_{name}" for name in QUANTIZED)
+SCALE = "weight_scale_2"  # of the whole tensor, beside NVFP4
 # Part -> the rule of a Linear that has it
 RULES = {
     f"weight_{name}": SchemeRule(BY_NAME[name].scheme, BY_NAME[name].scale_block or REROUNDED)
@@ -41,6 +42,8 @@ def read_weight(parts: Parts, _: SchemeRule) -> QuantizedWeight:
                 f"{info.file}: tensor {info.name!r} has scales that are NaN or Inf.",
                 "Download it again, or another quantization of the model.",
             )
+    if kind.scaled:
+        weight = replace(weight, global_scale=parts.scalar(SCALE) if parts.has(SCALE) else 1.0)
     columns = info.encoding.columns if info.encoding is not None else None
     return weight if columns is None else replace(weight, input_order=np.argsort(columns))
 

@@ -39,7 +39,7 @@ class Parts:
         name = f"{self.module}.{part}"
         if name not in self.checkpoint.tensors:
             raise CheckpointError(
-                f"{self.checkpoint.path} has no tensor {name!r}, which {self.quantization.source}"
+                f"{self.checkpoint.place} has no tensor {name!r}, which {self.quantization.source}"
                 f" requires ({self.quantization.layout}).",
                 "Download the settings and the weights again: they do not belong together, or a"
                 " part is missing.",
@@ -130,7 +130,7 @@ def read_scalar(checkpoint: Checkpoint, name: str) -> float:
     info = checkpoint.tensors.get(name)
     if info is None:
         raise CheckpointError(
-            f"{checkpoint.path} has no tensor {name!r}, but it has its counterpart."
+            f"{checkpoint.place} has no tensor {name!r}, but it has its counterpart."
         )
     if info.dtype not in FLOATS or info.shape not in ((), (1,)):
         refuse(info, f"is {info.dtype} {list(info.shape)}; expected one floating-point number")

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgespec.errors import counted
 from edgespec.runtime.costs.cost_model import Choice, CostModel, StepCosts, best_chain, break_even
-from edgespec.runtime.costs.cost_profile import MEASURE_AGAIN, CostProfile
+from edgespec.runtime.costs.cost_profile import MEASURE_AGAIN, ONCE_MORE, CostProfile
 from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.measuring.speedup import MIN_STEPS, ms
 
@@ -170,8 +170,9 @@ def listed(parts: Sequence[str]) -> str:
 # ---- for `build` and `inspect`
 
 
-def built_line(profile: CostProfile, seconds: float) -> str:
-    """What a build says of its measurement."""
+def built_line(profile: CostProfile, seconds: float, *, opens: bool = False) -> str:
+    """What is said of a measurement. `opens`: engines open next, which say that the machine was
+    busy."""
     one = outlooks(profile)[0]
     parts = [f"a plain step {ms(one.costs.plain)}"]
     parts += [f"{n} rows {one.row_factor(n):.2f} times that" for n in (4, 8) if n in one.rows]
@@ -180,7 +181,9 @@ def built_line(profile: CostProfile, seconds: float) -> str:
         drafts = counted(levels, "draft")
         parts.append(f"{drafts} {ms(one.draft_factor(levels) * one.costs.plain)}")
     line = f"costs, behind {one.context} tokens: {', '.join(parts)} (measured in {seconds:.1f} s)"
-    return f"{line}; {profile.busy}. {NEXT_START}" if profile.busy else line
+    if opens or profile.busy is None or profile.attempts >= ONCE_MORE:
+        return line
+    return f"{line}; {profile.busy}. {NEXT_START}"
 
 
 def table(profile: CostProfile) -> Iterator[str]:

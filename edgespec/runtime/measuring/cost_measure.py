@@ -221,11 +221,12 @@ def after_build(
     *,
     measure: bool,
     unproven: str | None = None,
+    opens: bool = False,
     progress: Progress = SILENT,
 ) -> str | None:
     """Measure the engines of a directory one of which is new, and what is said of it; None where
     nothing is to be. Profiles of engines that are no more go. It raises nothing: what fails is
-    said. `unproven`: why the engines cannot run here."""
+    said. `unproven`: why the engines cannot run here; `opens`: whether they open next."""
     try:
         drop_stale(engine_dir)
         drop_stale_plan(engine_dir)
@@ -234,7 +235,8 @@ def after_build(
         if unproven is not None:
             return f"{NOT_MEASURED}: {unproven}. There: {MEASURE_THERE}"
         began = time.monotonic()
-        return built_line(measure_costs(engine_dir, progress=progress), time.monotonic() - began)
+        profile = measure_costs(engine_dir, progress=progress)
+        return built_line(profile, time.monotonic() - began, opens=opens)
     except Exception as raised:  # of whatever kind: the engines are as good as before
         error = as_error(raised)
         logger.warning("costs were not measured", exc_info=raised)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgespec.artifacts import atomic, provenance
+from edgespec.checkpoint.files import open_checkpoint
+from edgespec.cli.cache import is_chosen
 from edgespec.errors import BundleError, OutputError
 from edgespec.pipeline import cache
 from edgespec.pipeline.cache import DAY_S, Busy, Cache, key_of
+from tests import gguf_files, toys
 
 KEY, OTHER = key_of({"a": 1}), key_of({"a": 2})
 ABOUT = {"target": "org/model", "method": None}
@@ -220,6 +225,30 @@ def test_entry_in_use_stays(kept: Cache) -> None:
         assert not kept.prune(entry)
     assert kept.engine_dir(KEY).is_dir()
     assert kept.prune(entry)
+
+
+def test_gguf_files_and_rounded_layers_are_entries_and_stay_while_they_are_used(
+    kept: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(kept.root))
+    gguf_files.write(toys.make_base(tmp_path / "hf", layers=1), tmp_path / "m.gguf")
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    (kept.root / "gptq" / KEY).mkdir(parents=True)
+    entries = {entry.kind: entry for entry in kept.entries()}
+    assert entries["gguf"].about["target"] == str(tmp_path / "m.gguf")
+    assert entries["gguf"].size_bytes > 1000
+    assert not kept.prune(entries["gguf"])
+    now = time.time()
+    assert not any(is_chosen(kept, entry, now, None, False) for entry in entries.values())
+    (tmp_path / "m.gguf").rename(tmp_path / "gone.gguf")
+    assert is_chosen(kept, entries["gguf"], now, None, False)
+    path = checkpoint.path
+    del checkpoint
+    gc.collect()
+    assert kept.prune(entries["gguf"])
+    assert kept.prune(entries["gptq"])
+    assert not path.exists()
+    assert kept.entries() == []
 
 
 def test_interrupted_removal_leaves_no_half_entry(

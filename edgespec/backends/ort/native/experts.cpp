@@ -151,13 +151,20 @@ class Experts {
     shape_.hidden = info.integer("hidden");
     shape_.inner = info.integer("inner");
     shape_.form = form_of(info);
-    shape_.form.global = global_scales(info, 1)[0];
+    const bool own_down = info.integer_or("down_bits", 0) != 0;
+    shape_.down_form = own_down ? form_of(info, "down_") : shape_.form;
+    const std::vector<float> globals = info.reals("global_scales");
+    if (!globals.empty()) shape_.globals = globals;
     if (info.integer_or("round_by_row", 0) != 0) rounding_.kind = Rounding::kRow;
     normalized_ = info.integer_or("normalized", 0) != 0;
     const int64_t activation = info.integer("activation");
     if (shape_.count < 1 || shape_.hidden < 1 || shape_.inner < 1 ||
         activation < 0 || activation >= kNumActivations) {
       throw GraphError("no kernel for these sizes");
+    }
+    const auto num_globals = static_cast<int64_t>(shape_.globals.size());
+    if (num_globals != 1 && num_globals != 3 * shape_.count) {
+      throw GraphError("it has not as many global scales as weights");
     }
     activation_ = static_cast<Activation>(activation);
     gate_up_ = shape_.gate_up();
@@ -277,8 +284,8 @@ class Experts {
                 const Group& group = routing.groups[static_cast<size_t>(g)];
                 const uint8_t* weight = given.experts + group.expert * shape_.expert_bytes();
                 float* both = scratch.gate_up + group.first * gate_up_.out;
-                kernels.multiply(gate_up_, weight, 2 * first, 2 * last,
-                                 scratch.rounded[static_cast<size_t>(g)].hidden, both);
+                multiply_both(kernels, group.expert, weight, first, last,
+                              scratch.rounded[static_cast<size_t>(g)].hidden, both);
                 float* inner = scratch.inner + group.first * shape_.inner;
                 for (int64_t i = 0; i < group.count; ++i) {
                   gate(row_kernels, first, last, both + i * gate_up_.out,
@@ -300,13 +307,26 @@ class Experts {
                 const Group& group = routing.groups[static_cast<size_t>(g)];
                 const uint8_t* weight =
                     given.experts + group.expert * shape_.expert_bytes() + gate_up_.bytes();
-                kernels.multiply(down_, weight, first, last,
+                kernels.multiply(shape_.of_expert(down_, group.expert, 2), weight, first, last,
                                  scratch.rounded[static_cast<size_t>(g)].inner,
                                  scratch.out + group.first * shape_.hidden);
               });
     some_threads(context, num_rows, places * shape_.hidden, [&](int64_t row) {
       add_up(routing, row, places / num_rows, scratch.out, y + row * shape_.hidden);
     });
+  }
+
+  // Panels [first, last) of gate and of up, which stand in turn.
+  void multiply_both(const MatMulKernels& kernels, int64_t expert, const uint8_t* weight,
+                     int64_t first, int64_t last, const RoundedRows& rows, float* both) const {
+    const MatMulShape gate = shape_.of_expert(gate_up_, expert, 0);
+    const MatMulShape up = shape_.of_expert(gate_up_, expert, 1);
+    if (gate.global == up.global) {
+      return kernels.multiply(gate, weight, 2 * first, 2 * last, rows, both);
+    }
+    for (int64_t panel = 2 * first; panel < 2 * last; ++panel) {
+      kernels.multiply(panel % 2 == 0 ? gate : up, weight, panel, panel + 1, rows, both);
+    }
   }
 
   static void multiply_by(const float* scales, int64_t n, float* row) {

@@ -267,19 +267,20 @@ std::vector<float> product(const MatMulKernels& kernels, const MatMulShape& shap
 
 }  // namespace
 
-MatMulShape form_of(const Info& info) {
+MatMulShape form_of(const Info& info, const std::string& prefix) {
   static const char* const scales[] = {"float32", "float16", "float16_min", "super", "super_min"};
   static const char* const codebooks[] = {"", "iq4_nl", "fp4"};
   MatMulShape shape;
-  shape.bits = static_cast<int>(info.integer("bits"));
-  shape.block = info.integer("block_size");
+  auto named = [&](const char* name) { return prefix + name; };
+  shape.bits = static_cast<int>(info.integer(named("bits").c_str()));
+  shape.block = info.integer(named("block_size").c_str());
   const int64_t version = info.integer("layout_version");
   if (version < 1 || version > kLayoutVersion) {
     throw GraphError("its weight is packed for another version of the kernels");
   }
-  shape.scales = static_cast<Scales>(info.place_in(scales, "scales"));
-  shape.codebook = static_cast<Codebook>(info.place_in(codebooks, "codebook"));
-  shape.super_block = info.integer_or("super_block", 1);
+  shape.scales = static_cast<Scales>(info.place_in(scales, named("scales").c_str()));
+  shape.codebook = static_cast<Codebook>(info.place_in(codebooks, named("codebook").c_str()));
+  shape.super_block = info.integer_or(named("super_block").c_str(), 1);
   const bool bits_fit = shape.bits == 4 || shape.bits == 6 || shape.bits == 8;
   const bool block_fits = shape.block == 16 || shape.block == 32 || shape.block == 64 ||
                           shape.block == kSpan;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "matmul.h"
@@ -22,8 +23,9 @@ struct PackedForm {
   std::vector<MatMulShape> shapes(const Info& info) const;
 };
 
-// The form of a node's weights without their sizes. GraphError where there is no kernel for it.
-MatMulShape form_of(const Info& info);
+// The form of a node's weights without their sizes, by the attributes whose names begin with
+// `prefix`. GraphError where there is no kernel for it.
+MatMulShape form_of(const Info& info, const std::string& prefix = "");
 
 // What the scales of each of `count` weights are multiplied by.
 std::vector<float> global_scales(const Info& info, size_t count);

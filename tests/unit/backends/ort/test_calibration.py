@@ -48,15 +48,33 @@ def test_each_layer_is_rounded_on_what_rounded_ones_give(onnx: OnnxDir, tmp_path
     first = {one.name: dequantize(weights.read(one.name)) for one in graph.pieces[0].linears}
     feeds = causal_feeds(onnx.config, *WINDOWS.shape, 64)
     _, start = calibration.resumed(CalibratedWeights(tmp_path / "new"), onnx, WINDOWS)
-    seen = {}
-    second.run(
-        graph.pieces[0].run(start, feeds, weights=first),
-        feeds,
-        lambda name, rows: seen.update({name: rows.T @ rows}),
-    )
+    inputs = second.inputs(graph.pieces[0].run(start, feeds, first), feeds)
     for linear in second.linears:
-        wanted = quantize_gptq(linear.read(), InputStatistics.of(seen[linear.name]))
+        rows = inputs[linear.x]
+        wanted = quantize_gptq(linear.read(), InputStatistics.of(rows.T @ rows))
         np.testing.assert_array_equal(dequantize(weights.read(linear.name)), dequantize(wanted))
+
+
+def test_an_expert_is_rounded_on_the_tokens_that_chose_it(tmp_path: Path) -> None:
+    base = toys.make_qwen3_moe(tmp_path / "base", layers=1, experts=4, per_token=1, expert_size=64)
+    onnx = open_onnx_dir(made.exported(base) / "llm")
+    attention, mlp = LayerwiseGraph.open(onnx).pieces
+    names = {one.name for one in mlp.linears if ".experts." in one.name}
+    weights = calibrated(onnx, WINDOWS, 64, names, tmp_path / "work", SILENT)
+    feeds = causal_feeds(onnx.config, *WINDOWS.shape, 64)
+    _, start = calibration.resumed(CalibratedWeights(tmp_path / "new"), onnx, WINDOWS)
+    inputs = mlp.inputs(attention.run(start, feeds), feeds)
+    router = next(one for one in mlp.linears if one.name not in names)
+    chosen = (inputs[router.x] @ router.read().T).argmax(1)
+    assert len(set(np.bincount(chosen, minlength=4))) > 1
+    for linear in mlp.linears:
+        if linear.name in names:
+            rows = inputs[linear.x]
+            own = rows[chosen == int(linear.name.split(".")[-3])]
+            few = rows.shape[1] / 4 / len(rows)
+            hessian = own.T @ own + rows.T @ rows * np.float32(few)
+            wanted = quantize_gptq(linear.read(), InputStatistics.of(hessian))
+            np.testing.assert_array_equal(dequantize(weights.read(linear.name)), dequantize(wanted))
 
 
 def test_a_run_goes_on_where_it_was_stopped(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType as Type
+from numpy.typing import NDArray
 
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
@@ -156,6 +159,43 @@ def test_quantized_rows_and_heads_are_put_in_order(case: str, tmp_path: Path) ->
     assert seen > 10
 
 
+def blocks_of_nvfp4(array: NDArray[Any], kind: Type) -> tuple[NDArray[Any], Type]:
+    """Any blocks at all, whose scales are numbers; gguf-py does not make this type."""
+    shape = (*array.shape[:-1], array.shape[-1] // 64, 36)
+    raw = np.random.default_rng(array.size).integers(0, 256, shape, np.uint8)
+    raw[..., :4] = raw[..., :4] % 127
+    return raw.reshape(*array.shape[:-1], -1), kind
+
+
+def test_nvfp4_is_multiplied_by_the_scales_beside_it(tmp_path: Path) -> None:
+    hf = toys.make_qwen3_moe(tmp_path / "hf", layers=1, experts=4, expert_size=64)
+    beside = {f"blk.0.ffn_{part}_exps": np.array([0.5, 3, 0.1, 7]) for part in ("up", "down")}
+    beside["blk.0.attn_q"] = np.array([0.25])
+    extra = {f"{name}.scale": scale.astype(np.float32) for name, scale in beside.items()}
+    extra["blk.0.attn_q.input_scale"] = np.ones(1, np.float32)
+    file = tmp_path / "m.gguf"
+    stored = gguf_files.write(hf, file, "NVFP4", extra=extra, encode=blocks_of_nvfp4)
+    ours = open_checkpoint(file)
+    quantization = read_quantization(ours)
+    assert quantization is not None
+    layer = "model.layers.0"
+    for module, array, scale in (
+        (f"{layer}.self_attn.q_proj", stored["blk.0.attn_q.weight"], 0.25),
+        (f"{layer}.self_attn.k_proj", stored["blk.0.attn_k.weight"], 1),
+        (f"{layer}.mlp.experts.1.up_proj", stored["blk.0.ffn_up_exps.weight"][1], 3),
+        (f"{layer}.mlp.experts.3.down_proj", stored["blk.0.ffn_down_exps.weight"][3], 7),
+        (f"{layer}.mlp.experts.3.gate_proj", stored["blk.0.ffn_gate_exps.weight"][3], 1),
+    ):
+        weight = read_weight(ours, quantization, module)
+        assert weight is not None
+        np.testing.assert_array_equal(dequantize(weight), array * np.float32(scale), module)
+    check_complete(ours, detect(ours))  # type: ignore[arg-type]
+    extra["blk.0.ffn_up_exps.scale"] = np.ones(3, np.float32)
+    gguf_files.write(hf, file, "NVFP4", extra=extra, encode=blocks_of_nvfp4)
+    with pytest.raises(EdgeSpecError, match=r"m\.gguf: .*ffn_up_exps.scale.* the shape \[3\]"):
+        open_checkpoint(file)
+
+
 def test_split_files_are_one_model(tmp_path: Path) -> None:
     hf = toys.make_base(tmp_path / "hf", layers=2)
     gguf_files.write(hf, tmp_path / "m.gguf", split_max_tensors=8)
@@ -184,6 +224,8 @@ def test_split_files_are_one_model(tmp_path: Path) -> None:
         ({}, {"blk.0.attn_sinks.weight": np.ones(4, np.float32)}, "attn_sinks"),
         ({}, {"rope_freqs.weight": np.zeros(8, np.float32)}, "not positive and finite"),
         ({"attention.head_count": 8}, {}, "attn_q.weight"),
+        ({"rope.freq_base": -1.0}, {}, r"'llama\.rope\.freq_base' is -1\.0, not"),
+        ({"rope.dimension_count": 99}, {}, r"rope\.dimension_count is 99, and a head has 16"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(
@@ -262,6 +304,8 @@ def test_a_file_that_changed_is_another_checkpoint(tmp_path: Path) -> None:
     gguf_files.write(hf, file, more={"context_length": 64})
     with pytest.raises(EdgeSpecError, match=r"m\.gguf was changed since it was opened"):
         assert before.tensors
+    del before  # while it is open, its directory stays
+    gc.collect()
     after = open_checkpoint(file)
     assert after.config["max_position_embeddings"] == 64
     kept = {after.path, of_other.path}
@@ -269,3 +313,11 @@ def test_a_file_that_changed_is_another_checkpoint(tmp_path: Path) -> None:
     gguf_files.write(hf, file)
     again = open_checkpoint(file)  # another run may be reading what is not a day old
     assert set((tmp_path / "cache" / "gguf").iterdir()) == kept | {again.path}
+
+
+def test_what_lacks_weights_is_called_by_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    gguf_files.write(toys.make_base(tmp_path / "hf", layers=2), file, more={"block_count": 3})
+    with pytest.raises(EdgeSpecError, match=rf"{file} are not those that {file} declares") as found:
+        export(str(file), tmp_path / "out", ExportOptions(golden=False))
+    assert "cache" not in found.value.what + found.value.remedy

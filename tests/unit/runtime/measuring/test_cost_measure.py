@@ -257,6 +257,7 @@ def test_costs_of_a_busy_machine_are_kept_as_such_and_said(tmp_path: Path) -> No
     with edgespec.load(engines, spec_decode=True) as engine:
         assert [note for note in engine.notes if profile.busy in note]
         assert doubt(engine) == profile.busy
+    assert "busy" not in str(after_build(engines, measure=True, opens=True))  # opening says it
 
 
 @pytest.mark.usefixtures("busy")

@@ -119,13 +119,26 @@ def test_the_line_is_in_words_of_a_user() -> None:
 
 
 @pytest.mark.parametrize(
-    ("perplexity", "more"), [(8.19 * 1.049, None), (8.19 * 1.051, "5"), (float("nan"), "nan")]
+    ("perplexity", "kl", "warning"),
+    [
+        (8.19 * 1.049, 0.099, None),
+        (8.19 * 1.051, 0.2, "raises the perplexity by 5 %"),
+        (float("nan"), 0.0, "raises the perplexity by nan %"),
+        (8.19, 0.1, "moves the model's predictions by 0.1 nats a token, which the perplexity of"),
+    ],
 )
-def test_from_five_percent_on_the_user_is_warned(perplexity: float, more: str | None) -> None:
-    found = replace(MEASURED, perplexity=perplexity)
-    better = "`weights` int4 without `weight_block` is closer to the model"
-    said = [] if more is None else [f"int4 raises the perplexity by {more} %: {better}"]
-    assert [*found.warnings("int4", BACKEND.better_weights(INT4.weights))] == said
+def test_who_loses_much_is_warned(perplexity: float, kl: float, warning: str | None) -> None:
+    found = replace(MEASURED, perplexity=perplexity, kl=kl)
+    better = ": `weights` int4 without `weight_block` is closer to the model"
+    said = "".join(found.warnings("int4", BACKEND.better_weights(INT4.weights)))
+    assert said.startswith(f"int4 {warning}") and said.endswith(better) if warning else not said
+
+
+def test_who_is_warned_reads_of_the_next_better_format() -> None:
+    weights = BACKEND.parse_options({"weights": "int4"}).weights
+    ladder = {None: "`size` 5", 4.99: "`size` 6", 5.98: "`weights` int8"}
+    for bits, better in ladder.items():
+        assert BACKEND.better_weights(replace(weights, bits=bits)) == better
 
 
 def test_the_text_is_cut_in_two() -> None:

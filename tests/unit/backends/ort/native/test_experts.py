@@ -23,12 +23,17 @@ Ids = NDArray[np.int64]
 
 # experts, chosen, hidden, inner: below a block and a panel, just above, several of each
 SIZES = [(1, 1, 7, 3), (3, 2, 33, 17), (5, 5, 64, 64), (9, 2, 130, 65), (6, 3, 96, 150)]
-FORMS = [
-    WeightLayout(4, 32, 1, 1),
-    WeightLayout(8, 64, 1, 1),
-    WeightLayout(4, 128, 1, 1),
-    WeightLayout(4, 32, 1, 1, "super_min", 8),
-    WeightLayout(6, 16, 1, 1, "super", 16),
+Q4_K = WeightLayout(4, 32, 1, 1, "super_min", 8)
+Q6_K = WeightLayout(6, 16, 1, 1, "super", 16)
+NVFP4 = WeightLayout(4, 16, 1, 1, "float16", 1, "fp4")
+PLAIN = WeightLayout(4, 32, 1, 1)
+Forms = tuple[WeightLayout, WeightLayout]  # of gate and up, and of down
+FORMS: list[Forms] = [
+    (PLAIN, PLAIN),
+    (WeightLayout(8, 64, 1, 1), WeightLayout(4, 128, 1, 1)),
+    (Q4_K, Q6_K),
+    (Q6_K, Q6_K),
+    (NVFP4, NVFP4),  # each weight with a global scale
 ]
 
 pytestmark = compiled
@@ -43,14 +48,17 @@ class Layer:
     weights: list[tuple[NDArray[np.float64], ...]]  # of each expert: gate, up, down
 
     @classmethod
-    def of(cls, experts: int, hidden: int, inner: int, form: WeightLayout = FORMS[0]) -> Layer:
-        layout = ExpertsLayout(experts, sized(form, hidden, inner), sized(form, inner, hidden))
+    def of(cls, experts: int, hidden: int, inner: int, forms: Forms = FORMS[0]) -> Layer:
+        up, down = sized(forms[0], hidden, inner), sized(forms[1], inner, hidden)
+        scales = np.random.default_rng(4).uniform(0.3, 0.9, len(PARTS) * experts)
+        own = tuple(float(scale) for scale in scales.astype(np.float32))
+        layout = ExpertsLayout(experts, up, down, own if up.codebook else (1.0,))
         packed = np.zeros(experts * layout.expert_bytes, np.uint8)
         weights = []
         for e in range(experts):
             parts = []
             for p, part in enumerate(PARTS):
-                form = layout.layout(part)
+                form = layout.layout(part, e)
                 weight = some_weight(form, seed=3 * e + p)
                 start, distance = layout.place(e, part)
                 for i, panel in enumerate(form.pack(weight)):
@@ -63,14 +71,7 @@ class Layer:
     def session(
         self, threads: int = 1, scales: dict[str, Floats] | None = None, **attributes: Any
     ) -> ort.InferenceSession:
-        up = self.layout.up
-        given = {
-            "experts": self.layout.count,
-            "hidden": up.in_features,
-            "inner": up.out_features,
-            "activation": 0,
-            **up.attributes,
-        }
+        given = {"activation": 0} | self.layout.attributes
         return session_of(
             "Experts",
             {
@@ -83,6 +84,10 @@ class Layer:
             {"experts": self.packed, **(scales or {})},
             threads,
         )
+
+
+def both_named(forms: Forms) -> str:
+    return "+".join(dict.fromkeys(map(named, forms)))
 
 
 def some_calls(layer: Layer, count: int, chosen: int, seed: int = 0) -> dict[str, NDArray[Any]]:
@@ -124,12 +129,12 @@ def wanted_of(
     return y, size
 
 
-@pytest.mark.parametrize("form", FORMS, ids=named)
+@pytest.mark.parametrize("forms", FORMS, ids=both_named)
 @pytest.mark.parametrize(("experts", "chosen", "hidden", "inner"), SIZES)
 def test_each_row_is_the_sum_of_its_experts(
-    level: str, form: WeightLayout, experts: int, chosen: int, hidden: int, inner: int
+    level: str, forms: Forms, experts: int, chosen: int, hidden: int, inner: int
 ) -> None:
-    layer = Layer.of(experts, hidden, inner, form)
+    layer = Layer.of(experts, hidden, inner, forms)
     session = layer.session()
     for count in (1, 2, 5, 7, 16, 33, 64):
         call = some_calls(layer, count, chosen, seed=count)
@@ -157,9 +162,9 @@ def test_experts_that_nobody_chose_are_not_read_and_one_may_serve_all_rows(level
     assert np.all(np.isnan(found[20:]))
 
 
-@pytest.mark.parametrize("form", FORMS, ids=named)
-def test_bits_of_a_row_do_not_depend_on_its_neighbours(level: str, form: WeightLayout) -> None:
-    layer = Layer.of(11, 96, 70, form)
+@pytest.mark.parametrize("forms", FORMS, ids=both_named)
+def test_bits_of_a_row_do_not_depend_on_its_neighbours(level: str, forms: Forms) -> None:
+    layer = Layer.of(11, 96, 70, forms)
     one, two = layer.session(), layer.session(threads=2)
     call = some_calls(layer, 64, 3)
     rows = [{name: array[i : i + 1] for name, array in call.items()} for i in range(64)]
@@ -184,8 +189,9 @@ def test_many_rows_in_several_sequences_have_the_same_bits() -> None:
     assert y.tobytes() == np.concatenate(parts).tobytes()
 
 
-def test_all_levels_give_the_same_bits() -> None:
-    layer = Layer.of(5, 129, 75)
+@pytest.mark.parametrize("forms", FORMS, ids=both_named)
+def test_all_levels_give_the_same_bits(forms: Forms) -> None:
+    layer = Layer.of(5, 129, 75, forms)
     session, call = layer.session(), some_calls(layer, 13, 2)
     found = set()
     for name in kernels().levels:
@@ -288,5 +294,7 @@ def test_wrong_numbers_sizes_and_layouts_are_refused() -> None:
         layer.session(layout_version=99)
     with pytest.raises(Exception, match="no kernel for these sizes"):
         layer.session(activation=7)
+    with pytest.raises(Exception, match="not as many global scales as weights"):
+        layer.session(layout_version=2, global_scales=[1.0] * 3)
     with pytest.raises(Exception, match="bytes instead of"):
         layer.session(experts=4).run(None, call)
