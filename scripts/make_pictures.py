@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from peers.table import bars
 
 DOCS = Path(__file__).parents[1] / "docs"
 IMAGES, FIGURES = DOCS / "images", DOCS / "performance.json"
+FORMATS = DOCS / "frontier.json"
 
 PAPER, INK, QUIET = "#ffffff", "#1f2328", "#656d76"
 BASE, DRAFT, GOOD, BAD = "#0969da", "#bf8700", "#1a7f37", "#cf222e"
@@ -26,6 +28,8 @@ FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 WIDTH, HEIGHT = 860, 392
 LEFT, BOX, GAP, TALL = 40, 96, 12, 34
 BAR, LABELS, VALUES, CUT = 22, 290, 90, 1.25
+PANEL, MARGIN, MOST_BITS = 370, 50, 6.3
+LETTER, LINE = 6.2, 11  # how much room a label takes
 
 
 def text(x: float, y: float, words: str, *, color: str = INK, size: int = 14, **more: str) -> str:
@@ -105,6 +109,69 @@ def performance() -> str:
     return picture(parts, title, y - BAR)
 
 
+def room_beside(
+    x: float, y: float, width: float, taken: list[tuple[float, float, float]]
+) -> tuple[float, float]:
+    """Returns where a label of a dot begins: right or left of it, as near as others (left, height,
+    right) let it be."""
+    for away in range(0, 200, 3):
+        for at in (y + away, y - away):
+            for begin in (x + 8, x - 8 - width):
+                if begin > LEFT + MARGIN and all(
+                    abs(at - height) >= LINE or begin > right or begin + width < left
+                    for left, height, right in taken
+                ):
+                    return begin, at
+    return x + 8, y
+
+
+def frontier() -> str:
+    """Returns the picture of weight formats: a panel for each model of docs/frontier.json, with bits
+    a weight to the right and the divergence upward, in powers of two."""
+    title = "What weight formats cost: KL from float32, nats a token, by bits a weight"
+    parts, top = [text(LEFT, 34, title, font_weight="600")], 60
+    for name, model in json.loads(FORMATS.read_text()).items():
+        rows = [row for row in model["rows"] if row["bits"] <= MOST_BITS]
+        low, high = (f(row["bits"] for row in rows) for f in (min, max))
+        least, most = (math.log2(f(row["kl"] for row in rows)) for f in (min, max))
+        parts.append(text(LEFT, top, name, color=QUIET))
+        left, wide, tall = LEFT + MARGIN, WIDTH - 2 * LEFT - MARGIN - 150, PANEL - 90
+        for power in range(math.ceil(least), math.floor(most) + 1):
+            y = top + 24 + tall * (most - power) / (most - least)
+            line = f'<path d="M{left} {y:.1f}h{wide + 140}" stroke="#d0d7de"/>'
+            parts += [line, text(LEFT, y + 4, f"{2.0**power:.3g}", color=QUIET, size=11)]
+        for half in range(math.ceil(2 * low), math.floor(2 * high) + 1):
+            x = left + wide * (half / 2 - low) / (high - low)
+            parts.append(text(x - 8, top + tall + 48, f"{half / 2:g}", color=QUIET, size=11))
+        dots = [
+            (
+                left + wide * (row["bits"] - low) / (high - low),
+                top + 24 + tall * (most - math.log2(row["kl"])) / (most - least),
+            )
+            for row in rows
+        ]
+        taken = [(x - 4, y, x + 4) for x, y in dots]
+        for row, (x, y) in zip(rows, dots, strict=True):
+            color = BASE if row["engine"] == "edgespec" else DRAFT
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')
+            words = row["format"]
+            if "ms_per_token" in row:
+                words += f", {1000 / row['ms_per_token']:.0f}/s"
+            place = room_beside(x, y, LETTER * len(words), taken)
+            width = LETTER * len(words)
+            taken.append((place[0], place[1], place[0] + width))
+            end = place[0] if place[0] > x else place[0] + width
+            lead = f'<path d="M{x:.1f} {y:.1f}L{end:.1f} {place[1]:.1f}" stroke="{color}"'
+            parts.append(f'{lead} stroke-width="0.6"/>')
+            parts.append(text(place[0], place[1] + 4, words, color=color, size=11))
+        top += PANEL
+    parts.append(text(LEFT, top, "edgespec", color=BASE, size=13))
+    parts.append(text(LEFT + 80, top, "llama.cpp", color=DRAFT, size=13))
+    note = "as they run; tokens a second of one thread behind 128 tokens where measured"
+    parts.append(text(LEFT + 160, top, note, color=QUIET, size=13))
+    return picture(parts, title, top + 20)
+
+
 def picture(parts: Iterable[str], title: str, height: int = HEIGHT) -> str:
     """Returns the SVG file with these parts on white paper."""
     head = (
@@ -115,7 +182,11 @@ def picture(parts: Iterable[str], title: str, height: int = HEIGHT) -> str:
     return "\n".join([head, f"<title>{escape(title)}</title>", paper, *parts, "</svg>", ""])
 
 
-PICTURES = {"speculative_decoding.svg": speculative_decoding, "performance.svg": performance}
+PICTURES = {
+    "speculative_decoding.svg": speculative_decoding,
+    "performance.svg": performance,
+    "frontier.svg": frontier,
+}
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
 """What weight formats of edgespec and of llama.cpp cost and take: bits, KL, perplexity, milliseconds.
 
-    python scripts/peers/frontier.py --model CHECKPOINT --json FILE --engine int4=ENGINES ...
-        --gguf Q4_K_M=FILE.gguf ... --program llama_cpp_pass [--functions 96] [--tokens 1024]
-    python scripts/peers/frontier.py --json FILE --time --runs 5      # of the rows that FILE has
+    python scripts/peers/frontier.py --name NAME --model CHECKPOINT --json FILE --engine int4=ENGINES
+        --gguf Q4_K_M=FILE.gguf --program llama_cpp_pass [--functions 96] [--tokens 1024] [--time]
+    python scripts/peers/frontier.py --json docs/frontier.json --page docs/performance.md
 
 One program measures both engines on the same windows of ids, beside the same checkpoint in float32 in
-PyTorch: `kl` as the engine runs, `kl_weights` of the dequantized weights alone, again in PyTorch, nats
-a token. llama.cpp's formats are dequantized by gguf-py. The text is the held-out part of edgespec's own, or, of
+PyTorch: `kl` as the engine runs, `kl_weights` of the dequantized weights alone, again in PyTorch, nats a
+token. llama.cpp's formats are dequantized by gguf-py. The text is the held-out part of edgespec's own, or, of
 the demo base, functions of the standard library that training never saw. `bits` are those of all matrices as stored, and
 `ms_per_token` is processor time of one thread behind 128 tokens, engines in turns.
 """
@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from compare import bound, parsed, turns
 from environment import HERE
 from llama_cpp_peer import PASS, ask, start_pass
 from numpy.typing import NDArray
+from table import NOTHING, lines, replaced
 
 from edgespec.prompts.shipped_text import held_out_text
 
@@ -88,13 +88,25 @@ def engine_row(reference: Reference, engine_dir: Path) -> dict[str, Any]:
     import torch
 
     weights, bits = weights_of(engine_dir)
-    kept = {name: t.clone() for name, t in reference.model.state_dict().items() if name in weights}
-    changed = {name: torch.from_numpy(weights[name]) for name in kept}
+    state = reference.model.state_dict()
+    changed = {key_of(name, state): torch.from_numpy(weight) for name, weight in weights.items()}
+    kept = {name: state[name].clone() for name in changed}
     reference.model.load_state_dict(changed, strict=False)
     alone = reference.figures(reference.of(reference.model))
     reference.model.load_state_dict(kept, strict=False)
     found = reference.figures(as_run(engine_dir, reference.windows))
     return {"bits": bits, **found, "kl_weights": alone["kl"]}
+
+
+def key_of(name: str, keys: Iterable[str]) -> str:
+    """The checkpoint's name of a weight; of exports that were quantized before the engine has a
+    node's, such as layers.0/attn/q_proj."""
+    if "/" not in name and name != "lm_head":
+        return name
+    layer, last = name.split("/")[0], name.split("/")[-1]
+    ends = [key for key in keys if f".{key}".endswith(f".{last}.weight")]
+    (key,) = (key for key in ends if layer == last or f".{layer}." in key)
+    return key
 
 
 def as_run(engine_dir: Path, windows: Ids) -> Iterator[Floats]:
@@ -193,45 +205,71 @@ def named(words: list[str]) -> list[tuple[str, Path]]:
     return [(name, Path(path).absolute()) for name, _, path in pairs]
 
 
+def asked(args: argparse.Namespace) -> list[tuple[str, str, Path]]:
+    """The engine, the format and the path of what is measured."""
+    ours, theirs = named(args.engine), named(args.gguf)
+    return [("edgespec", *pair) for pair in ours] + [("llama.cpp", *pair) for pair in theirs]
+
+
 def measure_accuracy(args: argparse.Namespace) -> None:
     """Writes the rows, replacing those of the same engine and format."""
     text = functions(args.functions) if args.functions else held_out_text()
     reference = Reference(args.model, text, args.tokens)
     own = reference.figures(reference.logits)["perplexity"]
-    print(f"float32: {reference.windows.shape}, perplexity {own:.4f}", file=sys.stderr)
-    todo = [("edgespec", *pair) for pair in named(args.engine)]
-    todo += [("llama.cpp", *pair) for pair in named(args.gguf)]
-    rows = json.loads(args.json.read_text())["rows"] if args.json.is_file() else []
-    for engine, form, path in todo:
-        if engine == "edgespec":
-            found = engine_row(reference, path)
-        else:
-            found = gguf_row(reference, path, args.program)
-        found = {key: round(value, 5) for key, value in found.items()}
-        row = {"engine": engine, "format": form, **found, "path": str(path)}
+    kept = json.loads(args.json.read_text()) if args.json.is_file() else {}
+    rows = kept.get(args.name, {"rows": []})["rows"]
+    for engine, form, path in asked(args):
+        is_ours = engine == "edgespec"
+        found = engine_row(reference, path) if is_ours else gguf_row(reference, path, args.program)
+        row = {"engine": engine, "format": form} | {k: round(v, 5) for k, v in found.items()}
         rows = [old for old in rows if (old["engine"], old["format"]) != (engine, form)] + [row]
         print(json.dumps(row), file=sys.stderr, flush=True)
-        about = {"model": args.model.name, "tokens": int(reference.windows.size), "perplexity": own}
-        args.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+        about = {"tokens": int(reference.windows.size), "perplexity": round(own, 4), "rows": rows}
+        args.json.write_text(json.dumps(kept | {args.name: about}, indent=1) + "\n")
 
 
 def measure_time(args: argparse.Namespace) -> None:
     """Adds milliseconds a token to the rows."""
-    found = json.loads(args.json.read_text())
+    kept = json.loads(args.json.read_text())
     flags = ["--contexts", str(CONTEXT), "--tokens", str(TOKENS)]
-    times: dict[int, list[float]] = {number: [] for number in range(len(found["rows"]))}
-    for _, name in turns([str(number) for number in times], args.runs):
-        row = found["rows"][int(name)]
-        command = [sys.executable, str(HERE / "edgespec_peer.py"), row["path"]]
-        if row["engine"] == "llama.cpp":
-            peer = str(HERE / "llama_cpp_peer.py")
-            command = [sys.executable, peer, str(args.program), row["path"]]
-        decode = parsed(bound([*command, *flags], 1))["contexts"][str(CONTEXT)]["decode"]
-        times[int(name)].append(1000 * decode["cpu_s"] / decode["steps"])
-    for number, row in enumerate(found["rows"]):
-        row["ms_per_token"] = round(statistics.median(times[number]), 3)
-    found["load"] = round(os.getloadavg()[0], 1)
-    args.json.write_text(json.dumps(found, indent=1) + "\n")
+    todo = asked(args)
+    times: list[list[float]] = [[] for _ in todo]
+    for _, number in turns(list(map(str, range(len(todo)))), args.runs):
+        engine, _, path = todo[int(number)]
+        peer = [HERE / "edgespec_peer.py", path]
+        if engine == "llama.cpp":
+            peer = [HERE / "llama_cpp_peer.py", args.program, path]
+        command = [sys.executable, *map(str, peer), *flags]
+        decode = parsed(bound(command, 1))["contexts"][str(CONTEXT)]["decode"]
+        times[int(number)].append(1000 * decode["cpu_s"] / decode["steps"])
+    for (engine, form, _), found in zip(todo, times, strict=True):
+        for row in kept[args.name]["rows"]:
+            if (row["engine"], row["format"]) == (engine, form):
+                row["ms_per_token"] = round(statistics.median(found), 2)
+    args.json.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def write_table(args: argparse.Namespace) -> None:
+    """Writes the tables of all models into a page, each between its marks."""
+    page = args.page.read_text()
+    for name, found in json.loads(args.json.read_text()).items():
+        rows = [
+            [
+                f"{row['engine']}, {row['format']}",
+                f"{row['bits']:.2f}",
+                f"{row['kl_weights']:.4f}",
+                f"{row['kl']:.4f} ± {row['kl_error']:.4f}",
+                f"{row['perplexity']:.2f} ({100 * (row['perplexity'] / found['perplexity'] - 1):+.1f} %)",
+                f"{row['top1']:.3f}",
+                f"{row['ms_per_token']:.1f}" if "ms_per_token" in row else NOTHING,
+            ]
+            for row in sorted(found["rows"], key=lambda row: row["bits"])
+        ]
+        heads = ["bits a weight", "KL of the weights", "KL as run", "perplexity", "top-1"]
+        about = f"{found['tokens']} tokens, perplexity {found['perplexity']:.2f} in float32."
+        table = lines([*heads, "ms a token"], rows)
+        page = replaced(page, f"weight formats of {name}", f"{table}\n\n{about}\n")
+    args.page.write_text(page)
 
 
 def main() -> None:
@@ -241,6 +279,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--name", help="of the model, the key in --json")
     parser.add_argument("--engine", nargs="+", default=[], metavar="FORMAT=DIR")
     parser.add_argument("--gguf", nargs="+", default=[], metavar="FORMAT=FILE")
     parser.add_argument("--program", type=Path, default=Path(PASS))
@@ -248,8 +287,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--page", type=Path, help="write the tables of --json into this page")
     args = parser.parse_args()
-    (measure_time if args.time else measure_accuracy)(args)
+    if args.page:
+        write_table(args)
+    else:
+        (measure_time if args.time else measure_accuracy)(args)
 
 
 if __name__ == "__main__":

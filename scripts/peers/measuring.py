@@ -121,7 +121,7 @@ def measure(
     behind the first context by passes of so many rows, and the most memory. Libraries are imported
     before, so `start` has them and `load` has not.
     """
-    began, found, held = now(), {}, []
+    began, found, verify, held = now(), {}, {}, []
     with opened() as stream:
         load = now().since(began)
         for _ in stream(prompt_of(WARM_UP), 2):
@@ -130,11 +130,10 @@ def measure(
         for context in contexts:
             found[str(context)] = passage(stream, context, tokens, now)
             held.append(memory())
-        verify = {
-            str(count): passage(partial(stream, rows=count), contexts[0], tokens, now)["decode"]
-            for count in rows
-        }
-        held.append(memory())
+        for count in rows:
+            passes = partial(stream, rows=count)
+            verify[str(count)] = passage(passes, contexts[0], tokens, now)["decode"]
+            held.append(memory())
     most = {key: max(each[key] for each in held) for key in held[0]}
     return {"load": load, "start": start, "contexts": found, "verify": verify, "memory": most}
 

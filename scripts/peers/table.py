@@ -23,7 +23,7 @@ PREFILL = 512
 
 def begin(shape: str) -> str:
     """Returns the line before the tables of a shape."""
-    return f"<!-- {shape}: made by scripts/peers/compare.py -->"
+    return f"<!-- {shape}: made by scripts/peers -->"
 
 
 # ---- figures

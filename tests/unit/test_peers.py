@@ -91,19 +91,20 @@ def test_a_measurement_keeps_prefill_apart_from_decode_and_the_most_memory(
 
     class Opened:
         def __enter__(self) -> Any:
-            return lambda prompt, tokens: iter([(1, 1)] + [(2, 1)] * ((tokens - 1) // 2))
+            return lambda prompt, tokens, rows=3: iter([(1, 1)] + [(rows - 1, 1)] * (tokens // 2))
 
         def __exit__(self, *error: object) -> None:
             return None
 
-    sizes = iter([{"rss_mb": 5.0, "pss_mb": 4.0}, {"rss_mb": 6.0, "pss_mb": 3.0}])
+    sizes = iter([{"rss_mb": 5.0, "pss_mb": 4.0}] * 2 + [{"rss_mb": 6.0, "pss_mb": 3.0}])
     birth = measuring.Moment(-10.0, 0.0)
-    found = measuring.measure(Opened, [4, 8], 5, birth, now, lambda: next(sizes))
+    found = measuring.measure(Opened, [4, 8], 5, birth, now, lambda: next(sizes), [4])
     assert found["load"] == {"wall_s": 1.0, "cpu_s": 0.5}
     assert found["start"]["wall_s"] == 12.0
     assert found["contexts"]["8"]["prefill"] == {"wall_s": 1.0, "cpu_s": 0.5, "tokens": 8}
     decode = {"wall_s": 2.0, "cpu_s": 1.0, "tokens": 4, "steps": 2}
     assert found["contexts"]["4"]["decode"] == decode
+    assert found["verify"] == {"4": {"wall_s": 2.0, "cpu_s": 1.0, "tokens": 6, "steps": 2}}
     assert found["memory"] == {"rss_mb": 6.0, "pss_mb": 4.0}
 
 
@@ -380,7 +381,11 @@ def test_a_row_without_its_neighbor_has_no_ratio(
     assert "ratio" not in found["theirs"]["token_128_ms"]
     assert "speedup_128" not in found["ours-drafts"]
     text = peers["table"].markdown(result | {"summary": found})
-    assert "| Theirs Q4 | 30.0 | 0.60 | - |" in text
+    assert "bandwidth" not in text
+    for run in result["runs"]["theirs"]:
+        run["verify"] = {"4": run["contexts"]["128"]["decode"]}
+    found = peers["table"].summary(result)
+    assert found["theirs"]["verify_4_ms"]["median"] == found["theirs"]["token_128_ms"]["median"]
 
 
 def test_a_page_keeps_what_is_around_its_tables(
