@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
+from edgespec.backends.call import Floats
 from edgespec.backends.engine_config import EngineFields
 
 LARGEST = 2.0**63  # of a figure
@@ -87,3 +90,10 @@ class Divergence:
                 f"{scheme} moves the model's predictions by {self.kl:.2g} nats a token, which the"
                 f" perplexity of this text hides{remedy}"
             )
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """The log-probabilities [N, V] of logits."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    sums = np.exp(shifted).sum(-1, dtype=np.float64, keepdims=True)
+    return np.asarray(shifted - np.log(sums).astype(np.float32), np.float32)

@@ -140,7 +140,8 @@ class EngineWeights:
     products are computed where it is not that of the scheme. `emulated` says so in words. `exact`:
     a row has the same bits in every call of at least two rows. `rounding` is the measured margin,
     in nats, within which calls of one row and of many may choose another token; None: float32, 0:
-    `build` has proven that a row has the same bits in every call.
+    `build` has proven that a row has the same bits in every call. `bits` is what a weight takes
+    where a budget was spent, with its scales, and `mix` says which weights got how many.
     """
 
     scheme: str
@@ -152,6 +153,8 @@ class EngineWeights:
     embedding: SharedEmbedding | None = None
     largest: LargestWeight | None = None
     rounding: float | None = None
+    bits: float | None = None
+    mix: str | None = None
 
     @classmethod
     def read(cls, fields: EngineFields) -> EngineWeights:
@@ -175,6 +178,8 @@ class EngineWeights:
                 "embedding", lambda key: SharedEmbedding.read(fields.section(key))
             ),
             largest=fields.optional("largest", lambda key: LargestWeight.read(fields.section(key))),
+            bits=fields.optional("bits", fields.number),
+            mix=fields.text("mix"),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -205,7 +210,8 @@ class EngineWeights:
         assert self.scheme != FLOAT32
         block = "" if self.block is None else f" in blocks of {self.block}"
         method = HOW.get(self.method, self.method)
-        return f"the weights of its matrix products are {self.scheme}{block}, {method}"
+        mix = "" if self.mix is None else f", {self.mix}"
+        return f"the weights of its matrix products are {self.scheme}{block}, {method}{mix}"
 
     @property
     def rounded_by(self) -> str:

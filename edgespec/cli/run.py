@@ -45,6 +45,7 @@ OF_TERMINALS = ("history_file", "no_history")
 MAKING = (
     "weights",
     "weight_block",
+    "size",
     "share_embedding",
     "backend",
     "draft",

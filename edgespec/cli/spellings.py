@@ -21,7 +21,7 @@ max_non_leaves_per_layer max_verify_tree_size measure_costs medusa_base medusa_c
 min_image_tokens mode mtp multimodal_engine_dir no_chat_template no_golden no_history
 no_share_embedding num_eagle_layers num_logprobs num_medusa_heads num_samples onnx_dir opt_level
 output output_dir output_file output_tokens picture pictures probe_image probe_text prompt
-prompts quantization rows share_embedding skip_visual spec_base spec_draft spec_draft_step
+prompts quantization rows share_embedding size skip_visual spec_base spec_draft spec_draft_step
 spec_draft_top_k spec_policy spec_verify_size speculative_model temperature tensorrt
 tokenizer_dir update visual_quantization weight_block weights workspace_mib
 """.split()  # noqa: SIM905 - a line each otherwise

@@ -479,7 +479,7 @@ def weights_text(weights: EngineWeights) -> str:
     """How an engine keeps its weights, and the type that it computes in."""
     block = blocks_text([] if weights.block is None else [weights.block])
     computed = weights.method if weights.compute is None else f"computed in {weights.compute}"
-    parts = [f"weights {weights.scheme}{block}", computed]
+    parts = [f"weights {weights.scheme}{block}", computed, *filter(None, [weights.mix])]
     if weights.emulated:
         parts.append(weights.emulated)
     return "; ".join(parts)

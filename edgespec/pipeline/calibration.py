@@ -13,6 +13,7 @@ from edgespec.artifacts import file_names
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.contract import Limits, Role
 from edgespec.errors import RequestError
+from edgespec.prompts import Message
 from edgespec.prompts.shipped_text import calibration_text
 from edgespec.quantize.calibration import (
     MIN_TOKENS,
@@ -31,6 +32,8 @@ def texts_of(options: Any) -> CalibrationTexts | None:
     """The text that options of a build name; None where they name none. Raises RequestError for one
     that is missing or cannot be read."""
     source = getattr(options, "calib_data", None)
+    if source is None and getattr(options, "size", None) is not None:
+        source = SHIPPED  # for what is measured alone
     if source is None:
         return None
     texts = read_texts(source, MAX_TOKENS)
@@ -48,7 +51,7 @@ def with_windows(options: Any, onnx_dir: Path, role: Role, limits: Limits) -> An
     if texts is None:
         return options
     if role not in (Role.LLM, Role.BASE):
-        return replace(options, calib_data=None)
+        return replace(options, calib_data=None, size=None)
     tokenizer, config = Tokenizer.open(onnx_dir), ComponentConfig.read(onnx_dir / file_names.CONFIG)
     ids: list[int] = []
     for text in texts.records:
@@ -76,5 +79,5 @@ def rendered(tokenizer: Tokenizer, text: Record) -> str:
         return text
     if not tokenizer.has_template():
         return "\n".join(message["content"] for message in text) + "\n"
-    messages: Any = text
+    messages = [Message(message["role"], message["content"]) for message in text]
     return tokenizer.render(messages, add_generation_prompt=False, enable_thinking=False)

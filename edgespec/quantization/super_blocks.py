@@ -1,5 +1,5 @@
 """Rounds weights to 4 bits with a scale and a minimum per block, both bytes with a factor per
-super-block, as GGUF's Q4_K has them; or to 6 bits with a scale alone, as its Q6_K.
+super-block, as GGUF's Q4_K has them; or to 6 or 8 bits with a scale alone.
 
 Scales and minimums are those of the least squared error. Knows arrays; Hessians are `gptq`'s.
 """

@@ -96,7 +96,7 @@ def calibrated(
     Work that will take long is announced once two pieces are done. Raises OSError where the disk is
     full, and CheckpointError for weights that are no numbers.
     """
-    directory = parent / key_of(onnx, windows, capacity, names)
+    directory = working_directory(parent, key_of(onnx, windows, capacity, names))
     weights = CalibratedWeights(directory)
     graph = LayerwiseGraph.open(onnx)
     count, rows = windows.shape
@@ -173,23 +173,33 @@ def rounded_by(
     return weight
 
 
+def working_directory(parent: Path, key: str) -> Path:
+    """The directory of this key below `parent`. What other runs left there goes after a week."""
+    directory = parent / key
+    directory.mkdir(parents=True, exist_ok=True)
+    for other in parent.iterdir():
+        if other != directory and time.time() - other.stat().st_mtime > KEPT_S:
+            atomic.remove_whole(other)
+    return directory
+
+
 def resumed(
     weights: CalibratedWeights, onnx: OnnxDir, windows: NDArray[np.int64]
 ) -> tuple[int, Floats]:
     """How many pieces an earlier run finished, and the residual stream [count, rows, H] behind
-    them: the embeddings at first. What runs of other weights or texts left goes after a week."""
-    directory = weights.directory
-    directory.mkdir(parents=True, exist_ok=True)
-    for other in directory.parent.iterdir():
-        if other != directory and time.time() - other.stat().st_mtime > KEPT_S:
-            atomic.remove_whole(other)
-    if (directory / STREAM).exists():
-        with np.load(directory / STREAM) as stored:
+    them: the embeddings at first."""
+    if (weights.directory / STREAM).exists():
+        with np.load(weights.directory / STREAM) as stored:
             return int(stored["done"]), stored["x"]
+    return 0, embedded(onnx, windows)
+
+
+def embedded(onnx: OnnxDir, windows: NDArray[np.int64]) -> Floats:
+    """The embeddings [count, rows, H] of tokens [count, rows]."""
     path = onnx.path / file_names.EMBEDDING
     stored = embedding_tensor(path, onnx.config)
     table = np.memmap(path, numpy_dtype(stored.dtype), "r", stored.offset, stored.shape)
-    return 0, np.ascontiguousarray(table[windows], np.float32)
+    return np.ascontiguousarray(table[windows], np.float32)
 
 
 def key_of(onnx: OnnxDir, windows: NDArray[np.int64], capacity: int, names: Set[str]) -> str:

@@ -166,12 +166,15 @@ class Head:
         rows = self.before.run(x, feeds)
         return np.reshape(rows, (-1, rows.shape[-1]))
 
-    def logits(self, rows: Floats) -> Floats:
-        """The logits [N, V] of rows [N, H]; of the lm_head a part at a time is float32."""
+    def logits(
+        self, rows: Floats, read: Callable[[int, int | None], Floats] | None = None
+    ) -> Floats:
+        """The logits [N, V] of rows [N, H]; of the lm_head a part at a time is float32. `read`
+        gives other weights than the stored ones."""
         outputs, inputs = self.linear.shape
         logits = np.empty((len(rows), outputs), np.float32)
         step = max(1, PART_ELEMENTS // inputs)
-        read = self.linear.reader()
+        read = read or self.linear.reader()
         for low in range(0, outputs, step):
             part = read(low, min(low + step, outputs))
             np.matmul(rows, part.T, out=logits[:, low : low + step])

@@ -16,6 +16,7 @@ Knows the operators of both sides. Knows no model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,10 +63,11 @@ def lower(
     batched: bool = False,
     weight_format: WeightFormat = FP32,
     tree_cache: CacheType | None = None,
+    bits: Mapping[str, int] | None = None,
 ) -> Lowered:
     """Rewrite `model` in place; external weights will stand in `data_name` beside it. With
     `tree_cache` attention is our own kernel's, over a cache of that type, and so are recurrent
-    layers.
+    layers. `bits` says of weights that are rounded with minimums which get more than 4.
 
     Raises ContractError if a node does not have the form that the rewrite needs.
     """
@@ -80,7 +82,7 @@ def lower(
         take_delta_nets(graph)
     elif cached and not batched:
         group_attention(graph, attentions)
-    weights = lower_weights(model, data_name, weight_format)
+    weights = lower_weights(model, data_name, weight_format, bits)
     head = search_logits(graph)
     fuse(model, weights, native=tree_cache is not None)
     if tree_cache is not None:

@@ -22,6 +22,7 @@ from edgespec.backends.engine_config import (
 from edgespec.backends.ort.contract import CACHE_TYPES
 from edgespec.backends.ort.native.library import BUILD_IT, why_missing
 from edgespec.errors import EnvironmentProblem, OptionError
+from edgespec.quantization.bit_budget import LARGEST_SIZE
 from edgespec.quantization.block_forms import FOUR_BITS
 
 Scheme = Literal["fp32", "int4", "int8"]
@@ -40,6 +41,7 @@ DEFAULT_BLOCK = 128
 # another order differ by about 1e-6 here; a wrong mask, layout or weight by more than 1e-2.
 FLOAT32_TOLERANCE = 1e-4
 BLOCKS = (PER_CHANNEL, EXACT_BLOCK, DEFAULT_BLOCK)
+SIZES = (5.0, 6.0)  # bits a weight that are proposed where int4 changes too much
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,10 @@ class WeightFormat(BuildOptions):
     scheme: Scheme = FLOAT32
     block: int = DEFAULT_BLOCK  # or PER_CHANNEL
     minimums: bool = field(default=False, kw_only=True)
+    size: float | None = field(default=None, kw_only=True)  # bits a weight that may be spent
     calib_data: str | None = field(default=None, kw_only=True)  # a text, for GPTQ
-    # Its tokens, in sequences of one length, once a tokenizer has read it
+    # Its tokens, or for `size` alone those of the shipped text, in sequences of one length, once a
+    # tokenizer has read them
     windows: tuple[tuple[int, ...], ...] | None = field(default=None, kw_only=True)
     share_embedding: bool = True
     kernels: Kernels = ONNX_RUNTIME
@@ -66,6 +70,7 @@ class WeightFormat(BuildOptions):
     def __post_init__(self) -> None:
         assert self.block != PER_CHANNEL or self.scheme == "int8"
         assert self.kernels == NATIVE or self.kv_cache_dtype == FP32_CACHE
+        assert self.minimums or self.size is None
         assert not self.minimums or (self.scheme, self.block) == ("int4", FOUR_BITS.block)
 
     @property
@@ -86,7 +91,7 @@ class WeightFormat(BuildOptions):
         if self.is_int8_gemm:
             return EngineWeights(scheme=self.scheme, method=RTN, compute="int8", exact=True)
         exact = self.kernels == NATIVE or (self.scheme, self.block) == ("int4", EXACT_BLOCK)
-        method = GPTQ if self.windows else LEAST_SQUARES if self.minimums else RTN
+        method = GPTQ if self.calib_data else LEAST_SQUARES if self.minimums else RTN
         return EngineWeights(scheme=self.scheme, method=method, block=self.block, exact=exact)
 
 
@@ -120,6 +125,17 @@ OPTIONS = (
         ),
     ),
     BuildOption(
+        name="size",
+        metavar="BITS",
+        help=(
+            "Spend so many bits a weight, such as 4.8, where they help most: int4 with some weights"
+            " in 6 or 8 bits, as is measured in a few passes over a short text. All weights that"
+            " are rounded count, with their scales, the lm_head too (once, where it is the"
+            " embedding as well); embeddings of their own, norms and biases do not. A draft keeps"
+            " int4."
+        ),
+    ),
+    BuildOption(
         name="share_embedding",
         default=True,
         help=(
@@ -150,6 +166,9 @@ OPTIONS = (
 def parse_options(values: Mapping[str, OptionValue]) -> WeightFormat:
     """The weight format that the options ask for; OptionError where they contradict each other."""
     scheme, block = values.get("weights") or FLOAT32, values.get("weight_block")
+    size = size_of(values.get("size"))
+    if size is not None and scheme == FLOAT32:
+        scheme = "int4"
     share = values.get("share_embedding", True)
     if scheme == FLOAT32 and block:
         message = "`weight_block` means nothing with `weights` fp32"
@@ -164,16 +183,36 @@ def parse_options(values: Mapping[str, OptionValue]) -> WeightFormat:
     if calib_data and not minimums:
         message = "`calib_data` is for `weights` int4 without `weight_block`"
         raise OptionError(message, "Leave it out, or choose these, on the native kernels.")
-    size = int(str(block)) if block else FOUR_BITS.block if minimums else DEFAULT_BLOCK
+    if size is not None and not minimums:
+        message = "`size` is for `weights` int4 without `weight_block`"
+        raise OptionError(message, "Leave it out, or choose these, on the native kernels.")
+    width = int(str(block)) if block else FOUR_BITS.block if minimums else DEFAULT_BLOCK
     return WeightFormat(
         cast(Scheme, scheme),
-        size,
+        width,
         minimums=minimums,
+        size=size,
         calib_data=None if calib_data is None else str(calib_data),
         share_embedding=share is not False,
         kernels=kernels,
         kv_cache_dtype=cache,
     )
+
+
+def size_of(asked: OptionValue) -> float | None:
+    """The bits a weight that are asked for. OptionError for what is no number of them, or none that
+    the formats reach."""
+    if asked is None:
+        return None
+    least, most = FOUR_BITS.bits_per_weight, LARGEST_SIZE
+    try:
+        size = float(str(asked))
+    except ValueError:
+        size = 0.0
+    if not least <= size <= most:
+        message = f"`size` {asked} is no number of bits from {least} to {most:g}"
+        raise OptionError(message, "Choose one of these, or `weights` int8 for more.")
+    return size
 
 
 def better_weights(weights: EngineWeights) -> str | None:
@@ -182,8 +221,9 @@ def better_weights(weights: EngineWeights) -> str | None:
         return None
     if weights.scheme == "int4" and weights.method == RTN:
         return "`weights` int4 without `weight_block`"
-    if weights.method == LEAST_SQUARES:
-        return "`calib_data` shipped"
+    larger = next((size for size in SIZES if size > (weights.bits or 0) + 0.1), None)
+    if weights.scheme == "int4" and larger is not None:
+        return f"`size` {larger:g}"
     return f"`weights` {SCHEMES[SCHEMES.index(cast(Scheme, weights.scheme)) - 1]}"
 
 

@@ -7,7 +7,7 @@ and how close the engine has to come in `accuracy`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from edgespec.artifacts import atomic, file_names
 from edgespec.artifacts.component_files import embedding_tensor
@@ -27,7 +28,12 @@ from edgespec.backends.ort.accuracy import (
     is_rounded,
     weights_of,
 )
-from edgespec.backends.ort.calibration import CalibratedWeights, calibrated
+from edgespec.backends.ort.calibration import (
+    CalibratedWeights,
+    calibrated,
+    key_of,
+    working_directory,
+)
 from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.data_file import (
     HEAD_DATA,
@@ -40,11 +46,16 @@ from edgespec.backends.ort.head_form import FORM, HeadForm, layout_keys
 from edgespec.backends.ort.lowering import Lowered, lower
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues
+from edgespec.backends.ort.sensitivity import measured_groups
 from edgespec.backends.ort.settings import EngineSettings
 from edgespec.backends.ort.vision_lowering import lower_vision
 from edgespec.backends.ort.weight_data import pieces
 from edgespec.contract import Limits, canonical_contract
-from edgespec.quantization.quantized_weight import dequantize_stored
+from edgespec.errors import BuildError
+from edgespec.quantization.bit_budget import BitsByWeight, spend
+from edgespec.quantization.block_forms import FOUR_BITS
+from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
+from edgespec.quantization.super_blocks import quantize_super_blocks
 from edgespec.safe_read.tensors import numpy_dtype
 
 HEAD = "lm_head"  # the name of its product
@@ -61,8 +72,19 @@ def stage(
     data = path.with_name(f"{path.name}.data")
     graph = onnx.config.graph
     tree_cache = EngineSettings.of(weight_format, cached=not graph.heads).tree_cache
-    model = ir.load(onnx.model)
-    lowered = lower(model, data.name, batched, weight_format, tree_cache)
+    lowered = lower(ir.load(onnx.model), data.name, batched, weight_format, tree_cache)
+    capacity = limits.max_kv_cache_capacity
+    calibration, chosen = None, None
+    if weight_format.size is not None:
+        refuse_too_few_bits(weight_format.size, rounded_weights(lowered))
+    if weight_format.calib_data is not None and weight_format.windows is not None:
+        directory, windows = atomic.user_cache() / "gptq", np.array(weight_format.windows)
+        names = {str(weight.source.name) for weight in rounded_weights(lowered)}
+        calibration = calibrated(onnx, windows, capacity, names, directory, progress)
+    if weight_format.size is not None:
+        chosen = chosen_bits(onnx, lowered, weight_format, capacity, calibration, progress)
+        model = ir.load(onnx.model)
+        lowered = lower(model, data.name, batched, weight_format, tree_cache, chosen.bits)
     low_bit = any(isinstance(weight, PackedWeight) for weight in lowered.weights)
     settings = EngineSettings.of(weight_format, cached=not graph.heads, low_bit=low_bit)
     head = head_of(lowered)
@@ -73,12 +95,8 @@ def stage(
     weights = weights_of(exported, weight_format, str(onnx.path))
     if weight_format.share_embedding:
         weights = replace(weights, embedding=shared_embedding(lowered, onnx))
-    calibration = None
-    if weight_format.windows is not None:
-        directory = atomic.user_cache() / "gptq"
-        windows, capacity = np.array(weight_format.windows), limits.max_kv_cache_capacity
-        names = rounded_names(lowered)
-        calibration = calibrated(onnx, windows, capacity, names, directory, progress)
+    if chosen is not None:
+        weights = replace(weights, bits=round(chosen.size, 4), mix=chosen.text)
     progress.start(sum(weight.num_bytes for weight in lowered.weights))
     largest = write_data(lowered, onnx.path, data, progress.advance, calibration)
     if calibration is not None:
@@ -182,15 +200,55 @@ def head_of(lowered: Lowered) -> PackedWeight | None:
     return next((weight for weight in packed if weight.alone), None)
 
 
-def rounded_names(lowered: Lowered) -> set[str]:
-    """The names of the weights that are rounded here, with minimums."""
-    return {
-        str(weight.source.name)
+def refuse_too_few_bits(size: float, weights: Sequence[PackedWeight]) -> None:
+    """Raises BuildError for a budget of bits a weight that is below what all take in 4 bits."""
+    shapes = [(weight.layout.out_features, weight.layout.in_features) for weight in weights]
+    total = sum(rows * columns for rows, columns in shapes)
+    bits = sum(rows * columns * FOUR_BITS.bits_of(columns) for rows, columns in shapes)
+    if size * total < bits:
+        message = f"`size` {size:g} is less than this model takes in int4: {bits / total:.4g}"
+        raise BuildError(message, "Give more, or leave it out.")
+
+
+def chosen_bits(
+    onnx: OnnxDir,
+    lowered: Lowered,
+    weight_format: WeightFormat,
+    capacity: int,
+    calibration: CalibratedWeights | None,
+    progress: Progress,
+) -> BitsByWeight:
+    """The bits of each weight that is rounded here, within the budget of the format. What is
+    measured for it stays in the user's cache where the run is stopped."""
+    assert weight_format.size is not None
+    windows = np.array(weight_format.windows)
+    names = {str(weight.source.name) for weight in rounded_weights(lowered)}
+    tied = weight_format.share_embedding and shared_embedding(lowered, onnx) is not None
+    method = f"sensitivity {tied} {weight_format.weights.method}"
+    key = key_of(onnx, windows, capacity, {*names, method})
+    directory = working_directory(atomic.user_cache() / "gptq", key)
+
+    def rounded(name: str, array: NDArray[np.float32]) -> QuantizedWeight:
+        if calibration is not None:
+            return calibration.read(name)
+        return quantize_super_blocks(array, name=name)
+
+    groups = measured_groups(
+        onnx, windows, capacity, names, rounded, directory, progress, tied=tied
+    )
+    atomic.remove_whole(directory)
+    return spend(groups, weight_format.size)
+
+
+def rounded_weights(lowered: Lowered) -> list[PackedWeight]:
+    """The weights that are rounded here, with minimums."""
+    return [
+        weight
         for weight in lowered.weights
         if isinstance(weight, PackedWeight)
         and isinstance(weight.source, ir.ExternalTensor)
         and weight.layout.has_minimums
-    }
+    ]
 
 
 def write_data(

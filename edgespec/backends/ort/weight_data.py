@@ -25,7 +25,9 @@ from edgespec.backends.ort.data_file import (
     LowBitWeight,
     PackedWeight,
 )
+from edgespec.backends.ort.native.layout import FACTORS
 from edgespec.backends.ort.quantized_values import QuantizedValues, read_tensor
+from edgespec.quantization.block_forms import FORMS, FOUR_BITS
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored, quantize_rtn
 from edgespec.quantization.super_blocks import quantize_super_blocks
 
@@ -52,13 +54,13 @@ def pieces(
             yield weight.scales_offset, channels
         case PackedWeight(source=source, layout=layout, rounding=rounding):
             block = None if rounding.by_row else layout.block
-            if isinstance(source, QuantizedValues) or not layout.has_minimums:
+            if isinstance(source, QuantizedValues) or layout.scales not in FACTORS:
                 stored = quantized(source, directory, layout.bits, block)
-            elif calibrated is not None:
+            elif calibrated is not None and layout.bits == FOUR_BITS.bits:
                 stored = calibrated.read(str(source.name))
             else:
-                array = read_tensor(source, directory)
-                stored = quantize_super_blocks(array, name=str(source.name))
+                array, name = read_tensor(source, directory), str(source.name)
+                stored = quantize_super_blocks(array, FORMS[layout.bits], name)
             panels = low_bit_matmul.pack(layout, stored, rounding)
             if isinstance(weight, ExpertWeight):
                 for i, panel in enumerate(panels):

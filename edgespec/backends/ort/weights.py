@@ -37,13 +37,13 @@ from edgespec.backends.ort.experts import (
 from edgespec.backends.ort.fusion import fuse_projections
 from edgespec.backends.ort.low_bit_head import LOGITS
 from edgespec.backends.ort.low_bit_matmul import IN_BLOCKS, RowRounding, replace_matmuls
-from edgespec.backends.ort.native.layout import WeightLayout, layout_of
+from edgespec.backends.ort.native.layout import WeightLayout, layout_of, layout_of_form
 from edgespec.backends.ort.options import DEFAULT_BLOCK, FP32, NATIVE, WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues, quantized_values
 from edgespec.backends.rewriting import required
 from edgespec.contract import KEEP_PRECISION
 from edgespec.errors import BuildError
-from edgespec.quantization.block_forms import FOUR_BITS
+from edgespec.quantization.block_forms import FORMS, FOUR_BITS
 
 INTEGERS: Mapping[ir.DataType, Literal[4, 8]] = {
     ir.DataType.INT4: 4,
@@ -104,8 +104,14 @@ class WeightLowering:
     are placed last, as some of them become one node.
     """
 
-    def __init__(self, model: ir.Model, data_name: str, weight_format: WeightFormat) -> None:
-        self.model, self.format = model, weight_format
+    def __init__(
+        self,
+        model: ir.Model,
+        data_name: str,
+        weight_format: WeightFormat,
+        bits: Mapping[str, int] | None = None,
+    ) -> None:
+        self.model, self.format, self.bits = model, weight_format, bits or {}
         self.data = DataFile(model.graph, data_name)
         self.activations = int8_gemm.Activations(model.graph)
         self.emulation = Emulation(model.graph)
@@ -169,7 +175,8 @@ class WeightLowering:
         for final, transposed in final_forms(value):
             users = matmuls(final) if transposed and self.format.bits else []
             if users and self.native:
-                self.packed.append(rounded_product(value, tensor, users, self.format))
+                bits = self.bits.get(str(value.name), FOUR_BITS.bits)
+                self.packed.append(rounded_product(value, tensor, users, self.format, bits))
             elif users and self.format.is_int8_gemm:
                 out_features, in_features = tensor.shape.numpy()
                 kernel = int8_gemm.Int8Kernel(in_features, out_features)
@@ -259,19 +266,23 @@ class WeightLowering:
 
 
 def lower_weights(
-    model: ir.Model, data_name: str, weight_format: WeightFormat = FP32
+    model: ir.Model,
+    data_name: str,
+    weight_format: WeightFormat = FP32,
+    bits: Mapping[str, int] | None = None,
 ) -> list[AnyWeight]:
     """Replace the weights of a graph by those that the engine's kernels read; they will stand in
     the file `data_name`, in the order of the list.
 
     With 4 or 8 bits the weights that only MatMuls read are quantized; biases, norms and the like
-    stay. BuildError where this CPU cannot compute with them.
+    stay; `bits` says which get more than 4 of those with minimums. BuildError where this CPU
+    cannot compute with them.
     """
     native = weight_format.kernels == NATIVE
     if weight_format.is_int8_gemm and not native and not int8_gemm.is_exact_here():
         reason = "this CPU adds up products of 8-bit integers in 16 bits, which are too few"
         raise BuildError(reason, "Build with `weights` int8 `weight_block` 128.")
-    return WeightLowering(model, data_name, weight_format).run()
+    return WeightLowering(model, data_name, weight_format, bits).run()
 
 
 # ---- kernels
@@ -311,16 +322,21 @@ def packed_product(source: QuantizedValues, node: ir.Node) -> PackedProduct | No
 
 
 def rounded_product(
-    value: ir.Value, tensor: ir.ExternalTensor, users: list[ir.Node], weight_format: WeightFormat
+    value: ir.Value,
+    tensor: ir.ExternalTensor,
+    users: list[ir.Node],
+    weight_format: WeightFormat,
+    bits: int,
 ) -> PackedProduct:
-    """The MatMuls of a stored weight that is quantized here, for our own kernel."""
+    """The MatMuls of a stored weight that is quantized here, for our own kernel; with minimums to
+    one of FORMS by its bits."""
     out_features, in_features = tensor.shape.numpy()
     assert weight_format.bits is not None
     by_row = weight_format.is_int8_gemm
     block = low_bit_matmul.WIDEST if by_row else weight_format.block
     layout = WeightLayout(weight_format.bits, block, in_features, out_features)
     if weight_format.minimums:
-        layout = replace(layout, scales="super_min", super_block=FOUR_BITS.super_block)
+        layout = layout_of_form(FORMS[bits], in_features, out_features)
     return PackedProduct(str(value.name), users, tensor, layout, RowRounding(by_row=by_row))
 
 

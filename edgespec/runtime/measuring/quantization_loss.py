@@ -20,7 +20,7 @@ from edgespec.artifacts import file_names
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import SILENT, Progress
 from edgespec.backends.call import Floats, Ids
-from edgespec.backends.divergence import Divergence
+from edgespec.backends.divergence import Divergence, log_softmax
 from edgespec.backends.engine_config import FLOAT32, EngineConfig
 from edgespec.backends.onnx_dir import OnnxDir, open_onnx_dir
 from edgespec.backends.registry import backend_of, open_runner
@@ -170,13 +170,6 @@ class Tally:
             kl_error=float(kl.std() / np.sqrt(len(kl))),
             top1=float(np.concatenate(self.same).mean()),
         )
-
-
-def log_softmax(logits: Floats) -> Floats:
-    """The log-probabilities [N, V] of logits."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    sums = np.exp(shifted).sum(-1, dtype=np.float64, keepdims=True)
-    return np.asarray(shifted - np.log(sums).astype(np.float32), np.float32)
 
 
 def perplexity(losses: list[Floats]) -> float:

@@ -3,6 +3,7 @@ prepared engine is known by."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from edgespec.backends.ort.options import WeightFormat
 from edgespec.contract import Limits, Role
 from edgespec.errors import RequestError
 from edgespec.pipeline.calibration import texts_of, with_windows
+from edgespec.prompts import Message
+from edgespec.runtime.text.tokenizer import Tokenizer
 from tests import made, toys
 
 
@@ -49,3 +52,27 @@ def test_a_text_of_a_few_words_is_refused(onnx: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("two words")
     with pytest.raises(RequestError, match=r"text.txt has \d+ tokens to calibrate with, and 64"):
         with_windows(options(tmp_path / "text.txt"), onnx, Role.LLM, Limits())
+
+
+def test_messages_are_read_by_the_chat_template(onnx: Path, tmp_path: Path) -> None:
+    text, asked = tmp_path / "text.jsonl", "a question of a few words " * 20
+    message = {"role": "user", "content": asked}
+    text.write_text(json.dumps({"messages": [message]}) + "\n")
+    windows = with_windows(options(text), onnx, Role.LLM, Limits()).windows
+    tokenizer = Tokenizer.open(onnx)
+    wanted = tokenizer.render(
+        [Message(**message)], add_generation_prompt=False, enable_thinking=False
+    )
+    assert tokenizer.has_template()
+    assert list(windows[0]) == tokenizer.encode(wanted)[: len(windows[0])]
+
+
+def test_a_budget_without_a_text_is_measured_on_the_shipped_one(onnx: Path) -> None:
+    own = WeightFormat("int4", 32, minimums=True, kernels="native", size=5.0)
+    limits = Limits(max_kv_cache_capacity=48)
+    found, shipped = (
+        with_windows(one, onnx, Role.LLM, limits) for one in (own, options("shipped"))
+    )
+    assert found.windows == shipped.windows
+    assert (found.weights.method, shipped.weights.method) == ("least squares", "gptq")
+    assert with_windows(own, onnx, Role.DRAFT, limits).size is None

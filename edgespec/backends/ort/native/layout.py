@@ -11,20 +11,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.quantization.block_forms import BlockForm
 from edgespec.quantization.quantized_weight import QuantizedWeight, block_scales
 
+Bits = Literal[4, 6, 8]
 LINE = 64  # bytes
 TILE = 16  # outputs of a line
 TILES = 4  # of a panel
 PANEL = TILE * TILES
 STEP = 16  # inputs whose lines stand together
-LINES = {4: 2, 6: 3, 8: 4}  # of a step and a tile, by bits
+LINES: dict[Bits, int] = {4: 2, 6: 3, 8: 4}  # of a step and a tile, by bits
 SHIFTS = np.array([[0], [2], [4], [6]], np.uint8)  # of the upper bits of 6, by the quad of a step
 BLOCK_SIZES = (16, 32, 64, 128)
 # Rows have a scale per block: of blocks of 16 that is too dear where longer ones do
 USUAL_BLOCK_SIZES = BLOCK_SIZES[1:]
 
-Bits = Literal[4, 6, 8]
 Scales = Literal["float32", "float16", "float16_min", "super", "super_min"]
 Codebook = Literal["", "iq4_nl", "fp4"]
 # What a block has of each output: its scale, and the minimum that is subtracted
@@ -314,6 +315,15 @@ def layout_of(weight: QuantizedWeight) -> WeightLayout | None:
     shared = -(-width // plain.block) * weight.super_block if form in FACTORS else 1
     factor = unit_of(weight, codebook) * power
     return replace(plain, scales=form, super_block=shared, global_scale=factor)
+
+
+def layout_of_form(form: BlockForm, in_features: int, out_features: int) -> WeightLayout:
+    """The layout of weights that are rounded to a form."""
+    scales: Scales = "super_min" if form.has_minimums else "super"
+    bits = next(bits for bits in LINES if bits == form.bits)
+    return WeightLayout(
+        bits, form.block, in_features, out_features, scales, super_block=form.super_block
+    )
 
 
 def values_of(weight: QuantizedWeight) -> tuple[Bits, Codebook] | None:

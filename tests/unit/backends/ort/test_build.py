@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from edgespec.artifacts import json_files
@@ -17,11 +18,12 @@ from edgespec.backends.build import build
 from edgespec.backends.call import Call, Result
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.ort import weight_data
+from edgespec.backends.ort.backend import BACKEND
 from edgespec.backends.ort.options import NATIVE, WeightFormat
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.backends.registry import get_backend
 from edgespec.contract import Limits
-from edgespec.errors import BuildError, EdgeSpecError, LimitError
+from edgespec.errors import BuildError, EdgeSpecError, LimitError, OptionError
 from edgespec.export.components import ExportOptions, export
 from tests import made, toys
 from tests.unit.backends.ort.native.sessions import compiled
@@ -183,3 +185,34 @@ def test_an_engine_is_proven_bitwise_without_golden_outputs_as_well(
     monkeypatch.setattr(row_bits, "first_difference", lambda runner, done: "row 3 has other bits")
     built = build(onnx, tmp_path / "another", LIMITS, options=int4)
     assert not built.weights.is_bitwise
+
+
+@compiled
+def test_a_budget_of_bits_is_spent_and_kept(
+    onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked = replace(BACKEND.parse_options({"size": "6"}), windows=(tuple(range(5, 25)),))
+    built = build(onnx_dir, tmp_path / "budget", LIMITS, options=asked)
+    weights = EngineManifest.read(tmp_path / "budget").engines[built.role].weights
+    nodes = ir.load(built.engine).graph.all_nodes()
+    bits = {node.attributes["bits"].as_int() for node in nodes if "bits" in node.attributes}
+    assert weights.scheme == "int4"
+    assert {4, 6} <= bits
+    assert 5.9 < weights.bits <= 6
+    assert weights.mix.startswith(f"{weights.bits:.2f} bits a weight: ")
+    assert any(weights.mix in note for note in built.notes)
+    assert not any((tmp_path / "cache").rglob("*.npz"))
+    with pytest.raises(
+        BuildError, match=r"`size` 4.63 is less than this model takes in int4: 4\.\d"
+    ):
+        build(onnx_dir, tmp_path / "engine", LIMITS, options=replace(asked, size=4.63))
+    leave_nothing(tmp_path / "engine")
+
+
+@pytest.mark.parametrize("size", ["4.6", "8.1", "nan", "five"])
+def test_a_budget_that_no_format_meets_is_refused(size: str) -> None:
+    with pytest.raises(OptionError, match=rf"`size` {size} is no number of bits from 4.625 to 8"):
+        BACKEND.parse_options({"size": size})
+    with pytest.raises(OptionError, match="`size` is for `weights` int4 without `weight_block`"):
+        BACKEND.parse_options({"size": "5", "weights": "int8"})

@@ -134,6 +134,13 @@ def test_who_loses_much_is_warned(perplexity: float, kl: float, warning: str | N
     assert said.startswith(f"int4 {warning}") and said.endswith(better) if warning else not said
 
 
+def test_who_is_warned_reads_of_the_next_better_format() -> None:
+    weights = BACKEND.parse_options({"weights": "int4"}).weights
+    ladder = {None: "`size` 5", 4.99: "`size` 6", 5.98: "`weights` int8"}
+    for bits, better in ladder.items():
+        assert BACKEND.better_weights(replace(weights, bits=bits)) == better
+
+
 def test_the_text_is_cut_in_two() -> None:
     held, rest = (text.split("\n\n") for text in (held_out_text(), calibration_text()))
     assert sorted(held + rest) == sorted(PATH.read_text().strip().split("\n\n"))
