@@ -25,6 +25,14 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    "qwen2_5_vl": "qwen2vl",
+    "qwen3_vl": "qwen3vl",
+}
+PICTURES = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
 }
 Tensors = dict[str, NDArray[Any]]
 
@@ -45,6 +53,7 @@ def write(
     blocks of a matrix, and may choose another type. Returns what is in the file, by names of
     GGUF."""
     config = json.loads((hf / "config.json").read_text())
+    config = config.get("text_config", {}) | config
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(str(path), architecture, **split)
     layers = config["num_hidden_layers"]
@@ -137,6 +146,8 @@ def sizes(config: dict[str, Any]) -> dict[str, Any]:
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
         "rope.freq_base_swa": config.get("rope_local_base_freq"),
     }
+    if "mrope_section" in rope:
+        keys["rope.dimension_sections"] = [*rope["mrope_section"], 0]
     if config["model_type"] in ("phi3", "gemma3_text"):
         keys["attention.sliding_window"] = config.get("sliding_window")
     if values := config.get("linear_num_value_heads"):
@@ -214,10 +225,14 @@ def add_tokenizer(writer: gguf.GGUFWriter, hf: Path, config: dict[str, Any]) -> 
     special = {token["id"] for token in tokenizer["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
+    pictures = {config[key]: token for key, token in PICTURES.items() if key in config}
+    vocab = {token: i for token, i in vocab.items() if i not in pictures}
+    vocab |= {token: i for i, token in pictures.items()}
     writer.add_token_list(sorted(vocab, key=vocab.__getitem__))
-    writer.add_token_types([3 if i in special else 1 for i in sorted(vocab.values())])
-    merges = tokenizer["model"]["merges"]
-    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    writer.add_token_types([3 if i in {*special, *pictures} else 1 for i in sorted(vocab.values())])
+    merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
+    known = [m for m in merges if {*m.split(" "), m.replace(" ", "")} <= vocab.keys()]
+    writer.add_token_merges(known)
     beside, texts = (
         hf / "chat_template.jinja",
         json.loads((hf / "tokenizer_config.json").read_text()),
@@ -236,9 +251,10 @@ def converted(tensors: Tensors, config: dict[str, Any], architecture: str) -> Te
     made: Tensors = {}
     stacks: dict[str, list[NDArray[Any]]] = {}
     for name in sorted(tensors, key=_expert):
-        if name.startswith(("mtp.", "model.visual")):
+        if name.startswith(("mtp.", "model.visual", "visual.")):
             continue
         array = _changed(name, tensors[name].astype(np.float32), config)
+        name = name.replace("model.language_model.", "model.")
         if ".experts." in name and name.endswith(".weight"):
             start, _, end = name.partition(".experts.")
             stacks.setdefault(f"{start}.experts.{end.partition('.')[2]}", []).append(array)
@@ -302,3 +318,70 @@ def _delta_net(name: str, array: NDArray[Any], config: dict[str, Any]) -> NDArra
     if name.startswith(("in_proj_qkv", "conv1d")):
         return np.concatenate([array[:before], tiled(array[before:])])
     return tiled(array.T).T.copy() if name.startswith("out_proj") else tiled(array)
+
+
+def write_mmproj(hf: Path, path: Path, kind: str = "F32") -> None:
+    """Writes the image encoder of a checkpoint as llama.cpp's converter does: the kernels of two
+    pictures apart, of Qwen2.5-VL q, k and v as well."""
+    config = json.loads((hf / "config.json").read_text())
+    vision, settings = config["vision_config"], json.loads((hf / PREPROCESSOR).read_text())
+    writer = gguf.GGUFWriter(str(path), "clip")
+    writer.add_clip_has_vision_encoder(True)
+    windows = config["model_type"] == "qwen2_5_vl"
+    kinds = gguf.VisionProjectorType
+    writer.add_clip_projector_type(kinds.QWEN25VL if windows else kinds.QWEN3VL)
+    writer.add_vision_projection_dim(vision["out_hidden_size"])
+    writer.add_vision_image_size(560)
+    writer.add_vision_patch_size(vision["patch_size"])
+    writer.add_vision_embedding_length(vision["hidden_size"])
+    writer.add_vision_feed_forward_length(vision["intermediate_size"])
+    writer.add_vision_block_count(vision["depth"])
+    writer.add_vision_head_count(vision["num_heads"])
+    writer.add_vision_image_mean(settings["image_mean"])
+    writer.add_vision_image_std(settings["image_std"])
+    writer.add_vision_attention_layernorm_eps(1e-6)
+    inner = vision.get("deepstack_visual_indexes", [])
+    if windows:
+        writer.add_vision_use_silu(True)
+        writer.add_vision_n_wa_pattern(vision["fullatt_block_indexes"][0] + 1)
+        writer.add_uint32("clip.vision.window_size", vision["window_size"])
+    else:
+        writer.add_vision_use_gelu(True)
+        writer.add_vision_spatial_merge_size(vision["spatial_merge_size"])
+        writer.add_vision_is_deepstack_layers([i in inner for i in range(vision["depth"])])
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
+    made: Tensors = {}
+    for name, array in load_file(hf / "model.safetensors").items():
+        bare = name.partition("visual.")[2]
+        module, _, end = bare.rpartition(".")
+        if not bare:
+            continue
+        if bare == "patch_embed.proj.weight":
+            made |= {"v.patch_embd.weight": array[:, :, 0], "v.patch_embd.weight.1": array[:, :, 1]}
+        elif windows and module.endswith("attn.qkv"):
+            for part, rows in zip("qkv", np.split(array, 3), strict=True):
+                made[f"v.blk.{bare.split('.')[1]}.attn_{part}.{end}"] = rows
+        elif bare.startswith("deepstack_merger_list."):
+            number, part = module.split(".")[1:]
+            part = part.removeprefix("linear_")
+            made[f"v.deepstack.{inner[int(number)]}.{part}.{end}"] = array
+        elif module.startswith("merger.") and not windows:
+            to = {"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}
+            made[f"{to[module.removeprefix('merger.')]}.{end}"] = array
+        else:
+            new = table.get_name(f"visual.{bare}", try_suffixes=(".weight", ".bias"))
+            assert new is not None, bare
+            made[str(new)] = array
+    for name, array in sorted(made.items()):  # q, k and v need not lie side by side
+        small = array.ndim < 2 or "position_embd" in name or kind == "F32"
+        if small or (kind not in ("F16", "BF16") and array.shape[-1] % 32):
+            writer.add_tensor(name, np.ascontiguousarray(array))
+        else:
+            writer.add_tensor(name, quantize(array, Type[kind]), raw_dtype=Type[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+PREPROCESSOR = "preprocessor_config.json"

@@ -137,6 +137,7 @@ class Checkpoint:
         info, digests = self.tensors[name], self._weights.digests
         if info.encoding is not None:
             step = max(1, CHUNK_BYTES * info.shape[0] // max(info.num_bytes, 1))
+            step = info.shape[0] if info.encoding.span_bytes else step
             for low in range(0, info.shape[0], step):
                 rows = self.read_rows(name, low, low + step)
                 fh.write(rows.reshape(-1).view(np.uint8).data)

@@ -19,13 +19,15 @@ from typing import Any, TypeVar, cast
 
 from edgespec.checkpoint.gguf.repository import (
     BEGINNING_BYTES,
-    ENCODER,
     choices,
     chosen,
+    encoder_of,
+    form_of_beginning,
     models_of,
-    refuse_beginning,
 )
+from edgespec.checkpoint.source import reading
 from edgespec.errors import CheckpointError, OutputError
+from edgespec.families.base import GgufForm
 from edgespec.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -64,8 +66,17 @@ def download(name: str, *, allow_pickle: bool = False, progress: Progress | None
     repo_id, _, wanted = name.partition(":")
     try:
         if wanted:
-            files = chosen(repo_id, list_files(repo_id), wanted)
-            look_at_header(repo_id, files[0])
+            there = list_files(repo_id)
+            files = chosen(repo_id, there, wanted)
+            form, encoder = look_at_header(repo_id, files[0]), encoder_of(there, files[0])
+            if encoder and form.encoder:
+                return fetch(repo_id, (*files, encoder), progress) / files[0]
+            if encoder:
+                logger.warning(
+                    "%s: the text part alone runs: this version reads no image encoder (%s) of the"
+                    " architecture %s",
+                    *(name, encoder, form.architecture),
+                )
             return fetch(repo_id, files, progress) / files[0]
         directory = fetch(
             repo_id, (*PATTERNS, *(PICKLE_PATTERNS if allow_pickle else ())), progress
@@ -112,21 +123,17 @@ def list_files(repo_id: str) -> list[str]:
             raise
         cache = Path(snapshot_download(repo_id, local_files_only=True))
         files = [path.relative_to(cache).as_posix() for path in cache.rglob("*")]
-    if any(Path(file).name.lower().startswith(ENCODER) for file in files):
-        logger.warning(
-            "%s: its mmproj file, an image encoder, is not read yet: the model takes text alone",
-            repo_id,
-        )
     return files
 
 
-def look_at_header(repo_id: str, file: str) -> None:
-    """Raises UnsupportedModel or CheckpointError where the first bytes of a file that is not here
-    yet are those of a model that cannot be read."""
+def look_at_header(repo_id: str, file: str) -> GgufForm:
+    """How the model in a file is written, by its first bytes, before the rest is fetched. Raises
+    UnsupportedModel or CheckpointError where they are those of a model that cannot be read."""
     from huggingface_hub import hf_hub_url, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(repo_id, file), str):
-        return
+    if isinstance(here := try_to_load_from_cache(repo_id, file), str):
+        with reading(Path(here)), Path(here).open("rb") as stored:
+            return form_of_beginning(stored.read(BEGINNING_BYTES), f"{repo_id}/{file}")
     utils = hub_utils()
     headers = utils.build_hf_headers() | {"range": f"bytes=0-{BEGINNING_BYTES - 1}"}
     stream = getattr(utils, "http_stream_backoff", None)  # from 1.0 on; before, requests streams
@@ -139,7 +146,7 @@ def look_at_header(repo_id: str, file: str) -> None:
             data += chunk
             if len(data) >= BEGINNING_BYTES:
                 break
-    refuse_beginning(bytes(data[:BEGINNING_BYTES]), f"{repo_id}/{file}")
+    return form_of_beginning(bytes(data[:BEGINNING_BYTES]), f"{repo_id}/{file}")
 
 
 def download_errors() -> tuple[type[Exception], ...]:

@@ -35,6 +35,7 @@ class Encoding:
     order: NDArray[np.intp] | None = None  # the stored row of each row; None: the same
     # Raw blocks, which cannot be put in order: the stored column of each input; None: the same
     columns: NDArray[np.intp] | None = None
+    span_bytes: int = 0  # of one that is read whole, as it is made of several stored ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class TensorInfo:
         assert self.file is not None
         encoding = self.encoding
         size = self.num_bytes if encoding is None else self.shape[0] * encoding.row_bytes
+        if encoding is not None and encoding.span_bytes:
+            size = encoding.span_bytes
         return self.file, self.offset, size
 
     def rows(self, low: int, high: int) -> NDArray[Any]:
@@ -63,6 +66,12 @@ class TensorInfo:
         encoding, file = self.encoding, self.file
         assert encoding is not None
         assert file is not None
+        if encoding.span_bytes:
+            with reading(file):
+                data = np.fromfile(file, np.uint8, encoding.span_bytes, offset=self.offset)
+            if data.size != encoding.span_bytes:
+                raise changed(self, data.size)
+            return encoding.decode(data)[low:high]
         wanted = np.arange(low, high) if encoding.order is None else encoding.order[low:high]
         first, stop = (int(wanted.min()), int(wanted.max()) + 1) if len(wanted) else (0, 0)
         width = encoding.row_bytes

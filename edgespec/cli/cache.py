@@ -150,6 +150,8 @@ def title(entry: Entry) -> str:
     if entry.kind == GPTQ:
         return ROUNDED
     target, draft = (short(entry.about.get(name)) for name in ("target", "draft"))
+    if entry.kind == GGUF:
+        return harmless(f"what is read of {target}")
     return harmless(f"{target} with {draft}" if draft else target or "?")
 
 

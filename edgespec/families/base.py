@@ -32,6 +32,19 @@ from edgespec.config.values import (
 
 
 @dataclass(frozen=True, slots=True)
+class GgufEncoder:
+    """How llama.cpp's converter writes a family's image encoder (checkpoint/gguf/encoder.py)."""
+
+    projector: str  # `clip.projector_type`
+    processor: str  # `image_processor_type` of its preprocessor_config.json
+    pixels: tuple[int, int]  # the fewest and the most of an image: no metadata say it
+    # Key behind clip.vision. -> key of vision_config, beside those that all encoders have
+    keys: Mapping[str, str]
+    tensors: Mapping[str, str]  # tensor of a block -> own name within a layer
+    more: Callable[[Mapping[str, Any]], Mapping[str, Any]]  # keys that follow from others
+
+
+@dataclass(frozen=True, slots=True)
 class GgufForm:
     """How llama.cpp's converter writes a family to GGUF files, beyond what it does with all
     (checkpoint/gguf)."""
@@ -48,6 +61,18 @@ class GgufForm:
     tiled_heads: bool = False  # value heads of delta nets: one of each key head, then the next
     # Keys that follow from others of config.json, or that no metadata says
     more: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
+    encoder: GgufEncoder | None = None  # None: its images are not read
+
+
+def sections_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rotary embedding of a model that reads images, with the pairs of each axis."""
+    rope, sections = config.get("rope_scaling") or {"rope_type": "default"}, config.get(SECTIONS)
+    if not isinstance(sections, list):
+        return {}
+    return {"rope_scaling": {**rope, "mrope_section": sections[:3]}}
+
+
+SECTIONS = "gguf_rope_sections"  # of a config.json that is made of metadata alone
 
 
 @dataclass(frozen=True, slots=True)

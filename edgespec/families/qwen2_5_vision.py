@@ -5,9 +5,13 @@ Defaults for missing keys are those of transformers 5.14.
 
 from __future__ import annotations
 
-from edgespec.config.bounds import MAX_WINDOW_SIDE
-from edgespec.config.fields import Fields
+from collections.abc import Mapping
+from typing import Any
+
+from edgespec.config.bounds import MAX_SIZES, MAX_WINDOW_SIDE
+from edgespec.config.fields import Fields, is_int
 from edgespec.config.values import VisionConfig
+from edgespec.families.base import GgufEncoder
 from edgespec.families.vision import NORM_EPS, layer_indices, vision_activation, vision_heads
 
 _FULL_ATTENTION = (7, 15, 23, 31)
@@ -17,6 +21,25 @@ NAMES = {
     "merger.mlp.0": "merger.linear_fc1",
     "merger.mlp.2": "merger.linear_fc2",
 }
+PATTERN = "gguf_window_pattern"  # of a vision_config that is made of metadata alone
+
+
+def full_attention(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The layers without windows: each last one of so many."""
+    pattern: Any = config.get(PATTERN)
+    depth: Any = config.get("depth")
+    known = is_int(pattern) and is_int(depth) and 0 < pattern <= depth <= MAX_SIZES["depth"]
+    return {"fullatt_block_indexes": list(range(pattern - 1, depth, pattern)) if known else pattern}
+
+
+GGUF = GgufEncoder(
+    "qwen2.5vl_merger",
+    "Qwen2VLImageProcessor",
+    (56 * 56, 28 * 28 * 16384),
+    keys={"n_wa_pattern": PATTERN},
+    tensors={"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
+    more=full_attention,
+)
 
 
 def vision(fields: Fields) -> VisionConfig:

@@ -12,7 +12,15 @@ from edgespec.config.ropes import MRope
 from edgespec.config.values import DecoderConfig, ImageTokens
 from edgespec.errors import CheckpointError
 from edgespec.families import qwen2_5_vision
-from edgespec.families.base import Family, read_attention, read_decoder, read_layer
+from edgespec.families.base import (
+    SECTIONS,
+    Family,
+    GgufForm,
+    read_attention,
+    read_decoder,
+    read_layer,
+    sections_of,
+)
 from edgespec.families.qwen2 import RULE
 
 SECTIONED = MRope(interleaved=False)
@@ -42,6 +50,13 @@ def decoder(fields: Fields) -> DecoderConfig:
 
 # Of the tokenizers of Qwen2.5 and Qwen3
 IMAGE_TOKENS = ImageTokens(image=151655, video=151656, vision_start=151652, vision_end=151653)
+GGUF = GgufForm(
+    "qwen2vl",
+    keys={"rope.dimension_sections": SECTIONS},
+    lists=("rope.dimension_sections",),
+    more=sections_of,
+    encoder=qwen2_5_vision.GGUF,
+)
 FAMILIES = {
     "Qwen2_5_VLForConditionalGeneration": Family(
         "Qwen2.5-VL",
@@ -56,5 +71,6 @@ FAMILIES = {
         vision=qwen2_5_vision.vision,
         image_tokens=IMAGE_TOKENS,
         vision_names=qwen2_5_vision.NAMES,
+        gguf=GGUF,
     )
 }

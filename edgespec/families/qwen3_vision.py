@@ -7,8 +7,12 @@ of inner layers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from edgespec.config.fields import Fields
 from edgespec.config.values import VisionConfig
+from edgespec.families.base import GgufEncoder
 from edgespec.families.vision import (
     NORM_EPS,
     layer_indices,
@@ -18,6 +22,24 @@ from edgespec.families.vision import (
 )
 
 _DEEPSTACK = (8, 16, 24)
+FLAGS = "gguf_deepstack_flags"  # of a vision_config that is made of metadata alone
+
+
+def flagged_layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The inner layers whose states the language model has, of which metadata have a flag each."""
+    flags = config.get(FLAGS)
+    layers = [i for i, flag in enumerate(flags) if flag] if isinstance(flags, list) else flags
+    return {"deepstack_visual_indexes": layers}
+
+
+GGUF = GgufEncoder(
+    "qwen3vl_merger",
+    "Qwen2VLImageProcessor",
+    (256 * 256, 4096 * 4096),
+    keys={"is_deepstack_layers": FLAGS},
+    tensors={"ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"},
+    more=flagged_layers,
+)
 
 
 def vision(fields: Fields) -> VisionConfig:

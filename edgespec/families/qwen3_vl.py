@@ -10,7 +10,15 @@ from edgespec.config.fields import Fields
 from edgespec.config.ropes import MRope
 from edgespec.config.values import DecoderConfig
 from edgespec.families import qwen3_vision
-from edgespec.families.base import Family, read_attention, read_decoder, read_layer
+from edgespec.families.base import (
+    SECTIONS,
+    Family,
+    GgufForm,
+    read_attention,
+    read_decoder,
+    read_layer,
+    sections_of,
+)
 from edgespec.families.qwen2_5_vl import IMAGE_TOKENS
 from edgespec.families.qwen3 import HEAD_DIM
 
@@ -44,6 +52,13 @@ def decoder(fields: Fields) -> DecoderConfig:
     return read_decoder(fields, read_layer(fields, attention))
 
 
+GGUF = GgufForm(
+    "qwen3vl",
+    keys={"rope.dimension_sections": SECTIONS, "n_deepstack_layers": ""},
+    lists=("rope.dimension_sections",),
+    more=sections_of,
+    encoder=qwen3_vision.GGUF,
+)
 FAMILIES = {
     "Qwen3VLForConditionalGeneration": Family(
         "Qwen3-VL",
@@ -51,9 +66,10 @@ FAMILIES = {
         decoder,
         defaults=_DEFAULTS,
         text_key="text_config",
-        stacks=("model.language_model",),
+        stacks=("model.language_model", "model"),  # the latter of a GGUF file
         beside=("model.visual.",),
         vision=qwen3_vision.vision,
         image_tokens=IMAGE_TOKENS,
+        gguf=GGUF,
     )
 }

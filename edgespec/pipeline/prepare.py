@@ -21,6 +21,7 @@ from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import BuildOptions
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import DEFAULT_BACKEND, find_backend, get_backend
+from edgespec.checkpoint.gguf.encoder import is_named
 from edgespec.checkpoint.gguf.header import parts_of
 from edgespec.checkpoint.gguf.source import is_gguf
 from edgespec.checkpoint.hub import download, is_repo_id
@@ -205,9 +206,10 @@ def is_local(path: Path) -> bool:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a directory; of a model in GGUF its parts."""
+    """The files of a directory; of a model in GGUF its parts, and image encoders beside it."""
     if not path.is_dir():
-        return list(parts_of(path))
+        encoders = [file for file in path.parent.iterdir() if is_named(file.name)]
+        return [*parts_of(path), *encoders]
     return [file for file in path.iterdir() if file.is_file()]
 
 

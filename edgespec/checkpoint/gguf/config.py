@@ -44,6 +44,7 @@ _KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
+_AT_TOP = ("architectures", "model_type", "tie_word_embeddings", "quantization_config")
 _SCALING = "rope.scaling."
 _KIND = f"{_SCALING}type"
 _SCALED = ("factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow")
@@ -66,6 +67,11 @@ def form_of(header: Header) -> tuple[str, GgufForm]:
     for hf, form in rows:
         if form.architecture == name:
             return hf, form
+    if name == "clip":
+        raise UnsupportedModel(
+            f"{header.files[0]} is the image encoder of a model.",
+            "Give the model's own file; the encoder is read where it stands beside that.",
+        )
     raise UnsupportedModel(
         f"{header.files[0]}: general.architecture is {name!r:.80}, which this version does not"
         " read.",
@@ -100,7 +106,16 @@ def config_of(header: Header) -> dict[str, Any]:
     types = Counter(t.type.name for t in header.tensors.values() if not t.type.dtype)
     if types:
         config["quantization_config"] = {"quant_method": "gguf", "types": dict(types)}
-    return config
+    return in_sections(config, architecture)
+
+
+def in_sections(config: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """The keys of a family's text part in their section, where they have one."""
+    family = FAMILIES.get(architecture)
+    if family is None or not family.text_key:
+        return config
+    text = {key: value for key, value in config.items() if key not in _AT_TOP}
+    return {key: config[key] for key in _AT_TOP if key in config} | {family.text_key: text}
 
 
 def in_words_of(form: GgufForm, message: str) -> str:
@@ -154,7 +169,7 @@ def _own_keys(header: Header, form: GgufForm) -> dict[str, Any]:
         if bare not in known:
             unknown.append(key)
         else:
-            read = _plain if bare in form.lists else _number
+            read = plain if bare in form.lists else number
             own[bare] = value if bare == _KIND else read(f"{file}: {key}", value)
     if unknown:
         raise UnsupportedModel(
@@ -165,7 +180,7 @@ def _own_keys(header: Header, form: GgufForm) -> dict[str, Any]:
     return own
 
 
-def _number(where: str, value: Any) -> Any:
+def number(where: str, value: Any) -> Any:
     """A finite number; of an array of layers the one number that it holds beside zeros."""
     one = value
     if isinstance(value, np.ndarray):
@@ -180,7 +195,7 @@ def _number(where: str, value: Any) -> Any:
     )
 
 
-def _plain(where: str, value: Any) -> Any:
+def plain(where: str, value: Any) -> Any:
     """A flag, or a list of whole numbers or flags."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iub" and len(value) <= MAX_LISTED:
         return value.tolist()

@@ -35,6 +35,9 @@ SPLIT = re.compile(r"(.+)-(\d{5})(-of-(\d{5})\.gguf)", re.IGNORECASE)
 # Keys of which one value is wanted, its type, and what it is called
 _TYPED: tuple[tuple[str, type, str], ...] = (
     (r"general\.architecture|tokenizer\.ggml\.(model|pre)", str, "text"),
+    (r"clip\.(vision\.)?projector_type", str, "text"),
+    (r"clip\.vision\.attention\.layer_norm_epsilon", float, "number"),
+    (r"clip\.vision\.(projection_dim|block_count)", int, "whole number"),
     (r"tokenizer\.chat_template(\..*)?|[^.]+\.rope\.scaling\.type", str, "text"),
     (r"split\.(no|count|tensors\.count)|tokenizer\.ggml\.\w+_token_id", int, "whole number"),
     (r"tokenizer\.ggml\.add_(bos_token|eos_token|space_prefix)", bool, "flag"),

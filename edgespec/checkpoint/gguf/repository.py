@@ -11,14 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from edgespec.checkpoint.gguf.config import form_of
+from edgespec.checkpoint.gguf.encoder import best, is_named
 from edgespec.checkpoint.gguf.header import SPLIT, Header, read_beginning
 from edgespec.checkpoint.gguf.source import SUFFIX
 from edgespec.checkpoint.gguf.tokenizer import refusal
 from edgespec.checkpoint.source import some_of
 from edgespec.errors import CheckpointError, UnsupportedModel
+from edgespec.families.base import GgufForm
 
 BEGINNING_BYTES = 2**20  # all keys before the tokens
-ENCODER = "mmproj"  # begins the name of an image encoder's file
 # What llama.cpp and those who publish with it call a quantization
 _QUANT = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32))$", re.I)
 
@@ -30,7 +31,7 @@ def models_of(files: Iterable[str]) -> dict[str, tuple[str, ...]]:
     models: dict[str, tuple[str, ...]] = {}
     for file in sorted(there):
         name = PurePosixPath(file).name
-        if name.lower().startswith(ENCODER):
+        if is_named(name):
             continue
         match = SPLIT.fullmatch(file)
         if match is None:
@@ -85,14 +86,21 @@ def quantization(file: str) -> str | None:
     return match and match[1].upper()
 
 
-def refuse_beginning(data: bytes, name: str) -> None:
-    """Raises UnsupportedModel or CheckpointError for the first bytes of a file whose architecture
-    or tokenizer this version does not read."""
+def encoder_of(files: Iterable[str], first: str) -> str | None:
+    """The image encoder beside a model, of several the one with the best weights."""
+    beside = [file for file in files if is_named(file) and Path(file).parent == Path(first).parent]
+    return best(beside) if beside else None
+
+
+def form_of_beginning(data: bytes, name: str) -> GgufForm:
+    """How the converter writes the architecture of a file, by its first bytes. Raises
+    UnsupportedModel or CheckpointError where this version does not read it or its tokenizer."""
     metadata = read_beginning(data, Path(name))
-    form_of(Header((Path(name),), metadata, {}, ""))
+    _, form = form_of(Header((Path(name),), metadata, {}, ""))
     known = {"tokenizer.ggml.model", "tokenizer.ggml.pre"} <= metadata.keys()
     if known and (error := refusal(metadata)) is not None:
         raise UnsupportedModel(f"{name}: {error.what}", error.remedy)
+    return form
 
 
 def _stem(file: str) -> str:

@@ -19,23 +19,31 @@ from typing import Any
 
 from edgespec.artifacts import atomic
 from edgespec.artifacts.file_names import GGUF_NOTE as NOTE
-from edgespec.artifacts.file_names import TOKENIZER
+from edgespec.artifacts.file_names import PROCESSOR_FILES, TOKENIZER
 from edgespec.artifacts.provenance import installed_version
 from edgespec.checkpoint.digests import Digests
 from edgespec.checkpoint.gguf.config import config_of, form_of, in_words_of
+from edgespec.checkpoint.gguf.encoder import (
+    VISION,
+    encoder_beside,
+    encoder_tensors,
+    image_tokens,
+    processor_config,
+    vision_config,
+)
 from edgespec.checkpoint.gguf.header import Header, parts_of, read_model
 from edgespec.checkpoint.gguf.sidecars import generation_config, tokenizer_files
 from edgespec.checkpoint.gguf.tensors import tensors_of
 from edgespec.checkpoint.gguf.tokenizer import refusal
 from edgespec.checkpoint.gguf.types import REROUNDED
-from edgespec.checkpoint.source import DOWNLOAD_AGAIN, StoredTensors, read_json, reading
+from edgespec.checkpoint.source import DOWNLOAD_AGAIN, StoredTensors, TensorInfo, read_json, reading
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.families import FAMILIES, parse_model_config
 from edgespec.safe_read.regular import read_regular
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2  # raise it when other files are made of the same header
+FORMAT = 3  # raise it when other files are made of the same header
 SUFFIX = ".gguf"
 KEPT_S = 24 * 3600  # a directory that another run may be reading
 
@@ -53,16 +61,17 @@ def directory_of(path: Path) -> Path:
     if not path.is_file():
         raise CheckpointError(f"there is no file {str(path)!r}.", "Pass a GGUF file's path.")
     header = read_model(path.parent.resolve() / path.name)  # the hub's cache links to other names
-    files = [str(file) for file in header.files]
+    encoder = encoder_beside(header, form_of(header)[1].encoder)
+    files = [[str(file) for file in one.files] + [one.sha256] for one in (header, encoder) if one]
     tokenizer = _tokenizer_beside(header)
     own = tokenizer and hashlib.sha256(tokenizer).hexdigest()
-    key = json.dumps([FORMAT, installed_version("edgespec"), header.sha256, files, own])
+    key = json.dumps([FORMAT, installed_version("edgespec"), files, own])
     name = f"{path.stem[:80]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     root = atomic.user_cache() / "gguf"
     directory = root / name
     if directory.is_dir():
         return directory
-    texts = _texts(header, tokenizer)
+    texts = _texts(header, encoder, tokenizer)
     with atomic.writing(directory):
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Two runs may begin with the same file: one writes, the other finds it
@@ -110,11 +119,17 @@ def find(path: Path, *, allow_pickle: bool) -> StoredTensors | None:
     first = file_of(path)
     if first is None:
         return None
-    digests = Digests(parts_of(first))
-    header = read_model(first)
-    if header.sha256 != read_json(path / NOTE).get("sha256"):
-        raise CheckpointError(f"{first} was changed since it was opened.", "Give the file again.")
-    tensors = _tensors(header, read_json(path / "config.json"), str(first))
+    note = read_json(path / NOTE)
+    kept = [(first, note.get("sha256"))]
+    if note.get("encoder") is not None:
+        kept.append((Path(str(note["encoder"])), note.get("encoder_sha256")))
+    digests = Digests([part for file, _ in kept for part in parts_of(file)])
+    headers = [read_model(file) for file, _ in kept]
+    for header, (file, sha256) in zip(headers, kept, strict=True):
+        if header.sha256 != sha256:
+            raise CheckpointError(f"{file} was changed since it was opened.", "Give it again.")
+    header, encoder = headers[0], headers[1] if len(headers) > 1 else None
+    tensors = _tensors(header, encoder, read_json(path / "config.json"))
     _tell_rerounded(
         first, *sorted({t.type.name for t in header.tensors.values() if t.type.numbers})
     )
@@ -140,15 +155,21 @@ def _tokenizer_beside(header: Header) -> bytes | None:
         return read_regular(path)
 
 
-def _texts(header: Header, tokenizer: bytes | None) -> dict[str, bytes]:
+def _texts(header: Header, encoder: Header | None, tokenizer: bytes | None) -> dict[str, bytes]:
     """The files of the directory. What the weights lack is found before anything is written."""
-    config = config_of(header)
-    _tensors(header, config, str(header.files[0]))
+    (architecture, form), config = form_of(header), config_of(header)
+    family, row = FAMILIES.get(architecture), form.encoder
     note = {"format": FORMAT, "file": str(header.files[0]), "sha256": header.sha256}
     objects: dict[str, Any] = {}
+    if encoder is not None and row is not None and family is not None and family.vision is not None:
+        vision = vision_config(encoder, row, family.vision)
+        config |= {VISION: vision} | image_tokens(header.metadata)
+        note |= {"encoder": str(encoder.files[0]), "encoder_sha256": encoder.sha256}
+        objects[PROCESSOR_FILES[0]] = processor_config(encoder, row, vision)
+    _tensors(header, encoder, config)
     texts: dict[str, bytes] = {}
     try:
-        if config["architectures"][0] in FAMILIES:  # a draft has the tokens of its base
+        if family is not None:  # a draft has the tokens of its base
             objects["generation_config.json"] = generation_config(header.metadata)
             texts = tokenizer_files(header.metadata, tokenizer)
     except (CheckpointError, UnsupportedModel) as error:
@@ -157,14 +178,19 @@ def _texts(header: Header, tokenizer: bytes | None) -> dict[str, bytes]:
     return texts | {name: json.dumps(value, indent=2).encode() for name, value in objects.items()}
 
 
-def _tensors(header: Header, config: dict[str, Any], source: str) -> Any:
+def _tensors(
+    header: Header, encoder: Header | None, config: dict[str, Any]
+) -> dict[str, TensorInfo]:
     architecture, names = form_of(header)
     if architecture not in FAMILIES:  # a draft: its heads are read as a base's
         config = config | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     try:
-        model = parse_model_config(config, source)
+        model = parse_model_config(config, str(header.files[0]))
     except (CheckpointError, UnsupportedModel) as error:
         # Before the config.json is written, which nobody has seen
         remedy = error.remedy if isinstance(error, UnsupportedModel) else DOWNLOAD_AGAIN
         raise type(error)(in_words_of(names, error.what), remedy) from error
-    return tensors_of(header, names, model.decoder)
+    tensors = tensors_of(header, names, model.decoder)
+    if encoder is None or names.encoder is None or model.vision is None:
+        return tensors
+    return tensors | encoder_tensors(encoder, names.encoder, model.vision)

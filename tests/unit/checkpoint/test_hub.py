@@ -26,6 +26,7 @@ from edgespec.checkpoint.gguf.repository import chosen
 from edgespec.checkpoint.hub import download
 from edgespec.errors import CheckpointError, EdgeSpecError, OutputError, UnsupportedModel
 from tests import gguf_files, toys
+from tests.toys.vision import write_vlm
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -196,7 +197,7 @@ def test_a_model_in_gguf_by_its_quantization(
     parts = sorted(name for name in Hub.files if "Q8_0" in name)
     assert len(parts) > 1
     assert sorted(set(fetched)) == sorted({f"{parts[0]} bytes=0-1048575", *parts})
-    assert "mmproj file, an image encoder, is not read yet" in caplog.text
+    assert "the text part alone runs: this version reads no image encoder (mmproj" in caplog.text
     gguf_hub.clear()
     assert open_checkpoint("org/model:q8_0").path == checkpoint.path
     assert not [line for line in gguf_hub if line.startswith("GET /org/")]
@@ -366,3 +367,19 @@ def test_a_class_for_bars_is_what_the_library_wants() -> None:
         files.update(1)
     assert (counts.total, counts.done) == (0, 0)
     assert files.disable
+
+
+def test_the_best_image_encoder_comes_along(
+    gguf_hub: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hf = tmp_path / "seeing"
+    write_vlm(hf, "qwen3_vl")
+    gguf_files.write(hf, tmp_path / "See-F32.gguf")
+    for kind in ("F16", "BF16", "Q8_0"):
+        gguf_files.write_mmproj(hf, tmp_path / f"mmproj-{kind}.gguf", kind)
+    files = {file.name: file.read_bytes() for file in tmp_path.glob("*.gguf")}
+    monkeypatch.setattr(Hub, "files", files)
+    checkpoint = open_checkpoint("org/model:See-F32.gguf")
+    assert checkpoint.tensors["model.visual.blocks.0.attn.proj.weight"].dtype == "bfloat16"
+    fetched = {line.rpartition("/")[2] for line in gguf_hub if line.startswith("GET /org/")}
+    assert fetched == {"See-F32.gguf bytes=0-1048575", "See-F32.gguf", "mmproj-BF16.gguf"}
