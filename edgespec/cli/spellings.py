@@ -8,7 +8,7 @@ from __future__ import annotations
 from edgespec.errors import flag_of
 
 NAMES = """
-acceptance allow allow_image_root allow_image_urls allow_pickle aux_layers backend
+acceptance against allow allow_image_root allow_image_urls allow_pickle aux_layers backend
 base_model_dir batch_size calib_data calib_seq_len category chat_template check_lossless
 compare_quality compute compute_capability device dflash_base draft draft_model draft_onnx
 draft_weights drafter drafter_option drafter_time_budget_ms dry_run dspark_base dump_output

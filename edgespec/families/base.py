@@ -42,6 +42,7 @@ class GgufEncoder:
     keys: Mapping[str, str]
     tensors: Mapping[str, str]  # tensor of a block -> own name within a layer
     more: Callable[[Mapping[str, Any]], Mapping[str, Any]]  # keys that follow from others
+    inner_mergers: str = ""  # how the names of inner layers' mergers begin; "": it has none
 
 
 @dataclass(frozen=True, slots=True)

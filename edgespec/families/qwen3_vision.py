@@ -32,6 +32,7 @@ def flagged_layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"deepstack_visual_indexes": layers}
 
 
+GGUF_TEXT_KEYS = {"n_deepstack_layers": ""}  # follows from the encoder's
 GGUF = GgufEncoder(
     "qwen3vl_merger",
     "Qwen2VLImageProcessor",
@@ -39,6 +40,7 @@ GGUF = GgufEncoder(
     keys={"is_deepstack_layers": FLAGS},
     tensors={"ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"},
     more=flagged_layers,
+    inner_mergers="v.deepstack",
 )
 
 

@@ -54,7 +54,7 @@ def decoder(fields: Fields) -> DecoderConfig:
 
 GGUF = GgufForm(
     "qwen3vl",
-    keys={"rope.dimension_sections": SECTIONS, "n_deepstack_layers": ""},
+    keys={"rope.dimension_sections": SECTIONS, **qwen3_vision.GGUF_TEXT_KEYS},
     lists=("rope.dimension_sections",),
     more=sections_of,
     encoder=qwen3_vision.GGUF,

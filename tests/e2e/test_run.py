@@ -170,7 +170,7 @@ def test_drafts_in_gguf_leave_the_answer_as_it_is(
         assert (drafted.code, drafted.out) == (0, plain), drafted.err
     own = cli("run", tmp_path / "hybrid.gguf", *asked)
     assert (own.code, own.out) == (0, cli("run", hybrid, *asked).out), own.err
-    methods = [entry.about["method"] for entry in kept.entries()]
+    methods = [entry.about.get("method") for entry in kept.entries()]
     assert {method: methods.count(method) for method in ("eagle3", "dflash", "mtp")} == {
         "eagle3": 2,
         "dflash": 1,

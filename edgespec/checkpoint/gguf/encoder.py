@@ -82,7 +82,7 @@ _BLOCK: dict[str, tuple[str, int | None]] = {
     "attn_out": ("attn.proj", None),
 }
 _MERGER = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
-_NAME = re.compile(r"(v\.blk|v\.deepstack)\.(\d{1,4})\.(\w+)\.(weight|bias)")
+_NAME = re.compile(r"(v\.\w+)\.(\d{1,4})\.(\w+)\.(weight|bias)")
 
 
 def is_named(file: str) -> bool:
@@ -246,10 +246,10 @@ def _own(name: str, row: GgufEncoder, config: VisionConfig) -> tuple[str, int | 
     if module in _MODULES:
         return f"{_MODULES[module]}.{end}", None
     match = _NAME.fullmatch(name)
-    if match is None:
+    if match is None or match[1] not in ("v.blk", row.inner_mergers):
         return "", None
     layer = int(match[2])
-    if match[1] == "v.deepstack":
+    if match[1] == row.inner_mergers:
         merger, bare = config.inner_mergers.get(layer), _MERGER.get(match[3])
         return (f"{merger}.{bare}.{end}", None) if merger and bare else ("", None)
     own, part = _BLOCK.get(match[3]) or (row.tensors.get(match[3], ""), None)
