@@ -6,6 +6,7 @@ client has gone. Knows the table of routes. Knows no field.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -15,6 +16,7 @@ from starlette.routing import Match
 from starlette.routing import Route as Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgespec.errors import EngineClosed
 from edgespec.serve import fields, openapi
 from edgespec.serve.bodies import read_object
 from edgespec.serve.errors import FORMS, Refusal, log_bug, refusal_of
@@ -78,7 +80,9 @@ class App:
             response = await route.answer(call)
         except (ClientGone, ClientDisconnect):
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as met:
+            # The server is stopped at once: the task ends with this answer
+            error = met if isinstance(met, Exception) else EngineClosed("the server was stopped")
             refusal = refusal_of(error, self.service.max_model_len)
             return JSONResponse(form(refusal), refusal.status, {**SAFE, **refusal.headers})
         if isinstance(response, Response):

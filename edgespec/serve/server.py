@@ -19,7 +19,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgespec.errors import EnvironmentProblem, OptionError
+from edgespec.errors import EnvironmentProblem, OptionError, counted
 from edgespec.serve.app import App
 from edgespec.serve.limits import ServeLimits
 from edgespec.serve.service import Service
@@ -171,7 +171,8 @@ class Server(uvicorn.Server):
         """Takes no more requests, and stops once those under way have ended."""
         count = self.service.in_flight
         if count:
-            self.said(f"stopping once {count} answers have ended; another signal stops at once")
+            what = counted(count, "more answer")
+            self.said(f"stopping after {what}; another signal stops at once")
         self.service.draining = True
         self.draining = asyncio.create_task(self.drained())
 

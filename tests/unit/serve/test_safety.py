@@ -388,3 +388,26 @@ def test_many_broken_connections_leave_nothing_behind(server: Running) -> None:
     until(lambda: server.service.in_flight == 0)
     until(lambda: not server.service.engine.driver.pending)
     assert server.chat(max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_second_signal_stops_at_once(engine: Engine, stream: bool) -> None:
+    with served(engine) as server, paced() as allow:
+        thread, results = in_thread(answer_of, server=server, stream=stream)
+        until(lambda: engine.driver.pending)
+        for _ in range(2):
+            server.loop.call_soon_threadsafe(server.server.signalled, 15)
+        thread.join()
+        if stream:  # nothing says that it is whole
+            assert results == [None]
+        else:
+            refused(results[0], 503, "shutting_down")
+        allow(1)
+        until(lambda: not engine.driver.pending)
+
+
+def answer_of(server: Running, stream: bool) -> httpx.Response | None:
+    try:
+        return server.post(CHAT, **ASK, stream=stream)
+    except httpx.RemoteProtocolError:
+        return None
