@@ -593,9 +593,9 @@ class Engine:
         """A lane of the base in which nothing runs, and no step meanwhile; LimitError where there
         is none."""
         with self.driver.paused():
-            if not self.session.num_free_lanes:
+            if not (free := self.session.free_lanes):
                 raise LimitError("all lanes of the engine are taken", "Finish a stream first.")
-            lane = len(self.base.lanes) - self.session.num_free_lanes
+            lane = free[-1]
             self.base.reset(lane)
             try:
                 yield lane

@@ -421,7 +421,8 @@ def drafted(
     def propose(self: TreeDrafter, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         trees = real(self, requests)
         for request, tree in zip(requests, trees, strict=True):
-            prompt = tuple(engine.session.running[request.lane].prompt)
+            seqs = {seq.lane: seq for seq in engine.session.running}
+            prompt = tuple(seqs[request.lane].prompt)
             found[prompt].append([*tree.tokens.tolist(), *tree.parents.tolist()])
         return trees
 

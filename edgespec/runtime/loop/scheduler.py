@@ -1,6 +1,6 @@
 """Which request runs when: the queue in front of a session's lanes.
 
-Knows requests that wait, the one whose prompt is being read, and those that run. `step` is all that
+Knows requests that wait, those whose prompts are being read, and those that run. `step` is all that
 whoever serves has to call; it may be called with nothing to do. One thread at a time calls it (see
 `driver`); any thread may add requests and cancel them. How tokens come about is the session's.
 """
@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from edgespec.prompts import CANCELLED
 from edgespec.runtime.faults import FAULTS, as_error, shared
 from edgespec.runtime.loop.generation import Event, Generation, GenerationRequest
-from edgespec.runtime.loop.sequence import StepOutput
+from edgespec.runtime.loop.prompt_turns import PromptTurns, rest
+from edgespec.runtime.loop.sequence import SequenceState, StepOutput
 from edgespec.runtime.loop.session import Session
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,9 @@ class Scheduler:
         self.session, self.prepare, self.max_num_seqs = session, prepare, max_num_seqs
         self.added: deque[Generation] = deque()  # by any thread, since the last step
         self.waiting: deque[Generation] = deque()
-        # Those with a lane; the one whose prompt is being read comes last.
-        self.active: list[Generation] = []
+        self.active: list[Generation] = []  # those with a lane
+        costs = None if session.policy is None else session.policy.model
+        self.turns = PromptTurns(costs, lambda: session.base.prefill_chunk)
 
     @property
     def has_work(self) -> bool:
@@ -66,10 +68,14 @@ class Scheduler:
         try:
             while self.added:
                 self.waiting.append(self.added.popleft())
-            events = [*self.drop_cancelled()]
-            decodes = bool(self.session.running) and not self.is_forming()
-            events += self.prefill()
-            if decodes:
+            events = [*self.drop_cancelled(), *self.admit_waiting()]
+            running = [*self.session.running]
+            chosen = self.turns.choose(self.session.reading) if self.session.reading else None
+            if chosen is not None and self.is_forming(chosen):
+                running = []
+            if chosen is not None:
+                events += self.read_chunk(chosen, self.turns.rows(chosen, running))
+            if running:
                 events += self.decode()
             return events
         except BaseException:
@@ -99,24 +105,17 @@ class Scheduler:
         yield handle, handle.chunk(StepOutput([], finish_reason=CANCELLED))
         yield handle, handle.response(CANCELLED)
 
-    def is_forming(self) -> bool:
-        """Whether those that run have not decoded yet, and the next prompt is no longer than a
-        chunk: then it is read first, so that requests that come together decode together."""
-        handle = self.being_read() or (self.waiting[0] if self.can_admit() else None)
-        if handle is None or any(seq.num_emitted > 1 for seq in self.session.running):
+    def is_forming(self, chosen: SequenceState) -> bool:
+        """Whether those that run have not decoded yet, and the rest of the next prompt is no longer
+        than a chunk: then it is read first, so that requests that come together decode together."""
+        if any(seq.num_emitted > 1 for seq in self.session.running):
             return False
-        return len(handle.prompt) - handle.num_read <= self.session.base.prefill_chunk
+        return rest(chosen) <= self.turns.whole_rows(chosen)
 
-    def prefill(self) -> Events:
-        """One chunk of the prompt that is being read, or of the next one that gets a lane."""
-        while self.being_read() is None and self.can_admit():
+    def admit_waiting(self) -> Events:
+        """Let those that wait have the lanes that are free."""
+        while self.can_admit():
             yield from self.admit(self.waiting.popleft())
-        if (handle := self.being_read()) is not None:
-            yield from self.read_chunk(handle)
-
-    def being_read(self) -> Generation | None:
-        """The request whose prompt is being read, if there is one."""
-        return self.active[-1] if self.session.reading is not None else None
 
     def can_admit(self) -> bool:
         """Whether a request waits and a sequence slot is free."""
@@ -128,7 +127,7 @@ class Scheduler:
         try:
             self.session.admit(handle)
         except Exception as error:  # of whatever kind, it is this request's own
-            self.session.free_reading()
+            self.session.free_reading(handle)
             yield handle, as_error(error)
         else:
             self.active.append(handle)
@@ -136,10 +135,11 @@ class Scheduler:
                 "%s has lane %d after %.3f s", handle, handle.slot, handle.metrics.queue_time
             )
 
-    def read_chunk(self, handle: Generation) -> Events:
-        """Reads one chunk of a prompt; events once it is read, or the error that it met alone."""
+    def read_chunk(self, handle: SequenceState, rows: int) -> Events:
+        """Reads a chunk of a prompt; events once it is read, or the error that it met alone."""
+        assert isinstance(handle, Generation)
         try:
-            output = self.session.prefill(handle)
+            output = self.session.prefill(handle, rows)
         except Exception as error:  # of whatever kind, it is this request's own
             self.session.fail(handle)
             self.active.remove(handle)

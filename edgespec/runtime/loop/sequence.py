@@ -50,6 +50,16 @@ class StepOutput:
     paused: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """What one step of a sequence was: the nodes that were verified with the root, the levels that
+    were drafted, and the tokens that were committed."""
+
+    nodes: int = 1
+    levels: int = 0
+    committed: int = 1
+
+
 @dataclass(eq=False)
 class SequenceState:
     """A prompt to be continued until an id of `stop_ids`, or until `max_new_tokens`, and its state
@@ -74,6 +84,7 @@ class SequenceState:
     drafter: Drafter | None = None
     gates: Gates | None = None  # what limits its drafts
     adaptive: AdaptiveState | None = None  # of a plan that the session's policy adapts
+    priority: int = 0  # lower ones are read first
 
     tokens: list[int] = field(init=False)  # the prompt's and all emitted ones
     lane: int = field(init=False, default=0)
@@ -85,6 +96,7 @@ class SequenceState:
     # Committed, and not yet shown to its drafter: it drafts nothing meanwhile
     unobserved: list[Observation] = field(init=False, default_factory=list)
     num_unobserved: int = field(init=False, default=0)  # tokens of them
+    last_step: StepSize = field(init=False, default=StepSize())
     times: StageTimes = field(init=False)  # of the passes that it took part in
 
     def __post_init__(self) -> None:

@@ -20,13 +20,17 @@ from hypothesis import strategies as st
 from edgespec.backends.call import Logits
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError
 from edgespec.prompts import CANCELLED, ERROR, MAX_LENGTH, SamplingParams
+from edgespec.runtime.costs.cost_model import CostModel
 from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.generation import Chunk, Generation, GenerationRequest, Response
 from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.loop.prompt_turns import MIN_ROWS, UNMEASURED_ROWS, PromptTurns
 from edgespec.runtime.loop.scheduler import Scheduler
+from edgespec.runtime.loop.sequence import SequenceState, StepSize
 from edgespec.runtime.loop.session import Session
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.trees.tree import DraftPlan
+from tests.costs import profile
 from tests.lossless.drafters import ScriptedDrafter, Stateless
 from tests.unit.runtime.hash_model import VOCAB, decoder_of, plainly
 
@@ -86,7 +90,7 @@ class Received:
 
     def step(self, scheduler: Scheduler) -> list[Generation]:
         """Whom a step gave a token."""
-        assert_lanes_without_a_gap(scheduler)
+        assert_first_lanes_run(scheduler)
         given = []
         for handle, event in scheduler.step():
             assert handle not in self.ends, "an end comes once, and last"
@@ -106,16 +110,16 @@ class Received:
         return [token for chunk in self.chunks[handle] for token in chunk.token_ids]
 
 
-def assert_lanes_without_a_gap(scheduler: Scheduler) -> None:
+def assert_first_lanes_run(scheduler: Scheduler) -> None:
+    """Each sequence has a lane of its own; those that run have the first ones, unless all are taken
+    and one that is read stands between."""
     session = scheduler.session
-    lanes = [seq.lane for seq in session.running]
-    if session.reading is not None:
-        lanes.append(session.reading.lane)
-    assert lanes == list(range(len(lanes)))
-    assert [*scheduler.active] == [
-        *sorted(session.running, key=scheduler.active.index),
-        *([session.reading] if session.reading is not None else []),
-    ]
+    running, reading = ({seq.lane for seq in seqs} for seqs in (session.running, session.reading))
+    assert len(running | reading) == len(scheduler.active) == len(session.sequences)
+    assert set(scheduler.active) == set(session.sequences)
+    if session.free_lanes:
+        assert running == set(range(len(running)))
+    assert set(range(max(running, default=0))) <= running | reading
 
 
 def assert_as_alone(received: Received, handles: Sequence[Generation]) -> None:
@@ -262,7 +266,56 @@ def test_long_prompt_behind_short_ones_keeps_nobody_from_decoding() -> None:
     scheduler, received = scheduler_for(*asked, lanes=3), Received()
     first, second, third = (scheduler.add(one) for one in asked)
     given = [received.step(scheduler) for _ in range(4)]
-    assert given == [[first], [first], [second, first, second], [third, *[first, second, third]]]
+    assert given == [[first], [third], [first, third], [second, *[first, third, second]]]
+
+
+def test_short_prompt_is_read_before_the_rest_of_a_long_one_which_has_each_fourth_turn() -> None:
+    long, shorts = request(60, 2, None), [request(3, 1, None, seed) for seed in range(9)]
+    scheduler, received = scheduler_for(long, *shorts, lanes=2), Received()
+    first = scheduler.add(long)
+    received.step(scheduler)
+    handles = [scheduler.add(one) for one in shorts]
+    read = list[int]()
+    for _ in range(12):
+        before = first.num_read
+        received.step(scheduler)
+        read.append(first.num_read - before)
+    assert read == [0, 0, 0, CHUNK] * 3
+    assert_as_alone(received.run(scheduler), [first, *handles])
+    assert scheduler.session.base.runner.moved == 0
+
+
+def test_one_that_is_read_makes_room_for_those_that_run_as_far_as_lanes_are_free() -> None:
+    long, short = request(40, 3, None), request(3, 9, None)
+    for lanes, expected in ((2, [1, 0]), (3, [0, 2])):
+        scheduler, received = scheduler_for(long, short, lanes=lanes), Received()
+        first = scheduler.add(long)
+        received.step(scheduler)
+        second = scheduler.add(short)
+        received.step(scheduler)
+        assert [second.lane, first.lane] == expected
+        assert_as_alone(received.run(scheduler), [first, second])
+
+
+def test_rows_of_a_chunk_beside_those_that_run_follow_from_stored_costs() -> None:
+    costs = CostModel(profile(row=0.1))
+    turns = PromptTurns(costs, lambda: 256)
+    reading, running = (SequenceState(range(n), Sampler(), 9) for n in (900, 40))
+    assert turns.rows(reading, [running]) == MIN_ROWS  # 6 rows would cost a step and a half
+    assert PromptTurns(None, lambda: 256).rows(reading, [running]) == UNMEASURED_ROWS
+    running.last_step = StepSize(nodes=21)  # 3 plain steps long
+    assert turns.rows(reading, [running]) == 36
+    assert PromptTurns(costs, lambda: 20).rows(reading, [running]) == 20
+    cheap = CostModel(profile(row=0.001))
+    assert PromptTurns(cheap, lambda: 256).rows(reading, [running]) == 256
+
+
+def test_chunks_where_nothing_runs_are_as_small_as_rows_are_as_cheap_as_in_any() -> None:
+    reading = SequenceState(range(900), Sampler(), 9)
+    for row, wanted in ((0.5, 64), (0.05, 128), (0.005, 256)):
+        costs = CostModel(profile(row))
+        assert PromptTurns(costs, lambda: 256).rows(reading, []) == wanted
+    assert PromptTurns(None, lambda: 256).rows(reading, []) == 256
 
 
 def test_first_token_is_not_held_back_by_a_decode_step() -> None:
@@ -292,7 +345,7 @@ def test_cancelled_while_its_prompt_is_read_it_leaves_its_lane(steps: int) -> No
     handles = [scheduler.add(one) for one in (mate, long, third)]
     for _ in range(1 + steps):
         received.step(scheduler)
-    assert scheduler.session.reading is handles[1]
+    assert scheduler.session.reading[0] is handles[1]
     assert handles[1].num_read == steps * CHUNK
     handles[1].cancel()
     received.run(scheduler)
@@ -314,7 +367,7 @@ def test_cancelled_while_it_waits_it_never_runs() -> None:
     assert_as_alone(received.run(scheduler), [first])
 
 
-def test_mate_that_ends_lets_the_one_that_is_read_move_into_its_place() -> None:
+def test_one_that_begins_to_run_moves_behind_the_others_once_a_mate_has_ended() -> None:
     short, mate, long = request(3, 4, None), request(4, 20), request(40, 9)
     scheduler, received = scheduler_for(short, mate, long, lanes=3), Received()
     handles = [scheduler.add(one) for one in (short, mate, long)]
@@ -327,7 +380,7 @@ def test_mate_that_ends_lets_the_one_that_is_read_move_into_its_place() -> None:
 
     with mock.patch.object(CachedDecoder, "move", move):
         received.run(scheduler)
-    assert moved[:2] == [(1, 0), (2, 1)]
+    assert moved[:2] == [(1, 0), (2, 0)]
     assert_as_alone(received, handles)
 
 
