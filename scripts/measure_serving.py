@@ -109,7 +109,9 @@ def main() -> None:
             "short_alone_ms": median(first_token_ms(engine, prompt(SHORT, 7 + s)) for s in seeds),
             "long_alone_ms": median(first_token_ms(engine, prompt(LONG, 5 + s)) for s in seeds),
             "short_behind_long_ms": [behind_a_long_prompt(engine, s) for s in seeds],
-            "gaps_alone_ms": percentiles([g for s in seeds for g in gaps_ms(engine, s, beside=False)]),
+            "gaps_alone_ms": percentiles(
+                [g for s in seeds for g in gaps_ms(engine, s, beside=False)]
+            ),
             "gaps_beside_long_ms": percentiles(
                 [g for s in seeds for g in gaps_ms(engine, s + 3, beside=True)]
             ),

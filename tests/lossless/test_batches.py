@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -438,6 +439,7 @@ def test_trees_in_a_batch_are_those_that_are_grown_alone(engines: Engines) -> No
 
 def stay(drafter: TreeDrafter, source: int, target: int) -> None:
     drafter.decoder.move(source, target)
+    drafter.lanes[target] = copy(drafter.lanes[1])
 
 
 def test_draft_that_does_not_move_with_its_sequence_is_found(engines: Engines) -> None:

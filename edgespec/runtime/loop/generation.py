@@ -38,7 +38,8 @@ class GenerationRequest:
     many run, None as the engine was opened. `acceptance` is a rule of `verify.ACCEPT_RULES` with
     its options; None: the engine's. `prior` is the acceptance by depth that adaptive drafting
     begins with; None: the engine's. `arrived_s` is when the request came, by `time.perf_counter`;
-    None: when it is added to the scheduler.
+    None: when it is added to the scheduler. `priority`: lower ones run first. Prefixes are shared
+    between requests of one `cache_salt`. After `timeout_s` seconds since it came it ends.
     """
 
     prompt_ids: Sequence[int]  # with images a Prompt
@@ -52,6 +53,9 @@ class GenerationRequest:
     drafter_options: DrafterOptions | Mapping[str, object] | None = None
     schedule: Schedule | None = None
     prior: Sequence[float] | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
 
     @property
     def prompt(self) -> PromptValue:
@@ -139,6 +143,8 @@ class Generation(SequenceState):
             acceptance=acceptance or request.acceptance or EXACT_ACCEPTANCE,
             drafter=drafter,
             gates=gates,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
         )
         self.request, self.seed = request, sampling.seed
         self.cancelled = False

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from edgespec.runtime.costs.cost_model import MAX_ROWS, CostModel
-from edgespec.runtime.loop.sequence import SequenceState
+from edgespec.runtime.loop.sequence import SequenceState, rest
 
 OLDEST_EVERY = 4  # turns, of which one is that of the prompt that has waited longest
 # What a chunk may cost beside those that run, in their steps: with the step itself a gap between
@@ -31,7 +31,9 @@ class PromptTurns:
 
     def choose(self, reading: Sequence[SequenceState]) -> SequenceState:
         """The prompt with the shortest rest, in chunks, of those with the lowest priority; each
-        fourth time the one that came first. `reading` are in the order in which they came."""
+        fourth time the one that came first. `reading` are in the order in which they came; those
+        that follow another one wait for it."""
+        reading = [seq for seq in reading if seq.follows not in reading]
         if len(reading) == 1:
             return reading[0]
         self.turns += 1
@@ -96,8 +98,3 @@ def chunk_s(costs: CostModel, seq: SequenceState) -> Callable[[int], float]:
 def last_row_s(seconds: Callable[[int], float]) -> float:
     """Seconds of a row more, where costs are known no further."""
     return seconds(MAX_ROWS) - seconds(MAX_ROWS - 1)
-
-
-def rest(seq: SequenceState) -> int:
-    """Tokens of a prompt that are still to be read."""
-    return len(seq.prompt) - seq.num_read

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from edgespec.prompts import CANCELLED
 from edgespec.runtime.faults import FAULTS, as_error, shared
 from edgespec.runtime.loop.generation import Event, Generation, GenerationRequest
-from edgespec.runtime.loop.prompt_turns import PromptTurns, rest
-from edgespec.runtime.loop.sequence import SequenceState, StepOutput
+from edgespec.runtime.loop.prompt_turns import PromptTurns
+from edgespec.runtime.loop.sequence import SequenceState, StepOutput, rest
 from edgespec.runtime.loop.session import Session
 
 logger = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from edgespec.runtime.faults import as_error
 from edgespec.runtime.lanes import stages
 from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.lanes.stages import StageLog, StageTimes
-from edgespec.runtime.loop.prefix import Prefix, PrefixCache
-from edgespec.runtime.loop.sequence import SequenceState, StepOutput, StepSize
+from edgespec.runtime.loop.prefix import MIN_NEW, Prefix, PrefixCache, common_length
+from edgespec.runtime.loop.sequence import SequenceState, StepOutput, StepSize, rest
 from edgespec.runtime.loop.step_values import (
     Committed,
     Draft,
@@ -117,13 +117,36 @@ class Session:
         self.reading.append(seq)
         self.reset(seq.lane)
         self.give_drafter(seq)
-        longest = len(seq.prompt) + seq.max_new_tokens
-        self.base.reserve(seq.lane, longest)
+        self.base.reserve(seq.lane, len(seq.prompt) + seq.max_new_tokens)
+        self.reuse(seq)
+        seq.follows = self.leader(seq)
+
+    def reuse(self, seq: SequenceState) -> None:
+        """Begin the lane of a sequence, which was reset, with what is kept of its prompt."""
         seq.num_reused = seq.num_read = self.prefixes.restore(seq, self.base)
         if isinstance(seq.drafter, Reserving):
-            seq.drafter.reserve(seq.lane, longest)
+            seq.drafter.reserve(seq.lane, len(seq.prompt) + seq.max_new_tokens)
         if seq.drafter is not None:
             seq.drafter.begin(seq.lane, seq.prompt, seq.num_reused)
+
+    def leader(self, seq: SequenceState) -> SequenceState | None:
+        """The sequence that is read no later than this one and begins like it, so that more of its
+        prompt will be kept then than is now; None where there is none."""
+        best, leader = seq.num_reused + MIN_NEW - 1, None
+        if not self.prefixes.budget_bytes:
+            return None
+        own = np.asarray(seq.prompt.cache_key, np.int64)
+        for other in self.reading:
+            if other is seq or other.cache_salt != seq.cache_salt:
+                continue
+            if other.priority > seq.priority or rest(other) > rest(seq):
+                continue
+            common = common_length(np.asarray(other.prompt.cache_key, np.int64), own)
+            if not self.base.croppable:
+                common = other.keep if other.keep <= common else 0
+            if common > best and (other.keep or self.prefixes.keeps(other)):
+                best, leader = common, other
+        return leader
 
     def give_drafter(self, seq: SequenceState) -> None:
         """Let a sequence have its drafter: its own or the session's, and none without a plan. One
@@ -166,15 +189,29 @@ class Session:
         The step of its first token where that was the last chunk: from then on the sequence
         runs."""
         assert seq in self.reading
+        if seq.follows is not None:
+            seq.follows = None
+            if self.prefixes.reusable(seq) > seq.num_reused:
+                self.reset(seq.lane)
+                self.reuse(seq)
         start, end = seq.num_read, self.chunk_end(seq, rows)
+        is_last, keeps = end == len(seq.prompt), self.prefixes.keeps(seq)
+        if is_last and keeps and not self.base.croppable and seq not in self.kept:
+            self.keep_at(seq, start)  # as a whole, which an equal prompt can go on from
         output, hidden_states = self.read(seq, start, end)
         self.observe_prompt(seq, start, end, hidden_states, output)
         seq.num_read = end
-        if start < seq.keep <= end:
-            kept = self.prefixes.take(seq, seq.keep, self.base)
-            if kept is not None:
-                self.kept[seq] = kept
+        if is_last and keeps and self.base.croppable:
+            self.keep_at(seq, end)
+        elif start < seq.keep <= end:
+            self.keep_at(seq, seq.keep)
         return None if output is None else self.begin_decoding(seq, output)
+
+    def keep_at(self, seq: SequenceState, count: int) -> None:
+        """Take the first tokens of a prompt, to be kept once all of it was read."""
+        kept = self.prefixes.take(seq, count, self.base)
+        if kept is not None:
+            self.kept[seq] = kept
 
     def read(
         self, seq: SequenceState, start: int, end: int

@@ -266,7 +266,7 @@ def test_long_prompt_behind_short_ones_keeps_nobody_from_decoding() -> None:
     scheduler, received = scheduler_for(*asked, lanes=3), Received()
     first, second, third = (scheduler.add(one) for one in asked)
     given = [received.step(scheduler) for _ in range(4)]
-    assert given == [[first], [third], [first, third], [second, *[first, third, second]]]
+    assert given == [[first], [third], [first, third], [second, *[first, second, third]]]
 
 
 def test_short_prompt_is_read_before_the_rest_of_a_long_one_which_has_each_fourth_turn() -> None:
@@ -283,6 +283,16 @@ def test_short_prompt_is_read_before_the_rest_of_a_long_one_which_has_each_fourt
     assert read == [0, 0, 0, CHUNK] * 3
     assert_as_alone(received.run(scheduler), [first, *handles])
     assert scheduler.session.base.runner.moved == 0
+
+
+def test_equal_prompts_that_come_together_are_read_once_and_apart_by_salt() -> None:
+    asked = [request(40, 3, None, cache_salt=salt) for salt in ("", "", "b", "b", "")]
+    scheduler, received = scheduler_for(*asked, lanes=4, budget=10**6), Received()
+    handles = [scheduler.add(one) for one in asked]
+    assert_as_alone(received.run(scheduler), handles)
+    reused = [received.ends[handle].metrics.reused_tokens for handle in handles]
+    assert reused == [0, 39, 0, 39, 39]
+    assert len(scheduler.session.prefixes.entries) == 2
 
 
 def test_one_that_is_read_makes_room_for_those_that_run_as_far_as_lanes_are_free() -> None:
