@@ -91,7 +91,7 @@ class Response:
     needed.
 
     `finish_reason` is `end-of-sequence`, `stop-words`, `max-length`, `capacity` (the KV cache is
-    full) or `cancelled`. `slot` is the lane that it began in.
+    full), `timeout` or `cancelled`. `slot` is the lane that it began in.
 
     `logprobs` has one entry a token where num_logprobs asks for them: its most probable candidates,
     descending, and the token itself behind them where it is not among them.
@@ -112,6 +112,10 @@ Event = Chunk | Response | EdgeSpecError
 
 def nobody(event: Event) -> None:
     """Takes the events of a request that nobody waits for."""
+
+
+def nothing() -> None:
+    """Of a request that does not wait for its end."""
 
 
 class Generation(SequenceState):
@@ -147,7 +151,8 @@ class Generation(SequenceState):
             cache_salt=request.cache_salt,
         )
         self.request, self.seed = request, sampling.seed
-        self.cancelled = False
+        self.cancelled = self.is_over = False
+        self.on_cancel: Callable[[], object] = nothing
         self.number = 0  # in logs
         self.deliver: Callable[[Event], object] = nobody  # takes each event, in order
         self.stop_word_ids, strings = tokenizer.split_stops(sampling.stop)
@@ -174,6 +179,7 @@ class Generation(SequenceState):
         """End it before the next step; any thread may, and it is harmless once it has ended. Its
         response still comes, and its finish reason says so."""
         self.cancelled = True
+        self.on_cancel()
 
     def begun(self) -> None:
         """Notes the time at which the request got a lane."""

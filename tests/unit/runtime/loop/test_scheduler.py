@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.call import Logits
-from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError
-from edgespec.prompts import CANCELLED, ERROR, MAX_LENGTH, SamplingParams
+from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, QueueFull
+from edgespec.prompts import CANCELLED, ERROR, MAX_LENGTH, TIMEOUT, SamplingParams
 from edgespec.runtime.costs.cost_model import CostModel
 from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.generation import Chunk, Generation, GenerationRequest, Response
@@ -345,6 +345,48 @@ def test_requests_are_answered_in_the_order_in_which_they_came() -> None:
     assert order == handles
 
 
+def test_lower_priority_runs_first_and_equal_ones_as_they_came() -> None:
+    asked = [request(3, 3, None, i, priority=p) for i, p in enumerate((0, 5, 1, -1, 1))]
+    scheduler, received = scheduler_for(*asked, lanes=1), Received()
+    handles = [scheduler.add(asked[0])]
+    received.step(scheduler)
+    handles += map(scheduler.add, asked[1:])
+    assert_as_alone(received.run(scheduler), handles)
+    assert [handles.index(handle) for handle in received.ends] == [0, 3, 2, 4, 1]
+
+
+def test_no_more_wait_than_may() -> None:
+    asked = [request(3, 3, None, seed) for seed in range(5)]
+    scheduler = scheduler_for(*asked, lanes=2)
+    scheduler.max_queue = 1
+    handles = [scheduler.add(one) for one in asked[:3]]
+    with pytest.raises(QueueFull, match="3 requests wait for the engine, of 1 that may"):
+        scheduler.add(asked[3])
+    Received().run(scheduler)
+    handles[-1].cancel()  # once it has ended nothing is held for it
+    assert not scheduler.cancels
+    scheduler.add(asked[4])
+
+
+def test_steps_look_at_nobody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request(3, 9, None)
+    scheduler, received = scheduler_for(asked, lanes=1), Received()
+    first = scheduler.add(asked)
+    handles = [scheduler.add(asked) for _ in range(300)]
+    received.step(scheduler)
+    looked = mock.Mock(return_value=False)
+    monkeypatch.setattr(Generation, "cancelled", property(lambda self: looked()), raising=False)
+    while first not in received.ends:
+        received.step(scheduler)
+    assert not looked.called
+    monkeypatch.undo()
+    for handle in handles[1:]:
+        handle.cancel()
+    received.run(scheduler)
+    assert all(received.ends[handle].finish_reason == CANCELLED for handle in handles[1:])
+    assert_as_alone(received, [first, handles[0]])
+
+
 # Who ends
 
 
@@ -522,7 +564,46 @@ def test_step_that_is_interrupted_leaves_nothing_of_its_requests_and_those_that_
     assert_as_alone(Received().run(scheduler), [waiting, again])
 
 
+def test_deadline_ends_one_that_runs_one_that_is_read_and_one_that_waits() -> None:
+    asked = [request(n, 30, None, seed=n, timeout_s=100.0) for n in (3, 40, 5)] + [request(4, 3)]
+    scheduler, received = scheduler_for(*asked, lanes=2), Received()
+    handles = [scheduler.add(one) for one in asked]
+    for _ in range(4):
+        received.step(scheduler)
+    late = handles[0].arrived_s + 101
+    with mock.patch("time.perf_counter", return_value=late):
+        received.step(scheduler)
+    ends = [received.ends[handle] for handle in handles[:3]]
+    assert [end.finish_reason for end in ends] == [TIMEOUT] * 3
+    assert ends[0].token_ids == alone(asked[0])[: len(ends[0].token_ids)] != []
+    assert_as_alone(received.run(scheduler), handles[3:])
+
+
 # What it takes
+
+
+def test_stats_count_what_was_done() -> None:
+    asked = [request(40, 9), request(40, 9), request(6, 9, None)]
+    scheduler, received = scheduler_for(*asked, lanes=2, budget=10**6), Received()
+    handles = [scheduler.add(one) for one in asked]
+    assert (scheduler.stats().running, scheduler.stats().waiting) == (0, 3)
+    received.step(scheduler)
+    assert (scheduler.stats().running, scheduler.stats().waiting) == (2, 1)
+    received.run(scheduler)
+    found, metrics = scheduler.stats(), [received.ends[handle].metrics for handle in handles]
+    assert (found.running, found.waiting) == (0, 0)
+    assert found.prompt_tokens == found.prefix_cache_queries == 86
+    assert found.prefix_cache_hits == sum(one.reused_tokens for one in metrics) > 0
+    assert found.prefix_cache_bytes == scheduler.session.prefixes.size_bytes > 0
+    assert found.generation_tokens == 27
+    assert 0 < found.steps < sum(one.steps for one in metrics)
+    assert found.accepted_tokens == sum(one.num_accepted for one in metrics)
+    assert found.draft_tokens == sum(one.num_drafted for one in metrics)
+    assert found.drafts == sum(drafted > 0 for one in metrics for drafted in one.per_step_drafted)
+    per_step = [count for one in metrics for count in one.per_step_accepted]
+    positions = range(max(per_step))
+    expected = [sum(count > i for count in per_step) for i in positions]
+    assert list(found.accepted_per_position) == expected
 
 
 def test_time_that_a_request_waits_for_a_lane_is_its_queue_time() -> None:
