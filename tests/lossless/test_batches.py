@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -421,7 +422,8 @@ def drafted(
     def propose(self: TreeDrafter, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         trees = real(self, requests)
         for request, tree in zip(requests, trees, strict=True):
-            prompt = tuple(engine.session.running[request.lane].prompt)
+            seqs = {seq.lane: seq for seq in engine.session.running}
+            prompt = tuple(seqs[request.lane].prompt)
             found[prompt].append([*tree.tokens.tolist(), *tree.parents.tolist()])
         return trees
 
@@ -437,6 +439,7 @@ def test_trees_in_a_batch_are_those_that_are_grown_alone(engines: Engines) -> No
 
 def stay(drafter: TreeDrafter, source: int, target: int) -> None:
     drafter.decoder.move(source, target)
+    drafter.lanes[target] = copy(drafter.lanes[1])
 
 
 def test_draft_that_does_not_move_with_its_sequence_is_found(engines: Engines) -> None:
