@@ -54,6 +54,8 @@ class Refusal(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Whether to ask again, and when."""
+        if self.status == 401:
+            return {"www-authenticate": 'Basic realm="edgespec: the password is a key"'}
         if self.status in RETRIED:
             return {"retry-after": str(RETRY_AFTER_S)}
         if self.status in (408, 413):  # what still comes is not read

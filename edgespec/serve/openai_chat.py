@@ -78,6 +78,7 @@ FIELDS: Fields = {
     "top_logprobs": taken(checks.integer(0, MAX_TOP_LOGPROBS), INTEGER),
     "reasoning_effort": taken(one_of(*EFFORTS), {"enum": [*EFFORTS]}),
     "chat_template_kwargs": taken(template_kwargs, OBJECT),
+    "return_speculation": taken(checks.flag, BOOLEAN),
     "store": harmless(NO_MEANING, BOOLEAN),
     "metadata": harmless(NO_MEANING, OBJECT),
     "service_tier": harmless(NO_MEANING, STRING),
@@ -235,7 +236,7 @@ class ChatRequest:
             if isinstance(event, Chunk):
                 numbers[index] += len(event.token_ids)
                 delta = delta_of(*splitters[index].push(event.token_ids, event.pieces))
-                more = self.ids_of(event.token_ids)
+                more = self.ids_of(event.token_ids) | self.step_of(event)
                 if delta or more or (event.logprobs and event.token_ids):
                     logprobs = self.logprobs(event.token_ids, event.logprobs)
                     yield part(index, delta, logprobs=logprobs, **more)
@@ -274,6 +275,22 @@ class ChatRequest:
             entry["top_logprobs"] = [token_entry(tokenizer, i, p) for i, p in step[:top]]
             content.append(entry)
         return {"content": content, "refusal": None}
+
+    def step_of(self, chunk: Chunk) -> dict[str, Any]:
+        """What a step drafted and accepted, where it is asked for: the text of each token, of which
+        the first `accepted` were drafts, and the tree, whose nodes have their parents' numbers."""
+        if not self.values.get("return_speculation") or not chunk.token_ids:
+            return {}
+        step = {"pieces": chunk.pieces, "accepted": chunk.accepted, "tree": None}
+        if (tree := chunk.tree) is not None:
+            names = [self.call.service.engine.tokenizer.token_bytes(int(i)) for i in tree.tokens]
+            step["tree"] = {
+                "tokens": [name.decode("utf-8", "replace") for name in names],
+                "parents": tree.parents.tolist(),
+                "probs": None if tree.probs is None else tree.probs.tolist(),
+                "path": [int(node) for node in chunk.path],
+            }
+        return {"speculation": step}
 
     def ids_of(self, token_ids: Sequence[int], name: str = "token_ids") -> dict[str, Any]:
         """Token ids, where they are asked for."""

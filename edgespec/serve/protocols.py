@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp
 
-from edgespec.serve import health, openai_chat, openai_completions, openai_models, tokenize
+from edgespec.serve import health, openai_chat, openai_completions, openai_models, page, tokenize
 from edgespec.serve.fields import Fields
 from edgespec.serve.service import Call
 
@@ -28,6 +28,7 @@ class Route(NamedTuple):
 
 
 ROUTES = (
+    Route("GET", "/", page.answer, "A page to chat"),
     Route(
         "POST",
         "/v1/chat/completions",
