@@ -60,9 +60,11 @@ class Connection(H11Protocol):
             self.expect()
 
     def on_response_complete(self) -> None:
-        """Waits for a next request; what is left of this one's body is not read for ever."""
+        """Waits for a next request; what is left of this one's body is not read for ever, nor is
+        the beginning of another."""
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:
+        rest, _ = self.conn.trailing_data
+        if self.conn.their_state is h11.SEND_BODY or rest:
             self.expect()
         if self.transport.is_closing():
             self.watch_reader()
