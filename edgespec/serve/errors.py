@@ -104,4 +104,12 @@ def openai_form(refusal: Refusal) -> dict[str, Any]:
     return {"error": error}
 
 
-FORMS: Mapping[str, Callable[[Refusal], dict[str, Any]]] = {"openai": openai_form}
+def kserve_form(refusal: Refusal) -> dict[str, Any]:
+    """The body of an error as KServe's clients read it: tritonclient cannot show an object."""
+    return {"error": refusal.message}
+
+
+FORMS: Mapping[str, Callable[[Refusal], dict[str, Any]]] = {
+    "openai": openai_form,
+    "kserve": kserve_form,
+}

@@ -40,7 +40,6 @@ from edgespec.serve.openai_common import (
     data_images_only,
     finish_reason,
     own_logprob,
-    respond,
     room_of,
     samplings,
     speculation_of,
@@ -51,7 +50,9 @@ from edgespec.serve.openai_common import (
     with_adjusted,
 )
 from edgespec.serve.reasoning import ThoughtSplitter
+from edgespec.serve.responding import respond
 from edgespec.serve.service import Call, Ticket
+from edgespec.serve.sse import DONE
 
 MAX_TOP_LOGPROBS = 20
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -111,7 +112,7 @@ async def answer(call: Call) -> ASGIApp:
     """The response to a request."""
     kind = "chat.completion.chunk" if call.values.get("stream") else "chat.completion"
     asked = ChatRequest(call, Head.new(kind, "chatcmpl", call.service.name))
-    return await respond(call, asked, call.values.get("n", 1))
+    return await respond(call, asked, call.values.get("n", 1), done=DONE)
 
 
 @dataclass(frozen=True, slots=True)
