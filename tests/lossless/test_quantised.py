@@ -49,8 +49,8 @@ ENGINES = {
     "int8-0": WeightFormat("int8", 0),
 }
 OWN_DRAFT = ("fp32", "int4-32")  # the others have the draft of fp32
-# Quantized before the export, in the layout of compressed-tensors: what the settings say of weights,
-# and how activations are rounded. The head is a copy of the embedding, in float32.
+# Quantized before the export, in the layout of compressed-tensors: what the settings say of
+# weights, and how activations are rounded. The head is a copy of the embedding, in float32.
 STORED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "int8_sq": ({"strategy": "channel"}, {"strategy": "tensor", "dynamic": False}),
     "int8_token": ({"strategy": "channel"}, {"strategy": "token", "dynamic": True}),
