@@ -36,7 +36,7 @@ MEASURED: Mapping[str, Callable[[Slice], float | None]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
+class DraftCounts:
     """What was drafted and accepted, over all steps."""
 
     steps: int
@@ -49,7 +49,7 @@ class Speculation:
     steps_without_drafts: int
 
     @classmethod
-    def of(cls, whole: Slice) -> Speculation:
+    def of(cls, whole: Slice) -> DraftCounts:
         """Of all runs pooled."""
         pool = Pooled(whole.metrics)
         levels = [level for depths in whole.depths for level in depths]
@@ -79,7 +79,7 @@ class Row:
     rows: int | None = None
     over_plain: Figure | None = None
     predicted: float | None = None
-    speculation: Speculation | None = None
+    speculation: DraftCounts | None = None
     answers: int = 0
     answers_equal_to_plain: int = 0
     prompt_tokens: float | None = None
@@ -97,7 +97,7 @@ class Row:
             variant=DecodingVariant.read(fields),
             figures={name: figures.figure(name) for name in figures.raw},
             over_plain=fields.figure(OVER_ONE_ROW if mode == VERIFY else OVER_PLAIN),
-            speculation=None if drafted is None else Speculation(**drafted.values(Speculation)),
+            speculation=None if drafted is None else DraftCounts(**drafted.values(DraftCounts)),
         )
 
     def figure(self, name: str) -> Figure | None:
@@ -175,7 +175,7 @@ class Collected:
             figures={name: figure([of(s) for _, s in runs]) for name, of in measured.items()},
             over_plain=figure([over(a, b, mode) for a, b in both]) if speculative else None,
             predicted=predict(variant, self.cell, whole) if mode == SPECULATIVE else None,
-            speculation=Speculation.of(whole) if mode == SPECULATIVE else None,
+            speculation=DraftCounts.of(whole) if mode == SPECULATIVE else None,
             answers=sum(len(run.responses) for _, run in runs),
             answers_equal_to_plain=sum(equal(a, b) for a, b in both),
             prompt_tokens=fmean(m.prompt_tokens for m in whole.metrics),

@@ -57,8 +57,6 @@ EXCEPTIONS = {
     "safe_read/tokenizer.py": "a key of tokenizer.json: suffix",
     "runtime/drafters/suffix.py": "a key of TensorRT-LLM: max_matching_ngram_size",
     "runtime/acceptance/typical.py": "whose paper defines the rule",
-    "runtime/drafters/tree_drafter.py": "cites the paper of its search",
-    "runtime/trees/static_tree.py": "whose the published tree is",
     "runtime/requests/profile.py": "a key of TensorRT Edge-LLM's profile",
 }
 
