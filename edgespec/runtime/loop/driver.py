@@ -194,7 +194,9 @@ class Driver:
             with self.work.changed:
                 self.work.num_requests -= self.pending.pop(handle)
             if not isinstance(event, Response):  # never its text
-                logger.warning("%s failed: %s", handle, event.what)
+                is_bug = isinstance(event, InternalError)  # what was raised may hold a text
+                why = type(event.__cause__).__name__ if is_bug else event.what
+                logger.warning("%s failed: %s", handle, why)
             elif logger.isEnabledFor(logging.INFO):
                 words = event.metrics.in_words()
                 logger.info("%s: %s, %s", handle, event.finish_reason, words)
