@@ -71,6 +71,7 @@ PAGE: dict[str, dict[str, tuple[str, ...]]] = {
             "render",
             "encode",
             "decode",
+            "stats",
             "close",
             "aclose",
             "spec_decode",
@@ -100,6 +101,7 @@ PAGE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Answers": {
         "Response": (),
+        "EngineStats": (),
         "RequestMetrics": (
             "acceptance_length",
             "acceptance_rate",

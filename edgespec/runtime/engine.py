@@ -644,7 +644,7 @@ class Engine:
         with self.driver.paused():
             if not (free := self.session.free_lanes):
                 raise LimitError("all lanes of the engine are taken", "Finish a stream first.")
-            lane = free[-1]
+            lane = free[0]
             self.base.reset(lane)
             try:
                 yield lane

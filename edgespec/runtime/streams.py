@@ -177,6 +177,9 @@ async def begin(
         handle.deliver = in_loop(handle, events.put_nowait)
         coming.becomes(handle)
         driver.submit([handle])
+    except asyncio.CancelledError:  # the loop ends
+        coming.cancel()
+        raise
     except Exception as error:
         events.put_nowait(as_error(error))
 

@@ -77,7 +77,9 @@ class Tokenizer:
         """
         with panics_as(_cannot_split):
             check_growth(self._tokenizer, text, self._growth)
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            # As a batch, which lets other threads run meanwhile
+            (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+            return list(encoded.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of ids. Invalid UTF-8 becomes U+FFFD; unknown ids are omitted."""
