@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.errors import EngineClosed
 from edgespec.serve import fields, openapi
-from edgespec.serve.bodies import read_object
 from edgespec.serve.errors import FORMS, Refusal, log_bug, refusal_of
 from edgespec.serve.protocols import ROUTES, Route
 from edgespec.serve.service import Call, Service
@@ -73,7 +72,7 @@ class App:
             form = FORMS[route.form]
             call = Call(self.service, request, form)
             if route.fields is not None:
-                body = await read_object(request, self.service.limits)
+                body = await route.body(request, self.service.limits)
                 values, adjusted = fields.read(body, route.fields)
                 self.service.check_model(values.get("model"))
                 call = Call(self.service, request, form, values, adjusted)
