@@ -46,6 +46,7 @@ from edgespec.serve.openai_common import (
     template_kwargs,
     thinking_of,
     token_entry,
+    turn_of,
     usage_of,
     with_adjusted,
 )
@@ -161,9 +162,8 @@ class ChatRequest:
             engine.encode, self.values["messages"], enable_thinking=thinking
         )
         room = room_of(service, len(prompt), max_tokens, self.call.adjusted)
-        drafts = not self.values.get("disable_spec_decode", False)
         asks = [
-            Ask(prompt, sampling, drafts, keep=True)
+            Ask(prompt, sampling, keep=True, **turn_of(self.values))
             for sampling in samplings(self.values, room, num_logprobs)
         ]
         return Answers(service, asks, ticket)

@@ -31,6 +31,7 @@ from edgespec.serve.openai_common import (
     room_of,
     samplings,
     speculation_of,
+    turn_of,
     usage_of,
     with_adjusted,
 )
@@ -103,8 +104,9 @@ class CompletionRequest:
             ids = await asyncio.to_thread(service.engine.encode, text)
             asked = values.get("max_tokens", MAX_TOKENS)
             room = room_of(service, len(ids), asked, self.call.adjusted)
-            drafts = not values.get("disable_spec_decode", False)
-            asks += [Ask(ids, one, drafts) for one in samplings(values, room, num_logprobs)]
+            asks += [
+                Ask(ids, one, **turn_of(values)) for one in samplings(values, room, num_logprobs)
+            ]
         return Answers(service, asks, ticket)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
