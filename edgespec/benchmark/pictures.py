@@ -15,9 +15,10 @@ from typing import Any
 from edgespec.artifacts import atomic
 from edgespec.benchmark.cases import plan_kind, plan_sizes
 from edgespec.benchmark.compare import sizes, words
-from edgespec.benchmark.modes import SPECULATIVE
+from edgespec.benchmark.modes import SERVED, SERVED_PLAIN, SERVED_SPECULATIVE, SPECULATIVE
 from edgespec.benchmark.report import Report
-from edgespec.benchmark.rows import Row
+from edgespec.benchmark.rows import OVER_PLAIN, Row
+from edgespec.benchmark.serving.figures import ITL, THROUGHPUT, TTFT
 from edgespec.benchmark.statistics import Figure
 from edgespec.errors import MissingDependency, OptionError, RequestError
 from edgespec.methods.names import ADAPTIVE
@@ -136,6 +137,10 @@ def panels_of(report: Report) -> dict[str, Panel]:
         "acceptance": (acceptance_lines, acceptance_by_position),
         "speed_by_size": (size_lines, speed_by_size),
         "speed_by_acceptance": (dial_lines, speed_by_acceptance),
+        "served_throughput": (served_lines, served_throughput),
+        "served_over_plain": (lambda r: served_lines(r, OVER_PLAIN), served_over_plain),
+        "served_first_token": (served_lines, lambda axis, r: served_latency(axis, r, TTFT)),
+        "served_between_tokens": (served_lines, lambda axis, r: served_latency(axis, r, ITL)),
     }
     panels = {name: draw for name, (rows, draw) in known.items() if rows(report)}
     if not panels:
@@ -149,8 +154,8 @@ def caption(report: Report) -> str:
     engine, here = report.engine, report.environment
     engines = (engine.get("engines") or {}).items()
     weights = [e.get("weights") for role, e in engines if role != "draft" and isinstance(e, dict)]
-    named = engine.get("directory"), engine.get("method"), *weights[:1], here.get("device")
-    parts = (*named, f"{here.get('threads')} threads")
+    named = *map(engine.get, ("directory", "method", "model", "url")), *weights[:1]
+    parts = (*named, here.get("device"), f"{here.get('threads')} threads")
     return ", ".join(str(part) for part in parts if part)
 
 
@@ -262,6 +267,64 @@ def speed_by_acceptance(axis: Any, report: Report) -> None:
     speeds(axis, lines)
     axis.set_xlabel("acceptance of a draft whose parents are accepted (dialled)")
     axis.set_title("Speed over plain decoding, by acceptance")
+    finish(axis, len(lines))
+
+
+def served_lines(report: Report, name: str = THROUGHPUT) -> Lines:
+    """A figure by the number of clients, plain and with drafts."""
+    lines: Lines = {}
+    for row in report.rows:
+        if row.mode in SERVED and (value := row.figure(name)) is not None:
+            lines.setdefault(SERVED_LABELS[row.mode], []).append((row.cell.batch_size, value))
+    return lines
+
+
+SERVED_LABELS = {SERVED_PLAIN: "plain", SERVED_SPECULATIVE: "with drafts"}
+
+
+def served_throughput(axis: Any, report: Report) -> None:
+    """Tokens a second of all clients together."""
+    lines = served_lines(report)
+    for color, (label, points) in zip(COLORS, lines.items(), strict=False):
+        line(axis, points, color, label)
+    axis.set_ylabel("tokens/s, all clients")
+    axis.set_title("Throughput by clients")
+    clients_axis(axis, lines)
+
+
+def served_over_plain(axis: Any, report: Report) -> None:
+    """Where drafts stop paying."""
+    lines = served_lines(report, OVER_PLAIN)
+    speeds(axis, lines)
+    axis.set_title("Throughput over plain decoding, by clients")
+    clients_axis(axis, lines)
+
+
+def served_latency(axis: Any, report: Report, name: str) -> None:
+    """The median over all answers, and a line up to the 99th percentile."""
+    lines = served_lines(report)
+    for color, (mode, label) in zip(COLORS, SERVED_LABELS.items(), strict=False):
+        points = [
+            (row.cell.batch_size, row.served.metrics[name])
+            for row in report.rows
+            if row.mode == mode and row.served is not None and name in row.served.metrics
+        ]
+        places = [clients for clients, _ in points]
+        middle = [one.p50 for _, one in points]
+        axis.plot(places, middle, marker="o", markersize=4, color=color, label=label)
+        axis.vlines(places, middle, [one.p99 for _, one in points], color=color, alpha=0.6)
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("ms")
+    axis.set_title(f"{name.replace('_', ' ').capitalize()}, median up to p99")
+    clients_axis(axis, lines)
+
+
+def clients_axis(axis: Any, lines: Lines) -> None:
+    """Numbers of clients, each double as far."""
+    ticks = sorted({x for points in lines.values() for x, _ in points})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [f"{x:.0f}" for x in ticks])
+    axis.set_xlabel("clients at a time")
     finish(axis, len(lines))
 
 
