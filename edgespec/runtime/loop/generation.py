@@ -65,7 +65,7 @@ class Chunk:
     UTF-8 characters and for the end of what might become a stop string; what a cancelled request
     held back comes as a piece without a token. The first `accepted` tokens are drafts that the base
     accepted: `path` are their nodes in the `tree` that was verified, the root first. Prefill has no
-    tree.
+    tree. `logprobs` are those of these tokens, as in Response.
     """
 
     token_ids: list[int]
@@ -74,6 +74,7 @@ class Chunk:
     finish_reason: str | None
     tree: DraftTree | None = None
     path: Sequence[int] = ()
+    logprobs: Sequence[Candidates] = ()
 
     @property
     def text(self) -> str:
@@ -189,7 +190,15 @@ class Generation(SequenceState):
             self.rest = self.text.flush()
             reason = STOP_WORDS if self.text.stopped else reason
             pieces = with_rest(pieces, self.rest)
-        return Chunk(output.tokens, pieces, output.accepted, reason, output.tree, output.path)
+        return Chunk(
+            output.tokens,
+            pieces,
+            output.accepted,
+            reason,
+            output.tree,
+            output.path,
+            output.logprobs,
+        )
 
     def response(self, reason: str) -> Response:
         """The whole answer, once it ended for `reason` or was ended."""
