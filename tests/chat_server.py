@@ -51,7 +51,7 @@ class ChatServer:
 
 
 def event(value: Body) -> bytes:
-    return f"data: {json.dumps(value)}\n\n".encode()
+    return f"data: {json.dumps({'object': 'chat.completion.chunk', **value})}\n\n".encode()
 
 
 @contextmanager

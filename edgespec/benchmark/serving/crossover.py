@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from edgespec.benchmark.modes import SERVED_SPECULATIVE
 from edgespec.benchmark.rows import Row
+from edgespec.errors import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,7 @@ def in_words(crossing: Crossover) -> str:
     """A sentence of it."""
     if crossing.pays_up_to is None:
         return "drafts were not faster, not even with the fewest clients"
+    faster = f"drafts were faster with up to {counted(crossing.pays_up_to, 'client')}"
     if crossing.at is None:
-        return f"drafts were faster with up to {crossing.pays_up_to} clients: with all measured"
-    return (
-        f"drafts were faster with up to {crossing.pays_up_to} clients; plain decoding overtakes"
-        f" them at about {crossing.at:.0f}"
-    )
+        return f"{faster}: at all that were measured"
+    return f"{faster}; plain decoding overtakes them at about {crossing.at:.0f}"

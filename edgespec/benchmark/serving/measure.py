@@ -156,6 +156,7 @@ class ServeBenchmark:
         for (clients, mode), runs in self.runs.items():
             plain = self.runs.get((clients, SERVED_PLAIN), [])
             pairs = [*zip(runs, plain, strict=False)] if mode == SERVED_SPECULATIVE else []
+            runs = [run for run, _ in pairs] or runs  # none whose plain one is missing
             answers = [answer for run in runs for answer in run.answered]
             prompt_tokens = sum(answer.prompt_tokens for answer in answers)
             yield Row(

@@ -14,7 +14,7 @@ from rich.table import Table
 from edgespec.backends.divergence import Divergence
 from edgespec.backends.engine_config import EngineFields
 from edgespec.benchmark.compare import Change, Unlike, sizes, words
-from edgespec.benchmark.modes import SERVED, SERVED_PLAIN
+from edgespec.benchmark.modes import SERVED
 from edgespec.benchmark.report import Report
 from edgespec.benchmark.rows import Row
 from edgespec.benchmark.serving.crossover import crossover, in_words
@@ -82,7 +82,8 @@ def failed(row: Row) -> str | None:
 
 def equal(row: Row) -> str | None:
     """How many answers are the plain ones."""
-    if row.mode in ("decode", SERVED_PLAIN) or not row.answers:
+    beside_none = row.served is not None and row.over_plain is None
+    if row.mode == "decode" or beside_none or not row.answers:
         return None
     return f"{row.answers_equal_to_plain}/{row.answers}"
 

@@ -57,7 +57,7 @@ def served(clients: int, *over: float) -> dict[str, Any]:
     [
         ([], None, ""),
         ([(4, 0.9)], Crossover(None, None), "not even with the fewest"),
-        ([(4, 1.5), (1, 2.0)], Crossover(4, None), "up to 4 clients: with all measured"),
+        ([(4, 1.5), (1, 2.0)], Crossover(4, None), "up to 4 clients: at all"),
         ([(1, 2.0), (4, 1.5), (16, 0.5)], Crossover(4, 8.0), "up to 4 clients; .* at about 8"),
     ],
 )
