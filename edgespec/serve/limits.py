@@ -38,5 +38,5 @@ class ServeLimits:
     def lines(self) -> Iterator[str]:
         """A line for each limit, those of messages among them."""
         for row in fields(self):
-            yield f"{row.name} {getattr(self, row.name):g}: {row.metadata['about']}"
+            yield f"{row.name} {getattr(self, row.name)}: {row.metadata['about']}"
         yield f"messages {MAX_MESSAGES}, of {MAX_MESSAGE_BYTES} bytes each; images {MAX_IMAGES}"

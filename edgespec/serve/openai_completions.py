@@ -184,9 +184,9 @@ class CompletionRequest:
             "top_logprobs": [
                 {
                     tokenizer.token_bytes(i).decode("utf-8", "replace"): logprob_of(p)
-                    for i, p in step[:top]
+                    for i, p in dict([*step[:top], (drawn, own_logprob(step, drawn))]).items()
                 }
-                for step in steps
+                for drawn, step in zip(token_ids, steps, strict=True)
             ],
             "text_offset": offsets[:-1],
         }
