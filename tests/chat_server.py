@@ -64,9 +64,6 @@ def serving(**values: Any) -> Iterator[ChatServer]:
         def log_message(self, *args: object) -> None:
             """Says nothing."""
 
-        def do_GET(self) -> None:
-            self.whole(200, {"data": [{"id": "m"}]} if self.path == "/v1/models" else {})
-
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert self.path == "/v1/chat/completions"

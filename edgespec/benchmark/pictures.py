@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic
 from edgespec.benchmark.cases import plan_kind, plan_sizes
 from edgespec.benchmark.compare import sizes, words
-from edgespec.benchmark.modes import SERVED, SERVED_PLAIN, SERVED_SPECULATIVE, SPECULATIVE
+from edgespec.benchmark.modes import SERVED, SERVED_PLAIN, SPECULATIVE
 from edgespec.benchmark.report import Report
 from edgespec.benchmark.rows import OVER_PLAIN, Row
 from edgespec.benchmark.serving.figures import ITL, THROUGHPUT, TTFT
@@ -137,10 +138,10 @@ def panels_of(report: Report) -> dict[str, Panel]:
         "acceptance": (acceptance_lines, acceptance_by_position),
         "speed_by_size": (size_lines, speed_by_size),
         "speed_by_acceptance": (dial_lines, speed_by_acceptance),
-        "served_throughput": (served_lines, served_throughput),
-        "served_over_plain": (lambda r: served_lines(r, OVER_PLAIN), served_over_plain),
-        "served_first_token": (served_lines, lambda axis, r: served_latency(axis, r, TTFT)),
-        "served_between_tokens": (served_lines, lambda axis, r: served_latency(axis, r, ITL)),
+        **{
+            f"served_{name}": (partial(served_lines, name=name), partial(served, name=name))
+            for name in SERVED_UNITS
+        },
     }
     panels = {name: draw for name, (rows, draw) in known.items() if rows(report)}
     if not panels:
@@ -270,71 +271,43 @@ def speed_by_acceptance(axis: Any, report: Report) -> None:
     finish(axis, len(lines))
 
 
-def served_lines(report: Report, name: str = THROUGHPUT) -> Lines:
+def served_lines(report: Report, name: str) -> Lines:
     """A figure by the number of clients, plain and with drafts."""
     lines: Lines = {}
     for row in report.rows:
         if row.mode in SERVED and (value := row.figure(name)) is not None:
-            lines.setdefault(SERVED_LABELS[row.mode], []).append((row.cell.batch_size, value))
+            label = "plain" if row.mode == SERVED_PLAIN else "with drafts"
+            lines.setdefault(label, []).append((row.cell.batch_size, value))
     return lines
 
 
-SERVED_LABELS = {SERVED_PLAIN: "plain", SERVED_SPECULATIVE: "with drafts"}
-
-
-def served_throughput(axis: Any, report: Report) -> None:
-    """Tokens a second of all clients together."""
-    lines = served_lines(report)
-    for color, (label, points) in zip(COLORS, lines.items(), strict=False):
-        line(axis, points, color, label)
-    axis.set_ylabel("tokens/s, all clients")
-    axis.set_title("Throughput by clients")
-    clients_axis(axis, lines)
-
-
-def served_over_plain(axis: Any, report: Report) -> None:
-    """Where drafts stop paying."""
-    lines = served_lines(report, OVER_PLAIN)
-    speeds(axis, lines)
-    axis.set_title("Throughput over plain decoding, by clients")
-    clients_axis(axis, lines)
-
-
-def served_latency(axis: Any, report: Report, name: str) -> None:
-    """The median over all answers, and a line up to the 99th percentile."""
-    lines = served_lines(report)
-    for color, (mode, label) in zip(COLORS, SERVED_LABELS.items(), strict=False):
-        points = [
-            (row.cell.batch_size, row.served.metrics[name])
-            for row in report.rows
-            if row.mode == mode and row.served is not None and name in row.served.metrics
-        ]
-        places = [clients for clients, _ in points]
-        middle = [one.p50 for _, one in points]
-        axis.plot(places, middle, marker="o", markersize=4, color=color, label=label)
-        axis.vlines(places, middle, [one.p99 for _, one in points], color=color, alpha=0.6)
-    axis.set_ylim(bottom=0)
-    axis.set_ylabel("ms")
-    axis.set_title(f"{name.replace('_', ' ').capitalize()}, median up to p99")
-    clients_axis(axis, lines)
-
-
-def clients_axis(axis: Any, lines: Lines) -> None:
-    """Numbers of clients, each double as far."""
+def served(axis: Any, report: Report, name: str) -> None:
+    """A figure of a server by its clients, of whom each tick has twice as many."""
+    lines = served_lines(report, name)
+    (speeds if name == OVER_PLAIN else curves)(axis, lines)
     ticks = sorted({x for points in lines.values() for x, _ in points})
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [f"{x:.0f}" for x in ticks])
     axis.set_xlabel("clients at a time")
+    axis.set_title(f"{name.replace('_', ' ').capitalize()} {SERVED_UNITS[name]}, by clients")
     finish(axis, len(lines))
+
+
+SERVED_UNITS = {THROUGHPUT: "(tokens/s)", OVER_PLAIN: "decoding", TTFT: "(ms)", ITL: "(ms)"}
+
+
+def curves(axis: Any, lines: Lines) -> None:
+    """A line for each, from 0."""
+    for color, (label, points) in zip(COLORS, lines.items(), strict=False):
+        line(axis, points, color, label)
+    axis.set_ylim(bottom=0)
 
 
 def speeds(axis: Any, lines: Lines) -> None:
     """Lines of speeds over plain, with plain decoding as a line at 1."""
     axis.axhline(1, color="#999999", linewidth=1, linestyle="--")
-    for color, (label, points) in zip(COLORS, lines.items(), strict=False):
-        line(axis, points, color, label)
+    curves(axis, lines)
     axis.set_ylabel("times plain decoding")
-    axis.set_ylim(bottom=0)
 
 
 def several(lines: Lines) -> Lines:

@@ -23,7 +23,7 @@ no_history no_share_embedding num_eagle_layers num_logprobs num_medusa_heads num
 opt_level output output_dir output_file output_tokens picture pictures port probe_image probe_text
 prompt prompts quantization rows share_embedding size skip_visual spec_base spec_draft
 spec_draft_step spec_draft_top_k spec_policy spec_verify_size speculative_model temperature tensorrt
-timeout tls_certificate tls_key tokenizer_dir update url visual_quantization weight_block weights
+tls_certificate tls_key tokenizer_dir update url visual_quantization weight_block weights
 workspace_mib
 """.split()  # noqa: SIM905 - a line each otherwise
 OTHERWISE = {

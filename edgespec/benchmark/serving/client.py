@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,11 +18,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edgespec.benchmark.serving.sse import EventReader, StreamError
-from edgespec.errors import EnvironmentProblem, OptionError, RequestError
+from edgespec.errors import OptionError
 
 DONE = "[DONE]"
 MAX_BODY_BYTES, MAX_REASON = 2**20, 200  # of an answer that is no stream; characters of an error
 READ_BYTES = 2**16
+TIMEOUT_S = 300.0  # of a wait for the next bytes
 
 
 class RequestFailed(Exception):
@@ -33,16 +33,16 @@ class RequestFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One streamed answer. Times are those of `time.perf_counter`, in seconds: when the request was
-    begun, and when each piece of text arrived. Token counts are the server's."""
+    begun, and when each piece of text arrived. Token counts are the server's; `speculation` is
+    vLLM's `metrics.speculative_decoding`."""
 
     started_s: float
-    ended_s: float
     pieces_s: tuple[float, ...]
     text: str
     reasoning: str
     prompt_tokens: int
     completion_tokens: int
-    speculation: Mapping[str, Any] | None  # vLLM's metrics.speculative_decoding
+    speculation: Mapping[str, Any] | None
 
 
 @dataclass
@@ -50,9 +50,9 @@ class ChatStream:
     """What the chunks of one answer have said so far."""
 
     pieces_s: list[float] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    usage: Mapping[str, Any] | None = None
+    text: str = ""
+    reasoning: str = ""
+    usage: Mapping[str, Any] = field(default_factory=dict)
     speculation: Mapping[str, Any] | None = None
     finished: bool = False
     done: bool = False
@@ -71,39 +71,26 @@ class ChatStream:
         if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
             raise RequestFailed("a chunk without choices")
         for choice in choices:
-            delta = choice.get("delta")
-            said = delta if isinstance(delta, dict) else {}
-            text = said.get("content")
-            reasoning = said.get("reasoning_content") or said.get("reasoning")
-            if text or reasoning:
-                self.pieces_s.append(now_s)
-            self.text.append(str(text or ""))
-            self.reasoning.append(str(reasoning or ""))
+            said = as_object(choice.get("delta"))
+            text = str(said.get("content") or "")
+            reasoning = str(said.get("reasoning_content") or said.get("reasoning") or "")
+            self.pieces_s += [now_s] if text or reasoning else []
+            self.text, self.reasoning = self.text + text, self.reasoning + reasoning
             self.finished |= isinstance(choice.get("finish_reason"), str)
-        if isinstance(usage := chunk.get("usage"), dict):
-            self.usage = usage
-        metrics = chunk.get("metrics")
-        if isinstance(metrics, dict) and isinstance(metrics.get("speculative_decoding"), dict):
-            self.speculation = metrics["speculative_decoding"]
+        self.usage = as_object(chunk.get("usage")) or self.usage
+        told = as_object(as_object(chunk.get("metrics")).get("speculative_decoding"))
+        self.speculation = told or self.speculation
 
-    def answer(self, started_s: float, ended_s: float) -> Answer:
+    def answer(self, started_s: float) -> Answer:
         """The whole answer. Raises RequestFailed for a stream that was cut off, and without usage:
         its tokens could not be counted."""
         if not (self.done and self.finished):
             raise RequestFailed("the stream ended before the answer")
-        counts = [(self.usage or {}).get(f"{name}_tokens") for name in ("prompt", "completion")]
+        counts = [self.usage.get(f"{name}_tokens") for name in ("prompt", "completion")]
         if not all(type(count) is int and count >= 0 for count in counts):
             raise RequestFailed("the stream has no usage (stream_options.include_usage)")
-        return Answer(
-            started_s,
-            ended_s,
-            tuple(self.pieces_s),
-            "".join(self.text),
-            "".join(self.reasoning),
-            counts[0] or 0,
-            counts[1] or 0,
-            self.speculation,
-        )
+        pieces, said = tuple(self.pieces_s), (self.text, self.reasoning)
+        return Answer(started_s, pieces, *said, counts[0] or 0, counts[1] or 0, self.speculation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,98 +132,58 @@ class Server:
 class ChatClient:
     """Asks one server, from as many threads as call it."""
 
-    def __init__(self, server: Server, timeout_s: float) -> None:
-        self.server, self.timeout_s = server, timeout_s  # of a wait for the next bytes
+    def __init__(self, server: Server, timeout_s: float = TIMEOUT_S) -> None:
+        self.server, self.timeout_s = server, timeout_s
         self.open: set[http.client.HTTPConnection] = set()
-        self.lock = threading.Lock()
 
     def ask(self, body: Mapping[str, Any]) -> Answer:
         """One answer, streamed. Raises RequestFailed."""
-        started_s = time.perf_counter()
+        server, started_s = self.server, time.perf_counter()
         sent = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        connection = self.connected()
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {server.key}"} if server.key else {}
+        # A connection of its own: a kept one may be closed by then
+        kind = http.client.HTTPSConnection if server.secure else http.client.HTTPConnection
+        connection = kind(server.host, server.port, timeout=self.timeout_s)
+        self.open.add(connection)
         try:
-            response = self.sent(connection, "POST", "/v1/chat/completions", sent)
-            kind = response.headers.get_content_type()
-            if kind != "text/event-stream":
-                raise RequestFailed(f"the answer is {kind}, not text/event-stream")
-            events, stream, ended_s = EventReader(), ChatStream(), started_s
+            path = f"{server.path}/v1/chat/completions"
+            connection.request("POST", path, json.dumps(sent).encode(), headers)
+            response = connection.getresponse()
+            refuse_other(response)
+            events, stream = EventReader(), ChatStream()
             while received := response.read1(READ_BYTES):
-                ended_s = time.perf_counter()
+                now_s = time.perf_counter()
                 for data in events.feed(received):
-                    stream.take(data, ended_s)
+                    stream.take(data, now_s)
             events.end()
-            return stream.answer(started_s, ended_s)
+            return stream.answer(started_s)
         except StreamError as error:
             raise RequestFailed(f"no event stream: {error}") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise RequestFailed(reason_of(error)) from None
+        except (OSError, http.client.HTTPException) as error:  # without what is of this one alone
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            raise RequestFailed(str(reason)) from None
         finally:
-            self.closed(connection)
-
-    def get(self, path: str) -> Mapping[str, Any]:
-        """A JSON object of the server. Raises RequestFailed."""
-        connection = self.connected()
-        try:
-            response = self.sent(connection, "GET", path)
-            return json_object(response.read(MAX_BODY_BYTES).decode(errors="replace"))
-        except (OSError, http.client.HTTPException) as error:
-            raise RequestFailed(reason_of(error)) from None
-        finally:
-            self.closed(connection)
-
-    def model(self) -> str:
-        """The name of the one model that is served. Raises RequestError for several,
-        EnvironmentProblem where the server does not answer."""
-        try:
-            listed = self.get("/v1/models").get("data")
-        except RequestFailed as error:
-            message = f"{self.server.host}:{self.server.port} lists no models: {error}"
-            raise EnvironmentProblem(message, "Start the server, or give `model`.") from None
-        rows = listed if isinstance(listed, list) else []
-        names = [str(row.get("id")) for row in rows if isinstance(row, dict)]
-        if len(names) != 1:
-            shown = f"{', '.join(names)!r:.200}"
-            raise RequestError(f"the server has {len(names)} models: {shown}", "Give `model`.")
-        return names[0]
+            self.open.discard(connection)
+            connection.close()
 
     def abort(self) -> None:
         """Ends all requests that are under way, from another thread."""
-        with self.lock:
-            for connection in self.open:
-                with suppress(OSError):
-                    if connection.sock is not None:
-                        connection.sock.shutdown(socket.SHUT_RDWR)
+        for connection in self.open.copy():
+            with suppress(OSError):
+                if connection.sock is not None:
+                    connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def connected(self) -> http.client.HTTPConnection:
-        """A connection of its own for a request: a kept one may be closed by then."""
-        kind = http.client.HTTPSConnection if self.server.secure else http.client.HTTPConnection
-        connection = kind(self.server.host, self.server.port, timeout=self.timeout_s)
-        with self.lock:
-            self.open.add(connection)
-        return connection
 
-    def closed(self, connection: http.client.HTTPConnection) -> None:
-        """The request is over."""
-        with self.lock:
-            self.open.discard(connection)
-        connection.close()
-
-    def sent(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: Any = None
-    ) -> http.client.HTTPResponse:
-        """The response to a request. Raises RequestFailed for another status than 200."""
-        headers = {"Authorization": f"Bearer {self.server.key}"} if self.server.key else {}
-        data = None if body is None else json.dumps(body).encode()
-        headers |= {} if data is None else {"Content-Type": "application/json"}
-        connection.request(method, self.server.path + path, data, headers)
-        response = connection.getresponse()
-        if response.status != http.client.OK:
-            said = response.read(MAX_BODY_BYTES).decode(errors="replace")
-            with suppress(RequestFailed):
-                said = message_of(json_object(said).get("error"))
-            raise RequestFailed(f"HTTP {response.status}: {said}"[:MAX_REASON])
-        return response
+def refuse_other(response: http.client.HTTPResponse) -> None:
+    """Raises RequestFailed for another status than 200, and for what is no event stream."""
+    if response.status != http.client.OK:
+        said = response.read(MAX_BODY_BYTES).decode(errors="replace")
+        with suppress(RequestFailed):
+            said = message_of(json_object(said).get("error"))
+        raise RequestFailed(f"HTTP {response.status}: {said}"[:MAX_REASON])
+    if (kind := response.headers.get_content_type()) != "text/event-stream":
+        raise RequestFailed(f"the answer is {kind}, not text/event-stream")
 
 
 def json_object(text: str) -> Mapping[str, Any]:
@@ -250,12 +197,11 @@ def json_object(text: str) -> Mapping[str, Any]:
     return value
 
 
+def as_object(value: object) -> Mapping[str, Any]:
+    """An object of a chunk; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
 def message_of(error: object) -> str:
     """What an error says, as OpenAI's API has it, or as it is."""
-    message = error.get("message") if isinstance(error, dict) else error
-    return f"{message}"[:MAX_REASON]
-
-
-def reason_of(error: Exception) -> str:
-    """What a broken connection says, without what is of this request alone."""
-    return str(getattr(error, "strerror", None) or type(error).__name__)
+    return f"{as_object(error).get('message', error)}"[:MAX_REASON]

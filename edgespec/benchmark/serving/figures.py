@@ -22,7 +22,7 @@ THROUGHPUT = "output_token_throughput"
 MAX_REASONS = 20  # by which failed requests are told apart
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Distribution:
     """How a figure is distributed; `std` is that of all values, percentiles are interpolated."""
 
@@ -40,11 +40,9 @@ class Distribution:
         """None where there is no value."""
         if not values:
             return None
-        all_values = np.asarray(values, dtype=np.float64)
-        p50, p90, p99 = (float(value) for value in np.percentile(all_values, (50, 90, 99)))
-        low, high = float(all_values.min()), float(all_values.max())
-        avg, std = float(all_values.mean()), float(all_values.std())
-        return cls(unit=unit, avg=avg, min=low, max=high, p50=p50, p90=p90, p99=p99, std=std)
+        p50, p90, p99 = map(float, np.percentile(values, (50, 90, 99)))
+        ends, avg, std = (min(values), max(values)), float(np.mean(values)), float(np.std(values))
+        return cls(unit, avg, *ends, p50, p90, p99, std)
 
 
 @dataclass(frozen=True, slots=True)

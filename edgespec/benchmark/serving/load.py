@@ -37,9 +37,9 @@ class Run:
 
     @property
     def duration_s(self) -> float:
-        """From the first request to the end of the last answer."""
-        done = self.answered
-        return max(a.ended_s for a in done) - min(a.started_s for a in done) if done else 0.0
+        """From the first request to the last piece of text."""
+        times = [at for a in self.answered for at in (a.started_s, *a.pieces_s[-1:])]
+        return max(times, default=0.0) - min(times, default=0.0)
 
 
 def run_load(

@@ -6,8 +6,9 @@ Knows the order of runs, what edgespec's server takes beside OpenAI's API, and r
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from edgespec.benchmark.cases import PLAIN_VARIANT, Cell
@@ -189,35 +190,27 @@ def over(run: Run, plain: Run) -> float | None:
 
 def equal(run: Run, plain: Run) -> int:
     """How many answers are those of the plain run."""
-
-    def said(answer: Answer | str | None) -> object:
-        return (answer.text, answer.reasoning) if isinstance(answer, Answer) else answer
-
+    pairs = ((answer, plain.answers.get(key)) for key, answer in run.answers.items())
     return sum(
-        isinstance(answer, Answer) and said(answer) == said(plain.answers.get(key))
-        for key, answer in run.answers.items()
+        isinstance(a, Answer)
+        and isinstance(b, Answer)
+        and (a.text, a.reasoning) == (b.text, b.reasoning)
+        for a, b in pairs
     )
 
 
 def speculation_of(answers: Sequence[Answer]) -> Speculation | None:
     """What was drafted and accepted, by vLLM's fields of each answer; None where the server told
     none."""
-    told = [answer.speculation for answer in answers if answer.speculation is not None]
-    names = ("num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens")
-    steps, accepted, drafted = (sum(whole(one.get(name)) for one in told) for name in names)
+    told = [counts_of(answer.speculation or {}) for answer in answers]
+    steps, accepted, drafted, *by_count = map(sum, zip_longest(*told, [0, 0, 0], fillvalue=0))
     if not steps:
         return None
-    histogram = list[int]()  # of how many drafts a step accepted
-    for one in told:
-        counts = one.get("acceptance_histogram")
-        for kept, count in enumerate(counts if isinstance(counts, list) else ()):
-            histogram += [0] * (kept + 1 - len(histogram))
-            histogram[kept] += whole(count)
     return Speculation(
         steps=steps,
         acceptance_length=1 + accepted / steps,
         acceptance_rate=ratio(accepted, drafted),
-        per_position_acceptance=[sum(histogram[at:]) / steps for at in range(1, len(histogram))],
+        per_position_acceptance=[sum(by_count[at:]) / steps for at in range(1, len(by_count))],
         conditional_acceptance=(),
         drafted_per_step=drafted / steps,
         levels_per_step=None,
@@ -225,6 +218,13 @@ def speculation_of(answers: Sequence[Answer]) -> Speculation | None:
     )
 
 
-def whole(value: object) -> int:
-    """A count that a server told; 0 for anything else."""
-    return value if type(value) is int and value > 0 else 0
+def counts_of(told: Mapping[str, Any]) -> list[int]:
+    """Steps, accepted and drafted tokens, and steps by how many drafts they accepted; none where a
+    server told something else."""
+    histogram = told.get("acceptance_histogram")
+    numbers = [told.get(f"num_{name}") for name in COUNTED]
+    counts = [*numbers, *(histogram if isinstance(histogram, list) else ())]
+    return counts if all(type(count) is int and count >= 0 for count in counts) else []
+
+
+COUNTED = ("spec_steps", "accepted_draft_tokens", "draft_tokens")

@@ -15,7 +15,7 @@ from tests.unit.benchmark.reports import figure, row, typed
 
 
 def answer(started_s: float, *pieces_s: float, tokens: int = 5) -> Answer:
-    return Answer(started_s, max(pieces_s, default=9.0), pieces_s, "", "", 10, tokens, None)
+    return Answer(started_s, pieces_s, "", "", 10, tokens, None)
 
 
 def test_figures_have_the_formulas_of_aiperf() -> None:
