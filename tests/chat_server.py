@@ -73,7 +73,7 @@ def serving(**values: Any) -> Iterator[ChatServer]:
                 server.most_active = max(server.most_active, server.active)
             try:
                 self.answer(body)
-            except BrokenPipeError:
+            except ConnectionError:
                 self.close_connection = True
             finally:
                 with server.lock:

@@ -92,12 +92,14 @@ def run_load(
     return run
 
 
-def conversations_of(prompts: Sequence[Turns], start: int, requests: int) -> list[Turns]:
+def conversations_of(
+    prompts: Sequence[Turns], start: int, requests: int, clients: int
+) -> list[Turns]:
     """Conversations from the one at `start` on, from the beginning again behind the last one, that
-    have so many requests together; the last one is cut to them."""
-    taken, left = list[Turns](), requests
+    have so many requests together. They are cut to as many turns as leave one for each client."""
+    taken, left, most = list[Turns](), requests, requests // clients
     while left > 0:
-        turns = prompts[(start + len(taken)) % len(prompts)][:left]
+        turns = prompts[(start + len(taken)) % len(prompts)][: min(most, left)]
         taken.append(turns)
         left -= len(turns)
     return taken

@@ -117,7 +117,7 @@ class ServeBenchmark:
     def load(self, prompts: Sequence[Turns], clients: int, mode: str, repeat: int) -> Run:
         """One run: plain and speculative ones of a repeat have the same conversations."""
         count, salt = self.plan.requests(clients), secrets.token_hex(8)
-        conversations = conversations_of(prompts, repeat * count, count)
+        conversations = conversations_of(prompts, repeat * count, count, clients)
         return run_load(
             self.client,
             conversations,

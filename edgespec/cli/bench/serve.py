@@ -97,6 +97,8 @@ def command(
         {
             "give an ENGINE_DIR, or `url` and `model`": (engine_dir is None) == (url is None)
             or (url is not None and not model),
+            "`num_requests` is at least one for each of `concurrency` clients": num_requests
+            and num_requests < max(concurrency),
             f"`concurrency` is at most {MOST_CLIENTS}": max(concurrency) > MOST_CLIENTS,
         }
     )

@@ -186,7 +186,8 @@ def below(report: Report) -> Iterator[str]:
     yield f"peak memory {report.peak_memory_bytes / 1e6:.0f} MB"
     speeds = (row.over_plain for row in report.rows if row.mode != "verify")
     if any(speed is not None and speed.interval is None for speed in speeds):
-        yield "an exact 95 % interval needs 6 runs: raise --repeats or --num-prompts"
+        more = "" if any(row.served for row in report.rows) else " or --num-prompts"
+        yield f"an exact 95 % interval needs 6 runs: raise --repeats{more}"
     differing = sum(
         row.answers - row.answers_equal_to_plain for row in report.rows if row.mode == "speculative"
     )
