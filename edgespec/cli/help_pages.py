@@ -54,7 +54,7 @@ PAGES: Mapping[str, str] = {
     "serve": (
         "host port names api_key_file draft weights max_batch_size max_kv_cache_capacity"
         " config spec_decode drafter spec_draft_top_k spec_draft_step spec_verify_size"
-        " tls_certificate tls_key allowed_host hosts max_queue request_timeout"
+        " tls_certificate tls_key max_queue request_timeout"
     ),
     "chat": (
         "engine_dir config system spec_decode drafter spec_draft_top_k spec_draft_step"

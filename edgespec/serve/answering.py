@@ -87,6 +87,11 @@ class Answers:
         except Exception as error:
             queue.put_nowait(error)
 
+    async def ended(self) -> list[Response]:
+        """All Responses, in the order of the asks."""
+        found = {i: event async for i, event in self.events() if isinstance(event, Response)}
+        return [found[index] for index in range(len(self.asks))]
+
     def close(self) -> None:
         """Ends what has not ended, after the step that is under way."""
         for stream in self.streams:

@@ -6,6 +6,7 @@ client has gone. Knows the table of routes. Knows no field.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -15,8 +16,8 @@ from starlette.routing import Match
 from starlette.routing import Route as Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgespec.errors import EngineClosed
 from edgespec.serve import fields, openapi
-from edgespec.serve.bodies import read_object
 from edgespec.serve.errors import FORMS, Refusal, log_bug, refusal_of
 from edgespec.serve.protocols import ROUTES, Route
 from edgespec.serve.service import Call, Service
@@ -71,14 +72,16 @@ class App:
             form = FORMS[route.form]
             call = Call(self.service, request, form)
             if route.fields is not None:
-                body = await read_object(request, self.service.limits)
+                body = await route.body(request, self.service.limits)
                 values, adjusted = fields.read(body, route.fields)
                 self.service.check_model(values.get("model"))
                 call = Call(self.service, request, form, values, adjusted)
             response = await route.answer(call)
         except (ClientGone, ClientDisconnect):
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as met:
+            # The server is stopped at once: the task ends with this answer
+            error = met if isinstance(met, Exception) else EngineClosed("the server was stopped")
             refusal = refusal_of(error, self.service.max_model_len)
             return JSONResponse(form(refusal), refusal.status, {**SAFE, **refusal.headers})
         if isinstance(response, Response):

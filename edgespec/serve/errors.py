@@ -54,6 +54,8 @@ class Refusal(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Whether to ask again, and when."""
+        if self.status == 401:
+            return {"www-authenticate": 'Basic realm="edgespec: the password is a key"'}
         if self.status in RETRIED:
             return {"retry-after": str(RETRY_AFTER_S)}
         if self.status in (408, 413):  # what still comes is not read
@@ -102,4 +104,12 @@ def openai_form(refusal: Refusal) -> dict[str, Any]:
     return {"error": error}
 
 
-FORMS: Mapping[str, Callable[[Refusal], dict[str, Any]]] = {"openai": openai_form}
+def kserve_form(refusal: Refusal) -> dict[str, Any]:
+    """The body of an error as KServe's clients read it: tritonclient cannot show an object."""
+    return {"error": refusal.message}
+
+
+FORMS: Mapping[str, Callable[[Refusal], dict[str, Any]]] = {
+    "openai": openai_form,
+    "kserve": kserve_form,
+}

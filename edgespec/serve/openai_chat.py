@@ -40,7 +40,6 @@ from edgespec.serve.openai_common import (
     data_images_only,
     finish_reason,
     own_logprob,
-    respond,
     room_of,
     samplings,
     speculation_of,
@@ -51,7 +50,9 @@ from edgespec.serve.openai_common import (
     with_adjusted,
 )
 from edgespec.serve.reasoning import ThoughtSplitter
+from edgespec.serve.responding import respond
 from edgespec.serve.service import Call, Ticket
+from edgespec.serve.sse import DONE
 
 MAX_TOP_LOGPROBS = 20
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -78,6 +79,7 @@ FIELDS: Fields = {
     "top_logprobs": taken(checks.integer(0, MAX_TOP_LOGPROBS), INTEGER),
     "reasoning_effort": taken(one_of(*EFFORTS), {"enum": [*EFFORTS]}),
     "chat_template_kwargs": taken(template_kwargs, OBJECT),
+    "return_speculation": taken(checks.flag, BOOLEAN),
     "store": harmless(NO_MEANING, BOOLEAN),
     "metadata": harmless(NO_MEANING, OBJECT),
     "service_tier": harmless(NO_MEANING, STRING),
@@ -110,7 +112,7 @@ async def answer(call: Call) -> ASGIApp:
     """The response to a request."""
     kind = "chat.completion.chunk" if call.values.get("stream") else "chat.completion"
     asked = ChatRequest(call, Head.new(kind, "chatcmpl", call.service.name))
-    return await respond(call, asked, call.values.get("n", 1))
+    return await respond(call, asked, call.values.get("n", 1), done=DONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,7 @@ class ChatRequest:
             if isinstance(event, Chunk):
                 numbers[index] += len(event.token_ids)
                 delta = delta_of(*splitters[index].push(event.token_ids, event.pieces))
-                more = self.ids_of(event.token_ids)
+                more = self.ids_of(event.token_ids) | self.step_of(event)
                 if delta or more or (event.logprobs and event.token_ids):
                     logprobs = self.logprobs(event.token_ids, event.logprobs)
                     yield part(index, delta, logprobs=logprobs, **more)
@@ -274,6 +276,22 @@ class ChatRequest:
             entry["top_logprobs"] = [token_entry(tokenizer, i, p) for i, p in step[:top]]
             content.append(entry)
         return {"content": content, "refusal": None}
+
+    def step_of(self, chunk: Chunk) -> dict[str, Any]:
+        """What a step drafted and accepted, where it is asked for: the text of each token, of which
+        the first `accepted` were drafts, and the tree, whose nodes have their parents' numbers."""
+        if not self.values.get("return_speculation") or not chunk.token_ids:
+            return {}
+        step = {"pieces": chunk.pieces, "accepted": chunk.accepted, "tree": None}
+        if (tree := chunk.tree) is not None:
+            names = [self.call.service.engine.tokenizer.token_bytes(int(i)) for i in tree.tokens]
+            step["tree"] = {
+                "tokens": [name.decode("utf-8", "replace") for name in names],
+                "parents": tree.parents.tolist(),
+                "probs": None if tree.probs is None else tree.probs.tolist(),
+                "path": [int(node) for node in chunk.path],
+            }
+        return {"speculation": step}
 
     def ids_of(self, token_ids: Sequence[int], name: str = "token_ids") -> dict[str, Any]:
         """Token ids, where they are asked for."""

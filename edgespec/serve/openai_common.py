@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
-
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp
 
 from edgespec import __version__
 from edgespec.errors import RequestError
@@ -24,7 +21,6 @@ from edgespec.prompts.places import JsonPlace, show
 from edgespec.runtime.loop.generation import Response
 from edgespec.runtime.loop.sequence import Candidates
 from edgespec.runtime.text.tokenizer import Tokenizer
-from edgespec.serve.answering import Answers
 from edgespec.serve.errors import Refusal
 from edgespec.serve.fields import (
     BOOLEAN,
@@ -42,9 +38,7 @@ from edgespec.serve.fields import (
     taken,
 )
 from edgespec.serve.metrics import FINISH_REASONS
-from edgespec.serve.service import Call, Service, Ticket
-from edgespec.serve.sse import EventStream
-from edgespec.serve.waiting import attended
+from edgespec.serve.service import Service
 
 MAX_CHOICES = 128  # OpenAI's limit of `n`; the server's own is in its limits
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON has not
@@ -265,51 +259,3 @@ def template_kwargs(value: object, here: JsonPlace) -> Values:
         if name != "enable_thinking":
             here.key(name).refuse("is not one that may be set", "Set enable_thinking alone.")
     return {name: checks.flag(item, here.key(name)) for name, item in value.items()}
-
-
-# ---- one way for both
-
-
-class Asked(Protocol):
-    """A request as a protocol has read it."""
-
-    async def answers(self, ticket: Ticket) -> Answers:
-        """The answers, which the engine has begun."""
-
-    async def whole(self, answers: Answers) -> dict[str, Any]:
-        """All of them as one object."""
-
-    def parts(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
-        """What is sent of them as it comes."""
-
-
-async def respond(call: Call, asked: Asked, count: int) -> ASGIApp:
-    """The response to a request for `count` answers, whole or as a stream. Raises Refusal and the
-    engine's errors while nothing was sent, and ClientGone."""
-    service, limits = call.service, call.service.limits
-    ticket = service.admit(count)
-    try:
-        if call.values.get("stream"):
-            answers = await asked.answers(ticket)
-            return EventStream(
-                asked.parts(answers),
-                failed=call.error_of,
-                close=answers.close,
-                timeout_s=limits.request_timeout_s,
-                heartbeat_s=limits.heartbeat_s,
-            )
-        work = whole_of(asked, ticket)
-        body = await attended(call.request.receive, work, limits.request_timeout_s)
-        return JSONResponse(body)
-    except BaseException:
-        ticket.give_back()
-        raise
-
-
-async def whole_of(asked: Asked, ticket: Ticket) -> dict[str, Any]:
-    """All answers as one object; they end with it."""
-    answers = await asked.answers(ticket)
-    try:
-        return await asked.whole(answers)
-    finally:
-        answers.close()

@@ -28,14 +28,15 @@ from edgespec.serve.openai_common import (
     finish_reason,
     logprob_of,
     own_logprob,
-    respond,
     room_of,
     samplings,
     speculation_of,
     usage_of,
     with_adjusted,
 )
+from edgespec.serve.responding import respond
 from edgespec.serve.service import Call, Ticket
+from edgespec.serve.sse import DONE
 
 MAX_TOKENS = 16  # OpenAI's default
 TextPrompt = str | list[int]
@@ -74,7 +75,8 @@ FIELDS: Fields = {
 async def answer(call: Call) -> ASGIApp:
     """The response to a request."""
     asked = CompletionRequest(call, Head.new("text_completion", "cmpl", call.service.name))
-    return await respond(call, asked, len(call.values["prompt"]) * call.values.get("n", 1))
+    count = len(call.values["prompt"]) * call.values.get("n", 1)
+    return await respond(call, asked, count, done=DONE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,25 @@ have another form.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, NamedTuple
 
+from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from edgespec.serve import health, openai_chat, openai_completions, openai_models, tokenize
-from edgespec.serve.fields import Fields
+from edgespec.serve import (
+    health,
+    kserve,
+    kserve_tensors,
+    openai_chat,
+    openai_completions,
+    openai_models,
+    page,
+    tokenize,
+)
+from edgespec.serve.bodies import read_object
+from edgespec.serve.fields import OBJECT, Fields, taken
+from edgespec.serve.limits import ServeLimits
 from edgespec.serve.service import Call
 
 
@@ -24,10 +36,30 @@ class Route(NamedTuple):
     answer: Callable[[Call], Awaitable[ASGIApp]]
     summary: str
     fields: Fields | None = None
-    form: str = "openai"  # of its errors
+    form: str = "openai"  # of its errors and events
+    body: Callable[[Request, ServeLimits], Awaitable[dict[str, Any]]] = read_object
+
+
+def kserve_routes() -> Iterator[Route]:
+    """KServe's, with a model's version in the path or without."""
+    yield Route("GET", "/v2", kserve.server, "The server", form="kserve")
+    yield Route("GET", "/v2/health/live", kserve.live, "Whether the server lives", form="kserve")
+    yield Route("GET", "/v2/health/ready", kserve.ready, "Whether it is ready", form="kserve")
+    tensors = {"infer": taken(lambda value, here: value, OBJECT, required=True)}
+    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        about = {"": kserve.metadata, "/config": kserve.config, "/ready": kserve.ready}
+        for end, answer in about.items():
+            yield Route("GET", path + end, answer, "The model", form="kserve")
+        texts = {"/generate": kserve.generate, "/generate_stream": kserve.generate_stream}
+        for end, answer in texts.items():
+            read, fields = kserve_tensors.read_generate, kserve.FIELDS
+            yield Route("POST", path + end, answer, "Text to text", fields, "kserve", read)
+        read = kserve_tensors.read_infer
+        yield Route("POST", path + "/infer", kserve.infer, "Tensors", tensors, "kserve", read)
 
 
 ROUTES = (
+    Route("GET", "/", page.answer, "A page to chat"),
     Route(
         "POST",
         "/v1/chat/completions",
@@ -50,4 +82,5 @@ ROUTES = (
     Route("GET", "/health/ready", health.ready, "Whether it takes requests"),
     Route("GET", "/metrics", health.metrics, "Metrics, under vLLM's names"),
     Route("GET", "/version", health.version, "The version"),
+    *kserve_routes(),
 )

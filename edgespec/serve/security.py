@@ -8,6 +8,7 @@ origin. Keys are compared in constant time. Knows headers and files of keys; kno
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import ipaddress
@@ -56,9 +57,21 @@ class Guard:
     def has_key(self, headers: Mapping[str, str]) -> bool:
         """Whether a request has one of the keys; how long that takes says nothing of them."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        given = token.strip()
+        if scheme.lower() == "basic":  # a browser's own dialog: the key is the password
+            given = password_of(given)
+        elif scheme.lower() != "bearer":
+            given = headers.get("x-api-key", "")
         sent = digest(given)
         return sum(hmac.compare_digest(sent, key) for key in self.keys) > 0  # all are compared
+
+
+def password_of(credentials: str) -> str:
+    """The password of HTTP's Basic scheme (RFC 7617); empty for what is none."""
+    try:
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def digest(key: str) -> bytes:

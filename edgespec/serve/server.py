@@ -19,7 +19,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgespec.errors import EnvironmentProblem, OptionError
+from edgespec.errors import EnvironmentProblem, OptionError, counted
 from edgespec.serve.app import App
 from edgespec.serve.limits import ServeLimits
 from edgespec.serve.service import Service
@@ -60,9 +60,11 @@ class Connection(H11Protocol):
             self.expect()
 
     def on_response_complete(self) -> None:
-        """Waits for a next request; what is left of this one's body is not read for ever."""
+        """Waits for a next request; what is left of this one's body is not read for ever, nor is
+        the beginning of another."""
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:
+        rest, _ = self.conn.trailing_data
+        if self.conn.their_state is h11.SEND_BODY or rest:
             self.expect()
         if self.transport.is_closing():
             self.watch_reader()
@@ -169,7 +171,8 @@ class Server(uvicorn.Server):
         """Takes no more requests, and stops once those under way have ended."""
         count = self.service.in_flight
         if count:
-            self.said(f"stopping once {count} answers have ended; another signal stops at once")
+            what = counted(count, "more answer")
+            self.said(f"stopping after {what}; another signal stops at once")
         self.service.draining = True
         self.draining = asyncio.create_task(self.drained())
 

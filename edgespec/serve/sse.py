@@ -36,7 +36,7 @@ def event(value: object) -> bytes:
 
 class EventStream:
     """A response of events. `failed` makes the event of an error, `close` ends what is under way,
-    however the response ends."""
+    however the response ends. `encode` makes bytes of an event, and `done` are the last ones."""
 
     def __init__(
         self,
@@ -46,21 +46,24 @@ class EventStream:
         close: Callable[[], None],
         timeout_s: float,
         heartbeat_s: float,
+        encode: Callable[[Any], bytes] = event,
+        done: bytes = DONE,
     ) -> None:
         self.events, self.failed, self.close = events, failed, close
+        self.encode, self.done = encode, done
         self.timeout_s, self.heartbeat_s = timeout_s, heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events until they end, the client is gone or the time is over."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            last: bytes = DONE
+            last = self.done
             try:
                 await attended(receive, self.write(send), self.timeout_s)
             except ClientGone:
                 return
             except Exception as error:
-                last = event(self.failed(error)) + DONE
+                last = self.encode(self.failed(error)) + self.done
             await send({"type": "http.response.body", "body": last})
         finally:
             self.close()
@@ -82,7 +85,9 @@ class EventStream:
         try:
             async for value in self.events:
                 sent_s = loop.time()
-                await send({"type": "http.response.body", "body": event(value), "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": self.encode(value), "more_body": True}
+                )
         finally:
             beating.cancel()
             with suppress(asyncio.CancelledError):
