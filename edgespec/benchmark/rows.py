@@ -12,10 +12,11 @@ from statistics import fmean
 from typing import Any
 
 from edgespec.benchmark.cases import PLAIN_VARIANT, Cell, DecodingVariant
-from edgespec.benchmark.modes import DECODE, MODES, PREFILL, SPECULATIVE, VERIFY
+from edgespec.benchmark.modes import DECODE, MODES, PREFILL, SERVED, SPECULATIVE, VERIFY
 from edgespec.benchmark.passes import PassSize
 from edgespec.benchmark.report_fields import ReportFields
 from edgespec.benchmark.schedule import Turn
+from edgespec.benchmark.serving.figures import Served
 from edgespec.benchmark.slices import Slice
 from edgespec.benchmark.statistics import Figure, as_dict, figure
 from edgespec.runtime.loop.metrics import Pooled, RequestMetrics, ratio
@@ -46,7 +47,7 @@ class DraftCounts:
     conditional_acceptance: Sequence[float]
     drafted_per_step: float | None
     levels_per_step: float | None
-    steps_without_drafts: int
+    steps_without_drafts: int | None
 
     @classmethod
     def of(cls, whole: Slice) -> DraftCounts:
@@ -70,7 +71,8 @@ class DraftCounts:
 class Row:
     """One row. `rows` counts those of a base pass, in the mode verify alone. `over_plain` is the
     speed over plain decoding pair by pair; in the mode verify a pass over the shortest one.
-    `predicted` is what the cost model says of it."""
+    `predicted` is what the cost model says of it. `served` is what the clients of a server saw, of
+    which `cell.batch_size` asked at a time."""
 
     mode: str
     cell: Cell
@@ -83,13 +85,14 @@ class Row:
     answers: int = 0
     answers_equal_to_plain: int = 0
     prompt_tokens: float | None = None
+    served: Served | None = None
 
     @classmethod
     def read(cls, fields: ReportFields) -> Row:
         """From a report. Raises BundleError."""
         mode, figures = fields.get("mode"), fields.section("figures")
-        if mode not in MODES:
-            raise fields.wrong("mode", f"one of {', '.join(MODES)}")
+        if mode not in (*MODES, *SERVED):
+            raise fields.wrong("mode", f"one of {', '.join((*MODES, *SERVED))}")
         drafted = None if fields.get("speculation") is None else fields.section("speculation")
         return cls(
             **fields.values(cls) | {"mode": mode, "predicted": fields.real(PREDICTED)},
@@ -98,6 +101,7 @@ class Row:
             figures={name: figures.figure(name) for name in figures.raw},
             over_plain=fields.figure(OVER_ONE_ROW if mode == VERIFY else OVER_PLAIN),
             speculation=None if drafted is None else DraftCounts(**drafted.values(DraftCounts)),
+            served=None if fields.get("served") is None else Served.read(fields.section("served")),
         )
 
     def figure(self, name: str) -> Figure | None:
@@ -123,6 +127,7 @@ class Row:
             "speculation": None if self.speculation is None else asdict(self.speculation),
             "answers": self.answers,
             "answers_equal_to_plain": self.answers_equal_to_plain,
+            "served": None if self.served is None else self.served.to_dict(),
         }
 
 

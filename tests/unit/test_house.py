@@ -98,6 +98,7 @@ NAMES_FLAGS = {
     "backends/tensorrt/emit.py": "trtexec",
     "backends/tensorrt/versions.py": "pip, venv",
     "images/decode.py": "pip",
+    "prompts/convert.py": "genai-perf, aiperf, vllm",
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
 
