@@ -141,7 +141,7 @@ class EngineWeights:
     a row has the same bits in every call of at least two rows. `rounding` is the measured margin,
     in nats, within which calls of one row and of many may choose another token; None: float32, 0:
     `build` has proven that a row has the same bits in every call. `bits` is what a weight takes
-    where a budget was spent, with its scales, and `mix` says which weights got how many.
+    with its scales where weights differ in it, and `mix` says which weights got how many.
     """
 
     scheme: str

@@ -164,15 +164,15 @@ def test_perplexity_is_that_of_transformers(
 def test_int4_of_the_dequantized_directory_stays_within_its_bound(
     theirs: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    """Rounded again to super-blocks: 0.070 nats and +6.1 % were measured."""
+    """Rounded again to super-blocks: 0.011 nats and +0.9 % were measured."""
     for part in theirs:
         part.save_pretrained(tmp_path / "hf")
     export(str(tmp_path / "hf"), tmp_path / "onnx", ExportOptions())
     options = BACKEND.parse_options({"weights": "int4"})
     build(tmp_path / "onnx" / "llm", tmp_path / "int4", LIMITS, options=options)
     found = measure_loss(tmp_path / "onnx" / "llm", tmp_path / "int4", Role.LLM)
-    assert found.kl < 0.08
-    assert found.increase < 0.075
+    assert found.kl < 0.016
+    assert found.increase < 0.02
 
 
 @pytest.mark.published

@@ -188,6 +188,20 @@ def test_an_engine_is_proven_bitwise_without_golden_outputs_as_well(
 
 
 @compiled
+def test_an_lm_head_has_6_bits_unless_it_is_a_drafts_own(onnx_dir: Path, tmp_path: Path) -> None:
+    base = toys.make_base(tmp_path / "base", layers=7)
+    draft = toys.make_draft(tmp_path / "draft", base, "eagle")
+    onnx = made.exported(draft, ExportOptions(base_model_dir=str(base)))
+    int4 = BACKEND.parse_options({"weights": "int4"})
+    for number, (model, head) in enumerate([(onnx_dir, 6), (onnx / "llm", 4)]):
+        built = build(model, tmp_path / f"engine{number}", LIMITS, options=int4)
+        nodes = {node.op_type: node for node in ir.load(built.engine).graph.all_nodes()}
+        assert nodes["LowBitHead"].attributes["bits"].as_int() == head
+        assert nodes["LowBitMatMul"].attributes["bits"].as_int() == 4
+        assert built.weights.mix.endswith("lm_head 6, all else 4" if head == 6 else "all 4")
+
+
+@compiled
 def test_a_budget_of_bits_is_spent_and_kept(
     onnx_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
