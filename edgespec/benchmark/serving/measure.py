@@ -14,7 +14,7 @@ from typing import Any
 from edgespec.benchmark.cases import PLAIN_VARIANT, Cell
 from edgespec.benchmark.modes import SERVED_PLAIN, SERVED_SPECULATIVE
 from edgespec.benchmark.prompts import PromptSource
-from edgespec.benchmark.rows import Row, Speculation
+from edgespec.benchmark.rows import DraftCounts, Row
 from edgespec.benchmark.serving.client import Answer, ChatClient, RequestFailed
 from edgespec.benchmark.serving.figures import (
     ITL,
@@ -199,14 +199,14 @@ def equal(run: Run, plain: Run) -> int:
     )
 
 
-def speculation_of(answers: Sequence[Answer]) -> Speculation | None:
+def speculation_of(answers: Sequence[Answer]) -> DraftCounts | None:
     """What was drafted and accepted, by vLLM's fields of each answer; None where the server told
     none."""
     told = [counts_of(answer.speculation or {}) for answer in answers]
     steps, accepted, drafted, *by_count = map(sum, zip_longest(*told, [0, 0, 0], fillvalue=0))
     if not steps:
         return None
-    return Speculation(
+    return DraftCounts(
         steps=steps,
         acceptance_length=1 + accepted / steps,
         acceptance_rate=ratio(accepted, drafted),
