@@ -95,8 +95,13 @@ class PromptEncoder:
             )
             raise RequestError(message, "Give messages, or leave it out.")
         if isinstance(known, str):
-            return self.tokenizer.encode(known, add_special_tokens=True)
+            return self.ids_of(known, add_special_tokens=True)
         return known
+
+    def ids_of(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The ids of a text, once it may fit. Raises LimitError, and what the tokenizer does."""
+        self.limits.check_text(text, lambda: self.tokenizer.chars_per_token)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_rendered(
         self,
@@ -118,7 +123,7 @@ class PromptEncoder:
             tokens = self.images.tokens
             image, video = map(self.tokenizer.token, (tokens.image, tokens.video))
             refuse_marks(known, image=image, video=video)
-        ids = self.tokenizer.encode(rendered, add_special_tokens=add_special_tokens)
+        ids = self.ids_of(rendered, add_special_tokens=add_special_tokens)
         items = [item for message in known for item in message.images]
         if not items:
             return ids

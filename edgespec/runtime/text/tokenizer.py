@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -16,7 +17,12 @@ import tokenizers
 from edgespec.errors import RequestError
 from edgespec.prompts import Message
 from edgespec.prompts.template import ChatTemplate, NoTemplate, read_template
-from edgespec.prompts.tokenizer_file import check_growth, normalizer_growth, read_tokenizer
+from edgespec.prompts.tokenizer_file import (
+    chars_per_token,
+    check_growth,
+    normalizer_growth,
+    read_tokenizer,
+)
 from edgespec.safe_read.tokenizer import panics_as
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -51,6 +57,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The number of ids, added tokens included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def chars_per_token(self) -> float:
+        """How many characters of a text one token stands for at most; infinity without a bound."""
+        return chars_per_token(self._tokenizer)
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
