@@ -129,11 +129,10 @@ def digest(requests: Sequence[Request]) -> str:
     """A hash of what requests say and how they are sampled, without the length of answers."""
     said = [
         (
-            [(m.role, m.content, *(i.source for i in m.images)) for m in request.messages],
+            [(m.role, m.content, *(i.source for i in m.images), m.more) for m in request.messages],
             request.turns,
             repr(replace(request.sampling, max_generate_length=1)),
-            request.apply_chat_template,
-            request.enable_thinking,
+            request.rendering,
         )
         for request in requests
     ]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal, NoReturn, TypedDict, Unpack, overload
+from typing import Literal, NoReturn, Unpack, overload
 from weakref import finalize
 
 import numpy as np
@@ -27,6 +27,7 @@ from edgespec.errors import EdgeSpecError, LimitError, RequestError, in_terms_of
 from edgespec.images import ImageRules
 from edgespec.methods.names import ADAPTIVE, SpecPolicy
 from edgespec.prompts import SamplingParams
+from edgespec.prompts.rendering import PromptOptions, Rendering, RenderOptions
 from edgespec.runtime.acceptance.verify import (
     ACCEPT_RULES,
     Acceptance,
@@ -73,18 +74,16 @@ Plans = Plan | Sequence[Plan]
 Acceptances = Acceptance | Sequence[Acceptance]
 
 
-class GenerateOptions(TypedDict, total=False):
+class GenerateOptions(PromptOptions, total=False):
     """What all forms of a request take beside prompt, sampling and plan."""
 
-    enable_thinking: bool
     keep: bool
     acceptance: Acceptance
 
 
-class BatchOptions(TypedDict, total=False):
+class BatchOptions(PromptOptions, total=False):
     """The same for several requests; each `acceptance` may be its own."""
 
-    enable_thinking: bool
     acceptance: Acceptances
 
 
@@ -278,24 +277,13 @@ class Engine:
         """What makes token ids of prompts."""
         return PromptEncoder(self.tokenizer, self.limits, self.images)
 
-    def render(
-        self,
-        messages: Conversation,
-        *,
-        apply_chat_template: bool = True,
-        add_generation_prompt: bool = True,
-        enable_thinking: bool = False,
-    ) -> str:
-        """The text of messages: by the model's chat template, or joined. Raises RequestError for
-        what the template rejects."""
-        return self.prompts.render(
-            messages,
-            apply_chat_template=apply_chat_template,
-            add_generation_prompt=add_generation_prompt,
-            enable_thinking=enable_thinking,
-        )
+    def render(self, messages: Conversation, **options: Unpack[RenderOptions]) -> str:
+        """The text of messages: by the model's chat template, or joined. `options` are those of
+        `generate` for the template, `add_generation_prompt` and `apply_chat_template`. Raises
+        RequestError for what the template rejects."""
+        return self.prompts.render(messages, Rendering(**options))
 
-    def encode(self, prompt: Prompt, *, enable_thinking: bool = False) -> Sequence[int]:
+    def encode(self, prompt: Prompt, **options: Unpack[PromptOptions]) -> Sequence[int]:
         """The token ids of a prompt, with the rows of its images where it has some.
 
         A text is taken as it is, with the special tokens that the tokenizer adds, as vLLM does;
@@ -305,7 +293,7 @@ class Engine:
         """
         self.driver.check_open()
         with in_terms_of(KEYWORDS):
-            return self.prompts.encode(prompt, enable_thinking=enable_thinking)
+            return self.prompts.encode(prompt, Rendering(**options))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
@@ -319,15 +307,15 @@ class Engine:
         sampling: SamplingParams | None = None,
         plan: Plan = None,
         *,
-        enable_thinking: bool = False,
         keep: bool = False,
         acceptance: Acceptance = None,
+        **options: Unpack[PromptOptions],
     ) -> GenerationRequest:
         """A request as the scheduler takes it. Raises RequestError, or LimitError for the plan."""
         if not isinstance(sampling, SamplingParams | None):
             message = f"sampling is of type {type(sampling).__name__}"
             raise RequestError(message, "Give edgespec.SamplingParams(temperature=0), for example.")
-        ids = self.encode(prompt, enable_thinking=enable_thinking)
+        ids = self.encode(prompt, **options)
         rule = None if acceptance is None else self.acceptance_for(acceptance)
         own = for_request(plan, self.method) if isinstance(plan, DecodingConfig) else plan
         with in_terms_of(KEYWORDS):
@@ -381,7 +369,9 @@ class Engine:
         `prompt` is a text, which goes to the model as it is; a list of messages (dicts as OpenAI's
         clients write them, or Message), which go through the chat template; or a list of token ids.
         Without a `plan` an engine with a draft takes `plan()`, or for `rejection` a chain;
-        `edgespec.PLAIN` decodes without drafts. `enable_thinking` is the chat template's. With
+        `edgespec.PLAIN` decodes without drafts. `enable_thinking`, `tools` and
+        `chat_template_kwargs` are the chat template's (docs/requests.md); without
+        `allow_control_tokens` such tokens stay text where they are spelled in one. With
         `keep` the KV rows of prompt and answer are kept for a later prompt that begins with them,
         such as a chat's next turn. `acceptance` is an accept rule by its name, or with its options;
         None is the engine's.
@@ -530,8 +520,8 @@ class Engine:
         plan: Plans,
         return_exceptions: bool,
         *,
-        enable_thinking: bool = False,
         acceptance: Acceptances = None,
+        **options: Unpack[PromptOptions],
     ) -> Batch:
         """The requests of several prompts. Raises the first error of one that cannot be asked,
         unless `return_exceptions`."""
@@ -543,7 +533,7 @@ class Engine:
         plans: Sequence[Plan] = one_each("plan", plan, count)
         rules: Sequence[Acceptance] = one_each("acceptance", acceptance, count)
         makes = (
-            self.making(prompt, params, own, enable_thinking=enable_thinking, acceptance=rule)
+            self.making(prompt, params, own, acceptance=rule, **options)
             for prompt, params, own, rule in zip(prompts, samplings, plans, rules, strict=True)
         )
         return Batch(makes, return_exceptions=return_exceptions)

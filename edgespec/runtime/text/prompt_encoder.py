@@ -14,6 +14,7 @@ from typing import Protocol
 from edgespec.config.values import ImageTokens
 from edgespec.errors import RequestError, counted
 from edgespec.prompts import ImageItem
+from edgespec.prompts.rendering import DEFAULT_RENDERING, Rendering
 from edgespec.runtime.limits import RequestLimits
 from edgespec.runtime.text.prompt import (
     Conversation,
@@ -58,41 +59,25 @@ class PromptEncoder:
     limits: RequestLimits
     images: ImagePlacer | None = None
 
-    def render(
-        self,
-        messages: Conversation,
-        *,
-        apply_chat_template: bool = True,
-        add_generation_prompt: bool = True,
-        enable_thinking: bool = False,
-    ) -> str:
+    def render(self, messages: Conversation, asked: Rendering = DEFAULT_RENDERING) -> str:
         """The text of messages: by the model's chat template, or joined. Raises RequestError for
         what the template rejects."""
         known = read_messages(messages)
-        if not apply_chat_template:
-            if enable_thinking or not add_generation_prompt:
-                flag = "enable_thinking" if enable_thinking else "add_generation_prompt"
-                problem = (
-                    f"{flag} is a matter of the chat template, and apply_chat_template is false"
-                )
-                raise RequestError(problem, f"Remove {flag}, or let the template be applied.")
-            return "".join(message.content for message in known)
-        return self.tokenizer.render(
-            known, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
-        )
+        if asked.apply_chat_template:
+            return self.tokenizer.render(known, asked)
+        if (name := asked.of_template) is not None:
+            problem = f"{name} is a matter of the chat template, and apply_chat_template is false"
+            raise RequestError(problem, f"Remove {name}, or let the template be applied.")
+        return "".join(message.content for message in known)
 
-    def encode(self, prompt: Prompt, *, enable_thinking: bool = False) -> Sequence[int]:
+    def encode(self, prompt: Prompt, asked: Rendering = DEFAULT_RENDERING) -> Sequence[int]:
         """The token ids of a prompt, with the rows of its images where it has some. Raises
         RequestError for what is none, and what `encode_rendered` does."""
         known = prompt if isinstance(prompt, PromptValue) else read_prompt(prompt)
         if isinstance(known, tuple):
-            rendered = self.render(known, enable_thinking=enable_thinking)
-            add = not self.tokenizer.template.has_special_tokens
-            return self.encode_rendered(rendered, known, add_special_tokens=add)
-        if enable_thinking:
-            message = (
-                "enable_thinking is a matter of the chat template, and the prompt has no messages"
-            )
+            return self.encode_rendered(self.render(known, asked), known, asked)
+        if (name := asked.of_template) is not None:
+            message = f"{name} is a matter of the chat template, and the prompt has no messages"
             raise RequestError(message, "Give messages, or leave it out.")
         if isinstance(known, str):
             return self.ids_of(known, add_special_tokens=True)
@@ -107,8 +92,8 @@ class PromptEncoder:
         self,
         rendered: str,
         messages: Conversation,
+        asked: Rendering = DEFAULT_RENDERING,
         *,
-        add_special_tokens: bool,
         stopping: Callable[[], bool] = never,
     ) -> Sequence[int]:
         """The ids of rendered messages, with the rows of their images where they have some.
@@ -119,7 +104,9 @@ class PromptEncoder:
         taken, what opening and running the encoder raise, and Stopped.
         """
         known = read_messages(messages)
-        if self.images is not None and not add_special_tokens:
+        by_template = asked.apply_chat_template and self.tokenizer.template.has_special_tokens
+        add_special_tokens = not by_template
+        if self.images is not None and by_template:
             tokens = self.images.tokens
             image, video = map(self.tokenizer.token, (tokens.image, tokens.video))
             refuse_marks(known, image=image, video=video)

@@ -16,6 +16,7 @@ import tokenizers
 
 from edgespec.errors import RequestError
 from edgespec.prompts import Message
+from edgespec.prompts.rendering import DEFAULT_RENDERING, Rendering
 from edgespec.prompts.template import ChatTemplate, NoTemplate, read_template
 from edgespec.prompts.tokenizer_file import (
     chars_per_token,
@@ -63,13 +64,9 @@ class Tokenizer:
         """How many characters of a text one token stands for at most; infinity without a bound."""
         return chars_per_token(self._tokenizer)
 
-    def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
-    ) -> str:
+    def render(self, messages: Sequence[Message], asked: Rendering = DEFAULT_RENDERING) -> str:
         """Returns the prompt of a conversation. Raises RequestError as `ChatTemplate.render`."""
-        return self.template.render(
-            messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
-        )
+        return self.template.render(messages, asked)
 
     def has_template(self) -> bool:
         """Returns whether messages can be rendered."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import RequestError
 from edgespec.prompts import Request, parse_json, parse_prompt_set, parse_requests
+from edgespec.prompts.rendering import RENDERING
 
 SAMPLING_DEFAULTS: dict[str, object] = {
     "temperature": 1.0,
@@ -126,7 +127,8 @@ def assert_honored(request: Request, own: dict[str, Any], top: dict[str, Any]) -
         assert same(getattr(request.sampling, key), meant), key
     for key in FLAG_DEFAULTS:
         field = "keep_system_prompt" if key == "save_system_prompt_kv_cache" else key
-        assert same(getattr(request, field), said[key]), key
+        holder = request.rendering if key in RENDERING else request
+        assert same(getattr(holder, field), said[key]), key
     for message, raw in zip(request.messages, own["messages"], strict=True):
         content = raw["content"]
         meant = content if isinstance(content, str) else "".join(item["text"] for item in content)
