@@ -5,8 +5,8 @@ Knows the values. Knows nothing of JSON or files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -80,6 +80,14 @@ class Message:
     def images(self) -> tuple[ImageItem, ...]:
         """The images of the message, in order."""
         return tuple(part for part in self.parts if isinstance(part, ImageItem))
+
+    def mapped(self, change: Callable[[Any], Any]) -> Message:
+        """The same with all of its texts changed, those in its calls too."""
+        more = {name: change(value) for name, value in self.more.items()}
+        if not self.parts:
+            return replace(self, content=change(self.content), **more)
+        parts = [change(part) if isinstance(part, str) else part for part in self.parts]
+        return Message.of(self.role, parts, **more)
 
     def to_dict(self, *, whole: bool = False) -> dict[str, object]:
         """The message as JSON, in the form of input.json; unless it is to be `whole`, a `data:` URL

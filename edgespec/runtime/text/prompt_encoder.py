@@ -7,15 +7,16 @@ Knows the tokenizer and what a prompt may be. How images are read and encoded st
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from edgespec.config.values import ImageTokens
 from edgespec.errors import RequestError, counted
-from edgespec.prompts import ImageItem
+from edgespec.prompts import ImageItem, Message
 from edgespec.prompts.rendering import DEFAULT_RENDERING, Rendering
 from edgespec.runtime.limits import RequestLimits
+from edgespec.runtime.text.control_tokens import unmarked
 from edgespec.runtime.text.prompt import (
     Conversation,
     Prompt,
@@ -80,13 +81,37 @@ class PromptEncoder:
             message = f"{name} is a matter of the chat template, and the prompt has no messages"
             raise RequestError(message, "Give messages, or leave it out.")
         if isinstance(known, str):
-            return self.ids_of(known, add_special_tokens=True)
+            marked = known if asked.allow_control_tokens else self.marked(known)
+            return self.ids_of(known, marked, add_special_tokens=True)
         return known
 
-    def ids_of(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The ids of a text, once it may fit. Raises LimitError, and what the tokenizer does."""
+    def ids_of(self, text: str, marked: str, *, add_special_tokens: bool) -> list[int]:
+        """The ids of a text, once it may fit, and of the same in which control tokens are marked
+        that are to stay text. Raises LimitError, and what the tokenizer does."""
         self.limits.check_text(text, lambda: self.tokenizer.chars_per_token)
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if marked == text:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self.tokenizer.encode_marked(marked, add_special_tokens=add_special_tokens)
+
+    def marked(self, value: Any) -> Any:
+        """What comes from a user, with the control tokens marked that are spelled in it."""
+        return self.tokenizer.control_tokens.marked(value)
+
+    def rendered_with_marks(
+        self, rendered: str, messages: Sequence[Message], asked: Rendering
+    ) -> str:
+        """Rendered messages, with the control tokens marked that are spelled in their texts. Raises
+        RequestError where the template reads such a token as more than a text."""
+        texts = [message.mapped(self.marked) for message in messages]
+        tools, variables = self.marked(asked.tools), self.marked(asked.variables)
+        own = replace(asked, tools=tools, chat_template_kwargs=variables)
+        if texts == [*messages] and own == asked:
+            return rendered
+        marked = self.render(texts, own)
+        if unmarked(marked) != rendered:
+            message = "A text has a control token that the chat template does not take for text"
+            raise RequestError(f"{message}.", "Remove it, or set `allow_control_tokens`.")
+        return marked
 
     def encode_rendered(
         self,
@@ -110,7 +135,10 @@ class PromptEncoder:
             tokens = self.images.tokens
             image, video = map(self.tokenizer.token, (tokens.image, tokens.video))
             refuse_marks(known, image=image, video=video)
-        ids = self.ids_of(rendered, add_special_tokens=add_special_tokens)
+        marked = rendered
+        if not asked.allow_control_tokens:
+            marked = self.rendered_with_marks(rendered, known, asked)
+        ids = self.ids_of(rendered, marked, add_special_tokens=add_special_tokens)
         items = [item for message in known for item in message.images]
         if not items:
             return ids

@@ -24,6 +24,7 @@ from edgespec.prompts.tokenizer_file import (
     normalizer_growth,
     read_tokenizer,
 )
+from edgespec.runtime.text.control_tokens import ControlTokens
 from edgespec.safe_read.tokenizer import panics_as
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -86,6 +87,20 @@ class Tokenizer:
         with panics_as(_cannot_split):
             check_growth(self._tokenizer, text, self._growth)
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """What tells control tokens that are spelled in texts from others."""
+        return ControlTokens(self._tokenizer)
+
+    def encode_marked(self, marked: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Returns the ids of a text in which `control_tokens` has marked what is to stay text.
+
+        Raises RequestError as `encode`, and for a text that only its control token can stand for.
+        """
+        with panics_as(_cannot_split):
+            check_growth(self._tokenizer, marked, self._growth)
+            return self.control_tokens.encode(marked, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of ids. Invalid UTF-8 becomes U+FFFD; unknown ids are omitted."""
