@@ -62,7 +62,7 @@ def parse_requests(raw: object, source: str, **overrides: Unpack[Overrides]) -> 
     given = checked_overrides(overrides)
     here = JsonPlace(source)
     top = _values(as_object(raw, here), TOP, here)
-    base = with_values(PLAIN_REQUEST, top | given)
+    base = with_values(PLAIN_REQUEST, top | given, here)
     items = as_list(
         top.get("requests"),
         here.key("requests"),
@@ -94,8 +94,14 @@ def checked_overrides(overrides: Overrides) -> Values:
     }
 
 
-def with_values(base: Request, values: Values) -> Request:
-    """Returns `base` with the given values replaced."""
+def with_values(base: Request, values: Values, here: JsonPlace) -> Request:
+    """Returns `base` with the given values replaced. Raises RequestError where they do not go
+    together."""
+    most, least, scored = (
+        values.get(name, getattr(base.sampling, name))
+        for name in ("max_generate_length", "min_tokens", "prompt_logprobs")
+    )
+    checks.check_lengths(most, least, scored, here)
     sampling = {key: values[key] for key in checks.SAMPLING if key in values}
     own = {field: values[key] for key, field in FIELDS.items() if key in values}
     rendering = {key: values[key] for key in RENDERING if key in values}
@@ -116,7 +122,7 @@ def _request(index: int, raw: object, base: Request, given: Values, here: JsonPl
             "says how to draft, and disable_spec_decode is true", "Leave one of the two out."
         )
     not_given = {key: own[key] for key in own if key not in given}
-    return replace(with_values(base, not_given), index=index)
+    return replace(with_values(base, not_given, here), index=index)
 
 
 # --- messages

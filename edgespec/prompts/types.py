@@ -125,7 +125,12 @@ class SamplingParams:
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 are off;
     `seed` None is a random seed. `logit_bias` may also be a dict with ids or digit strings, and
-    `stop` a string or a list. Raises RequestError for values that input.json could not have either.
+    `stop` a string or a list. `presence_penalty` and `frequency_penalty` are taken off the logits
+    of what the answer has so far: once for each token, and once for each time. The first
+    `min_tokens` hold no end, no token of `stop_token_ids` and no `stop`; with `ignore_eos` the
+    model's end tokens end nothing. `prompt_logprobs` are the candidates of each token of the prompt
+    in the Response, 0 for the token alone; `max_generate_length` may be 0 with them. Raises
+    RequestError for values that input.json could not have either.
     """
 
     temperature: float = 1.0
@@ -138,11 +143,18 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = NO_BIAS
     stop: tuple[str, ...] = ()
     num_logprobs: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         here = JsonPlace("SamplingParams")
         for name, check in checks.SAMPLING.items():
             object.__setattr__(self, name, check(getattr(self, name), here.key(name)))
+        checks.check_lengths(self.max_generate_length, self.min_tokens, self.prompt_logprobs, here)
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,7 +334,7 @@ class Engine:
                 self.planner.check(
                     request.plan, acceptance, request.drafter, request.drafter_options
                 )
-        self.limits.check_logit_bias(request.sampling.logit_bias)
+        self.limits.check_sampling(request.sampling)
 
     def prepare(self, request: GenerationRequest) -> Generation:
         """A request's handle, once it is checked. Raises LimitError or RequestError."""

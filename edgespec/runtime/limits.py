@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, RequestError
+from edgespec.prompts import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,10 @@ class RequestLimits:
             remedy = f"Shorten it, or build the base with `max_input_len` {count} or more."
             raise LimitError(message, remedy, "prompt")
 
-    def check_logit_bias(self, token_ids: Iterable[int]) -> None:
+    def check_sampling(self, sampling: SamplingParams) -> None:
         """Raises RequestError for a token that the model does not have."""
-        self.check_ids("logit_bias", "logit_bias names", token_ids, "Remove it.")
+        for name in ("logit_bias", "stop_token_ids"):
+            self.check_ids(name, f"{name} names", getattr(sampling, name), "Remove it.")
 
     def check_ids(self, param: str, where: str, token_ids: Iterable[int], remedy: str) -> None:
         """Raises RequestError for an id outside the base's vocabulary."""

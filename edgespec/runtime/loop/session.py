@@ -104,7 +104,8 @@ class Session:
         self.give_drafter(seq)
         longest = len(seq.prompt) + seq.max_new_tokens
         self.base.reserve(seq.lane, longest)
-        seq.num_reused = seq.num_read = self.prefixes.restore(seq, self.base)
+        if seq.prompt_logprobs is None:  # else all of it is read, whatever is kept
+            seq.num_reused = seq.num_read = self.prefixes.restore(seq, self.base)
         if isinstance(seq.drafter, Reserving):
             seq.drafter.reserve(seq.lane, longest)
         if seq.drafter is not None:
@@ -142,7 +143,10 @@ class Session:
     def chunk_end(self, seq: SequenceState) -> int:
         """Where the next call over a prompt ends. What cannot be cut to a shorter prefix can be
         kept only as it is at the end of a call."""
-        end = min(seq.num_read + self.base.prefill_chunk, len(seq.prompt))
+        most = self.base.prefill_chunk
+        if seq.prompt_logprobs is not None:
+            most = min(most, self.base.runner.max_rows)
+        end = min(seq.num_read + most, len(seq.prompt))
         if not self.base.croppable and seq.num_read < seq.keep < end:
             return seq.keep
         return end
@@ -167,9 +171,17 @@ class Session:
         Returns its step, and the hidden states, of end - start rows, of a base that has them.
         """
         with self.log.timed(stages.PREFILL, seq.times):
-            (result,) = self.base.extend([self.base.part(seq.lane, seq.prompt, start, end)])
+            scored = seq.prompt_logprobs is not None
+            part = self.base.part(seq.lane, seq.prompt, start, end, all_logits=scored)
+            (result,) = self.base.extend([part])
+            if scored:
+                seq.score_prompt(result.logits, start, end)
+                last = np.array([end - start - 1])
+                result = replace(result, logits=result.logits.take(last))
             if end < len(seq.prompt):
                 return None, result.hidden_states
+            if not seq.max_new_tokens:
+                return StepOutput([], verified=False), result.hidden_states
             accepted = accept(Draft(seq, DraftTree.root_only(seq.pending)), result)
             if isinstance(accepted, EdgeSpecError):
                 raise accepted

@@ -308,6 +308,11 @@ def to_dict(answer: Answer, tokenizer: Tokenizer) -> dict[str, object]:
         out["logprobs"] = [
             [candidate(tokenizer, i, p) for i, p in step] for step in response.logprobs
         ]
+    if response.prompt_logprobs:
+        out["prompt_logprobs"] = [
+            step if step is None else [candidate(tokenizer, i, p) for i, p in step]
+            for step in response.prompt_logprobs
+        ]
     if answer.quality is not None:
         return out | {"quality": answer.quality.to_dict()}
     return out | ({"lossless": lossless(answer)} if answer.plain is not None else {})
