@@ -20,7 +20,6 @@ from edgespec.runtime.text.control_tokens import unmarked
 from edgespec.runtime.text.prompt import (
     Conversation,
     Prompt,
-    has_images,
     read_messages,
     read_prompt,
 )
@@ -153,8 +152,3 @@ class PromptEncoder:
             )
         check = partial(self.limits.check_prompt, drafts=False)
         return self.images.prompt(ids, items, check=check, stopping=stopping)
-
-    def takes_long(self, prompt: object) -> bool:
-        """Whether encoding a prompt would hold up an event loop: there are images to be read and
-        encoded."""
-        return self.images is not None and has_images(prompt)
