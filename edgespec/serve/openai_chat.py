@@ -74,8 +74,8 @@ FIELDS: Fields = {
     "messages": taken(
         server_messages, {"type": "array", "items": OBJECT, "minItems": 1}, required=True
     ),
-    "max_tokens": taken(checks.SAMPLING["max_generate_length"], INTEGER),
-    "max_completion_tokens": taken(checks.SAMPLING["max_generate_length"], INTEGER),
+    "max_tokens": taken(checks.integer(1, checks.MAX_COUNT), INTEGER),
+    "max_completion_tokens": taken(checks.integer(1, checks.MAX_COUNT), INTEGER),
     "logprobs": taken(checks.flag, BOOLEAN),
     "top_logprobs": taken(checks.integer(0, MAX_TOP_LOGPROBS), INTEGER),
     "reasoning_effort": taken(one_of(*EFFORTS), {"enum": [*EFFORTS]}),

@@ -64,7 +64,7 @@ TEXT = {"anyOf": [STRING, INTEGERS]}
 FIELDS: Fields = {
     **COMMON,
     "prompt": taken(prompts, {"anyOf": [*TEXT["anyOf"], {"type": "array"}]}, required=True),
-    "max_tokens": taken(checks.SAMPLING["max_generate_length"], INTEGER),
+    "max_tokens": taken(checks.integer(1, checks.MAX_COUNT), INTEGER),
     "logprobs": taken(checks.SAMPLING["num_logprobs"], INTEGER),
     "echo": taken(checks.flag, BOOLEAN),
     "suffix": refused("the model continues a text, and fills none in", ""),

@@ -95,7 +95,8 @@ class Response:
     full), `timeout` or `cancelled`. `slot` is the lane that it began in.
 
     `logprobs` has one entry a token where num_logprobs asks for them: its most probable candidates,
-    descending, and the token itself behind them where it is not among them.
+    descending, and the token itself behind them where it is not among them. `prompt_logprobs` has
+    the same for the prompt's, where they were asked for: None for the first, which follows nothing.
     """
 
     text: str
@@ -106,6 +107,7 @@ class Response:
     prompt_ids: Sequence[int] = field(default_factory=list)  # with images a Prompt
     logprobs: list[Candidates] = field(default_factory=list)
     slot: int = 0
+    prompt_logprobs: list[Candidates | None] = field(default_factory=list)
 
 
 Event = Chunk | Response | EdgeSpecError
@@ -135,13 +137,16 @@ class Generation(SequenceState):
         drafter: Drafter | None = None,
         gates: Gates | None = None,
     ) -> None:
-        sampling = with_seed(request.sampling)
+        sampling, prompt = with_seed(request.sampling), request.prompt
+        ends = end_ids(sampling, stop_ids)
+        self.stop_word_ids, strings = tokenizer.split_stops(sampling.stop)
         super().__init__(
-            prompt=request.prompt,
-            sampler=Sampler.of(sampling),
+            prompt=prompt,
+            sampler=Sampler.of(sampling, len(prompt), ends | self.stop_word_ids),
             max_new_tokens=sampling.max_generate_length,
-            stop_ids=stop_ids,
-            plan=request.plan,
+            stop_ids=ends,
+            plan=request.plan if sampling.max_generate_length else None,
+            prompt_logprobs=sampling.prompt_logprobs,
             num_logprobs=sampling.num_logprobs,
             keep=request.keep,
             keep_all=request.keep_all,
@@ -156,7 +161,6 @@ class Generation(SequenceState):
         self.on_cancel: Callable[[], object] = nothing
         self.number = 0  # in logs
         self.deliver: Callable[[Event], object] = nobody  # takes each event, in order
-        self.stop_word_ids, strings = tokenizer.split_stops(sampling.stop)
         self.text = TextStream(tokenizer, stop=strings)
         self.pieces: list[str] = []
         self.rest = ""  # what became certain only at the end
@@ -189,7 +193,9 @@ class Generation(SequenceState):
     def watch(self, token: int) -> str | None:
         """Take in one emitted token; the reason to stop at it, if a stop string or its token says
         so."""
-        self.pieces.append(self.text.push(token))
+        searching = self.num_emitted > self.sampler.min_tokens
+        ends = token in self.stop_ids
+        self.pieces.append("" if ends else self.text.push(token, searching=searching))
         return STOP_WORDS if self.text.stopped or token in self.stop_word_ids else None
 
     def chunk(self, output: StepOutput) -> Chunk:
@@ -226,7 +232,14 @@ class Generation(SequenceState):
             prompt_ids=self.prompt if self.prompt.images else list(self.prompt),
             logprobs=self.logprobs,
             slot=self.slot,
+            prompt_logprobs=self.prompt_candidates,
         )
+
+
+def end_ids(sampling: SamplingParams, stop_ids: frozenset[int]) -> frozenset[int]:
+    """The tokens that end an answer: the model's own, if they are to, and the request's."""
+    own = frozenset(sampling.stop_token_ids)
+    return own if sampling.ignore_eos else own | stop_ids
 
 
 def with_rest(pieces: list[str], rest: str) -> list[str]:

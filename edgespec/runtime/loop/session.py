@@ -122,8 +122,10 @@ class Session:
         seq.follows = self.leader(seq)
 
     def reuse(self, seq: SequenceState) -> None:
-        """Begin the lane of a sequence, which was reset, with what is kept of its prompt."""
-        seq.num_reused = seq.num_read = self.prefixes.restore(seq, self.base)
+        """Begin the lane of a sequence, which was reset, with what is kept of its prompt: nothing
+        where all of it is to be scored."""
+        if seq.prompt_logprobs is None:
+            seq.num_reused = seq.num_read = self.prefixes.restore(seq, self.base)
         if isinstance(seq.drafter, Reserving):
             seq.drafter.reserve(seq.lane, len(seq.prompt) + seq.max_new_tokens)
         if seq.drafter is not None:
@@ -133,7 +135,7 @@ class Session:
         """The sequence that is read no later than this one and begins like it, so that more of its
         prompt will be kept then than is now; None where there is none."""
         best, leader = seq.num_reused + MIN_NEW - 1, None
-        if not self.prefixes.budget_bytes:
+        if not self.prefixes.budget_bytes or seq.prompt_logprobs is not None:
             return None
         own = np.asarray(seq.prompt.cache_key, np.int64)
         for other in self.reading:
@@ -179,7 +181,10 @@ class Session:
     def chunk_end(self, seq: SequenceState, rows: int | None) -> int:
         """Where the next call over a prompt ends. What cannot be cut to a shorter prefix can be
         kept only as it is at the end of a call."""
-        end = min(seq.num_read + (rows or self.base.prefill_chunk), len(seq.prompt))
+        rows = rows or self.base.prefill_chunk
+        if seq.prompt_logprobs is not None:
+            rows = min(rows, self.base.runner.max_rows)
+        end = min(seq.num_read + rows, len(seq.prompt))
         if not self.base.croppable and seq.num_read < seq.keep < end:
             return seq.keep
         return end
@@ -221,9 +226,17 @@ class Session:
         Returns its step, and the hidden states, of end - start rows, of a base that has them.
         """
         with self.log.timed(stages.PREFILL, seq.times):
-            (result,) = self.base.extend([self.base.part(seq.lane, seq.prompt, start, end)])
+            scored = seq.prompt_logprobs is not None
+            part = self.base.part(seq.lane, seq.prompt, start, end, all_logits=scored)
+            (result,) = self.base.extend([part])
+            if scored:
+                seq.score_prompt(result.logits, start, end)
+                last = np.array([end - start - 1])
+                result = replace(result, logits=result.logits.take(last))
             if end < len(seq.prompt):
                 return None, result.hidden_states
+            if not seq.max_new_tokens:
+                return StepOutput([], verified=False), result.hidden_states
             accepted = accept(Draft(seq, DraftTree.root_only(seq.pending)), result)
             if isinstance(accepted, EdgeSpecError):
                 raise accepted

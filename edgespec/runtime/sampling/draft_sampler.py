@@ -43,8 +43,8 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class DraftSampler:
-    """Draws a sequence's drafts with the temperature, top-k, top-p, min-p, bias and penalty of its
-    request.
+    """Draws a sequence's drafts with the temperature, top-k, top-p, min-p, bias and penalties of
+    its request.
 
     `before` are all tokens up to the pending one, which is included. The noise depends on the seed,
     on the pending token's position and on the draft's own: no two drafts share any, and none is
@@ -75,7 +75,7 @@ class DraftSampler:
         """The base's ids that are left, ascending, and their log p."""
         own = np.arange(len(logits)) if ids is None else ids
         sampler = self.sampler
-        if not sampler.logit_bias and sampler.repetition_penalty == 1:
+        if not sampler.adjusts(len(self.before) + len(path)):
             places, log_probs = sampler.warped(logits)
             candidates = own[places]
         else:  # they are of the base's ids
