@@ -8,6 +8,7 @@ Knows nothing of tokens, templates or engines.
 from __future__ import annotations
 
 from edgespec.prompts.checks import MAX_BATCH_SIZE, MAX_LOGPROBS, LogitBias
+from edgespec.prompts.guided import Guided
 from edgespec.prompts.image_item import MAX_IMAGES, ImageItem
 from edgespec.prompts.output import Journal, NoJournal, check_writable, write_output
 from edgespec.prompts.parse import (
@@ -49,6 +50,7 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "MAX_REQUEST_BYTES",
     "STOP_WORDS",
+    "Guided",
     "ImageItem",
     "Journal",
     "LogitBias",

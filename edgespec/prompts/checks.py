@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from edgespec.prompts.guided import guided
 from edgespec.prompts.places import JsonPlace, did_you_mean, show
 
 MAX_BATCH_SIZE = 16
@@ -168,6 +169,7 @@ SAMPLING: dict[str, Check[object]] = {
     "logit_bias": logit_bias,
     "stop": stop,
     "num_logprobs": integer(0, MAX_LOGPROBS),
+    "guided": guided,
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from edgespec.prompts import checks
+from edgespec.prompts.guided import Guided
 from edgespec.prompts.image_item import ImageItem
 from edgespec.prompts.places import JsonPlace, show
 
@@ -87,7 +88,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 are off;
     `seed` None is a random seed. `logit_bias` may also be a dict with ids or digit strings, and
-    `stop` a string or a list. Raises RequestError for values that input.json could not have either.
+    `stop` a string or a list. `guided` is the form of the answer (docs/structured.md). Raises
+    RequestError for values that input.json could not have either.
     """
 
     temperature: float = 1.0
@@ -100,6 +102,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = NO_BIAS
     stop: tuple[str, ...] = ()
     num_logprobs: int = 0
+    guided: Guided | None = None
 
     def __post_init__(self) -> None:
         here = JsonPlace("SamplingParams")
@@ -145,3 +148,4 @@ class Overrides(TypedDict, total=False):
     repetition_penalty: float | None
     max_generate_length: int | None
     num_logprobs: int | None
+    guided: object

@@ -16,6 +16,7 @@ from edgespec.prompts import STOP_WORDS, SamplingParams
 from edgespec.runtime.acceptance.verify import EXACT_ACCEPTANCE, AcceptOptions, lossless
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.options import DrafterOptions
+from edgespec.runtime.grammar.guide import Guide
 from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.loop.sequence import Candidates, SequenceState, StepOutput
 from edgespec.runtime.plans.schedules import Gates, Schedule
@@ -37,7 +38,8 @@ class GenerationRequest:
     no engine, with its `drafter_options`, or a Drafter. `schedule` is what it may draft while so
     many run, None as the engine was opened. `acceptance` is a rule of `verify.ACCEPT_RULES` with
     its options; None: the engine's. `prior` is the acceptance by depth that adaptive drafting
-    begins with; None: the engine's. `arrived_s` is when the request came, by `time.perf_counter`;
+    begins with; None: the engine's. `takes_forced`: tokens that a grammar leaves no choice come as
+    drafts, without a drafter too. `arrived_s` is when the request came, by `time.perf_counter`;
     None: when it is added to the scheduler.
     """
 
@@ -52,6 +54,7 @@ class GenerationRequest:
     drafter_options: DrafterOptions | Mapping[str, object] | None = None
     schedule: Schedule | None = None
     prior: Sequence[float] | None = None
+    takes_forced: bool = True
 
     @property
     def prompt(self) -> PromptValue:
@@ -125,11 +128,12 @@ class Generation(SequenceState):
         acceptance: AcceptOptions | None = None,
         drafter: Drafter | None = None,
         gates: Gates | None = None,
+        guide: Guide | None = None,
     ) -> None:
         sampling = with_seed(request.sampling)
         super().__init__(
             prompt=request.prompt,
-            sampler=Sampler.of(sampling),
+            sampler=Sampler.of(sampling, guide),
             max_new_tokens=sampling.max_generate_length,
             stop_ids=stop_ids,
             plan=request.plan,
@@ -139,6 +143,8 @@ class Generation(SequenceState):
             acceptance=acceptance or request.acceptance or EXACT_ACCEPTANCE,
             drafter=drafter,
             gates=gates,
+            guide=guide,
+            takes_forced=request.takes_forced,
         )
         self.request, self.seed = request, sampling.seed
         self.cancelled = False

@@ -15,6 +15,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.acceptance.verify import EXACT_ACCEPTANCE, AcceptOptions
 from edgespec.runtime.drafters.base import Drafter, Observation
+from edgespec.runtime.grammar.guide import Guide
 from edgespec.runtime.lanes.stages import StageTimes
 from edgespec.runtime.plans.draft_budget import Budgeted
 from edgespec.runtime.plans.policy import AdaptiveState
@@ -74,6 +75,8 @@ class SequenceState:
     drafter: Drafter | None = None
     gates: Gates | None = None  # what limits its drafts
     adaptive: AdaptiveState | None = None  # of a plan that the session's policy adapts
+    guide: Guide | None = None  # of its grammar, whose mask its sampler has
+    takes_forced: bool = True  # drafts that the grammar leaves no choice
 
     tokens: list[int] = field(init=False)  # the prompt's and all emitted ones
     lane: int = field(init=False, default=0)

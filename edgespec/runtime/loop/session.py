@@ -55,7 +55,8 @@ class Session:
 
     Those running fill the first lanes without a gap; the one whose prompt is being read has the
     lane behind them. `drafter` is that of sequences that have a plan and name none; `policy` adapts
-    the plans of those that have an AdaptiveState.
+    the plans of those that have an AdaptiveState. `max_rows` are those that a pass verifies of a
+    sequence: forced tokens need no drafter.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Session:
         drafter: Drafter | None = None,
         prefixes: PrefixCache | None = None,
         policy: AdaptivePolicy | None = None,
+        max_rows: int = 1,
     ) -> None:
         self.base, self.drafter, self.policy = base, drafter, policy
+        self.max_rows = max_rows
         self.prefixes = prefixes or PrefixCache(0)
         self.running: list[SequenceState] = []
         self.reading: SequenceState | None = None
@@ -238,9 +241,10 @@ class Session:
         """A tree for each sequence, that can neither overrun the length nor the cache."""
         trees = {seq.lane: DraftTree.root_only(seq.pending) for seq in self.running}
         decisions = self.decide()
+        forced = self.forced_tokens(decisions)
         if self.groups:
             for drafter, seqs in self.groups:
-                asking = [seq for seq in seqs if self.drafts(seq, decisions)]
+                asking = [seq for seq in seqs if self.drafts(seq, decisions, forced)]
                 if not asking:
                     continue
                 self.show(drafter, asking, spent)
@@ -248,10 +252,39 @@ class Session:
                     asked = [self.draft_request(seq, decisions.get(seq.lane)) for seq in asking]
                     proposed = drafter.propose(asked)
                 trees |= {seq.lane: tree for seq, tree in zip(asking, proposed, strict=True)}
+        for seq in self.running:
+            trees[seq.lane] = self.guided(seq, trees[seq.lane], forced.get(seq.lane, ()))
         return [
             Draft(seq, trees[seq.lane], self.is_held_back(seq), decisions.get(seq.lane))
             for seq in self.running
         ]
+
+    def forced_tokens(self, decisions: dict[int, Decision]) -> dict[int, list[int]]:
+        """What its grammar leaves no choice, for each lane where that is something. A drafter that
+        would reach no further is not asked: then there is no decision to learn from."""
+        forced = {}
+        for seq in self.running:
+            if seq.guide is None or not seq.takes_forced:
+                continue
+            most = min(self.num_rows(seq), seq.max_new_tokens - seq.num_emitted) - 1
+            forced[seq.lane] = seq.guide.forced(seq.tokens, most)
+            if seq.plan is not None and len(forced[seq.lane]) >= seq.plan.steps:
+                decisions.pop(seq.lane, None)
+        return forced
+
+    def num_rows(self, seq: SequenceState) -> int:
+        """Rows that a pass can have in a lane."""
+        return min(self.base.room(seq.lane), self.max_rows)
+
+    def guided(self, seq: SequenceState, tree: DraftTree, forced: Sequence[int]) -> DraftTree:
+        """A tree as its grammar wants it: what is forced first, and nothing that breaks it. What
+        was drawn by chance stays: leaving it out because of what it is would change what it was
+        drawn from (see `acceptance.rejection`)."""
+        if seq.guide is None:
+            return tree
+        if forced:
+            tree = tree.behind(forced, self.num_rows(seq))
+        return tree if self.draft_sampler(seq) else seq.guide.cut(tree, seq.tokens)
 
     def decide(self) -> dict[int, Decision]:
         """The policy's decision for each lane whose sequence has a plan that it adapts."""
@@ -270,8 +303,16 @@ class Session:
         decisions = self.policy.decide(asking, len(self.running))
         return {seq.lane: decision for seq, decision in zip(seqs, decisions, strict=True)}
 
-    def drafts(self, seq: SequenceState, decisions: Mapping[int, Decision]) -> bool:
-        """Whether a sequence's drafter is asked in this step."""
+    def drafts(
+        self,
+        seq: SequenceState,
+        decisions: Mapping[int, Decision],
+        forced: Mapping[int, Sequence[int]],
+    ) -> bool:
+        """Whether a sequence's drafter is asked in this step: not where what is forced is as long
+        as its plan."""
+        if seq.plan is not None and len(forced.get(seq.lane, ())) >= seq.plan.steps:
+            return False
         decision = decisions.get(seq.lane)
         return bool(self.levels(seq) if decision is None else decision.levels)
 

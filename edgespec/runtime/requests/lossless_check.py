@@ -135,7 +135,8 @@ def first_difference(
         return Difference(
             index=index, plain=a, speculative=b, apart=float("inf"), rounding=0.0, bound=0.0
         )
-    sampler = Sampler.of(replace(sampling, seed=plain.seed))
+    guide = engine.guide(sampling, speculative.prompt_ids) if sampling.guided else None
+    sampler = Sampler.of(replace(sampling, seed=plain.seed), guide)
     with engine.driver.paused():  # the lanes are needed
         # Of engines for several capacities the one that answered
         engine.base.reserve(0, len(speculative.prompt_ids) + sampling.max_generate_length)

@@ -10,24 +10,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.call import Logits
-from edgespec.errors import EnvironmentProblem
+from edgespec.errors import EnvironmentProblem, RequestError
 from edgespec.prompts import SamplingParams
 
 Row = NDArray[np.float32]
 Adjusted = NDArray[np.float32] | NDArray[np.float64]
 Ids = NDArray[np.int64]
+NEVER = np.float32(-np.inf)  # a logit that no sampling draws
 NEAR_TIE = 1e-5  # nats; scores this close may swap between float32 kernels
+
+
+class TokenMask(Protocol):
+    """What a grammar allows: a function of the path alone, whatever was asked before."""
+
+    def allowed(self, before: Sequence[int]) -> NDArray[np.bool_] | None:
+        """The tokens [V] that may come after `before`; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Logit bias, repetition penalty, temperature, top-k, top-p, min-p in this order, then
-    Gumbel-max.
+    """Logit bias, repetition penalty, the grammar's mask, temperature, top-k, top-p, min-p in this
+    order, then Gumbel-max.
 
     Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. `before` is
     the complete path of a token, prompt included: its length is the absolute position, on which the
@@ -41,12 +50,15 @@ class Sampler:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    mask: TokenMask | None = None
 
     @classmethod
-    def of(cls, sampling: SamplingParams) -> Sampler:
-        """That of a request whose seed is known; a greedy one needs none."""
-        shared = {item.name: getattr(sampling, item.name) for item in fields(cls)}
-        return cls(**shared | {"seed": sampling.seed or 0})
+    def of(cls, sampling: SamplingParams, mask: TokenMask | None = None) -> Sampler:
+        """That of a request whose seed is known; a greedy one needs none. `mask` is that of its
+        grammar."""
+        names = (item.name for item in fields(cls) if item.name != "mask")
+        shared = {name: getattr(sampling, name) for name in names}
+        return cls(**shared | {"seed": sampling.seed or 0}, mask=mask)
 
     def pick(self, logits: Row, before: Sequence[int]) -> int:
         """Returns the token after `before` from logits [V]; ties go to the lowest id.
@@ -73,8 +85,8 @@ class Sampler:
 
     @property
     def adjusts(self) -> bool:
-        """Whether a bias or a repetition penalty changes logits."""
-        return bool(self.logit_bias) or self.repetition_penalty != 1
+        """Whether a bias, a repetition penalty or a grammar changes logits."""
+        return bool(self.logit_bias) or self.repetition_penalty != 1 or self.mask is not None
 
     def checked(self, logits: Row, before: Sequence[int]) -> Adjusted:
         """Returns `adjusted` logits [V], whose largest is a number.
@@ -87,14 +99,38 @@ class Sampler:
         return adjusted
 
     def adjusted(self, logits: Row, before: Sequence[int]) -> Adjusted:
+        """Returns logits [V] with bias and repetition penalty, and -inf for what the grammar does
+        not allow; unchanged if all are off.
+
+        Raises RequestError where that leaves no token.
+        """
+        if not self.adjusts:
+            return logits
+        return self.masked(self.shifted(logits, before), before)
+
+    def masked(self, logits: Adjusted, before: Sequence[int]) -> Adjusted:
+        """Returns logits [V] with -inf for what the grammar does not allow after `before`."""
+        allowed = None if self.mask is None else self.mask.allowed(before)
+        if allowed is None:
+            return logits
+        out: Adjusted = np.where(allowed, logits, NEVER)
+        if out.max() == NEVER:
+            raise RequestError(
+                "the grammar of the answer leaves no token to go on with",
+                "Relax the grammar, or what else takes tokens away.",
+                param="guided",
+            )
+        return out
+
+    def shifted(self, logits: Row, before: Sequence[int]) -> Adjusted:
         """Returns logits [V] with bias and repetition penalty; unchanged if both are off.
 
         The penalty divides the positive and multiplies the negative logits of every token in
         `before` (arXiv 1909.05858, section 4.1, in the form of transformers).
         """
-        if not self.adjusts:
+        if not self.logit_bias and self.repetition_penalty == 1:
             return logits
-        out = logits.astype(np.float64)
+        out: NDArray[np.float64] = logits.astype(np.float64)
         for token, bias in self.logit_bias.items():
             out[token] += bias
         if self.repetition_penalty != 1:

@@ -52,6 +52,10 @@ class Tokenizer:
         """The number of ids, added tokens included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
+    def to_json(self) -> str:
+        """Returns the text of its tokenizer.json."""
+        return str(self._tokenizer.to_str())
+
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
     ) -> str:
