@@ -49,11 +49,14 @@ class Guided:
 
 
 def guided(value: object, here: JsonPlace) -> Guided | None:
-    """Returns the form of an answer; null is any. Raises RequestError that names the place."""
+    """Returns the form of an answer; null is any. An object without one of its keys is a JSON
+    schema. Raises RequestError that names the place."""
     if value is None or isinstance(value, Guided):
         return value
     if not isinstance(value, Mapping):
         here.refuse(f"is {show(value)}, not an object", f"Write {EXAMPLE}, for example.")
+    if value and not any(name in FORMS for name in value):
+        return Guided(json_schema=schema_text(value, here))
     for name in value:
         if name not in FORMS:
             near = did_you_mean(name, FORMS, "Did you mean {}? ")
