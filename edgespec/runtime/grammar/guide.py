@@ -45,7 +45,7 @@ class Guide:
 
     def allowed(self, before: Sequence[int]) -> NDArray[np.bool_] | None:
         """The tokens [V] that may come after `before`; None: all. Raises RequestError where the
-        grammar has become too large."""
+        grammar has become too large, and for a path that breaks it."""
         text = self.text(before)
         if text is None:
             return None
@@ -53,7 +53,8 @@ class Guide:
             mask = np.zeros(self.vocab_size, bool)
             mask[[*self.end_ids]] = True
             return mask
-        self.move(text)
+        if not self.move(text):
+            raise RequestError("these tokens break the grammar of the answer", param="guided")
         packed = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
         self.check()
         bits = np.unpackbits(packed, count=self.vocab_size, bitorder="little")
@@ -78,19 +79,20 @@ class Guide:
         thoughts = self.thoughts
         return thoughts is not None and not thoughts.open and len(before) == self.num_prompt
 
-    def move(self, text: Sequence[int]) -> None:
-        """Let the matcher have read `text`, which it allows, and nothing else."""
+    def move(self, text: Sequence[int]) -> bool:
+        """Let the matcher have read `text` and nothing else; False where it does not allow that: it
+        has read the part that it allows."""
         same = min(len(self.read), len(text))
         while self.read[:same] != text[:same]:
             same -= 1
         back, on = len(self.read) - same, [*text[same:]]
         if back:
             self.matcher.rollback(back)
-        if on:
-            self.matcher.consume_tokens(on)
+        taken = self.matcher.try_consume_tokens(on) if on else 0
         if back or on:
-            self.read = [*text]
+            self.read = [*text[: same + taken]]
         self.check()
+        return taken == len(on)
 
     def check(self) -> None:
         """Raises RequestError where the matcher gave up."""
