@@ -13,7 +13,7 @@ base_model_dir batch_size calib_data calib_seq_len category chat_template check_
 compare_quality compute compute_capability device dflash_base draft draft_model draft_onnx
 draft_weights drafter drafter_option drafter_time_budget_ms dry_run dspark_base dump_output
 dump_profile eagle1_base eagle_base eagle_choices emit_onnx enable_thinking engine_dir exact
-exclude hf_model_dir history_file image image_dataset input_file input_text input_tokens install
+exclude guided hf_model_dir history_file image image_dataset input_file input_text input_tokens install
 jetspec_base journal json kernels kv_cache_dtype kv_cache_quantization library_version
 lm_head_quantization max_batch_size max_draft_len max_draft_tree_size max_image_tokens
 max_image_tokens_per_image max_input_len max_kv_cache_capacity max_matching_ngram_size
