@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -166,6 +167,29 @@ def test_forced_tokens_are_drafts_beside_those_of_the_text_and_without_any(
             assert found.token_ids == plain.token_ids
             assert found.metrics.forced_tokens > 5
             assert found.metrics.steps < plain.metrics.steps
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_drafts_of_the_text_go_on_behind_what_is_forced(drafter: str) -> None:
+    """The items repeat, and what is forced stands between them."""
+    item = {"properties": {"key": {"enum": ["ab", "cd"]}}, "required": ["key"]}
+    form = Guided(
+        json_schema={"items": {**item, "type": "object", "additionalProperties": False}}
+        | {"type": "array", "minItems": 5, "maxItems": 5}
+    )
+    deep = 0
+    with edgespec.load(api_engines() / "one", drafter=drafter) as engine:
+        asked = replace(GREEDY, guided=form, max_generate_length=100)
+        prompt = engine.encode('[{"key": "ab"}, {"key": "ab"}, {"key": "ab"}, ')
+        with mock.patch.object(
+            Session, "verify", autospec=True, side_effect=Session.verify
+        ) as seen:
+            found = engine.generate(prompt, asked)
+        for call in seen.call_args_list:
+            trees = [draft.tree for draft in call.args[1]]
+            deep += sum(0 < tree.num_forced < len(tree) - 1 for tree in trees)
+        assert found.token_ids == engine.plainly(prompt, asked).token_ids
+    assert deep > 0
 
 
 @pytest.mark.parametrize("right", [1.0, 0.6])

@@ -187,6 +187,8 @@ class RequestMetrics:
             "engine_s": self.stages.engine,
             "host_s": self.stages.host,
         }
+        if self.forced_tokens:
+            out["forced_tokens"] = self.forced_tokens
         if speculative:
             out |= {
                 "acceptance": {

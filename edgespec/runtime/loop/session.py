@@ -19,6 +19,7 @@ from edgespec.errors import EdgeSpecError, LimitError
 from edgespec.prompts import ERROR
 from edgespec.runtime.acceptance.verify import ACCEPT_RULES, AcceptResult
 from edgespec.runtime.drafters.base import (
+    Continuing,
     Drafter,
     DraftRequest,
     EndObserver,
@@ -249,7 +250,10 @@ class Session:
                     continue
                 self.show(drafter, asking, spent)
                 with self.log.timed(stages.DRAFT_PROPOSAL, spent):
-                    asked = [self.draft_request(seq, decisions.get(seq.lane)) for seq in asking]
+                    asked = [
+                        self.draft_request(seq, decisions.get(seq.lane), forced.get(seq.lane, ()))
+                        for seq in asking
+                    ]
                     proposed = drafter.propose(asked)
                 trees |= {seq.lane: tree for seq, tree in zip(asking, proposed, strict=True)}
         for seq in self.running:
@@ -268,7 +272,7 @@ class Session:
                 continue
             most = min(self.num_rows(seq), seq.max_new_tokens - seq.num_emitted) - 1
             forced[seq.lane] = seq.guide.forced(seq.tokens, most)
-            if seq.plan is not None and len(forced[seq.lane]) >= seq.plan.steps:
+            if not reaches_behind(seq, forced[seq.lane]):
                 decisions.pop(seq.lane, None)
         return forced
 
@@ -309,9 +313,8 @@ class Session:
         decisions: Mapping[int, Decision],
         forced: Mapping[int, Sequence[int]],
     ) -> bool:
-        """Whether a sequence's drafter is asked in this step: not where what is forced is as long
-        as its plan."""
-        if seq.plan is not None and len(forced.get(seq.lane, ())) >= seq.plan.steps:
+        """Whether a sequence's drafter is asked in this step."""
+        if not reaches_behind(seq, forced.get(seq.lane, ())):
             return False
         decision = decisions.get(seq.lane)
         return bool(self.levels(seq) if decision is None else decision.levels)
@@ -326,14 +329,16 @@ class Session:
             return False
         return not self.levels(seq)
 
-    def draft_request(self, seq: SequenceState, decision: Decision | None) -> DraftRequest:
+    def draft_request(
+        self, seq: SequenceState, decision: Decision | None, forced: Sequence[int] = ()
+    ) -> DraftRequest:
         """What a drafter is asked for: a plan that fits the answer's length and the KV cache."""
         assert seq.plan is not None
-        remaining = seq.max_new_tokens - seq.num_emitted
+        remaining = seq.max_new_tokens - seq.num_emitted - len(forced)
         levels = min(remaining - 1, self.levels(seq) if decision is None else decision.levels)
         plan = seq.plan.within(levels=levels, nodes=self.base.room(seq.lane))
         budget = None if decision is None else decision.budget
-        return DraftRequest(seq.lane, seq.pending, plan, self.draft_sampler(seq), budget)
+        return DraftRequest(seq.lane, seq.pending, plan, self.draft_sampler(seq), budget, forced)
 
     def draft_sampler(self, seq: SequenceState) -> DraftSampler | None:
         """What draws a sequence's drafts, where its accept rule compares them with what they were
@@ -521,6 +526,13 @@ class Session:
                 drafter.reset(lane)  # of the sequence that had it
         seq.lane = lane
         seq.unobserved = [replace(item, lane=lane) for item in seq.unobserved]
+
+
+def reaches_behind(seq: SequenceState, forced: Sequence[int]) -> bool:
+    """Whether a sequence's drafter drafts behind what is forced: one that begins at the pending
+    token only where its plan is longer."""
+    plan = seq.plan
+    return isinstance(seq.drafter, Continuing) or plan is None or len(forced) < max(1, plan.steps)
 
 
 def joined(observations: Sequence[Observation]) -> Observation:

@@ -588,7 +588,7 @@ def test_defaults_are_those_of_input_json() -> None:
         name: value for name, value in given.items() if isinstance(value, int | float)
     }
     assert SamplingParams(**numbers) == SamplingParams()
-    assert given.keys() - numbers.keys() == {"seed", "stop"}
+    assert given.keys() - numbers.keys() == {"guided", "seed", "stop"}
 
 
 def test_regenerate_replaces_the_last_answer() -> None:
