@@ -240,6 +240,25 @@ def test_the_mask_begins_behind_thoughts_that_end_within_a_tree(
             assert found.token_ids == plain.token_ids
 
 
+def give_up(guide: Guide) -> None:
+    if len(guide.read) > 3:
+        raise RequestError("it gave up")
+
+
+def test_a_matcher_that_gives_up_ends_its_request_alone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a batch, where drafts are tested too."""
+    jobs = jobs_of(pair.plans())[:2]
+    free = GenerationRequest(prompt_of(4), GREEDY, pair.plans()[0])
+    alone = pair.one.plainly(free.prompt_ids, free.sampling)
+    monkeypatch.setattr(Guide, "check", give_up)
+    *failed, found = outcomes(pair.four, [*jobs, free])
+    assert [str(error) for error in failed] == ["it gave up"] * 2
+    assert isinstance(found, Response)
+    assert found.token_ids == alone.token_ids
+
+
 def test_an_error_of_the_grammar_is_that_of_its_request_alone(
     one: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ class Guide:
     def move(self, text: Sequence[int]) -> bool:
         """Let the matcher have read `text` and nothing else; False where it does not allow that: it
         has read the part that it allows."""
+        self.check()
         same = min(len(self.read), len(text))
         while self.read[:same] != text[:same]:
             same -= 1

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.backends.call import HiddenStates, Ids, Result
-from edgespec.errors import EdgeSpecError, LimitError
+from edgespec.errors import EdgeSpecError, LimitError, RequestError
 from edgespec.prompts import ERROR
 from edgespec.runtime.acceptance.verify import ACCEPT_RULES, AcceptResult
 from edgespec.runtime.drafters.base import (
@@ -271,7 +271,10 @@ class Session:
             if seq.guide is None or not seq.takes_forced:
                 continue
             most = min(self.num_rows(seq), seq.max_new_tokens - seq.num_emitted) - 1
-            forced[seq.lane] = seq.guide.forced(seq.tokens, most)
+            try:
+                forced[seq.lane] = seq.guide.forced(seq.tokens, most)
+            except RequestError:  # its accept rule meets it too, and it alone ends
+                forced[seq.lane] = []
             if not reaches_behind(seq, forced[seq.lane]):
                 decisions.pop(seq.lane, None)
         return forced
@@ -288,7 +291,12 @@ class Session:
             return tree
         if forced:
             tree = tree.behind(forced, self.num_rows(seq))
-        return tree if self.draft_sampler(seq) else seq.guide.cut(tree, seq.tokens)
+        if self.draft_sampler(seq):
+            return tree
+        try:
+            return seq.guide.cut(tree, seq.tokens)
+        except RequestError:  # as above
+            return DraftTree.root_only(seq.pending)
 
     def decide(self) -> dict[int, Decision]:
         """The policy's decision for each lane whose sequence has a plan that it adapts."""
