@@ -182,6 +182,7 @@ if TYPE_CHECKING:
         OutputError,
         OverwriteError,
         PairingError,
+        QueueFull,
         RequestError,
         UnsupportedModel,
     )
@@ -201,6 +202,7 @@ if TYPE_CHECKING:
     from edgespec.runtime.engine import Engine
     from edgespec.runtime.loop.generation import Chunk, Response
     from edgespec.runtime.loop.metrics import RequestMetrics
+    from edgespec.runtime.loop.stats import EngineStats
     from edgespec.runtime.streams import AsyncStream, Stream
     from edgespec.runtime.trees.static_tree import StaticPlan
     from edgespec.runtime.trees.tree import PLAIN, DraftPlan
@@ -220,6 +222,7 @@ __all__ = [
     "Engine",
     "EngineClosed",
     "EngineMismatch",
+    "EngineStats",
     "EnvironmentProblem",
     "ExactAcceptance",
     "GoldenMismatch",
@@ -235,6 +238,7 @@ __all__ = [
     "OverwriteError",
     "PairingError",
     "Proposal",
+    "QueueFull",
     "RejectionAcceptance",
     "RelaxedAcceptance",
     "RequestError",
@@ -267,6 +271,7 @@ HOMES = {
     "RejectionAcceptance": "edgespec.runtime.acceptance.verify",
     "RelaxedAcceptance": "edgespec.runtime.acceptance.verify",
     "RequestMetrics": "edgespec.runtime.loop.metrics",
+    "EngineStats": "edgespec.runtime.loop.stats",
     "Response": "edgespec.runtime.loop.generation",
     "SamplingParams": "edgespec.prompts",
     "StaticPlan": "edgespec.runtime.trees.static_tree",
@@ -291,6 +296,7 @@ def load(
     multimodal_engine_dir: str | Path | None = None,
     image_root: str | Path | Sequence[str | Path] | None = None,
     allow_image_urls: bool = False,
+    max_queue: int | None = None,
 ) -> Engine:
     """Opens an engine directory, as `edgespec build` made it, and returns the engine.
 
@@ -308,7 +314,8 @@ def load(
     `multimodal_engine_dir` holds the image encoder of a vision-language model; None is `visual` in
     `engine_dir`, where that is there. Names of images begin at `image_root`, and only files below
     it are read; of several directories names begin at the first. None is the working directory.
-    URLs are fetched only with `allow_image_urls` (docs/images.md). Raises BundleError,
+    URLs are fetched only with `allow_image_urls` (docs/images.md). With `max_queue` a request that
+    finds so many waiting for a lane raises QueueFull. Raises BundleError,
     PairingError, EngineMismatch, LimitError or EnvironmentProblem; OptionError or RequestError for
     options, an accept rule or a drafter that cannot be.
     """
@@ -333,6 +340,7 @@ def load(
         tuned=tuned,
         multimodal_engine_dir=multimodal_engine_dir,
         image_rules=ImageRules(roots[0] if roots else None, tuple(roots[1:]), allow_image_urls),
+        max_queue=max_queue,
     )
     if engine.speculation is not None:
         from edgespec.pairing.named import check_named

@@ -13,6 +13,7 @@
       BuildError                  exit 1  an engine could not be built, or is wrong
         GoldenMismatch            exit 3  graph, weights and golden outputs do not belong together
       EngineClosed                exit 1  the engine was closed before or while it was asked
+      QueueFull                   exit 1  as many requests wait for the engine as may
       InternalError               exit 1  a bug in edgespec
       EnvironmentProblem          exit 4  this machine cannot do it
         MissingDependency         exit 4  a package of an extra is not installed
@@ -139,6 +140,13 @@ class EngineClosed(EdgeSpecError):
 
     exit_code = 1
     usual_remedy = "Open it again with edgespec.load, and keep it open while requests run."
+
+
+class QueueFull(EdgeSpecError):
+    """As many requests wait for an engine as may."""
+
+    exit_code = 1
+    usual_remedy = "Ask again once others have ended, or open it with a larger `max_queue`."
 
 
 class InternalError(EdgeSpecError):

@@ -47,7 +47,6 @@ EXPORTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "mixed": ("qwen3", "FP8_DEFAULT_CFG", ("nvfp4_mlp",)),
     "qwen2_fp8": ("qwen2", "FP8_DEFAULT_CFG", ()),
     "qwen2_int8_sq": ("qwen2", "INT8_SMOOTHQUANT_CFG", ()),
-    "qwen2_int4_wo": ("qwen2", "INT4_BLOCKWISE_WEIGHT_ONLY_CFG", ()),
 }
 
 

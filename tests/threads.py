@@ -1,18 +1,16 @@
-"""How many threads torch and sessions of ONNX Runtime have in tests: one, as the other cores belong
-to other workers, or as many as ONNX Runtime takes by itself, where that is what a test is about.
-
-In processes that tests start, this holds for torch alone.
+"""How many threads sessions of ONNX Runtime have in tests: one, or as many as ONNX Runtime takes by
+itself, where that is what a test is about. In processes that tests start, this holds for none of
+them. Of torch and OpenBLAS tests/__init__.py says it.
 """
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import onnxruntime as ort
 import pytest
-import torch
 
 SessionOptions = ort.SessionOptions
 
@@ -27,8 +25,8 @@ class OneThread(SessionOptions):  # type: ignore[misc]
 def one_per_session() -> Iterator[None]:
     """What is opened and computed inside has one thread. Toys are too small to share out: with more
     threads these tests take four times as long."""
-    torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"
+    if (torch := sys.modules.get("torch")) is not None:  # where something else imported it first
+        torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ort, "SessionOptions", OneThread)
         yield

@@ -24,14 +24,14 @@ COMPLETING = "_EDGESPEC_COMPLETE"  # set by the completion scripts of `edgespec 
 
 # Variable -> what it is the default of; those of NO_FLAGS are no flag's
 VARIABLES = {
-    CACHE: "the directory of kept engines (`run`) and of hashes of weights",
+    CACHE: "the directory of kept engines (`run`, `serve`) and of hashes of weights",
     ENGINE_DIR: "`--engine-dir` of `build`, `infer`, `chat` and `bench`",
-    PREFIX_CACHE_MB: "`--prefix-cache-mb` of `infer` and `chat`",
-    SPEC_POLICY: "`--spec-policy` of `infer`, `chat`, `run`, `eval` and `bench`",
+    PREFIX_CACHE_MB: "`--prefix-cache-mb` of `infer`, `chat` and `serve`",
+    SPEC_POLICY: "`--spec-policy` of `infer`, `chat`, `run`, `serve`, `eval` and `bench`",
     CALIB_DATA: "`--calib-data` of `quantize`",
     DEVICE: "`--device` of `quantize`",
     TARGET: "`--target` of `quantize`",
-    MEASURE_COSTS: "`--measure-costs` of `build`, `import` and `run`, off with the value 0; then "
+    MEASURE_COSTS: "`--measure-costs` of `build`, `import`, `run` and `serve`, off with the value 0; then "
     "`infer` and `chat` do not measure again either",
     KERNEL_LEVEL: "the instructions that edgespec's own kernels use, such as `portable`",
     VERBOSE: "`--verbose`, with the value 1",

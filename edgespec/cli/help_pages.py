@@ -22,6 +22,9 @@ GROUPS: Mapping[str, str] = {
         "input_file prompts texts raw_texts system chat_template no_chat_template enable_thinking"
         " batch_size"
     ),
+    "Server": (
+        "host port names api_key_file hosts tls_certificate tls_key max_queue request_timeout"
+    ),
     "Images": "named_images multimodal_engine_dir allow_image_root allow_image_urls skip_visual",
     "Sampling": (
         "max_generate_length temperature top_k top_p min_p repetition_penalty guided seed stop"
@@ -48,6 +51,11 @@ PAGES: Mapping[str, str] = {
         "draft prompts named_images weights system spec_decode drafter spec_draft_top_k"
         " spec_draft_step spec_verify_size show_speculation max_generate_length temperature"
         " seed enable_thinking"
+    ),
+    "serve": (
+        "host port names api_key_file draft weights max_batch_size max_kv_cache_capacity"
+        " config spec_decode drafter spec_draft_top_k spec_draft_step spec_verify_size"
+        " tls_certificate tls_key allowed_host hosts max_queue request_timeout"
     ),
     "chat": (
         "engine_dir config system spec_decode drafter spec_draft_top_k spec_draft_step"

@@ -58,6 +58,7 @@ COMMANDS = {
         "Check built engines on this device, and write what a bug report needs.",
     ),
     "chat": ("edgespec.cli.chat.command", "Chat with a model in the terminal."),
+    "serve": ("edgespec.cli.serve", "Serve a model over HTTP, to clients of OpenAI's API."),
     "eval": ("edgespec.cli.eval", "Measure how good answers are: summaries of articles by ROUGE."),
     "bench": (
         "edgespec.cli.bench.command",

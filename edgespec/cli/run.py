@@ -7,8 +7,8 @@ Knows flags. Those of a step are taken from the command of that step.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,8 @@ from edgespec.errors import OptionError, RequestError
 
 if TYPE_CHECKING:
     from edgespec.compat.decoding import DecodingConfig
+    from edgespec.contract import Limits
+    from edgespec.pipeline.prepare import RunRequest
     from edgespec.runtime.engine_request import EngineRequest
 
 T = TypeVar("T")
@@ -112,16 +114,8 @@ def command(
     /,
     target: str,
     engine_request: EngineRequest,
-    draft: str | None,
     prompts: tuple[str, ...],
     named_images: tuple[Path, ...],
-    update: bool,
-    backend: str,
-    measure_costs: bool,
-    aux_layers: tuple[int, ...] | None,
-    allow_pickle: bool,
-    no_golden: bool,
-    skip_visual: bool,
     **values: Any,
 ) -> int:
     """Chat with TARGET, or answer --prompt: download, check, export and build as needed.
@@ -162,40 +156,62 @@ def command(
             "`image` goes with `prompt`; in a chat type /image FILE": named_images and not prompts,
         }
     )
-    from edgespec.artifacts import atomic
-    from edgespec.cli.progress import Steps
-    from edgespec.pipeline.cache import Cache
-    from edgespec.pipeline.prepare import RunRequest, is_engine_dir, prepared
+    request = run_request(ctx, target, engine_request, limits, values)
+    with prepared_with_steps(request) as engine_dir:
+        if prompts:
+            return answer(engine_dir, engine_request, prompts, named_images, settings)
+        return chat.talk(engine_dir, engine_request, **settings)
 
-    config = engine_request.speculative_config
+
+def run_request(
+    ctx: click.Context,
+    target: str,
+    engine_request: EngineRequest,
+    limits: Limits,
+    values: dict[str, Any],
+) -> RunRequest:
+    """What is to be prepared, by the options of PARAMS and of a backend; they are taken out of
+    `values`. Raises click.UsageError for those that mean nothing for a finished engine."""
+    from edgespec.pipeline.prepare import RunRequest, is_engine_dir
+
+    config, source = engine_request.speculative_config, ctx.get_parameter_source
+    draft, aux_layers = values.pop("draft"), values.pop("aux_layers")
+    backend, no_golden = values.pop("backend"), values.pop("no_golden")
+    same = ("allow_pickle", "skip_visual", "update", "measure_costs")
+    settings = {name: values.pop(name) for name in same}
     if is_engine_dir(target):
         why = "means nothing here: TARGET is a finished engine directory"
         refuse({f"`{name}` {why}": source(name) in GIVEN for name in MAKING})
     elif config is not None:
         draft = said_once("`draft`", draft, config.speculative_model)
         aux_layers = said_once("`aux_layers`", aux_layers, config.aux_layers)
-    request = RunRequest(
+    return RunRequest(
         target=target,
         draft=draft,
         limits=limits,
         backend=backend,
         options=parsed_options(ctx, backend, values),
         aux_layers=aux_layers,
-        allow_pickle=allow_pickle,
         golden=not no_golden,
-        skip_visual=skip_visual,
-        update=update,
-        measure_costs=measure_costs,
         check_method=partial(check_method, config),
         has_drafter=engine_request.drafter is not None
         or (config is not None and not config.needs_engine),
+        **settings,
     )
+
+
+@contextmanager
+def prepared_with_steps(request: RunRequest) -> Iterator[Path]:
+    """The engine directory of a request in the block; what is done until then is shown."""
+    from edgespec.artifacts import atomic
+    from edgespec.cli.progress import Steps
+    from edgespec.pipeline.cache import Cache
+    from edgespec.pipeline.prepare import prepared
+
     with ExitStack() as stack:
         with Steps() as steps:
             engine_dir = stack.enter_context(prepared(request, Cache(atomic.user_cache()), steps))
-        if prompts:
-            return answer(engine_dir, engine_request, prompts, named_images, settings)
-        return chat.talk(engine_dir, engine_request, **settings)
+        yield engine_dir
 
 
 def check_method(config: DecodingConfig | None, method: str | None) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgespec import __version__
 from edgespec.backends import engine_dir as engines
 from edgespec.backends.base import BuildOptions
+from edgespec.backends.machine import machine_bytes
 from edgespec.backends.manifest import EngineManifest
 from edgespec.backends.registry import DEFAULT_BACKEND, find_backend, get_backend
 from edgespec.checkpoint.gguf.encoder import is_named
@@ -54,6 +55,8 @@ TITLES = {
     Role.DRAFT.value: "draft",
     Role.VISUAL.value: "image encoder",
 }
+LANES = (16, 8, 4)  # of a server's engine
+FLOAT_BYTES = 4  # of a key or value
 ATTEMPTS = 3  # at making an entry that others make or use
 RECIPES = (".yaml", ".yml")
 NO_DRAFT = "no draft was given, and the model brings none (`draft` names one)"
@@ -335,6 +338,23 @@ def located(name: str, request: RunRequest, report: Reporter) -> Path:
         return path
     report.step(f"download {name}")
     return download(name, allow_pickle=request.allow_pickle, progress=report)
+
+
+def lanes_that_fit(request: RunRequest, report: Reporter) -> int:
+    """How many sequences an engine for a server runs at a time: the most of LANES whose keys and
+    values are a quarter of this machine's memory at most, else the least. The machine's size and
+    not what is free now decides, so that a second start finds the same engine. Raises what
+    `planned` does."""
+    from edgespec.checkpoint.detect import detect
+    from edgespec.checkpoint.files import open_checkpoint
+
+    base = located(request.target, request, report)
+    opened = open_checkpoint(base, allow_pickle=request.allow_pickle)
+    decoder = as_base(opened, detect(opened), request).decoder
+    width = 2 * len(decoder.attentions) * decoder.num_kv_heads * decoder.head_dim
+    lane_bytes = FLOAT_BYTES * width * request.limits.max_kv_cache_capacity
+    room = (machine_bytes() or 0) // 4
+    return next((lanes for lanes in LANES if lanes * lane_bytes <= room), LANES[-1])
 
 
 def planned(request: RunRequest, base: Path, draft: Path | None, report: Reporter) -> PipelinePlan:

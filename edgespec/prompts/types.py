@@ -20,6 +20,7 @@ MAX_LENGTH = "max-length"
 CAPACITY = "capacity"  # the KV cache is full before the length is reached
 STOP_WORDS = "stop-words"
 CANCELLED = "cancelled"
+TIMEOUT = "timeout"  # its deadline has passed
 ERROR = "error"
 
 NO_BIAS = checks.LogitBias()

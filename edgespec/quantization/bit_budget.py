@@ -95,7 +95,7 @@ def placed(name: str) -> tuple[str, str]:
     return (layer[1] if layer else "", kind)
 
 
-def spend(groups: Sequence[WeightGroup], size: float) -> BitsByWeight:
+def spend(groups: Sequence[WeightGroup], size: float) -> dict[str, int]:
     """Raises groups from 4 bits while `size` bits a weight allow it: always the one that takes most
     of the divergence away for each bit that it costs, and none whose error would not shrink."""
     total = sum(group.num_weights for group in groups)
@@ -115,6 +115,5 @@ def spend(groups: Sequence[WeightGroup], size: float) -> BitsByWeight:
         number, bits, cost = raised
         chosen[number] = bits
         room -= cost
-    pairs = list(zip(groups, chosen, strict=True))
-    used = sum(group.size(bits) for group, bits in pairs)
-    return BitsByWeight({name: bits for group, bits in pairs for name in group.names}, used / total)
+    pairs = zip(groups, chosen, strict=True)
+    return {name: bits for group, bits in pairs for name in group.names}

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NoReturn, TypedDict, Unpack, overload
+from typing import Literal, NoReturn, TypedDict, TypeGuard, Unpack, overload
 from weakref import finalize
 
 import numpy as np
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 
 from edgespec.compat.decoding import DecodingConfig
 from edgespec.compat.speculative_config import for_engine, for_request
-from edgespec.errors import EdgeSpecError, LimitError, RequestError, in_terms_of
+from edgespec.errors import EdgeSpecError, LimitError, OptionError, RequestError, in_terms_of
 from edgespec.images import ImageRules
 from edgespec.methods.names import ADAPTIVE, SpecPolicy
 from edgespec.prompts import SamplingParams
@@ -46,6 +48,7 @@ from edgespec.runtime.loop.prefix import PREFIX_CACHE_BYTES, PrefixCache, check_
 from edgespec.runtime.loop.request_queue import RequestSource, run_queue
 from edgespec.runtime.loop.scheduler import Scheduler
 from edgespec.runtime.loop.session import Session
+from edgespec.runtime.loop.stats import EngineStats
 from edgespec.runtime.opening.parts import open_parts
 from edgespec.runtime.plans.acceptance_estimate import AcceptanceEstimate
 from edgespec.runtime.plans.policy import AdaptivePolicy, AdaptiveState
@@ -75,18 +78,25 @@ Plans = Plan | Sequence[Plan]
 Acceptances = Acceptance | Sequence[Acceptance]
 
 
-class GenerateOptions(TypedDict, total=False):
-    """What all forms of a request take beside prompt, sampling and plan."""
+class SharedOptions(TypedDict, total=False):
+    """What all requests of a batch share."""
 
     enable_thinking: bool
+    priority: int
+    cache_salt: str
+    timeout_s: float | None
+
+
+class GenerateOptions(SharedOptions, total=False):
+    """What all forms of a request take beside prompt, sampling and plan."""
+
     keep: bool
     acceptance: Acceptance
 
 
-class BatchOptions(TypedDict, total=False):
+class BatchOptions(SharedOptions, total=False):
     """The same for several requests; each `acceptance` may be its own."""
 
-    enable_thinking: bool
     acceptance: Acceptances
 
 
@@ -104,7 +114,8 @@ class Engine:
     class does not. With `exact` drafts leave every bit as it is: engines on kernels of our own do
     so anyway, on ONNX Runtime's it is for float32, int4 in blocks of 32 and int8 GEMM, one
     sequence, chains only. `prefix_cache_bytes` bounds the KV rows
-    that are kept for later prompts with the same prefix; 0 keeps none. `acceptance` is the accept
+    that are kept for later prompts with the same prefix; 0 keeps none. With `max_queue` a request
+    that finds so many waiting for a lane raises QueueFull. `acceptance` is the accept
     rule of requests that name none: `exact`, `rejection`, `typical` or `relaxed`, or such a rule
     with its options. `spec_policy` says how much is drafted: "adaptive" each step as it pays, up to
     the plan; "fixed" the plan; None is adaptive where no sizes are given and what a step costs here
@@ -133,8 +144,10 @@ class Engine:
         tuned: bool = True,
         multimodal_engine_dir: str | Path | None = None,
         image_rules: ImageRules | None = None,
+        max_queue: int | None = None,
     ) -> None:
         check_bytes(prefix_cache_bytes)
+        check_queue(max_queue)
         asked = for_engine(speculative_config, engine_dir, spec_decode, drafter, drafter_options)
         self.parts = parts = open_parts(
             engine_dir,
@@ -178,7 +191,7 @@ class Engine:
         self.session.log.recording = False
         if self.images is not None:
             self.images.log = self.session.log
-        self.scheduler = Scheduler(self.session, self.prepare, self.max_batch_size)
+        self.scheduler = Scheduler(self.session, self.prepare, self.max_batch_size, max_queue)
         self.driver = Driver(self.scheduler)
         # An engine that is dropped without `close` leaves no thread behind
         finalize(self, self.driver.work.close).atexit = False
@@ -201,6 +214,17 @@ class Engine:
             asked,
             template_has_mode=self.tokenizer.knows_thinking(),
             by_flag=by_flag,
+        )
+
+    @property
+    def lanes_note(self) -> str | None:
+        """What whoever serves several clients should say: that these engines answer one request at
+        a time."""
+        if self.max_batch_size > 1:
+            return None
+        return (
+            "these engines answer one request at a time; build them with `max_batch_size` 8, for"
+            " example"
         )
 
     @property
@@ -331,11 +355,15 @@ class Engine:
         enable_thinking: bool = False,
         keep: bool = False,
         acceptance: Acceptance = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        timeout_s: float | None = None,
     ) -> GenerationRequest:
         """A request as the scheduler takes it. Raises RequestError, or LimitError for the plan."""
         if not isinstance(sampling, SamplingParams | None):
             message = f"sampling is of type {type(sampling).__name__}"
             raise RequestError(message, "Give edgespec.SamplingParams(temperature=0), for example.")
+        check_turn(priority, cache_salt, timeout_s)
         ids = self.encode(prompt, enable_thinking=enable_thinking)
         rule = None if acceptance is None else self.acceptance_for(acceptance)
         own = for_request(plan, self.method) if isinstance(plan, DecodingConfig) else plan
@@ -348,6 +376,9 @@ class Engine:
             sampling or SamplingParams(),
             keep_all=keep,
             takes_forced=plan is not PLAIN,
+            priority=priority,
+            cache_salt=cache_salt,
+            timeout_s=timeout_s,
             **drafts,
         )
 
@@ -408,11 +439,14 @@ class Engine:
         Without a `plan` an engine with a draft takes `plan()`, or for `rejection` a chain;
         `edgespec.PLAIN` decodes without drafts. `enable_thinking` is the chat template's. With
         `keep` the KV rows of prompt and answer are kept for a later prompt that begins with them,
-        such as a chat's next turn. `acceptance` is an accept rule by its name, or with its options;
-        None is the engine's.
+        such as a chat's next turn; those of the prompt are kept anyway, as `prefix_cache_bytes`
+        allows, for requests of the same `cache_salt`. `acceptance` is an accept rule by its name,
+        or with its options; None is the engine's. Requests of a lower `priority` have lanes and are
+        read first. One that takes longer than `timeout_s` seconds ends with what there is.
 
         Any number of threads may call this at the same time. Raises RequestError or LimitError for
-        what cannot be answered, EngineClosed, and EnvironmentProblem where the machine cannot.
+        what cannot be answered, QueueFull, EngineClosed, and EnvironmentProblem where the machine
+        cannot.
         """
         handle = self.prepare(self.request(prompt, sampling, plan, **options))
         with cancelling([handle]):
@@ -484,7 +518,7 @@ class Engine:
     ) -> Response:
         """`generate` for an event loop. A task that is cancelled ends its request."""
         make = self.making(prompt, sampling, plan, **options)
-        handle = await asyncio.to_thread(make) if self.prompts.takes_long(prompt) else make()
+        handle = await asyncio.to_thread(make)
         with cancelling([handle]):
             future = future_end(handle)
             self.driver.submit([handle])
@@ -499,7 +533,7 @@ class Engine:
     ) -> AsyncStream:
         """`stream` for the event loop that runs: see AsyncStream."""
         make = self.making(prompt, sampling, plan, **options)
-        return AsyncStream(self.driver, make if self.prompts.takes_long(prompt) else make())
+        return AsyncStream(self.driver, make)
 
     @overload
     async def agenerate_batch(
@@ -534,8 +568,7 @@ class Engine:
     ) -> list[Response] | list[Response | EdgeSpecError]:
         """`generate_batch` for an event loop. A task that is cancelled ends its requests."""
         make = partial(self.batch, prompts, sampling, plan, return_exceptions, **options)
-        takes_long = isinstance(prompts, Sequence) and any(map(self.prompts.takes_long, prompts))
-        batch = await asyncio.to_thread(make) if takes_long else make()
+        batch = await asyncio.to_thread(make)
         return await batch.arun(self.driver)
 
     def making(
@@ -545,8 +578,15 @@ class Engine:
         plan: Plan,
         **options: Unpack[GenerateOptions],
     ) -> Callable[[], Generation]:
-        """What makes the handle of what a caller asks for; it raises what `generate` does."""
-        return lambda: self.prepare(self.request(prompt, sampling, plan, **options))
+        """What makes the handle of what a caller asks for; it raises what `generate` does. The
+        request comes now, whenever that is called."""
+        now = time.perf_counter()
+
+        def make() -> Generation:
+            request = self.request(prompt, sampling, plan, **options)
+            return self.prepare(replace(request, arrived_s=now))
+
+        return make
 
     def batch(
         self,
@@ -555,8 +595,8 @@ class Engine:
         plan: Plans,
         return_exceptions: bool,
         *,
-        enable_thinking: bool = False,
         acceptance: Acceptances = None,
+        **options: Unpack[SharedOptions],
     ) -> Batch:
         """The requests of several prompts. Raises the first error of one that cannot be asked,
         unless `return_exceptions`."""
@@ -568,7 +608,7 @@ class Engine:
         plans: Sequence[Plan] = one_each("plan", plan, count)
         rules: Sequence[Acceptance] = one_each("acceptance", acceptance, count)
         makes = (
-            self.making(prompt, params, own, enable_thinking=enable_thinking, acceptance=rule)
+            self.making(prompt, params, own, acceptance=rule, **options)
             for prompt, params, own, rule in zip(prompts, samplings, plans, rules, strict=True)
         )
         return Batch(makes, return_exceptions=return_exceptions)
@@ -590,6 +630,10 @@ class Engine:
         yield from run_queue(self.driver, queue, batch_size, stopping)
 
     # ---- measuring
+
+    def stats(self) -> EngineStats:
+        """What runs and waits, and what was done since the engine was opened; from any thread."""
+        return self.scheduler.stats()
 
     def measured(self) -> AbstractContextManager[dict[str, list[float]]]:
         """The seconds of every pass of each stage, while a block runs."""
@@ -618,11 +662,35 @@ class Engine:
         """A lane of the base in which nothing runs, and no step meanwhile; LimitError where there
         is none."""
         with self.driver.paused():
-            if not self.session.num_free_lanes:
+            if not (free := self.session.free_lanes):
                 raise LimitError("all lanes of the engine are taken", "Finish a stream first.")
-            lane = len(self.base.lanes) - self.session.num_free_lanes
+            lane = free[-1]
             self.base.reset(lane)
             try:
                 yield lane
             finally:
                 self.base.reset(lane)
+
+
+def check_queue(max_queue: object) -> None:
+    """OptionError for a length of the queue that is not a whole number of 0 or more."""
+    if max_queue is not None and (not is_whole(max_queue) or max_queue < 0):
+        message = f"`max_queue` is {max_queue!r:.60}"
+        raise OptionError(message, "Give a whole number of 0 or more, or None for no bound.")
+
+
+def check_turn(priority: object, cache_salt: object, timeout_s: object) -> None:
+    """RequestError for a priority, a salt or a deadline that cannot be."""
+    if not is_whole(priority):
+        message = f"`priority` is {priority!r:.60}"
+        raise RequestError(message, "Give a whole number; lower ones run first.")
+    if not isinstance(cache_salt, str):
+        raise RequestError(f"`cache_salt` is of type {type(cache_salt).__name__}", "Give a text.")
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
+        message = f"`timeout_s` is {timeout_s!r:.60}"
+        raise RequestError(message, "Give a number of seconds above 0, or None for no deadline.")
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number, and not True or False."""
+    return isinstance(value, int) and not isinstance(value, bool)

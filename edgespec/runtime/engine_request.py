@@ -60,6 +60,7 @@ class EngineRequest:
     prefix_cache_bytes: int = PREFIX_CACHE_BYTES
     multimodal_engine_dir: str | Path | None = None
     image_rules: ImageRules | None = None
+    max_queue: int | None = None
 
     @property
     def is_sized(self) -> bool:
@@ -107,6 +108,7 @@ class EngineRequest:
             tuned=not request.is_sized if request.tuned is None else request.tuned,
             multimodal_engine_dir=request.multimodal_engine_dir,
             image_rules=request.image_rules,
+            max_queue=request.max_queue,
         )
         if check_named is not None:
             compare_named(engine, check_named)

@@ -124,21 +124,16 @@ class AsyncStream(Ending):
     `result`.
 
     What is said of Stream holds. A task that is cancelled while it waits for a Chunk ends the
-    request. A `handle` that takes long to make, as that of a prompt with images, may be a function:
-    it is called in a thread, and what it raises ends the iteration.
+    request. `make` makes its handle, in a thread: templates, tokenising and images take time. What
+    it raises ends the iteration.
     """
 
-    def __init__(self, driver: Driver, handle: Generation | Callable[[], Generation]) -> None:
+    def __init__(self, driver: Driver, make: Callable[[], Generation]) -> None:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        if isinstance(handle, Generation):
-            super().__init__(driver, handle)
-            handle.deliver = in_loop(handle, self.events.put_nowait)
-            driver.submit([handle])
-            return
         coming = Coming()
         super().__init__(driver, coming)
         # Held as long as the stream is: the loop itself would not
-        self.begun = asyncio.create_task(begin(driver, handle, coming, self.events))
+        self.begun = asyncio.create_task(begin(driver, make, coming, self.events))
 
     def __aiter__(self) -> AsyncStream:
         return self

@@ -65,7 +65,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("installed")
     place = work / "site"
     words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    words += ["--no-index", "--no-build-isolation", "--target", str(place), "."]
+    words += ["--no-index", "--no-build-isolation", "--no-compile", "--target", str(place), "."]
     done = run(words, sources(work / "sources"), CC="false", CXX="false")
     assert done.returncode == 0, done.stderr
     return place

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from edgespec.backends.ort.contract import lowered_contract
 from edgespec.backends.ort.native.library import why_missing
 from edgespec.cli.main import COMMANDS, run
 from edgespec.contract import GraphContract, GraphShape, Role, canonical_contract
+from tests.forked import Forked
 from tests.lossless.pairs import shared_pair
 
 Golden = Callable[[str, str], None]
@@ -175,9 +174,10 @@ for command in sys.argv[1:]:
 def helps() -> dict[str, str]:
     """Each in a process of its own: click remembers in a command how it was first asked."""
     commands, env = ["", *COMMANDS], {**os.environ, "COLUMNS": "100"}
-    line = [sys.executable, "-c", HELP, *commands]
-    shown = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=True)
-    return dict(zip(commands, shown.stdout.split(chr(0))[1:], strict=True))
+    with Forked(HELP, *commands, env=env) as child:
+        shown, said = child.communicate()
+    assert child.wait() == 0, said
+    return dict(zip(commands, shown.split(chr(0))[1:], strict=True))
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -85,8 +85,9 @@ SHAPES = {
     "draft_model": ("chain", "tree"),
 }
 SHAPES_OF_BLOCKS = {"chain": (1, None, 8), "tree": (3, None, 20)}
-# Chains and trees that cost much: eagle3, dflash and mtp have both
+# Chains and trees: eagle3, dflash and mtp have both prices, and eagle1 a static tree at one
 DEEP = [(name, "dear") for name in ("eagle1", "draft_model", "medusa")]
+DEEP += [(name, "free") for name in ("draft_model", "medusa")]
 
 
 def cases(*without: str) -> list[Any]:

@@ -46,24 +46,20 @@ ENGINES = {
     "fp32": WeightFormat(),
     "int4-32": WeightFormat("int4", 32),
     "int4-128": WeightFormat("int4", 128),
-    "int8-128": WeightFormat("int8", 128),
     "int8-0": WeightFormat("int8", 0),
 }
 OWN_DRAFT = ("fp32", "int4-32")  # the others have the draft of fp32
-# Quantized before the export, in the layout of compressed-tensors: width of the values, what else
-# the settings say of weights, and how activations are rounded. The head is a copy of the embedding,
-# in float32.
-STORED: dict[str, tuple[int, dict[str, Any], dict[str, Any] | None]] = {
-    "int8_sq": (8, {"strategy": "channel"}, {"strategy": "tensor", "dynamic": False}),
-    "int8_token": (8, {"strategy": "channel"}, {"strategy": "token", "dynamic": True}),
-    "int4_wo-32": (4, {"strategy": "group", "group_size": 32}, None),
+# Quantized before the export, in the layout of compressed-tensors: what the settings say of
+# weights, and how activations are rounded. The head is a copy of the embedding, in float32.
+STORED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "int8_sq": ({"strategy": "channel"}, {"strategy": "tensor", "dynamic": False}),
+    "int8_token": ({"strategy": "channel"}, {"strategy": "token", "dynamic": True}),
     "fp8": (
-        8,
         {"strategy": "tensor", "type": "float"},
         {"strategy": "tensor", "type": "float", "dynamic": False},
     ),
 }
-EXACT = ("fp32", "int4-32", "int8-0", "int8_sq", "int8_token", "int4_wo-32")
+EXACT = ("fp32", "int4-32", "int8-0", "int8_sq", "int8_token")
 MANY_THREADS = ("int4-32", "int8_sq")  # exact however the rows of a call are shared out to threads
 STEP = {"int": 0.1, "float": 0.03}  # of static activations: up to 12.7, or 13.4
 SAMPLINGS = [
@@ -90,40 +86,29 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: work / name for name in (*ENGINES, *STORED)}
 
 
-def stored_twin(
-    plain: Path, out: Path, bits: int, weights: dict[str, Any], inputs: dict[str, Any] | None
-) -> Path:
+def stored_twin(plain: Path, out: Path, weights: dict[str, Any], inputs: dict[str, Any]) -> Path:
     """A copy whose Linears are rounded to nearest."""
     tensors, form = load_file(plain / "model.safetensors"), weights.get("type", "int")
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
         weight, module = tensors.pop(name).float(), name.removesuffix(".weight")
-        if inputs is not None and not inputs["dynamic"]:
+        if not inputs["dynamic"]:
             tensors[f"{module}.input_scale"] = torch.tensor(STEP[form])
         if form == "float":
             step = weight.abs().max() / 448
             tensors[f"{module}.weight_scale"] = step[None]
             tensors[name] = (weight / step).to(torch.float8_e4m3fn)
             continue
-        blocks = weight.unflatten(1, (-1, weights.get("group_size", weight.shape[1])))
-        scale = blocks.abs().amax(2, keepdim=True) / (2 ** (bits - 1) - 1)
-        values = torch.round(blocks / scale).flatten(1)
-        tensors[f"{module}.weight_scale"] = scale[..., 0]
-        if bits == 8:
-            tensors[name] = values.to(torch.int8)
-        else:
-            shifts = 4 * torch.arange(8, dtype=torch.int32)
-            tensors[f"{module}.weight_packed"] = (
-                ((values.int() + 8).unflatten(1, (-1, 8)) << shifts).sum(2).int()
-            )
-            tensors[f"{module}.weight_shape"] = torch.tensor(weight.shape)
-    kind = {"num_bits": bits, "type": "int", "symmetric": True}
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        tensors[f"{module}.weight_scale"] = scale
+        tensors[name] = torch.round(weight / scale).to(torch.int8)
+    kind = {"num_bits": 8, "type": "int", "symmetric": True}
     group = {
         "targets": ["Linear"],
         "weights": kind | weights,
-        "input_activations": inputs and kind | inputs,
+        "input_activations": kind | inputs,
     }
-    stored = f"{form}-quantized" if bits == 8 else "pack-quantized"
-    settings = {"quant_method": "compressed-tensors", "format": stored, "ignore": ["lm_head"]}
+    settings = {"quant_method": "compressed-tensors", "format": f"{form}-quantized"}
+    settings |= {"ignore": ["lm_head"]}
     shutil.copytree(plain, out)
     save_file(tensors, out / "model.safetensors")
     config = json.loads((out / "config.json").read_text())
@@ -209,18 +194,10 @@ def test_an_exact_engine_fills_its_cache_to_the_last_slot(exact: Engine) -> None
 
 
 # Other reasons: tests/unit/backends/test_weights.py
-REFUSED = {
-    "int4-128": "its weights are int4 in blocks of 128",
-    "int8-128": "its weights are int8 in blocks of 128",
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_an_engine_that_cannot_be_exact_is_refused_and_says_why(
-    engines: dict[str, Path], name: str
-) -> None:
-    with pytest.raises(LimitError, match=f"cannot be exact: {REFUSED[name]}"):
-        Engine(engines[name], exact=True)
+def test_an_engine_that_cannot_be_exact_is_refused_and_says_why(engines: dict[str, Path]) -> None:
+    wanted = "cannot be exact: its weights are int4 in blocks of 128"
+    with pytest.raises(LimitError, match=wanted):
+        Engine(engines["int4-128"], exact=True)
 
 
 def test_a_tree_is_refused_by_its_flag(exact: Engine) -> None:
@@ -260,8 +237,8 @@ CHAIN, TREE = DraftPlan(1, 3, 4), DraftPlan(4, 3, 16)
 
 
 # The first length of a prompt after which some answer differs, as it was found
-DIFFERENT = {"int4-32": 47, "int4-128": 48, "int8-128": 48, "int8-0": 46, "int8_sq": 54, "fp8": 55}
-LIKE_OTHERS = ("int4-32", "int8-128")  # whose widths and whose blocks others have too
+DIFFERENT = {"int4-32": 47, "int4-128": 48, "int8-0": 46, "int8_sq": 54, "fp8": 55}
+LIKE_OTHERS = ("int4-32",)  # whose width another has too
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ from tests.lossless.pairs import LIMITS
 from tests.toys import CHAT_TEMPLATE
 
 NUM_FILES = int(os.environ.get("EDGESPEC_REQUEST_FILES", "0"))
-USUAL_FILES = 75
+USUAL_FILES = 50
 VOCAB = 320  # all bytes are in it, so that characters come in pieces
 EOS = [2, 0, *range(40, 52)]  # so many that answers end by themselves
 WIDER = replace(LIMITS, max_input_len=80, max_kv_cache_capacity=96)  # room for a few turns

@@ -38,13 +38,13 @@ def built(parts: Parts, backend: str) -> Path:
     return shared.made_once(("tensorrt engines", backend, digests, limits), make)
 
 
-# Graphs of all pairs are compared in both by tests/parity
-IN_BOTH = ("eagle3",)
+# Graphs of all pairs are compared in both by tests/parity; test_tensorrt_runner has the other pairs
+IN_BOTH, NATIVE = ("eagle3",), ("eagle3-gemma3", "jetspec", "dspark", "draft-model")
 ROWS = [
     pytest.param(
         (name, dialect),
         id=f"{name}-{dialect.value}",
-        marks=() if name in IN_BOTH or dialect is Dialect.NATIVE else pytest.mark.deep,
+        marks=() if name in IN_BOTH + NATIVE * (dialect is Dialect.NATIVE) else pytest.mark.deep,
     )
     for dialect in (Dialect.PORTABLE, Dialect.NATIVE)
     for name in PAIRS

@@ -34,10 +34,6 @@ STEP = 0.01
 LAYERS = 4
 
 
-def qwen3(path: Path) -> Path:
-    return toys.make_base(path, family="qwen3", head_dim=32, layers=LAYERS)
-
-
 def qwen2(path: Path) -> Path:
     """Biases behind q, k and v."""
     return toys.make_base(path, family="qwen2", layers=LAYERS)
@@ -65,7 +61,6 @@ def qwen3_vl(path: Path) -> Path:
 
 # What becomes of norms and gates that are no part of an attention: by operator
 KINDS: dict[Callable[[Path], Path], dict[str, int]] = {
-    qwen3: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS},
     # the last sum alone, whose rows are gathered before their norm
     qwen2: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS, "Add": 1},
     gemma3: {"NormLowBitMatMul": 2 * LAYERS, "GatedLowBitMatMul": LAYERS},

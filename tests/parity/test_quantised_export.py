@@ -76,10 +76,8 @@ ROWS = {
     "w4a16_nvfp4": Row("qwen3", "w4a16_nvfp4", runs=False),
     "fp8_token": Row("llama", "fp8_token"),
     "int8_token": Row("qwen3", "int8_token"),
-    "llama_int8_token": Row("llama", "int8_token"),
     "qwen2_fp8": Row("qwen2", "fp8", ROUNDED_FP8),
     "qwen2_int8_sq": Row("qwen2", "int8_sq", ROUNDED_INT8),
-    "qwen2_int4_wo": Row("qwen2", "int4_awq"),
 }
 # For what a scheme's family decides. These stand first: fixtures are shared by their place in the
 # list.

@@ -93,6 +93,7 @@ NAMES_FLAGS = {
     "compat/bench_tools.py": "flags of other tools, and which of ours are meant",
     "compat/config_keys.py": "why a key of another tool means nothing here",
     "compat/edgellm.py": "flags of other tools, and what to do instead",
+    "compat/serving.py": "flags of other tools, and what to do instead",
     "compat/trtllm.py": "flags of other tools, and what to do instead",
     "backends/cuda/device/nvrtc.py": "NVRTC",
     "backends/tensorrt/emit.py": "trtexec",

@@ -7,7 +7,7 @@ and how close the engine has to come in `accuracy`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgespec.artifacts import atomic, file_names
+from edgespec.artifacts.component import ComponentConfig
 from edgespec.artifacts.component_files import embedding_tensor
 from edgespec.backends.base import Progress, Staged
 from edgespec.backends.engine_config import LargestWeight, SharedEmbedding, head_file
@@ -44,6 +45,7 @@ from edgespec.backends.ort.data_file import (
 )
 from edgespec.backends.ort.head_form import FORM, HeadForm, layout_keys
 from edgespec.backends.ort.lowering import Lowered, lower
+from edgespec.backends.ort.native.layout import FACTORS
 from edgespec.backends.ort.options import WeightFormat
 from edgespec.backends.ort.quantized_values import QuantizedValues
 from edgespec.backends.ort.sensitivity import measured_groups
@@ -53,12 +55,13 @@ from edgespec.backends.ort.weight_data import pieces
 from edgespec.contract import Limits, canonical_contract
 from edgespec.errors import BuildError
 from edgespec.quantization.bit_budget import BitsByWeight, spend
-from edgespec.quantization.block_forms import FOUR_BITS
+from edgespec.quantization.block_forms import FORMS, FOUR_BITS, SIX_BITS
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 from edgespec.quantization.super_blocks import quantize_super_blocks
 from edgespec.safe_read.tensors import numpy_dtype
 
 HEAD = "lm_head"  # the name of its product
+HEAD_WEIGHT = f"{HEAD}.weight"
 COMPARED = 1 << 20  # numbers at a time
 
 
@@ -72,19 +75,19 @@ def stage(
     data = path.with_name(f"{path.name}.data")
     graph = onnx.config.graph
     tree_cache = EngineSettings.of(weight_format, cached=not graph.heads).tree_cache
-    lowered = lower(ir.load(onnx.model), data.name, batched, weight_format, tree_cache)
+    bits = head_bits(onnx.config) if weight_format.size is None else None
+    lowered = lower(ir.load(onnx.model), data.name, batched, weight_format, tree_cache, bits)
     capacity = limits.max_kv_cache_capacity
-    calibration, chosen = None, None
+    calibration = None
     if weight_format.size is not None:
-        refuse_too_few_bits(weight_format.size, rounded_weights(lowered))
+        refuse_too_few_bits(weight_format.size, four_bit_weights(lowered))
     if weight_format.calib_data is not None and weight_format.windows is not None:
         directory, windows = atomic.user_cache() / "gptq", np.array(weight_format.windows)
-        names = {str(weight.source.name) for weight in rounded_weights(lowered)}
+        names = {str(weight.source.name) for weight in four_bit_weights(lowered)}
         calibration = calibrated(onnx, windows, capacity, names, directory, progress)
     if weight_format.size is not None:
-        chosen = chosen_bits(onnx, lowered, weight_format, capacity, calibration, progress)
-        model = ir.load(onnx.model)
-        lowered = lower(model, data.name, batched, weight_format, tree_cache, chosen.bits)
+        bits = chosen_bits(onnx, lowered, weight_format, capacity, calibration, progress)
+        lowered = lower(ir.load(onnx.model), data.name, batched, weight_format, tree_cache, bits)
     low_bit = any(isinstance(weight, PackedWeight) for weight in lowered.weights)
     settings = EngineSettings.of(weight_format, cached=not graph.heads, low_bit=low_bit)
     head = head_of(lowered)
@@ -95,8 +98,9 @@ def stage(
     weights = weights_of(exported, weight_format, str(onnx.path))
     if weight_format.share_embedding:
         weights = replace(weights, embedding=shared_embedding(lowered, onnx))
-    if chosen is not None:
-        weights = replace(weights, bits=round(chosen.size, 4), mix=chosen.text)
+    if weight_format.minimums and not exported:
+        stored = stored_bits(lowered)
+        weights = replace(weights, bits=round(stored.size, 4), mix=stored.text)
     progress.start(sum(weight.num_bytes for weight in lowered.weights))
     largest = write_data(lowered, onnx.path, data, progress.advance, calibration)
     if calibration is not None:
@@ -217,12 +221,12 @@ def chosen_bits(
     capacity: int,
     calibration: CalibratedWeights | None,
     progress: Progress,
-) -> BitsByWeight:
+) -> Mapping[str, int]:
     """The bits of each weight that is rounded here, within the budget of the format. What is
     measured for it stays in the user's cache where the run is stopped."""
     assert weight_format.size is not None
     windows = np.array(weight_format.windows)
-    names = {str(weight.source.name) for weight in rounded_weights(lowered)}
+    names = {str(weight.source.name) for weight in four_bit_weights(lowered)}
     tied = weight_format.share_embedding and shared_embedding(lowered, onnx) is not None
     method = f"sensitivity {tied} {weight_format.weights.method}"
     key = key_of(onnx, windows, capacity, {*names, method})
@@ -240,15 +244,37 @@ def chosen_bits(
     return spend(groups, weight_format.size)
 
 
+def head_bits(config: ComponentConfig) -> Mapping[str, int]:
+    """6 bits for an lm_head, which 4 would hurt most. Not for one of fewer tokens than the base
+    has: a draft's, which changes no answer."""
+    is_whole = config.draft_vocab_size in (None, config.vocab_size)
+    return {HEAD_WEIGHT: SIX_BITS.bits} if is_whole else {}
+
+
 def rounded_weights(lowered: Lowered) -> list[PackedWeight]:
-    """The weights that are rounded here, with minimums."""
+    """The weights that are rounded here, to one of FORMS."""
     return [
         weight
         for weight in lowered.weights
         if isinstance(weight, PackedWeight)
         and isinstance(weight.source, ir.ExternalTensor)
-        and weight.layout.has_minimums
+        and weight.layout.scales in FACTORS
     ]
+
+
+def four_bit_weights(lowered: Lowered) -> list[PackedWeight]:
+    """Those of them that get 4 bits."""
+    return [one for one in rounded_weights(lowered) if one.layout.bits == FOUR_BITS.bits]
+
+
+def stored_bits(lowered: Lowered) -> BitsByWeight:
+    """The bits of the weights that are rounded here."""
+    weights = rounded_weights(lowered)
+    bits = {str(weight.source.name): weight.layout.bits for weight in weights}
+    layouts = [weight.layout for weight in weights]
+    counts = [one.out_features * one.in_features for one in layouts]
+    sizes = [FORMS[one.bits].bits_of(one.in_features) for one in layouts]
+    return BitsByWeight(bits, float(np.average(sizes, weights=counts)))
 
 
 def write_data(

@@ -77,11 +77,9 @@ class VariantRunner(SeveralCapacities):
     # ---- which engine
 
     def reserve(self, lane: int, tokens: int) -> None:
-        """A lane will come to so many tokens, or to the capacity; those behind it hold no sequence.
-        EnvironmentProblem where the engine for it cannot be opened; the lanes are then as they
-        were, and this one asks for nothing."""
-        for behind in range(lane + 1, self.lanes):  # whatever a run that broke left there
-            self.forget(behind)
+        """A lane will come to so many tokens, or to the capacity. EnvironmentProblem where the
+        engine for it cannot be opened; the lanes are then as they were, and this one asks for
+        nothing."""
         self.reserved[lane] = tokens
         try:
             self.use(self.wanted())

@@ -98,7 +98,7 @@ class Driver:
         """Let requests wait for a lane; the events go to their `deliver`, in the thread that steps.
 
         The next step finds all of them. Raises EngineClosed; EnvironmentProblem in a fork of the
-        process, or where no thread can be started; LimitError from inside a step.
+        process, or where no thread can be started; LimitError from inside a step; QueueFull.
         """
         self.check_process()
         work = self.work
@@ -107,6 +107,7 @@ class Driver:
             raise LimitError(message, "Ask another engine, or from another thread.")
         with work.changed:
             self.check_open()
+            self.scheduler.check_room(len(handles))
             if by_thread and work.thread is None:
                 work.thread = started(work, ref(self))
             for handle in handles:
@@ -193,7 +194,9 @@ class Driver:
             with self.work.changed:
                 self.work.num_requests -= self.pending.pop(handle)
             if not isinstance(event, Response):  # never its text
-                logger.warning("%s failed: %s", handle, event.what)
+                is_bug = isinstance(event, InternalError)  # what was raised may hold a text
+                why = type(event.__cause__).__name__ if is_bug else event.what
+                logger.warning("%s failed: %s", handle, why)
             elif logger.isEnabledFor(logging.INFO):
                 words = event.metrics.in_words()
                 logger.info("%s: %s, %s", handle, event.finish_reason, words)

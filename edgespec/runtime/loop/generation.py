@@ -40,7 +40,8 @@ class GenerationRequest:
     its options; None: the engine's. `prior` is the acceptance by depth that adaptive drafting
     begins with; None: the engine's. `takes_forced`: tokens that a grammar leaves no choice come as
     drafts, without a drafter too. `arrived_s` is when the request came, by `time.perf_counter`;
-    None: when it is added to the scheduler.
+    None: when it is added to the scheduler. `priority`: lower ones run first. Prefixes are shared
+    between requests of one `cache_salt`. After `timeout_s` seconds since it came it ends.
     """
 
     prompt_ids: Sequence[int]  # with images a Prompt
@@ -55,6 +56,9 @@ class GenerationRequest:
     schedule: Schedule | None = None
     prior: Sequence[float] | None = None
     takes_forced: bool = True
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None
 
     @property
     def prompt(self) -> PromptValue:
@@ -68,7 +72,7 @@ class Chunk:
     UTF-8 characters and for the end of what might become a stop string; what a cancelled request
     held back comes as a piece without a token. The first `accepted` tokens are drafts that the base
     accepted: `path` are their nodes in the `tree` that was verified, the root first. Prefill has no
-    tree.
+    tree. `logprobs` are those of these tokens, as in Response.
     """
 
     token_ids: list[int]
@@ -77,6 +81,7 @@ class Chunk:
     finish_reason: str | None
     tree: DraftTree | None = None
     path: Sequence[int] = ()
+    logprobs: Sequence[Candidates] = ()
 
     @property
     def text(self) -> str:
@@ -90,7 +95,7 @@ class Response:
     needed.
 
     `finish_reason` is `end-of-sequence`, `stop-words`, `max-length`, `capacity` (the KV cache is
-    full) or `cancelled`. `slot` is the lane that it began in.
+    full), `timeout` or `cancelled`. `slot` is the lane that it began in.
 
     `logprobs` has one entry a token where num_logprobs asks for them: its most probable candidates,
     descending, and the token itself behind them where it is not among them.
@@ -111,6 +116,10 @@ Event = Chunk | Response | EdgeSpecError
 
 def nobody(event: Event) -> None:
     """Takes the events of a request that nobody waits for."""
+
+
+def nothing() -> None:
+    """Of a request that does not wait for its end."""
 
 
 class Generation(SequenceState):
@@ -145,9 +154,12 @@ class Generation(SequenceState):
             gates=gates,
             guide=guide,
             takes_forced=request.takes_forced,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
         )
         self.request, self.seed = request, sampling.seed
-        self.cancelled = False
+        self.cancelled = self.is_over = False
+        self.on_cancel: Callable[[], object] = nothing
         self.number = 0  # in logs
         self.deliver: Callable[[Event], object] = nobody  # takes each event, in order
         self.stop_word_ids, strings = tokenizer.split_stops(sampling.stop)
@@ -174,6 +186,7 @@ class Generation(SequenceState):
         """End it before the next step; any thread may, and it is harmless once it has ended. Its
         response still comes, and its finish reason says so."""
         self.cancelled = True
+        self.on_cancel()
 
     def begun(self) -> None:
         """Notes the time at which the request got a lane."""
@@ -195,7 +208,15 @@ class Generation(SequenceState):
             self.rest = self.text.flush()
             reason = STOP_WORDS if self.text.stopped else reason
             pieces = with_rest(pieces, self.rest)
-        return Chunk(output.tokens, pieces, output.accepted, reason, output.tree, output.path)
+        return Chunk(
+            output.tokens,
+            pieces,
+            output.accepted,
+            reason,
+            output.tree,
+            output.path,
+            output.logprobs,
+        )
 
     def response(self, reason: str) -> Response:
         """The whole answer, once it ended for `reason` or was ended."""

@@ -21,6 +21,10 @@ from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.sequence import SequenceState
 
 PREFIX_CACHE_BYTES = 256 * 2**20
+MAX_ENTRIES = 64  # each is compared with each prompt
+MIN_NEW = 16  # tokens of a prompt that were read, from which it is kept
+# ... or this share of it: all of it is copied, and reading a token takes many times as long
+NEW_SHARE = 1 / 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class Prefix:
     hidden_state: HiddenStates | None = None  # of one row
     croppable: bool = True
     drafter: Drafter | None = None
+    salt: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -89,11 +94,12 @@ class PrefixCache:
         """Drop all entries."""
         self.entries = []
 
-    def find(self, cache_key: Sequence[int], drafter: Drafter | None) -> tuple[Prefix, int] | None:
-        """The entry with the longest prefix of a prompt, by its key, that is reusable, with a
-        `drafter` for it too, and that length."""
-        wanted = np.asarray(cache_key, np.int64)
-        lengths = [entry.reusable(wanted, drafter) for entry in self.entries]
+    def find(
+        self, cache_key: Sequence[int], drafter: Drafter | None, salt: str = ""
+    ) -> tuple[Prefix, int] | None:
+        """The entry of this salt with the longest prefix of a prompt, by its key, that is reusable,
+        with a `drafter` for it too, and that length."""
+        lengths = self.lengths(cache_key, drafter, salt)
         if not any(lengths):
             return None
         best = int(np.argmax(lengths))
@@ -101,11 +107,30 @@ class PrefixCache:
         self.entries.append(entry)
         return entry, lengths[best]
 
-    def holds(self, cache_key: Sequence[int], drafter: Drafter | None) -> bool:
+    def lengths(self, cache_key: Sequence[int], drafter: Drafter | None, salt: str) -> list[int]:
+        """What is reusable of each entry."""
+        wanted = np.asarray(cache_key, np.int64)
+        return [
+            entry.reusable(wanted, drafter) if entry.salt == salt else 0 for entry in self.entries
+        ]
+
+    def reusable(self, seq: SequenceState) -> int:
+        """Tokens of a sequence's prompt that `restore` would find."""
+        lengths = self.lengths(seq.prompt.cache_key, reader(seq.drafter), seq.cache_salt)
+        return max(lengths, default=0)
+
+    def keeps(self, seq: SequenceState) -> bool:
+        """Whether a prompt is worth its copy, by how much of it had to be read."""
+        count = len(seq.prompt)
+        return bool(self.budget_bytes) and count - seq.num_reused >= max(MIN_NEW, NEW_SHARE * count)
+
+    def holds(self, cache_key: Sequence[int], drafter: Drafter | None, salt: str = "") -> bool:
         """Whether all that has this key is there already, with a `drafter` for it too."""
         wanted = np.asarray(cache_key, np.int64)
         return any(
-            serves(entry, wanted) and (drafter is None or entry.draft_of(drafter) is not None)
+            entry.salt == salt
+            and serves(entry, wanted)
+            and (drafter is None or entry.draft_of(drafter) is not None)
             for entry in self.entries
         )
 
@@ -114,7 +139,8 @@ class PrefixCache:
         if new.size_bytes > self.budget_bytes:
             return
         self.entries = [old for old in self.entries if not covers(new, old)]
-        while self.size_bytes + new.size_bytes > self.budget_bytes:
+        most = self.budget_bytes - new.size_bytes
+        while self.size_bytes > most or len(self.entries) >= MAX_ENTRIES:
             self.entries.pop(0)
         self.entries.append(new)
 
@@ -124,7 +150,7 @@ class PrefixCache:
         """Begin a sequence's lane, of base and drafter, with the longest prefix of its prompt that
         is there; returns the number of its tokens."""
         drafter = seq.drafter
-        match = self.find(seq.prompt.cache_key, reader(drafter))
+        match = self.find(seq.prompt.cache_key, reader(drafter), seq.cache_salt)
         if match is None:
             return 0
         prefix, count = match
@@ -172,7 +198,7 @@ class PrefixCache:
         """A copy of a lane's first `count` positions; None where there are none, or where an entry
         serves them already. Raises MemoryError."""
         drafter, cache_key = seq.drafter, seq.cache_key[:count]
-        if not cache_key or self.holds(cache_key, reader(drafter)):
+        if not cache_key or self.holds(cache_key, reader(drafter), seq.cache_salt):
             return None
         draft = None if drafter is None else drafter.snapshot(seq.lane, count - 1)
         if not base.croppable and draft is not None and len(draft) < count - 1:
@@ -184,6 +210,7 @@ class PrefixCache:
             seq.hidden_state if count == base.lanes[seq.lane].length else None,
             base.croppable,
             None if draft is None else drafter,
+            seq.cache_salt,
         )
 
 
@@ -195,8 +222,10 @@ def reader(drafter: Drafter | None) -> Drafter | None:
 
 def covers(new: Prefix, old: Prefix) -> bool:
     """Whether `new` serves every prompt that `old` serves, with and without drafts."""
-    return serves(new, old.cache_key) and (
-        old.draft is None or new.draft_of(old.drafter) is not None
+    return (
+        new.salt == old.salt
+        and serves(new, old.cache_key)
+        and (old.draft is None or new.draft_of(old.drafter) is not None)
     )
 
 

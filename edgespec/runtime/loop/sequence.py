@@ -51,6 +51,16 @@ class StepOutput:
     paused: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """What one step of a sequence was: the nodes that were verified with the root, the levels that
+    were drafted, and the tokens that were committed."""
+
+    nodes: int = 1
+    levels: int = 0
+    committed: int = 1
+
+
 @dataclass(eq=False)
 class SequenceState:
     """A prompt to be continued until an id of `stop_ids`, or until `max_new_tokens`, and its state
@@ -77,6 +87,8 @@ class SequenceState:
     adaptive: AdaptiveState | None = None  # of a plan that the session's policy adapts
     guide: Guide | None = None  # of its grammar, whose mask its sampler has
     takes_forced: bool = True  # drafts that the grammar leaves no choice
+    priority: int = 0  # lower ones are read first
+    cache_salt: str = ""  # its prefixes are kept for sequences with the same one
 
     tokens: list[int] = field(init=False)  # the prompt's and all emitted ones
     lane: int = field(init=False, default=0)
@@ -88,6 +100,9 @@ class SequenceState:
     # Committed, and not yet shown to its drafter: it drafts nothing meanwhile
     unobserved: list[Observation] = field(init=False, default_factory=list)
     num_unobserved: int = field(init=False, default=0)  # tokens of them
+    last_step: StepSize = field(init=False, default=StepSize())
+    # One that is read and begins alike: what is kept of it will be there sooner
+    follows: SequenceState | None = field(init=False, default=None)
     times: StageTimes = field(init=False)  # of the passes that it took part in
 
     def __post_init__(self) -> None:
@@ -167,3 +182,8 @@ def cut(output: StepOutput, count: int, reason: str) -> StepOutput:
         logprobs=output.logprobs[:count],
         path=output.path[: count + 1],
     )
+
+
+def rest(seq: SequenceState) -> int:
+    """Tokens of a prompt that are still to be read."""
+    return len(seq.prompt) - seq.num_read

@@ -3,8 +3,8 @@
 Knows sequences: each is n committed tokens and exactly one pending token, which the base has drawn
 and not yet read, in a lane of its own. A step is one base pass for all of them; to each it gives
 its accepted drafts and one token more. Each has a drafter, or none; those that share one draft
-together. Behind them at most one prompt is being read, chunk by chunk. Knows nothing of text, files
-or what kinds of drafters there are.
+together. Beside them prompts are being read, a chunk of one of them at a time. Knows nothing of
+text, files or what kinds of drafters there are.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from edgespec.runtime.faults import as_error
 from edgespec.runtime.lanes import stages
 from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
 from edgespec.runtime.lanes.stages import StageLog, StageTimes
-from edgespec.runtime.loop.prefix import Prefix, PrefixCache
-from edgespec.runtime.loop.sequence import SequenceState, StepOutput
+from edgespec.runtime.loop.prefix import MIN_NEW, Prefix, PrefixCache, common_length
+from edgespec.runtime.loop.sequence import SequenceState, StepOutput, StepSize, rest
 from edgespec.runtime.loop.step_values import (
     Committed,
     Draft,
@@ -54,10 +54,12 @@ MAX_UNOBSERVED = 256  # tokens that wait for a drafter: what it reads of the bas
 class Session:
     """The sequences of one base, each with a drafter or without.
 
-    Those running fill the first lanes without a gap; the one whose prompt is being read has the
-    lane behind them. `drafter` is that of sequences that have a plan and name none; `policy` adapts
-    the plans of those that have an AdaptiveState. `max_rows` are those that a pass verifies of a
-    sequence: forced tokens need no drafter.
+    Those running fill the first lanes, so that a step has no row for a lane without one; those
+    whose prompts are being read have lanes behind them, in any order. Only where all lanes are
+    taken may one that is read stand between: its lane has idle rows in each step. `drafter` is that
+    of sequences that have a plan and name none; `policy` adapts the plans of those that have an
+    AdaptiveState. `max_rows` are those that a pass verifies of a sequence: forced tokens need no
+    drafter.
     """
 
     def __init__(
@@ -72,21 +74,31 @@ class Session:
         self.max_rows = max_rows
         self.prefixes = prefixes or PrefixCache(0)
         self.running: list[SequenceState] = []
-        self.reading: SequenceState | None = None
+        self.reading: list[SequenceState] = []
         self.drafters: list[Drafter] = []  # of the sequences that have a lane, each once
         self.groups: list[tuple[Drafter, list[SequenceState]]] = []  # those running, by drafter
-        self.kept: Prefix | None = None  # of the prompt that is being read
+        self.kept: dict[SequenceState, Prefix] = {}  # of prompts that are being read
         self.log = StageLog(self.engine_s)
 
     @property
+    def sequences(self) -> list[SequenceState]:
+        """Those that have a lane."""
+        return [*self.running, *self.reading]
+
+    @property
     def num_free_lanes(self) -> int:
-        """Lanes of the base that hold no sequence."""
-        taken = len(self.running) + (self.reading is not None)
-        return len(self.base.lanes) - taken
+        """How many lanes of the base hold no sequence."""
+        return len(self.free_lanes)
+
+    @property
+    def free_lanes(self) -> list[int]:
+        """Lanes of the base that hold no sequence, ascending."""
+        taken = {seq.lane for seq in self.sequences}
+        return [lane for lane in range(len(self.base.lanes)) if lane not in taken]
 
     def restart(self) -> None:
         """Forget all sequences, whatever they were in the middle of."""
-        self.running, self.reading, self.kept = [], None, None
+        self.running, self.reading, self.kept = [], [], {}
         self.drafters, self.groups = [], []
 
     def engine_s(self) -> float:
@@ -99,20 +111,46 @@ class Session:
     # ---- prefill
 
     def admit(self, seq: SequenceState) -> None:
-        """Give a sequence the next lane, with what is kept of its prompt; `prefill` reads the rest.
-        LimitError if the prompt does not fit."""
+        """Give a sequence the first free lane, with what is kept of its prompt; `prefill` reads the
+        rest. LimitError if the prompt does not fit."""
         self.check(seq)
-        seq.lane = seq.slot = len(self.running)
-        self.reading, self.kept = seq, None
+        if not self.sequences:
+            for lane in range(len(self.base.lanes)):  # whatever the last ones left there
+                self.base.reset(lane)
+        seq.lane = seq.slot = self.free_lanes[0]
+        self.reading.append(seq)
         self.reset(seq.lane)
         self.give_drafter(seq)
-        longest = len(seq.prompt) + seq.max_new_tokens
-        self.base.reserve(seq.lane, longest)
+        self.base.reserve(seq.lane, len(seq.prompt) + seq.max_new_tokens)
+        self.reuse(seq)
+        seq.follows = self.leader(seq)
+
+    def reuse(self, seq: SequenceState) -> None:
+        """Begin the lane of a sequence, which was reset, with what is kept of its prompt."""
         seq.num_reused = seq.num_read = self.prefixes.restore(seq, self.base)
         if isinstance(seq.drafter, Reserving):
-            seq.drafter.reserve(seq.lane, longest)
+            seq.drafter.reserve(seq.lane, len(seq.prompt) + seq.max_new_tokens)
         if seq.drafter is not None:
             seq.drafter.begin(seq.lane, seq.prompt, seq.num_reused)
+
+    def leader(self, seq: SequenceState) -> SequenceState | None:
+        """The sequence that is read no later than this one and begins like it, so that more of its
+        prompt will be kept then than is now; None where there is none."""
+        best, leader = seq.num_reused + MIN_NEW - 1, None
+        if not self.prefixes.budget_bytes:
+            return None
+        own = np.asarray(seq.prompt.cache_key, np.int64)
+        for other in self.reading:
+            if other is seq or other.cache_salt != seq.cache_salt:
+                continue
+            if other.priority > seq.priority or rest(other) > rest(seq):
+                continue
+            common = common_length(np.asarray(other.prompt.cache_key, np.int64), own)
+            if not self.base.croppable:
+                common = other.keep if other.keep <= common else 0
+            if common > best and (other.keep or self.prefixes.keeps(other)):
+                best, leader = common, other
+        return leader
 
     def give_drafter(self, seq: SequenceState) -> None:
         """Let a sequence have its drafter: its own or the session's, and none without a plan. One
@@ -129,8 +167,7 @@ class Session:
     def check(self, seq: SequenceState) -> None:
         """Raises LimitError for an empty prompt, one longer than the KV cache, or one with images
         of another model."""
-        assert self.reading is None
-        assert self.num_free_lanes
+        assert self.free_lanes
         if not len(seq.prompt):
             raise LimitError("the prompt is empty", "Give at least one token.")
         if len(seq.prompt) > self.base.capacity:
@@ -143,25 +180,42 @@ class Session:
             )
         self.base.check_images(seq.prompt)
 
-    def chunk_end(self, seq: SequenceState) -> int:
+    def chunk_end(self, seq: SequenceState, rows: int | None) -> int:
         """Where the next call over a prompt ends. What cannot be cut to a shorter prefix can be
         kept only as it is at the end of a call."""
-        end = min(seq.num_read + self.base.prefill_chunk, len(seq.prompt))
+        end = min(seq.num_read + (rows or self.base.prefill_chunk), len(seq.prompt))
         if not self.base.croppable and seq.num_read < seq.keep < end:
             return seq.keep
         return end
 
-    def prefill(self, seq: SequenceState) -> StepOutput | None:
-        """Read the next chunk of the prompt that is being read. The step of its first token where
-        that was the last chunk: from then on the sequence runs."""
-        assert seq is self.reading
-        start, end = seq.num_read, self.chunk_end(seq)
+    def prefill(self, seq: SequenceState, rows: int | None = None) -> StepOutput | None:
+        """Read the next chunk of a prompt, of at most so many rows; None: as many as a call takes.
+        The step of its first token where that was the last chunk: from then on the sequence
+        runs."""
+        assert seq in self.reading
+        if seq.follows is not None:
+            seq.follows = None
+            if self.prefixes.reusable(seq) > seq.num_reused:
+                self.reset(seq.lane)
+                self.reuse(seq)
+        start, end = seq.num_read, self.chunk_end(seq, rows)
+        is_last, keeps = end == len(seq.prompt), self.prefixes.keeps(seq)
+        if is_last and keeps and not self.base.croppable and seq not in self.kept:
+            self.keep_at(seq, start)  # as a whole, which an equal prompt can go on from
         output, hidden_states = self.read(seq, start, end)
         self.observe_prompt(seq, start, end, hidden_states, output)
         seq.num_read = end
-        if start < seq.keep <= end:
-            self.kept = self.prefixes.take(seq, seq.keep, self.base)
+        if is_last and keeps and self.base.croppable:
+            self.keep_at(seq, end)
+        elif start < seq.keep <= end:
+            self.keep_at(seq, seq.keep)
         return None if output is None else self.begin_decoding(seq, output)
+
+    def keep_at(self, seq: SequenceState, count: int) -> None:
+        """Take the first tokens of a prompt, to be kept once all of it was read."""
+        kept = self.prefixes.take(seq, count, self.base)
+        if kept is not None:
+            self.kept[seq] = kept
 
     def read(
         self, seq: SequenceState, start: int, end: int
@@ -211,12 +265,13 @@ class Session:
 
     def begin_decoding(self, seq: SequenceState, output: StepOutput) -> StepOutput:
         """The first token's step: the sequence joins the running ones, or ends at once."""
-        self.reading = None
+        self.reading.remove(seq)
         self.running.append(seq)
+        self.settle()
+        seq.slot = seq.lane
         self.groups = by_drafter(self.running)
-        if self.kept is not None:
-            self.prefixes.keep(self.kept)
-            self.kept = None
+        if (kept := self.kept.pop(seq, None)) is not None:
+            self.prefixes.keep(kept)
         output = seq.take(output, self.base.room(seq.lane))
         if output.finish_reason is not None:
             self.end(seq)
@@ -392,7 +447,8 @@ class Session:
 
     def commit_accepted(self, item: Verified, accepted: AcceptResult) -> Committed:
         """Commits the rows that a lane's accept rule chose."""
-        seq, decision = item.draft.seq, item.draft.decision
+        seq, decision, tree = item.draft.seq, item.draft.decision, item.draft.tree
+        seq.last_step = StepSize(len(tree), tree.drafted_levels, len(accepted.path))
         path = committed_path(seq, accepted)
         self.base.commit(seq.lane, path)
         logprobs = logprobs_of(seq, item.result, accepted.path, accepted.emitted)
@@ -465,47 +521,57 @@ class Session:
     # ---- lanes
 
     def end(self, seq: SequenceState) -> None:
-        """Free a sequence's lane; the last one running moves into it, and what is being read into
-        the lane behind, so that no gap is left."""
-        if seq is self.reading:
-            return self.free_reading()
+        """Free a sequence's lane; one that runs may move into it."""
+        if seq in self.reading:
+            return self.free_reading(seq)
         if seq.keep_all:
             if seq.drafter is not None:
                 self.show(seq.drafter, [seq], seq.times)
             prefix = self.prefixes.take(seq, len(seq.tokens), self.base)
             if prefix is not None:
                 self.prefixes.keep(prefix)
-        last = self.running.pop()
-        if last is not seq:
-            self.running[seq.lane] = last
-            self.move(last, seq.lane)
-        elif self.reading is None:
-            self.free(seq.lane)
-        if self.reading is not None:
-            self.move(self.reading, len(self.running))
+        self.running.remove(seq)
+        self.free(seq.lane)
+        self.settle()
         self.drop_drafters()
 
-    def free_reading(self, *, zero: bool = False) -> None:
-        """Free the lane of the prompt that is being read; with `zero` its rows may hold NaN or
-        Inf. Nothing where none is."""
-        seq, self.reading, self.kept = self.reading, None, None
-        if seq is None:
+    def free_reading(self, seq: SequenceState, *, zero: bool = False) -> None:
+        """Free the lane of a prompt that is being read; with `zero` its rows may hold NaN or Inf.
+        Nothing where it is not."""
+        if seq not in self.reading:
             return
+        self.reading.remove(seq)
+        self.kept.pop(seq, None)
         if zero:
             self.base.zero(seq.lane)
         self.free(seq.lane)
+        self.settle()
         self.drop_drafters()
+
+    def settle(self) -> None:
+        """Let those that run have the first lanes; what is being read there moves behind them, as
+        far as lanes are free."""
+        for lane in range(len(self.running)):
+            holder = next((seq for seq in self.sequences if seq.lane == lane), None)
+            if holder is not None and holder not in self.reading:
+                continue
+            if holder is not None:
+                behind = [free for free in self.free_lanes if free > lane]
+                if not behind:
+                    continue
+                self.move(holder, behind[-1])
+            self.move(max(self.running, key=lambda seq: seq.lane), lane)
+        self.running.sort(key=lambda seq: seq.lane)
 
     def drop_drafters(self) -> None:
         """Forget the drafters that have no sequence any more."""
-        seqs = [*self.running, *([] if self.reading is None else [self.reading])]
-        self.drafters = [drafter for drafter, _ in by_drafter(seqs)]
+        self.drafters = [drafter for drafter, _ in by_drafter(self.sequences)]
         self.groups = by_drafter(self.running)
 
     def fail(self, seq: SequenceState) -> None:
         """Free the lane of a sequence that failed by itself; its rows may hold NaN or Inf."""
-        if seq is self.reading:
-            self.free_reading(zero=True)
+        if seq in self.reading:
+            self.free_reading(seq, zero=True)
         elif seq in self.running:
             self.base.zero(seq.lane)
             self.end(seq)
@@ -519,19 +585,17 @@ class Session:
     def free(self, lane: int) -> None:
         """Free the lane of a sequence that has ended. The rows of the base stay where no other
         sequence would pay for them; drafters learn at once that it has ended."""
-        if self.running:
+        if self.sequences:
             self.base.reset(lane)
         for drafter in self.drafters:
             drafter.reset(lane)
 
     def move(self, seq: SequenceState, lane: int) -> None:
-        """A sequence goes on in another lane, whose own has ended."""
+        """A sequence goes on in another lane, which is free."""
         self.base.move(seq.lane, lane)
         for drafter in self.drafters:
             if drafter is seq.drafter:
                 drafter.move(seq.lane, lane)
-            else:
-                drafter.reset(lane)  # of the sequence that had it
         seq.lane = lane
         seq.unobserved = [replace(item, lane=lane) for item in seq.unobserved]
 

@@ -18,7 +18,6 @@ from edgespec.runtime.limits import RequestLimits
 from edgespec.runtime.text.prompt import (
     Conversation,
     Prompt,
-    has_images,
     read_messages,
     read_prompt,
 )
@@ -133,8 +132,3 @@ class PromptEncoder:
             )
         check = partial(self.limits.check_prompt, drafts=False)
         return self.images.prompt(ids, items, check=check, stopping=stopping)
-
-    def takes_long(self, prompt: object) -> bool:
-        """Whether encoding a prompt would hold up an event loop: there are images to be read and
-        encoded."""
-        return self.images is not None and has_images(prompt)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.main import presentable
+from tests.forked import COMMAND, Forked
 
-MAIN = [sys.executable, "-m", "edgespec.cli.main"]
 ENVIRON = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
 
 
@@ -28,47 +28,28 @@ def test_number_of_a_closed_stream_is_given_to_no_file(tmp_path: Path, closed: i
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize(("redirect", "name"), [("<&-", "stdin"), (">&-", "stdout")])
-def test_chat_without_a_stream_says_so(tmp_path: Path, redirect: str, name: str) -> None:
-    command = f'"$@" chat --engine-dir {tmp_path} {redirect}'
-    done = subprocess.run(
-        ["sh", "-c", command, "sh", *MAIN],
-        capture_output=True,
-        text=True,
-        env=ENVIRON,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr.splitlines()[0]) == (4, f"error: {name} is closed")
-
-
 @pytest.mark.parametrize(
-    ("words", "redirect", "name"),
+    ("words", "name"),
     [
-        pytest.param("infer --engine-dir D --prompt hi", ">&-", "stdout", marks=pytest.mark.deep),
-        ("run D --prompt hi", ">&-", "stdout"),
-        ("run D", "<&-", "stdin"),
-        pytest.param(
-            *("eval summarize --engine-dir D --dataset F", ">&-", "stdout"), marks=pytest.mark.deep
-        ),
+        ("chat --engine-dir D", "stdin"),
+        ("chat --engine-dir D", "stdout"),
+        ("infer --engine-dir D --prompt hi", "stdout"),
+        ("run D --prompt hi", "stdout"),
+        ("run D", "stdin"),
+        ("eval summarize --engine-dir D --dataset F", "stdout"),
     ],
 )
-def test_command_whose_answers_nobody_can_read_says_so(
-    tmp_path: Path, words: str, redirect: str, name: str
+def test_command_without_its_stream_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, name: str
 ) -> None:
     (tmp_path / "D").mkdir()
     (tmp_path / "F").write_text("")
-    command = f'"$@" {words} {redirect}'
-    done = subprocess.run(
-        ["sh", "-c", command, "sh", *MAIN],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=ENVIRON,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr.splitlines()[0]) == (4, f"error: {name} is closed")
+    monkeypatch.chdir(tmp_path)
+    # As an interpreter begins whose stream is closed
+    closing = f"import os, sys; os.close(sys.{name}.fileno()); sys.{name} = None; "
+    with Forked(closing + COMMAND, *words.split()) as child:
+        _, said = child.communicate()
+    assert (child.wait(), said.splitlines()[0]) == (4, f"error: {name} is closed")
 
 
 def test_closed_stderr_is_written_to_by_nobody() -> None:
@@ -86,17 +67,14 @@ def test_closed_stderr_is_written_to_by_nobody() -> None:
 
 @pytest.mark.parametrize("words", ["--help", "cache list", "help infer"])
 def test_stdout_that_takes_no_more_is_named(words: str) -> None:
-    done = subprocess.run(
-        ["sh", "-c", f'"$@" {words} > /dev/full', "sh", *MAIN],
-        capture_output=True,
-        text=True,
-        env=ENVIRON,
-        timeout=60,
-        check=False,
-    )
-    said = done.stderr.splitlines()
-    assert (done.returncode, said[0]) == (4, "error: stdout: No space left on device")
-    assert len(said) == 2
+    with (
+        Path("/dev/full").open("w") as full,
+        Forked(COMMAND, *words.split(), stdout=full.fileno()) as child,
+    ):
+        _, said = child.communicate()
+    assert child.wait() == 4
+    assert len(said.splitlines()) == 2
+    assert said.startswith("error: stdout: No space left on device\n")
 
 
 @pytest.mark.parametrize("kind", [PermissionError, FileNotFoundError, NotADirectoryError])

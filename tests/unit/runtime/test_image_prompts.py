@@ -235,7 +235,7 @@ def test_images_of_another_model_are_refused(widths: dict[str, int], message: st
     wide = ImageRows(embeds, extras, rows.grid, "wide")
     with pytest.raises(LimitError, match=message):
         session.admit(SequenceState(prompt_of([1], wide), GREEDY, COUNT))
-    assert session.reading is None
+    assert session.reading == []
 
 
 def test_rows_of_an_image_outside_a_chunk_are_not_read() -> None:

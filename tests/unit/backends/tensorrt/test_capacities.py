@@ -189,15 +189,6 @@ def test_a_lane_that_was_copied_asks_for_what_it_asked_for() -> None:
     assert runner.in_use == 40
 
 
-def test_lanes_behind_a_new_sequence_ask_for_nothing() -> None:
-    """A run that broke has freed none of its lanes."""
-    runner = runner_on(Device())
-    runner.reserve(0, 30)
-    runner.reserve(1, 500)
-    runner.reserve(0, 30)
-    assert runner.in_use == 40
-
-
 def test_a_call_without_a_reservation_finds_a_larger_engine() -> None:
     runner = runner_on(Device())
     write(runner, 0, 0, 60)  # within the slots of the smallest

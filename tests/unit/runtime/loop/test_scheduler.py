@@ -18,15 +18,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.call import Logits
-from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError
-from edgespec.prompts import CANCELLED, ERROR, MAX_LENGTH, SamplingParams
+from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, QueueFull
+from edgespec.prompts import CANCELLED, ERROR, MAX_LENGTH, TIMEOUT, SamplingParams
+from edgespec.runtime.costs.cost_model import CostModel
 from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.generation import Chunk, Generation, GenerationRequest, Response
 from edgespec.runtime.loop.prefix import PrefixCache
+from edgespec.runtime.loop.prompt_turns import MIN_ROWS, UNMEASURED_ROWS, PromptTurns
 from edgespec.runtime.loop.scheduler import Scheduler
+from edgespec.runtime.loop.sequence import SequenceState, StepSize
 from edgespec.runtime.loop.session import Session
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.trees.tree import DraftPlan
+from tests.costs import profile
 from tests.lossless.drafters import ScriptedDrafter, Stateless
 from tests.unit.runtime.hash_model import VOCAB, decoder_of, plainly
 
@@ -86,7 +90,7 @@ class Received:
 
     def step(self, scheduler: Scheduler) -> list[Generation]:
         """Whom a step gave a token."""
-        assert_lanes_without_a_gap(scheduler)
+        assert_first_lanes_run(scheduler)
         given = []
         for handle, event in scheduler.step():
             assert handle not in self.ends, "an end comes once, and last"
@@ -106,16 +110,16 @@ class Received:
         return [token for chunk in self.chunks[handle] for token in chunk.token_ids]
 
 
-def assert_lanes_without_a_gap(scheduler: Scheduler) -> None:
+def assert_first_lanes_run(scheduler: Scheduler) -> None:
+    """Each sequence has a lane of its own; those that run have the first ones, unless all are taken
+    and one that is read stands between."""
     session = scheduler.session
-    lanes = [seq.lane for seq in session.running]
-    if session.reading is not None:
-        lanes.append(session.reading.lane)
-    assert lanes == list(range(len(lanes)))
-    assert [*scheduler.active] == [
-        *sorted(session.running, key=scheduler.active.index),
-        *([session.reading] if session.reading is not None else []),
-    ]
+    running, reading = ({seq.lane for seq in seqs} for seqs in (session.running, session.reading))
+    assert len(running | reading) == len(scheduler.active) == len(session.sequences)
+    assert set(scheduler.active) == set(session.sequences)
+    if session.free_lanes:
+        assert running == set(range(len(running)))
+    assert set(range(max(running, default=0))) <= running | reading
 
 
 def assert_as_alone(received: Received, handles: Sequence[Generation]) -> None:
@@ -262,7 +266,66 @@ def test_long_prompt_behind_short_ones_keeps_nobody_from_decoding() -> None:
     scheduler, received = scheduler_for(*asked, lanes=3), Received()
     first, second, third = (scheduler.add(one) for one in asked)
     given = [received.step(scheduler) for _ in range(4)]
-    assert given == [[first], [first], [second, first, second], [third, *[first, second, third]]]
+    assert given == [[first], [third], [first, third], [second, *[first, second, third]]]
+
+
+def test_short_prompt_is_read_before_the_rest_of_a_long_one_which_has_each_fourth_turn() -> None:
+    long, shorts = request(60, 2, None), [request(3, 1, None, seed) for seed in range(9)]
+    scheduler, received = scheduler_for(long, *shorts, lanes=2), Received()
+    first = scheduler.add(long)
+    received.step(scheduler)
+    handles = [scheduler.add(one) for one in shorts]
+    read = list[int]()
+    for _ in range(12):
+        before = first.num_read
+        received.step(scheduler)
+        read.append(first.num_read - before)
+    assert read == [0, 0, 0, CHUNK] * 3
+    assert_as_alone(received.run(scheduler), [first, *handles])
+    assert scheduler.session.base.runner.moved == 0
+
+
+def test_equal_prompts_that_come_together_are_read_once_and_apart_by_salt() -> None:
+    asked = [request(40, 3, None, cache_salt=salt) for salt in ("", "", "b", "b", "")]
+    scheduler, received = scheduler_for(*asked, lanes=4, budget=10**6), Received()
+    handles = [scheduler.add(one) for one in asked]
+    assert_as_alone(received.run(scheduler), handles)
+    reused = [received.ends[handle].metrics.reused_tokens for handle in handles]
+    assert reused == [0, 39, 0, 39, 39]
+    assert len(scheduler.session.prefixes.entries) == 2
+
+
+def test_one_that_is_read_makes_room_for_those_that_run_as_far_as_lanes_are_free() -> None:
+    long, short = request(40, 3, None), request(3, 9, None)
+    for lanes, expected in ((2, [1, 0]), (3, [0, 2])):
+        scheduler, received = scheduler_for(long, short, lanes=lanes), Received()
+        first = scheduler.add(long)
+        received.step(scheduler)
+        second = scheduler.add(short)
+        received.step(scheduler)
+        assert [second.lane, first.lane] == expected
+        assert_as_alone(received.run(scheduler), [first, second])
+
+
+def test_rows_of_a_chunk_beside_those_that_run_follow_from_stored_costs() -> None:
+    costs = CostModel(profile(row=0.1))
+    turns = PromptTurns(costs, lambda: 256)
+    reading, running = (SequenceState(range(n), Sampler(), 9) for n in (900, 40))
+    assert turns.rows(reading, [running]) == MIN_ROWS  # 6 rows would cost a step and a half
+    assert PromptTurns(None, lambda: 256).rows(reading, [running]) == UNMEASURED_ROWS
+    running.last_step = StepSize(nodes=21)  # 3 plain steps long
+    assert turns.rows(reading, [running]) == 36
+    assert PromptTurns(costs, lambda: 20).rows(reading, [running]) == 20
+    cheap = CostModel(profile(row=0.001))
+    assert PromptTurns(cheap, lambda: 256).rows(reading, [running]) == 256
+
+
+def test_chunks_where_nothing_runs_are_as_small_as_rows_are_as_cheap_as_in_any() -> None:
+    reading = SequenceState(range(900), Sampler(), 9)
+    for row, wanted in ((0.5, 64), (0.05, 128), (0.005, 256)):
+        costs = CostModel(profile(row))
+        assert PromptTurns(costs, lambda: 256).rows(reading, []) == wanted
+    assert PromptTurns(None, lambda: 256).rows(reading, []) == 256
 
 
 def test_first_token_is_not_held_back_by_a_decode_step() -> None:
@@ -282,6 +345,48 @@ def test_requests_are_answered_in_the_order_in_which_they_came() -> None:
     assert order == handles
 
 
+def test_lower_priority_runs_first_and_equal_ones_as_they_came() -> None:
+    asked = [request(3, 3, None, i, priority=p) for i, p in enumerate((0, 5, 1, -1, 1))]
+    scheduler, received = scheduler_for(*asked, lanes=1), Received()
+    handles = [scheduler.add(asked[0])]
+    received.step(scheduler)
+    handles += map(scheduler.add, asked[1:])
+    assert_as_alone(received.run(scheduler), handles)
+    assert [handles.index(handle) for handle in received.ends] == [0, 3, 2, 4, 1]
+
+
+def test_no_more_wait_than_may() -> None:
+    asked = [request(3, 3, None, seed) for seed in range(5)]
+    scheduler = scheduler_for(*asked, lanes=2)
+    scheduler.max_queue = 1
+    handles = [scheduler.add(one) for one in asked[:3]]
+    with pytest.raises(QueueFull, match="3 requests wait for the engine, of 1 that may"):
+        scheduler.add(asked[3])
+    Received().run(scheduler)
+    handles[-1].cancel()  # once it has ended nothing is held for it
+    assert not scheduler.cancels
+    scheduler.add(asked[4])
+
+
+def test_steps_look_at_nobody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request(3, 9, None)
+    scheduler, received = scheduler_for(asked, lanes=1), Received()
+    first = scheduler.add(asked)
+    handles = [scheduler.add(asked) for _ in range(300)]
+    received.step(scheduler)
+    looked = mock.Mock(return_value=False)
+    monkeypatch.setattr(Generation, "cancelled", property(lambda self: looked()), raising=False)
+    while first not in received.ends:
+        received.step(scheduler)
+    assert not looked.called
+    monkeypatch.undo()
+    for handle in handles[1:]:
+        handle.cancel()
+    received.run(scheduler)
+    assert all(received.ends[handle].finish_reason == CANCELLED for handle in handles[1:])
+    assert_as_alone(received, [first, handles[0]])
+
+
 # Who ends
 
 
@@ -292,7 +397,7 @@ def test_cancelled_while_its_prompt_is_read_it_leaves_its_lane(steps: int) -> No
     handles = [scheduler.add(one) for one in (mate, long, third)]
     for _ in range(1 + steps):
         received.step(scheduler)
-    assert scheduler.session.reading is handles[1]
+    assert scheduler.session.reading[0] is handles[1]
     assert handles[1].num_read == steps * CHUNK
     handles[1].cancel()
     received.run(scheduler)
@@ -314,7 +419,7 @@ def test_cancelled_while_it_waits_it_never_runs() -> None:
     assert_as_alone(received.run(scheduler), [first])
 
 
-def test_mate_that_ends_lets_the_one_that_is_read_move_into_its_place() -> None:
+def test_one_that_begins_to_run_moves_behind_the_others_once_a_mate_has_ended() -> None:
     short, mate, long = request(3, 4, None), request(4, 20), request(40, 9)
     scheduler, received = scheduler_for(short, mate, long, lanes=3), Received()
     handles = [scheduler.add(one) for one in (short, mate, long)]
@@ -327,7 +432,7 @@ def test_mate_that_ends_lets_the_one_that_is_read_move_into_its_place() -> None:
 
     with mock.patch.object(CachedDecoder, "move", move):
         received.run(scheduler)
-    assert moved[:2] == [(1, 0), (2, 1)]
+    assert moved[:2] == [(1, 0), (2, 0)]
     assert_as_alone(received, handles)
 
 
@@ -459,7 +564,46 @@ def test_step_that_is_interrupted_leaves_nothing_of_its_requests_and_those_that_
     assert_as_alone(Received().run(scheduler), [waiting, again])
 
 
+def test_deadline_ends_one_that_runs_one_that_is_read_and_one_that_waits() -> None:
+    asked = [request(n, 30, None, seed=n, timeout_s=100.0) for n in (3, 40, 5)] + [request(4, 3)]
+    scheduler, received = scheduler_for(*asked, lanes=2), Received()
+    handles = [scheduler.add(one) for one in asked]
+    for _ in range(4):
+        received.step(scheduler)
+    late = handles[0].arrived_s + 101
+    with mock.patch("time.perf_counter", return_value=late):
+        received.step(scheduler)
+    ends = [received.ends[handle] for handle in handles[:3]]
+    assert [end.finish_reason for end in ends] == [TIMEOUT] * 3
+    assert ends[0].token_ids == alone(asked[0])[: len(ends[0].token_ids)] != []
+    assert_as_alone(received.run(scheduler), handles[3:])
+
+
 # What it takes
+
+
+def test_stats_count_what_was_done() -> None:
+    asked = [request(40, 9), request(40, 9), request(6, 9, None)]
+    scheduler, received = scheduler_for(*asked, lanes=2, budget=10**6), Received()
+    handles = [scheduler.add(one) for one in asked]
+    assert (scheduler.stats().running, scheduler.stats().waiting) == (0, 3)
+    received.step(scheduler)
+    assert (scheduler.stats().running, scheduler.stats().waiting) == (2, 1)
+    received.run(scheduler)
+    found, metrics = scheduler.stats(), [received.ends[handle].metrics for handle in handles]
+    assert (found.running, found.waiting) == (0, 0)
+    assert found.prompt_tokens == found.prefix_cache_queries == 86
+    assert found.prefix_cache_hits == sum(one.reused_tokens for one in metrics) > 0
+    assert found.prefix_cache_bytes == scheduler.session.prefixes.size_bytes > 0
+    assert found.generation_tokens == 27
+    assert 0 < found.steps < sum(one.steps for one in metrics)
+    assert found.accepted_tokens == sum(one.num_accepted for one in metrics)
+    assert found.draft_tokens == sum(one.num_drafted for one in metrics)
+    assert found.drafts == sum(drafted > 0 for one in metrics for drafted in one.per_step_drafted)
+    per_step = [count for one in metrics for count in one.per_step_accepted]
+    positions = range(max(per_step))
+    expected = [sum(count > i for count in per_step) for i in positions]
+    assert list(found.accepted_per_position) == expected
 
 
 def test_time_that_a_request_waits_for_a_lane_is_its_queue_time() -> None:

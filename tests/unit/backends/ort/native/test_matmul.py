@@ -20,7 +20,7 @@ from tests.unit.backends.ort.native.weights import FORMS, named, sized, some_wei
 Floats = NDArray[np.float32]
 
 # in, out: below a block, a tile and a line; just above; several of each
-SIZES = [(1, 1), (7, 3), (32, 16), (33, 17), (129, 40), (300, 100), (512, 192)]
+SIZES = [(1, 1), (32, 16), (33, 17), (300, 100), (512, 192)]
 ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 33]
 
 pytestmark = compiled
@@ -59,8 +59,9 @@ def test_product_is_that_of_the_rounded_rows(
     for count in ROWS:
         x = some_rows(layout, count)
         (y,) = session.run(None, {"x": x})
-        wanted = rounded(layout, x) @ weight.T.astype(np.float64)
-        size = np.abs(rounded(layout, x)) @ (np.abs(weight.T) + 2 * largest)  # of what is added
+        taken = rounded(layout, x)
+        wanted = taken @ weight.T.astype(np.float64)
+        size = np.abs(taken) @ (np.abs(weight.T) + 2 * largest)  # of what is added
         assert np.all(np.abs(y - wanted) <= 1e-6 * size + 1e-12)
 
 

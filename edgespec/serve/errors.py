@@ -1,0 +1,115 @@
+"""Errors of the package as answers of HTTP, in the form of each API.
+
+    400  a request that cannot be answered as it is; 401, 403, 404, 405, 408, 413, 415
+    429  the queue is full                     503  draining, closed or out of memory
+    500  a bug                                 504  the deadline has passed
+
+Knows status codes and what clients read: openai's repeat 408, 409, 429 and all above 499 unless
+`x-should-retry` says no, langchain looks for the code `context_length_exceeded`, litellm for the
+sentence "maximum context length is". Of a bug it says nothing: names and values stay in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edgespec.errors import (
+    EdgeSpecError,
+    EngineClosed,
+    EnvironmentProblem,
+    InternalError,
+    LimitError,
+    OptionError,
+    RequestError,
+)
+
+logger = logging.getLogger(__name__)
+RETRY_AFTER_S = 1
+# Status -> the type that OpenAI's form has; others have that of a wrong request
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+RETRIED = (429, 503)  # what may be answered the next time
+CLIENTS_OWN = (RequestError, LimitError, OptionError)
+
+
+class Refusal(Exception):
+    """A request is answered with an error. `param` is the field at fault."""
+
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Whether to ask again, and when."""
+        if self.status == 401:
+            return {"www-authenticate": 'Basic realm="edgespec: the password is a key"'}
+        if self.status in RETRIED:
+            return {"retry-after": str(RETRY_AFTER_S)}
+        if self.status in (408, 413):  # what still comes is not read
+            return {"x-should-retry": "false", "connection": "close"}
+        return {"x-should-retry": "false"} if self.status >= 500 else {}
+
+
+def refusal_of(error: Exception, max_model_len: int) -> Refusal:
+    """The answer to a request that met an error."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, LimitError) and error.param == "prompt":
+        message = f"This model's maximum context length is {max_model_len} tokens: {words(error)}"
+        return Refusal(400, message, code="context_length_exceeded", param="prompt")
+    if isinstance(error, CLIENTS_OWN):
+        return Refusal(400, words(error), code="invalid_value", param=error.param)
+    if isinstance(error, EngineClosed):
+        return Refusal(503, "The server is stopping.", code="shutting_down")
+    if isinstance(error, EnvironmentProblem | MemoryError):
+        return Refusal(503, "The machine cannot answer this now.", code="out_of_resources")
+    log_bug(error)
+    return Refusal(500, "A bug in edgespec; the server's log says where.", code="internal_error")
+
+
+def log_bug(error: Exception) -> None:
+    """Where a bug was met, without what its message holds: that may be a text."""
+    cause = error.__cause__ if isinstance(error, InternalError) else None
+    met = cause or error
+    frames = "".join(traceback.format_tb(met.__traceback__))
+    logger.error("%s in\n%s", type(met).__name__, frames)
+
+
+def words(error: EdgeSpecError) -> str:
+    """What happened and the remedy, in one text."""
+    what = error.what if error.what.endswith((".", "!", "?")) else f"{error.what}."
+    return f"{what} {error.remedy}".strip()
+
+
+# ---- the forms
+
+
+def openai_form(refusal: Refusal) -> dict[str, Any]:
+    """The body of an error as OpenAI's clients read it."""
+    kind = TYPES.get(refusal.status, "invalid_request_error")
+    error = {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}
+    return {"error": error}
+
+
+def kserve_form(refusal: Refusal) -> dict[str, Any]:
+    """The body of an error as KServe's clients read it: tritonclient cannot show an object."""
+    return {"error": refusal.message}
+
+
+FORMS: Mapping[str, Callable[[Refusal], dict[str, Any]]] = {
+    "openai": openai_form,
+    "kserve": kserve_form,
+}

@@ -1,0 +1,339 @@
+"""OpenAI's `POST /v1/chat/completions`: messages to one or several answers, whole or as a stream.
+
+Knows the fields and the shapes. Thoughts are sent under both names that clients read,
+`reasoning_content` and `reasoning`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from edgespec.errors import RequestError
+from edgespec.prompts import Message, checks
+from edgespec.prompts.parse import messages
+from edgespec.prompts.places import JsonPlace
+from edgespec.runtime.loop.generation import Chunk, Response
+from edgespec.runtime.loop.sequence import Candidates
+from edgespec.serve.answering import Answers, Ask
+from edgespec.serve.fields import (
+    BOOLEAN,
+    INTEGER,
+    OBJECT,
+    STRING,
+    Fields,
+    Values,
+    harmless,
+    one_of,
+    refused,
+    taken,
+)
+from edgespec.serve.openai_common import (
+    COMMON,
+    LACKING,
+    NO_MEANING,
+    Head,
+    data_images_only,
+    finish_reason,
+    own_logprob,
+    room_of,
+    samplings,
+    speculation_of,
+    template_kwargs,
+    thinking_of,
+    token_entry,
+    usage_of,
+    with_adjusted,
+)
+from edgespec.serve.reasoning import ThoughtSplitter
+from edgespec.serve.responding import respond
+from edgespec.serve.service import Call, Ticket
+from edgespec.serve.sse import DONE
+
+MAX_TOP_LOGPROBS = 20
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+NO_TOOLS = "this version calls no tools"
+NO_AUDIO = "the model writes text alone"
+
+
+def server_messages(value: object, here: JsonPlace) -> tuple[Message, ...]:
+    """Returns the messages, with images that are in the request alone."""
+    read = messages(value, here)
+    for index, message in enumerate(read):
+        data_images_only([image.source for image in message.images], here.item(index))
+    return read
+
+
+FIELDS: Fields = {
+    **COMMON,
+    "messages": taken(
+        server_messages, {"type": "array", "items": OBJECT, "minItems": 1}, required=True
+    ),
+    "max_tokens": taken(checks.SAMPLING["max_generate_length"], INTEGER),
+    "max_completion_tokens": taken(checks.SAMPLING["max_generate_length"], INTEGER),
+    "logprobs": taken(checks.flag, BOOLEAN),
+    "top_logprobs": taken(checks.integer(0, MAX_TOP_LOGPROBS), INTEGER),
+    "reasoning_effort": taken(one_of(*EFFORTS), {"enum": [*EFFORTS]}),
+    "chat_template_kwargs": taken(template_kwargs, OBJECT),
+    "return_speculation": taken(checks.flag, BOOLEAN),
+    "store": harmless(NO_MEANING, BOOLEAN),
+    "metadata": harmless(NO_MEANING, OBJECT),
+    "service_tier": harmless(NO_MEANING, STRING),
+    "safety_identifier": harmless(NO_MEANING, STRING),
+    "prompt_cache_key": harmless("prompts that begin alike share what was read", STRING),
+    "prompt_cache_retention": harmless("prefixes are kept as long as there is room", STRING),
+    "prediction": harmless("drafts are made without it", OBJECT),
+    "tools": refused(NO_TOOLS, []),
+    "tool_choice": refused(NO_TOOLS, "none", "auto"),
+    "parallel_tool_calls": refused(NO_TOOLS, True, False),
+    "functions": refused(NO_TOOLS, []),
+    "function_call": refused(NO_TOOLS, "none", "auto"),
+    "response_format": refused(LACKING, {"type": "text"}),
+    "add_generation_prompt": refused("an answer begins a message of its own", True),
+    "continue_final_message": refused("an answer begins a message of its own", False),
+    "add_special_tokens": refused("the chat template has them", False),
+    "echo": refused("the answer is what the model writes; completions echo", False),
+    "include_reasoning": refused("thoughts are sent apart from the answer", True),
+    "chat_template": refused("no template of a request is run"),
+    "documents": refused("chat templates get messages alone", []),
+    "mm_processor_kwargs": refused("the size of an image follows from the model"),
+    "modalities": refused(NO_AUDIO, ["text"]),
+    "audio": refused(NO_AUDIO),
+    "verbosity": refused("the model does not know it", "medium"),
+    "web_search_options": refused("nothing is searched"),
+}
+
+
+async def answer(call: Call) -> ASGIApp:
+    """The response to a request."""
+    kind = "chat.completion.chunk" if call.values.get("stream") else "chat.completion"
+    asked = ChatRequest(call, Head.new(kind, "chatcmpl", call.service.name))
+    return await respond(call, asked, call.values.get("n", 1), done=DONE)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A request as it was read."""
+
+    call: Call
+    head: Head
+
+    @property
+    def values(self) -> Values:
+        """The values of its fields."""
+        return self.call.values
+
+    @property
+    def num_logprobs(self) -> int:
+        """Candidates of each token. Raises RequestError for some without `logprobs`."""
+        top = self.values.get("top_logprobs", 0)
+        if top and not self.values.get("logprobs"):
+            message = "request: top_logprobs goes with logprobs."
+            raise RequestError(message, 'Add "logprobs": true.', param="top_logprobs")
+        return max(1, top) if self.values.get("logprobs") else 0
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The tokens of an answer, by either name. Raises RequestError where they differ."""
+        names = ("max_completion_tokens", "max_tokens")
+        given = {self.values[name] for name in names if name in self.values}
+        if len(given) > 1:
+            message = "request: max_tokens and max_completion_tokens differ."
+            raise RequestError(message, "Leave max_tokens out.", param="max_tokens")
+        return next(iter(given), None)
+
+    @property
+    def wants(self) -> Values:
+        """What a stream has beside text."""
+        options: Values = self.values.get("stream_options", {})
+        return options
+
+    async def answers(self, ticket: Ticket) -> Answers:
+        """The answers, once the prompt is encoded."""
+        service = self.call.service
+        engine, thinking = service.engine, thinking_of(self.values, service)
+        num_logprobs, max_tokens = self.num_logprobs, self.max_tokens
+        prompt = await asyncio.to_thread(
+            engine.encode, self.values["messages"], enable_thinking=thinking
+        )
+        room = room_of(service, len(prompt), max_tokens, self.call.adjusted)
+        drafts = not self.values.get("disable_spec_decode", False)
+        asks = [
+            Ask(prompt, sampling, drafts, keep=True)
+            for sampling in samplings(self.values, room, num_logprobs)
+        ]
+        return Answers(service, asks, ticket)
+
+    # ---- whole
+
+    async def whole(self, answers: Answers) -> dict[str, Any]:
+        """The answer as one JSON object."""
+        texts, responses = [ChoiceText(self.splitter(answers)) for _ in answers.asks], {}
+        async for index, event in answers.events():
+            if isinstance(event, Chunk):
+                texts[index].push(event)
+            else:
+                responses[index] = event
+        several = len(texts) > 1
+        choices = [
+            {
+                "index": index,
+                "message": text.message(),
+                "logprobs": self.logprobs(response.token_ids, response.logprobs),
+                "finish_reason": finish_reason(response),
+                **self.ids_of(response.token_ids),
+                **(speculation_of(response) if several else {}),
+            }
+            for index, text in enumerate(texts)
+            for response in [responses[index]]
+        ]
+        answer = {
+            **self.head.to_dict(),
+            "choices": choices,
+            **self.ending(answers, responses, [text.splitter for text in texts]),
+            **self.ids_of(answers.asks[0].prompt, "prompt_token_ids"),
+        }
+        return with_adjusted(answer, self.call.adjusted)
+
+    def ending(
+        self,
+        answers: Answers,
+        responses: Mapping[int, Response],
+        splitters: Sequence[ThoughtSplitter],
+    ) -> dict[str, Any]:
+        """The usage, and what was drafted where there is one choice."""
+        thoughts = sum(splitter.num_thoughts for splitter in splitters)
+        usage = usage_of(len(answers.asks[0].prompt), [*responses.values()], thoughts)
+        return {"usage": usage, **(speculation_of(responses[0]) if len(responses) == 1 else {})}
+
+    # ---- as a stream
+
+    async def parts(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
+        """The answer part by part: the role first, the usage last, where it is asked for."""
+        prompt, responses = answers.asks[0].prompt, dict[int, Response]()
+        splitters = [self.splitter(answers) for _ in answers.asks]
+        numbers = [0] * len(answers.asks)
+
+        def part(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            usage: dict[str, Any] = {}
+            if self.wants.get("continuous_usage_stats"):
+                usage = {"usage": running_usage(len(prompt), sum(numbers))}
+            elif self.wants.get("include_usage"):
+                usage = {"usage": None}
+            return {**self.head.to_dict(), "choices": [{**choice, **more}], **usage}
+
+        for index in range(len(answers.asks)):
+            first = part(index, {"role": "assistant", "content": ""})
+            if not index:
+                first.update(self.ids_of(prompt, "prompt_token_ids"))
+                first = with_adjusted(first, self.call.adjusted)
+            yield first
+        async for index, event in answers.events():
+            if isinstance(event, Chunk):
+                numbers[index] += len(event.token_ids)
+                delta = delta_of(*splitters[index].push(event.token_ids, event.pieces))
+                more = self.ids_of(event.token_ids) | self.step_of(event)
+                if delta or more or (event.logprobs and event.token_ids):
+                    logprobs = self.logprobs(event.token_ids, event.logprobs)
+                    yield part(index, delta, logprobs=logprobs, **more)
+                continue
+            responses[index] = event
+            if rest := delta_of(*splitters[index].flush()):
+                yield part(index, rest)
+            last = part(index, {}, finish_reason=finish_reason(event))
+            several, with_usage = len(answers.asks) > 1, self.wants.get("include_usage")
+            if several:
+                last["choices"][0].update(speculation_of(event))
+            elif not with_usage:
+                last.update(speculation_of(event))
+            yield last
+        if self.wants.get("include_usage"):
+            ending = self.ending(answers, responses, splitters)
+            yield {**self.head.to_dict(), "choices": [], **ending}
+
+    # ---- parts of both
+
+    def splitter(self, answers: Answers) -> ThoughtSplitter:
+        """What divides the text of one choice."""
+        service, prompt = self.call.service, answers.asks[0].prompt
+        return ThoughtSplitter(service.marks, service.engine.tokenizer, prompt)
+
+    def logprobs(
+        self, token_ids: Sequence[int], steps: Sequence[Candidates]
+    ) -> dict[str, Any] | None:
+        """The log-probabilities of some tokens, where they are asked for."""
+        if not self.values.get("logprobs"):
+            return None
+        tokenizer, top = self.call.service.engine.tokenizer, self.values.get("top_logprobs", 0)
+        content = []
+        for token_id, step in zip(token_ids, steps, strict=True):
+            entry = token_entry(tokenizer, token_id, own_logprob(step, token_id))
+            entry["top_logprobs"] = [token_entry(tokenizer, i, p) for i, p in step[:top]]
+            content.append(entry)
+        return {"content": content, "refusal": None}
+
+    def step_of(self, chunk: Chunk) -> dict[str, Any]:
+        """What a step drafted and accepted, where it is asked for: the text of each token, of which
+        the first `accepted` were drafts, and the tree, whose nodes have their parents' numbers."""
+        if not self.values.get("return_speculation") or not chunk.token_ids:
+            return {}
+        step = {"pieces": chunk.pieces, "accepted": chunk.accepted, "tree": None}
+        if (tree := chunk.tree) is not None:
+            names = [self.call.service.engine.tokenizer.token_bytes(int(i)) for i in tree.tokens]
+            step["tree"] = {
+                "tokens": [name.decode("utf-8", "replace") for name in names],
+                "parents": tree.parents.tolist(),
+                "probs": None if tree.probs is None else tree.probs.tolist(),
+                "path": [int(node) for node in chunk.path],
+            }
+        return {"speculation": step}
+
+    def ids_of(self, token_ids: Sequence[int], name: str = "token_ids") -> dict[str, Any]:
+        """Token ids, where they are asked for."""
+        return {name: [*token_ids]} if self.values.get("return_token_ids") else {}
+
+
+class ChoiceText:
+    """The text of one choice as it comes."""
+
+    def __init__(self, splitter: ThoughtSplitter) -> None:
+        self.splitter, self.thoughts, self.content = splitter, "", ""
+
+    def push(self, chunk: Chunk) -> None:
+        """Takes in what a step added."""
+        self.add(*self.splitter.push(chunk.token_ids, chunk.pieces))
+
+    def add(self, thoughts: str, content: str) -> None:
+        """Takes in some text."""
+        self.thoughts, self.content = self.thoughts + thoughts, self.content + content
+
+    def message(self) -> dict[str, Any]:
+        """The message, once all has come."""
+        self.add(*self.splitter.flush())
+        thoughts = thoughts_of(self.thoughts)
+        return {"role": "assistant", "content": self.content, "refusal": None, **thoughts}
+
+
+def delta_of(thoughts: str, content: str) -> dict[str, Any]:
+    """What one event adds."""
+    return {**thoughts_of(thoughts), **({"content": content} if content else {})}
+
+
+def thoughts_of(thoughts: str) -> dict[str, Any]:
+    """Thoughts under both names that clients read."""
+    return {"reasoning_content": thoughts, "reasoning": thoughts} if thoughts else {}
+
+
+def running_usage(num_prompt: int, num_completion: int) -> dict[str, int]:
+    """The usage so far."""
+    total = num_prompt + num_completion
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": total,
+    }

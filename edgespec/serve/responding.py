@@ -1,0 +1,73 @@
+"""A request as a protocol has read it becomes a response: whole, or as a stream of events.
+
+Knows when answers begin and end, and that they end where nobody reads them. Knows no protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
+
+from edgespec.serve import sse
+from edgespec.serve.answering import Answers
+from edgespec.serve.service import Call, Ticket
+from edgespec.serve.waiting import attended
+
+
+class Asked(Protocol):
+    """A request as a protocol has read it."""
+
+    async def answers(self, ticket: Ticket) -> Answers:
+        """The answers, which the engine has begun."""
+
+    async def whole(self, answers: Answers) -> Any:
+        """All of them as one object."""
+
+    def parts(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
+        """What is sent of them as it comes."""
+
+
+async def respond(
+    call: Call,
+    asked: Asked,
+    count: int,
+    *,
+    made: Callable[[Any], ASGIApp] = JSONResponse,
+    encode: Callable[[Any], bytes] = sse.event,
+    done: bytes = b"",
+) -> ASGIApp:
+    """The response to a request for `count` answers: whole, `made` of them, or as a stream of
+    events, whose bytes `encode` makes, and `done` at its end. Raises Refusal and the engine's
+    errors while nothing was sent, and ClientGone."""
+    service, limits = call.service, call.service.limits
+    ticket = service.admit(count)
+    try:
+        if call.values.get("stream"):
+            answers = await asked.answers(ticket)
+            return sse.EventStream(
+                asked.parts(answers),
+                failed=call.error_of,
+                close=answers.close,
+                timeout_s=limits.request_timeout_s,
+                heartbeat_s=limits.heartbeat_s,
+                encode=encode,
+                done=done,
+            )
+        work = whole_of(asked, ticket)
+        body = await attended(call.request.receive, work, limits.request_timeout_s)
+        return made(body)
+    except BaseException:
+        ticket.give_back()
+        raise
+
+
+async def whole_of(asked: Asked, ticket: Ticket) -> Any:
+    """All answers as one object; they end with it."""
+    answers = await asked.answers(ticket)
+    try:
+        return await asked.whole(answers)
+    finally:
+        answers.close()

@@ -1,0 +1,94 @@
+"""Server-sent events: an answer as it comes, a comment where nothing comes, an error as the last
+event.
+
+Knows HTTP and time. Knows no protocol's events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from edgespec.serve.waiting import ClientGone, attended
+
+logger = logging.getLogger(__name__)
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # proxies hold events back otherwise
+]
+COMMENT = b": still here\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: object) -> bytes:
+    """A value as an event."""
+    return (
+        b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    )
+
+
+class EventStream:
+    """A response of events. `failed` makes the event of an error, `close` ends what is under way,
+    however the response ends. `encode` makes bytes of an event, and `done` are the last ones."""
+
+    def __init__(
+        self,
+        events: AsyncIterator[object],
+        *,
+        failed: Callable[[Exception], dict[str, Any]],
+        close: Callable[[], None],
+        timeout_s: float,
+        heartbeat_s: float,
+        encode: Callable[[Any], bytes] = event,
+        done: bytes = DONE,
+    ) -> None:
+        self.events, self.failed, self.close = events, failed, close
+        self.encode, self.done = encode, done
+        self.timeout_s, self.heartbeat_s = timeout_s, heartbeat_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events until they end, the client is gone or the time is over."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            last = self.done
+            try:
+                await attended(receive, self.write(send), self.timeout_s)
+            except ClientGone:
+                return
+            except Exception as error:
+                last = self.encode(self.failed(error)) + self.done
+            await send({"type": "http.response.body", "body": last})
+        finally:
+            self.close()
+
+    async def write(self, send: Send) -> None:
+        """Sends each event, and a comment after a while without one."""
+        loop = asyncio.get_running_loop()
+        sent_s = loop.time()
+
+        async def beat() -> None:
+            nonlocal sent_s
+            while True:
+                await asyncio.sleep(max(0.0, sent_s + self.heartbeat_s - loop.time()))
+                if loop.time() - sent_s >= self.heartbeat_s:
+                    sent_s = loop.time()
+                    await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+
+        beating = asyncio.create_task(beat())
+        try:
+            async for value in self.events:
+                sent_s = loop.time()
+                await send(
+                    {"type": "http.response.body", "body": self.encode(value), "more_body": True}
+                )
+        finally:
+            beating.cancel()
+            with suppress(asyncio.CancelledError):
+                await beating
