@@ -196,7 +196,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from edgespec.images import ImageRules
-    from edgespec.prompts import ImageItem, Message, SamplingParams
+    from edgespec.prompts import Guided, ImageItem, Message, SamplingParams
     from edgespec.runtime.acceptance.verify import (
         Acceptance,
         ExactAcceptance,
@@ -235,6 +235,7 @@ __all__ = [
     "EnvironmentProblem",
     "ExactAcceptance",
     "GoldenMismatch",
+    "Guided",
     "ImageItem",
     "ImageRules",
     "InternalError",
@@ -271,6 +272,7 @@ HOMES = {
     "DraftPlan": "edgespec.runtime.trees.tree",
     "Engine": "edgespec.runtime.engine",
     "ExactAcceptance": "edgespec.runtime.acceptance.verify",
+    "Guided": "edgespec.prompts",
     "ImageItem": "edgespec.prompts",
     "ImageRules": "edgespec.images",
     "Message": "edgespec.prompts",

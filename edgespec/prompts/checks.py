@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from edgespec.prompts.guided import guided
 from edgespec.prompts.places import JsonPlace, did_you_mean, show
 
 MAX_BATCH_SIZE = 16
@@ -206,6 +207,7 @@ SAMPLING: dict[str, Check[object]] = {
     "ignore_eos": flag,
     "stop_token_ids": stop_token_ids,
     "prompt_logprobs": prompt_logprobs,
+    "guided": guided,
 }
 
 

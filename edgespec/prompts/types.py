@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from edgespec.prompts import checks
+from edgespec.prompts.guided import Guided
 from edgespec.prompts.image_item import ImageItem
 from edgespec.prompts.places import JsonPlace, show
 from edgespec.prompts.rendering import DEFAULT_RENDERING, Rendering
@@ -130,7 +131,8 @@ class SamplingParams:
     of what the answer has so far: once for each token, and once for each time. The first
     `min_tokens` hold no end, no token of `stop_token_ids` and no `stop`; with `ignore_eos` the
     model's end tokens end nothing. `prompt_logprobs` are the candidates of each token of the prompt
-    in the Response, 0 for the token alone; `max_generate_length` may be 0 with them. Raises
+    in the Response, 0 for the token alone; `max_generate_length` may be 0 with them.
+    `guided` is the form of the answer (docs/structured.md). Raises
     RequestError for values that input.json could not have either.
     """
 
@@ -150,6 +152,7 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    guided: Guided | None = None
 
     def __post_init__(self) -> None:
         here = JsonPlace("SamplingParams")
@@ -194,3 +197,4 @@ class Overrides(TypedDict, total=False):
     repetition_penalty: float | None
     max_generate_length: int | None
     num_logprobs: int | None
+    guided: object

@@ -41,6 +41,8 @@ from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
 from edgespec.runtime.drafters.user import UserDrafter
+from edgespec.runtime.grammar.grammars import Grammars
+from edgespec.runtime.grammar.guide import Guide
 from edgespec.runtime.loop.driver import Driver
 from edgespec.runtime.loop.generation import Event, Generation, GenerationRequest, Response
 from edgespec.runtime.loop.prefix import PREFIX_CACHE_BYTES, PrefixCache, check_bytes
@@ -178,7 +180,14 @@ class Engine:
         self.tokenizer, self.images = parts.tokenizer, parts.images
         self.stop_ids = frozenset(self.config.component.eos_token_ids)
         policy = None if self.costs is None else AdaptivePolicy(self.costs)
-        self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes), policy)
+        self.grammars = Grammars(self.tokenizer, self.config.component.vocab_size, self.stop_ids)
+        self.session = Session(
+            self.base,
+            self.drafter,
+            PrefixCache(prefix_cache_bytes),
+            policy,
+            self.config.limits.verify_tree_size,
+        )
         self.session.log.recording = False
         if self.images is not None:
             self.images.log = self.session.log
@@ -355,6 +364,7 @@ class Engine:
             ids,
             sampling or SamplingParams(),
             keep_all=keep,
+            takes_forced=plan is not PLAIN,
             priority=priority,
             cache_salt=cache_salt,
             timeout_s=timeout_s,
@@ -382,7 +392,10 @@ class Engine:
             draft = self.drafting.of(request.drafter, request.drafter_options)
             drafter = None if draft is None else draft.drafter
         gates = self.planner.gates_for(request)
-        handle = Generation(request, self.tokenizer, self.stop_ids, acceptance, drafter, gates)
+        guide = self.guide(request.sampling, request.prompt_ids)
+        handle = Generation(
+            request, self.tokenizer, self.stop_ids, acceptance, drafter, gates, guide
+        )
         if gates is not None and gates.stopped and ACCEPT_RULES[acceptance.rule].lossless != "no":
             handle.plan = None  # lossy rules decide without drafts too
         plan = handle.plan
@@ -391,6 +404,13 @@ class Engine:
             handle.adaptive = AdaptiveState(AcceptanceEstimate(prior))
             handle.metrics.spec_policy = ADAPTIVE
         return handle
+
+    def guide(self, sampling: SamplingParams, prompt_ids: Sequence[int]) -> Guide | None:
+        """What the grammar of a request allows behind its prompt; None where it has none. Compiles
+        it, unless it was asked for lately: raises RequestError or LimitError for one that cannot
+        be."""
+        guided = sampling.guided
+        return None if guided is None else self.grammars.guide(guided, prompt_ids)
 
     # ---- answers
 

@@ -69,6 +69,7 @@ RUNTIME = (
     "text",
     "lanes",
     "trees",
+    "grammar",
     "acceptance",
     "plans",
     "vision",

@@ -16,6 +16,7 @@ from edgespec.prompts import STOP_WORDS, SamplingParams
 from edgespec.runtime.acceptance.verify import EXACT_ACCEPTANCE, AcceptOptions, lossless
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.options import DrafterOptions
+from edgespec.runtime.grammar.guide import Guide
 from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.loop.sequence import Candidates, SequenceState, StepOutput
 from edgespec.runtime.plans.schedules import Gates, Schedule
@@ -37,7 +38,8 @@ class GenerationRequest:
     no engine, with its `drafter_options`, or a Drafter. `schedule` is what it may draft while so
     many run, None as the engine was opened. `acceptance` is a rule of `verify.ACCEPT_RULES` with
     its options; None: the engine's. `prior` is the acceptance by depth that adaptive drafting
-    begins with; None: the engine's. `arrived_s` is when the request came, by `time.perf_counter`;
+    begins with; None: the engine's. `takes_forced`: tokens that a grammar leaves no choice come as
+    drafts, without a drafter too. `arrived_s` is when the request came, by `time.perf_counter`;
     None: when it is added to the scheduler. `priority`: lower ones run first. Prefixes are shared
     between requests of one `cache_salt`. After `timeout_s` seconds since it came it ends.
     """
@@ -53,6 +55,7 @@ class GenerationRequest:
     drafter_options: DrafterOptions | Mapping[str, object] | None = None
     schedule: Schedule | None = None
     prior: Sequence[float] | None = None
+    takes_forced: bool = True
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
@@ -136,13 +139,14 @@ class Generation(SequenceState):
         acceptance: AcceptOptions | None = None,
         drafter: Drafter | None = None,
         gates: Gates | None = None,
+        guide: Guide | None = None,
     ) -> None:
         sampling, prompt = with_seed(request.sampling), request.prompt
         ends = end_ids(sampling, stop_ids)
         self.stop_word_ids, strings = tokenizer.split_stops(sampling.stop)
         super().__init__(
             prompt=prompt,
-            sampler=Sampler.of(sampling, len(prompt), ends | self.stop_word_ids),
+            sampler=Sampler.of(sampling, len(prompt), ends | self.stop_word_ids, guide),
             max_new_tokens=sampling.max_generate_length,
             stop_ids=ends,
             plan=request.plan if sampling.max_generate_length else None,
@@ -153,6 +157,8 @@ class Generation(SequenceState):
             acceptance=acceptance or request.acceptance or EXACT_ACCEPTANCE,
             drafter=drafter,
             gates=gates,
+            guide=guide,
+            takes_forced=request.takes_forced,
             priority=request.priority,
             cache_salt=request.cache_salt,
         )

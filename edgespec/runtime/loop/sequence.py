@@ -15,6 +15,7 @@ from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.acceptance.verify import EXACT_ACCEPTANCE, AcceptOptions
 from edgespec.runtime.drafters.base import Drafter, Observation
+from edgespec.runtime.grammar.guide import Guide
 from edgespec.runtime.lanes.stages import StageTimes
 from edgespec.runtime.plans.draft_budget import Budgeted
 from edgespec.runtime.plans.policy import AdaptiveState
@@ -85,6 +86,8 @@ class SequenceState:
     gates: Gates | None = None  # what limits its drafts
     adaptive: AdaptiveState | None = None  # of a plan that the session's policy adapts
     prompt_logprobs: int | None = None
+    guide: Guide | None = None  # of its grammar, whose mask its sampler has
+    takes_forced: bool = True  # drafts that the grammar leaves no choice
     priority: int = 0  # lower ones are read first
     cache_salt: str = ""  # its prefixes are kept for sequences with the same one
 

@@ -121,6 +121,7 @@ class FileAnswers:
             keep=self.common(ids, system_prompt) if request.keep_system_prompt else 0,
             keep_all=turn < len(request.turns),
             arrived_s=arrived_s,
+            takes_forced=not request.disable_spec_decode,
         )
         return replace(answer, prompt=prompt, system_prompt=system_prompt), asked
 
@@ -175,7 +176,10 @@ class FileAnswers:
         for answer in answers:
             if answer.response is not None and answer.speculative:
                 prompt_ids, sampling = answer.response.prompt_ids, seeded(answer)
-                asked[GenerationRequest(prompt_ids, sampling, arrived_s=arrived_s)] = answer
+                request = GenerationRequest(
+                    prompt_ids, sampling, arrived_s=arrived_s, takes_forced=False
+                )
+                asked[request] = answer
         queue = deque(asked)
         answered: list[tuple[Answer, Response]] = []
         for request, event in self.engine.run_queue(queue, self.batch_size, self.stopping):

@@ -136,7 +136,9 @@ def first_difference(
             index=index, plain=a, speculative=b, apart=float("inf"), rounding=0.0, bound=0.0
         )
     ends = end_ids(sampling, engine.stop_ids)
-    sampler = Sampler.of(replace(sampling, seed=plain.seed), len(plain.prompt_ids), ends)
+    guide = engine.guide(sampling, speculative.prompt_ids) if sampling.guided else None
+    seeded = replace(sampling, seed=plain.seed)
+    sampler = Sampler.of(seeded, len(plain.prompt_ids), ends, guide)
     with engine.driver.paused():  # the lanes are needed
         # Of engines for several capacities the one that answered
         engine.base.reserve(0, len(speculative.prompt_ids) + sampling.max_generate_length)

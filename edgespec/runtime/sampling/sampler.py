@@ -10,25 +10,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.call import Logits
-from edgespec.errors import EnvironmentProblem
+from edgespec.errors import EnvironmentProblem, RequestError
 from edgespec.prompts import SamplingParams
 
 Row = NDArray[np.float32]
 Adjusted = NDArray[np.float32] | NDArray[np.float64]
 Ids = NDArray[np.int64]
+NEVER = np.float32(-np.inf)  # a logit that no sampling draws
 NEAR_TIE = 1e-5  # nats; scores this close may swap between float32 kernels
+
+
+class TokenMask(Protocol):
+    """What a grammar allows: a function of the path alone, whatever was asked before."""
+
+    def allowed(self, before: Sequence[int]) -> NDArray[np.bool_] | None:
+        """The tokens [V] that may come after `before`; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Logit bias, repetition penalty, presence and frequency penalty, temperature, top-k, top-p,
-    min-p in this order, then Gumbel-max.
+    """Logit bias, repetition penalty, presence and frequency penalty, the grammar's mask,
+    temperature, top-k, top-p, min-p in this order, then Gumbel-max.
 
     Temperature 0 is greedy; top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties
     0 are off. `before` is the complete path of a token, prompt included: its length is the absolute
@@ -48,14 +56,19 @@ class Sampler:
     min_tokens: int = 0
     num_prompt: int = 0
     end_ids: frozenset[int] = frozenset()
+    mask: TokenMask | None = None
 
     @classmethod
     def of(
-        cls, sampling: SamplingParams, num_prompt: int = 0, end_ids: frozenset[int] = frozenset()
+        cls,
+        sampling: SamplingParams,
+        num_prompt: int = 0,
+        end_ids: frozenset[int] = frozenset(),
+        mask: TokenMask | None = None,
     ) -> Sampler:
         """That of a request whose seed is known; a greedy one needs none. A seed below 0 is that
-        which has the same 64 bits."""
-        own: dict[str, Any] = {"num_prompt": num_prompt, "end_ids": end_ids}
+        which has the same 64 bits. `mask` is that of its grammar."""
+        own: dict[str, Any] = {"num_prompt": num_prompt, "end_ids": end_ids, "mask": mask}
         names = [item.name for item in fields(cls) if item.name not in own]
         shared = {name: getattr(sampling, name) for name in names}
         return cls(**shared | own | {"seed": (sampling.seed or 0) % 2**64})
@@ -84,6 +97,10 @@ class Sampler:
         return best
 
     def adjusts(self, position: int) -> bool:
+        """Whether a bias, a penalty, the least length or a grammar changes a position's logits."""
+        return self.mask is not None or self.shifts(position)
+
+    def shifts(self, position: int) -> bool:
         """Whether a bias, a penalty or the least length changes the logits of a position."""
         return (
             bool(self.logit_bias or self.presence_penalty or self.frequency_penalty)
@@ -106,6 +123,30 @@ class Sampler:
         return adjusted
 
     def adjusted(self, logits: Row, before: Sequence[int]) -> Adjusted:
+        """Returns logits [V] with bias, penalties and, at the beginning, no end, and -inf for what
+        the grammar does not allow; unchanged if all are off.
+
+        Raises RequestError where that leaves no token.
+        """
+        if not self.adjusts(len(before)):
+            return logits
+        return self.masked(self.shifted(logits, before), before)
+
+    def masked(self, logits: Adjusted, before: Sequence[int]) -> Adjusted:
+        """Returns logits [V] with -inf for what the grammar does not allow after `before`."""
+        allowed = None if self.mask is None else self.mask.allowed(before)
+        if allowed is None:
+            return logits
+        out: Adjusted = np.where(allowed, logits, NEVER)
+        if out.max() == NEVER:
+            raise RequestError(
+                "the grammar of the answer leaves no token to go on with",
+                "Relax the grammar, or what else takes tokens away.",
+                param="guided",
+            )
+        return out
+
+    def shifted(self, logits: Row, before: Sequence[int]) -> Adjusted:
         """Returns logits [V] with bias, penalties and, at the beginning, no end; unchanged if all
         are off.
 
@@ -114,9 +155,9 @@ class Sampler:
         are taken off the logits of what the answer has, once a token and once a time, as OpenAI's
         API has them.
         """
-        if not self.adjusts(len(before)):
+        if not self.shifts(len(before)):
             return logits
-        out = logits.astype(np.float64)
+        out: NDArray[np.float64] = logits.astype(np.float64)
         for token, bias in self.logit_bias.items():
             out[token] += bias
         if self.repetition_penalty != 1:

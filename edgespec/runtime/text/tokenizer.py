@@ -65,6 +65,10 @@ class Tokenizer:
         """How many characters of a text one token stands for at most; infinity without a bound."""
         return chars_per_token(self._tokenizer)
 
+    def to_json(self) -> str:
+        """Returns the text of its tokenizer.json."""
+        return str(self._tokenizer.to_str())
+
     def render(self, messages: Sequence[Message], asked: Rendering = DEFAULT_RENDERING) -> str:
         """Returns the prompt of a conversation. Raises RequestError as `ChatTemplate.render`."""
         return self.template.render(messages, asked)
