@@ -57,6 +57,10 @@ class ChatTemplate(Protocol):
     def has_special_tokens(self) -> bool:
         """Whether the prompt begins with its special tokens, so that the tokenizer adds none."""
 
+    @property
+    def source(self) -> str:
+        """Its text; empty for one that only puts texts around messages."""
+
     def knows_thinking(self) -> bool:
         """Returns whether the template has a thinking mode."""
 
@@ -110,6 +114,7 @@ class RawTemplate:
     """No template on purpose: the messages as they are, joined by line breaks."""
 
     has_special_tokens = False
+    source = ""
 
     def knows_thinking(self) -> bool:
         """Returns False."""
@@ -129,6 +134,7 @@ class NoTemplate:
     """A missing chat template."""
 
     has_special_tokens = True
+    source = ""
 
     def knows_thinking(self) -> bool:
         """Returns False."""
@@ -148,6 +154,7 @@ class FlatTemplate:
     """The texts around each message. A system message of the request replaces the default one."""
 
     has_special_tokens: ClassVar[bool] = True
+    source: ClassVar[str] = ""
 
     roles: Mapping[str, tuple[str, str]]  # prefix and suffix by role
     default_system_prompt: str
@@ -284,7 +291,7 @@ class JinjaTemplate:
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], place: str = JINJA_TEMPLATE
     ) -> None:
-        self._source, self._place = source, place
+        self.source, self._place = source, place
         self._special_tokens = dict(special_tokens)
         self._sandbox = sandbox()
         self._compiled: jinja2.Template | None = None
@@ -356,13 +363,13 @@ class JinjaTemplate:
             _ = self._compiled or self._compile()
 
     def _compile(self) -> jinja2.Template:
-        size_bytes = len(self._source.encode(errors="surrogatepass"))
+        size_bytes = len(self.source.encode(errors="surrogatepass"))
         if size_bytes > MAX_TEMPLATE_BYTES:
             size = f"{size_bytes} bytes, and {MAX_TEMPLATE_BYTES} is the limit"
             message = f"The chat template in {self._place} is {size}."
             raise RequestError(message, _sentence(WRITE_IT_YOURSELF))
         try:
-            tree = self._sandbox.parse(self._source)
+            tree = self._sandbox.parse(self.source)
             self._reads = jinja2.meta.find_undeclared_variables(tree)
             # A template without images would print the list of items, or the text alone; one
             # without tools would leave the calls out

@@ -1,22 +1,23 @@
 """OpenAI's `POST /v1/chat/completions`: messages to one or several answers, whole or as a stream.
 
 Knows the fields and the shapes. Thoughts are sent under both names that clients read,
-`reasoning_content` and `reasoning`.
+`reasoning_content` and `reasoning`. A call of a tool is sent once it is whole.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.types import ASGIApp
 
 from edgespec.errors import RequestError
-from edgespec.prompts import Message, checks
+from edgespec.prompts import Guided, Message, checks
 from edgespec.prompts.parse import messages
-from edgespec.prompts.places import JsonPlace
+from edgespec.prompts.places import JsonPlace, show
+from edgespec.prompts.tools import tools
 from edgespec.runtime.loop.generation import Chunk, Response
 from edgespec.runtime.loop.sequence import Candidates
 from edgespec.serve.answering import Answers, Ask
@@ -54,10 +55,21 @@ from edgespec.serve.reasoning import ThoughtSplitter
 from edgespec.serve.responding import respond
 from edgespec.serve.service import Call, Ticket
 from edgespec.serve.sse import DONE
+from edgespec.serve.tool_calls import (
+    AnswerSplitter,
+    CallSplitter,
+    Items,
+    ToolCall,
+    forced,
+    form_of,
+)
 
 MAX_TOP_LOGPROBS = 20
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-NO_TOOLS = "this version calls no tools"
+CHOICES = ("none", "auto", "required")
+TOOLS = "`tools` has them"
+NAMED = '{"type": "function", "function": {"name": "..."}}'
+UNKNOWN_FORM = "tools: the model's calls stay text, as their form is not known"
 NO_AUDIO = "the model writes text alone"
 
 
@@ -67,6 +79,17 @@ def server_messages(value: object, here: JsonPlace) -> tuple[Message, ...]:
     for index, message in enumerate(read):
         data_images_only([image.source for image in message.images], here.item(index))
     return read
+
+
+def tool_choice(value: object, here: JsonPlace) -> str | tuple[str]:
+    """Returns a word, or the name of the one function that is to be called."""
+    if isinstance(value, str) and value in CHOICES:
+        return value
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        here.refuse(f"is {show(value)}", f"Write one of {', '.join(CHOICES)}, or {NAMED}.")
+    return (name,)
 
 
 FIELDS: Fields = {
@@ -88,11 +111,11 @@ FIELDS: Fields = {
     "prompt_cache_key": harmless("prompts that begin alike share what was read", STRING),
     "prompt_cache_retention": harmless("prefixes are kept as long as there is room", STRING),
     "prediction": harmless("drafts are made without it", OBJECT),
-    "tools": refused(NO_TOOLS, []),
-    "tool_choice": refused(NO_TOOLS, "none", "auto"),
-    "parallel_tool_calls": refused(NO_TOOLS, True, False),
-    "functions": refused(NO_TOOLS, []),
-    "function_call": refused(NO_TOOLS, "none", "auto"),
+    "tools": taken(tools, {"type": "array", "items": OBJECT}),
+    "tool_choice": taken(tool_choice, {"anyOf": [{"enum": [*CHOICES]}, OBJECT]}),
+    "parallel_tool_calls": taken(checks.flag, BOOLEAN),
+    "functions": refused(TOOLS, []),
+    "function_call": refused(TOOLS, "none", "auto"),
     "response_format": refused(LACKING, {"type": "text"}),
     "add_generation_prompt": refused("an answer begins a message of its own", True),
     "continue_final_message": refused("an answer begins a message of its own", False),
@@ -148,6 +171,32 @@ class ChatRequest:
         return next(iter(given), None)
 
     @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """The functions that the model may call."""
+        none = self.values.get("tool_choice") == "none"
+        return () if none else self.values.get("tools", ())
+
+    @property
+    def guided(self) -> Guided | None:
+        """The form of an answer that has to be a call. Raises RequestError where it cannot be."""
+        choice, own = self.values.get("tool_choice", "auto"), self.tools
+        if choice in ("auto", "none"):
+            return None
+        if named := [*choice] if isinstance(choice, tuple) else []:
+            own = [tool for tool in own if tool["function"]["name"] in named]
+        if not own:
+            message = f"request: tool_choice asks for {show(*named) if named else 'a call'}"
+            raise RequestError(f"{message}, which is not in tools.", "Add it.", param="tool_choice")
+        several = self.values.get("parallel_tool_calls", True) and not named
+        tokenizer = self.call.service.engine.tokenizer
+        form = form_of(tokenizer)
+        found = None if form is None else forced(form, own, tokenizer, several=several)
+        if found is None:
+            message = "request: no call can be forced in the form in which this model writes calls."
+            raise RequestError(message, 'Write "tool_choice": "auto".', param="tool_choice")
+        return found
+
+    @property
     def wants(self) -> Values:
         """What a stream has beside text."""
         options: Values = self.values.get("stream_options", {})
@@ -158,12 +207,24 @@ class ChatRequest:
         service = self.call.service
         engine, thinking = service.engine, thinking_of(self.values, service)
         num_logprobs, max_tokens = self.num_logprobs, self.max_tokens
+        guided = self.guided
         prompt = await asyncio.to_thread(
-            engine.encode, self.values["messages"], enable_thinking=thinking
+            engine.encode,
+            self.values["messages"],
+            enable_thinking=thinking,
+            tools=self.tools,
+            allow_control_tokens=False,
         )
         room = room_of(service, len(prompt), max_tokens, self.call.adjusted)
+        if self.tools and form_of(engine.tokenizer) is None:
+            self.call.adjusted.append(UNKNOWN_FORM)
         asks = [
-            Ask(prompt, sampling, keep=True, **turn_of(self.values))
+            Ask(
+                prompt,
+                replace(sampling, guided=guided) if guided else sampling,
+                keep=True,
+                **turn_of(self.values),
+            )
             for sampling in samplings(self.values, room, num_logprobs)
         ]
         return Answers(service, asks, ticket)
@@ -184,7 +245,7 @@ class ChatRequest:
                 "index": index,
                 "message": text.message(),
                 "logprobs": self.logprobs(response.token_ids, response.logprobs),
-                "finish_reason": finish_reason(response),
+                "finish_reason": ended(response, text.splitter),
                 **self.ids_of(response.token_ids),
                 **(speculation_of(response) if several else {}),
             }
@@ -203,10 +264,10 @@ class ChatRequest:
         self,
         answers: Answers,
         responses: Mapping[int, Response],
-        splitters: Sequence[ThoughtSplitter],
+        splitters: Sequence[AnswerSplitter],
     ) -> dict[str, Any]:
         """The usage, and what was drafted where there is one choice."""
-        thoughts = sum(splitter.num_thoughts for splitter in splitters)
+        thoughts = sum(splitter.thoughts.num_thoughts for splitter in splitters)
         usage = usage_of(len(answers.asks[0].prompt), [*responses.values()], thoughts)
         return {"usage": usage, **(speculation_of(responses[0]) if len(responses) == 1 else {})}
 
@@ -216,6 +277,7 @@ class ChatRequest:
         """The answer part by part: the role first, the usage last, where it is asked for."""
         prompt, responses = answers.asks[0].prompt, dict[int, Response]()
         splitters = [self.splitter(answers) for _ in answers.asks]
+        deltas = [Deltas() for _ in answers.asks]
         numbers = [0] * len(answers.asks)
 
         def part(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -236,16 +298,19 @@ class ChatRequest:
         async for index, event in answers.events():
             if isinstance(event, Chunk):
                 numbers[index] += len(event.token_ids)
-                delta = delta_of(*splitters[index].push(event.token_ids, event.pieces))
+                pushed = splitters[index].push(event.token_ids, event.pieces)
+                delta, *others = deltas[index].of(*pushed) or [{}]
                 more = self.ids_of(event.token_ids) | self.step_of(event)
                 if delta or more or (event.logprobs and event.token_ids):
                     logprobs = self.logprobs(event.token_ids, event.logprobs)
                     yield part(index, delta, logprobs=logprobs, **more)
+                for delta in others:
+                    yield part(index, delta)
                 continue
             responses[index] = event
-            if rest := delta_of(*splitters[index].flush()):
-                yield part(index, rest)
-            last = part(index, {}, finish_reason=finish_reason(event))
+            for delta in deltas[index].of(*splitters[index].flush()):
+                yield part(index, delta)
+            last = part(index, {}, finish_reason=ended(event, splitters[index]))
             several, with_usage = len(answers.asks) > 1, self.wants.get("include_usage")
             if several:
                 last["choices"][0].update(speculation_of(event))
@@ -258,10 +323,14 @@ class ChatRequest:
 
     # ---- parts of both
 
-    def splitter(self, answers: Answers) -> ThoughtSplitter:
+    def splitter(self, answers: Answers) -> AnswerSplitter:
         """What divides the text of one choice."""
         service, prompt = self.call.service, answers.asks[0].prompt
-        return ThoughtSplitter(service.marks, service.engine.tokenizer, prompt)
+        tokenizer, calls = service.engine.tokenizer, None
+        if self.tools and (form := form_of(tokenizer)) is not None:
+            single = self.values.get("parallel_tool_calls") is False
+            calls = CallSplitter(form, tokenizer, self.tools, single=single)
+        return AnswerSplitter(ThoughtSplitter(service.marks, tokenizer, prompt), calls)
 
     def logprobs(
         self, token_ids: Sequence[int], steps: Sequence[Candidates]
@@ -301,27 +370,62 @@ class ChatRequest:
 class ChoiceText:
     """The text of one choice as it comes."""
 
-    def __init__(self, splitter: ThoughtSplitter) -> None:
+    def __init__(self, splitter: AnswerSplitter) -> None:
         self.splitter, self.thoughts, self.content = splitter, "", ""
+        self.calls: list[ToolCall] = []
 
     def push(self, chunk: Chunk) -> None:
         """Takes in what a step added."""
         self.add(*self.splitter.push(chunk.token_ids, chunk.pieces))
 
-    def add(self, thoughts: str, content: str) -> None:
-        """Takes in some text."""
-        self.thoughts, self.content = self.thoughts + thoughts, self.content + content
+    def add(self, thoughts: str, items: Items) -> None:
+        """Takes in thoughts, text and calls."""
+        self.thoughts += thoughts
+        self.content += "".join(item for item in items if isinstance(item, str))
+        self.calls += [item for item in items if isinstance(item, ToolCall)]
 
     def message(self) -> dict[str, Any]:
         """The message, once all has come."""
         self.add(*self.splitter.flush())
-        thoughts = thoughts_of(self.thoughts)
-        return {"role": "assistant", "content": self.content, "refusal": None, **thoughts}
+        content: dict[str, Any] = {"content": self.content}
+        if self.calls:
+            calls = [{"id": call.id, **function(call.name, call.arguments)} for call in self.calls]
+            content = {"content": self.content or None, "tool_calls": calls}
+        return {"role": "assistant", **content, "refusal": None, **thoughts_of(self.thoughts)}
 
 
-def delta_of(thoughts: str, content: str) -> dict[str, Any]:
-    """What one event adds."""
-    return {**thoughts_of(thoughts), **({"content": content} if content else {})}
+class Deltas:
+    """What is sent of one choice in a stream, whose calls it counts."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def of(self, thoughts: str, items: Items) -> list[dict[str, Any]]:
+        """What one event adds: thoughts and text together, and of each call its name, and then its
+        arguments."""
+        found = [thoughts_of(thoughts)]
+        for item in items:
+            if isinstance(item, ToolCall):
+                index, self.num_calls = self.num_calls, self.num_calls + 1
+                first = {"index": index, "id": item.id, **function(item.name, "")}
+                rest = {"index": index, "function": {"arguments": item.arguments}}
+                found += [{"tool_calls": [first]}, {"tool_calls": [rest]}]
+            elif "tool_calls" in found[-1]:
+                found.append({"content": item})
+            else:
+                found[-1]["content"] = found[-1].get("content", "") + item
+        return found if found[0] else found[1:]
+
+
+def function(name: str, arguments: str) -> dict[str, Any]:
+    """A call of a function as OpenAI's clients read it."""
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def ended(response: Response, splitter: AnswerSplitter) -> str:
+    """Why an answer ended, which may be that it called."""
+    reason = finish_reason(response)
+    return "tool_calls" if splitter.num_calls and reason == "stop" else reason
 
 
 def thoughts_of(thoughts: str) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from starlette.types import ASGIApp
 
 from edgespec.errors import RequestError
 from edgespec.prompts import checks
+from edgespec.prompts.tools import tools
 from edgespec.serve.errors import Refusal
 from edgespec.serve.fields import BOOLEAN, INTEGERS, OBJECT, STRING, Fields, refused, taken
 from edgespec.serve.fields import token_ids as ids_check
-from edgespec.serve.openai_chat import NO_TOOLS, server_messages
+from edgespec.serve.openai_chat import server_messages
 from edgespec.serve.openai_common import template_kwargs, thinking_of
 from edgespec.serve.service import Call
 
@@ -26,7 +27,7 @@ TOKENIZE: Fields = {
     "add_generation_prompt": refused("an answer begins a message of its own", True),
     "continue_final_message": refused("an answer begins a message of its own", False),
     "chat_template": refused("no template of a request is run"),
-    "tools": refused(NO_TOOLS, []),
+    "tools": taken(tools, {"type": "array", "items": OBJECT}),
 }
 DETOKENIZE: Fields = {
     "model": taken(checks.text, STRING),
@@ -42,7 +43,13 @@ async def tokenize(call: Call) -> ASGIApp:
         raise RequestError("request: give one of prompt and messages.", param="prompt")
     if "messages" in values:
         thinking = thinking_of(values, service)
-        ids = await asyncio.to_thread(engine.encode, values["messages"], enable_thinking=thinking)
+        ids = await asyncio.to_thread(
+            engine.encode,
+            values["messages"],
+            enable_thinking=thinking,
+            tools=values.get("tools"),
+            allow_control_tokens=False,
+        )
     elif values.get("add_special_tokens", True):
         ids = await asyncio.to_thread(engine.encode, values["prompt"])
     else:

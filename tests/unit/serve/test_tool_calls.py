@@ -1,0 +1,195 @@
+"""Calls of tools: every form apart from the answer however its text is cut, and over a socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tokenizers
+
+import edgespec
+from edgespec.prompts.template import JinjaTemplate
+from edgespec.runtime.engine import Engine
+from edgespec.runtime.text.tokenizer import Tokenizer
+from edgespec.serve.reasoning import Marks, ThoughtSplitter
+from edgespec.serve.tool_calls import AnswerSplitter, CallSplitter, ToolCall, form_of
+from tests.lossless.engines import LIMITS, make_engines
+from tests.unit.serve.serving import Running, served
+
+PARAMETERS = {"city": {"type": "string"}, "days": {"anyOf": [{"type": "integer"}]}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "now",
+        "parameters": {
+            "type": "object",
+            "properties": {"on": {"type": "boolean"}},
+            "required": ["on"],
+            "additionalProperties": False,
+        },
+    },
+}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": PARAMETERS}},
+}
+SPECIAL = ("[TOOL_CALLS]", "[ARGS]", "<start_function_call>", "<end_function_call>", "<escape>")
+ARGUMENTS = {"city": "Köln", "days": 3}
+JSON = json.dumps(ARGUMENTS)
+OBJECT = f'{{"name": "weather", "arguments": {JSON}}}'
+BARE = f'{{"name": "weather", "parameters": {JSON}}}'
+XML = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n3\n"
+    "</parameter>\n</function>\n</tool_call>"
+)
+TAGGED = f"<tool_call>\n{OBJECT}\n</tool_call>"
+ESCAPED = "<start_function_call>call:weather{city:<escape>Köln<escape>,days:3}<end_function_call>"
+MARK = json.dumps({"name": "weather", "arguments": {"city": "</tool_call>"}})
+NO = f"<tool_call>{OBJECT[:-1]}</tool_call>"
+TAGS, LIST, ESCAPE, PYTHON = (
+    "<tool_call>",
+    "[TOOL_CALLS]",
+    "<start_function_call>",
+    "<|python_tag|>",
+)
+ONE: list[Any] = [("weather", ARGUMENTS)]
+# What a chat template says, an answer, and what it is as texts and calls
+ANSWERS: list[tuple[str, str, list[Any]]] = [
+    (TAGS, f"Let me see.\n\n{TAGGED}\n{TAGGED}\n", ["Let me see.", *ONE, *ONE]),
+    ("<function=", f"{XML} Done.", [*ONE, " Done."]),
+    (TAGS, f"<tool_call> begins a call: {TAGGED}", ["<tool_call> begins a call:", *ONE]),
+    (TAGS, f"<tool_call>{MARK}</tool_call>", [("weather", {"city": "</tool_call>"})]),
+    (TAGS, f"{NO} and {TAGGED}", [f"{NO} and", *ONE]),
+    (TAGS, TAGGED.removesuffix("</tool_call>"), ONE),  # whole, without its end
+    (TAGS, f"a < b <tool_call>{OBJECT[:-2]}\n\n", [f"a < b <tool_call>{OBJECT[:-2]}\n\n"]),
+    (TAGS, f" {OBJECT} <tool_", [f" {OBJECT} <tool_"]),
+    (
+        TAGS,
+        '<tool_call>{"name": "\\ud800"}</tool_call>',
+        ['<tool_call>{"name": "\\ud800"}</tool_call>'],
+    ),
+    (LIST, f"[TOOL_CALLS] [{OBJECT}, {OBJECT}]", [*ONE, *ONE]),
+    (LIST, f"So:[TOOL_CALLS]weather[ARGS]{JSON}[TOOL_CALLS]weather{JSON}", ["So:", *ONE, *ONE]),
+    (LIST, f"[TOOL_CALLS]weather[ARGS]{JSON[:-1]}", [f"weather{JSON[:-1]}"]),
+    (ESCAPE, f"{ESCAPED}{ESCAPED}", [*ONE, *ONE]),
+    (PYTHON, f"\n{BARE}; {BARE}", [*ONE, *ONE]),
+    (PYTHON, f"<|python_tag|>{BARE}", ONE),
+    (PYTHON, '{"name": "Faust", "parameters": {}}', ['{"name": "Faust", "parameters": {}}']),
+    (PYTHON, f"See {BARE}", [f"See {BARE}"]),
+]
+
+
+def tokenizer_of(source: str, special: tuple[str, ...] = SPECIAL) -> Tokenizer:
+    """One whose special tokens are the marks of some forms; `source` is its chat template."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.add_special_tokens([*special])
+    return Tokenizer(made, JinjaTemplate(source, {}))
+
+
+def pieces_of(text: str, tokenizer: Tokenizer, size: int) -> Iterator[tuple[int, str]]:
+    """A text cut into tokens of so many characters; special tokens have no text."""
+    while text:
+        mark = next((mark for mark in SPECIAL if text.startswith(mark)), None)
+        if mark is not None:
+            token, text = tokenizer.token_id(mark), text.removeprefix(mark)
+            assert token is not None
+            yield token, ""
+            continue
+        ahead = [text.find(mark) for mark in SPECIAL if mark in text]
+        upto = min([size, *ahead])
+        yield 99, text[:upto]
+        text = text[upto:]
+
+
+@pytest.mark.parametrize(("source", "text", "expected"), ANSWERS)
+def test_calls_are_found_however_the_text_is_cut(
+    source: str, text: str, expected: list[Any]
+) -> None:
+    tokenizer = tokenizer_of(source)
+    form = form_of(tokenizer)
+    assert form is not None
+    for size in range(1, len(text) + 1):
+        thoughts = ThoughtSplitter(Marks("<think>", "</think>"), tokenizer, [])
+        splitter = AnswerSplitter(thoughts, CallSplitter(form, tokenizer, [WEATHER]))
+        tokens = [*pieces_of(f"<think>{TAGGED}</think>{text}", tokenizer, size)]
+        parts = [splitter.push([token], [piece]) for token, piece in tokens]
+        parts.append(splitter.flush())
+        found: list[Any] = []
+        for item in (item for _, items in parts for item in items):
+            if isinstance(item, ToolCall):
+                found.append((item.name, json.loads(item.arguments)))
+            elif found and isinstance(found[-1], str):
+                found[-1] += item
+            else:
+                found.append(item)
+        assert found == expected, size
+        assert "".join(thought for thought, _ in parts) == TAGGED
+
+
+def test_the_form_follows_from_the_template_or_else_from_the_vocabulary() -> None:
+    assert form_of(tokenizer_of("", ())) is None
+    by_token = form_of(tokenizer_of("", (PYTHON,)))
+    assert by_token is not None
+    assert (by_token.begin, by_token.bare) == (PYTHON, True)
+
+
+# ---- over a socket
+
+TEMPLATE = "{% if tools %}<tool_call>{% endif %}{{ messages[-1]['content'] }}{# tool_calls #}"
+PATH = "/v1/chat/completions"
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]}
+
+
+@pytest.fixture(scope="module")
+def tool_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    limits = replace(LIMITS, max_input_len=64, max_kv_cache_capacity=256)
+    made = make_engines(
+        tmp_path_factory.mktemp("tools"), chat_template=TEMPLATE, eos=[0], limits=limits
+    )
+    with edgespec.load(made / "four", spec_decode=True) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def caller(tool_engine: Engine) -> Iterator[Running]:
+    with served(tool_engine) as running:
+        yield running
+
+
+def test_a_forced_call_is_sent_whole_and_as_a_stream(caller: Running) -> None:
+    named = {"type": "function", "function": {"name": "now"}}
+    for choice in ("required", named):
+        asked = {**ASK, "tool_choice": choice, "parallel_tool_calls": False, "seed": 3}
+        answer = caller.chat(**asked)["choices"][0]
+        (call,) = answer["message"]["tool_calls"]
+        assert (answer["finish_reason"], answer["message"]["content"]) == ("tool_calls", None)
+        assert (call["type"], call["function"]["name"]) == ("function", "now")
+        assert json.loads(call["function"]["arguments"]).keys() == {"on"}
+        events = [event["choices"][0] for event in caller.events(PATH, **asked)]
+        first, *rest = [d for e in events for d in e["delta"].get("tool_calls", [])]
+        assert first == {**call, "index": 0, "id": first["id"]} | {
+            "function": {"name": "now", "arguments": ""}
+        }
+        arguments = {"arguments": call["function"]["arguments"]}
+        assert rest == [{"index": 0, "function": arguments}]
+        assert events[-1]["finish_reason"] == "tool_calls"
+        assert not any(event["delta"].get("content") for event in events)
+
+
+def test_a_request_without_tools_has_the_same_text_as_content(
+    caller: Running, tool_engine: Engine
+) -> None:
+    answer = caller.chat(tools=[TOOL], tool_choice="none", max_tokens=9)["choices"][0]["message"]
+    assert answer == caller.chat(max_tokens=9)["choices"][0]["message"]
+    assert "tool_calls" not in answer
+    assert tool_engine.encode(ASK["messages"], tools=[TOOL]) != tool_engine.encode(ASK["messages"])
+
+
+@pytest.mark.parametrize("choice", ["required", "any", {"function": {"name": "later"}}, {}])
+def test_a_choice_that_cannot_be_is_refused(caller: Running, choice: object) -> None:
+    tools = None if choice == "required" else [TOOL]
+    response = caller.post(PATH, **{**ASK, "tools": tools, "tool_choice": choice})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
