@@ -87,6 +87,15 @@ request that met it. Where the engine itself fails, the requests that are in tha
 >>> [request.result().token_ids for request in asked] == [answer.token_ids for answer in answers]
 True
 
+Prompts are read in turn, the one with the shortest rest first, and each fourth time the one that
+came first. Beside answers that run a step reads so many rows of a prompt as cost about one and a
+half of their steps, by the costs that `build` stored (32 rows where there are none); where nothing
+runs, as many as the engine reads best. A prompt is kept at its end, as far as `prefix_cache_bytes`
+allows, and whoever begins alike with the same `cache_salt` goes on from there. Requests of a lower
+`priority` go first, `timeout_s` ends one with what there is (finish reason `timeout`), and with
+`edgespec.load(..., max_queue=N)` no more than N wait: the next one gets QueueFull. `engine.stats()`
+says what runs, waits and was done.
+
 A thread of the engine's own computes while requests wait. Ctrl-C interrupts whoever waits in the
 main thread, ends that request, and no other. The thread does not keep the interpreter alive.
 
@@ -187,7 +196,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from edgespec.images import ImageRules
-    from edgespec.prompts import ImageItem, Message, SamplingParams
+    from edgespec.prompts import Guided, ImageItem, Message, SamplingParams
     from edgespec.runtime.acceptance.verify import (
         Acceptance,
         ExactAcceptance,
@@ -226,6 +235,7 @@ __all__ = [
     "EnvironmentProblem",
     "ExactAcceptance",
     "GoldenMismatch",
+    "Guided",
     "ImageItem",
     "ImageRules",
     "InternalError",
@@ -262,6 +272,7 @@ HOMES = {
     "DraftPlan": "edgespec.runtime.trees.tree",
     "Engine": "edgespec.runtime.engine",
     "ExactAcceptance": "edgespec.runtime.acceptance.verify",
+    "Guided": "edgespec.prompts",
     "ImageItem": "edgespec.prompts",
     "ImageRules": "edgespec.images",
     "Message": "edgespec.prompts",

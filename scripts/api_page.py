@@ -71,6 +71,7 @@ PAGE: dict[str, dict[str, tuple[str, ...]]] = {
             "render",
             "encode",
             "decode",
+            "stats",
             "close",
             "aclose",
             "spec_decode",
@@ -100,6 +101,7 @@ PAGE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Answers": {
         "Response": (),
+        "EngineStats": (),
         "RequestMetrics": (
             "acceptance_length",
             "acceptance_rate",
@@ -201,7 +203,9 @@ def signature(value: Any) -> str:
         each
         for parameter in found.parameters.values()
         for each in (
-            options_of(parameter) if parameter.kind is parameter.VAR_KEYWORD else [parameter]
+            options_of(parameter)
+            if str(parameter.annotation).startswith("Unpack[")
+            else [parameter]
         )
         if parameter.name != "self"
     ]
@@ -220,11 +224,15 @@ def signature(value: Any) -> str:
 
 
 def options_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-    """The keywords of a TypedDict that is unpacked, with the defaults of `Engine.request`."""
-    defaults = inspect.signature(engine.Engine.request).parameters
+    """The keywords of a TypedDict that is unpacked, with the defaults of `Engine.request` or of
+    `Rendering`."""
+    defaults = {
+        **inspect.signature(engine.Rendering).parameters,
+        **inspect.signature(engine.Engine.request).parameters,
+    }
     unpacked = str(parameter.annotation).removeprefix("Unpack[").removesuffix("]")
     return [
-        defaults[name].replace(annotation=kind.__forward_arg__)
+        defaults[name].replace(annotation=kind.__forward_arg__, kind=parameter.KEYWORD_ONLY)
         for name, kind in getattr(engine, unpacked).__annotations__.items()
     ]
 

@@ -26,10 +26,10 @@ from edgespec.backends.base import (
     BuildOptions,
     EngineMemory,
     LaneRows,
+    Listeners,
     OptionValue,
     PairDevice,
     PlanHints,
-    Progress,
     Remedies,
     Runner,
     Staged,
@@ -281,7 +281,7 @@ class LoweredBackend(Backend):
         limits: Limits,
         options: BuildOptions,
         staging: Path,
-        progress: Progress,
+        progress: Listeners,
     ) -> Staged:
         path = self.engine_path(staging, onnx.role)
         canonical = canonical_contract(onnx.config.graph)

@@ -209,7 +209,7 @@ def noop(*values: object) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Listeners:
     """Listeners to a build: `start` gets the bytes of the engine, or the steps of its build,
     `prove` the number of passes by which it is then compared with the golden outputs, and `advance`
     each part of either. `warn` gets what the user should know before the work begins."""
@@ -220,7 +220,7 @@ class Progress:
     warn: Callable[[str], None] = noop
 
 
-SILENT = Progress()
+SILENT = Listeners()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +321,7 @@ class Backend(ABC):
         limits: Limits,
         options: BuildOptions,
         staging: Path,
-        progress: Progress,
+        progress: Listeners,
     ) -> Staged:
         """Write the engine's own files to `staging`. BuildError where it cannot be built."""
 

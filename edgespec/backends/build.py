@@ -23,7 +23,7 @@ from edgespec.artifacts.directories import DirectoryKind
 from edgespec.artifacts.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.backends import emitted, row_bits
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.base import SILENT, Backend, BuildOptions, Progress, Runner, Staged
+from edgespec.backends.base import SILENT, Backend, BuildOptions, Listeners, Runner, Staged
 from edgespec.backends.capacity import check_capacity, gigabytes
 from edgespec.backends.engine_config import (
     FP32_WEIGHTS,
@@ -103,7 +103,7 @@ def build(
     options: BuildOptions | None = None,
     spec_base: bool = False,
     spec_draft: bool = False,
-    progress: Progress = SILENT,
+    progress: Listeners = SILENT,
 ) -> Built:
     """Build the engine of an exported directory into `engine_dir`, that of an image encoder into
     `engine_dir`/visual; nothing is left behind when it fails.
@@ -361,7 +361,7 @@ def write_engine(
     limits: Limits,
     options: BuildOptions,
     staging: Path,
-    progress: Progress,
+    progress: Listeners,
 ) -> Proven:
     """Write all files of the engine to `staging` and compare it with the golden outputs."""
     check_canonical(onnx)
@@ -406,7 +406,7 @@ def staged_engine(
     capacity: int,
     options: BuildOptions,
     staging: Path,
-    progress: Progress,
+    progress: Listeners,
 ) -> Staged:
     """The engine of one capacity in `staging`, by its own name where it is a smaller one."""
     began, own = time.monotonic(), limits.at(capacity)
@@ -443,7 +443,7 @@ def prove(
     onnx: AnyOnnxDir,
     staged: Staged,
     limits: Limits,
-    progress: Progress,
+    progress: Listeners,
 ) -> tuple[Agreement | None, EngineWeights]:
     """How a staged engine agrees with the golden outputs, if there are any and it can be run here,
     and its weights with the margin that was measured. BuildError where it computes something

@@ -12,13 +12,14 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from edgespec.artifacts import atomic, file_names, hashes, json_files, page_cache
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.artifacts.component_files import required_arrays
 from edgespec.artifacts.directories import DirectoryKind, build_command, kind_of, not_engines
 from edgespec.backends.divergence import Divergence
-from edgespec.backends.engine_config import HEAD_FILE, EngineConfig, EngineWeights
+from edgespec.backends.engine_config import HEAD_FILE, EngineConfig
 from edgespec.backends.manifest import EngineEntry, EngineManifest, FileEntry, read_entries
 from edgespec.backends.onnx_dir import AnyOnnxDir, OnnxDir
 from edgespec.backends.pair_check import check_not_plain, check_pairing, target_of
@@ -58,6 +59,7 @@ COST_PROFILE, TUNED, TUNE_JOURNAL = "cost_profile.json", "tuned.json", "tune_jou
 OF_THE_RUNTIME = (COST_PROFILE, TUNED, TUNE_JOURNAL)
 MOVING, MOVING_KEYS = "moving.json", ("bytes", "mtime_ns")
 SAME_MODEL = {Role.BASE: Role.LLM, Role.LLM: Role.BASE}
+AnyConfig = TypeVar("AnyConfig", EngineConfig, VisionEngineConfig)
 
 
 def home(engine_dir: Path, role: Role) -> Path:
@@ -345,7 +347,7 @@ def open_engine(engine_dir: Path, role: Role) -> tuple[EngineConfig, EngineEntry
     """Config and manifest entry of a decoder's finished engine, its files checked; BundleError with
     the remedy otherwise."""
     entry = checked_entry(engine_dir, role, finished_engines(engine_dir))
-    config = config_of(engine_dir, role, entry)
+    config = config_of(EngineConfig, engine_dir, role, entry)
     largest, required = config.weights.largest, required_sidecars(config)
     if largest is not None and largest.file is not None:
         required.append(largest.file)
@@ -357,7 +359,7 @@ def open_vision(directory: Path) -> tuple[VisionEngineConfig, EngineEntry]:
     """Config and manifest entry of a finished image encoder, its files checked; BundleError
     otherwise."""
     entry = checked_entry(directory, Role.VISUAL, EngineManifest.read(directory))
-    return vision_config_of(directory, entry), entry
+    return config_of(VisionEngineConfig, directory, Role.VISUAL, entry), entry
 
 
 def checked_entry(engine_dir: Path, role: Role, manifest: EngineManifest) -> EngineEntry:
@@ -373,27 +375,15 @@ def checked_entry(engine_dir: Path, role: Role, manifest: EngineManifest) -> Eng
     return entry
 
 
-def config_of(engine_dir: Path, role: Role, entry: EngineEntry) -> EngineConfig:
-    """The config of a decoder's engine, whose weights are those of its entry in the manifest;
-    BundleError otherwise."""
-    config = read_config(engine_dir, role)
-    check_weights(engine_dir / CONFIGS[role], config.weights, entry)
-    return config
-
-
-def vision_config_of(directory: Path, entry: EngineEntry) -> VisionEngineConfig:
-    """The same of an image encoder."""
-    path = directory / CONFIGS[Role.VISUAL]
-    config = VisionEngineConfig.read(path)
-    check_weights(path, config.weights, entry)
-    return config
-
-
-def check_weights(path: Path, weights: EngineWeights, entry: EngineEntry) -> None:
-    """BundleError unless the weights of a config.json are those of the manifest's entry."""
-    if weights != entry.weights:
+def config_of(kind: type[AnyConfig], engine_dir: Path, role: Role, entry: EngineEntry) -> AnyConfig:
+    """The config of an engine, whose weights are those of its entry in the manifest; BundleError
+    otherwise."""
+    path = engine_dir / CONFIGS[role]
+    config = kind.read(path)
+    if config.weights != entry.weights:
         message = f"{path}: its 'weights' are not those of {file_names.MANIFEST}"
         raise BundleError(message, hashes.EDITED)
+    return config
 
 
 def check_listing(engine_dir: Path, role: Role, manifest: EngineManifest) -> None:

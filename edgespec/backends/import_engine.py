@@ -15,7 +15,7 @@ from edgespec.artifacts import json_files
 from edgespec.artifacts.directories import DirectoryKind
 from edgespec.artifacts.outputs import refuse_model_directory, refuse_overwriting
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.base import SILENT, Backend, Progress
+from edgespec.backends.base import SILENT, Backend, Listeners
 from edgespec.backends.build import Built, Proven, installed, prove, staging_directory
 from edgespec.backends.capacity import check_capacity
 from edgespec.backends.emitted import SCRIPT, EmittedGraph, open_emitted
@@ -25,7 +25,7 @@ from edgespec.contract import Limits
 from edgespec.errors import BundleError
 
 
-def import_engine(directory: Path, engine_dir: Path, progress: Progress = SILENT) -> Built:
+def import_engine(directory: Path, engine_dir: Path, progress: Listeners = SILENT) -> Built:
     """Install the engine that stands in a directory of --emit-onnx into `engine_dir`, with all that
     it needs there; nothing is left behind where it fails.
 
@@ -61,7 +61,7 @@ def import_engine(directory: Path, engine_dir: Path, progress: Progress = SILENT
         return installed(backend, onnx, proven, staging, engine_dir, began)
 
 
-def proven_of(backend: Backend, emitted: EmittedGraph, path: Path, progress: Progress) -> Proven:
+def proven_of(backend: Backend, emitted: EmittedGraph, path: Path, progress: Listeners) -> Proven:
     """An engine that was opened here, and compared with the golden outputs where there are any."""
     onnx, config = emitted.onnx, emitted.config
     if onnx.golden is not None:  # what is wrong there is not wrong with the engine

@@ -243,8 +243,9 @@ def check_finished(path: Path, unlisted: list[str], *, any_engine: bool) -> None
 def with_config(engine: EngineSummary, path: Path, role: Role) -> EngineSummary:
     """The same with what the engine's config says. BundleError where it is damaged."""
     if role is Role.VISUAL:
-        return replace(engine, config=engines.vision_config_of(path, engine.entry))
-    config = engines.config_of(path, role, engine.entry)
+        encoder = engines.config_of(VisionEngineConfig, path, role, engine.entry)
+        return replace(engine, config=encoder)
+    config = engines.config_of(EngineConfig, path, role, engine.entry)
     backend = find_backend(engine.entry.backend)
     per_token = None if backend is None else backend.memory(config).kv_bytes_per_token
     return replace(engine, config=config, cache_bytes_per_token=per_token)

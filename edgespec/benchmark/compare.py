@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.benchmark.cases import plan_sizes
-from edgespec.benchmark.modes import DECODE, PREFILL, SPECULATIVE, VERIFY
+from edgespec.benchmark.modes import (
+    DECODE,
+    PREFILL,
+    SERVED,
+    SERVED_PLAIN,
+    SERVED_SPECULATIVE,
+    SPECULATIVE,
+    VERIFY,
+)
 from edgespec.benchmark.report import Report
 from edgespec.benchmark.rows import OVER_ONE_ROW, OVER_PLAIN, Row
+from edgespec.benchmark.serving.figures import THROUGHPUT, TTFT
 from edgespec.benchmark.statistics import Interval, ends, ratio_estimate, ratio_interval, result_of
 from edgespec.errors import RequestError
 
@@ -25,6 +34,8 @@ COMPARED: Mapping[str, tuple[tuple[str, bool], ...]] = {
     DECODE: (("tokens_per_s", True),),
     VERIFY: (("pass_s", False), (OVER_ONE_ROW, False)),
     SPECULATIVE: (("tokens_per_s", True), (OVER_PLAIN, True)),
+    SERVED_PLAIN: ((THROUGHPUT, True), (TTFT, False)),
+    SERVED_SPECULATIVE: ((THROUGHPUT, True), (TTFT, False), (OVER_PLAIN, True)),
 }
 
 
@@ -158,7 +169,7 @@ def row_changes(mine: Row, its: Row) -> Iterator[Change]:
             ratio_estimate(first, second),
             interval,
             result_of(interval, larger_is_faster=larger_is_faster),
-            is_control=mine.mode == DECODE,
+            is_control=mine.mode in (DECODE, SERVED_PLAIN),
         )
 
 
@@ -181,6 +192,8 @@ def words(row: Row) -> str:
         return f"pass over {row.rows} {size}"
     if row.mode == PREFILL:
         return f"{'prefill' if plan is None else 'prefill with the drafter'} {size}"
+    if row.mode == SERVED_SPECULATIVE:
+        return f"with drafts {size}"
     if plan is None:
         return f"plain {size}"
     up_to = "up to " if plan.adaptive else ""
@@ -188,10 +201,10 @@ def words(row: Row) -> str:
 
 
 def sizes(row: Row) -> str:
-    """The sizes of a row, shortly: `128+64 b4`."""
+    """The sizes of a row, shortly: `128+64 b4`; `c4` are 4 clients of a server."""
     given, made = row.cell.input_tokens, row.cell.output_tokens
     if row.mode in (VERIFY, PREFILL):
         tokens = "of a file" if given is None else f"{given}"
     else:
         tokens = f"{'file' if given is None else given}+{made}"
-    return f"{tokens} b{row.cell.batch_size}"
+    return f"{tokens} {'c' if row.mode in SERVED else 'b'}{row.cell.batch_size}"

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edgespec.artifacts import atomic
 from edgespec.benchmark.cases import plan_kind, plan_sizes
 from edgespec.benchmark.compare import sizes, words
-from edgespec.benchmark.modes import SPECULATIVE
+from edgespec.benchmark.modes import SERVED, SERVED_PLAIN, SPECULATIVE
 from edgespec.benchmark.report import Report
-from edgespec.benchmark.rows import Row
+from edgespec.benchmark.rows import OVER_PLAIN, Row
+from edgespec.benchmark.serving.figures import ITL, THROUGHPUT, TTFT
 from edgespec.benchmark.statistics import Figure
 from edgespec.errors import MissingDependency, OptionError, RequestError
 from edgespec.methods.names import ADAPTIVE
@@ -136,6 +138,10 @@ def panels_of(report: Report) -> dict[str, Panel]:
         "acceptance": (acceptance_lines, acceptance_by_position),
         "speed_by_size": (size_lines, speed_by_size),
         "speed_by_acceptance": (dial_lines, speed_by_acceptance),
+        **{
+            f"served_{name}": (partial(served_lines, name=name), partial(served, name=name))
+            for name in SERVED_UNITS
+        },
     }
     panels = {name: draw for name, (rows, draw) in known.items() if rows(report)}
     if not panels:
@@ -149,8 +155,8 @@ def caption(report: Report) -> str:
     engine, here = report.engine, report.environment
     engines = (engine.get("engines") or {}).items()
     weights = [e.get("weights") for role, e in engines if role != "draft" and isinstance(e, dict)]
-    named = engine.get("directory"), engine.get("method"), *weights[:1], here.get("device")
-    parts = (*named, f"{here.get('threads')} threads")
+    named = *map(engine.get, ("directory", "method", "model", "url")), *weights[:1]
+    parts = (*named, here.get("device"), f"{here.get('threads')} threads")
     return ", ".join(str(part) for part in parts if part)
 
 
@@ -265,13 +271,43 @@ def speed_by_acceptance(axis: Any, report: Report) -> None:
     finish(axis, len(lines))
 
 
+def served_lines(report: Report, name: str) -> Lines:
+    """A figure by the number of clients, plain and with drafts."""
+    lines: Lines = {}
+    for row in report.rows:
+        if row.mode in SERVED and (value := row.figure(name)) is not None:
+            label = "plain" if row.mode == SERVED_PLAIN else "with drafts"
+            lines.setdefault(label, []).append((row.cell.batch_size, value))
+    return lines
+
+
+def served(axis: Any, report: Report, name: str) -> None:
+    """A figure of a server by its clients, of whom each tick has twice as many."""
+    lines = served_lines(report, name)
+    (speeds if name == OVER_PLAIN else curves)(axis, lines)
+    ticks = sorted({x for points in lines.values() for x, _ in points})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [f"{x:.0f}" for x in ticks])
+    axis.set_xlabel("clients at a time")
+    axis.set_title(f"{name.replace('_', ' ').capitalize()} {SERVED_UNITS[name]}, by clients")
+    finish(axis, len(lines))
+
+
+SERVED_UNITS = {THROUGHPUT: "(tokens/s)", OVER_PLAIN: "decoding", TTFT: "(ms)", ITL: "(ms)"}
+
+
+def curves(axis: Any, lines: Lines) -> None:
+    """A line for each, from 0."""
+    for color, (label, points) in zip(COLORS, lines.items(), strict=False):
+        line(axis, points, color, label)
+    axis.set_ylim(bottom=0)
+
+
 def speeds(axis: Any, lines: Lines) -> None:
     """Lines of speeds over plain, with plain decoding as a line at 1."""
     axis.axhline(1, color="#999999", linewidth=1, linestyle="--")
-    for color, (label, points) in zip(COLORS, lines.items(), strict=False):
-        line(axis, points, color, label)
+    curves(axis, lines)
     axis.set_ylabel("times plain decoding")
-    axis.set_ylim(bottom=0)
 
 
 def several(lines: Lines) -> Lines:

@@ -17,6 +17,7 @@ from edgespec.benchmark.slices import BenchPrompt, Interrupted, SliceRunner
 from edgespec.benchmark.synthetic import Truth
 from edgespec.errors import LimitError, RequestError
 from edgespec.prompts import Request, RequestFile, SamplingParams
+from edgespec.prompts.checks import MAX_COUNT
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.requests.answers import FileAnswers
 from edgespec.runtime.text.prompt_value import PromptValue
@@ -113,7 +114,13 @@ class PromptSource:
 
 def with_length(request: Request, length: int) -> Request:
     """A request whose answers are at most so long."""
-    sampling = replace(request.sampling, max_generate_length=length, num_logprobs=0)
+    sampling = replace(
+        request.sampling,
+        max_generate_length=length,
+        min_tokens=min(request.sampling.min_tokens, length),
+        num_logprobs=0,
+        prompt_logprobs=None,
+    )
     return replace(request, sampling=sampling)
 
 
@@ -129,11 +136,10 @@ def digest(requests: Sequence[Request]) -> str:
     """A hash of what requests say and how they are sampled, without the length of answers."""
     said = [
         (
-            [(m.role, m.content, *(i.source for i in m.images)) for m in request.messages],
+            [(m.role, m.content, *(i.source for i in m.images), m.more) for m in request.messages],
             request.turns,
-            repr(replace(request.sampling, max_generate_length=1)),
-            request.apply_chat_template,
-            request.enable_thinking,
+            repr(replace(request.sampling, max_generate_length=MAX_COUNT)),
+            request.rendering,
         )
         for request in requests
     ]

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edgespec.artifacts import atomic, json_files, provenance
 from edgespec.benchmark.environment import engines_of, environment, state
-from edgespec.benchmark.measure import Benchmark, BenchPlan
+from edgespec.benchmark.measure import BenchPlan
 from edgespec.benchmark.report_fields import ReportFields
 from edgespec.benchmark.rows import Row
+from edgespec.benchmark.serving.crossover import crossover
 from edgespec.errors import BundleError, RequestError
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.requests.memory import peak_bytes
@@ -58,21 +59,45 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         rows = [row.to_dict() for row in self.rows]
-        return {"format": FORMAT, "kind": KIND, **vars(self), "rows": rows}
+        crossing = crossover(self.rows)
+        return {
+            "format": FORMAT,
+            "kind": KIND,
+            **vars(self),
+            "crossover": None if crossing is None else asdict(crossing),
+            "rows": rows,
+        }
+
+
+class Measured(Protocol):
+    """What was measured: all of it where `complete`."""
+
+    complete: bool
+
+    def rows(self) -> Iterable[Row]:
+        """What was measured so far."""
 
 
 @dataclass
-class BenchRecorder:
+class Recorder:
     """Takes the state of the machine before a run, and makes the report after it."""
 
-    engine: Engine
-    engine_dir: Path
-    plan: BenchPlan
+    engine: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    costs_known: bool = False
     notes: Sequence[str] = ()
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     before: dict[str, Any] = field(default_factory=state)
 
-    def report(self, run: Benchmark, failed: str | None = None) -> Report:
+    @classmethod
+    def of(
+        cls, engine: Engine, engine_dir: Path, plan: BenchPlan, notes: Sequence[str]
+    ) -> Recorder:
+        """Of a run on an open engine."""
+        asked = {**settings(plan), "acceptance": engine.acceptance.rule}
+        return cls(engines_of(engine, engine_dir), asked, engine.costs is not None, notes)
+
+    def report(self, run: Measured, failed: str | None = None) -> Report:
         """The report of what was measured so far; `failed` says what ended it."""
         return Report(
             complete=run.complete,
@@ -82,9 +107,9 @@ class BenchRecorder:
             command=provenance.provenance()["command"],
             environment=environment(),
             state={"before": self.before, "after": state()},
-            engine=engines_of(self.engine, self.engine_dir),
-            settings={**settings(self.plan), "acceptance": self.engine.acceptance.rule},
-            costs_known=self.engine.costs is not None,
+            engine=self.engine,
+            settings=self.settings,
+            costs_known=self.costs_known,
             notes=[*self.notes],
             peak_memory_bytes=peak_bytes(),
             rows=[*run.rows()],

@@ -41,6 +41,12 @@ class ReportFields(BundleFields):
             raise self.wrong(key, "a number from 0")
         return cast("float | None", value)
 
+    def required_real(self, key: str) -> float:
+        """A number from 0 that must be there. Raises BundleError."""
+        if (value := self.real(key)) is None:
+            raise self.missing(key)
+        return value
+
     def reals(self, key: str) -> tuple[float, ...]:
         """Numbers from 0; none where the key is missing. Raises BundleError."""
         values = self.get(key) or []
@@ -66,6 +72,7 @@ READERS: Mapping[str, Callable[[ReportFields, str], Any]] = {
     "bool": ReportFields.required_flag,
     "int": ReportFields.required_whole,
     "int | None": ReportFields.whole,
+    "float": ReportFields.required_real,
     "float | None": ReportFields.real,
     "str": ReportFields.required_text,
     "str | None": ReportFields.text,

@@ -12,10 +12,11 @@ from statistics import fmean
 from typing import Any
 
 from edgespec.benchmark.cases import PLAIN_VARIANT, Cell, DecodingVariant
-from edgespec.benchmark.modes import DECODE, MODES, PREFILL, SPECULATIVE, VERIFY
+from edgespec.benchmark.modes import DECODE, MODES, PREFILL, SERVED, SPECULATIVE, VERIFY
 from edgespec.benchmark.passes import PassSize
 from edgespec.benchmark.report_fields import ReportFields
 from edgespec.benchmark.schedule import Turn
+from edgespec.benchmark.serving.figures import Served
 from edgespec.benchmark.slices import Slice
 from edgespec.benchmark.statistics import Figure, as_dict, figure
 from edgespec.runtime.loop.metrics import Pooled, RequestMetrics, ratio
@@ -36,7 +37,7 @@ MEASURED: Mapping[str, Callable[[Slice], float | None]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
+class DraftCounts:
     """What was drafted and accepted, over all steps."""
 
     steps: int
@@ -46,10 +47,10 @@ class Speculation:
     conditional_acceptance: Sequence[float]
     drafted_per_step: float | None
     levels_per_step: float | None
-    steps_without_drafts: int
+    steps_without_drafts: int | None
 
     @classmethod
-    def of(cls, whole: Slice) -> Speculation:
+    def of(cls, whole: Slice) -> DraftCounts:
         """Of all runs pooled."""
         pool = Pooled(whole.metrics)
         levels = [level for depths in whole.depths for level in depths]
@@ -70,7 +71,8 @@ class Speculation:
 class Row:
     """One row. `rows` counts those of a base pass, in the mode verify alone. `over_plain` is the
     speed over plain decoding pair by pair; in the mode verify a pass over the shortest one.
-    `predicted` is what the cost model says of it."""
+    `predicted` is what the cost model says of it. `served` is what the clients of a server saw, of
+    which `cell.batch_size` asked at a time."""
 
     mode: str
     cell: Cell
@@ -79,17 +81,18 @@ class Row:
     rows: int | None = None
     over_plain: Figure | None = None
     predicted: float | None = None
-    speculation: Speculation | None = None
+    speculation: DraftCounts | None = None
     answers: int = 0
     answers_equal_to_plain: int = 0
     prompt_tokens: float | None = None
+    served: Served | None = None
 
     @classmethod
     def read(cls, fields: ReportFields) -> Row:
         """From a report. Raises BundleError."""
         mode, figures = fields.get("mode"), fields.section("figures")
-        if mode not in MODES:
-            raise fields.wrong("mode", f"one of {', '.join(MODES)}")
+        if mode not in (*MODES, *SERVED):
+            raise fields.wrong("mode", f"one of {', '.join((*MODES, *SERVED))}")
         drafted = None if fields.get("speculation") is None else fields.section("speculation")
         return cls(
             **fields.values(cls) | {"mode": mode, "predicted": fields.real(PREDICTED)},
@@ -97,7 +100,8 @@ class Row:
             variant=DecodingVariant.read(fields),
             figures={name: figures.figure(name) for name in figures.raw},
             over_plain=fields.figure(OVER_ONE_ROW if mode == VERIFY else OVER_PLAIN),
-            speculation=None if drafted is None else Speculation(**drafted.values(Speculation)),
+            speculation=None if drafted is None else DraftCounts(**drafted.values(DraftCounts)),
+            served=None if fields.get("served") is None else Served.read(fields.section("served")),
         )
 
     def figure(self, name: str) -> Figure | None:
@@ -123,6 +127,7 @@ class Row:
             "speculation": None if self.speculation is None else asdict(self.speculation),
             "answers": self.answers,
             "answers_equal_to_plain": self.answers_equal_to_plain,
+            "served": None if self.served is None else self.served.to_dict(),
         }
 
 
@@ -175,7 +180,7 @@ class Collected:
             figures={name: figure([of(s) for _, s in runs]) for name, of in measured.items()},
             over_plain=figure([over(a, b, mode) for a, b in both]) if speculative else None,
             predicted=predict(variant, self.cell, whole) if mode == SPECULATIVE else None,
-            speculation=Speculation.of(whole) if mode == SPECULATIVE else None,
+            speculation=DraftCounts.of(whole) if mode == SPECULATIVE else None,
             answers=sum(len(run.responses) for _, run in runs),
             answers_equal_to_plain=sum(equal(a, b) for a, b in both),
             prompt_tokens=fmean(m.prompt_tokens for m in whole.metrics),

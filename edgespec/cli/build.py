@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import click
 from click.core import ParameterSource
 
-from edgespec.backends.base import BuildOption, OptionValue, Progress
+from edgespec.backends.base import BuildOption, Listeners, OptionValue
 from edgespec.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from edgespec.cli import environment
 from edgespec.cli.costs_flag import MEASURING, costs_line, loss_report
@@ -285,7 +285,7 @@ def command(
             options=options,
             spec_base=spec_base,
             spec_draft=spec_draft,
-            progress=Progress(
+            progress=Listeners(
                 start=lambda total: bars.start("engine", total),
                 advance=bars.advance,
                 prove=lambda passes: bars.start("golden outputs", passes),

@@ -37,12 +37,12 @@ def costs_line(engine_dir: Path, *, measure: bool, unproven: str | None = None) 
     """Measure what the engines of a directory cost, and what is said of it; None where nothing is
     to be measured. Profiles of engines that were replaced go. Raises nothing: the engines are built.
     `unproven`: why they cannot run here."""
-    from edgespec.backends.base import Progress
+    from edgespec.backends.base import Listeners
     from edgespec.cli.progress import Bars
     from edgespec.runtime.measuring.cost_measure import after_build
 
     with Bars() as bars:
-        progress = Progress(start=lambda n: bars.start("costs", n), advance=bars.advance)
+        progress = Listeners(start=lambda n: bars.start("costs", n), advance=bars.advance)
         return after_build(engine_dir, measure=measure, unproven=unproven, progress=progress)
 
 
@@ -51,12 +51,12 @@ def loss_report(
 ) -> LossReport | None:
     """What quantized weights of a new engine cost; None where nothing is to be measured. Raises
     nothing: the engine is built."""
-    from edgespec.backends.base import Progress
+    from edgespec.backends.base import Listeners
     from edgespec.cli.progress import Bars
     from edgespec.runtime.measuring.quantization_loss import after_build
 
     with Bars() as bars:
-        progress = Progress(
+        progress = Listeners(
             start=lambda n: bars.start("quantization loss", n),
             advance=bars.advance,
             warn=partial(say, err=True),
@@ -71,14 +71,14 @@ def measure_again(engine_dir: Path, *, err: bool = False, again: bool = False) -
     stderr. `again`: costs are there, and in doubt. Raises what opening and measuring raise."""
     from time import monotonic
 
-    from edgespec.backends.base import Progress
+    from edgespec.backends.base import Listeners
     from edgespec.cli.progress import Bars
     from edgespec.runtime.measuring.cost_description import built_line
     from edgespec.runtime.measuring.cost_measure import measure_costs
 
     began = monotonic()
     with Bars() as bars:
-        progress = Progress(start=lambda n: bars.start("costs", n), advance=bars.advance)
+        progress = Listeners(start=lambda n: bars.start("costs", n), advance=bars.advance)
         profile = measure_costs(engine_dir, progress=progress, again=again)
     say(built_line(profile, monotonic() - began), err=err)
 

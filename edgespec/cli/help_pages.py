@@ -27,7 +27,8 @@ GROUPS: Mapping[str, str] = {
     ),
     "Images": "named_images multimodal_engine_dir allow_image_root allow_image_urls skip_visual",
     "Sampling": (
-        "max_generate_length temperature top_k top_p min_p repetition_penalty seed stop num_logprobs"
+        "max_generate_length temperature top_k top_p min_p repetition_penalty guided seed stop"
+        " num_logprobs"
     ),
     "What drafts, and how much": (
         "spec_decode drafter spec_draft_top_k spec_draft_step spec_verify_size spec_policy"
@@ -54,7 +55,7 @@ PAGES: Mapping[str, str] = {
     "serve": (
         "host port names api_key_file draft weights max_batch_size max_kv_cache_capacity"
         " config spec_decode drafter spec_draft_top_k spec_draft_step spec_verify_size"
-        " tls_certificate tls_key allowed_host hosts max_queue request_timeout"
+        " tls_certificate tls_key max_queue request_timeout"
     ),
     "chat": (
         "engine_dir config system spec_decode drafter spec_draft_top_k spec_draft_step"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgespec.backends.base import Progress
+from edgespec.backends.base import Listeners
 from edgespec.cli import environment
 from edgespec.cli.build import lines_of, to_dict
 from edgespec.cli.costs_flag import MEASURING, costs_line
@@ -46,7 +46,7 @@ def command(
     done = []
     for number, directory in enumerate(directories, start=1):
         with Bars() as bars:
-            progress = Progress(
+            progress = Listeners(
                 advance=bars.advance, prove=lambda passes: bars.start("golden outputs", passes)
             )
             built = import_engine(directory, engine_dir, progress)

@@ -407,9 +407,9 @@ def notes_of(opened: Opened, plan: DraftPlan | None, requests: RequestFile) -> I
     if plan is None:
         return
     asked = [
-        request.enable_thinking
+        request.rendering.enable_thinking
         for request in requests.requests
-        if request.apply_chat_template and not request.disable_spec_decode
+        if request.rendering.apply_chat_template and not request.disable_spec_decode
     ]
     thinking = engine.thinking_note(asked) or relaxed_note(engine, asked)
     if thinking is not None:

@@ -20,6 +20,24 @@ Parameter: TypeAlias = click.Parameter | None
 Context: TypeAlias = click.Context | None
 
 
+class JsonText(Text):
+    """JSON, or the path of a file with it; the parsed value."""
+
+    name = "JSON|FILE"
+
+    def convert(self, value: Any, param: Parameter, ctx: Context) -> Any:
+        """The value. Raises RequestError for what is neither."""
+        from edgespec.prompts.source import parse_json, read_bytes
+
+        if not isinstance(value, str):
+            return value
+        text = refuse_empty(self, value, param, ctx)
+        if text.lstrip().startswith("{"):
+            assert param is not None
+            return parse_json(text.encode(errors="surrogatepass"), param.opts[0])
+        return parse_json(read_bytes(text), text)
+
+
 class FilePath(click.Path):
     """The path of a file, of whatever name. An empty one would be the directory at hand."""
 

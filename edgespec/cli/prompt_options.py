@@ -12,17 +12,22 @@ from typing import Any
 import click
 
 from edgespec.cli.flags import refuse
-from edgespec.cli.paths import DIRECTORY
+from edgespec.cli.paths import DIRECTORY, JsonText
 from edgespec.prompts import SamplingParams
 from edgespec.prompts.named_templates import NAMED_TEMPLATES
 
-SAMPLING: tuple[tuple[str, type, str], ...] = (
+SAMPLING: tuple[tuple[str, type | JsonText, str], ...] = (
     ("--max-generate-length", int, "Tokens per answer, at most."),
     ("--temperature", float, "0 is greedy."),
     ("--top-k", int, "0 is off."),
     ("--top-p", float, "1 is off."),
     ("--min-p", float, "0 is off."),
     ("--repetition-penalty", float, "1 is off."),
+    (
+        "--guided",
+        JsonText(),
+        "The answer's form: a JSON schema, or an object with regex, choice, grammar or json_object.",
+    ),
 )
 CHAT_TEMPLATE = click.option(
     "--chat-template",

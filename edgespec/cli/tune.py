@@ -328,14 +328,14 @@ class Search:
         from edgespec.cli.costs_flag import measure_again
         from edgespec.runtime.opening.tuned_plan import write_tuned
         from edgespec.tuning import draft_formats
-        from edgespec.tuning.report import DraftFormat, FormatsReport, tuned_plan
+        from edgespec.tuning.report import FormatSearch, FormatsReport, tuned_plan
 
-        backend, rows, plans = draft_formats.check(engine_dir, weights), list[DraftFormat](), {}
+        backend, rows, plans = draft_formats.check(engine_dir, weights), list[FormatSearch](), {}
         for name in weights:
             say(f"the draft in {name}", err=True)
             with draft_formats.with_draft(engine_dir, draft_onnx, name, backend) as directory:
                 tuner, report = self.run(directory, directory / TUNE_JOURNAL)
-                rows.append(DraftFormat.of(name, report))
+                rows.append(FormatSearch.of(name, report))
                 plans[name] = tuned_plan(tuner, directory)
         rows.sort(key=lambda row: -row.over_plain)
         best = rows[0].weights

@@ -32,6 +32,17 @@ THEIR_NAMES = {
     "--report-json": "--json",
     "--verify-tree-size": "--rows",
 }
+# The same of load tests: genai-perf, aiperf, vllm bench serve
+SERVE_NAMES = {
+    "--base-url": "--url",
+    "-u": "--url",
+    "--max-concurrency": "--concurrency",
+    "--num-prompts": "--num-requests",
+    "--request-count": "--num-requests",
+    "--dataset-path": "--prompts",
+    "--input-file": "--prompts",
+    "--num-warmups": "--warmup",
+}
 THEIRS = {
     "--accept-rate": Missing(
         instead="there it is tokens a step; give the probability that a draft is right:"

@@ -59,7 +59,7 @@ PUBLISHED: dict[str, Foreign] = {
     "max_num_tokens": Foreign("a step takes what the lanes need; prompts are read in chunks", None),
     "tensor_parallel_size": Foreign(ONE_MACHINE, ONE),
     "lora_config": Foreign("there are no LoRA adapters", NONE),
-    "guided_decoding_backend": Foreign("there is no guided decoding", NONE),
+    "guided_decoding_backend": Foreign("structured output is by llguidance", (None, "llguidance")),
 }
 NOTED = """
 use_cuda_graph encoder_cuda_graph_config prefill_cuda_graph_backend

@@ -72,7 +72,7 @@ _pillow = threading.Lock()  # filters of warnings are the whole process's
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class ImageHeader:
     """A format of FORMATS, and the size in pixels that the file declares."""
 
     format: str
@@ -80,7 +80,7 @@ class Header:
     height: int
 
 
-def check_size(data: bytes, shown: str) -> Header:
+def check_size(data: bytes, shown: str) -> ImageHeader:
     """The header of an image within all limits; `shown` is its name in messages.
 
     Raises RequestError for what is too large, damaged or of another format, MissingDependency
@@ -89,7 +89,7 @@ def check_size(data: bytes, shown: str) -> Header:
     if len(data) > MAX_IMAGE_BYTES:
         raise too_large(shown)
     with _opened(data, shown) as image:
-        return Header(_format(image), *image.size)
+        return ImageHeader(_format(image), *image.size)
 
 
 def too_large(shown: str) -> RequestError:
@@ -99,7 +99,7 @@ def too_large(shown: str) -> RequestError:
     )
 
 
-def decode(data: bytes, header: Header, shown: str, claimed: str = "") -> Image:
+def decode(data: bytes, header: ImageHeader, shown: str, claimed: str = "") -> Image:
     """The image in RGB as it is looked at: turned by its EXIF orientation, transparency dropped,
     other colours converted, all as transformers does before its image processors.
 

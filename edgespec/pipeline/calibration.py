@@ -14,6 +14,7 @@ from edgespec.artifacts.component import ComponentConfig
 from edgespec.contract import Limits, Role
 from edgespec.errors import RequestError
 from edgespec.prompts import Message
+from edgespec.prompts.rendering import Rendering
 from edgespec.prompts.shipped_text import calibration_text
 from edgespec.quantize.calibration import (
     MIN_TOKENS,
@@ -80,4 +81,4 @@ def rendered(tokenizer: Tokenizer, text: Record) -> str:
     if not tokenizer.has_template():
         return "\n".join(message["content"] for message in text) + "\n"
     messages = [Message(message["role"], message["content"]) for message in text]
-    return tokenizer.render(messages, add_generation_prompt=False, enable_thinking=False)
+    return tokenizer.render(messages, Rendering(add_generation_prompt=False))

@@ -502,7 +502,7 @@ def make_engines(plan: PipelinePlan, request: RunRequest, staging: Path, report:
     from edgespec.export.components import export
     from edgespec.pipeline.calibration import with_windows
 
-    progress = backends.Progress(
+    progress = backends.Listeners(
         start=lambda total: report.start("weights", total),
         advance=report.advance,
         prove=lambda passes: report.start("comparison with the golden outputs", passes),
@@ -541,7 +541,7 @@ def measure_loss(
     from edgespec.backends import base as backends
     from edgespec.runtime.measuring.quantization_loss import after_build
 
-    progress = backends.Progress(
+    progress = backends.Listeners(
         start=lambda total: report.start("quantization loss", total),
         advance=report.advance,
         warn=report.note,
@@ -561,7 +561,7 @@ def measure(engine_dir: Path, report: Reporter) -> None:
     from edgespec.runtime.measuring.cost_measure import after_build
 
     report.step("measure what steps cost")
-    progress = backends.Progress(
+    progress = backends.Listeners(
         start=lambda total: report.start("steps", total), advance=report.advance
     )
     line = after_build(engine_dir, measure=True, opens=True, progress=progress)

@@ -8,6 +8,7 @@ Knows nothing of tokens, templates or engines.
 from __future__ import annotations
 
 from edgespec.prompts.checks import MAX_BATCH_SIZE, MAX_LOGPROBS, LogitBias
+from edgespec.prompts.guided import Guided
 from edgespec.prompts.image_item import MAX_IMAGES, ImageItem
 from edgespec.prompts.output import Journal, NoJournal, check_writable, write_output
 from edgespec.prompts.parse import (
@@ -51,6 +52,7 @@ __all__ = [
     "MAX_REQUEST_BYTES",
     "STOP_WORDS",
     "TIMEOUT",
+    "Guided",
     "ImageItem",
     "Journal",
     "LogitBias",

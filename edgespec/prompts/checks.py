@@ -9,15 +9,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from edgespec.prompts.guided import guided
 from edgespec.prompts.places import JsonPlace, did_you_mean, show
 
 MAX_BATCH_SIZE = 16
 MAX_COUNT = 2**31 - 1
-MAX_SEED = 2**63 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1  # 64 bits, signed or not
 MAX_LOGPROBS = 50
 MAX_BIAS = 100
 MAX_BIASED_TOKENS = 1024
 MAX_PENALTY = 100
+MAX_ADDED_PENALTY = 2
+MAX_STOP_TOKENS = 64
 MAX_STOPS = 16
 MAX_STOP_BYTES = 2**10
 
@@ -87,7 +90,33 @@ def number(is_allowed: Callable[[float], bool], allowed: str) -> Check[float]:
 
 def seed(value: object, here: JsonPlace) -> int | None:
     """Returns a seed; None is a random one."""
-    return None if value is None else integer(0, MAX_SEED)(value, here)
+    return None if value is None else integer(MIN_SEED, MAX_SEED)(value, here)
+
+
+def prompt_logprobs(value: object, here: JsonPlace) -> int | None:
+    """Returns how many candidates each token of a prompt is to have; None is no log-probabilities
+    of a prompt."""
+    return None if value is None else integer(0, MAX_LOGPROBS)(value, here)
+
+
+def stop_token_ids(value: object, here: JsonPlace) -> tuple[int, ...]:
+    """Returns the token ids of a list; null is none."""
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        here.refuse(f"is {show(value)}, not a list", "Write a list of token ids, such as [2].")
+    here.at_most(MAX_STOP_TOKENS, len(value), "tokens", "Remove some of them.")
+    return tuple(integer(0, MAX_COUNT)(item, here.item(i)) for i, item in enumerate(value))
+
+
+def check_lengths(most: int, least: int, prompt_logprobs: int | None, here: JsonPlace) -> None:
+    """Raises RequestError for a `max_generate_length` that does not go with the other two."""
+    if most == 0 and prompt_logprobs is None:
+        there = here.key("max_generate_length")
+        there.refuse("is 0, and there is no prompt_logprobs", "Write an integer of 1 or more.")
+    if least > most:
+        problem = f"is {least}, above max_generate_length, which is {most}"
+        here.key("min_tokens").refuse(problem, f"Write {most} or less.")
 
 
 def logit_bias(value: object, here: JsonPlace) -> LogitBias:
@@ -153,12 +182,16 @@ def text_size(text: str, here: JsonPlace) -> int:
         )
 
 
+_added_penalty = number(
+    lambda x: -MAX_ADDED_PENALTY <= x <= MAX_ADDED_PENALTY,
+    f"a number from -{MAX_ADDED_PENALTY} to {MAX_ADDED_PENALTY}; 0 is off",
+)
 SAMPLING: dict[str, Check[object]] = {
     "temperature": number(lambda x: x >= 0, "a number of 0 or more; 0 is greedy"),
     "top_p": number(lambda x: 0 < x <= 1, "a number above 0 and up to 1; 1 is off"),
     "top_k": integer(0, MAX_COUNT),
     "seed": seed,
-    "max_generate_length": integer(1, MAX_COUNT),
+    "max_generate_length": integer(0, MAX_COUNT),
     "min_p": number(lambda x: 0 <= x <= 1, "a number from 0 to 1; 0 is off"),
     # A factor above 100 could take logits out of the range of float16
     "repetition_penalty": number(
@@ -168,6 +201,13 @@ SAMPLING: dict[str, Check[object]] = {
     "logit_bias": logit_bias,
     "stop": stop,
     "num_logprobs": integer(0, MAX_LOGPROBS),
+    "presence_penalty": _added_penalty,
+    "frequency_penalty": _added_penalty,
+    "min_tokens": integer(0, MAX_COUNT),
+    "ignore_eos": flag,
+    "stop_token_ids": stop_token_ids,
+    "prompt_logprobs": prompt_logprobs,
+    "guided": guided,
 }
 
 

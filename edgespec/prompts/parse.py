@@ -16,8 +16,16 @@ from edgespec.prompts import checks
 from edgespec.prompts.checks import Check, flag, integer, text_size, unsupported
 from edgespec.prompts.image_item import MAX_IMAGES, ImageItem, check_source
 from edgespec.prompts.places import JsonPlace, did_you_mean, show
+from edgespec.prompts.rendering import RENDERING
 from edgespec.prompts.source import parse_json, read_bytes
-from edgespec.prompts.types import Message, Overrides, Request, RequestFile, SamplingParams
+from edgespec.prompts.types import (
+    MESSAGE_PARTS,
+    Message,
+    Overrides,
+    Request,
+    RequestFile,
+    SamplingParams,
+)
 
 MAX_MESSAGES = 64
 MAX_CONTENT_ITEMS = 18
@@ -30,13 +38,9 @@ CLIENT_KEYS = {
     "audio",
     "cache_control",
     "function_call",
-    "name",
-    "reasoning",
-    "reasoning_content",
     "refusal",
-    "tool_call_id",
-    "tool_calls",
 }
+REASONING = "reasoning"  # as some servers name it, vLLM among them
 NOTHING: tuple[object, ...] = (None, "", [], {})
 TALKER = "talker_*"
 Values = dict[str, Any]  # checked values by key
@@ -58,7 +62,7 @@ def parse_requests(raw: object, source: str, **overrides: Unpack[Overrides]) -> 
     given = checked_overrides(overrides)
     here = JsonPlace(source)
     top = _values(as_object(raw, here), TOP, here)
-    base = with_values(PLAIN_REQUEST, top | given)
+    base = with_values(PLAIN_REQUEST, top | given, here)
     items = as_list(
         top.get("requests"),
         here.key("requests"),
@@ -90,13 +94,23 @@ def checked_overrides(overrides: Overrides) -> Values:
     }
 
 
-def with_values(base: Request, values: Values) -> Request:
-    """Returns `base` with the given values replaced."""
+def with_values(base: Request, values: Values, here: JsonPlace) -> Request:
+    """Returns `base` with the given values replaced. Raises RequestError where they do not go
+    together."""
+    most, least, scored = (
+        values.get(name, getattr(base.sampling, name))
+        for name in ("max_generate_length", "min_tokens", "prompt_logprobs")
+    )
+    checks.check_lengths(most, least, scored, here)
     sampling = {key: values[key] for key in checks.SAMPLING if key in values}
     own = {field: values[key] for key, field in FIELDS.items() if key in values}
-    # Most requests have no sampling values: they share the file's, which are checked once
+    rendering = {key: values[key] for key in RENDERING if key in values}
+    # Most requests have neither: they share the file's, which are checked once
     return replace(
-        base, sampling=replace(base.sampling, **sampling) if sampling else base.sampling, **own
+        base,
+        sampling=replace(base.sampling, **sampling) if sampling else base.sampling,
+        rendering=replace(base.rendering, **rendering) if rendering else base.rendering,
+        **own,
     )
 
 
@@ -108,7 +122,7 @@ def _request(index: int, raw: object, base: Request, given: Values, here: JsonPl
             "says how to draft, and disable_spec_decode is true", "Leave one of the two out."
         )
     not_given = {key: own[key] for key in own if key not in given}
-    return replace(with_values(base, not_given), index=index)
+    return replace(with_values(base, not_given, here), index=index)
 
 
 # --- messages
@@ -119,7 +133,7 @@ def messages(raw: object, here: JsonPlace) -> tuple[Message, ...]:
     items = as_list(raw, here, 'add a list such as [{"role": "user", "content": "Hello"}]')
     here.at_most(MAX_MESSAGES, len(items), "messages", "Send fewer messages.")
     parsed = tuple(message(item, here.item(index)) for index, item in enumerate(items))
-    check_total((message.content for message in parsed), here)
+    check_total((f"{message.content}{message.more or ''}" for message in parsed), here)
     check_images(parsed, here)
     return parsed
 
@@ -148,9 +162,17 @@ def message(raw: object, here: JsonPlace) -> Message:
     """Returns a message of the file, or one as OpenAI's clients dump it: what is null or empty
     there says nothing. Raises RequestError that names the place."""
     parts = without_empty(as_object(raw, here), here)
-    check_names(parts, ("role", "content"), here)
-    role = checks.role(parts.get("role"), here.key("role"))
-    return Message.of(role, _content(parts.get("content"), here.key("content")))
+    check_names(parts, ("role", "content", *MESSAGE_PARTS, REASONING), here)
+    role, content = checks.role(parts.get("role"), here.key("role")), parts.get("content")
+    given = {name: parts[name] for name in MESSAGE_PARTS if parts.get(name) not in NOTHING}
+    if parts.get(REASONING) not in NOTHING:
+        given.setdefault("reasoning_content", parts[REASONING])
+    more: Values = {
+        name: MESSAGE_PARTS[name](value, here.key(name)) for name, value in given.items()
+    }
+    if role == "assistant" and content in NOTHING:
+        return Message(role, "", **more)  # it called tools, or thought alone
+    return Message.of(role, _content(content, here.key("content")), **more)
 
 
 def without_empty(parts: Mapping[str, object], here: JsonPlace) -> dict[str, object]:
@@ -158,7 +180,7 @@ def without_empty(parts: Mapping[str, object], here: JsonPlace) -> dict[str, obj
     holds something."""
     for name in CLIENT_KEYS.intersection(parts):
         if parts[name] not in NOTHING:
-            message = f"is {show(parts[name])}, and this version takes role and content alone"
+            message = f"is {show(parts[name])}, which this version does not take"
             here.key(name).refuse(message, "Remove it.")
     return {name: value for name, value in parts.items() if name not in CLIENT_KEYS}
 
@@ -218,12 +240,12 @@ def _image_url_item(parts: Mapping[str, object], here: JsonPlace) -> ImageItem:
 
 
 def _check_detail(parts: Mapping[str, object], here: JsonPlace) -> None:
-    detail = parts.get("detail")
-    if detail not in (None, "auto"):
-        message = f"is {show(detail)}, and the size of an image follows from the model alone"
-        here.key("detail").refuse(message, "Remove it.")
+    """Whatever it says, the size of an image follows from the model alone."""
+    if (detail := parts.get("detail")) not in DETAILS:
+        here.key("detail").refuse(f"is {show(detail)}", 'Write "auto", "low" or "high".')
 
 
+DETAILS = (None, "auto", "low", "high")
 TEXT_ITEM = '{"type": "text", "text": "..."}'
 IMAGE_ITEM = '{"type": "image", "image": "picture.png"}'
 ITEMS: dict[str, Callable[[Mapping[str, object], JsonPlace], str | ImageItem]] = {
@@ -296,9 +318,7 @@ KEYS: dict[str, Key] = {
     "requests": Key((TOP,), unchecked),
     "messages": Key((REQUEST,), messages),
     **{name: Key(BOTH, check) for name, check in checks.SAMPLING.items()},
-    "apply_chat_template": Key(BOTH, flag),
-    "add_generation_prompt": Key(BOTH, flag),
-    "enable_thinking": Key(BOTH, flag),
+    **{name: Key(BOTH, check) for name, check in RENDERING.items()},
     "disable_spec_decode": Key((REQUEST,), flag),
     "speculative": Key(BOTH, keys_and_values),
     "save_system_prompt_kv_cache": Key((REQUEST,), flag),
@@ -311,9 +331,6 @@ KEYS: dict[str, Key] = {
 # Keys of the file -> fields of Request
 FIELDS = {
     "messages": "messages",
-    "apply_chat_template": "apply_chat_template",
-    "add_generation_prompt": "add_generation_prompt",
-    "enable_thinking": "enable_thinking",
     "disable_spec_decode": "disable_spec_decode",
     "speculative": "speculative",
     "save_system_prompt_kv_cache": "keep_system_prompt",

@@ -84,7 +84,7 @@ def _request_file(
     overrides: Overrides,
 ) -> RequestFile:
     given = checked_overrides(overrides)
-    base = with_values(PLAIN_REQUEST, given)
+    base = with_values(PLAIN_REQUEST, given, JsonPlace(source))
     requests, known = list[Request](), set[str]()
     for place, raw in parsed:
         own = _categories(raw, place) if categories else set[str]()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jinja2
 import jinja2.ext
@@ -24,6 +24,7 @@ import jinja2.runtime
 from edgespec.errors import BundleError, RequestError
 from edgespec.prompts.named_templates import NAMED_TEMPLATES
 from edgespec.prompts.places import did_you_mean
+from edgespec.prompts.rendering import DEFAULT_RENDERING, THINKING, Rendering
 from edgespec.prompts.sandbox import sandbox
 from edgespec.prompts.types import Message
 from edgespec.safe_read.regular import read_regular
@@ -31,7 +32,6 @@ from edgespec.safe_read.regular import read_regular
 JINJA_TEMPLATE = "chat_template.jinja"
 FLAT_TEMPLATE = "processed_chat_template.json"
 OLDER_TEMPLATE = "chat_template.json"  # of processors: the source under one key
-THINKING = "enable_thinking"
 IMAGE_WORDS = ("image", "image_url")  # one of which a template compares an item's type with
 SPECIAL_TOKENS = (
     "bos_token",
@@ -60,9 +60,7 @@ class ChatTemplate(Protocol):
     def knows_thinking(self) -> bool:
         """Returns whether the template has a thinking mode."""
 
-    def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
-    ) -> str:
+    def render(self, messages: Sequence[Message], asked: Rendering = DEFAULT_RENDERING) -> str:
         """Returns the prompt. Raises RequestError if the template rejects the messages or flags,
         or knows no images where there are some."""
 
@@ -117,12 +115,11 @@ class RawTemplate:
         """Returns False."""
         return False
 
-    def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
-    ) -> str:
-        """Returns the messages' texts. Raises RequestError for a thinking mode."""
-        if enable_thinking:
+    def render(self, messages: Sequence[Message], asked: Rendering = DEFAULT_RENDERING) -> str:
+        """Returns the messages' texts. Raises RequestError for a thinking mode, tools or images."""
+        if asked.enable_thinking:
             raise _no_thinking_mode()
+        _refuse_tools(messages, asked)
         if _has_images(messages):
             raise _knows_no_images()
         return "\n".join(message.content for message in messages)
@@ -137,9 +134,7 @@ class NoTemplate:
         """Returns False."""
         return False
 
-    def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
-    ) -> str:
+    def render(self, messages: Sequence[Message], asked: Rendering = DEFAULT_RENDERING) -> str:
         """Raises RequestError."""
         remedy = f"Name one with `chat_template` ({', '.join(NAMED_TEMPLATES)}), or"
         raise RequestError("This model has no chat template.", f"{remedy} {WRITE_IT_YOURSELF}")
@@ -183,12 +178,11 @@ class FlatTemplate:
             image=_image_format(raw, path),
         )
 
-    def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
-    ) -> str:
+    def render(self, messages: Sequence[Message], asked: Rendering = DEFAULT_RENDERING) -> str:
         """Returns the prompt. Raises RequestError for an unknown role or a missing mode."""
-        opening = self._opening(enable_thinking)
-        if add_generation_prompt and opening is None:
+        opening = self._opening(asked.enable_thinking)
+        _refuse_tools(messages, asked)
+        if asked.add_generation_prompt and opening is None:
             problem = f"The model's chat template ({FLAT_TEMPLATE}) has no generation_prompt."
             raise RequestError(
                 problem, f'Set "add_generation_prompt": false, or {WRITE_IT_YOURSELF}'
@@ -197,7 +191,7 @@ class FlatTemplate:
         if self.default_system_prompt and not given:
             messages = [Message("system", self.default_system_prompt), *messages]
         text = "".join(map(self._turn, messages))
-        return text + (opening or "") if add_generation_prompt else text
+        return text + (opening or "") if asked.add_generation_prompt else text
 
     def knows_thinking(self) -> bool:
         """Returns whether there is a generation prompt for the thinking mode."""
@@ -295,32 +289,35 @@ class JinjaTemplate:
         self._sandbox = sandbox()
         self._compiled: jinja2.Template | None = None
         self._reads: set[str] = set()  # the variables that it reads
-        self._knows_images = False
+        self._words: set[str] = set()  # its texts, and the attributes that it reads
         self._lock = threading.Lock()  # it is compiled once
 
-    def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
-    ) -> str:
+    def render(self, messages: Sequence[Message], asked: Rendering = DEFAULT_RENDERING) -> str:
         """Returns the prompt.
 
-        Raises RequestError for an invalid template, for messages that it rejects, for images where
-        it never asks for them, and for `enable_thinking` without a thinking mode.
+        Raises RequestError for an invalid template, for messages that it rejects, and for images,
+        tools, a thinking mode and further variables where it never asks for them.
         """
-        turns = [{"role": message.role, "content": _items(message)} for message in messages]
+        turns = [{"role": m.role, "content": _items(m), **reasoned(m.more)} for m in messages]
         with self._lock:
             template = self._compiled or self._compile()
-        if enable_thinking and THINKING not in self._reads:
+        if asked.enable_thinking and THINKING not in self._reads:
             raise _no_thinking_mode()
-        if _has_images(messages) and not self._knows_images:
+        if (asked.tools and "tools" not in self._reads) or (
+            any(m.tool_calls for m in messages) and "tool_calls" not in self._words
+        ):
+            raise _knows_no_tools()
+        if _has_images(messages) and self._words.isdisjoint(IMAGE_WORDS):
             raise _knows_no_images()
         given = {
-            "messages": turns,
-            "tools": None,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-            "enable_thinking": enable_thinking,
+            **self._variables(asked),
+            "messages": turns,
+            "tools": list(asked.tools) if asked.tools else None,
+            "add_generation_prompt": asked.add_generation_prompt,
+            "enable_thinking": asked.enable_thinking,
         }
-        limit = MAX_PROMPT_CHARS + CHARS_PER_MESSAGES * len(str(turns))
+        limit = MAX_PROMPT_CHARS + CHARS_PER_MESSAGES * len(str((turns, asked.tools)))
         try:
             text = _joined(template.generate(**given, **self._special_tokens), limit)
             text.encode()  # raises for an unpaired surrogate
@@ -330,6 +327,22 @@ class JinjaTemplate:
                 f"Change the messages, or {WRITE_IT_YOURSELF}",
             ) from error
         return text
+
+    def _variables(self, asked: Rendering) -> Mapping[str, Any]:
+        """The further variables. Raises RequestError for one that the template never reads, or that
+        is not the request's to say."""
+        taken = {"messages", "tools", "add_generation_prompt", *SPECIAL_TOKENS}
+        known = self._reads - taken - {*self._sandbox.globals}
+        for name in asked.variables:
+            if name not in known:
+                near = did_you_mean(name, known, "Did you mean {}? ")
+                raise RequestError(
+                    f"The model's chat template reads no variable {name!r:.80} of"
+                    " chat_template_kwargs.",
+                    f"{near}It reads: {', '.join(sorted(known)) or 'none'}.",
+                    param="chat_template_kwargs",
+                )
+        return asked.variables
 
     def knows_thinking(self) -> bool:
         """Returns whether the template reads `enable_thinking`; False for an invalid template."""
@@ -351,9 +364,11 @@ class JinjaTemplate:
         try:
             tree = self._sandbox.parse(self._source)
             self._reads = jinja2.meta.find_undeclared_variables(tree)
-            # A template without images would print the list of items, or the text alone
-            words = (node.value for node in tree.find_all(jinja2.nodes.Const))
-            self._knows_images = any(word in IMAGE_WORDS for word in words)
+            # A template without images would print the list of items, or the text alone; one
+            # without tools would leave the calls out
+            words = [node.value for node in tree.find_all(jinja2.nodes.Const)]
+            words += [node.attr for node in tree.find_all(jinja2.nodes.Getattr)]
+            self._words = {word for word in words if isinstance(word, str)}
             self._compiled = self._sandbox.from_string(tree)
         except TEMPLATE_FAULTS as error:
             raise RequestError(
@@ -385,6 +400,12 @@ def _items(message: Message) -> str | list[dict[str, str]]:
     ]
 
 
+def reasoned(more: dict[str, Any]) -> dict[str, Any]:
+    """What a message has beside role and content, what was thought under both names in use."""
+    thought = more.get("reasoning_content")
+    return more if thought is None else {**more, "reasoning": thought}
+
+
 def _has_images(messages: Sequence[Message]) -> bool:
     return any(message.parts for message in messages)
 
@@ -393,6 +414,23 @@ def _knows_no_images() -> RequestError:
     return RequestError(
         "The model's chat template knows no images.",
         "Send text alone, or take a vision-language model (docs/images.md).",
+    )
+
+
+def _refuse_tools(messages: Sequence[Message], asked: Rendering) -> None:
+    """Of a template that only puts texts around messages."""
+    if asked.tools or any(message.tool_calls for message in messages):
+        raise _knows_no_tools()
+    if asked.variables:
+        message = "The model's chat template reads no variables, and chat_template_kwargs has some."
+        raise RequestError(message, "Remove them.", param="chat_template_kwargs")
+
+
+def _knows_no_tools() -> RequestError:
+    return RequestError(
+        "The model's chat template knows no tools.",
+        "Remove the tools and their calls, or take a model that was trained with tools.",
+        param="tools",
     )
 
 

@@ -7,6 +7,8 @@ Knows the file and its rules. Knows nothing of models and chat templates.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import tokenizers
@@ -20,6 +22,8 @@ from edgespec.safe_read.tokenizer import (
     MAX_PREFIX,
     MAX_SPLIT_GROWTH,
     added_tokens,
+    has_byte_level,
+    joined_chars,
     oversized,
     panics_as,
     text_growth,
@@ -107,9 +111,9 @@ def normalizer_growth(tokenizer: tokenizers.Tokenizer) -> float:
 def check_growth(tokenizer: tokenizers.Tokenizer, text: str, growth: float) -> None:
     """Raises RequestError where the normalizer, of such a growth, makes a text many times as long
     as it is. It is tried piece by piece, each small, and only for a text that is long enough."""
-    if len(text) * growth <= FREE_CHARS:
-        return
     allowed, made = FREE_CHARS + MAX_TIMES * len(text), 0
+    if len(text) * growth <= allowed:
+        return
     piece = max(1, int(FREE_CHARS / growth))
     for start in range(0, len(text), piece):
         made += len(tokenizer.normalizer.normalize_str(text[start : start + piece]))
@@ -119,6 +123,23 @@ def check_growth(tokenizer: tokenizers.Tokenizer, text: str, growth: float) -> N
                 f" of {len(text)}.",
                 f"Shorten the text. If it is ordinary text, the file is damaged. {COPY_AGAIN}",
             )
+
+
+def chars_per_token(tokenizer: tokenizers.Tokenizer) -> float:
+    """How many characters of a text one token stands for at most; infinity where that has no bound:
+    rules that drop characters, words that become one unknown token."""
+    model, vocabulary = tokenizer.model, tokenizer.get_vocab()
+    rules = [rule_of(tokenizer, name) for name in ("normalizer", "pre_tokenizer")]
+    added = tokenizer.get_added_tokens_decoder().values()
+    if not isinstance(model, tokenizers.models.BPE) or any(t.lstrip or t.rstrip for t in added):
+        return math.inf
+    if any(map(has_byte_level, rules)):
+        bytes_of: Iterable[str] = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    else:
+        bytes_of = [f"<0x{byte:02X}>" for byte in range(256)] if model.byte_fallback else [""]
+    if not all(token in vocabulary for token in bytes_of):
+        return math.inf
+    return max(map(len, vocabulary)) * joined_chars(*rules)
 
 
 def cannot_split(path: Path, why: str) -> BundleError:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec.errors import CheckpointError
 from edgespec.quantization.block_forms import FOUR_BITS, BlockForm
 from edgespec.quantization.quantized_weight import QuantizedWeight
-from edgespec.quantization.super_blocks import Floats, Grid, refuse_odd
+from edgespec.quantization.super_blocks import Floats, ScaleGrid, refuse_odd
 
 # Columns to which the errors of all columns before go in one product, and of these again
 _MANY, _FEW = 128, 16
@@ -59,7 +59,7 @@ def quantize_gptq(
     some rows three times in float32. Raises CheckpointError for weights that are no numbers.
     """
     rows, columns = array.shape
-    grid = Grid.empty(form, rows, columns)
+    grid = ScaleGrid.empty(form, rows, columns)
     values = np.empty((rows, columns), np.uint8 if form.has_minimums else np.int8)
     for low in range(0, rows, _ROWS):
         some = slice(low, low + _ROWS)
@@ -70,7 +70,7 @@ def quantize_gptq(
     return grid.weight(values, name)
 
 
-def moved_values(weights: Floats, grid: Grid, rows: slice, inputs: InputStatistics) -> Floats:
+def moved_values(weights: Floats, grid: ScaleGrid, rows: slice, inputs: InputStatistics) -> Floats:
     """The values of some rows of a weight [rows, in] on their grid."""
     form, order, feedback = grid.form, inputs.order, inputs.feedback
     scales, minimums = (np.ascontiguousarray(part.T) for part in grid.of_blocks(rows))

@@ -36,7 +36,7 @@ def quantize_super_blocks(
     Raises CheckpointError for NaN or Inf; `name` is the weight's name in the message.
     """
     rows, columns = array.shape
-    grid = Grid.empty(form, rows, columns)
+    grid = ScaleGrid.empty(form, rows, columns)
     values = np.empty((rows, columns), np.uint8 if form.has_minimums else np.int8)
     step = max(1, _CHUNK // columns)
     for low in range(0, rows, step):
@@ -61,7 +61,7 @@ def refuse_odd(part: Floats, name: str, low: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Grid:
+class ScaleGrid:
     """Scales and minimums of all blocks of a weight [out, in], and the factors of their bytes."""
 
     form: BlockForm
@@ -72,7 +72,7 @@ class Grid:
     minimum_factors: NDArray[np.float16]
 
     @classmethod
-    def empty(cls, form: BlockForm, rows: int, columns: int) -> Grid:
+    def empty(cls, form: BlockForm, rows: int, columns: int) -> ScaleGrid:
         """A grid that has yet to be fitted."""
         blocks = -(-columns // form.block)
         factors = -(-blocks // form.super_block)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NoReturn, TypedDict, TypeGuard, Unpack, overload
+from typing import Literal, NoReturn, TypeGuard, Unpack, overload
 from weakref import finalize
 
 import numpy as np
@@ -29,6 +29,7 @@ from edgespec.errors import EdgeSpecError, LimitError, OptionError, RequestError
 from edgespec.images import ImageRules
 from edgespec.methods.names import ADAPTIVE, SpecPolicy
 from edgespec.prompts import SamplingParams
+from edgespec.prompts.rendering import PromptOptions, Rendering, RenderOptions
 from edgespec.runtime.acceptance.verify import (
     ACCEPT_RULES,
     Acceptance,
@@ -40,6 +41,8 @@ from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.drafters.trtllm import PreparesDraftTokens
 from edgespec.runtime.drafters.user import UserDrafter
+from edgespec.runtime.grammar.grammars import Grammars
+from edgespec.runtime.grammar.guide import Guide
 from edgespec.runtime.loop.driver import Driver
 from edgespec.runtime.loop.generation import Event, Generation, GenerationRequest, Response
 from edgespec.runtime.loop.prefix import PREFIX_CACHE_BYTES, PrefixCache, check_bytes
@@ -76,10 +79,9 @@ Plans = Plan | Sequence[Plan]
 Acceptances = Acceptance | Sequence[Acceptance]
 
 
-class SharedOptions(TypedDict, total=False):
+class SharedOptions(PromptOptions, total=False):
     """What all requests of a batch share."""
 
-    enable_thinking: bool
     priority: int
     cache_salt: str
     timeout_s: float | None
@@ -178,7 +180,14 @@ class Engine:
         self.tokenizer, self.images = parts.tokenizer, parts.images
         self.stop_ids = frozenset(self.config.component.eos_token_ids)
         policy = None if self.costs is None else AdaptivePolicy(self.costs)
-        self.session = Session(self.base, self.drafter, PrefixCache(prefix_cache_bytes), policy)
+        self.grammars = Grammars(self.tokenizer, self.config.component.vocab_size, self.stop_ids)
+        self.session = Session(
+            self.base,
+            self.drafter,
+            PrefixCache(prefix_cache_bytes),
+            policy,
+            self.config.limits.verify_tree_size,
+        )
         self.session.log.recording = False
         if self.images is not None:
             self.images.log = self.session.log
@@ -302,24 +311,13 @@ class Engine:
         """What makes token ids of prompts."""
         return PromptEncoder(self.tokenizer, self.limits, self.images)
 
-    def render(
-        self,
-        messages: Conversation,
-        *,
-        apply_chat_template: bool = True,
-        add_generation_prompt: bool = True,
-        enable_thinking: bool = False,
-    ) -> str:
-        """The text of messages: by the model's chat template, or joined. Raises RequestError for
-        what the template rejects."""
-        return self.prompts.render(
-            messages,
-            apply_chat_template=apply_chat_template,
-            add_generation_prompt=add_generation_prompt,
-            enable_thinking=enable_thinking,
-        )
+    def render(self, messages: Conversation, **options: Unpack[RenderOptions]) -> str:
+        """The text of messages: by the model's chat template, or joined. `options` are those of
+        `generate` for the template, `add_generation_prompt` and `apply_chat_template`. Raises
+        RequestError for what the template rejects."""
+        return self.prompts.render(messages, Rendering(**options))
 
-    def encode(self, prompt: Prompt, *, enable_thinking: bool = False) -> Sequence[int]:
+    def encode(self, prompt: Prompt, **options: Unpack[PromptOptions]) -> Sequence[int]:
         """The token ids of a prompt, with the rows of its images where it has some.
 
         A text is taken as it is, with the special tokens that the tokenizer adds, as vLLM does;
@@ -329,7 +327,7 @@ class Engine:
         """
         self.driver.check_open()
         with in_terms_of(KEYWORDS):
-            return self.prompts.encode(prompt, enable_thinking=enable_thinking)
+            return self.prompts.encode(prompt, Rendering(**options))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
@@ -343,19 +341,19 @@ class Engine:
         sampling: SamplingParams | None = None,
         plan: Plan = None,
         *,
-        enable_thinking: bool = False,
         keep: bool = False,
         acceptance: Acceptance = None,
         priority: int = 0,
         cache_salt: str = "",
         timeout_s: float | None = None,
+        **options: Unpack[PromptOptions],
     ) -> GenerationRequest:
         """A request as the scheduler takes it. Raises RequestError, or LimitError for the plan."""
         if not isinstance(sampling, SamplingParams | None):
             message = f"sampling is of type {type(sampling).__name__}"
             raise RequestError(message, "Give edgespec.SamplingParams(temperature=0), for example.")
         check_turn(priority, cache_salt, timeout_s)
-        ids = self.encode(prompt, enable_thinking=enable_thinking)
+        ids = self.encode(prompt, **options)
         rule = None if acceptance is None else self.acceptance_for(acceptance)
         own = for_request(plan, self.method) if isinstance(plan, DecodingConfig) else plan
         with in_terms_of(KEYWORDS):
@@ -366,6 +364,7 @@ class Engine:
             ids,
             sampling or SamplingParams(),
             keep_all=keep,
+            takes_forced=plan is not PLAIN,
             priority=priority,
             cache_salt=cache_salt,
             timeout_s=timeout_s,
@@ -382,7 +381,7 @@ class Engine:
                 self.planner.check(
                     request.plan, acceptance, request.drafter, request.drafter_options
                 )
-        self.limits.check_logit_bias(request.sampling.logit_bias)
+        self.limits.check_sampling(request.sampling)
 
     def prepare(self, request: GenerationRequest) -> Generation:
         """A request's handle, once it is checked. Raises LimitError or RequestError."""
@@ -393,7 +392,10 @@ class Engine:
             draft = self.drafting.of(request.drafter, request.drafter_options)
             drafter = None if draft is None else draft.drafter
         gates = self.planner.gates_for(request)
-        handle = Generation(request, self.tokenizer, self.stop_ids, acceptance, drafter, gates)
+        guide = self.guide(request.sampling, request.prompt_ids)
+        handle = Generation(
+            request, self.tokenizer, self.stop_ids, acceptance, drafter, gates, guide
+        )
         if gates is not None and gates.stopped and ACCEPT_RULES[acceptance.rule].lossless != "no":
             handle.plan = None  # lossy rules decide without drafts too
         plan = handle.plan
@@ -402,6 +404,13 @@ class Engine:
             handle.adaptive = AdaptiveState(AcceptanceEstimate(prior))
             handle.metrics.spec_policy = ADAPTIVE
         return handle
+
+    def guide(self, sampling: SamplingParams, prompt_ids: Sequence[int]) -> Guide | None:
+        """What the grammar of a request allows behind its prompt; None where it has none. Compiles
+        it, unless it was asked for lately: raises RequestError or LimitError for one that cannot
+        be."""
+        guided = sampling.guided
+        return None if guided is None else self.grammars.guide(guided, prompt_ids)
 
     # ---- answers
 
@@ -417,7 +426,9 @@ class Engine:
         `prompt` is a text, which goes to the model as it is; a list of messages (dicts as OpenAI's
         clients write them, or Message), which go through the chat template; or a list of token ids.
         Without a `plan` an engine with a draft takes `plan()`, or for `rejection` a chain;
-        `edgespec.PLAIN` decodes without drafts. `enable_thinking` is the chat template's. With
+        `edgespec.PLAIN` decodes without drafts. `enable_thinking`, `tools` and
+        `chat_template_kwargs` are the chat template's (docs/requests.md); without
+        `allow_control_tokens` such tokens stay text where they are spelled in one. With
         `keep` the KV rows of prompt and answer are kept for a later prompt that begins with them,
         such as a chat's next turn; those of the prompt are kept anyway, as `prefix_cache_bytes`
         allows, for requests of the same `cache_salt`. `acceptance` is an accept rule by its name,
@@ -644,7 +655,7 @@ class Engine:
         with self.driver.paused():
             if not (free := self.session.free_lanes):
                 raise LimitError("all lanes of the engine are taken", "Finish a stream first.")
-            lane = free[-1]
+            lane = free[0]
             self.base.reset(lane)
             try:
                 yield lane

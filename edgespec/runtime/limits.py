@@ -5,11 +5,13 @@ Knows the configs of the engines. What they draft, and how much, is in `planner`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, RequestError
+from edgespec.prompts import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,21 @@ class RequestLimits:
         remedy = "The tokenizer does not fit the model, or the ids are wrong."
         self.check_ids("prompt", "the prompt holds", prompt_ids, remedy)
 
-    def check_logit_bias(self, token_ids: Iterable[int]) -> None:
+    def check_text(self, text: str, chars_per_token: Callable[[], float]) -> None:
+        """LimitError for a text that is too long for the base however it is tokenised; asked before
+        that is done, and of the tokenizer only for a text that may be."""
+        most = self.configs["base"].limits.max_input_len
+        if len(text) > most and len(text) > most * (per_token := chars_per_token()):
+            message = f"the prompt has {len(text)} characters, the base engine was built for"
+            message += f" {most} tokens, which are at most {most * per_token:.0f} characters"
+            count = math.ceil(len(text) / per_token)
+            remedy = f"Shorten it, or build the base with `max_input_len` {count} or more."
+            raise LimitError(message, remedy, "prompt")
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
         """Raises RequestError for a token that the model does not have."""
-        self.check_ids("logit_bias", "logit_bias names", token_ids, "Remove it.")
+        for name in ("logit_bias", "stop_token_ids"):
+            self.check_ids(name, f"{name} names", getattr(sampling, name), "Remove it.")
 
     def check_ids(self, param: str, where: str, token_ids: Iterable[int], remedy: str) -> None:
         """Raises RequestError for an id outside the base's vocabulary."""

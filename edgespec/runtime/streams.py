@@ -135,6 +135,12 @@ class AsyncStream(Ending):
         # Held as long as the stream is: the loop itself would not
         self.begun = asyncio.create_task(begin(driver, make, coming, self.events))
 
+    async def begins(self) -> None:
+        """Waits until the request waits for a lane. Raises the error that kept it from that."""
+        await self.begun
+        if isinstance(self.handle, Coming) and self.handle.handle is None:
+            await self.next_chunk()
+
     def __aiter__(self) -> AsyncStream:
         return self
 
@@ -177,6 +183,9 @@ async def begin(
         handle.deliver = in_loop(handle, events.put_nowait)
         coming.becomes(handle)
         driver.submit([handle])
+    except asyncio.CancelledError:  # the loop ends
+        coming.cancel()
+        raise
     except Exception as error:
         events.put_nowait(as_error(error))
 

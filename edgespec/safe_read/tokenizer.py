@@ -35,6 +35,18 @@ UNICODE_GROWTH = {
     "BertNormalizer": 12,
     "ByteLevel": 4,
 }
+# Rules that leave characters out only where several become one, by the most that do
+KEPT_CHARS = {
+    "ByteLevel": 1,
+    "Digits": 1,
+    "Lowercase": 1,
+    "Metaspace": 1,
+    "NFC": 4,
+    "NFD": 1,
+    "NFKC": 4,
+    "NFKD": 1,
+    "Prepend": 1,
+}
 CONTAINERS = (str, dict, list)
 SEQUENCES = ("normalizers", "decoders", "pretokenizers")
 
@@ -144,6 +156,31 @@ def charsmap_growth(data: bytes) -> float:
     a zero at its end."""
     replacements = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
     return float(max(1, *map(len, replacements)))
+
+
+def joined_chars(*rules: object) -> float:
+    """How many characters of a text these rules make one of at most; infinity where they may drop
+    any number."""
+    return math.prod((_joined(step) for rule in rules for step in _steps(rule)), start=1.0)
+
+
+def has_byte_level(rule: object) -> bool:
+    """Whether a normalizer or a pre_tokenizer makes bytes of characters."""
+    return any(
+        isinstance(step, Mapping) and step.get("type") == "ByteLevel" for step in _steps(rule)
+    )
+
+
+def _joined(rule: object) -> float:
+    if not isinstance(rule, Mapping):
+        return math.inf
+    kind, pattern, content = str(rule.get("type")), rule.get("pattern"), rule.get("content")
+    if kind == "Split":
+        return math.inf if rule.get("behavior") == "Removed" else 1
+    literal = pattern.get("String") if isinstance(pattern, Mapping) else None
+    if kind == "Replace" and literal and isinstance(content, str) and content:
+        return max(1.0, len(literal) / len(content))
+    return KEPT_CHARS.get(kind, math.inf)
 
 
 def added_tokens(rule: object) -> float:

@@ -26,6 +26,8 @@ class Ask:
     sampling: SamplingParams
     drafts: bool = True
     keep: bool = False  # the KV rows, for a next turn
+    priority: int = 0
+    cache_salt: str = ""
 
 
 class Answers:
@@ -39,8 +41,24 @@ class Answers:
         try:
             for ask in asks:
                 plan = None if ask.drafts else PLAIN
-                stream = service.engine.astream(ask.prompt, ask.sampling, plan, keep=ask.keep)
+                stream = service.engine.astream(
+                    ask.prompt,
+                    ask.sampling,
+                    plan,
+                    keep=ask.keep,
+                    priority=ask.priority,
+                    cache_salt=ask.cache_salt,
+                )
                 self.streams.append(stream)
+        except BaseException:
+            self.close()
+            raise
+
+    async def begin(self) -> None:
+        """Waits until all wait for a lane. Raises the error of one that cannot, and ends all."""
+        try:
+            for stream in self.streams:
+                await stream.begins()
         except BaseException:
             self.close()
             raise

@@ -23,6 +23,7 @@ from edgespec.errors import (
     InternalError,
     LimitError,
     OptionError,
+    QueueFull,
     RequestError,
 )
 
@@ -72,6 +73,8 @@ def refusal_of(error: Exception, max_model_len: int) -> Refusal:
         return Refusal(400, message, code="context_length_exceeded", param="prompt")
     if isinstance(error, CLIENTS_OWN):
         return Refusal(400, words(error), code="invalid_value", param=error.param)
+    if isinstance(error, QueueFull):
+        return Refusal(429, words(error), code="queue_full")
     if isinstance(error, EngineClosed):
         return Refusal(503, "The server is stopping.", code="shutting_down")
     if isinstance(error, EnvironmentProblem | MemoryError):

@@ -76,7 +76,7 @@ SAMPLING: Fields = {
     **both("top_k", taken(checks.SAMPLING["top_k"], INTEGER)),
     **both("top_p", taken(checks.SAMPLING["top_p"], NUMBER)),
     **both("seed", taken(checks.SAMPLING["seed"], INTEGER)),
-    **both("max_tokens", taken(checks.SAMPLING["max_generate_length"], INTEGER)),
+    **both("max_tokens", taken(checks.integer(1, checks.MAX_COUNT), INTEGER)),
     **both("stop", taken(stops, SUPPORTED_STOP)),
     **both("presence_penalty", refused(LACKING, 0, 0.0)),
     **both("frequency_penalty", refused(LACKING, 0, 0.0)),

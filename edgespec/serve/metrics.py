@@ -92,10 +92,9 @@ class ServeMetrics:
 
     def exposition(self) -> bytes:
         """All of them, in Prometheus' text form."""
-        scheduler = self.engine.scheduler
-        active = list(scheduler.active)
-        self.gauges["num_requests_running"].set(len(active))
-        self.gauges["num_requests_waiting"].set(len(scheduler.added) + len(scheduler.waiting))
+        stats, active = self.engine.stats(), list(self.engine.scheduler.active)
+        self.gauges["num_requests_running"].set(stats.running)
+        self.gauges["num_requests_waiting"].set(stats.waiting)
         slots = (
             self.engine.max_batch_size * self.engine.configs["base"].limits.max_kv_cache_capacity
         )

@@ -46,6 +46,7 @@ from edgespec.serve.openai_common import (
     template_kwargs,
     thinking_of,
     token_entry,
+    turn_of,
     usage_of,
     with_adjusted,
 )
@@ -73,8 +74,8 @@ FIELDS: Fields = {
     "messages": taken(
         server_messages, {"type": "array", "items": OBJECT, "minItems": 1}, required=True
     ),
-    "max_tokens": taken(checks.SAMPLING["max_generate_length"], INTEGER),
-    "max_completion_tokens": taken(checks.SAMPLING["max_generate_length"], INTEGER),
+    "max_tokens": taken(checks.integer(1, checks.MAX_COUNT), INTEGER),
+    "max_completion_tokens": taken(checks.integer(1, checks.MAX_COUNT), INTEGER),
     "logprobs": taken(checks.flag, BOOLEAN),
     "top_logprobs": taken(checks.integer(0, MAX_TOP_LOGPROBS), INTEGER),
     "reasoning_effort": taken(one_of(*EFFORTS), {"enum": [*EFFORTS]}),
@@ -161,9 +162,8 @@ class ChatRequest:
             engine.encode, self.values["messages"], enable_thinking=thinking
         )
         room = room_of(service, len(prompt), max_tokens, self.call.adjusted)
-        drafts = not self.values.get("disable_spec_decode", False)
         asks = [
-            Ask(prompt, sampling, drafts, keep=True)
+            Ask(prompt, sampling, keep=True, **turn_of(self.values))
             for sampling in samplings(self.values, room, num_logprobs)
         ]
         return Answers(service, asks, ticket)

@@ -79,6 +79,8 @@ COMMON: Fields = {
     "stream_options": taken(stream_options, OBJECT),
     "return_token_ids": taken(checks.flag, BOOLEAN),
     "disable_spec_decode": taken(checks.flag, BOOLEAN),
+    "priority": taken(checks.integer(-checks.MAX_COUNT, checks.MAX_COUNT), INTEGER),
+    "cache_salt": taken(checks.text, STRING),
     "user": harmless(NO_MEANING, STRING),
     "request_id": harmless(NO_MEANING, STRING),
     "presence_penalty": refused(LACKING, 0, 0.0),
@@ -87,8 +89,6 @@ COMMON: Fields = {
     "ignore_eos": refused(LACKING, False),
     "stop_token_ids": refused(LACKING, []),
     "prompt_logprobs": refused(LACKING),
-    "priority": refused(LACKING, 0),
-    "cache_salt": refused(LACKING),
     "structured_outputs": refused(LACKING),
     "guided_json": refused(LACKING),
     "guided_regex": refused(LACKING),
@@ -105,6 +105,12 @@ COMMON: Fields = {
     "bad_words": refused("`logit_bias` forbids tokens", []),
     "logits_processors": refused("no code of a request is run", []),
 }
+
+
+def turn_of(values: Values) -> dict[str, Any]:
+    """How a request is to be run, as fields of an Ask."""
+    turn = {name: values[name] for name in values.keys() & {"priority", "cache_salt"}}
+    return turn | {"drafts": not values.get("disable_spec_decode", False)}
 
 
 @dataclass(frozen=True, slots=True)

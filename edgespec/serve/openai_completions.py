@@ -31,6 +31,7 @@ from edgespec.serve.openai_common import (
     room_of,
     samplings,
     speculation_of,
+    turn_of,
     usage_of,
     with_adjusted,
 )
@@ -63,7 +64,7 @@ TEXT = {"anyOf": [STRING, INTEGERS]}
 FIELDS: Fields = {
     **COMMON,
     "prompt": taken(prompts, {"anyOf": [*TEXT["anyOf"], {"type": "array"}]}, required=True),
-    "max_tokens": taken(checks.SAMPLING["max_generate_length"], INTEGER),
+    "max_tokens": taken(checks.integer(1, checks.MAX_COUNT), INTEGER),
     "logprobs": taken(checks.SAMPLING["num_logprobs"], INTEGER),
     "echo": taken(checks.flag, BOOLEAN),
     "suffix": refused("the model continues a text, and fills none in", ""),
@@ -103,8 +104,9 @@ class CompletionRequest:
             ids = await asyncio.to_thread(service.engine.encode, text)
             asked = values.get("max_tokens", MAX_TOKENS)
             room = room_of(service, len(ids), asked, self.call.adjusted)
-            drafts = not values.get("disable_spec_decode", False)
-            asks += [Ask(ids, one, drafts) for one in samplings(values, room, num_logprobs)]
+            asks += [
+                Ask(ids, one, **turn_of(values)) for one in samplings(values, room, num_logprobs)
+            ]
         return Answers(service, asks, ticket)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.runtime.acceptance.relaxed import THOUGHTS
+from edgespec.runtime.text.thinking import THOUGHTS
 from edgespec.runtime.text.tokenizer import Tokenizer
 
 TAIL = 8  # tokens of a prompt among which its last mark is looked for

@@ -47,6 +47,7 @@ async def respond(
     try:
         if call.values.get("stream"):
             answers = await asked.answers(ticket)
+            await answers.begin()
             return sse.EventStream(
                 asked.parts(answers),
                 failed=call.error_of,

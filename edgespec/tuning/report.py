@@ -97,7 +97,7 @@ class TuneReport:
 
 
 @dataclass(frozen=True)
-class DraftFormat:
+class FormatSearch:
     """The search with a draft in one format of weights: the plan of its own drafts that is fastest,
     in words, and its speed over plain decoding; 1 where none was measured."""
 
@@ -107,7 +107,7 @@ class DraftFormat:
     report: TuneReport
 
     @classmethod
-    def of(cls, weights: str, report: TuneReport) -> DraftFormat:
+    def of(cls, weights: str, report: TuneReport) -> FormatSearch:
         """By the report of the search."""
         own = [one for one in report.measured if one.row.candidate.own]
         speeds = [(one.speed or 1.0, one.row.candidate.words) for one in own]
@@ -123,7 +123,7 @@ class DraftFormat:
 class FormatsReport:
     """The searches with a draft in several formats of weights, the fastest first."""
 
-    formats: Sequence[DraftFormat]
+    formats: Sequence[FormatSearch]
     installed: bool
 
     @property

@@ -23,10 +23,10 @@ from edgespec.backends.base import (
     BuildOption,
     BuildOptions,
     EngineMemory,
+    Listeners,
     OptionValue,
     PairDevice,
     PlanHints,
-    Progress,
     Remedies,
     Runner,
     Staged,
@@ -125,7 +125,7 @@ class ToyBackend(Backend):
         limits: Limits,
         options: BuildOptions,
         staging: Path,
-        progress: Progress,
+        progress: Listeners,
     ) -> Staged:
         assert isinstance(options, ToyOptions)
         if limits.max_batch_size > 1:

@@ -61,10 +61,11 @@ CHAIN, TREE, WIDE = DraftPlan(1, 3, 4), DraftPlan(4, 3, 16), DraftPlan(10, 4, 40
 STATIC = StaticPlan.of([[0], [1], [2], [1, 0], [2, 1], [2, 1, 0], [1, 0, 2], [2, 1, 0, 1]])
 PLANS = [CHAIN, TREE, WIDE]
 GREEDY = SamplingParams(temperature=0.0, seed=0)
+ADDED = {"presence_penalty": 0.6, "frequency_penalty": 0.4}
 SAMPLINGS = [
     GREEDY,
     SamplingParams(temperature=0.6, top_k=0, top_p=1.0, seed=1),
-    SamplingParams(temperature=1.0, top_k=50, top_p=0.8, seed=2, repetition_penalty=1.3),
+    SamplingParams(temperature=1.0, top_k=50, top_p=0.8, seed=2, repetition_penalty=1.3, **ADDED),
 ]
 
 

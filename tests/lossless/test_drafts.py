@@ -27,10 +27,11 @@ from tests.lossless.engines import LANES, Engines, opened, write_engines
 from tests.lossless.pairs import make_base, make_mtp_pair
 
 STATIC = StaticPlan.of([[0], [1], [2], [1, 0], [2, 1], [2, 1, 0], [1, 0, 2], [2, 1, 0, 1]])
+ADDED = {"presence_penalty": 0.6, "frequency_penalty": 0.4}
 SAMPLINGS = [
     SamplingParams(temperature=0.0, seed=0),
     SamplingParams(temperature=0.7, top_k=20, top_p=1.0, seed=1),
-    SamplingParams(temperature=1.0, top_k=50, top_p=0.8, seed=2, repetition_penalty=1.2),
+    SamplingParams(temperature=1.0, top_k=50, top_p=0.8, seed=2, repetition_penalty=1.2, **ADDED),
 ]
 
 

@@ -49,11 +49,12 @@ WAYS = {
     "ngram, private": ("ngram", {"is_public_pool": False}, (None, None, None)),
 }
 BIAS = dict.fromkeys(DRAWN, 50.0)
+ADDED = {"presence_penalty": 0.6, "frequency_penalty": 0.4}
 GREEDY = SamplingParams(temperature=0.0, seed=0, logit_bias=BIAS)
 SAMPLINGS = [
     GREEDY,
     replace(GREEDY, temperature=0.7, top_k=0, top_p=1.0, seed=1),
-    replace(GREEDY, temperature=1.0, top_k=8, top_p=0.9, seed=2, repetition_penalty=1.2),
+    replace(GREEDY, temperature=1.0, top_k=8, top_p=0.9, seed=2, repetition_penalty=1.2, **ADDED),
 ]
 
 

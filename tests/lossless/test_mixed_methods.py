@@ -83,7 +83,7 @@ BLOCKS: list[dict[str, Any]] = [
     {"disable_spec_decode": True},
     {"speculative": {"decoding_type": "repeat-it", "window": 8, "max_draft_len": 2}},
     {"speculative": {"use_dynamic_tree": True, "dynamic_tree_max_topK": 3, "max_draft_len": 3}},
-    {"speculative": {"decoding_type": "AUTO", "draft_len_schedule": {"1": 3, "3": 1}}},
+    {"speculative": {"decoding_type": "AUTO", "draft_len_schedule": {"1": 3, "4": 1}}},
     {"speculative": {"decoding_type": "Repeat_It", "max_draft_len": 3, "max_concurrency": 2}},
     {"speculative": {"max_draft_len": 5}, "temperature": 0.8, "seed": 3},
 ]

@@ -79,8 +79,8 @@ POISON: list[tuple[str, object]] = [
     ("top_k", -1),
     ("top_k", 2.5),
     ("min_p", 1.01),
-    ("seed", -1),
-    ("seed", 2**63),
+    ("seed", -(2**63) - 1),
+    ("seed", 2**64),
     ("repetition_penalty", 0),
     ("logit_bias", [1]),
     ("logit_bias", {"5": 101}),
@@ -440,8 +440,8 @@ class Judge:
     @staticmethod
     def encoded(one: Engine, request: Request, messages: Sequence[Message]) -> list[int] | str:
         """The ids of a prompt, or the words of its refusal."""
-        if not request.apply_chat_template:
-            if request.enable_thinking or not request.add_generation_prompt:
+        if not request.rendering.apply_chat_template:
+            if request.rendering.enable_thinking or not request.rendering.add_generation_prompt:
                 return "is a matter of the chat template"
             return one.tokenizer.encode(
                 "".join(m.content for m in messages), add_special_tokens=True
@@ -450,8 +450,8 @@ class Judge:
             return "no tool here"
         text = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in messages)
         text += (
-            "<|im_start|>assistant\n" * request.add_generation_prompt
-            + "<think>" * request.enable_thinking
+            "<|im_start|>assistant\n" * request.rendering.add_generation_prompt
+            + "<think>" * request.rendering.enable_thinking
         )
         return one.tokenizer.encode(text)
 

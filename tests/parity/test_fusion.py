@@ -66,7 +66,7 @@ def test_joined_products_are_the_products(
 ) -> None:
     wanted = WeightFormat("int4", block)
     build(base, tmp_path / "joined", LIMITS, options=wanted)
-    monkeypatch.setattr(weights.Product, "group", property(id))
+    monkeypatch.setattr(weights.NBitsProduct, "group", property(id))
     build(base, tmp_path / "apart", LIMITS, options=wanted)
     assert operators(tmp_path / "joined")["MatMulNBits"] == 4 * LAYERS + 1
     assert operators(tmp_path / "apart")["MatMulNBits"] == 7 * LAYERS + 1

@@ -110,7 +110,7 @@ def test_ids_and_pixels_are_those_of_transformers(
     tokens = ImageTokens(*(library.token_to_id(mark) for mark in MARKS))
     refuse_marks(request.messages, image=MARKS[0], video=MARKS[1])
     ids = ours.encode(
-        ours.render(request.messages, add_generation_prompt=True, enable_thinking=False),
+        ours.render(request.messages),
         add_special_tokens=not ours.template.has_special_tokens,
     )
     processor = parse_processor(raw | {"image_processor_type": "Qwen2VLImageProcessor"}, "x")

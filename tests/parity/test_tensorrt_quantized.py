@@ -282,12 +282,13 @@ def test_what_its_parser_does_not_take_is_refused_by_name(
         ("nvfp4", INPUT_SCALE, None, "the global scale of its activations"),
         ("nvfp4", SCHEME, "nvfp5", "a known scheme"),
         ("mxfp8", ACTIVATIONS, "dynamic token", "the activations of mxfp8"),
+        ("zero points", SCHEME, None, "a symmetric format"),
     ],
 )
 def test_marks_that_say_something_else_are_refused(
     tmp_path: Path, name: str, key: str, text: str | None, message: str
 ) -> None:
-    product = Product.of(WEIGHTS[name], tmp_path)
+    product = Product.of((WEIGHTS | weights_of_forms((OUT, IN)))[name], tmp_path)
     node = node_of(product, "MatMul", "up")
     if text is None:
         del node.metadata_props[key]

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.backends.base import Progress
+from edgespec.backends.base import Listeners
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.backends.onnx_dir import open_onnx_dir
 from edgespec.backends.tensorrt import lowered_files, process, staging, timing_cache
@@ -226,7 +226,7 @@ def test_attention_in_float32_is_built_of_basic_operators(
     with pytest.raises(BuildRefused) as error:
         process.run(fused, lambda share: None, os.environ)
     assert error.value.lacks_kernel
-    assert staging.run(fused, Progress(), dict(os.environ)) is True
+    assert staging.run(fused, Listeners(), dict(os.environ)) is True
     assert Path(job.engine).stat().st_size > 1_000_000
 
 

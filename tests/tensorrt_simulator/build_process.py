@@ -10,11 +10,11 @@ from edgespec.backends.tensorrt.versions import Library, capabilities_of
 from tests.tensorrt_simulator.library import simulator
 
 
-def load(library: Library) -> bindings.Bindings:
+def load(library: Library) -> bindings.TrtBindings:
     """The simulator as the library."""
     version = sys.argv[1]
     trt = simulator(version)
-    return bindings.Bindings(library, trt, version, capabilities_of(library, version))
+    return bindings.TrtBindings(library, trt, version, capabilities_of(library, version))
 
 
 if __name__ == "__main__":

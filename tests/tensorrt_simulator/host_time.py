@@ -144,7 +144,7 @@ def opened(
     path.write_bytes(engine_bytes(contract, settings, scratch))
     trt = simulator(version)
     capabilities = capabilities or capabilities_of(TENSORRT, version)
-    found = bindings.Bindings(capabilities.library, trt, version, capabilities)
+    found = bindings.TrtBindings(capabilities.library, trt, version, capabilities)
     workspace = workspace or Workspace(HostDevice(idle=True))
     return runner.open_runner(found, path, contract, settings, workspace, capacity, 1)
 

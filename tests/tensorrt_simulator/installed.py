@@ -37,8 +37,8 @@ def install(
     """
     found = simulator(version)
 
-    def load(library: Library) -> bindings.Bindings:
-        return bindings.Bindings(library, found, version, capabilities_of(library, version))
+    def load(library: Library) -> bindings.TrtBindings:
+        return bindings.TrtBindings(library, found, version, capabilities_of(library, version))
 
     monkeypatch.setattr(bindings, "load", load)
     monkeypatch.setattr(opening, "open_device", HostDevice)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from edgespec.backends.tensorrt import network
-from edgespec.backends.tensorrt.bindings import Bindings
+from edgespec.backends.tensorrt.bindings import TrtBindings
 from edgespec.backends.tensorrt.build_job import BuildJob
 from edgespec.backends.tensorrt.profiles import Profile
 from edgespec.backends.tensorrt.progress_monitor import BuildProgress
@@ -60,7 +60,7 @@ def job_of(flags: list[str]) -> BuildJob:
 
 if __name__ == "__main__":
     version, *flags = sys.argv[1:]
-    found = Bindings(TENSORRT, simulator(version), version, capabilities_of(TENSORRT, version))
+    found = TrtBindings(TENSORRT, simulator(version), version, capabilities_of(TENSORRT, version))
     job = job_of(flags)
     Path(job.engine).unlink(missing_ok=True)
     network.build(found, job, BuildProgress(lambda share, phase: None), lambda severity, text: None)

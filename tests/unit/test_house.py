@@ -69,6 +69,7 @@ RUNTIME = (
     "text",
     "lanes",
     "trees",
+    "grammar",
     "acceptance",
     "plans",
     "vision",
@@ -98,6 +99,7 @@ NAMES_FLAGS = {
     "backends/tensorrt/emit.py": "trtexec",
     "backends/tensorrt/versions.py": "pip, venv",
     "images/decode.py": "pip",
+    "prompts/convert.py": "genai-perf, aiperf, vllm",
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
 

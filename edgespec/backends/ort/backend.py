@@ -17,10 +17,10 @@ from edgespec.backends.base import (
     BuildOptions,
     EncoderRunner,
     EngineMemory,
+    Listeners,
     OptionValue,
     PairDevice,
     PlanHints,
-    Progress,
     Remedies,
     Runner,
     Staged,
@@ -89,7 +89,7 @@ class OrtBackend(Backend):
         limits: Limits,
         options: BuildOptions,
         staging: Path,
-        progress: Progress,
+        progress: Listeners,
     ) -> Staged:
         """Lower the canonical graph and write it with its data file to `staging`. ContractError
         where the graph has another form, BuildError where a kernel computes something else."""

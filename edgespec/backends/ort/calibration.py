@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgespec.artifacts import atomic, file_names
 from edgespec.artifacts.component_files import embedding_tensor
-from edgespec.backends.base import Progress
+from edgespec.backends.base import Listeners
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.layerwise import (
     Floats,
@@ -87,7 +87,7 @@ def calibrated(
     capacity: int,
     names: Set[str],
     parent: Path,
-    progress: Progress,
+    progress: Listeners,
 ) -> CalibratedWeights:
     """Round the weights `names` of an export for the tokens `windows` [count, rows], and keep them
     in a directory below `parent`, where an earlier run of the same may have left some. `capacity`

@@ -153,7 +153,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Head:
+class HeadPieces:
     """What makes logits of the stream behind the last layer: a piece up to the lm_head, that, and
     what follows it, if anything does."""
 
@@ -188,7 +188,7 @@ class LayerwiseGraph:
     """A canonical graph in pieces, the order in which they run, and its head."""
 
     pieces: tuple[Piece, ...]
-    head: Head
+    head: HeadPieces
 
     @classmethod
     def open(cls, onnx: OnnxDir) -> LayerwiseGraph:
@@ -215,7 +215,7 @@ class LayerwiseGraph:
         if product is not logits:
             after = made_piece(graph, onnx, product, logits, [])
         head = made_piece(graph, onnx, start, before, [])
-        return cls(tuple(pieces), Head(head, linears[last], after))
+        return cls(tuple(pieces), HeadPieces(head, linears[last], after))
 
     @property
     def num_weights(self) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.artifacts import atomic
-from edgespec.backends.base import Progress
+from edgespec.backends.base import Listeners
 from edgespec.backends.divergence import log_softmax
 from edgespec.backends.onnx_dir import OnnxDir
 from edgespec.backends.ort.calibration import (
@@ -56,7 +56,7 @@ def measured_groups(
     names: Set[str],
     rounded: Rounded,
     directory: Path,
-    progress: Progress,
+    progress: Listeners,
     *,
     tied: bool,
 ) -> list[WeightGroup]:
@@ -98,7 +98,7 @@ def num_runs(first: int, end: int) -> int:
 
 
 @dataclass(slots=True)
-class Change:
+class LayerChange:
     """What a layer's group of weights changes: its share of the layer's sequence, which is number
     `sequence` of the stream."""
 
@@ -114,7 +114,7 @@ class State:
 
     done: int
     x: Floats
-    changes: list[Change] = field(default_factory=list)
+    changes: list[LayerChange] = field(default_factory=list)
 
     @classmethod
     def resumed(cls, directory: Path, onnx: OnnxDir, window: NDArray[np.int64]) -> State:
@@ -123,7 +123,7 @@ class State:
             return cls(0, embedded(onnx, window))
         with np.load(directory / STREAM) as stored:
             rows = json.loads(str(stored["changes"]))
-            changes = [Change(WeightGroup.read(group), *rest) for group, *rest in rows]
+            changes = [LayerChange(WeightGroup.read(group), *rest) for group, *rest in rows]
             return cls(int(stored["done"]), stored["x"], changes)
 
     def keep(self, directory: Path) -> None:
@@ -173,7 +173,7 @@ class Measure:
             found.append(group_of(some, np.sum(errors, 0)))
         total, sequence = sum(changed), len(x)
         changes = [
-            Change(group, sequence, one / total if total else 0.0)
+            LayerChange(group, sequence, one / total if total else 0.0)
             for group, one in zip(found, changed, strict=True)
         ]
         x = np.concatenate([x, self.run(piece, state.x[:1], exact | coarse)])

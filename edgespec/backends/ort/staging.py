@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgespec.artifacts import atomic, file_names
 from edgespec.artifacts.component import ComponentConfig
 from edgespec.artifacts.component_files import embedding_tensor
-from edgespec.backends.base import Progress, Staged
+from edgespec.backends.base import Listeners, Staged
 from edgespec.backends.engine_config import LargestWeight, SharedEmbedding, head_file
 from edgespec.backends.onnx_dir import OnnxDir, VisionOnnxDir
 from edgespec.backends.ort.accuracy import (
@@ -66,7 +66,7 @@ COMPARED = 1 << 20  # numbers at a time
 
 
 def stage(
-    onnx: OnnxDir, path: Path, *, limits: Limits, weight_format: WeightFormat, progress: Progress
+    onnx: OnnxDir, path: Path, *, limits: Limits, weight_format: WeightFormat, progress: Listeners
 ) -> Staged:
     """Write the engine `path` and its weights beside it. BuildError where its weights cannot be
     what is asked for. Where they are calibrated, finished layers of a run that is stopped stay
@@ -126,7 +126,7 @@ def stage(
 
 
 def stage_vision(
-    onnx: VisionOnnxDir, path: Path, weight_format: WeightFormat, progress: Progress
+    onnx: VisionOnnxDir, path: Path, weight_format: WeightFormat, progress: Listeners
 ) -> Staged:
     """Write the engine `path` and its weights beside it. BuildError where its weights cannot be
     what is asked for."""
@@ -220,7 +220,7 @@ def chosen_bits(
     weight_format: WeightFormat,
     capacity: int,
     calibration: CalibratedWeights | None,
-    progress: Progress,
+    progress: Listeners,
 ) -> Mapping[str, int]:
     """The bits of each weight that is rounded here, within the budget of the format. What is
     measured for it stays in the user's cache where the run is stopped."""

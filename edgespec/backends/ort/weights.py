@@ -55,7 +55,7 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class NBitsProduct:
     """MatMuls by one weight that MatMulNBits will do."""
 
     name: str
@@ -115,7 +115,7 @@ class WeightLowering:
         self.data = DataFile(model.graph, data_name)
         self.activations = int8_gemm.Activations(model.graph)
         self.emulation = Emulation(model.graph)
-        self.products: list[Product] = []
+        self.products: list[NBitsProduct] = []
         self.packed: list[PackedProduct] = []
         self.native = weight_format.kernels == NATIVE
 
@@ -147,7 +147,7 @@ class WeightLowering:
             if gemm is not None:
                 yield self.as_int8_gemm(str(node.name), source, [node], *gemm)
             elif kernel is not None:
-                self.products.append(Product(str(node.name), [node], source, kernel))
+                self.products.append(NBitsProduct(str(node.name), [node], source, kernel))
                 node.replace_input_with(1, None)
             else:
                 yield self.dequantized(source, node)
@@ -354,20 +354,20 @@ def nbits_kernel(source: QuantizedValues) -> matmul_nbits.NBitsKernel | None:
 
 def low_bit_product(
     value: ir.Value, tensor: ir.ExternalTensor, users: list[ir.Node], weight_format: WeightFormat
-) -> Product:
+) -> NBitsProduct:
     """The MatMuls of a stored weight that is quantized here."""
     out_features, in_features = tensor.shape.numpy()
     assert weight_format.bits is not None
     kernel = matmul_nbits.NBitsKernel(
         weight_format.bits, weight_format.block, in_features, out_features
     )
-    return Product(str(value.name), users, tensor, kernel)
+    return NBitsProduct(str(value.name), users, tensor, kernel)
 
 
 # ---- fused projections
 
 
-AnyProduct = TypeVar("AnyProduct", Product, PackedProduct)
+AnyProduct = TypeVar("AnyProduct", NBitsProduct, PackedProduct)
 
 
 def grouped(products: list[AnyProduct]) -> list[list[AnyProduct]]:
@@ -378,7 +378,7 @@ def grouped(products: list[AnyProduct]) -> list[list[AnyProduct]]:
     return list(groups.values())
 
 
-def place_products(data: DataFile, products: list[Product]) -> Iterator[LowBitWeight]:
+def place_products(data: DataFile, products: list[NBitsProduct]) -> Iterator[LowBitWeight]:
     """Place weights, fusing products that read the same rows: their weights stand one below the
     other, and all threads start less often."""
     for group in grouped(products):
@@ -425,7 +425,7 @@ def experts_layout(products: list[PackedProduct]) -> ExpertsLayout | None:
     return layout_of_experts([(gate.layout, up.layout, down.layout) for gate, up, down in rows])
 
 
-def place_group(data: DataFile, group: list[Product]) -> Iterator[LowBitWeight]:
+def place_group(data: DataFile, group: list[NBitsProduct]) -> Iterator[LowBitWeight]:
     """Place one MatMulNBits instead of a group of products."""
     sizes = [product.kernel.out_features for product in group]
     fused = replace(group[0].kernel, out_features=sum(sizes))

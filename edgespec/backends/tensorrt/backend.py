@@ -20,10 +20,10 @@ from edgespec.backends.base import (
     Emission,
     EncoderRunner,
     EngineMemory,
+    Listeners,
     OptionValue,
     PairDevice,
     PlanHints,
-    Progress,
     Remedies,
     Runner,
     Staged,
@@ -73,7 +73,7 @@ class TensorRTBackend(Backend):
         limits: Limits,
         options: BuildOptions,
         staging: Path,
-        progress: Progress,
+        progress: Listeners,
     ) -> Staged:
         """Lower the canonical graph and build it in a process of its own. MissingDependency without
         the library, BuildError with its words where it refuses."""

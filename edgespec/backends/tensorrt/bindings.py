@@ -16,7 +16,7 @@ Trt = Any  # the module: NVIDIA's bindings have no types that hold for all versi
 
 
 @dataclass(frozen=True, slots=True)
-class Bindings:
+class TrtBindings:
     """Imported bindings. `version` is theirs, all of it: "10.13.3.9"."""
 
     library: Library
@@ -25,7 +25,7 @@ class Bindings:
     capabilities: Capabilities
 
 
-def load(library: Library) -> Bindings:
+def load(library: Library) -> TrtBindings:
     """The bindings of the library. MissingDependency where they or the library are not installed,
     EnvironmentProblem where their version is not supported."""
     try:
@@ -34,4 +34,4 @@ def load(library: Library) -> Bindings:
         message = f"{library.title} cannot be imported: {error}"
         raise MissingDependency(message, library.remedy) from error
     version = str(trt.__version__)
-    return Bindings(library, trt, version, capabilities_of(library, version))
+    return TrtBindings(library, trt, version, capabilities_of(library, version))

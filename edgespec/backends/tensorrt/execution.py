@@ -17,7 +17,7 @@ from typing import Any
 from edgespec.backends.cuda.bound import Bound
 from edgespec.backends.cuda.device.base import DeviceMemoryFull
 from edgespec.backends.cuda.workspace import Workspace, attempt
-from edgespec.backends.tensorrt.bindings import Bindings
+from edgespec.backends.tensorrt.bindings import TrtBindings
 from edgespec.backends.tensorrt.logger import Errors, cleaned, lines_to, recorder_of
 from edgespec.backends.tensorrt.process import out_of_memory
 from edgespec.backends.tensorrt.profiles import Profile
@@ -47,7 +47,7 @@ class OpenEngine:
 
     def __init__(
         self,
-        bindings: Bindings,
+        bindings: TrtBindings,
         path: Path,
         contract: Contract,
         profiles: Sequence[Profile],
@@ -124,7 +124,7 @@ class OpenEngine:
 
 @contextmanager
 def opening(
-    bindings: Bindings,
+    bindings: TrtBindings,
     path: Path,
     contract: Contract,
     profiles: Sequence[Profile],

@@ -80,7 +80,7 @@ class Errors:
 def recorder_of(trt: Trt, errors: Errors) -> Any:
     """A recorder for a builder or a runtime that adds to `errors`."""
 
-    class Recorder(trt.IErrorRecorder):  # type: ignore[misc]
+    class ErrorRecorder(trt.IErrorRecorder):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.seen: list[tuple[Any, str]] = []
@@ -104,7 +104,7 @@ def recorder_of(trt: Trt, errors: Errors) -> Any:
         def clear(self) -> None:
             self.seen.clear()
 
-    return Recorder()
+    return ErrorRecorder()
 
 
 def cleaned(lines: Iterable[str], *, without_device: bool) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from edgespec.artifacts import atomic
 from edgespec.backends.tensorrt import timing_cache
-from edgespec.backends.tensorrt.bindings import Bindings, Trt
+from edgespec.backends.tensorrt.bindings import Trt, TrtBindings
 from edgespec.backends.tensorrt.build_job import BuildJob, BuildReport
 from edgespec.backends.tensorrt.logger import Errors, cleaned, lines_to, recorder_of
 from edgespec.backends.tensorrt.profiles import Profile
@@ -38,7 +38,7 @@ class Refused(Exception):
         self.message, self.lines, self.node = message, lines, node
 
 
-def build(bindings: Bindings, job: BuildJob, progress: BuildProgress, say: Say) -> BuildReport:
+def build(bindings: TrtBindings, job: BuildJob, progress: BuildProgress, say: Say) -> BuildReport:
     """Build the engine of a job and write it to its path. Refused where the library refuses the
     graph or cannot build it, Cancelled where `progress` cancels, OutputError where the path cannot
     be written."""

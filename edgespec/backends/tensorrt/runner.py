@@ -28,7 +28,7 @@ from edgespec.backends.cuda.states import DeviceStates, on_device
 from edgespec.backends.cuda.visibility import width_of
 from edgespec.backends.cuda.workspace import Workspace, attempt
 from edgespec.backends.feeds import reader_of
-from edgespec.backends.tensorrt.bindings import Bindings
+from edgespec.backends.tensorrt.bindings import TrtBindings
 from edgespec.backends.tensorrt.contract import memory_names
 from edgespec.backends.tensorrt.execution import LESS_MEMORY, OpenEngine, opening
 from edgespec.backends.tensorrt.plans import MemoryLayout, MemoryPlan, Sizes, plan_of
@@ -423,7 +423,7 @@ class TensorRTRunner:
 
 
 def open_runner(
-    bindings: Bindings,
+    bindings: TrtBindings,
     path: Path,
     contract: GraphContract,
     settings: EngineSettings,

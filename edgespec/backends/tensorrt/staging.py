@@ -15,7 +15,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from edgespec.backends.base import Progress, Staged
+from edgespec.backends.base import Listeners, Staged
 from edgespec.backends.engine_config import (
     AS_EXPORTED,
     EngineLimits,
@@ -206,7 +206,7 @@ def stage(
     limits: Limits,
     options: TensorRTOptions,
     path: Path,
-    progress: Progress,
+    progress: Listeners,
 ) -> Staged:
     """Lower the graph of an export and build the engine `path`. MissingDependency without the
     library, BuildError or EnvironmentProblem where it cannot be built."""
@@ -298,7 +298,7 @@ def decomposes_attention(plan: BuildPlan) -> bool:
     return plan.target.compute == "float32" and plan.capabilities.has_attention
 
 
-def run(job: BuildJob, progress: Progress, environment: dict[str, str]) -> bool:
+def run(job: BuildJob, progress: Listeners, environment: dict[str, str]) -> bool:
     """Build the engine of a job, where attention has no fused kernel once more without one; whether
     attention is built of basic operators."""
     try:
@@ -320,7 +320,7 @@ def run(job: BuildJob, progress: Progress, environment: dict[str, str]) -> bool:
     return job.decompose_attention
 
 
-def advances(progress: Progress) -> Callable[[float], None]:
+def advances(progress: Listeners) -> Callable[[float], None]:
     """Starts a bar; the listener that advances it to a share."""
     progress.start(STEPS)
     shown = 0

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgespec.backends.cuda.bound import Bound
 from edgespec.backends.cuda.states import DTYPES
 from edgespec.backends.cuda.workspace import Workspace, attempt
-from edgespec.backends.tensorrt.bindings import Bindings
+from edgespec.backends.tensorrt.bindings import TrtBindings
 from edgespec.backends.tensorrt.contract import lowered_contract
 from edgespec.backends.tensorrt.execution import OpenEngine, opening
 from edgespec.backends.tensorrt.settings import EngineSettings
@@ -29,7 +29,7 @@ LESS_MEMORY = (
 
 
 def open_encoder(
-    bindings: Bindings,
+    bindings: TrtBindings,
     path: Path,
     config: VisionConfig,
     settings: EngineSettings,

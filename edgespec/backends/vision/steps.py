@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgespec.artifacts import file_names
-from edgespec.backends.base import Backend, Progress, Staged
+from edgespec.backends.base import Backend, Listeners, Staged
 from edgespec.backends.engine_config import FLOAT32, EngineWeights
 from edgespec.backends.golden import Agreement
 from edgespec.backends.onnx_dir import VisionOnnxDir
@@ -33,7 +33,7 @@ class VisionSteps:
         check_graph(onnx.model, vision_contract(onnx.config.vision), onnx.manifest.files)
 
     def prove(
-        self, backend: Backend, onnx: VisionOnnxDir, staged: Staged, progress: Progress
+        self, backend: Backend, onnx: VisionOnnxDir, staged: Staged, progress: Listeners
     ) -> Agreement | None:
         """How a staged engine agrees with the golden image; None where there is none, or where it
         cannot be run. BuildError where it computes something else."""

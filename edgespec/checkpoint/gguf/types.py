@@ -31,7 +31,7 @@ CODES = np.array(
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class BlockFields:
     """The fields of a QuantizedWeight, by its names; the values [rows, blocks, block]."""
 
     values: Array
@@ -49,7 +49,7 @@ class BlockType:
     block: int
     size_bytes: int
     dtype: str = ""  # of one that is not quantized, by numpy's name
-    fields: Callable[[Raw], Fields] | None = None
+    fields: Callable[[Raw], BlockFields] | None = None
     scale_block: int = 0  # weights that share a scale
     numbers: Callable[[Raw], Array] | None = None  # of one that is rounded again
     scheme_name: str = field(default="", kw_only=True)
@@ -103,13 +103,13 @@ def _signed(values: Array, middle: int, dtype: Any = np.int8) -> Array:
     return (values - np.uint8(middle)).view(np.int8).astype(dtype, copy=False)
 
 
-def _q4_0(raw: Raw) -> Fields:
-    return Fields(_signed(nibbles(raw[..., 2:], 16), 8, ml_dtypes.int4), half(raw, 0))
+def _q4_0(raw: Raw) -> BlockFields:
+    return BlockFields(_signed(nibbles(raw[..., 2:], 16), 8, ml_dtypes.int4), half(raw, 0))
 
 
-def _q4_1(raw: Raw) -> Fields:
+def _q4_1(raw: Raw) -> BlockFields:
     values = nibbles(raw[..., 4:], 16).view(ml_dtypes.uint4)
-    return Fields(values, half(raw, 0), np.negative(half(raw, 2)))  # ggml adds it
+    return BlockFields(values, half(raw, 0), np.negative(half(raw, 2)))  # ggml adds it
 
 
 def _five(raw: Raw, at: int) -> Array:
@@ -118,16 +118,16 @@ def _five(raw: Raw, at: int) -> Array:
     return values
 
 
-def _q5_0(raw: Raw) -> Fields:
-    return Fields(_signed(_five(raw, 2), 16), half(raw, 0))
+def _q5_0(raw: Raw) -> BlockFields:
+    return BlockFields(_signed(_five(raw, 2), 16), half(raw, 0))
 
 
-def _q5_1(raw: Raw) -> Fields:
-    return Fields(_five(raw, 4), half(raw, 0), np.negative(half(raw, 2)))  # ggml adds it
+def _q5_1(raw: Raw) -> BlockFields:
+    return BlockFields(_five(raw, 4), half(raw, 0), np.negative(half(raw, 2)))  # ggml adds it
 
 
-def _q8_0(raw: Raw) -> Fields:
-    return Fields(np.ascontiguousarray(raw[..., 2:]).view(np.int8), half(raw, 0))
+def _q8_0(raw: Raw) -> BlockFields:
+    return BlockFields(np.ascontiguousarray(raw[..., 2:]).view(np.int8), half(raw, 0))
 
 
 def _scales_of_k(raw: Raw) -> tuple[Array, Array]:
@@ -138,53 +138,53 @@ def _scales_of_k(raw: Raw) -> tuple[Array, Array]:
     return scales.reshape(len(raw), -1), minimums.reshape(len(raw), -1)
 
 
-def _k(raw: Raw, values: Array) -> Fields:
+def _k(raw: Raw, values: Array) -> BlockFields:
     scales, minimums = _scales_of_k(raw)
-    return Fields(values, scales, minimums, half(raw, 0), half(raw, 2))
+    return BlockFields(values, scales, minimums, half(raw, 0), half(raw, 2))
 
 
-def _q4_k(raw: Raw) -> Fields:
+def _q4_k(raw: Raw) -> BlockFields:
     return _k(raw, nibbles(raw[..., 16:], 32).view(ml_dtypes.uint4))
 
 
-def _q5_k(raw: Raw) -> Fields:
+def _q5_k(raw: Raw) -> BlockFields:
     high = raw[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     return _k(raw, nibbles(raw[..., 48:], 32) | high.reshape(*raw.shape[:2], -1) << 4)
 
 
-def _q6_k(raw: Raw) -> Fields:
+def _q6_k(raw: Raw) -> BlockFields:
     low = nibbles(raw[..., :128], 64)
     high = lattices.crumbs(raw[..., 128:192], 32)
     scales = np.ascontiguousarray(raw[..., 192:208]).view(np.int8).reshape(len(raw), -1)
-    return Fields(_signed(low | high << 4, 32), scales, super_scales=half(raw, 208))
+    return BlockFields(_signed(low | high << 4, 32), scales, super_scales=half(raw, 208))
 
 
-def _iq4_nl(raw: Raw) -> Fields:
-    return Fields(CODES[nibbles(raw[..., 2:], 16)], half(raw, 0))
+def _iq4_nl(raw: Raw) -> BlockFields:
+    return BlockFields(CODES[nibbles(raw[..., 2:], 16)], half(raw, 0))
 
 
-def _iq4_xs(raw: Raw) -> Fields:
+def _iq4_xs(raw: Raw) -> BlockFields:
     high = raw[..., 2:4, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
     low = np.stack([raw[..., 4:8] & 15, raw[..., 4:8] >> 4], -1)
     scales = low.reshape(*raw.shape[:2], 8) | high.reshape(*raw.shape[:2], 8) << 4
     values = CODES[nibbles(raw[..., 8:], 16)]
-    return Fields(values, _signed(scales, 32).reshape(len(raw), -1), super_scales=half(raw, 0))
+    return BlockFields(values, _signed(scales, 32).reshape(len(raw), -1), super_scales=half(raw, 0))
 
 
-def _mxfp4(raw: Raw) -> Fields:
+def _mxfp4(raw: Raw) -> BlockFields:
     codes = nibbles(raw[..., 1:], 16)
     codes[codes == 8] = 0  # of its two zeros, ggml has the positive one
     scales = np.ascontiguousarray(raw[..., 0]).view(ml_dtypes.float8_e8m0fnu)
-    return Fields(codes.view(ml_dtypes.float4_e2m1fn), scales)
+    return BlockFields(codes.view(ml_dtypes.float4_e2m1fn), scales)
 
 
-def _nvfp4(raw: Raw) -> Fields:
+def _nvfp4(raw: Raw) -> BlockFields:
     stored = raw[..., :4].reshape(len(raw), -1)
     # ggml reads no sign, the NaN as 0, and a negative one as a number that no float8 is: refused
     scales = np.where(stored == 255, stored, np.where(stored == 127, 0, stored & 127))
     codes = nibbles(raw[..., 4:], 8)
     codes[codes == 8] = 0
-    return Fields(codes.view(ml_dtypes.float4_e2m1fn), scales.view(ml_dtypes.float8_e4m3fn))
+    return BlockFields(codes.view(ml_dtypes.float4_e2m1fn), scales.view(ml_dtypes.float8_e4m3fn))
 
 
 _ROWS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from edgespec.cli.bench import reports, run
+from edgespec.cli.bench import reports, run, serve
 from edgespec.cli.flags import EdgeGroup
 
 RUN = "run"
@@ -43,9 +43,11 @@ def command() -> None:
     edgespec bench engines --spec-draft-step 1,2,3,4 --synthetic-acceptance 0,0.5,0.7,0.9 --json a.json
     edgespec bench compare a.json b.json
     edgespec bench draw a.json --pictures pictures
+    edgespec bench serve engines --prompts mt_bench.jsonl
     """
 
 
 command.add_command(run.command, RUN)
 command.add_command(reports.compare, "compare")
 command.add_command(reports.draw, "draw")
+command.add_command(serve.command, "serve")

@@ -253,7 +253,7 @@ def command(
     check_pictures((path, file), picture, pictures)
     from edgespec.benchmark.measure import Benchmark
     from edgespec.benchmark.prompts import PromptSource
-    from edgespec.benchmark.report import BenchRecorder
+    from edgespec.benchmark.report import Recorder
     from edgespec.benchmark.slices import SliceRunner
     from edgespec.benchmark.synthetic import Dial
     from edgespec.cli.bench import tables
@@ -311,7 +311,7 @@ def command(
             return 0
         with Stopper() as stopper, Bars() as bars:
             bench = Benchmark(SliceRunner(engine, stopper), plan, bars)
-            recorder = BenchRecorder(engine, path, plan, left_out)
+            recorder = Recorder.of(engine, path, plan, left_out)
             failed = finished(bench)
         report = recorder.report(bench, None if failed is None else failed.what)
         lines = [*tables.sentences(engine, report)] if explain else []

@@ -14,8 +14,11 @@ from rich.table import Table
 from edgespec.backends.divergence import Divergence
 from edgespec.backends.engine_config import EngineFields
 from edgespec.benchmark.compare import Change, Unlike, sizes, words
+from edgespec.benchmark.modes import SERVED
 from edgespec.benchmark.report import Report
 from edgespec.benchmark.rows import Row
+from edgespec.benchmark.serving.crossover import crossover, in_words
+from edgespec.benchmark.serving.figures import ITL, LATENCY, THROUGHPUT, TTFT
 from edgespec.benchmark.statistics import NOISE, UNKNOWN
 from edgespec.cli import tables
 from edgespec.cli.tables import print_table
@@ -65,9 +68,22 @@ def way(row: Row) -> str:
     return words(row).removesuffix(f" {sizes(row)}")
 
 
+def percentile(row: Row, name: str, which: str) -> str | None:
+    """A percentile of what the clients of a server saw."""
+    found = None if row.served is None else row.served.metrics.get(name)
+    return None if found is None else f"{getattr(found, which):.1f}"
+
+
+def failed(row: Row) -> str | None:
+    """How many requests failed; None where none did."""
+    count = sum(row.served.errors.values()) if row.served else 0
+    return f"{count}/{row.served.requests}" if row.served and count else None
+
+
 def equal(row: Row) -> str | None:
     """How many answers are the plain ones."""
-    if row.variant.plan is None or not row.answers:
+    beside_none = row.served is not None and row.over_plain is None
+    if row.mode == "decode" or beside_none or not row.answers:
         return None
     return f"{row.answers_equal_to_plain}/{row.answers}"
 
@@ -95,10 +111,26 @@ DECODE = (
     ("between tokens", lambda r: number(r, "inter_token_latency_s", "{:.2f} ms", 1000)),
     ("as plain", equal),
 )
+SERVE = (
+    *WAY,
+    ("tokens/s", lambda r: number(r, THROUGHPUT, "{:.1f}")),
+    ("over plain", over),
+    ("requests/s", lambda r: number(r, "request_throughput", "{:.2f}")),
+    ("first token p50", lambda r: percentile(r, TTFT, "p50")),
+    ("p99", lambda r: percentile(r, TTFT, "p99")),
+    ("between tokens p50", lambda r: percentile(r, ITL, "p50")),
+    ("p99", lambda r: percentile(r, ITL, "p99")),
+    ("answer p50", lambda r: percentile(r, LATENCY, "p50")),
+    ("p99", lambda r: percentile(r, LATENCY, "p99")),
+    ("tokens/step", lambda r: decimal(r.speculation.acceptance_length if r.speculation else None)),
+    ("as plain", equal),
+    ("failed", failed),
+)
 TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, Cell], ...]], ...] = (
     ("reading prompts", ("prefill",), PREFILL),
     ("base passes", ("verify",), VERIFY),
     ("decoding", ("decode", "speculative"), DECODE),
+    ("a server with so many clients (c), ms", SERVED, SERVE),
 )
 
 
@@ -138,6 +170,12 @@ def below(report: Report) -> Iterator[str]:
         *(f"{label} {here[key]}" for label, key in NAMED if here.get(key)),
     ]
     yield ", ".join(str(part) for part in known if part)
+    yield from report.notes if any(row.served for row in report.rows) else ()
+    for row in report.rows:
+        for reason, count in row.served.errors.items() if row.served else ():
+            yield f"{words(row)}: {count} x {reason}"
+    if (crossing := crossover(report.rows)) is not None:
+        yield in_words(crossing)
     before, after = ((state[when] or {}).get("load_average") for when in ("before", "after"))
     if before and after:
         yield f"load average before {before[0]}, after {after[0]}"
@@ -148,7 +186,8 @@ def below(report: Report) -> Iterator[str]:
     yield f"peak memory {report.peak_memory_bytes / 1e6:.0f} MB"
     speeds = (row.over_plain for row in report.rows if row.mode != "verify")
     if any(speed is not None and speed.interval is None for speed in speeds):
-        yield "an exact 95 % interval needs 6 runs: raise --repeats or --num-prompts"
+        more = "" if any(row.served for row in report.rows) else " or --num-prompts"
+        yield f"an exact 95 % interval needs 6 runs: raise --repeats{more}"
     differing = sum(
         row.answers - row.answers_equal_to_plain for row in report.rows if row.mode == "speculative"
     )

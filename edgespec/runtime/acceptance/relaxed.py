@@ -29,16 +29,10 @@ from edgespec.runtime.acceptance.base import (
     is_number,
 )
 from edgespec.runtime.sampling.sampler import Sampler, largest
+from edgespec.runtime.text.thinking import THOUGHTS
 from edgespec.runtime.trees.tree import DraftTree
 
 MAX_TOKENS = 2**31  # ids of a vocabulary are below
-# What chat templates put around thoughts
-THOUGHTS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<seed:think>", "</seed:think>"),
-)
 
 
 @dataclass(frozen=True)

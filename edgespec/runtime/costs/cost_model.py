@@ -60,11 +60,11 @@ class CostModel:
 
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile
-        self.passes = Grid.of([(t.context, t.batch, t.rows, t.seconds) for t in profile.base])
-        self.observe = Grid.of([(t.context, t.batch, t.rows, t.seconds) for t in profile.observe])
+        self.passes = Curves.of([(t.context, t.batch, t.rows, t.seconds) for t in profile.base])
+        self.observe = Curves.of([(t.context, t.batch, t.rows, t.seconds) for t in profile.observe])
         self.widths = sorted({t.top_k for t in profile.propose})
         self.propose = [
-            Grid.of(
+            Curves.of(
                 (t.context, t.batch, t.levels, t.seconds)
                 for t in profile.propose
                 if t.top_k == width
@@ -104,13 +104,13 @@ class CostModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class Curves:
     """Seconds by count, as curves over 0 to MAX_ROWS, at measured contexts and batch sizes."""
 
     curves: Mapping[int, Mapping[int, Curve]] = field(default_factory=dict)  # batch -> context
 
     @classmethod
-    def of(cls, points: Iterable[tuple[int, int, int, float]]) -> Grid:
+    def of(cls, points: Iterable[tuple[int, int, int, float]]) -> Curves:
         """The curves of (context, batch, count, seconds)."""
         seconds_at: dict[int, dict[int, dict[int, float]]] = {}
         for context, batch, count, seconds in points:

@@ -29,7 +29,8 @@ class DraftRequest:
     With a `sampler` the accept rule compares a draft with what it was drawn from: a drafter that
     has probabilities draws its chain with it, and gives `DraftTree.drawn_from`. One that does not
     drafts as it always does. With a `budget` a drafter that is `Budgeted` leaves out what does not
-    pay.
+    pay. `forced` are tokens that a grammar leaves no choice: a drafter that is `Continuing` begins
+    its tree with them, and its plan counts what is behind; of others what agrees with them is kept.
     """
 
     lane: int
@@ -37,6 +38,7 @@ class DraftRequest:
     plan: DraftPlan
     sampler: DraftSampler | None = None
     budget: DraftBudget | None = None
+    forced: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,10 @@ class TextDrafter:
 class EndObserver:
     """A Drafter that needs no hidden states and observes the last step of a sequence as well, as
     far as its tokens belong to the answer. Others would pay for what they do not need."""
+
+
+class Continuing:
+    """A Drafter that drafts behind tokens that are not committed: `DraftRequest.forced`."""
 
 
 class Tunable(ABC):

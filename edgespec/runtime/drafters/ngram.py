@@ -15,7 +15,7 @@ from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError
 from edgespec.methods.ngram import NAME
-from edgespec.runtime.drafters.base import DraftRequest, Observation, TextDrafter
+from edgespec.runtime.drafters.base import Continuing, DraftRequest, Observation, TextDrafter
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.plans.plan import TreeLimits
@@ -140,7 +140,7 @@ class NgramLane:
     start: int = 0
 
 
-class NgramDrafter(TextDrafter):
+class NgramDrafter(TextDrafter, Continuing):
     """Chains of what followed the last tokens before."""
 
     def __init__(self, options: NgramOptions) -> None:
@@ -168,10 +168,11 @@ class NgramDrafter(TextDrafter):
         if not plan.steps:  # the last token of the answer
             return DraftTree.root_only(request.pending)
         lane.pool.update(lane.tokens, lane.start)
-        tokens = lane.pool.find(lane.tokens)
+        tokens = lane.pool.find([*lane.tokens, *request.forced] if request.forced else lane.tokens)
         again = self.options.max_draft_len + self.options.max_matching_ngram_size - 1
         lane.start = max(0, len(lane.tokens) - again)
-        return DraftTree.chain(request.pending, tokens[: min(plan.steps, plan.verify_size - 1)])
+        drafts = tokens[: min(plan.steps, plan.verify_size - 1)]
+        return DraftTree.chain(request.pending, [*request.forced, *drafts])
 
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence, and its pool where it has one of its own."""

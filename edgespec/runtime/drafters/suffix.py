@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from edgespec.backends.base import PlanHints
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.methods.suffix import NAME
-from edgespec.runtime.drafters.base import DraftRequest, Observation, TextDrafter
+from edgespec.runtime.drafters.base import Continuing, DraftRequest, Observation, TextDrafter
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
 from edgespec.runtime.drafters.suffix_automaton import (
@@ -136,7 +137,7 @@ class SuffixLane:
     live: bool = True
 
 
-class SuffixDrafter(TextDrafter):
+class SuffixDrafter(TextDrafter, Continuing):
     """Trees of what followed the longest match, as far as they pay."""
 
     def __init__(self, options: SuffixOptions, row_cost: float) -> None:
@@ -205,11 +206,13 @@ class SuffixDrafter(TextDrafter):
                 for automaton in self.pool.automata
             }
 
-    def longest_match(self, state: SuffixLane) -> Match | None:
-        """The longest end of the text that occurred before, in itself or, where that is longer, in
-        earlier answers; None where nothing followed it."""
-        automaton, context = state.text, state.text.repeated()
-        for pooled, other in state.pooled.items():
+    def longest_match(self, state: SuffixLane, forced: Sequence[int] = ()) -> Match | None:
+        """The longest end of the text, with `forced` behind it, that occurred before, in itself or,
+        where that is longer, in earlier answers; None where nothing followed it."""
+        automaton = state.text
+        context = reduce(automaton.advance, forced, automaton.repeated())
+        for pooled, before in state.pooled.items():
+            other = reduce(pooled.advance, forced, before)
             if other.size > context.size:
                 automaton, context = pooled, other
         if not context.size:
@@ -234,13 +237,14 @@ class SuffixDrafter(TextDrafter):
 
     def grown(self, state: SuffixLane, request: DraftRequest, least: float) -> DraftTree:
         """The most probable drafts first, until one is below `least` or the plan is full."""
-        plan, tokens, parents = request.plan, [request.pending], [-1]
+        plan, tokens = request.plan, [request.pending, *request.forced]
+        parents, last = [*range(-1, len(request.forced))], len(request.forced)
+        match = self.longest_match(state, request.forced) if last else state.match
         waiting: list[WaitingDraft] = []
-        if state.match is not None and plan.steps:
-            self.find(
-                waiting, state, WaitingDraft(-1.0, -1, 0, 0, -1, state.match), 0, plan.top_k, least
-            )
-        while waiting and len(tokens) < plan.verify_size:
+        if match is not None and plan.steps:
+            above = WaitingDraft(-1.0, -1, 0, 0, -1, match)
+            self.find(waiting, state, above, last, plan.top_k, least)
+        while waiting and len(tokens) < last + plan.verify_size:
             draft = heapq.heappop(waiting)
             tokens.append(draft.token)
             parents.append(draft.parent)

@@ -60,7 +60,7 @@ class Growth:
 
     def extend(self, ids: Ids, log_probs: Floats) -> list[int]:
         """The children of the beam's nodes [beam, K] join the pool, the best K of them are the next
-        beam (EAGLE-2, arXiv 2406.16858). Returns the row of each one's parent."""
+        beam (arXiv 2406.16858). Returns the row of each one's parent."""
         row_of: dict[int, int] = {}
         for row, parent in enumerate(self.beam):
             born = self.pool.add_children(parent, ids[row], log_probs[row])

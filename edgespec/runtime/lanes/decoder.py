@@ -258,13 +258,15 @@ class CachedDecoder(LaneDecoder[ScratchLane]):
             (result,) = self.extend([self.part(lane, prompt, start, end)])
         return result
 
-    def part(self, lane: int, prompt: PromptValue, start: int, end: int) -> DecoderRows:
+    def part(
+        self, lane: int, prompt: PromptValue, start: int, end: int, *, all_logits: bool = False
+    ) -> DecoderRows:
         """Slots `start` to `end` of a prompt, of which a lane has those before; the last of them
-        goes through the lm_head."""
+        goes through the lm_head, or with `all_logits` all, at most the runner's `max_rows`."""
         return self.causal(
             lane,
             np.array(prompt[start:end], np.int64),
-            np.array([end - start - 1]),
+            np.arange(0 if all_logits else end - start - 1, end - start),
             rope_positions=prompt.positions_of(start, end),
             images=prompt.images_of(start, end),
         )

@@ -16,6 +16,7 @@ from edgespec.prompts import STOP_WORDS, SamplingParams
 from edgespec.runtime.acceptance.verify import EXACT_ACCEPTANCE, AcceptOptions, lossless
 from edgespec.runtime.drafters.base import Drafter
 from edgespec.runtime.drafters.options import DrafterOptions
+from edgespec.runtime.grammar.guide import Guide
 from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.loop.sequence import Candidates, SequenceState, StepOutput
 from edgespec.runtime.plans.schedules import Gates, Schedule
@@ -37,7 +38,8 @@ class GenerationRequest:
     no engine, with its `drafter_options`, or a Drafter. `schedule` is what it may draft while so
     many run, None as the engine was opened. `acceptance` is a rule of `verify.ACCEPT_RULES` with
     its options; None: the engine's. `prior` is the acceptance by depth that adaptive drafting
-    begins with; None: the engine's. `arrived_s` is when the request came, by `time.perf_counter`;
+    begins with; None: the engine's. `takes_forced`: tokens that a grammar leaves no choice come as
+    drafts, without a drafter too. `arrived_s` is when the request came, by `time.perf_counter`;
     None: when it is added to the scheduler. `priority`: lower ones run first. Prefixes are shared
     between requests of one `cache_salt`. After `timeout_s` seconds since it came it ends.
     """
@@ -53,6 +55,7 @@ class GenerationRequest:
     drafter_options: DrafterOptions | Mapping[str, object] | None = None
     schedule: Schedule | None = None
     prior: Sequence[float] | None = None
+    takes_forced: bool = True
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
@@ -95,7 +98,8 @@ class Response:
     full), `timeout` or `cancelled`. `slot` is the lane that it began in.
 
     `logprobs` has one entry a token where num_logprobs asks for them: its most probable candidates,
-    descending, and the token itself behind them where it is not among them.
+    descending, and the token itself behind them where it is not among them. `prompt_logprobs` has
+    the same for the prompt's, where they were asked for: None for the first, which follows nothing.
     """
 
     text: str
@@ -106,6 +110,7 @@ class Response:
     prompt_ids: Sequence[int] = field(default_factory=list)  # with images a Prompt
     logprobs: list[Candidates] = field(default_factory=list)
     slot: int = 0
+    prompt_logprobs: list[Candidates | None] = field(default_factory=list)
 
 
 Event = Chunk | Response | EdgeSpecError
@@ -134,20 +139,26 @@ class Generation(SequenceState):
         acceptance: AcceptOptions | None = None,
         drafter: Drafter | None = None,
         gates: Gates | None = None,
+        guide: Guide | None = None,
     ) -> None:
-        sampling = with_seed(request.sampling)
+        sampling, prompt = with_seed(request.sampling), request.prompt
+        ends = end_ids(sampling, stop_ids)
+        self.stop_word_ids, strings = tokenizer.split_stops(sampling.stop)
         super().__init__(
-            prompt=request.prompt,
-            sampler=Sampler.of(sampling),
+            prompt=prompt,
+            sampler=Sampler.of(sampling, len(prompt), ends | self.stop_word_ids, guide),
             max_new_tokens=sampling.max_generate_length,
-            stop_ids=stop_ids,
-            plan=request.plan,
+            stop_ids=ends,
+            plan=request.plan if sampling.max_generate_length else None,
+            prompt_logprobs=sampling.prompt_logprobs,
             num_logprobs=sampling.num_logprobs,
             keep=request.keep,
             keep_all=request.keep_all,
             acceptance=acceptance or request.acceptance or EXACT_ACCEPTANCE,
             drafter=drafter,
             gates=gates,
+            guide=guide,
+            takes_forced=request.takes_forced,
             priority=request.priority,
             cache_salt=request.cache_salt,
         )
@@ -156,7 +167,6 @@ class Generation(SequenceState):
         self.on_cancel: Callable[[], object] = nothing
         self.number = 0  # in logs
         self.deliver: Callable[[Event], object] = nobody  # takes each event, in order
-        self.stop_word_ids, strings = tokenizer.split_stops(sampling.stop)
         self.text = TextStream(tokenizer, stop=strings)
         self.pieces: list[str] = []
         self.rest = ""  # what became certain only at the end
@@ -189,7 +199,9 @@ class Generation(SequenceState):
     def watch(self, token: int) -> str | None:
         """Take in one emitted token; the reason to stop at it, if a stop string or its token says
         so."""
-        self.pieces.append(self.text.push(token))
+        searching = self.num_emitted > self.sampler.min_tokens
+        ends = token in self.stop_ids
+        self.pieces.append("" if ends else self.text.push(token, searching=searching))
         return STOP_WORDS if self.text.stopped or token in self.stop_word_ids else None
 
     def chunk(self, output: StepOutput) -> Chunk:
@@ -226,7 +238,14 @@ class Generation(SequenceState):
             prompt_ids=self.prompt if self.prompt.images else list(self.prompt),
             logprobs=self.logprobs,
             slot=self.slot,
+            prompt_logprobs=self.prompt_candidates,
         )
+
+
+def end_ids(sampling: SamplingParams, stop_ids: frozenset[int]) -> frozenset[int]:
+    """The tokens that end an answer: the model's own, if they are to, and the request's."""
+    own = frozenset(sampling.stop_token_ids)
+    return own if sampling.ignore_eos else own | stop_ids
 
 
 def with_rest(pieces: list[str], rest: str) -> list[str]:

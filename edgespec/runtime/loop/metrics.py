@@ -36,7 +36,8 @@ class RequestMetrics:
     `distribution`, or `no`. `lost_drafts` counts by its reason how often a drafter failed to make
     drafts, `steps_without_drafts` the steps in which too many sequences ran for any, by
     max_concurrency or draft_len_schedule, `steps_paused` those in which adaptive drafting decided
-    to decode plainly.
+    to decode plainly. `forced_tokens` are those that a grammar left no choice and that came as
+    drafts: they are in no count of what a drafter drafted.
     """
 
     prompt_tokens: int
@@ -58,14 +59,18 @@ class RequestMetrics:
     steps_without_drafts: int = 0
     spec_policy: SpecPolicy = FIXED
     steps_paused: int = 0
+    forced_tokens: int = 0
 
     def add(self, step: StepOutput, elapsed: float) -> None:
         """Take in one step that ended `elapsed` seconds after the request came."""
         if not self.completion_tokens:
             self.time_to_first_token = elapsed
         if step.verified and step.tokens:
-            self.per_step_accepted.append(step.accepted)
-            self.per_step_drafted.append(step.drafted)
+            given = 0 if step.tree is None else step.tree.num_forced
+            taken = sum(0 < node <= given for node in step.path)
+            self.forced_tokens += taken
+            self.per_step_accepted.append(step.accepted - taken)
+            self.per_step_drafted.append(step.drafted - given)
             self.per_step_path.append(step.path)
             self.steps_without_drafts += step.held_back
             self.steps_paused += step.paused
@@ -182,6 +187,8 @@ class RequestMetrics:
             "engine_s": self.stages.engine,
             "host_s": self.stages.host,
         }
+        if self.forced_tokens:
+            out["forced_tokens"] = self.forced_tokens
         if speculative:
             out |= {
                 "acceptance": {

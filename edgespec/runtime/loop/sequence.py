@@ -10,16 +10,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edgespec.backends.call import HiddenStates
+from edgespec.backends.call import HiddenStates, Logits
 from edgespec.errors import EdgeSpecError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.acceptance.verify import EXACT_ACCEPTANCE, AcceptOptions
 from edgespec.runtime.drafters.base import Drafter, Observation
+from edgespec.runtime.grammar.guide import Guide
 from edgespec.runtime.lanes.stages import StageTimes
 from edgespec.runtime.plans.draft_budget import Budgeted
 from edgespec.runtime.plans.policy import AdaptiveState
 from edgespec.runtime.plans.schedules import Gates
-from edgespec.runtime.sampling.sampler import Sampler
+from edgespec.runtime.sampling.sampler import Sampler, top_log_probs
 from edgespec.runtime.text.prompt_value import PromptValue
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
@@ -69,7 +70,7 @@ class SequenceState:
     The KV rows of the prompt's first `keep` tokens are kept for later prompts; with `keep_all`
     those of all tokens at the end. `plan` None decodes without drafts, and `acceptance` means
     nothing then. `drafter` None is the session's own; once the sequence has a lane, None drafts
-    nothing.
+    nothing. `prompt_logprobs` None asks for no `prompt_candidates`.
     """
 
     prompt: PromptValue
@@ -84,6 +85,9 @@ class SequenceState:
     drafter: Drafter | None = None
     gates: Gates | None = None  # what limits its drafts
     adaptive: AdaptiveState | None = None  # of a plan that the session's policy adapts
+    prompt_logprobs: int | None = None
+    guide: Guide | None = None  # of its grammar, whose mask its sampler has
+    takes_forced: bool = True  # drafts that the grammar leaves no choice
     priority: int = 0  # lower ones are read first
     cache_salt: str = ""  # its prefixes are kept for sequences with the same one
 
@@ -92,6 +96,8 @@ class SequenceState:
     slot: int = field(init=False, default=0)  # the lane that it began in
     num_reused: int = field(init=False, default=0)  # of the prompt, taken from the prefix cache
     num_read: int = field(init=False, default=0)  # of the prompt, committed so far
+    # of each token of the prompt that was read, None for the first
+    prompt_candidates: list[Candidates | None] = field(init=False, default_factory=list)
     # of one row, the aux hidden state of the last committed position, for a drafter that needs it
     hidden_state: HiddenStates | None = field(init=False, default=None)
     # Committed, and not yet shown to its drafter: it drafts nothing meanwhile
@@ -145,6 +151,17 @@ class SequenceState:
             prompt.images_of(start + 1, end + 1),
         )
         return Observation(self.lane, hidden_states, following, rope_positions, images)
+
+    def score_prompt(self, logits: Logits, start: int, end: int) -> None:
+        """Take in the logits of the prompt's slots `start` to `end`: each is of the token behind
+        it."""
+        assert self.prompt_logprobs is not None
+        if start == 0:
+            self.prompt_candidates = [None]
+        self.prompt_candidates += [
+            top_log_probs(logits.row(row), self.prompt_logprobs, token)
+            for row, token in enumerate(self.prompt[start + 1 : end + 1])
+        ]
 
     def watch(self, token: int) -> str | None:
         """Called once per emitted token, in order; a finish reason ends the sequence there."""

@@ -15,10 +15,11 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.backends.call import HiddenStates, Ids, Result
-from edgespec.errors import EdgeSpecError, LimitError
+from edgespec.errors import EdgeSpecError, LimitError, RequestError
 from edgespec.prompts import ERROR
 from edgespec.runtime.acceptance.verify import ACCEPT_RULES, AcceptResult
 from edgespec.runtime.drafters.base import (
+    Continuing,
     Drafter,
     DraftRequest,
     EndObserver,
@@ -57,7 +58,8 @@ class Session:
     whose prompts are being read have lanes behind them, in any order. Only where all lanes are
     taken may one that is read stand between: its lane has idle rows in each step. `drafter` is that
     of sequences that have a plan and name none; `policy` adapts the plans of those that have an
-    AdaptiveState.
+    AdaptiveState. `max_rows` are those that a pass verifies of a sequence: forced tokens need no
+    drafter.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class Session:
         drafter: Drafter | None = None,
         prefixes: PrefixCache | None = None,
         policy: AdaptivePolicy | None = None,
+        max_rows: int = 1,
     ) -> None:
         self.base, self.drafter, self.policy = base, drafter, policy
+        self.max_rows = max_rows
         self.prefixes = prefixes or PrefixCache(0)
         self.running: list[SequenceState] = []
         self.reading: list[SequenceState] = []
@@ -122,8 +126,10 @@ class Session:
         seq.follows = self.leader(seq)
 
     def reuse(self, seq: SequenceState) -> None:
-        """Begin the lane of a sequence, which was reset, with what is kept of its prompt."""
-        seq.num_reused = seq.num_read = self.prefixes.restore(seq, self.base)
+        """Begin the lane of a sequence, which was reset, with what is kept of its prompt: nothing
+        where all of it is to be scored."""
+        if seq.prompt_logprobs is None:
+            seq.num_reused = seq.num_read = self.prefixes.restore(seq, self.base)
         if isinstance(seq.drafter, Reserving):
             seq.drafter.reserve(seq.lane, len(seq.prompt) + seq.max_new_tokens)
         if seq.drafter is not None:
@@ -133,7 +139,7 @@ class Session:
         """The sequence that is read no later than this one and begins like it, so that more of its
         prompt will be kept then than is now; None where there is none."""
         best, leader = seq.num_reused + MIN_NEW - 1, None
-        if not self.prefixes.budget_bytes:
+        if not self.prefixes.budget_bytes or seq.prompt_logprobs is not None:
             return None
         own = np.asarray(seq.prompt.cache_key, np.int64)
         for other in self.reading:
@@ -179,7 +185,10 @@ class Session:
     def chunk_end(self, seq: SequenceState, rows: int | None) -> int:
         """Where the next call over a prompt ends. What cannot be cut to a shorter prefix can be
         kept only as it is at the end of a call."""
-        end = min(seq.num_read + (rows or self.base.prefill_chunk), len(seq.prompt))
+        rows = rows or self.base.prefill_chunk
+        if seq.prompt_logprobs is not None:
+            rows = min(rows, self.base.runner.max_rows)
+        end = min(seq.num_read + rows, len(seq.prompt))
         if not self.base.croppable and seq.num_read < seq.keep < end:
             return seq.keep
         return end
@@ -221,9 +230,17 @@ class Session:
         Returns its step, and the hidden states, of end - start rows, of a base that has them.
         """
         with self.log.timed(stages.PREFILL, seq.times):
-            (result,) = self.base.extend([self.base.part(seq.lane, seq.prompt, start, end)])
+            scored = seq.prompt_logprobs is not None
+            part = self.base.part(seq.lane, seq.prompt, start, end, all_logits=scored)
+            (result,) = self.base.extend([part])
+            if scored:
+                seq.score_prompt(result.logits, start, end)
+                last = np.array([end - start - 1])
+                result = replace(result, logits=result.logits.take(last))
             if end < len(seq.prompt):
                 return None, result.hidden_states
+            if not seq.max_new_tokens:
+                return StepOutput([], verified=False), result.hidden_states
             accepted = accept(Draft(seq, DraftTree.root_only(seq.pending)), result)
             if isinstance(accepted, EdgeSpecError):
                 raise accepted
@@ -293,20 +310,61 @@ class Session:
         """A tree for each sequence, that can neither overrun the length nor the cache."""
         trees = {seq.lane: DraftTree.root_only(seq.pending) for seq in self.running}
         decisions = self.decide()
+        forced = self.forced_tokens(decisions)
         if self.groups:
             for drafter, seqs in self.groups:
-                asking = [seq for seq in seqs if self.drafts(seq, decisions)]
+                asking = [seq for seq in seqs if self.drafts(seq, decisions, forced)]
                 if not asking:
                     continue
                 self.show(drafter, asking, spent)
                 with self.log.timed(stages.DRAFT_PROPOSAL, spent):
-                    asked = [self.draft_request(seq, decisions.get(seq.lane)) for seq in asking]
+                    asked = [
+                        self.draft_request(seq, decisions.get(seq.lane), forced.get(seq.lane, ()))
+                        for seq in asking
+                    ]
                     proposed = drafter.propose(asked)
                 trees |= {seq.lane: tree for seq, tree in zip(asking, proposed, strict=True)}
+        for seq in self.running:
+            trees[seq.lane] = self.guided(seq, trees[seq.lane], forced.get(seq.lane, ()))
         return [
             Draft(seq, trees[seq.lane], self.is_held_back(seq), decisions.get(seq.lane))
             for seq in self.running
         ]
+
+    def forced_tokens(self, decisions: dict[int, Decision]) -> dict[int, list[int]]:
+        """What its grammar leaves no choice, for each lane where that is something. A drafter that
+        would reach no further is not asked: then there is no decision to learn from."""
+        forced = {}
+        for seq in self.running:
+            if seq.guide is None or not seq.takes_forced:
+                continue
+            most = min(self.num_rows(seq), seq.max_new_tokens - seq.num_emitted) - 1
+            try:
+                forced[seq.lane] = seq.guide.forced(seq.tokens, most)
+            except RequestError:  # its accept rule meets it too, and it alone ends
+                forced[seq.lane] = []
+            if not reaches_behind(seq, forced[seq.lane]):
+                decisions.pop(seq.lane, None)
+        return forced
+
+    def num_rows(self, seq: SequenceState) -> int:
+        """Rows that a pass can have in a lane."""
+        return min(self.base.room(seq.lane), self.max_rows)
+
+    def guided(self, seq: SequenceState, tree: DraftTree, forced: Sequence[int]) -> DraftTree:
+        """A tree as its grammar wants it: what is forced first, and nothing that breaks it. What
+        was drawn by chance stays: leaving it out because of what it is would change what it was
+        drawn from (see `acceptance.rejection`)."""
+        if seq.guide is None:
+            return tree
+        if forced:
+            tree = tree.behind(forced, self.num_rows(seq))
+        if self.draft_sampler(seq):
+            return tree
+        try:
+            return seq.guide.cut(tree, seq.tokens)
+        except RequestError:  # as above
+            return DraftTree.root_only(seq.pending)
 
     def decide(self) -> dict[int, Decision]:
         """The policy's decision for each lane whose sequence has a plan that it adapts."""
@@ -325,8 +383,15 @@ class Session:
         decisions = self.policy.decide(asking, len(self.running))
         return {seq.lane: decision for seq, decision in zip(seqs, decisions, strict=True)}
 
-    def drafts(self, seq: SequenceState, decisions: Mapping[int, Decision]) -> bool:
+    def drafts(
+        self,
+        seq: SequenceState,
+        decisions: Mapping[int, Decision],
+        forced: Mapping[int, Sequence[int]],
+    ) -> bool:
         """Whether a sequence's drafter is asked in this step."""
+        if not reaches_behind(seq, forced.get(seq.lane, ())):
+            return False
         decision = decisions.get(seq.lane)
         return bool(self.levels(seq) if decision is None else decision.levels)
 
@@ -340,14 +405,16 @@ class Session:
             return False
         return not self.levels(seq)
 
-    def draft_request(self, seq: SequenceState, decision: Decision | None) -> DraftRequest:
+    def draft_request(
+        self, seq: SequenceState, decision: Decision | None, forced: Sequence[int] = ()
+    ) -> DraftRequest:
         """What a drafter is asked for: a plan that fits the answer's length and the KV cache."""
         assert seq.plan is not None
-        remaining = seq.max_new_tokens - seq.num_emitted
+        remaining = seq.max_new_tokens - seq.num_emitted - len(forced)
         levels = min(remaining - 1, self.levels(seq) if decision is None else decision.levels)
         plan = seq.plan.within(levels=levels, nodes=self.base.room(seq.lane))
         budget = None if decision is None else decision.budget
-        return DraftRequest(seq.lane, seq.pending, plan, self.draft_sampler(seq), budget)
+        return DraftRequest(seq.lane, seq.pending, plan, self.draft_sampler(seq), budget, forced)
 
     def draft_sampler(self, seq: SequenceState) -> DraftSampler | None:
         """What draws a sequence's drafts, where its accept rule compares them with what they were
@@ -544,6 +611,13 @@ class Session:
                 drafter.move(seq.lane, lane)
         seq.lane = lane
         seq.unobserved = [replace(item, lane=lane) for item in seq.unobserved]
+
+
+def reaches_behind(seq: SequenceState, forced: Sequence[int]) -> bool:
+    """Whether a sequence's drafter drafts behind what is forced: one that begins at the pending
+    token only where its plan is longer."""
+    plan = seq.plan
+    return isinstance(seq.drafter, Continuing) or plan is None or len(forced) < max(1, plan.steps)
 
 
 def joined(observations: Sequence[Observation]) -> Observation:

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.base import SILENT, Progress
+from edgespec.backends.base import SILENT, Listeners
 from edgespec.backends.machine import available_bytes, waited_s
 from edgespec.backends.pair_check import target_of
 from edgespec.backends.registry import backend_of
@@ -117,7 +117,7 @@ def measure_costs(
     engine_dir: Path,
     *,
     budget_s: float = BUDGET_S,
-    progress: Progress = SILENT,
+    progress: Listeners = SILENT,
     again: bool = False,
 ) -> CostProfile:
     """Open the engines of a directory, measure what their steps cost, for about `budget_s` at most,
@@ -197,7 +197,7 @@ def measure_engine(
     engine: Engine,
     *,
     budget_s: float = BUDGET_S,
-    progress: Progress = SILENT,
+    progress: Listeners = SILENT,
     clock: Callable[[], float] = time.monotonic,
 ) -> CostProfile:
     """What the steps of an open engine cost, and its draft engine's, while it answers nobody.
@@ -222,7 +222,7 @@ def after_build(
     measure: bool,
     unproven: str | None = None,
     opens: bool = False,
-    progress: Progress = SILENT,
+    progress: Listeners = SILENT,
 ) -> str | None:
     """Measure the engines of a directory one of which is new, and what is said of it; None where
     nothing is to be. Profiles of engines that are no more go. It raises nothing: what fails is
@@ -247,7 +247,7 @@ class Measuring:
     """One measurement of an idle engine."""
 
     def __init__(
-        self, engine: Engine, budget_s: float, progress: Progress, clock: Callable[[], float]
+        self, engine: Engine, budget_s: float, progress: Listeners, clock: Callable[[], float]
     ) -> None:
         self.engine, self.budget_s, self.progress, self.clock = engine, budget_s, progress, clock
         self.base = BaseSteps(engine)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgespec.artifacts import file_names
 from edgespec.backends import engine_dir as engines
-from edgespec.backends.base import SILENT, Progress
+from edgespec.backends.base import SILENT, Listeners
 from edgespec.backends.call import Floats, Ids
 from edgespec.backends.divergence import Divergence, log_softmax
 from edgespec.backends.engine_config import FLOAT32, EngineConfig
@@ -49,7 +49,7 @@ def measure_loss(
     engine_dir: Path,
     role: Role,
     *,
-    progress: Progress = SILENT,
+    progress: Listeners = SILENT,
 ) -> Divergence:
     """Compare the engine `role` of a directory with the export that it was built from, and keep the
     figures in its manifest. Work that will take long is announced by `progress.warn`, by what the
@@ -187,7 +187,7 @@ def after_build(
     *,
     measure: bool,
     unproven: str | None = None,
-    progress: Progress = SILENT,
+    progress: Listeners = SILENT,
 ) -> LossReport | None:
     """What the weights of a new engine cost; None where nothing is to be measured: of a draft, of
     float32, of an engine that cannot run here. It raises nothing: the engine is built."""

@@ -61,20 +61,20 @@ class AcceptanceEstimate:
     def learn(self, tree: DraftTree, path: Sequence[int]) -> None:
         """Take in what was verified, and the nodes that were accepted, the root first.
 
-        Drafts whose parent was not accepted say nothing.
+        Drafts whose parent was not accepted say nothing, nor do forced ones.
         """
         if len(tree) == 1:
             return
         parents = tree.parents.tolist()
         asked = set(parents)
         for depth, node in enumerate(path[: MAX_DEPTH - 1], start=1):
-            if node in asked:
+            if node in asked and node >= tree.num_forced:
                 self.count(depth, hit=depth < len(path))
         if tree.probs is None:
             return
         on_path = set(path)
         for node, (parent, prob) in enumerate(zip(parents, tree.probs.tolist(), strict=True)):
-            if parent in on_path:
+            if parent in on_path and parent >= tree.num_forced:
                 self.count_prob(prob, hit=node in on_path)
 
     def count(self, depth: int, *, hit: bool) -> None:

@@ -112,11 +112,14 @@ class AdaptivePolicy:
     def learn(
         self, state: AdaptiveState, decision: Decision, tree: DraftTree, path: Sequence[int]
     ) -> None:
-        """Take in what a step with this decision verified and accepted, the root first."""
+        """Take in what a step with this decision verified and accepted, the root first. Forced
+        tokens are nobody's drafts: plain decoding has them too."""
         state.estimate.learn(tree, path)
         if not decision.levels:
             return
-        accepted = len(path) - 1
+        forced = sum(0 < node <= tree.num_forced for node in path)
+        emitted, nodes = len(path) - forced, len(tree) - tree.num_forced
+        accepted = emitted - 1
         if decision.budget is None:
             # One success says little: a few steps more do
             if decision.alone and state.probing and accepted:
@@ -132,8 +135,8 @@ class AdaptivePolicy:
             state.drafting = True
             state.seconds = START_WEIGHT * costs.plain
             state.tokens = START_WEIGHT * (1 + MARGIN)
-        spent = costs.step(len(tree), tree.drafted_levels, len(path))
-        state.tokens = DECAY * state.tokens + len(path)
+        spent = costs.step(nodes, tree.drafted_levels, emitted)
+        state.tokens = DECAY * state.tokens + emitted
         state.seconds = DECAY * state.seconds + spent
         if state.tokens * costs.plain < (1 - MARGIN) * state.seconds:
             state.drafting, state.waited = False, 0

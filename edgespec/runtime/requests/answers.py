@@ -105,13 +105,10 @@ class FileAnswers:
         try:
             drafts = self.drafts_of(request)
             answer = replace(answer, speculative=drafts["plan"] is not None)
-            prompt = self.render(request, messages)
+            prompt = self.engine.prompts.render(messages, request.rendering)
             system_prompt = self.system_prompt(request, messages)
             ids = self.engine.prompts.encode_rendered(
-                prompt,
-                messages,
-                add_special_tokens=not request.apply_chat_template,
-                stopping=self.stopping,
+                prompt, messages, request.rendering, stopping=self.stopping
             )
         except RunStopped:
             return replace(answer, cancelled=True), None
@@ -124,6 +121,7 @@ class FileAnswers:
             keep=self.common(ids, system_prompt) if request.keep_system_prompt else 0,
             keep_all=turn < len(request.turns),
             arrived_s=arrived_s,
+            takes_forced=not request.disable_spec_decode,
         )
         return replace(answer, prompt=prompt, system_prompt=system_prompt), asked
 
@@ -135,25 +133,15 @@ class FileAnswers:
         asked = for_request(self.configs[request.index], self.engine.method)
         return self.engine.planner.drafts_by(asked)
 
-    def render(self, request: Request, messages: Sequence[Message]) -> str:
-        """The text of messages, as the request wants it. Raises RequestError."""
-        return self.engine.render(
-            messages,
-            apply_chat_template=request.apply_chat_template,
-            add_generation_prompt=request.add_generation_prompt,
-            enable_thinking=request.enable_thinking,
-        )
-
     def system_prompt(self, request: Request, messages: Sequence[Message]) -> str:
         """The text of the system messages alone; empty where there are none or the template wants a
         user as well."""
         system = [m for m in messages if m.role == "system"]
-        if not system or not request.apply_chat_template:
+        if not system or not request.rendering.apply_chat_template:
             return ""
         try:
-            return self.engine.render(
-                system, add_generation_prompt=False, enable_thinking=request.enable_thinking
-            )
+            opening = replace(request.rendering, add_generation_prompt=False)
+            return self.engine.prompts.render(system, opening)
         except RequestError:
             return ""
 
@@ -188,7 +176,10 @@ class FileAnswers:
         for answer in answers:
             if answer.response is not None and answer.speculative:
                 prompt_ids, sampling = answer.response.prompt_ids, seeded(answer)
-                asked[GenerationRequest(prompt_ids, sampling, arrived_s=arrived_s)] = answer
+                request = GenerationRequest(
+                    prompt_ids, sampling, arrived_s=arrived_s, takes_forced=False
+                )
+                asked[request] = answer
         queue = deque(asked)
         answered: list[tuple[Answer, Response]] = []
         for request, event in self.engine.run_queue(queue, self.batch_size, self.stopping):
@@ -320,6 +311,11 @@ def to_dict(answer: Answer, tokenizer: Tokenizer) -> dict[str, object]:
     if response.logprobs:
         out["logprobs"] = [
             [candidate(tokenizer, i, p) for i, p in step] for step in response.logprobs
+        ]
+    if response.prompt_logprobs:
+        out["prompt_logprobs"] = [
+            step if step is None else [candidate(tokenizer, i, p) for i, p in step]
+            for step in response.prompt_logprobs
         ]
     if answer.quality is not None:
         return out | {"quality": answer.quality.to_dict()}

@@ -25,7 +25,7 @@ from edgespec.errors import LimitError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.lanes.decoder import CachedDecoder, DecoderRows
-from edgespec.runtime.loop.generation import Response
+from edgespec.runtime.loop.generation import Response, end_ids
 from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.sampling.sampler import Sampler, largest
 from edgespec.runtime.text.prompt_value import PromptValue
@@ -135,7 +135,10 @@ def first_difference(
         return Difference(
             index=index, plain=a, speculative=b, apart=float("inf"), rounding=0.0, bound=0.0
         )
-    sampler = Sampler.of(replace(sampling, seed=plain.seed))
+    ends = end_ids(sampling, engine.stop_ids)
+    guide = engine.guide(sampling, speculative.prompt_ids) if sampling.guided else None
+    seeded = replace(sampling, seed=plain.seed)
+    sampler = Sampler.of(seeded, len(plain.prompt_ids), ends, guide)
     with engine.driver.paused():  # the lanes are needed
         # Of engines for several capacities the one that answered
         engine.base.reserve(0, len(speculative.prompt_ids) + sampling.max_generate_length)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtime.sampling.sampler import Sampler, gumbel, stream
+from edgespec.errors import RequestError
+from edgespec.runtime.sampling.sampler import NEVER, Adjusted, Sampler, gumbel, stream
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -43,8 +44,8 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class DraftSampler:
-    """Draws a sequence's drafts with the temperature, top-k, top-p, min-p, bias and penalty of its
-    request.
+    """Draws a sequence's drafts with the temperature, top-k, top-p, min-p, bias, penalties and
+    grammar of its request.
 
     `before` are all tokens up to the pending one, which is included. The noise depends on the seed,
     on the pending token's position and on the draft's own: no two drafts share any, and none is
@@ -75,13 +76,21 @@ class DraftSampler:
         """The base's ids that are left, ascending, and their log p."""
         own = np.arange(len(logits)) if ids is None else ids
         sampler = self.sampler
-        if not sampler.logit_bias and sampler.repetition_penalty == 1:
+        if not sampler.adjusts(len(self.before) + len(path)):
             places, log_probs = sampler.warped(logits)
             candidates = own[places]
         else:  # they are of the base's ids
-            row = np.full(self.vocab_size, -np.inf)
+            row = np.full(self.vocab_size, NEVER)
             row[own] = logits
-            candidates, log_probs = sampler.warped(sampler.adjusted(row, [*self.before, *path]))
+            candidates, log_probs = sampler.warped(self.adjusted(row, [*self.before, *path]))
         possible = np.flatnonzero(np.isfinite(log_probs))
         order = possible[np.argsort(candidates[possible])]
         return candidates[order], log_probs[order]
+
+    def adjusted(self, row: Floats, before: Sequence[int]) -> Adjusted:
+        """Logits [V] as the request adjusts them. Where its grammar allows no token that the draft
+        knows they stay unmasked: whatever is drawn is rejected then, as it has to be."""
+        try:
+            return self.sampler.adjusted(row, before)
+        except RequestError:
+            return self.sampler.shifted(row, before)

@@ -10,28 +10,38 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.call import Logits
-from edgespec.errors import EnvironmentProblem
+from edgespec.errors import EnvironmentProblem, RequestError
 from edgespec.prompts import SamplingParams
 
 Row = NDArray[np.float32]
 Adjusted = NDArray[np.float32] | NDArray[np.float64]
 Ids = NDArray[np.int64]
+NEVER = np.float32(-np.inf)  # a logit that no sampling draws
 NEAR_TIE = 1e-5  # nats; scores this close may swap between float32 kernels
+
+
+class TokenMask(Protocol):
+    """What a grammar allows: a function of the path alone, whatever was asked before."""
+
+    def allowed(self, before: Sequence[int]) -> NDArray[np.bool_] | None:
+        """The tokens [V] that may come after `before`; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Logit bias, repetition penalty, temperature, top-k, top-p, min-p in this order, then
-    Gumbel-max.
+    """Logit bias, repetition penalty, presence and frequency penalty, the grammar's mask,
+    temperature, top-k, top-p, min-p in this order, then Gumbel-max.
 
-    Temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. `before` is
-    the complete path of a token, prompt included: its length is the absolute position, on which the
-    noise depends.
+    Temperature 0 is greedy; top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties
+    0 are off. `before` is the complete path of a token, prompt included: its length is the absolute
+    position, on which the noise depends. The answer begins behind `num_prompt` tokens, and none of
+    its first `min_tokens` is one of `end_ids`.
     """
 
     temperature: float = 0.0
@@ -41,12 +51,27 @@ class Sampler:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    num_prompt: int = 0
+    end_ids: frozenset[int] = frozenset()
+    mask: TokenMask | None = None
 
     @classmethod
-    def of(cls, sampling: SamplingParams) -> Sampler:
-        """That of a request whose seed is known; a greedy one needs none."""
-        shared = {item.name: getattr(sampling, item.name) for item in fields(cls)}
-        return cls(**shared | {"seed": sampling.seed or 0})
+    def of(
+        cls,
+        sampling: SamplingParams,
+        num_prompt: int = 0,
+        end_ids: frozenset[int] = frozenset(),
+        mask: TokenMask | None = None,
+    ) -> Sampler:
+        """That of a request whose seed is known; a greedy one needs none. A seed below 0 is that
+        which has the same 64 bits. `mask` is that of its grammar."""
+        own: dict[str, Any] = {"num_prompt": num_prompt, "end_ids": end_ids, "mask": mask}
+        names = [item.name for item in fields(cls) if item.name not in own]
+        shared = {name: getattr(sampling, name) for name in names}
+        return cls(**shared | own | {"seed": (sampling.seed or 0) % 2**64})
 
     def pick(self, logits: Row, before: Sequence[int]) -> int:
         """Returns the token after `before` from logits [V]; ties go to the lowest id.
@@ -65,16 +90,27 @@ class Sampler:
 
         Raises EnvironmentProblem if the largest logit is NaN or Inf.
         """
-        if self.temperature or self.adjusts:
+        if self.temperature or self.adjusts(len(before)):
             return self.pick(logits.row(row), before)
         best, value = logits.best(row)
         check_finite(value)
         return best
 
-    @property
-    def adjusts(self) -> bool:
-        """Whether a bias or a repetition penalty changes logits."""
-        return bool(self.logit_bias) or self.repetition_penalty != 1
+    def adjusts(self, position: int) -> bool:
+        """Whether a bias, a penalty, the least length or a grammar changes a position's logits."""
+        return self.mask is not None or self.shifts(position)
+
+    def shifts(self, position: int) -> bool:
+        """Whether a bias, a penalty or the least length changes the logits of a position."""
+        return (
+            bool(self.logit_bias or self.presence_penalty or self.frequency_penalty)
+            or self.repetition_penalty != 1
+            or self.is_short(position)
+        )
+
+    def is_short(self, position: int) -> bool:
+        """Whether the answer must go on at a position."""
+        return position - self.num_prompt < self.min_tokens
 
     def checked(self, logits: Row, before: Sequence[int]) -> Adjusted:
         """Returns `adjusted` logits [V], whose largest is a number.
@@ -87,20 +123,53 @@ class Sampler:
         return adjusted
 
     def adjusted(self, logits: Row, before: Sequence[int]) -> Adjusted:
-        """Returns logits [V] with bias and repetition penalty; unchanged if both are off.
+        """Returns logits [V] with bias, penalties and, at the beginning, no end, and -inf for what
+        the grammar does not allow; unchanged if all are off.
 
-        The penalty divides the positive and multiplies the negative logits of every token in
-        `before` (arXiv 1909.05858, section 4.1, in the form of transformers).
+        Raises RequestError where that leaves no token.
         """
-        if not self.adjusts:
+        if not self.adjusts(len(before)):
             return logits
-        out = logits.astype(np.float64)
+        return self.masked(self.shifted(logits, before), before)
+
+    def masked(self, logits: Adjusted, before: Sequence[int]) -> Adjusted:
+        """Returns logits [V] with -inf for what the grammar does not allow after `before`."""
+        allowed = None if self.mask is None else self.mask.allowed(before)
+        if allowed is None:
+            return logits
+        out: Adjusted = np.where(allowed, logits, NEVER)
+        if out.max() == NEVER:
+            raise RequestError(
+                "the grammar of the answer leaves no token to go on with",
+                "Relax the grammar, or what else takes tokens away.",
+                param="guided",
+            )
+        return out
+
+    def shifted(self, logits: Row, before: Sequence[int]) -> Adjusted:
+        """Returns logits [V] with bias, penalties and, at the beginning, no end; unchanged if all
+        are off.
+
+        The repetition penalty divides the positive and multiplies the negative logits of every
+        token in `before` (arXiv 1909.05858, section 4.1, in the form of transformers). The others
+        are taken off the logits of what the answer has, once a token and once a time, as OpenAI's
+        API has them.
+        """
+        if not self.shifts(len(before)):
+            return logits
+        out: NDArray[np.float64] = logits.astype(np.float64)
         for token, bias in self.logit_bias.items():
             out[token] += bias
         if self.repetition_penalty != 1:
             seen = np.unique(np.fromiter(before, np.int64, len(before)))
             penalty = self.repetition_penalty
             out[seen] = np.where(out[seen] > 0, out[seen] / penalty, out[seen] * penalty)
+        if self.presence_penalty or self.frequency_penalty:
+            answer = np.array(before[self.num_prompt :], np.int64)
+            said, times = np.unique(answer, return_counts=True)
+            out[said] -= self.presence_penalty + self.frequency_penalty * times
+        if self.is_short(len(before)):
+            out[[*self.end_ids]] = -np.inf
         return out
 
     def noised(self, adjusted: Adjusted, position: int) -> tuple[Ids, NDArray[np.float64]]:
@@ -209,7 +278,7 @@ def top_log_probs(logits: Row, count: int, chosen: int) -> list[tuple[int, float
     The chosen id is appended if it is not among them.
     """
     log_probs = log_softmax(logits.astype(np.float64))
-    best = largest(log_probs, min(count, len(log_probs)))
+    best = largest(log_probs, min(count, len(log_probs))) if count else np.array([chosen])
     ids = best[np.lexsort((best, -log_probs[best]))].tolist()
     return [(i, float(log_probs[i])) for i in ids + [chosen] * (chosen not in ids)]
 

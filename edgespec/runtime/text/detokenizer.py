@@ -27,9 +27,13 @@ class TextStream:
         self._held = ""  # the longest suffix of the text that is a prefix of a stop string
         self.stopped = False  # whether a stop string is complete
 
-    def push(self, token_id: int) -> str:
-        """Returns the text that this id makes final; empty once `stopped`."""
-        return "" if self.stopped else self._final(self._decoding.push(token_id))
+    def push(self, token_id: int, *, searching: bool = True) -> str:
+        """Returns the text that this id makes final; empty once `stopped`. What comes before it is
+        `searching` is part of no stop string."""
+        if self.stopped:
+            return ""
+        text = self._decoding.push(token_id)
+        return self._final(text) if searching else text
 
     def flush(self) -> str:
         """Returns the text still held back; an incomplete character becomes U+FFFD.

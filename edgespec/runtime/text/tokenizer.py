@@ -9,14 +9,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 
 from edgespec.errors import RequestError
 from edgespec.prompts import Message
+from edgespec.prompts.rendering import DEFAULT_RENDERING, Rendering
 from edgespec.prompts.template import ChatTemplate, NoTemplate, read_template
-from edgespec.prompts.tokenizer_file import check_growth, normalizer_growth, read_tokenizer
+from edgespec.prompts.tokenizer_file import (
+    chars_per_token,
+    check_growth,
+    normalizer_growth,
+    read_tokenizer,
+)
+from edgespec.runtime.text.control_tokens import ControlTokens
 from edgespec.safe_read.tokenizer import panics_as
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -52,13 +60,18 @@ class Tokenizer:
         """The number of ids, added tokens included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
-    def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool
-    ) -> str:
+    @cached_property
+    def chars_per_token(self) -> float:
+        """How many characters of a text one token stands for at most; infinity without a bound."""
+        return chars_per_token(self._tokenizer)
+
+    def to_json(self) -> str:
+        """Returns the text of its tokenizer.json."""
+        return str(self._tokenizer.to_str())
+
+    def render(self, messages: Sequence[Message], asked: Rendering = DEFAULT_RENDERING) -> str:
         """Returns the prompt of a conversation. Raises RequestError as `ChatTemplate.render`."""
-        return self.template.render(
-            messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
-        )
+        return self.template.render(messages, asked)
 
     def has_template(self) -> bool:
         """Returns whether messages can be rendered."""
@@ -77,7 +90,23 @@ class Tokenizer:
         """
         with panics_as(_cannot_split):
             check_growth(self._tokenizer, text, self._growth)
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            # As a batch, which lets other threads run meanwhile
+            (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+            return list(encoded.ids)
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """What tells control tokens that are spelled in texts from others."""
+        return ControlTokens(self._tokenizer)
+
+    def encode_marked(self, marked: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Returns the ids of a text in which `control_tokens` has marked what is to stay text.
+
+        Raises RequestError as `encode`, and for a text that only its control token can stand for.
+        """
+        with panics_as(_cannot_split):
+            check_growth(self._tokenizer, marked, self._growth)
+            return self.control_tokens.encode(marked, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of ids. Invalid UTF-8 becomes U+FFFD; unknown ids are omitted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -30,7 +30,8 @@ class DraftTree:
     parent, 1 for the root; they are shown. `drawn_from` are those that a node's token was drawn
     from, None where it was chosen without chance; for accept rules that compare them with the
     base's. `lost` says why there are no drafts where a drafter failed to make some. `levels` is how
-    many were drafted, where some of them may have been left out.
+    many were drafted, where some of them may have been left out. Nodes 1 to `num_forced` are a
+    chain that a grammar leaves no choice: no drafter made them.
     """
 
     tokens: Ids  # [N]
@@ -39,6 +40,7 @@ class DraftTree:
     drawn_from: Sequence[Distribution | None] | None = None  # [N]
     lost: str | None = None
     levels: int | None = None
+    num_forced: int = 0
 
     @classmethod
     def root_only(cls, pending: int, lost: str | None = None) -> DraftTree:
@@ -83,6 +85,41 @@ class DraftTree:
         for node, parent in enumerate(parents[1:], start=1):
             mask[node] |= mask[parent]
         return mask
+
+    def only(self, nodes: Sequence[int]) -> DraftTree:
+        """The tree of some nodes, each behind its parent."""
+        place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
+        drawn = self.drawn_from
+        return replace(
+            self,
+            tokens=self.tokens[[*nodes]],
+            parents=np.array([place[parent] for parent in self.parents[[*nodes]].tolist()]),
+            probs=None if self.probs is None else self.probs[[*nodes]],
+            drawn_from=None if drawn is None else [drawn[node] for node in nodes],
+            num_forced=sum(0 < node <= self.num_forced for node in nodes),
+        )
+
+    def behind(self, forced: Sequence[int], size: int) -> DraftTree:
+        """The forced tokens as a chain, and behind them what this tree has there: at most `size`
+        nodes."""
+        path = [0]
+        for token in forced:
+            child = self.child(path[-1], token)
+            if child is None:
+                chain = DraftTree.chain(int(self.tokens[0]), forced)
+                return replace(
+                    chain, num_forced=len(forced), levels=self.drafted_levels, lost=self.lost
+                )
+            path.append(child)
+        below, parents = {path[-1]}, self.parents.tolist()
+        for node in range(path[-1] + 1, len(parents)):
+            if parents[node] in below and len(path) + len(below) <= size:
+                below.add(node)
+        order = [*path, *sorted(below - {path[-1]})]
+        tree = replace(self.only(order), num_forced=len(forced), levels=self.drafted_levels)
+        if tree.drawn_from is None:
+            return tree
+        return replace(tree, drawn_from=[None] * len(path) + [*tree.drawn_from[len(path) :]])
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`; siblings carry different tokens."""

@@ -32,6 +32,7 @@ def row(mode: str, **values: Any) -> dict[str, Any]:
         "speculation": None,
         "answers": 0,
         "answers_equal_to_plain": 0,
+        "served": None,
     }
     return usual | values
 
@@ -95,6 +96,7 @@ def document(*rows: dict[str, Any], **environment: Any) -> dict[str, Any]:
         "costs_known": False,
         "notes": [],
         "peak_memory_bytes": 10**8,
+        "crossover": None,
         "rows": [*rows],
     }
 

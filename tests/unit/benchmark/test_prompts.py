@@ -18,6 +18,7 @@ from edgespec.benchmark.prompts import (
 from edgespec.benchmark.slices import BenchPrompt
 from edgespec.errors import RequestError
 from edgespec.prompts import Message, Request, RequestFile, SamplingParams
+from edgespec.prompts.rendering import Rendering
 
 GREEDY = SamplingParams(temperature=0, seed=0)
 
@@ -80,7 +81,7 @@ def test_hash_of_prompts_is_of_what_they_say_and_how_they_are_sampled() -> None:
         [request("two")],
         [request(), request()],
         [request(turns=("again",))],
-        [request(enable_thinking=True)],
+        [request(rendering=Rendering(enable_thinking=True))],
         [request(sampling=replace(request().sampling, seed=1))],
     ]
     assert len({same, *map(digest, others)}) == 6

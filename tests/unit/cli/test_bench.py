@@ -5,15 +5,20 @@ from __future__ import annotations
 import click
 import pytest
 
-from edgespec.cli.bench.run import command
+from edgespec.cli.bench import run, serve
 from edgespec.cli.lists import Counts, Names, Texts
-from edgespec.compat.bench_tools import THEIR_NAMES
+from edgespec.compat.bench_tools import SERVE_NAMES, THEIR_NAMES
 
 
-def test_every_other_name_means_a_flag_that_is_there() -> None:
+@pytest.mark.parametrize(
+    ("command", "names"), [(run.command, THEIR_NAMES), (serve.command, SERVE_NAMES)]
+)
+def test_every_other_name_means_a_flag_that_is_there(
+    command: click.Command, names: dict[str, str]
+) -> None:
     flags = {flag for param in command.params for flag in param.opts}
-    assert set(THEIR_NAMES.values()) <= flags
-    assert not set(THEIR_NAMES) & flags
+    assert set(names.values()) <= flags
+    assert not set(names) & flags
 
 
 def test_lists_are_read_with_commas_each_value_once() -> None:

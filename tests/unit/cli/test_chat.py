@@ -583,12 +583,12 @@ def test_defaults_are_those_of_input_json() -> None:
     given = {
         p.name: p.default for p in chat_command.command.params if p.name in SamplingParams.__slots__
     }
-    assert len(given) == 8
+    assert len(given) == 9
     numbers: dict[str, Any] = {
         name: value for name, value in given.items() if isinstance(value, int | float)
     }
     assert SamplingParams(**numbers) == SamplingParams()
-    assert given.keys() - numbers.keys() == {"seed", "stop"}
+    assert given.keys() - numbers.keys() == {"guided", "seed", "stop"}
 
 
 def test_regenerate_replaces_the_last_answer() -> None:

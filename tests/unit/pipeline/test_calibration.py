@@ -13,6 +13,7 @@ from edgespec.contract import Limits, Role
 from edgespec.errors import RequestError
 from edgespec.pipeline.calibration import texts_of, with_windows
 from edgespec.prompts import Message
+from edgespec.prompts.rendering import Rendering
 from edgespec.runtime.text.tokenizer import Tokenizer
 from tests import made, toys
 
@@ -60,9 +61,7 @@ def test_messages_are_read_by_the_chat_template(onnx: Path, tmp_path: Path) -> N
     text.write_text(json.dumps({"messages": [message]}) + "\n")
     windows = with_windows(options(text), onnx, Role.LLM, Limits()).windows
     tokenizer = Tokenizer.open(onnx)
-    wanted = tokenizer.render(
-        [Message(**message)], add_generation_prompt=False, enable_thinking=False
-    )
+    wanted = tokenizer.render([Message(**message)], Rendering(add_generation_prompt=False))
     assert tokenizer.has_template()
     assert list(windows[0]) == tokenizer.encode(wanted)[: len(windows[0])]
 

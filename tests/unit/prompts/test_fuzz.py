@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import RequestError
 from edgespec.prompts import Request, parse_json, parse_prompt_set, parse_requests
+from edgespec.prompts.rendering import RENDERING
 
 SAMPLING_DEFAULTS: dict[str, object] = {
     "temperature": 1.0,
@@ -23,6 +24,12 @@ SAMPLING_DEFAULTS: dict[str, object] = {
     "logit_bias": {},
     "stop": None,
     "num_logprobs": 0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "stop_token_ids": [],
+    "prompt_logprobs": None,
 }
 FLAG_DEFAULTS = {
     "apply_chat_template": True,
@@ -59,13 +66,19 @@ plausible: dict[str, st.SearchStrategy[Any]] = {
     "temperature": st.floats(0, 2) | st.just(0),
     "top_p": st.floats(0, 1, exclude_min=True),
     "top_k": st.integers(0, 100),
-    "seed": st.none() | st.integers(0, 2**63 - 1),
+    "seed": st.none() | st.integers(-(2**63), 2**64 - 1),
     "max_generate_length": st.integers(1, 300),
     "min_p": st.floats(0, 1),
     "repetition_penalty": st.floats(0.01, 100),
     "logit_bias": st.dictionaries(st.integers(0, 9).map(str), st.floats(-100, 100), max_size=3),
     "stop": st.lists(st.text(min_size=1, max_size=5), max_size=3) | st.text(min_size=1, max_size=5),
     "num_logprobs": st.integers(0, 50),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "min_tokens": st.just(0) | st.just(1),
+    "ignore_eos": st.booleans(),
+    "stop_token_ids": st.lists(st.integers(0, 9), max_size=3),
+    "prompt_logprobs": st.none() | st.integers(0, 50),
     "batch_size": st.integers(1, 16),
     **dict.fromkeys(FLAG_DEFAULTS, st.booleans()),
     **dict.fromkeys(NEUTRAL_ONLY, st.none()),
@@ -106,6 +119,9 @@ def as_bias(value: dict[str, float] | None) -> dict[int, float]:
     return {int(key): float(bias) for key, bias in (value or {}).items()}
 
 
+AS_HELD = {"stop": as_stop, "logit_bias": as_bias, "stop_token_ids": lambda ids: tuple(ids or ())}
+
+
 def same(held: object, said: object) -> bool:
     """Equal, and of the same kind: 1 is not true, and minus zero is zero."""
     if isinstance(said, bool) or isinstance(held, bool) or said is None:
@@ -122,11 +138,12 @@ def assert_told(error: RequestError) -> None:
 def assert_honored(request: Request, own: dict[str, Any], top: dict[str, Any]) -> None:
     said = {**SAMPLING_DEFAULTS, **FLAG_DEFAULTS, **top, **own}
     for key in SAMPLING_DEFAULTS:
-        meant = {"stop": as_stop, "logit_bias": as_bias}.get(key, lambda value: value)(said[key])
+        meant = AS_HELD.get(key, lambda value: value)(said[key])
         assert same(getattr(request.sampling, key), meant), key
     for key in FLAG_DEFAULTS:
         field = "keep_system_prompt" if key == "save_system_prompt_kv_cache" else key
-        assert same(getattr(request, field), said[key]), key
+        holder = request.rendering if key in RENDERING else request
+        assert same(getattr(holder, field), said[key]), key
     for message, raw in zip(request.messages, own["messages"], strict=True):
         content = raw["content"]
         meant = content if isinstance(content, str) else "".join(item["text"] for item in content)

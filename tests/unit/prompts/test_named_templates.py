@@ -10,6 +10,7 @@ import pytest
 from edgespec.errors import RequestError
 from edgespec.prompts import Message
 from edgespec.prompts.named_templates import NAMED_TEMPLATES
+from edgespec.prompts.rendering import Rendering
 from edgespec.prompts.template import RawTemplate, named_template
 
 TALK = [
@@ -51,14 +52,14 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", NAMED_TEMPLATES)
 def test_named_template_writes_the_published_form(name: str, model: Path) -> None:
     template = named_template(name, model)
-    prompt = template.render(TALK, add_generation_prompt=True, enable_thinking=False)
+    prompt = template.render(TALK)
     assert prompt == PROMPTS[name]
     assert not template.knows_thinking()
 
 
 def test_vicuna_has_a_system_prompt_of_its_own(model: Path) -> None:
     template = named_template("vicuna", model)
-    prompt = template.render(TALK[1:2], add_generation_prompt=True, enable_thinking=False)
+    prompt = template.render(TALK[1:2])
     assert prompt == (
         "<s>A chat between a curious user and an artificial intelligence assistant. The assistant"
         " gives helpful, detailed, and polite answers to the user's questions. USER: Hi ASSISTANT:"
@@ -67,14 +68,14 @@ def test_vicuna_has_a_system_prompt_of_its_own(model: Path) -> None:
 
 def test_llama_2_without_a_system_prompt(model: Path) -> None:
     template = named_template("llama-2", model)
-    prompt = template.render(TALK[1:2], add_generation_prompt=True, enable_thinking=False)
+    prompt = template.render(TALK[1:2])
     assert prompt == "<s>[INST] Hi [/INST]"
 
 
 def test_template_may_be_a_file(model: Path) -> None:
     (model / "mine.jinja").write_text("{{ messages[0].content }}{{ eos_token }}")
     template = named_template(str(model / "mine.jinja"), model)
-    rendered = template.render(TALK, add_generation_prompt=True, enable_thinking=False)
+    rendered = template.render(TALK)
     assert rendered == "Be brief.</s>"
 
 
@@ -86,9 +87,7 @@ def test_neither_name_nor_file_is_refused(model: Path) -> None:
 
 def test_raw_messages_are_joined_and_want_the_tokens_that_begin_a_text() -> None:
     template = RawTemplate()
-    assert template.render(TALK[1:3], add_generation_prompt=True, enable_thinking=False) == (
-        "Hi\nYes?"
-    )
+    assert template.render(TALK[1:3]) == ("Hi\nYes?")
     assert not template.has_special_tokens
     with pytest.raises(RequestError, match="no thinking mode"):
-        template.render(TALK, add_generation_prompt=True, enable_thinking=True)
+        template.render(TALK, Rendering(enable_thinking=True))

@@ -19,6 +19,7 @@ from edgespec.prompts import (
     parse_requests,
     read_requests,
 )
+from edgespec.prompts.rendering import Rendering
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -45,8 +46,11 @@ def test_smallest_file_gets_the_documented_defaults() -> None:
     assert request.sampling == SamplingParams(
         temperature=1.0, top_p=0.8, top_k=50, seed=None, max_generate_length=256
     )
-    assert (request.apply_chat_template, request.add_generation_prompt) == (True, True)
-    assert (request.enable_thinking, request.disable_spec_decode) == (False, False)
+    assert (request.rendering.apply_chat_template, request.rendering.add_generation_prompt) == (
+        True,
+        True,
+    )
+    assert (request.rendering.enable_thinking, request.disable_spec_decode) == (False, False)
     assert (request.keep_system_prompt, request.turns, request.name) == (True, (), None)
 
 
@@ -159,8 +163,8 @@ def test_video_and_audio_are_refused_by_name_and_place(kind: str, remedy: str) -
         ("top_k", 2.5),
         ("top_k", True),
         ("max_generate_length", 0),
-        ("seed", -1),
-        ("seed", 2**63),
+        ("seed", -(2**63) - 1),
+        ("seed", 2**64),
         ("seed", True),
         ("apply_chat_template", 1),
         ("add_generation_prompt", "true"),
@@ -177,6 +181,11 @@ def test_video_and_audio_are_refused_by_name_and_place(kind: str, remedy: str) -
         ("logit_bias", [1]),
         ("stop", 3),
         ("stop", ""),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("min_tokens", 257),
+        ("stop_token_ids", 2),
+        ("prompt_logprobs", 51),
     ],
 )
 def test_value_out_of_its_range_is_refused_with_its_name(key: str, value: object) -> None:
@@ -189,7 +198,8 @@ def test_value_out_of_its_range_is_refused_with_its_name(key: str, value: object
         ("temperature", 0),
         ("top_p", 1),
         ("top_k", 0),
-        ("seed", 2**63 - 1),
+        ("seed", 2**64 - 1),
+        ("seed", -(2**63)),
         ("seed", None),
         ("batch_size", 16),
         ("min_p", 0),
@@ -262,18 +272,10 @@ def test_every_sampling_key_may_stand_in_a_request_and_replaces_the_top_level() 
     assert first.sampling == SamplingParams(
         min_p=0.1, repetition_penalty=2.0, num_logprobs=3, stop=("a",), logit_bias={1: 1.0, 2: 2.0}
     )
-    assert (first.enable_thinking, first.apply_chat_template, first.add_generation_prompt) == (
-        True,
-        False,
-        False,
-    )
+    assert first.rendering == Rendering(False, False, True)
     assert (first.disable_spec_decode, first.keep_system_prompt) == (False, True)
     assert second.sampling == SamplingParams(stop=("b", "c"), logit_bias={3: -1.5})
-    assert (second.enable_thinking, second.apply_chat_template, second.add_generation_prompt) == (
-        False,
-        True,
-        True,
-    )
+    assert second.rendering == Rendering(True, True, False)
     assert (second.disable_spec_decode, second.keep_system_prompt) == (True, False)
     assert (third.sampling.stop, third.sampling.logit_bias, third.sampling.min_p) == ((), {}, 0.1)
 

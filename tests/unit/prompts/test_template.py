@@ -13,7 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from edgespec.errors import BundleError, RequestError
 from edgespec.prompts import Message
+from edgespec.prompts.rendering import Rendering
 from edgespec.prompts.template import read_template
+from edgespec.runtime.text.prompt import read_messages
 from tests import toys
 
 CHATML = """\
@@ -95,13 +97,9 @@ def save(directory: Path, config: dict[str, object]) -> Path:
 def render(
     directory: Path,
     messages: list[Message] = CONVERSATION,
-    *,
-    add_generation_prompt: bool = True,
-    enable_thinking: bool = False,
+    **asked: Any,
 ) -> str:
-    return read_template(directory).render(
-        messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
-    )
+    return read_template(directory).render(messages, Rendering(**asked))
 
 
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
@@ -145,6 +143,102 @@ def test_render_says_what_transformers_says(
     assert "Why?" in rendered or "Is 3 < 4" in rendered
 
 
+TOOLS = """\
+{% for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}
+{% for message in messages %}
+<{{ message.role }}>{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}
+{{ message.content }}{% for call in message.tool_calls %}
+[{{ call.id }} {{ call.function.name }} {{ call.function.arguments | tojson }} {{ call.function.arguments.text }}]
+{% endfor %}{% if message.role == 'tool' %}{{ message.tool_call_id }} {{ message.name }}{% endif %}
+{% endfor %}{{ reasoning_effort }}{% if enable_thinking %}<think>{% endif %}
+"""
+WEATHER = {
+    "type": "function",
+    "function": {"name": "say", "parameters": {"type": "object", "properties": {"text": {}}}},
+}
+AGENT = [
+    {"role": "user", "content": "Say é."},
+    {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "reasoning": "Hm.",
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "say", "arguments": '{"text": "é", "n": 1}'},
+            }
+        ],
+    },
+    {
+        "role": "tool",
+        "tool_call_id": "c1",
+        "name": "say",
+        "content": [{"type": "text", "text": "said"}],
+    },
+]
+
+
+def test_what_agents_send_back_renders_as_transformers_renders_it(tmp_path: Path) -> None:
+    """Whose callers give arguments as objects, no null, and a text for each content."""
+    save(tmp_path, {"chat_template": TOOLS})
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()), chat_template=TOOLS
+    )
+    arguments = {"name": "say", "arguments": {"text": "é", "n": 1}}
+    conversation = [
+        AGENT[0],
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "Hm.",
+            "tool_calls": [{"id": "c1", "function": arguments}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "name": "say", "content": "said"},
+    ]
+    expected = theirs.apply_chat_template(
+        conversation, tools=[WEATHER], tokenize=False, reasoning_effort="low", enable_thinking=True
+    )
+    kwargs = {"reasoning_effort": "low", "enable_thinking": True}
+    messages = read_messages(AGENT)
+    found = render(tmp_path, messages, tools=[WEATHER], chat_template_kwargs=kwargs)
+    assert found == expected
+    assert read_messages([message.to_dict() for message in messages]) == messages
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"tools": [WEATHER]}, "knows no tools"),
+        ({"messages": AGENT}, "knows no tools"),
+        ({"chat_template_kwargs": {"add_generation": 1}}, "reads no variable 'add_generation'"),
+        ({"chat_template_kwargs": {"messages": []}}, "reads no variable 'messages'"),
+        ({"chat_template_kwargs": {"range": 1}}, "reads no variable 'range'"),
+        ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "not true or false"),
+        ({"tools": [{"name": "say"}]}, "not a named function"),
+        ({"tools": [WEATHER] * 129}, "129 functions, and 128 is the limit"),
+        ({"tools": [{"function": {"name": "say", "x": float("nan")}}]}, "is no JSON"),
+    ],
+)
+def test_what_a_template_would_leave_out_is_refused(
+    tmp_path: Path, asked: dict[str, Any], said: str
+) -> None:
+    said_template = "{{ range(2) }}{{ messages[0].content }}{{ enable_thinking }}"
+    save(tmp_path, {"chat_template": said_template})
+    with pytest.raises(RequestError, match=said):
+        render(tmp_path, read_messages(asked.pop("messages", AGENT[:1])), **asked)
+
+
+@pytest.mark.parametrize("arguments", ["{", "[]", 5])
+def test_arguments_of_calls_are_objects(arguments: object) -> None:
+    call = {"function": {"name": "say", "arguments": arguments}}
+    with pytest.raises(RequestError, match=r"tool_calls\[0\].function.arguments is") as refused:
+        read_messages([{"role": "assistant", "tool_calls": [call]}])
+    assert "Write an object" in refused.value.remedy
+
+
 def test_template_file_wins_over_the_config_and_a_list_gives_its_default(tmp_path: Path) -> None:
     named = [{"name": "rag", "template": "rag"}, {"name": "default", "template": "from the list"}]
     save(tmp_path, {"chat_template": named})
@@ -156,7 +250,7 @@ def test_template_file_wins_over_the_config_and_a_list_gives_its_default(tmp_pat
 def test_missing_template_is_refused_only_when_wanted(tmp_path: Path) -> None:
     template = read_template(tmp_path)
     with pytest.raises(RequestError, match="no chat template") as caught:
-        template.render(CONVERSATION, add_generation_prompt=True, enable_thinking=False)
+        template.render(CONVERSATION)
     assert '"apply_chat_template": false' in caught.value.remedy
 
 

@@ -113,9 +113,7 @@ def saved(directory: Path, template: str) -> Path:
 
 
 def render(directory: Path, messages: list[Message]) -> str:
-    return read_template(directory).render(
-        messages, add_generation_prompt=True, enable_thinking=False
-    )
+    return read_template(directory).render(messages)
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=["one", "two", "turns"])
@@ -160,11 +158,9 @@ def test_a_template_without_images_is_refused_where_there_is_one(
 def test_templates_that_are_none_refuse_images(tmp_path: Path) -> None:
     messages = [Message.of("user", [A, "What is it?"])]
     with pytest.raises(RequestError, match="knows no images"):
-        RawTemplate().render(messages, add_generation_prompt=True, enable_thinking=False)
+        RawTemplate().render(messages)
     with pytest.raises(RequestError, match="knows no images"):
-        named_template("chatml", tmp_path).render(
-            messages, add_generation_prompt=True, enable_thinking=False
-        )
+        named_template("chatml", tmp_path).render(messages)
 
 
 def flat(directory: Path, content_types: Any) -> Path:

@@ -47,6 +47,7 @@ from edgespec.runtime.loop.scheduler import Scheduler
 from edgespec.runtime.loop.session import Session
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.text.detokenizer import TextStream
+from edgespec.runtime.text.prompt_encoder import PromptEncoder
 from edgespec.runtime.text.prompt_value import ImageSlots, PromptValue
 from edgespec.vision.rows import ImageRows
 from tests.lossless.engines import api_engines
@@ -291,9 +292,9 @@ def test_what_is_empty_in_a_client_s_dump_says_nothing(engine: Engine) -> None:
     [
         (
             [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}],
-            r"\[0\].tool_calls is .*, and this version takes role and content alone",
+            r"\[0\].tool_calls\[0\].function is null, not a named function",
         ),
-        ([{"role": "user", "content": "a", "name": "Ann"}], r'\[0\].name is "Ann", and'),
+        ([{"role": "user", "content": "a", "refusal": "No"}], r'\[0\].refusal is "No", which'),
         (b"abc", "prompt is bytes, not text"),
         (bytearray(b"abc"), "prompt is bytearray, not text"),
         ({"role": "user", "content": "a"}, "one message, not a list"),
@@ -558,8 +559,8 @@ def test_task_that_is_cancelled_ends_its_request(engine: Engine) -> None:
             asyncio.create_task(engine.agenerate_batch([prompt(2), prompt(3)], LONG)),
             asyncio.create_task(engine.astream(prompt(4), LONG).result()),
         ]
-        await asyncio.sleep(0)  # they have asked
-        assert len(engine.driver.pending) == 4
+        while len(engine.driver.pending) < 4:  # until they have asked
+            await asyncio.sleep(0.001)
         handles.extend(engine.driver.pending)
         for task in tasks:
             task.cancel()
@@ -574,6 +575,40 @@ def test_task_that_is_cancelled_ends_its_request(engine: Engine) -> None:
     assert all(handle.cancelled for handle in handles)
     assert max(handle.num_emitted for handle in handles) <= 1
     assert idle(engine)
+
+
+def test_prompts_are_encoded_outside_the_event_loop(engine: Engine) -> None:
+    async def ask() -> None:
+        await engine.agenerate(ASK, GREEDY)
+        await engine.agenerate_batch([ASK], GREEDY)
+        await engine.astream(ASK, GREEDY).result()
+
+    threads, real = list[Any](), PromptEncoder.encode
+
+    def encode(self: PromptEncoder, *args: Any, **more: Any) -> Any:
+        threads.append(threading.current_thread())
+        return real(self, *args, **more)
+
+    with mock.patch.object(PromptEncoder, "encode", encode):
+        asyncio.run(ask())
+    assert len(threads) == 3
+    assert threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"priority": True}, "priority"),
+        ({"cache_salt": 3}, "cache_salt"),
+        ({"timeout_s": 0}, "timeout_s"),
+    ],
+)
+def test_options_of_a_request_s_turn_are_checked(
+    engine: Engine, options: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(RequestError) as raised:
+        engine.generate([5], GREEDY, **options)
+    assert raised.value.param == param
 
 
 def test_loop_that_leaves_an_iteration_ends_the_request(engine: Engine) -> None:

@@ -52,6 +52,19 @@ def test_prompt_that_is_a_mixture_is_refused(engine: Engine, prompt: list[object
         engine.encode(prompt)
 
 
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = engine.configs["base"].limits.max_input_len
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    monkeypatch.setattr(Tokenizer, "chars_per_token", 13.0)  # the toy's has not all bytes
+    for prompt in ("a" * 2**21, [Message("user", "a" * 2**17)]):
+        with pytest.raises(
+            LimitError, match=f"built for {most} tokens, which are at most {13 * most} char"
+        ):
+            engine.encode(prompt)
+
+
 def note(
     trained: bool | None, model: str, asked: list[bool], *, switch: bool, by_flag: bool = False
 ) -> str:
@@ -108,7 +121,7 @@ def test_id_beyond_the_vocabulary_is_refused(engine: Engine, token: int) -> None
         {"temperature": -1.0},
         {"top_p": 0.0},
         {"top_k": -3},
-        {"seed": -1},
+        {"seed": 2**64},
         {"max_generate_length": 0},
     ],
 )

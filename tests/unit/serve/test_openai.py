@@ -210,13 +210,24 @@ def test_what_changes_nothing_is_named_and_what_asks_for_nothing_is_not(server: 
     assert ["adjusted" in event for event in events] == [True] + [False] * (len(events) - 1)
 
 
-def test_a_prompt_that_is_too_long_is_a_context_error(server: Running) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_a_context_error(server: Running, stream: bool) -> None:
     for length in (50, 70):
-        response = server.post(TEXT_PATH, prompt=[5] * length)
+        response = server.post(TEXT_PATH, prompt=[5] * length, stream=stream)
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
         assert "maximum context length is 64 tokens" in error["message"]
     assert server.chat(max_tokens=None)["usage"]["total_tokens"] == 64
+
+
+def test_prefixes_are_shared_among_requests_of_one_salt(server: Running) -> None:
+    def cached(salt: str) -> int:
+        usage = server.chat("Rain fell on the roof", cache_salt=salt, max_tokens=1)["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached("one") == 0
+    assert cached("one") > 0
+    assert cached("two") == 0
 
 
 def test_plain_decoding_may_be_asked_for(server: Running) -> None:

@@ -13,7 +13,7 @@ import pytest
 from edgespec.artifacts import json_files
 from edgespec.backends import build as building
 from edgespec.backends import row_bits
-from edgespec.backends.base import Progress
+from edgespec.backends.base import Listeners
 from edgespec.backends.build import build
 from edgespec.backends.call import Call, Result
 from edgespec.backends.manifest import EngineManifest
@@ -131,7 +131,7 @@ def test_progress_is_told_of_every_byte_and_of_every_golden_pass(
     def advance(amount: int) -> None:
         stages[-1][1] += amount
 
-    progress = Progress(start=start, advance=advance, prove=start)
+    progress = Listeners(start=start, advance=advance, prove=start)
     limits = replace(LIMITS, max_batch_size=lanes)
     options = get_backend("ort", "a test").parse_options({"weights": weights})
     build(onnx_dir, tmp_path, limits, options=options, progress=progress)

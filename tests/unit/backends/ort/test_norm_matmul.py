@@ -233,3 +233,10 @@ def test_what_is_no_bias_is_added_behind_the_product() -> None:
         nodes = joined(model)
         assert operators(nodes) == {"NormLowBitMatMul": 1, "Add": 3, "Neg": 3}
         assert names(nodes["qkv"].inputs)[4] is None
+
+
+def test_a_product_that_the_graph_gives_too_has_its_bias_added_behind_it() -> None:
+    b = Made()
+    y = b.product(b.norm(b.given("x"), "norm"), "product")
+    total = b.op("Add", y, b.constant("bias", np.zeros(WIDTH, np.float32)), name="biased")
+    assert operators(joined(b.model(y, total))) == {"NormLowBitMatMul": 1, "Add": 1}

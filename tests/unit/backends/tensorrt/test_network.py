@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from edgespec.backends.tensorrt import network
-from edgespec.backends.tensorrt.bindings import Bindings
+from edgespec.backends.tensorrt.bindings import TrtBindings
 from edgespec.backends.tensorrt.build_job import BuildJob, BuildReport
 from edgespec.backends.tensorrt.network import Cancelled, Refused
 from edgespec.backends.tensorrt.profiles import Profile
@@ -32,7 +32,7 @@ class Bench:
     def __init__(self, path: Path, version: str = VERSION, library: Library = TENSORRT) -> None:
         self.path, self.said = path, []  # type: ignore[var-annotated]
         self.trt = Simulator(version, library)
-        self.bindings = Bindings(library, self.trt, version, capabilities_of(library, version))
+        self.bindings = TrtBindings(library, self.trt, version, capabilities_of(library, version))
         self.progress = BuildProgress(lambda share, phase: None)
 
     def build(self, model: onnx.ModelProto | None = None, **more: Any) -> BuildReport:

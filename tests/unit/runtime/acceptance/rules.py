@@ -33,14 +33,16 @@ Rule = Callable[[DraftTree, HostLogits, Sampler, Sequence[int]], AcceptResult]
 
 
 def law(logits: np.ndarray, setting: Setting, before: Sequence[int] = BEFORE) -> np.ndarray:
-    """The probabilities [V] of a setting behind `before`, written plainly: logit bias, repetition
-    penalty, temperature, top-k, top-p, min-p."""
+    """The probabilities [V] of a setting behind `before`, written plainly: logit bias,
+    penalties, temperature, top-k, top-p, min-p."""
     row = logits.astype(np.float64)
     for token, bias in setting.get("logit_bias", {}).items():
         row[token] += bias
     penalty = setting.get("repetition_penalty", 1.0)
     for token in set(before):
         row[token] = row[token] / penalty if row[token] > 0 else row[token] * penalty
+        row[token] -= setting.get("presence_penalty", 0.0)
+        row[token] -= setting.get("frequency_penalty", 0.0) * list(before).count(token)
     p = torch.from_numpy(row / setting["temperature"]).softmax(0).numpy()
     order = np.argsort(-p)[: int(setting.get("top_k", 0)) or len(p)]
     p = p[order] / p[order].sum()

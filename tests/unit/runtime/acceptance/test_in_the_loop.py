@@ -4,8 +4,9 @@ have rules of their own, and metrics say which."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from edgespec.runtime.acceptance.verify import (
 from edgespec.runtime.drafters.base import DraftRequest, Observation
 from edgespec.runtime.drafters.block_drafter import BlockTreeDrafter
 from edgespec.runtime.drafters.tree_drafter import TreeDrafter
+from edgespec.runtime.grammar.guide import Guide
 from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.loop.sequence import SequenceState, StepOutput
 from edgespec.runtime.loop.session import Session
@@ -54,30 +56,50 @@ def tokens_of(outputs: list[StepOutput]) -> list[int]:
     return [token for output in outputs for token in output.tokens]
 
 
+class EveryOther(Guide):
+    """A grammar that allows every other token, others behind each path."""
+
+    def __init__(self) -> None: ...
+
+    def allowed(self, before: Sequence[int]) -> np.ndarray:
+        return (np.arange(VOCAB) + sum(before)) % 2 == 0
+
+    def takes(self, before: Sequence[int], token: int) -> bool:
+        return bool(self.allowed(before)[token])
+
+    def forced(self, before: Sequence[int], most: int) -> list[int]:
+        return []
+
+
 @cache
-def law(path: tuple[int, ...]) -> np.ndarray:
+def law(path: tuple[int, ...], *, guided: bool = False) -> np.ndarray:
     """[VOCAB]: the probabilities of the token after `path`, from the definition."""
     logits = logits_after(list(enumerate(path))).astype(np.float64) / TEMPERATURE
+    if guided:
+        logits = np.where(EveryOther().allowed(path), logits, -np.inf)
     p = np.where(logits >= np.sort(logits)[-TOP_K], np.exp(logits), 0)
     return p / p.sum()
 
 
-def second_and_third() -> np.ndarray:
+def second_and_third(*, guided: bool = False) -> np.ndarray:
     """[VOCAB, VOCAB]: the probabilities of the second and third tokens together."""
     out, prompt = np.zeros((VOCAB, VOCAB)), tuple(PROMPT)
-    for first, p in enumerate(law(prompt)):
-        for second, q in enumerate(law((*prompt, first)) if p else ()):
-            out[second] += p * q * law((*prompt, first, second)) if q else 0
+    after = partial(law, guided=guided)
+    for first, p in enumerate(after(prompt)):
+        for second, q in enumerate(after((*prompt, first)) if p else ()):
+            out[second] += p * q * after((*prompt, first, second)) if q else 0
     return out
 
 
-def pairs(acceptance: AcceptOptions, runs: int = RUNS) -> tuple[list[tuple[int, int]], float]:
+def pairs(
+    acceptance: AcceptOptions, runs: int = RUNS, guide: Guide | None = None
+) -> tuple[list[tuple[int, int]], float]:
     """The second and third tokens of many runs, and how many drafts each of them accepted."""
     session = Session(decoder_of(16), TreeDrafter(levels_of(16), OFFSETS))
     found, accepted = [], 0
     for seed in range(runs):
-        sampler = Sampler(TEMPERATURE, TOP_K, seed=seed)
-        seq = SequenceState(PROMPT, sampler, 3, plan=CHAIN, acceptance=acceptance)
+        sampler = Sampler(TEMPERATURE, TOP_K, seed=seed, mask=guide)
+        seq = SequenceState(PROMPT, sampler, 3, plan=CHAIN, acceptance=acceptance, guide=guide)
         outputs = run(session, seq)
         _, second, third = tokens_of(outputs)
         found.append((second, third))
@@ -85,8 +107,8 @@ def pairs(acceptance: AcceptOptions, runs: int = RUNS) -> tuple[list[tuple[int, 
     return found, accepted / runs
 
 
-def chi_square(found: list[tuple[int, int]]) -> float:
-    wanted = second_and_third()
+def chi_square(found: list[tuple[int, int]], *, guided: bool = False) -> float:
+    wanted = second_and_third(guided=guided)
     cells = [(a, b) for a in range(VOCAB) for b in range(VOCAB)]
     # `p_value` counts pairs of V tokens: rows and columns that are likely, and one for the rest
     likely = np.argsort(-wanted.sum(1))[: V - 1].tolist()
@@ -108,6 +130,22 @@ def test_wrong_rule_is_seen_in_the_loop_too(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(rejection, "residual", lambda p, q: p)
     found, _ = pairs(RejectionAcceptance())
     assert chi_square(found) < SUSPICIOUS
+
+
+def test_rejection_under_a_grammar_has_the_distribution_of_plain_sampling() -> None:
+    found, accepted = pairs(RejectionAcceptance(), guide=EveryOther())
+    assert chi_square(found, guided=True) > SUSPICIOUS
+    assert accepted > 0
+
+
+def test_drawn_drafts_that_are_cut_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for the exact rule: drawn from the whole q, and cut where the grammar forbids them."""
+    monkeypatch.setattr(DraftSampler, "adjusted", lambda self, row, before: row)
+    monkeypatch.setattr(
+        Session, "guided", lambda self, seq, tree, forced: seq.guide.cut(tree, seq.tokens)
+    )
+    found, _ = pairs(RejectionAcceptance(), 3 * RUNS, EveryOther())
+    assert chi_square(found, guided=True) < SUSPICIOUS
 
 
 def test_chain_of_a_block_is_drawn_slot_by_slot_from_what_it_names() -> None:

@@ -46,6 +46,8 @@ SETTINGS: list[Setting] = [
         "top_p": 0.95,
         "min_p": 0.05,
         "repetition_penalty": 1.3,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
         "logit_bias": {0: 0.7, 3: -0.4},
     },
 ]

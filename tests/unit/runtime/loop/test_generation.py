@@ -5,7 +5,7 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import decoders, models
 
-from edgespec.prompts import CANCELLED, MAX_LENGTH, STOP_WORDS, SamplingParams
+from edgespec.prompts import CANCELLED, END_OF_SEQUENCE, MAX_LENGTH, STOP_WORDS, SamplingParams
 from edgespec.runtime.loop.generation import Generation, GenerationRequest
 from edgespec.runtime.loop.sequence import StepOutput
 from edgespec.runtime.text.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ def letters() -> Tokenizer:
 LETTERS = letters()
 
 
-def generation(stop: tuple[str, ...] = (), **sampling: float | int | None) -> Generation:
+def generation(stop: tuple[str, ...] = (), **sampling: object) -> Generation:
     params = SamplingParams(**{"max_generate_length": 9, "stop": stop} | sampling)
     return Generation(GenerationRequest([0, 1], params), LETTERS, frozenset())
 
@@ -66,6 +66,21 @@ def test_what_a_cancelled_request_held_back_is_a_piece_without_a_token() -> None
     assert (chunk.token_ids, chunk.pieces) == ([], ["d"])
     response = handle.response(CANCELLED)
     assert (response.text, response.finish_reason) == ("ad", CANCELLED)
+
+
+def test_no_stop_string_begins_within_the_least_length() -> None:
+    handle = generation(stop=("cd",), min_tokens=3)
+    assert step(handle, "abcd") == ["a", "b", "c", "d"]
+    assert step(handle, "cde") == ["", ""]
+    assert handle.response(STOP_WORDS).text == "abcd"
+
+
+def test_a_token_to_stop_at_ends_the_answer_and_is_no_part_of_its_text() -> None:
+    handle = generation(stop_token_ids=(3,))
+    output = handle.take(StepOutput([1, 3, 4]), 99)
+    assert (output.finish_reason, output.tokens) == (END_OF_SEQUENCE, [1, 3])
+    handle.chunk(output)
+    assert handle.response(END_OF_SEQUENCE).text == "b"
 
 
 def test_an_answer_ends_with_the_token_that_completes_a_stop_string() -> None:

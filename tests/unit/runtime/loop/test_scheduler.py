@@ -494,7 +494,7 @@ def test_prompt_that_fails_in_a_later_chunk_leaves_no_prefix_behind() -> None:
         scheduler.add(asked)
         Received().run(scheduler)
     assert scheduler.session.base.runner.zeroed == [0]
-    assert scheduler.session.prefixes.entries == []
+    assert (scheduler.session.prefixes.entries, scheduler.session.kept) == ([], {})
     scheduler.add(asked)
     Received().run(scheduler)
     assert [len(entry.cache_key) for entry in scheduler.session.prefixes.entries] == [3]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.backends.base import Progress
+from edgespec.backends.base import Listeners
 from edgespec.contract import Limits, Role
 from edgespec.errors import BundleError, EnvironmentProblem, LimitError
 from edgespec.export.components import ExportOptions
@@ -141,7 +141,7 @@ def test_more_contexts_are_measured_where_there_is_room(tmp_path: Path) -> None:
 
 def test_a_pair_is_kept_and_a_new_measurement_takes_its_place(tmp_path: Path) -> None:
     engines, passes = eagle_pair(tmp_path), list[int]()
-    progress = Progress(start=passes.append, advance=passes.append)
+    progress = Listeners(start=passes.append, advance=passes.append)
     measure_costs(engines, progress=progress)
     again = measure_costs(engines)
     assert list(read_profiles(engines)) == [again]

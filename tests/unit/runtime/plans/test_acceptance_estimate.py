@@ -56,6 +56,16 @@ def test_a_sibling_that_was_not_taken_was_rejected_and_what_is_behind_it_says_no
     assert sum(estimate.bin_hits) == pytest.approx(1)
 
 
+def test_forced_drafts_say_nothing_and_those_behind_them_speak_for_their_depth() -> None:
+    #     0 -> 1 -> 2 -> 3, of which 1 and 2 are forced
+    probs = np.array([1.0, 0.1, 0.1, 0.7], np.float32)
+    tree = DraftTree(np.arange(4), np.arange(-1, 3), probs, num_forced=2)
+    estimate = AcceptanceEstimate()
+    estimate.learn(tree, [0, 1, 2, 3])
+    assert estimate.tries[1:4] == estimate.hits[1:4] == [0, 0, 1]
+    assert sum(estimate.bin_tries) == sum(estimate.bin_hits) == pytest.approx(1)
+
+
 def test_a_step_without_drafts_changes_nothing() -> None:
     estimate = AcceptanceEstimate()
     estimate.learn(DraftTree.root_only(3), [0])

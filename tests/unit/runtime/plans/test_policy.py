@@ -141,6 +141,15 @@ def test_levels_that_were_drafted_and_left_out_are_paid_for() -> None:
         assert state.seconds - 0.97 * before == pytest.approx(1.1 + 0.2 * levels)
 
 
+def test_forced_tokens_count_neither_as_tokens_nor_as_cost() -> None:
+    policy, own, led = policy_of(*DEAR), AdaptiveState(), AdaptiveState()
+    for state, forced in ((own, 0), (led, 3)):
+        (decision,) = policy.decide([asking(state)], 1)
+        tree = replace(chain(2 + forced), levels=2, num_forced=forced)
+        policy.learn(state, decision, tree, [*range(2 + forced)])
+    assert (own.tokens, own.seconds) == (led.tokens, led.seconds)
+
+
 def test_drafting_goes_on_within_the_margin_and_ends_below_it() -> None:
     policy = policy_of(0.0, 0.105)  # a level of one draft costs a tenth of a step
     state = AdaptiveState(tokens=100.0, seconds=100.0)

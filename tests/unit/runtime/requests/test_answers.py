@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.errors import EnvironmentProblem, RequestError
 from edgespec.prompts import MAX_LENGTH, Message, Request, SamplingParams
+from edgespec.prompts.rendering import Rendering
 from edgespec.runtime.loop.generation import GenerationRequest, Response
 from edgespec.runtime.loop.metrics import RequestMetrics
 from edgespec.runtime.requests.answers import Answer, FileAnswers, sentences
@@ -33,7 +34,7 @@ class Echo:
 
     prompts = tokenizer
 
-    def render(self, messages: tuple[Message, ...], **flags: Any) -> str:
+    def render(self, messages: tuple[Message, ...], asked: Rendering) -> str:
         text = " ".join(m.content for m in messages)
         if "refuse" in text:
             raise RequestError("the template refuses")
@@ -49,8 +50,8 @@ class Echo:
         self,
         text: str,
         messages: tuple[Message, ...],
+        asked: Rendering,
         *,
-        add_special_tokens: bool,
         stopping: Callable[[], bool],
     ) -> list[int]:
         if "slow image" in text:  # a signal comes meanwhile

@@ -68,6 +68,7 @@ def engine_of(runner: HashRunner, rounding: float = 0.0, *, exact: bool = False)
         config=SimpleNamespace(weights=SimpleNamespace(is_bitwise=False)),
         rounding=rounding,
         tolerance=1e-4,
+        stop_ids=frozenset(),
         tokenizer=SimpleNamespace(token_bytes=lambda token: str(token).encode()),
     )
 

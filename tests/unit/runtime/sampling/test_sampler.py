@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from edgespec.errors import EnvironmentProblem
+from edgespec.prompts import SamplingParams
 from edgespec.runtime.sampling import sampler as sampling
 from edgespec.runtime.sampling.sampler import NEAR_TIE, Sampler, gumbel, top_log_probs
 
@@ -186,6 +187,33 @@ def test_repetition_penalty_is_that_of_transformers_and_comes_before_temperature
         warped_by_transformers(wanted, 0.7, 5, 1.0),
         atol=1e-9,
     )
+
+
+def test_added_penalties_are_of_the_answer_alone_once_a_token_and_once_a_time() -> None:
+    sampler = Sampler(presence_penalty=0.5, frequency_penalty=0.25, num_prompt=2)
+    change = sampler.adjusted(LOGITS, [4, 6, 7, 4, 7, 7]) - LOGITS.astype(np.float64)
+    wanted = np.zeros(len(LOGITS))
+    wanted[[4, 7]] = -0.75, -1.25  # 6 and one 4 are the prompt's
+    np.testing.assert_allclose(change, wanted)
+
+
+def test_no_end_comes_before_the_least_length_whatever_the_bias() -> None:
+    best = int(np.argmax(LOGITS))
+    sampler = Sampler(
+        logit_bias={best: 100.0}, min_tokens=2, num_prompt=3, end_ids=frozenset({best})
+    )
+    picked = [sampler.pick(LOGITS, [9] * length) == best for length in (3, 4, 5, 6)]
+    assert picked == [False, False, True, True]
+
+
+def test_seeds_are_64_bits_signed_or_not() -> None:
+    seeds = [-1, 2**64 - 1, -(2**63), 2**63]
+    samplers = [Sampler.of(SamplingParams(top_p=1.0, seed=seed)) for seed in seeds]
+    first, same, other, same_as_other = (
+        [sampler.pick(LOGITS, range(n)) for n in range(40)] for sampler in samplers
+    )
+    assert (first, other) == (same, same_as_other)
+    assert first != other
 
 
 def test_bias_is_added_before_the_penalty_and_moves_greedy_too() -> None:

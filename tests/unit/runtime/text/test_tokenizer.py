@@ -4,6 +4,7 @@ tokens."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -292,3 +293,24 @@ def test_long_texts_of_ordinary_characters_are_encoded() -> None:
     text = "\u00e9\ufb01 nal " * 20_000
     assert len(text) * 18 > FREE_CHARS  # long enough to be tried
     assert Tokenizer(raw).encode(text) == raw.encode(text).ids
+
+
+def composing(raw: tokenizers.Tokenizer) -> Tokenizer:
+    raw.normalizer = normalizers.Sequence([normalizers.NFC(), *filter(None, [raw.normalizer])])
+    return Tokenizer(raw)
+
+
+COMPOSING = {name: composing(build()) for name, build in BUILDERS.items()}
+DENSE = st.sampled_from([" " * 500, "e\u0301" * 99, "<|im_end|>" * 50, *CORPUS])
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@given(text=st.text() | DENSE)
+def test_no_text_has_fewer_tokens_than_its_characters_allow(name: str, text: str) -> None:
+    tokenizer = COMPOSING[name]
+    assert len(tokenizer.encode(text)) >= len(text) / tokenizer.chars_per_token
+    assert math.isfinite(tokenizer.chars_per_token) == (name != "metaspace")
+
+
+def test_text_above_a_mebi_of_characters_needs_no_normalizer() -> None:
+    assert len(BUILT["byte_level"].encode("<|im_end|>" * 2**17)) == 2**17

@@ -23,6 +23,15 @@ from edgespec.runtime.trees.tree import DraftPlan, DraftTree, TreePool
 TREE = DraftTree(np.array([7, 3, 5, 5, 9, 3, 1]), np.array([-1, 0, 0, 1, 1, 2, 4]))
 
 
+def test_forced_tokens_lead_a_tree_that_goes_on_behind_them() -> None:
+    led = TREE.behind([3, 9], 8)
+    assert (led.tokens.tolist(), led.parents.tolist()) == ([7, 3, 9, 1], [-1, 0, 1, 2])
+    assert (led.num_forced, led.levels) == (2, 3)
+    assert TREE.behind([3], 3).tokens.tolist() == [7, 3, 5]  # no room for more
+    alone = TREE.behind([3, 8, 2], 8)
+    assert (alone.tokens.tolist(), alone.parents.tolist()) == ([7, 3, 8, 2], [-1, 0, 1, 2])
+
+
 def test_depths_count_the_way_to_the_root() -> None:
     assert TREE.depths.tolist() == [0, 1, 1, 2, 2, 2, 3]
 
