@@ -48,6 +48,7 @@ MADE = (  # by the caller
     "ImageItem",
     "ImageRules",
     "SamplingParams",
+    "Guided",
     "DraftPlan",
     "ExactAcceptance",
     "RejectionAcceptance",
@@ -85,6 +86,7 @@ PAGE: dict[str, dict[str, tuple[str, ...]]] = {
         "ImageItem": (),
         "ImageRules": (),
         "SamplingParams": (),
+        "Guided": (),
         "DraftPlan": (),
         "StaticPlan": ("of",),
         "PLAIN": (),
@@ -210,7 +212,7 @@ def signature(value: Any) -> str:
         if parameter.name != "self"
     ]
     parameters.sort(key=lambda parameter: parameter.name == "return_exceptions")
-    parts = [str(p).replace("'", "") for p in parameters]
+    parts = [re.sub("'([^']+)'", r"\1", str(p)).replace("''", '""') for p in parameters]
     keyword = next((i for i, p in enumerate(parameters) if p.kind is p.KEYWORD_ONLY), None)
     if keyword is not None:
         parts.insert(keyword, "*")
