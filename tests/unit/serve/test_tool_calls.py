@@ -159,7 +159,12 @@ def caller(tool_engine: Engine) -> Iterator[Running]:
         yield running
 
 
-def test_a_forced_call_is_sent_whole_and_as_a_stream(caller: Running) -> None:
+@pytest.mark.parametrize("mark", [TAGS, LIST, PYTHON])
+def test_a_forced_call_is_sent_whole_and_as_a_stream(
+    caller: Running, tool_engine: Engine, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    template = JinjaTemplate(TEMPLATE.replace(TAGS, mark), {})
+    monkeypatch.setattr(tool_engine.tokenizer, "template", template)
     named = {"type": "function", "function": {"name": "now"}}
     for choice in ("required", named):
         asked = {**ASK, "tool_choice": choice, "parallel_tool_calls": False, "seed": 3}
