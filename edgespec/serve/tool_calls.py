@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -129,6 +129,72 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
+# ---- schemas of arguments, and the rules of a grammar that follow from them
+
+Schema = Mapping[str, Any]
+SPACED = {key: JSON_FORM[key] for key in ("whitespace_flexible", "item_separator", "key_separator")}
+
+
+def schema_of(function: Mapping[str, Any]) -> Schema:
+    """The schema of a function's arguments; without one they are empty."""
+    return _mapping(function.get("parameters")) or {"properties": {}}
+
+
+def types(schema: object) -> set[str]:
+    """The types that a schema names; empty where it names none."""
+    own = _mapping(schema).get("type")
+    found = {item for item in (own if isinstance(own, list) else [own]) if isinstance(item, str)}
+    return found.union(*map(types, _list(_mapping(schema).get("anyOf"))))
+
+
+def typed(values: Texts, schema: Schema) -> dict[str, Any]:
+    """Values that were written as texts, of the types that a schema says."""
+    known = _mapping(schema.get("properties"))
+    return {key: _typed(text, types(known.get(key))) for key, text in values.items()}
+
+
+def json_rule(name: str, schema: Schema) -> Iterator[str]:
+    """The rule of arguments that are an object of JSON."""
+    yield f"{name}: %json {json.dumps({'type': 'object', **schema, 'x-guidance': SPACED})}"
+
+
+def element_rules(name: str, schema: Schema) -> Iterator[str]:
+    """The rules of arguments that are an element each, in the order of the schema."""
+    parts, required = [], _list(schema.get("required"))
+    for number, (key, own) in enumerate(_mapping(schema.get("properties")).items()):
+        value, kinds, end = f"{name}_{number}", types(own), "\n</parameter>\n"
+        words = [word for word in _list(_mapping(own).get("enum")) if isinstance(word, str)]
+        if kinds and "string" not in kinds:
+            more = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+            yield f"{value}: %json {json.dumps({**own, **more, 'x-guidance': SPACED})}"
+        elif words:
+            yield f"{value}: {' | '.join(map(json.dumps, words))}"
+        else:
+            yield rf'{value}[suffix="</parameter>"]: /(.|\n)*/'
+            end = "\n"
+        before = json.dumps(f"<parameter={key}>\n")
+        part = f"{before} {value} {json.dumps(end)}"
+        parts.append(part if key in required else f"({part})?")
+    yield f"{name}: {' '.join(parts) or json.dumps('')}"
+
+
+def _typed(text: str, kinds: set[str]) -> Any:
+    if not kinds or ("string" in kinds and not (text == "null" and "null" in kinds)):
+        return text
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except ValueError:
+        return PYTHONS.get(text, text)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 # ---- the forms
 
 
@@ -139,8 +205,9 @@ class Form:
     A chat template that has `spelled` in its text is of this form, or else a vocabulary with the
     token `begin`. Without an `end` a call goes to the end of the answer. `starts` are how the text
     behind `begin` may start, without its blanks; `bare`: an answer may start so without a mark.
-    `inner` are further marks in the text. `grammar` is a call with NAME and ARGUMENTS; None where
-    none can be forced. It is several by `between`, within `around`.
+    `inner` are further marks in the text. `grammar` is a call with NAME and ARGUMENTS, of which
+    `arguments` makes the rules; None where none can be forced. `between` stands between several
+    calls, and `around` around them.
     """
 
     begin: str
@@ -151,6 +218,7 @@ class Form:
     inner: tuple[str, ...] = ()
     bare: bool = False
     grammar: str | None = None
+    arguments: Callable[[str, Schema], Iterable[str]] = json_rule
     between: str | None = None
     around: tuple[str, str] = ("", "")
     id_prefix: str = "call_"
@@ -160,7 +228,15 @@ class Form:
 TAGS = ("<tool_call>", "</tool_call>")
 OBJECT = '{"name": "NAME", "arguments": ARGUMENTS}'
 FORMS = (
-    Form(*TAGS, of_elements, "<function=", ("<function=", "{", "[")),
+    Form(
+        *TAGS,
+        of_elements,
+        "<function=",
+        ("<function=", "{", "["),
+        grammar=f"{TAGS[0]}\n<function=NAME>\nARGUMENTS</function>\n{TAGS[1]}",
+        arguments=element_rules,
+        between="\n",
+    ),
     Form(
         *TAGS,
         of_elements,
@@ -227,12 +303,8 @@ def forced(
         before = before.replace("NAME", json.dumps(function["name"])[1:-1])
         parts = [literal(before, form, tokenizer), f"a{index}", literal(after, form, tokenizer)]
         calls.append(" ".join(parts))
-        schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}
-        lines.append(f"a{index}: %json {json.dumps({**schema, 'x-guidance': SPACED})}")
+        lines += form.arguments(f"a{index}", schema_of(function))
     return Guided(grammar="\n".join([*lines, f"call: {' | '.join(calls)}"]))
-
-
-SPACED = {key: JSON_FORM[key] for key in ("whitespace_flexible", "item_separator", "key_separator")}
 
 
 def literal(text: str, form: Form, tokenizer: Tokenizer) -> str:
@@ -418,35 +490,11 @@ class CallSplitter:
         if not known or not isinstance(name, str) or not isinstance(arguments, dict):
             raise ValueError("no call")
         if isinstance(arguments, Texts):
-            arguments = typed(arguments, self.functions.get(name, {}))
+            arguments = typed(arguments, schema_of(self.functions.get(name, {})))
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         f"{name}{text}".encode()  # raises for an unpaired surrogate
         own_id = f"{self.form.id_prefix}{uuid4().hex[: self.form.id_length]}"
         return ToolCall(own_id, name, text)
-
-
-def typed(values: Texts, function: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that were written as texts, of the types that the function's schema says."""
-    known = (function.get("parameters") or {}).get("properties") or {}
-    return {key: _typed(text, types(known.get(key))) for key, text in values.items()}
-
-
-def types(schema: object) -> set[str]:
-    """The types that a schema names; empty where it names none."""
-    if not isinstance(schema, Mapping):
-        return set()
-    own = schema.get("type", [])
-    found = {own} if isinstance(own, str) else {item for item in own if isinstance(item, str)}
-    return found.union(*(types(item) for item in schema.get("anyOf", [])))
-
-
-def _typed(text: str, kinds: set[str]) -> Any:
-    if not kinds or ("string" in kinds and not (text == "null" and "null" in kinds)):
-        return text
-    try:
-        return json.loads(text, parse_constant=_no_number)
-    except ValueError:
-        return PYTHONS.get(text, text)
 
 
 class AnswerSplitter:

@@ -159,7 +159,7 @@ def caller(tool_engine: Engine) -> Iterator[Running]:
         yield running
 
 
-@pytest.mark.parametrize("mark", [TAGS, LIST, PYTHON])
+@pytest.mark.parametrize("mark", [TAGS, f"{TAGS}<function=", LIST, PYTHON])
 def test_a_forced_call_is_sent_whole_and_as_a_stream(
     caller: Running, tool_engine: Engine, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
