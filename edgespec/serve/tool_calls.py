@@ -137,7 +137,7 @@ SPACED = {key: JSON_FORM[key] for key in ("whitespace_flexible", "item_separator
 
 def schema_of(function: Mapping[str, Any]) -> Schema:
     """The schema of a function's arguments; without one they are empty."""
-    return _mapping(function.get("parameters")) or {"properties": {}}
+    return _mapping(function.get("parameters")) or {"additionalProperties": False}
 
 
 def types(schema: object) -> set[str]:

@@ -184,6 +184,27 @@ def test_a_forced_call_is_sent_whole_and_as_a_stream(
         assert not any(event["delta"].get("content") for event in events)
 
 
+def test_text_and_several_calls_that_the_model_chooses(caller: Running) -> None:
+    call = '<tool_call>{"name": "now", "arguments": {"on": true}}</tool_call>'
+    asked: dict[str, Any] = {**ASK, "guided_choice": [f"So:\n{call}\n{call}"], "n": 2}
+    function = {"name": "now", "arguments": '{"on": true}'}
+    for number, more in ((2, {}), (1, {"parallel_tool_calls": False})):
+        events = [e["choices"][0] for e in caller.events(PATH, **asked, **more)]
+        for choice in caller.chat(**asked, **more)["choices"]:
+            message, calls = choice["message"], choice["message"]["tool_calls"]
+            assert (message["content"], choice["finish_reason"]) == ("So:", "tool_calls")
+            assert [made["function"] for made in calls] == [function] * number
+            own = [e["delta"] for e in events if e["index"] == choice["index"]]
+            assert "".join(delta.get("content", "") for delta in own) == "So:"
+            sent = [made for delta in own for made in delta.get("tool_calls", [])]
+            assert [made["index"] for made in sent] == [0, 0, 1, 1][: 2 * number]
+            assert ["id" in made for made in sent] == [True, False] * number
+        assert len({made["id"] for made in calls}) == number
+    cut = caller.chat(**{**asked, "n": 1, "max_tokens": 12})["choices"][0]
+    assert (cut["finish_reason"], "tool_calls" in cut["message"]) == ("length", False)
+    assert cut["message"]["content"].startswith("So:\n<tool")
+
+
 def test_a_request_without_tools_has_the_same_text_as_content(
     caller: Running, tool_engine: Engine
 ) -> None:
