@@ -138,7 +138,10 @@ def test_the_form_follows_from_the_template_or_else_from_the_vocabulary() -> Non
 
 # ---- over a socket
 
-TEMPLATE = "{% if tools %}<tool_call>{% endif %}{{ messages[-1]['content'] }}{# tool_calls #}"
+TEMPLATE = (
+    "{% if tools %}<tool_call>{% endif %}{{ messages[-1]['content'] }}"
+    "{{ messages[-1]['tool_calls'] }}"
+)
 PATH = "/v1/chat/completions"
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]}
 
@@ -200,6 +203,8 @@ def test_text_and_several_calls_that_the_model_chooses(caller: Running) -> None:
             assert [made["index"] for made in sent] == [0, 0, 1, 1][: 2 * number]
             assert ["id" in made for made in sent] == [True, False] * number
         assert len({made["id"] for made in calls}) == number
+    back = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "noon"}
+    assert caller.chat(**{**ASK, "messages": [*ASK["messages"], message, back]}, max_tokens=1)
     cut = caller.chat(**{**asked, "n": 1, "max_tokens": 12})["choices"][0]
     assert (cut["finish_reason"], "tool_calls" in cut["message"]) == ("length", False)
     assert cut["message"]["content"].startswith("So:\n<tool")
