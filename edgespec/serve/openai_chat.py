@@ -34,7 +34,6 @@ from edgespec.serve.fields import (
 )
 from edgespec.serve.openai_common import (
     COMMON,
-    LACKING,
     NO_MEANING,
     Head,
     data_images_only,
@@ -93,7 +92,6 @@ FIELDS: Fields = {
     "parallel_tool_calls": refused(NO_TOOLS, True, False),
     "functions": refused(NO_TOOLS, []),
     "function_call": refused(NO_TOOLS, "none", "auto"),
-    "response_format": refused(LACKING, {"type": "text"}),
     "add_generation_prompt": refused("an answer begins a message of its own", True),
     "continue_final_message": refused("an answer begins a message of its own", False),
     "add_special_tokens": refused("the chat template has them", False),

@@ -21,10 +21,12 @@ from edgespec.prompts.places import JsonPlace, show
 from edgespec.runtime.loop.generation import Response
 from edgespec.runtime.loop.sequence import Candidates
 from edgespec.runtime.text.tokenizer import Tokenizer
+from edgespec.serve import structured
 from edgespec.serve.errors import Refusal
 from edgespec.serve.fields import (
     BOOLEAN,
     INTEGER,
+    INTEGERS,
     NUMBER,
     OBJECT,
     STRING,
@@ -69,10 +71,15 @@ SAMPLING: Fields = {
     "seed": any_of("seed", INTEGER),
     "stop": any_of("stop", SUPPORTED_STOP),
     "logit_bias": any_of("logit_bias", OBJECT),
+    "presence_penalty": any_of("presence_penalty", NUMBER),
+    "frequency_penalty": any_of("frequency_penalty", NUMBER),
+    "min_tokens": any_of("min_tokens", INTEGER),
+    "ignore_eos": any_of("ignore_eos", BOOLEAN),
+    "stop_token_ids": any_of("stop_token_ids", INTEGERS),
 }
-LACKING = "this version does not have it"
 COMMON: Fields = {
     **SAMPLING,
+    **structured.FIELDS,
     "model": taken(checks.text, STRING),
     "n": taken(checks.integer(1, MAX_CHOICES), INTEGER),
     "stream": taken(checks.flag, BOOLEAN),
@@ -83,17 +90,7 @@ COMMON: Fields = {
     "cache_salt": taken(checks.text, STRING),
     "user": harmless(NO_MEANING, STRING),
     "request_id": harmless(NO_MEANING, STRING),
-    "presence_penalty": refused(LACKING, 0, 0.0),
-    "frequency_penalty": refused(LACKING, 0, 0.0),
-    "min_tokens": refused(LACKING, 0),
-    "ignore_eos": refused(LACKING, False),
-    "stop_token_ids": refused(LACKING, []),
-    "prompt_logprobs": refused(LACKING),
-    "structured_outputs": refused(LACKING),
-    "guided_json": refused(LACKING),
-    "guided_regex": refused(LACKING),
-    "guided_choice": refused(LACKING),
-    "guided_grammar": refused(LACKING),
+    "prompt_logprobs": refused("completions with `echo` and `logprobs` have them"),
     "best_of": refused("answers are not ranked; `n` gives several", 1),
     "use_beam_search": refused("there is no beam search", False),
     "length_penalty": refused("there is no beam search", 1, 1.0),
@@ -138,7 +135,9 @@ class Head:
         }
 
 
-def samplings(values: Values, max_tokens: int, num_logprobs: int) -> list[SamplingParams]:
+def samplings(
+    values: Values, max_tokens: int, num_logprobs: int, prompt_logprobs: int | None = None
+) -> list[SamplingParams]:
     """The sampling of each of `n` choices: the first with the seed as it is, the others with seeds
     that follow from it."""
     given = {name: values[name] for name in SAMPLING if name in values}
@@ -150,6 +149,8 @@ def samplings(values: Values, max_tokens: int, num_logprobs: int) -> list[Sampli
             seed=derived(seed, index),
             max_generate_length=max_tokens,
             num_logprobs=num_logprobs,
+            prompt_logprobs=prompt_logprobs,
+            guided=structured.guided_of(values),
         )
         for index in range(values.get("n", 1))
     ]

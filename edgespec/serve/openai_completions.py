@@ -23,7 +23,6 @@ from edgespec.serve.fields import BOOLEAN, INTEGER, INTEGERS, STRING, Fields, Va
 from edgespec.serve.fields import token_ids as ids_check
 from edgespec.serve.openai_common import (
     COMMON,
-    LACKING,
     Head,
     finish_reason,
     logprob_of,
@@ -64,12 +63,11 @@ TEXT = {"anyOf": [STRING, INTEGERS]}
 FIELDS: Fields = {
     **COMMON,
     "prompt": taken(prompts, {"anyOf": [*TEXT["anyOf"], {"type": "array"}]}, required=True),
-    "max_tokens": taken(checks.integer(1, checks.MAX_COUNT), INTEGER),
+    "max_tokens": taken(checks.SAMPLING["max_generate_length"], INTEGER),
     "logprobs": taken(checks.SAMPLING["num_logprobs"], INTEGER),
     "echo": taken(checks.flag, BOOLEAN),
     "suffix": refused("the model continues a text, and fills none in", ""),
     "add_special_tokens": refused("a text has the tokenizer's own", True),
-    "response_format": refused(LACKING, {"type": "text"}),
 }
 
 
@@ -96,17 +94,18 @@ class CompletionRequest:
         """The answers, once the prompts are encoded."""
         service, values = self.call.service, self.values
         logprobs, asks = values.get("logprobs"), list[Ask]()
-        if values.get("echo") and logprobs is not None:
-            message = "request: echo with logprobs needs those of the prompt, which this version"
-            raise RequestError(f"{message} lacks.", "Leave one of the two out.", param="logprobs")
+        scored = values.get("echo") and logprobs is not None
+        if scored and values.get("stream"):
+            message = "request: the log-probabilities of an echoed prompt are not streamed."
+            raise RequestError(message, "Leave stream out.", param="logprobs")
         num_logprobs = 0 if logprobs is None else max(1, logprobs)
+        asked = values.get("max_tokens", MAX_TOKENS)
+        prompt_logprobs = (logprobs if scored else 0) if scored or not asked else None
         for text in values["prompt"]:
             ids = await asyncio.to_thread(service.engine.encode, text)
-            asked = values.get("max_tokens", MAX_TOKENS)
             room = room_of(service, len(ids), asked, self.call.adjusted)
-            asks += [
-                Ask(ids, one, **turn_of(values)) for one in samplings(values, room, num_logprobs)
-            ]
+            sampled = samplings(values, room, num_logprobs, prompt_logprobs)
+            asks += [Ask(ids, one, **turn_of(values)) for one in sampled]
         return Answers(service, asks, ticket)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
@@ -119,7 +118,12 @@ class CompletionRequest:
         for index, ask in enumerate(answers.asks):
             response = responses[index]
             echo = self.echo_of(ask)
-            logprobs = self.logprobs(response.token_ids, response.logprobs, len(echo))
+            ids: Sequence[int] = response.token_ids
+            steps: Sequence[Candidates | None] = response.logprobs
+            if self.values.get("echo"):  # from the prompt's first token on
+                ids = [*ask.prompt, *ids]
+                steps = [*response.prompt_logprobs, *steps]
+            logprobs = self.logprobs(ids, steps, 0)
             more = self.ids_of(ask.prompt, "prompt_token_ids") | self.ids_of(response.token_ids)
             choice = choice_of(index, echo + response.text, logprobs, finish_reason(response))
             several = len(answers.asks) > 1
@@ -169,13 +173,14 @@ class CompletionRequest:
         return self.call.service.engine.decode(ask.prompt) if self.values.get("echo") else ""
 
     def logprobs(
-        self, token_ids: Sequence[int], steps: Sequence[Candidates], offset: int
+        self, token_ids: Sequence[int], steps: Sequence[Candidates | None], offset: int
     ) -> dict[str, Any] | None:
         """The log-probabilities of some tokens, where they are asked for; their text begins at
-        `offset`."""
+        `offset`. The first token of a prompt has none."""
         if self.values.get("logprobs") is None:
             return None
         tokenizer, top = self.call.service.engine.tokenizer, self.values["logprobs"]
+        pairs = list(zip(token_ids, steps, strict=True))
         texts = [tokenizer.token_bytes(i).decode("utf-8", "replace") for i in token_ids]
         offsets = [offset]
         for text in texts:
@@ -183,14 +188,16 @@ class CompletionRequest:
         return {
             "tokens": texts,
             "token_logprobs": [
-                logprob_of(own_logprob(step, i)) for i, step in zip(token_ids, steps, strict=True)
+                None if step is None else logprob_of(own_logprob(step, i)) for i, step in pairs
             ],
             "top_logprobs": [
-                {
+                None
+                if step is None
+                else {
                     tokenizer.token_bytes(i).decode("utf-8", "replace"): logprob_of(p)
                     for i, p in dict([*step[:top], (drawn, own_logprob(step, drawn))]).items()
                 }
-                for drawn, step in zip(token_ids, steps, strict=True)
+                for drawn, step in pairs
             ],
             "text_offset": offsets[:-1],
         }

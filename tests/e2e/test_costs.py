@@ -104,7 +104,7 @@ def test_build_measures_what_quantized_weights_change(
     done = cli("build", "--onnx-dir", onnx, "--engine-dir", engines, *CAPACITY, "--weights", "int4")
     line = re.search(r"^  (int4 changes 1 word in .* nats a token) \([0-9]+ tok", done.out, re.M)
     assert line is not None, done.out + done.err
-    assert re.search(r"^warning: int4 raises .*: --size 5 is closer", done.err, re.M)
+    assert re.search(r"^warning: int4 raises .*: --size 6 is closer", done.err, re.M)
     assert line[1] in cli("inspect", engines).out
     told = json.loads(cli("inspect", engines, "--json").out)
     kept = told["engines"]["base"]["divergence"]

@@ -22,6 +22,12 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 0.9, "seed": 7, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "stop": ["a"]},
     {"seed": 5, "repetition_penalty": 1.2, "logit_bias": {"42": 3}},
+    {"temperature": 0, "presence_penalty": 1.5, "frequency_penalty": 0.5, "min_tokens": 3},
+]
+FORMS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [17]}}}},
+    {"structured_outputs": {"regex": "17"}},
+    {"guided_choice": ["17"]},
 ]
 
 
@@ -118,6 +124,41 @@ def test_completions_take_texts_and_ids_several_at_a_time(server: Running, engin
     assert events[-1]["usage"]["completion_tokens"] == 16
 
 
+def test_a_prompt_is_scored_without_an_answer(server: Running, engine: Engine) -> None:
+    asked = {"prompt": "Every tree", "echo": True, "logprobs": 2, "max_tokens": 0, "temperature": 0}
+    choice = server.post(TEXT_PATH, **asked).json()["choices"][0]
+    scored = SamplingParams(temperature=0, max_generate_length=0, prompt_logprobs=2)
+    expected = engine.generate("Every tree", scored)
+    ids = [int(i) for i in expected.prompt_ids]
+    own = [
+        None if step is None else dict(step)[i]
+        for i, step in zip(ids, expected.prompt_logprobs, strict=True)
+    ]
+    assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("Every tree", own)
+    assert choice["logprobs"]["top_logprobs"][0] is own[0] is None
+    followed = server.post(TEXT_PATH, **{**asked, "max_tokens": 2}).json()["choices"][0]
+    assert followed["logprobs"]["token_logprobs"][:-2] == own
+    refused = server.post(TEXT_PATH, **asked, stream=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_answer_has_the_form_that_is_asked_for(server: Running, form: dict[str, Any]) -> None:
+    choice = server.chat("Hi", max_tokens=12, **form)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("17", "stop")
+
+
+def test_forms_that_cannot_be_are_refused_by_name(server: Running) -> None:
+    for form, param in (
+        ({**FORMS[1], **FORMS[2]}, "guided_choice"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema"),
+        ({"guided_json": {"type": "object", "unevaluatedProperties": False}}, "unevaluated"),
+    ):
+        refused = server.post(CHAT_PATH, messages=ASK, **form)
+        assert refused.status_code == 400
+        assert param in refused.json()["error"]["message"]
+
+
 def test_completions_give_log_probabilities_by_token(server: Running) -> None:
     answer = server.post(TEXT_PATH, prompt="Every tree", temperature=0, logprobs=2, max_tokens=6)
     logprobs = answer.json()["choices"][0]["logprobs"]
@@ -156,7 +197,7 @@ def test_thoughts_are_sent_apart_however_the_text_is_cut(engine: Engine) -> None
         (CHAT_PATH, "top_logprobs", 3),  # without logprobs
         (CHAT_PATH, "max_completion_tokens", 0),
         (CHAT_PATH, "tools", [{"type": "function"}]),
-        (CHAT_PATH, "response_format", {"type": "json_object"}),
+        (CHAT_PATH, "response_format", {"type": "xml"}),
         (CHAT_PATH, "chat_template", "{{ x }}"),
         (CHAT_PATH, "chat_template_kwargs", {"messages": 1}),
         (CHAT_PATH, "reasoning_effort", "high"),  # the toy has no such mode
