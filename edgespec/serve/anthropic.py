@@ -27,6 +27,7 @@ from edgespec.serve.anthropic_messages import (
     Noted,
     conversation,
     offered,
+    output_config,
     system,
     thinking,
     tool_choice,
@@ -43,7 +44,6 @@ from edgespec.serve.fields import (
 )
 from edgespec.serve.openai_common import (
     COMMON,
-    LACKING,
     NO_MEANING,
     room_of,
     samplings,
@@ -65,7 +65,7 @@ STOP_REASONS = {
     reasons.CANCELLED: "pause_turn",
 }
 SIGNED = {"thinking": {"signature": ""}}  # nobody has to prove thoughts here
-NOT_GIVEN, DISABLED = Noted(()), Noted("disabled")
+NOT_GIVEN, NO_FORM, DISABLED = Noted(()), Noted(None), Noted("disabled")
 PROMPT: Fields = {
     "model": COMMON["model"],
     "messages": taken(conversation, {**OBJECTS, "minItems": 1}, required=True),
@@ -74,7 +74,7 @@ PROMPT: Fields = {
     "tools": taken(offered, OBJECTS),
     "tool_choice": taken(tool_choice, OBJECT),
     "cache_control": harmless("prompts that begin alike share what was read", OBJECT),
-    "output_config": refused(LACKING, {}),
+    "output_config": taken(output_config, OBJECT),
     "speed": refused("there is one speed", "standard"),
 }
 FIELDS: Fields = {
@@ -111,10 +111,9 @@ def named(event: dict[str, Any]) -> bytes:
 async def prompt_of(call: Call) -> Sequence[int]:
     """The prompt's ids. Raises RequestError, and what encoding images raises."""
     values, engine = call.values, call.service.engine
-    found = {name: values.get(name, NOT_GIVEN) for name in ("system", "messages", "tools")}
-    asked = values.get("thinking", DISABLED)
-    notes = (note for noted in (*found.values(), asked) for note in noted.notes)
+    notes = (note for value in values.values() if isinstance(value, Noted) for note in value.notes)
     call.adjusted.extend(dict.fromkeys(notes))
+    asked, tools = values.get("thinking", DISABLED), values.get("tools", NOT_GIVEN)
     knows = engine.tokenizer.knows_thinking()
     if asked.value == "enabled" and not knows:
         message = "request: the model's chat template has no thinking mode."
@@ -122,9 +121,9 @@ async def prompt_of(call: Call) -> Sequence[int]:
     may_call = values.get("tool_choice", "auto") == "auto"
     return await asyncio.to_thread(
         engine.encode,
-        (*found["system"].value, *found["messages"].value),
+        (*values.get("system", NOT_GIVEN).value, *values["messages"].value),
         enable_thinking=knows and asked.value != "disabled",
-        tools=(found["tools"].value or None) if may_call else None,
+        tools=(tools.value or None) if may_call else None,
         allow_control_tokens=False,
     )
 
@@ -140,8 +139,9 @@ class MessageRequest:
         service, values = self.call.service, self.call.values
         prompt = await prompt_of(self.call)
         room = room_of(service, len(prompt), values["max_tokens"], self.call.adjusted)
-        stop = values.get("stop_sequences", ())
-        (sampling,) = samplings({**values, "stop": stop}, room, 0)
+        stop, form = values.get("stop_sequences", ()), values.get("output_config", NO_FORM)
+        own = {**values, "stop": stop, "response_format": form.value}
+        (sampling,) = samplings(own, room, 0)
         return Answers(service, [Ask(prompt, sampling, keep=True, **turn_of(values))], ticket)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""What a prompt is made of in Anthropic's form: content blocks, system, tools and thinking.
+"""What a request is made of in Anthropic's form: content blocks, system, tools, thinking and the
+form of the answer.
 
 Knows their shapes, and the form that the rest of the package has for them. A check returns what it
 made, with what of the value changes nothing here, or raises RequestError with its place.
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from edgespec.prompts import ImageItem, Message, checks
 from edgespec.prompts import tools as functions
+from edgespec.prompts.guided import guided
 from edgespec.prompts.image_item import check_source
 from edgespec.prompts.parse import (
     MAX_CONTENT_ITEMS,
@@ -34,6 +36,7 @@ UNREAD = {
     "caller": "tools run where the client is",
     "eager_input_streaming": "answers are streamed as they come",
     "display": "thoughts are sent as they are",
+    "effort": "the model does not know it",
     "budget_tokens": "max_tokens alone limits thoughts",
 }
 SILENT: tuple[object, ...] = (None, "", False, [])  # values of these that ask for nothing
@@ -224,3 +227,15 @@ def thinking(value: object, here: JsonPlace) -> Noted:
     parts = reader.keys(value, ("type",), here)
     kind = one_of("enabled", "disabled", "adaptive")(parts.get("type"), here.key("type"))
     return Noted(kind, (*reader.notes,))
+
+
+def output_config(value: object, here: JsonPlace) -> Noted:
+    """Returns the form that an answer is to have; None for a text."""
+    reader, there = Reader(), here.key("format")
+    asked = reader.keys(value, ("format",), here).get("format")
+    if asked is None:
+        return Noted(None, (*reader.notes,))
+    parts = reader.keys(asked, ("type", "schema"), there)
+    one_of("json_schema")(parts.get("type"), there.key("type"))
+    schema = as_object(parts.get("schema"), there.key("schema"))
+    return Noted(guided({"json_schema": schema}, there), (*reader.notes,))

@@ -51,6 +51,11 @@ def test_an_answer_is_that_of_openais_route(server: Running) -> None:
     again = asked(server, messages=[split], system=blocks("Be"), metadata={"user_id": "7"})
     assert again["content"] == done["content"]
     assert [note.partition(":")[0] for note in again["adjusted"]] == ["metadata", "cache_control"]
+    schema = {"enum": [1]}
+    config = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
+    formed = asked(server, output_config=config)
+    assert (formed["content"][0]["text"], formed["stop_reason"]) == ("1", "end_turn")
+    assert formed["adjusted"] == ["effort: the model does not know it"]
     stopped = asked(server, stop_sequences=["§", text[3:5]])
     assert stopped["content"][0]["text"] == text[: text.index(text[3:5])]
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", text[3:5])
@@ -116,7 +121,8 @@ TOOLS = [{"name": "look", "description": "Looks", "input_schema": SCHEMA}]
 CALLED = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": {"at": "Ulm"}}}
 TEMPLATE = (
     "{{ tools }}{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.tool_calls }}"
-    "{{ m.tool_call_id }}{{ m.reasoning_content }}{% endfor %}{% if enable_thinking %}I think{% endif %}"
+    "{{ m.tool_call_id }}{{ m.reasoning_content }}{% endfor %}"
+    "{% if enable_thinking %}I think{% endif %}"
 )
 
 
@@ -209,7 +215,8 @@ def test_anthropics_client_asks(server: Running) -> None:
     anthropic = pytest.importorskip("anthropic")
     url = f"http://127.0.0.1:{server.port}"
     client = anthropic.Anthropic(api_key="k", base_url=url, max_retries=0)
-    given: dict[str, Any] = {**ASKED, "model": MODEL, "extra_body": {"seed": 3}}
+    given: dict[str, Any] = {**ASKED, "model": MODEL, "extra_body": {"temperature": 0}}
+    del given["temperature"]  # which the client has no argument for
     done = client.messages.create(**given)
     assert done.content[0].text == asked(server)["content"][0]["text"]
     with client.messages.stream(**given) as stream:
