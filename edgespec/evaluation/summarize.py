@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.errors import EdgeSpecError, RequestError
+from edgespec.errors import EdgeSpecError, LimitError, RequestError
 from edgespec.evaluation import reference
 from edgespec.evaluation.articles import Article
 from edgespec.evaluation.reference import Reference
@@ -97,14 +97,14 @@ def fitting(engine: Engine, article: Article, most: int, *, chat: bool) -> Seque
     """The longest prompt that has at most `most` tokens, by halving what is too much."""
     text = article.text.strip().replace(" n't", "n't")
     ids = encoded(engine, text, chat=chat)
-    if len(ids) <= most:
+    if ids is not None and len(ids) <= most:
         return ids
     low, high = 0, len(text)  # characters: `low` fit, `high` do not
     best: Sequence[int] = []
     while high - low > 1:
         middle = (low + high) // 2
         ids = encoded(engine, text[:middle], chat=chat)
-        if len(ids) <= most:
+        if ids is not None and len(ids) <= most:
             low, best = middle, ids
         else:
             high = middle
@@ -114,11 +114,14 @@ def fitting(engine: Engine, article: Article, most: int, *, chat: bool) -> Seque
     return best
 
 
-def encoded(engine: Engine, text: str, *, chat: bool) -> Sequence[int]:
-    """The prompt for so much of an article."""
-    if chat:
-        return engine.encode([Message("system", INSTRUCTION), Message("user", text)])
-    return engine.encode(text + ENDING)
+def encoded(engine: Engine, text: str, *, chat: bool) -> Sequence[int] | None:
+    """The prompt for so much of an article; None for one that is too long whatever it holds."""
+    try:
+        if chat:
+            return engine.encode([Message("system", INSTRUCTION), Message("user", text)])
+        return engine.encode(text + ENDING)
+    except LimitError:
+        return None
 
 
 def sampling_of(output_len: int, temperature: float = 0.0, seed: int = 0) -> SamplingParams:

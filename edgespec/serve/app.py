@@ -65,11 +65,12 @@ class App:
 
     async def response(self, request: Request) -> ASGIApp:
         """The response to a request, an error in the form of its route."""
-        form = FORMS["openai"]
+        route = self.found(request)
+        form = FORMS["openai" if isinstance(route, Refusal) else route.form]
         try:
             self.service.guard.check(request.url.scheme, request.headers)
-            route = self.found(request)
-            form = FORMS[route.form]
+            if isinstance(route, Refusal):
+                raise route
             call = Call(self.service, request, form)
             if route.fields is not None:
                 body = await route.body(request, self.service.limits)
@@ -83,13 +84,14 @@ class App:
             # The server is stopped at once: the task ends with this answer
             error = met if isinstance(met, Exception) else EngineClosed("the server was stopped")
             refusal = refusal_of(error, self.service.max_model_len)
-            return JSONResponse(form(refusal), refusal.status, {**SAFE, **refusal.headers})
+            status = form.statuses.get(refusal.status, refusal.status)
+            return JSONResponse(form.body(refusal), status, {**SAFE, **refusal.headers})
         if isinstance(response, Response):
             response.headers.update(SAFE)
         return response
 
-    def found(self, request: Request) -> Route:
-        """The route of a request. Raises Refusal where there is none."""
+    def found(self, request: Request) -> Route | Refusal:
+        """The route of a request, or what to say once it may ask, where there is none."""
         others: list[str] = []
         for path, route in self.routes:
             match, child = path.matches(request.scope)
@@ -100,9 +102,9 @@ class App:
                 others.append(route.method)
         if others:
             message = f"This path takes {', '.join(others)}."
-            raise Refusal(405, message, code="method_not_allowed")
+            return Refusal(405, message, code="method_not_allowed")
         message = f"There is no such path; {OPENAPI} lists those that there are."
-        raise Refusal(404, message, code="unknown_path")
+        return Refusal(404, message, code="unknown_path")
 
     async def document(self, call: Call) -> ASGIApp:
         """The OpenAPI document of all routes."""

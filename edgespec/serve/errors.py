@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgespec.errors import (
     EdgeSpecError,
@@ -40,6 +40,12 @@ TYPES = {
     504: "timeout_error",
 }
 RETRIED = (429, 503)  # what may be answered the next time
+ANTHROPIC_TYPES = {
+    **{status: TYPES[status] for status in (401, 403, 404, 504)},
+    413: "request_too_large",
+    **dict.fromkeys(RETRIED, "overloaded_error"),
+    500: "api_error",
+}
 CLIENTS_OWN = (RequestError, LimitError, OptionError)
 
 
@@ -112,7 +118,21 @@ def kserve_form(refusal: Refusal) -> dict[str, Any]:
     return {"error": refusal.message}
 
 
-FORMS: Mapping[str, Callable[[Refusal], dict[str, Any]]] = {
-    "openai": openai_form,
-    "kserve": kserve_form,
+def anthropic_form(refusal: Refusal) -> dict[str, Any]:
+    """The body of an error as Anthropic's clients read it."""
+    kind = ANTHROPIC_TYPES.get(refusal.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+
+
+class Form(NamedTuple):
+    """How a protocol sends errors: the body, and statuses that it has others for."""
+
+    body: Callable[[Refusal], dict[str, Any]]
+    statuses: Mapping[int, int] = {}
+
+
+FORMS: Mapping[str, Form] = {
+    "openai": Form(openai_form),
+    "kserve": Form(kserve_form),
+    "anthropic": Form(anthropic_form, dict.fromkeys(RETRIED, 529)),
 }

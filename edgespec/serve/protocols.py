@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from edgespec.serve import (
+    anthropic,
     health,
     kserve,
     kserve_tensors,
@@ -73,6 +74,15 @@ ROUTES = (
         openai_completions.answer,
         "Continuations of texts",
         openai_completions.FIELDS,
+    ),
+    Route("POST", "/v1/messages", anthropic.answer, "Anthropic's", anthropic.FIELDS, "anthropic"),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        anthropic.count_tokens,
+        "The tokens of messages",
+        anthropic.PROMPT,
+        "anthropic",
     ),
     Route("GET", "/v1/models", openai_models.models, "The model that is served"),
     Route("GET", "/v1/models/{model:path}", openai_models.model, "One of its names"),

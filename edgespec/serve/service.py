@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from edgespec.errors import counted
 from edgespec.runtime.engine import Engine
-from edgespec.serve.errors import Refusal, refusal_of
+from edgespec.serve.errors import Form, Refusal, refusal_of
 from edgespec.serve.fields import Values
 from edgespec.serve.limits import ServeLimits
 from edgespec.serve.metrics import ServeMetrics
@@ -99,10 +99,10 @@ class Call:
 
     service: Service
     request: Request
-    form: Callable[[Refusal], dict[str, Any]]
+    form: Form
     values: Values = field(default_factory=dict)
     adjusted: list[str] = field(default_factory=list)
 
     def error_of(self, error: Exception) -> dict[str, Any]:
         """An error in the form of its protocol."""
-        return self.form(refusal_of(error, self.service.max_model_len))
+        return self.form.body(refusal_of(error, self.service.max_model_len))

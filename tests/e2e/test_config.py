@@ -155,7 +155,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ("seed: 1.5", 3, "seed is 1.5"),
     ("json: 1", 3, "Write true or false"),
     ("tensor_parallel_size: 2", 3, "tensor_parallel_size is not supported: engines run on one"),
-    ("guided_decoding_backend: xgrammar", 3, "there is no guided decoding"),
+    ("guided_decoding_backend: xgrammar", 3, "structured output is by llguidance"),
     ("a: &x 1", 3, "line 1: an anchor or alias"),
     ("- 1", 3, "holds a list"),
 ]

@@ -535,7 +535,7 @@ class Judge:
             assert ids[count - 1] not in (*EOS, *stop_ids)
             text = tokenizer.decode(ids[:count])
             assert text.endswith(PIECES) or not any(word in text for word in words)
-        text = tokenizer.decode(ids)
+        text = tokenizer.decode(ids[:-1] if ids[-1] in EOS else ids)  # an end is no text
         starts = [text.index(word) for word in words if word in text]
         assert found.text == text[: min(starts, default=None)]
         assert not any(word in found.text for word in words)

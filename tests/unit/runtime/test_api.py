@@ -146,10 +146,10 @@ def test_bug_that_one_request_meets_is_its_own(engine: Engine, where: tuple[type
     kind, name = where
     real, victims = getattr(kind, name), set[int]()
 
-    def broken(self: Any, *args: Any) -> Any:
+    def broken(self: Any, *args: Any, **options: Any) -> Any:
         if id(self) in victims:
             raise KeyError("planted")
-        return real(self, *args)
+        return real(self, *args, **options)
 
     expected = [engine.generate(prompt(number), LONG).token_ids for number in range(4)]
     with paced() as allow, mock.patch.object(kind, name, broken):

@@ -139,9 +139,8 @@ def test_every_route_asks_for_a_key(engine: Engine) -> None:
     with served(engine, keys=KEYS) as server:
         for path, method in [(r.path.replace("{model:path}", MODEL), r.method) for r in ROUTES]:
             for headers in ({}, {"authorization": "Bearer no"}, {"x-api-key": "k" * 15}):
-                refused(
-                    server.client.request(method, path, headers=headers), 401, "invalid_api_key"
-                )
+                response = server.client.request(method, path, headers=headers)
+                assert (response.status_code, "key is missing" in response.text) == (401, True)
         refused(server.client.get("/no/such/path"), 401, "invalid_api_key")
         for headers in ({"authorization": f"Bearer {KEYS[0]}"}, {"x-api-key": KEYS[1]}):
             assert server.client.get("/v1/models", headers=headers).status_code == 200
