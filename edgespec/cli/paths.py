@@ -26,7 +26,8 @@ class JsonText(Text):
     name = "JSON|FILE"
 
     def convert(self, value: Any, param: Parameter, ctx: Context) -> Any:
-        """The value. Raises RequestError for what is neither."""
+        """The value. Raises RequestError or click.BadParameter for what is neither."""
+        from edgespec.errors import RequestError
         from edgespec.prompts.source import parse_json, read_bytes
 
         if not isinstance(value, str):
@@ -35,7 +36,10 @@ class JsonText(Text):
         if text.lstrip().startswith("{"):
             assert param is not None
             return parse_json(text.encode(errors="surrogatepass"), param.opts[0])
-        return parse_json(read_bytes(text), text)
+        try:
+            return parse_json(read_bytes(text), text)
+        except RequestError as error:
+            self.fail(f"{error.what} {error.remedy}", param, ctx)
 
 
 class FilePath(click.Path):
