@@ -224,3 +224,17 @@ def test_a_choice_that_cannot_be_is_refused(caller: Running, choice: object) -> 
     tools = None if choice == "required" else [TOOL]
     response = caller.post(PATH, **{**ASK, "tools": tools, "tool_choice": choice})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+
+
+def test_of_an_unknown_form_calls_stay_text_and_none_can_be_forced(
+    caller: Running, tool_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = JinjaTemplate("{% if tools %}A{% endif %}Hi", {})
+    monkeypatch.setattr(tool_engine.tokenizer, "template", template)
+    answer = caller.chat(tools=[TOOL], max_tokens=1)
+    assert [line.partition(":")[0] for line in answer["adjusted"]] == ["tools"]
+    tokens = caller.post("/tokenize", **ASK).json()["tokens"]
+    assert len(tokens) == answer["usage"]["prompt_tokens"]
+    assert tokens == list(tool_engine.encode("AHi"))
+    response = caller.post(PATH, **ASK, tool_choice="required")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
