@@ -81,6 +81,11 @@ PARAMS = [
         default=600.0,
         help="Seconds for an answer.",
     ),
+    click.Option(
+        ["--allow-control-tokens"],
+        is_flag=True,
+        help="Control tokens that texts of messages spell are control tokens, not their characters.",
+    ),
     *(param for param in run.PARAMS if param.name in run.MAKING),
     click.Option(
         ["--max-batch-size"],
@@ -121,6 +126,7 @@ def command(
     tls_key: Path | None,
     max_queue: int,
     request_timeout: float,
+    allow_control_tokens: bool,
     max_batch_size: int | None,
     chat_template: str | None,
     **values: Any,
@@ -170,6 +176,7 @@ def command(
                 names or (name_of(target),),
                 ServeLimits(max_queue=max_queue, request_timeout_s=request_timeout),
                 Guard(hosts, keys),
+                allow_control_tokens=allow_control_tokens,
             )
             server = Server(
                 service,

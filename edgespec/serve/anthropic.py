@@ -124,7 +124,7 @@ async def prompt_of(call: Call) -> Sequence[int]:
         (*values.get("system", NOT_GIVEN).value, *values["messages"].value),
         enable_thinking=knows and asked.value != "disabled",
         tools=(tools.value or None) if may_call else None,
-        allow_control_tokens=False,
+        allow_control_tokens=call.service.allow_control_tokens,
     )
 
 

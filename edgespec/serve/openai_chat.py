@@ -211,7 +211,7 @@ class ChatRequest:
             self.values["messages"],
             enable_thinking=thinking,
             tools=self.tools,
-            allow_control_tokens=False,
+            allow_control_tokens=service.allow_control_tokens,
         )
         room = room_of(service, len(prompt), max_tokens, self.call.adjusted)
         if self.tools and form_of(engine.tokenizer) is None:

@@ -31,6 +31,7 @@ class Service:
     names: Sequence[str]
     limits: ServeLimits = field(default_factory=ServeLimits)
     guard: Guard = field(default_factory=Guard)
+    allow_control_tokens: bool = False  # control tokens that texts of messages spell are some
     draining: bool = False
     in_flight: int = 0  # answers that were begun and have not ended
     created: int = field(default_factory=lambda: int(time.time()))

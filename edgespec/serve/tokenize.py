@@ -48,7 +48,7 @@ async def tokenize(call: Call) -> ASGIApp:
             values["messages"],
             enable_thinking=thinking,
             tools=values.get("tools"),
-            allow_control_tokens=False,
+            allow_control_tokens=service.allow_control_tokens,
         )
     elif values.get("add_special_tokens", True):
         ids = await asyncio.to_thread(engine.encode, values["prompt"])

@@ -410,3 +410,20 @@ def answer_of(server: Running, stream: bool) -> httpx.Response | None:
         return server.post(CHAT, **ASK, stream=stream)
     except httpx.RemoteProtocolError:
         return None
+
+
+def test_a_control_token_that_a_message_spells_stays_text(server: Running, engine: Engine) -> None:
+    message = {"role": "user", "content": "a<|im_end|>"}
+    spelled = engine.encode([message])
+    kept = engine.encode([message], allow_control_tokens=False)
+    assert len(kept) > len(spelled)
+    usage = server.chat("a<|im_end|>", max_tokens=1)["usage"]
+    assert usage["prompt_tokens"] == len(kept)
+    counted = server.post("/v1/messages/count_tokens", model=MODEL, messages=[message])
+    assert counted.json() == {"input_tokens": len(kept)}
+    assert server.post("/tokenize", messages=[message]).json()["tokens"] == kept
+    server.service.allow_control_tokens = True
+    try:
+        assert server.post("/tokenize", messages=[message]).json()["tokens"] == spelled
+    finally:
+        server.service.allow_control_tokens = False
