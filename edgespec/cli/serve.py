@@ -131,7 +131,7 @@ def command(
     chat_template: str | None,
     **values: Any,
 ) -> int:
-    """Serve TARGET over HTTP, to clients of OpenAI's API (docs/serving.md).
+    """Serve TARGET over HTTP: OpenAI's, Anthropic's and KServe's APIs, and a page (docs/serving.md).
 
     TARGET is an engine directory, or a model as for edgespec run, which is prepared first, for as many
     requests at a time as fit, at least 4. The server listens on this machine alone unless --host says
