@@ -1,4 +1,4 @@
-"""How requests of one engine hold each other up: the figures of docs/api.md, "Many requests".
+"""How requests of one engine hold each other up: the figures of docs/serving.md.
 
     python scripts/measure_serving.py ENGINES
 
