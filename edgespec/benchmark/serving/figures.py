@@ -19,7 +19,7 @@ from edgespec.benchmark.serving.load import Run
 
 TTFT, ITL, LATENCY = "time_to_first_token", "inter_token_latency", "request_latency"
 THROUGHPUT = "output_token_throughput"
-MAX_REASONS = 20  # by which failed requests are told apart
+MAX_REASONS = 20  # for which failed requests are listed
 
 
 @dataclass(frozen=True, slots=True)
