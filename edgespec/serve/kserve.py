@@ -44,6 +44,7 @@ from edgespec.serve.openai_common import (
     own_logprob,
     room_of,
     samplings,
+    with_adjusted,
 )
 from edgespec.serve.responding import respond
 from edgespec.serve.service import Call, Ticket
@@ -108,7 +109,7 @@ OWN: Fields = {
     **SAMPLING,
     **{name: taken(checks.flag, BOOLEAN) for name in FLAGS},
     "id": taken(checks.text, STRING),
-    "end_id": harmless("the model's own end tokens end an answer", INTEGER),
+    "end_id": taken(checks.integer(0, checks.MAX_COUNT), INTEGER),  # beside the model's own ends
     "pad_id": harmless("nothing is padded", INTEGER),
     "bad_words": refused("`logit_bias` of /v1/completions forbids tokens", "", []),
     "beam_width": refused(NO_BEAMS, 1),
@@ -214,15 +215,19 @@ async def generate_stream(call: Call) -> ASGIApp:
 async def infer(call: Call) -> ASGIApp:
     """The response to `infer`, whose inputs are tensors."""
     name, asked = model_of(call), tensors.request_of(call)
-    here = [read(inputs, FIELDS)[0] for inputs in asked.inputs]
+    here = []
+    for inputs in asked.inputs:
+        values, adjusted = read(inputs, FIELDS)
+        here.append(values)
+        call.adjusted.extend(text for text in adjusted if text not in call.adjusted)
     if any(values.get("stream") or values.get("streaming") for values in here):
         message = "infer does not stream; generate_stream does."
         raise Refusal(400, message, code="invalid_value", param="stream")
-    calls = [Call(call.service, call.request, call.form, values) for values in here]
+    calls = [Call(call.service, call.request, call.form, values, call.adjusted) for values in here]
     work = InferRequest([GenerateRequest(one, name) for one in calls])
     call.values["stream"] = False
     outputs = set(OUTPUTS) | {"text_output"}
-    made = partial(asked.response, name, known=outputs)
+    made = partial(asked.response, name, known=outputs, adjusted=call.adjusted)
     return await respond(call, work, len(calls), made=made)
 
 
@@ -253,6 +258,8 @@ class GenerateRequest:
         room = room_of(service, len(ids), values.get("max_tokens", MAX_TOKENS), self.call.adjusted)
         if not {"temperature", "top_k", "top_p"} & values.keys():
             values["temperature"] = 0.0  # as TensorRT-LLM does
+        if "end_id" in values:
+            values["stop_token_ids"] = (values["end_id"],)
         (sampling,) = samplings(values, room, int(values.get("return_cumulative_logprob", False)))
         return Ask(ids, sampling, not values.get("disable_spec_decode", False))
 
@@ -263,13 +270,14 @@ class GenerateRequest:
     async def whole(self, answers: Answers) -> dict[str, Any]:
         """The answer as one JSON object."""
         (response,) = await answers.ended()
-        return {**self.head, **self.outputs(response)}
+        return with_adjusted({**self.head, **self.outputs(response)}, self.call.adjusted)
 
     async def parts(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
         """An object for each step that made text; the last has the outputs beside it."""
         async for _, event in answers.events():
             if isinstance(event, Answer):
-                yield {**self.head, **self.outputs(event), "text_output": ""}
+                last = {**self.head, **self.outputs(event), "text_output": ""}
+                yield with_adjusted(last, self.call.adjusted)
             elif event.text:
                 yield {**self.head, "text_output": event.text}
 

@@ -113,9 +113,15 @@ class InferTensors:
     wanted: Sequence[str] | None
     binary: Set[str] | None
 
-    def response(self, model: str, rows: Sequence[Mapping[str, Any]], known: Set[str]) -> ASGIApp:
-        """The outputs of each prompt as tensors of shape [N]. Raises RequestError for one that
-        there is not, or that was not asked for."""
+    def response(
+        self,
+        model: str,
+        rows: Sequence[Mapping[str, Any]],
+        known: Set[str],
+        adjusted: Sequence[str],
+    ) -> ASGIApp:
+        """The outputs of each prompt as tensors of shape [N], with what of the request was taken
+        otherwise. Raises RequestError for one that there is not, or that was not asked for."""
         names = self.wanted if self.wanted is not None else [*rows[0]]
         outputs, tail = [], b""
         for name in names:
@@ -133,7 +139,9 @@ class InferTensors:
             else:
                 tensor["data"] = data
             outputs.append(tensor)
-        own = {} if self.id is None else {"id": self.id}
+        own: dict[str, Any] = {} if self.id is None else {"id": self.id}
+        if adjusted:
+            own["parameters"] = {"adjusted": "; ".join(adjusted)}
         body = {**own, "model_name": model, "model_version": "1", "outputs": outputs}
         if not tail:
             return JSONResponse(body)

@@ -38,6 +38,7 @@ def test_the_tutorials_line_is_answered(server: Running) -> None:
         "sequence_id": 0,
         "sequence_start": False,
         "text_output": "What is ML?" + text_of(server, "What is ML?", 50),
+        "adjusted": ["pad_id: nothing is padded"],
     }
 
 
@@ -57,6 +58,18 @@ def test_parameters_have_the_names_of_both_backends(server: Running) -> None:
     ]
     read = done["kv_cache_reused_block"] + done["kv_cache_missed_block"]
     assert read == len(server.service.engine.encode("Hi"))
+
+
+def test_an_end_of_ones_own_ends_the_answer(server: Running) -> None:
+    greedy = SamplingParams(temperature=0, max_generate_length=8)
+    ids = server.service.engine.generate("Hi", greedy).token_ids
+    end = next(i for i in range(1, len(ids)) if ids[i] not in ids[:i])
+    done = generated(server, end_id=ids[end], return_finish_reason=True).json()
+    assert done["text_output"] == "Hi" + server.service.engine.decode(ids[:end])
+    assert (done["finish_reason"], "adjusted" in done) == ("stop", False)
+    inputs = [tensor("text_input", "BYTES", "Hi"), tensor("pad_id", "INT32", 0)]
+    told = server.post(f"{PATH}/infer", inputs=inputs).json()["parameters"]
+    assert told == {"adjusted": "pad_id: nothing is padded"}
 
 
 def test_a_stream_joined_is_the_answer(server: Running) -> None:
