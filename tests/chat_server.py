@@ -72,14 +72,16 @@ def serving(**values: Any) -> Iterator[ChatServer]:
                 server.active += 1
                 server.most_active = max(server.most_active, server.active)
             try:
-                self.answer(body)
+                end = self.answer(body)
             except ConnectionError:
-                self.close_connection = True
+                self.close_connection, end = True, b""
             finally:
-                with server.lock:
+                with server.lock:  # before the client knows, who may ask again at once
                     server.active -= 1
+            self.wfile.write(end)
 
-        def answer(self, body: Body) -> None:
+        def answer(self, body: Body) -> bytes:
+            """Sends all but the last bytes, which it gives."""
             if (refused := server.refuse(body)) is not None:
                 return self.whole(refused[0], {"error": {"message": refused[1]}})
             self.send_response(200)
@@ -88,15 +90,15 @@ def serving(**values: Any) -> Iterator[ChatServer]:
             self.end_headers()
             for piece in server.pieces(body) if server.raw is None else (server.raw,):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-            self.wfile.write(b"0\r\n\r\n")
+            return b"0\r\n\r\n"
 
-        def whole(self, status: int, value: Body) -> None:
+        def whole(self, status: int, value: Body) -> bytes:
             data = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Location", "/elsewhere")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            return data
 
     class Listening(ThreadingHTTPServer):
         request_queue_size = 128
