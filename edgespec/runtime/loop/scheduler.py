@@ -107,6 +107,7 @@ class Scheduler:
                 events += self.read_chunk(chosen, self.turns.rows(chosen, running))
             if running:
                 events += self.decode()
+            self.counters.end_iteration()
             return events
         except BaseException:
             self.restart()
@@ -197,6 +198,7 @@ class Scheduler:
     def read_chunk(self, handle: SequenceState, rows: int) -> Events:
         """Reads a chunk of a prompt; events once it is read, or the error that it met alone."""
         assert isinstance(handle, Generation)
+        computed = handle.num_read - handle.num_reused
         try:
             output = self.session.prefill(handle, rows)
         except Exception as error:  # of whatever kind, it is this request's own
@@ -204,6 +206,7 @@ class Scheduler:
             self.leave(handle)
             yield handle, as_error(error)
         else:
+            self.counters.tokens += handle.num_read - handle.num_reused - computed
             if output is not None:
                 yield from self.report(handle, output)
 

@@ -604,6 +604,9 @@ def test_stats_count_what_was_done() -> None:
     positions = range(max(per_step))
     expected = [sum(count > i for count in per_step) for i in positions]
     assert list(found.accepted_per_position) == expected
+    assert found.iteration_tokens == 86 - found.prefix_cache_hits + 27
+    assert sum(found.iterations) >= found.steps
+    assert found.iterations[0] == 8  # of the last one, which decodes alone and plainly
 
 
 def test_time_that_a_request_waits_for_a_lane_is_its_queue_time() -> None:
