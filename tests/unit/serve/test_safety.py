@@ -281,16 +281,20 @@ def test_a_client_that_goes_ends_its_request_within_a_step(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_ends_a_request_and_is_not_tried_again(engine: Engine, stream: bool) -> None:
     with served(engine, request_timeout_s=0.2) as server, paced() as allow:
-        if stream:
-            error = server.events(CHAT, **ASK)[-1]["error"]
-        else:
-            response = server.post(CHAT, **ASK)
-            refused(response, 504, "timeout")
-            assert response.headers["x-should-retry"] == "false"
-            error = response.json()["error"]
-        assert error["type"] == "timeout_error"
+        ask = server.events if stream else server.post
+        thread, results = in_thread(ask, path=CHAT, **ASK)
+        until(lambda: engine.driver.pending)
+        time.sleep(0.3)
         allow(1)
-        until(lambda: not engine.driver.pending)
+        thread.join()
+        if stream:
+            error = results[0][-1]["error"]
+        else:
+            refused(results[0], 504, "timeout")
+            assert results[0].headers["x-should-retry"] == "false"
+            error = results[0].json()["error"]
+        assert error["type"] == "timeout_error"
+        assert not engine.driver.pending
 
 
 def test_a_stream_says_that_it_lives(engine: Engine) -> None:
