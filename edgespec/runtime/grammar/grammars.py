@@ -12,13 +12,14 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgeSpecError, LimitError, MissingDependency, RequestError
 from edgespec.prompts import Guided
 from edgespec.runtime.grammar.guide import Guide
-from edgespec.runtime.grammar.weight import weight
+from edgespec.runtime.grammar.weight import Weight, weight
 from edgespec.runtime.text.thinking import Thoughts
 from edgespec.runtime.text.tokenizer import Tokenizer
 
@@ -47,6 +48,7 @@ JSON_FORM = {
     "lenient": False,
     "coerce_one_of": False,
 }
+JSON_PART = re.compile(r"%json\s*")  # of a Lark grammar; a schema follows
 UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*?\])|(oneOf) constraints are not supported")
 
 
@@ -141,27 +143,53 @@ def check_weight(guided: Guided) -> None:
     """Raises LimitError for counted repetitions that would take too long, and RequestError for keys
     of a schema that would loosen it."""
     if guided.grammar is not None:
-        lines = [weight(line) for line in guided.grammar.splitlines()]
+        text, schemas = without_schemas(guided.grammar)
+        parts = [weight(line) for line in text.splitlines()]
+        parts += [schema_weight(guided, schema) for schema in schemas]
         total = max(
-            math.prod(line.times for line in lines), sum(line.size for line in lines)
+            math.prod(part.times for part in parts), sum(part.size for part in parts)
         )  # rules stand in each other by their names
     elif guided.json_schema is not None:
         assert isinstance(guided.json_schema, str)
-        total = 0
-        for key, value in pairs(json.loads(guided.json_schema)):
-            if key == "x-guidance":
-                raise unsupported(["x-guidance"])
-            if key == "multipleOf" and isinstance(value, int | float) and value > MAX_MULTIPLE:
-                raise too_dear(guided, f"multipleOf is {value:g}, and {MAX_MULTIPLE} is the limit")
-            if key == "pattern" and isinstance(value, str):
-                total += weight(value).size
-            if key == "patternProperties" and isinstance(value, dict):
-                total += sum(weight(pattern).size for pattern in value)
+        schema = json.loads(guided.json_schema)
+        if any(key == "x-guidance" for key, _ in pairs(schema)):
+            raise unsupported(guided, ["x-guidance"])
+        total = schema_weight(guided, schema).size
     else:
         total = 0 if guided.regex is None else weight(guided.regex).size
     if total > MAX_WEIGHT:
         why = f"its repetitions written out are {total} long, and {MAX_WEIGHT} is the limit"
         raise too_dear(guided, why)
+
+
+def without_schemas(grammar: str) -> tuple[str, list[object]]:
+    """A grammar without the schemas that stand in it, and these. What llguidance does not read as
+    one either stays."""
+    texts, schemas, start = list[str](), list[object](), 0
+    for found in JSON_PART.finditer(grammar):
+        if found.start() < start:  # inside of one
+            continue
+        with suppress(ValueError, RecursionError):
+            schema, end = json.JSONDecoder().raw_decode(grammar, found.end())
+            texts.append(grammar[start : found.end()])
+            schemas.append(schema)
+            start = end
+    return "".join((*texts, grammar[start:])), schemas
+
+
+def schema_weight(guided: Guided, schema: object) -> Weight:
+    """The patterns of a schema: their letters together, and the largest product of counts. Raises
+    LimitError for a multipleOf that is too large."""
+    patterns = list[Weight]()
+    for key, value in pairs(schema):
+        if key == "multipleOf" and isinstance(value, int | float) and value > MAX_MULTIPLE:
+            raise too_dear(guided, f"multipleOf is {value:g}, and {MAX_MULTIPLE} is the limit")
+        if key == "pattern" and isinstance(value, str):
+            patterns.append(weight(value))
+        if key == "patternProperties" and isinstance(value, dict):
+            patterns += map(weight, value)
+    times = max((pattern.times for pattern in patterns), default=1)
+    return Weight(sum(pattern.size for pattern in patterns), times)
 
 
 def pairs(value: object) -> Iterator[tuple[str, object]]:
@@ -176,7 +204,7 @@ def pairs(value: object) -> Iterator[tuple[str, object]]:
 def refused(guided: Guided, error: str) -> EdgeSpecError:
     """The error for what llguidance does not take."""
     if found := UNSUPPORTED.search(error):
-        return unsupported(json.loads(found[1]) if found[1] else [found[2]])
+        return unsupported(guided, json.loads(found[1]) if found[1] else [found[2]])
     if "too big" in error or "fuel" in error or "too complex" in error.lower():
         return too_dear(guided, error)
     (name,) = guided.to_dict()
@@ -184,9 +212,10 @@ def refused(guided: Guided, error: str) -> EdgeSpecError:
     return RequestError(f"guided.{name} cannot be: {why}", "Correct it.", param="guided")
 
 
-def unsupported(keys: Sequence[str]) -> RequestError:
+def unsupported(guided: Guided, keys: Sequence[str]) -> RequestError:
     """The error for keys of a schema that say what no grammar here can."""
-    message = f"guided.json_schema has {', '.join(keys)}, which this version does not support"
+    (name,) = guided.to_dict()
+    message = f"guided.{name} has {', '.join(keys)}, which this version does not support"
     remedy = "Remove it, or say it by type, enum, anyOf, pattern, minimum or maxItems."
     return RequestError(message, remedy, param="guided")
 
