@@ -10,7 +10,10 @@ import pytest
 
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
+from edgespec.runtime.loop.generation import Chunk
+from edgespec.serve.answering import Ask
 from edgespec.serve.app import App
+from edgespec.serve.metrics import ServeMetrics
 from edgespec.serve.openai_chat import FIELDS as CHAT
 from edgespec.serve.openai_common import derived, samplings
 from edgespec.serve.reasoning import Marks, ThoughtSplitter
@@ -208,6 +211,7 @@ def test_thoughts_are_sent_apart_however_the_text_is_cut(engine: Engine) -> None
         (CHAT_PATH, "messages", [{"role": "king", "content": ""}]),
         (CHAT_PATH, "temprature", 1),
         (TEXT_PATH, "best_of", 4),
+        (TEXT_PATH, "best_of", True),
         (TEXT_PATH, "suffix", "end"),
         (TEXT_PATH, "prompt", [1, "a"]),
         (TEXT_PATH, "prompt", [[10**9]]),
@@ -271,6 +275,7 @@ def test_prefixes_are_shared_among_requests_of_one_salt(server: Running) -> None
     assert cached("one") == 0
     assert cached("one") > 0
     assert cached("two") == 0
+    assert cached("one") > 0
 
 
 def test_plain_decoding_may_be_asked_for(server: Running) -> None:
@@ -351,6 +356,26 @@ def test_metrics_count_the_steps_of_requests_that_run(server: Running) -> None:
         assert now[f"vllm:num_requests_running{labels}"] == 1
         assert 0 < now[f"vllm:kv_cache_usage_perc{labels}"] < 1
         allow(1000)
+
+
+def test_a_steps_latency_is_that_of_each_of_its_tokens(engine: Engine) -> None:
+    metrics = ServeMetrics(engine, MODEL)
+    watch = metrics.watch(Ask([1], SamplingParams()))
+    for count in (1, 3, 0, 2):
+        watch.step(Chunk([5] * count, [], 0, None))
+    assert b'inter_token_latency_seconds_count{engine="0",model_name="toy"} 5.0' in (
+        metrics.exposition()
+    )
+
+
+def test_a_request_runs_as_it_asks(server: Running, engine: Engine) -> None:
+    more = {"priority": 7, "cache_salt": "salt", "disable_spec_decode": True, "max_tokens": 1}
+    with paced() as allow, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.chat, **more)
+        until(lambda: engine.driver.pending)
+        (handle,) = engine.driver.pending
+        allow(100)
+    assert (handle.priority, handle.cache_salt, handle.plan) == (7, "salt", None)
 
 
 def test_openapi_lists_every_route_and_field(server: Running) -> None:

@@ -24,8 +24,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.session import Session
 from edgespec.serve.protocols import ROUTES
 from edgespec.serve.security import Guard, check_exposure, read_keys
-from edgespec.serve.server import Server, listening
-from edgespec.serve.service import Service
+from edgespec.serve.server import check_certificate, listening
 from tests.lossless.engines import api_engines
 from tests.pace import paced
 from tests.unit.serve.serving import MODEL, Running, served, until
@@ -58,6 +57,8 @@ def refused(response: httpx.Response, status: int, code: str) -> None:
         b'{"seed": ' + b"9" * 5000 + b"}",
         b'{"messages": ' + b"[" * 40 + b"]" * 40 + b"}",
         b'{"messages": ' + b"[" * 100_000,
+        b'{"messages": [{"role": "user", "content": "a"}], "metadata": %s}'
+        % (b"[" * 40 + b"]" * 40),
         b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
         b'{"model": {"a": 1}, "messages": [{"role": "user", "content": "a"}]}',
         b'{"\\u0000": 1}',
@@ -112,10 +113,12 @@ def test_no_path_or_url_of_a_request_is_opened(server: Running, source: str) -> 
     [
         ({"host": "evil.example"}, "unknown_host"),
         ({"host": "localhost.evil.example:80"}, "unknown_host"),
+        ({"host": "evil-localhost"}, "unknown_host"),
         ({"host": "[::1"}, "unknown_host"),
         ({"origin": "https://evil.example"}, "unknown_origin"),
         ({"origin": "null"}, "unknown_origin"),
         ({"host": "localhost", "origin": "http://127.0.0.1"}, "unknown_origin"),
+        ({"host": "localhost", "origin": "http://localhost.evil.example"}, "unknown_origin"),
     ],
 )
 def test_other_hosts_and_origins_are_refused(
@@ -366,11 +369,11 @@ def test_a_closed_engine_is_no_bug() -> None:
         refused(server.post(CHAT, **ASK), 503, "shutting_down")
 
 
-def test_a_certificate_that_is_none_is_refused(engine: Engine, tmp_path: Path) -> None:
+def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "none.pem"
     file.write_text("no certificate")
     with pytest.raises(OptionError, match="tls_certificate"):
-        Server(Service(engine, [MODEL]), certificate=file, key=file)
+        check_certificate(file, file)
 
 
 def test_many_broken_connections_leave_nothing_behind(server: Running) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -28,6 +29,7 @@ from edgespec.runtime.loop.prompt_turns import MIN_ROWS, UNMEASURED_ROWS, Prompt
 from edgespec.runtime.loop.scheduler import Scheduler
 from edgespec.runtime.loop.sequence import SequenceState, StepSize
 from edgespec.runtime.loop.session import Session
+from edgespec.runtime.loop.waiting import SPARE, WaitingQueue
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.trees.tree import DraftPlan
 from tests.costs import profile
@@ -580,6 +582,19 @@ def test_deadline_ends_one_that_runs_one_that_is_read_and_one_that_waits() -> No
 
 
 # What it takes
+
+
+def test_those_that_are_gone_leave_the_queue_and_its_order() -> None:
+    @dataclass(eq=False)
+    class Handle:
+        priority: int = 0
+
+    queue, handles = WaitingQueue(), [Handle() for _ in range(1000)]
+    for handle in cast(list[Generation], handles):
+        queue.add(handle)
+        assert queue.remove(handle)
+    assert not queue
+    assert len(queue.order.heap) <= SPARE + 1
 
 
 def test_stats_count_what_was_done() -> None:
