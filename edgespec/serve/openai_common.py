@@ -107,7 +107,8 @@ COMMON: Fields = {
 def turn_of(values: Values) -> dict[str, Any]:
     """How a request is to be run, as fields of an Ask."""
     turn = {name: values[name] for name in values.keys() & {"priority", "cache_salt"}}
-    return turn | {"drafts": not values.get("disable_spec_decode", False)}
+    form = structured.field_of(values)
+    return turn | {"drafts": not values.get("disable_spec_decode", False), "form": form}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def samplings(
             max_generate_length=max_tokens,
             num_logprobs=num_logprobs,
             prompt_logprobs=prompt_logprobs,
-            guided=structured.guided_of(values),
+            guided=values.get(structured.field_of(values)),
         )
         for index in range(values.get("n", 1))
     ]

@@ -62,10 +62,11 @@ FIELDS: Fields = {
 }
 
 
-def guided_of(values: Values) -> Guided | None:
-    """The form that a request asks for. Raises RequestError for two."""
+def field_of(values: Values) -> str:
+    """The field by which a request asks for a form; empty where none does. Raises RequestError for
+    two."""
     given = [name for name in FIELDS if values.get(name) is not None]
     if len(given) > 1:
         message = f"request: {given[0]} and {given[1]} both say a form of the answer."
         raise RequestError(message, "Leave one of them out.", param=given[1])
-    return values[given[0]] if given else None
+    return given[0] if given else ""
