@@ -181,7 +181,7 @@ def test_a_forced_call_is_a_block_whole_and_as_a_stream(
     result = {"type": "tool_result", "tool_use_id": block["id"], "content": "on"}
     turns = [USER, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
     assert conversation(turns, HERE).value[1].tool_calls[0]["id"] == block["id"][6:]
-    assert asked(caller, messages=turns, tools=[TURN_ON])["content"]
+    assert asked(caller, messages=turns * 100, tools=[TURN_ON])["content"]
 
 
 def test_text_and_calls_that_the_model_chooses_are_blocks_in_order(
