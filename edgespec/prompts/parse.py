@@ -258,6 +258,7 @@ ITEMS: dict[str, Callable[[Mapping[str, object], JsonPlace], str | ImageItem]] =
 }
 NO_VIDEO = "Send some frames of the video as image items."
 NO_AUDIO = "Send what was said as a text item."
+NO_FILES = "Send what it says as a text item."
 REFUSED_ITEMS = {
     "video": NO_VIDEO,
     "video_url": NO_VIDEO,
@@ -265,6 +266,8 @@ REFUSED_ITEMS = {
     "audio": NO_AUDIO,
     "audio_url": NO_AUDIO,
     "input_audio": NO_AUDIO,
+    "file": NO_FILES,
+    "input_file": NO_FILES,
 }
 
 

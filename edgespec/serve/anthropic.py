@@ -96,17 +96,12 @@ FIELDS: Fields = {
 
 async def answer(call: Call) -> ASGIApp:
     """The response to a request."""
-    return await respond(call, MessageRequest(call), 1, encode=named)
+    return await respond(call, MessageRequest(call), 1, encode=sse.typed)
 
 
 async def count_tokens(call: Call) -> ASGIApp:
     """How many tokens the prompt of a request has."""
     return JSONResponse({"input_tokens": len(await prompt_of(call))})
-
-
-def named(event: dict[str, Any]) -> bytes:
-    """An event under the name of its type."""
-    return f"event: {event['type']}\n".encode() + sse.event(event)
 
 
 async def prompt_of(call: Call) -> Sequence[int]:

@@ -176,6 +176,7 @@ def conversation(value: object, here: JsonPlace) -> Noted:
     """Returns the messages of a conversation that the user ended."""
     reader, turns, role = Reader(), list[tuple[str, Blocks, JsonPlace]](), ""
     items = as_list(value, here, 'add a list such as [{"role": "user", "content": "Hello"}]')
+    here.at_most(MAX_MESSAGES, len(items), "messages", "Send fewer messages.")
     for index, item in enumerate(items):
         there = here.item(index)
         parts = reader.keys(item, ("role", "content"), there)
@@ -193,7 +194,6 @@ def conversation(value: object, here: JsonPlace) -> Noted:
         problem = "is the assistant's, and an answer begins a message of its own"
         here.item(len(items) - 1).refuse(problem, "End with a message of the user.")
     messages = [message for turn in turns for message in reader.turn(*turn)]
-    here.at_most(MAX_MESSAGES, len(messages), "messages", "Send fewer messages.")
     check_total((f"{message.content}{message.more or ''}" for message in messages), here)
     check_images(messages, here)
     return Noted(messages, (*reader.notes,))

@@ -94,7 +94,7 @@ FIELDS: Fields = {
     "reasoning_effort": taken(one_of(*EFFORTS), {"enum": [*EFFORTS]}),
     "chat_template_kwargs": taken(template_kwargs, OBJECT),
     "return_speculation": taken(checks.flag, BOOLEAN),
-    "store": harmless(NO_MEANING, BOOLEAN),
+    "store": harmless(NO_MEANING, BOOLEAN, False),
     "metadata": harmless(NO_MEANING, OBJECT),
     "service_tier": harmless(NO_MEANING, STRING),
     "safety_identifier": harmless(NO_MEANING, STRING),
