@@ -6,6 +6,7 @@ other are one message, as the model wrote them. A check raises RequestError with
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -68,17 +69,19 @@ def conversation(value: object, here: JsonPlace) -> Told:
         there = here.item(index)
         kind, parts = item_of(item, there)
         made = MADE[kind](parts, there)
-        if "encrypted_content" in parts and not made["reasoning_content"]:
-            notes[ENCRYPTED] = None
+        if kind == "reasoning" and not made["reasoning_content"]:
+            notes |= {ENCRYPTED: None} if "encrypted_content" in parts else {}
+            continue
         if found and made["role"] == found[-1][0]["role"] == "assistant":
             before, place = found[-1]
             found[-1] = merged(before, made), there if kind == "message" else place
         else:
             found.append((made, there))
     messages = [message(*one) for one in found]
+    for one, (_, there) in zip(messages, found, strict=True):
+        data_images_only([image.source for image in one.images], there)
     check_total((f"{one.content}{one.more or ''}" for one in messages), here)
     check_images(messages, here)
-    data_images_only([image.source for one in messages for image in one.images], here)
     return Told(messages, notes=(*notes,))
 
 
@@ -100,9 +103,16 @@ def said(parts: Mapping[str, Any], here: JsonPlace) -> dict[str, Any]:
 
 def called(parts: Mapping[str, Any], here: JsonPlace) -> dict[str, Any]:
     """The message of a call."""
-    own_id, name, arguments = (
+    own_id, name, written = (
         checks.text(parts.get(name), here.key(name)) for name in ITEMS["function_call"]
     )
+    try:
+        arguments = json.loads(written or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        problem = f"is {show(written)}, which is no object of JSON"
+        here.key("arguments").refuse(problem, "Write an object as a text.")
     function = {"name": name, "arguments": arguments}
     call = {"id": own_id, "type": "function", "function": function}
     return {"role": "assistant", "content": [], "tool_calls": [call]}
@@ -175,6 +185,9 @@ def offered(value: object, here: JsonPlace) -> Told:
             there.key("type").refuse(
                 f"is {show(kind)}, and functions alone are called", "Remove it."
             )
+        if "function" in parts:
+            like = '{"type": "function", "name": "...", "parameters": {...}}'
+            there.refuse("is in the form of /v1/chat/completions", f"Write {like}.")
         strict = checks.flag(parts.pop("strict", False), there.key("strict"))
         own = {name: own for name, own in parts.items() if own is not False and name != "type"}
         check_names(own, ("name", "description", "parameters"), there)

@@ -12,6 +12,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -143,25 +144,42 @@ def check_weight(guided: Guided) -> None:
     if guided.grammar is not None:
         lines = [weight(line) for line in guided.grammar.splitlines()]
         total = max(
-            math.prod(line.times for line in lines), sum(line.size for line in lines)
-        )  # rules stand in each other by their names
+            math.prod(line.times for line in lines),  # rules stand in each other by their names
+            sum(line.size for line in lines),
+            *map(schema_weight, schemas_in(guided.grammar)),
+        )
     elif guided.json_schema is not None:
         assert isinstance(guided.json_schema, str)
-        total = 0
-        for key, value in pairs(json.loads(guided.json_schema)):
-            if key == "x-guidance":
-                raise unsupported(["x-guidance"])
-            if key == "multipleOf" and isinstance(value, int | float) and value > MAX_MULTIPLE:
-                raise too_dear(f"multipleOf is {value:g}, and {MAX_MULTIPLE} is the limit")
-            if key == "pattern" and isinstance(value, str):
-                total += weight(value).size
-            if key == "patternProperties" and isinstance(value, dict):
-                total += sum(weight(pattern).size for pattern in value)
+        schema = json.loads(guided.json_schema)
+        if any(key == "x-guidance" for key, _ in pairs(schema)):
+            raise unsupported(["x-guidance"])
+        total = schema_weight(schema)
     else:
         total = 0 if guided.regex is None else weight(guided.regex).size
     if total > MAX_WEIGHT:
         why = f"its repetitions written out are {total} long, and {MAX_WEIGHT} is the limit"
         raise too_dear(why)
+
+
+def schemas_in(grammar: str) -> Iterator[object]:
+    """The schemas that a grammar of Lark has in it; what is no JSON llguidance refuses."""
+    for found in re.finditer(r"%json\s*", grammar):
+        with suppress(ValueError, RecursionError):
+            yield json.JSONDecoder().raw_decode(grammar, found.end())[0]
+
+
+def schema_weight(schema: object) -> int:
+    """Letters of its patterns with all repetitions written out. Raises LimitError for multiples
+    that would take too long."""
+    total = 0
+    for key, value in pairs(schema):
+        if key == "multipleOf" and isinstance(value, int | float) and value > MAX_MULTIPLE:
+            raise too_dear(f"multipleOf is {value:g}, and {MAX_MULTIPLE} is the limit")
+        if key == "pattern" and isinstance(value, str):
+            total += weight(value).size
+        if key == "patternProperties" and isinstance(value, dict):
+            total += sum(weight(pattern).size for pattern in value)
+    return total
 
 
 def pairs(value: object) -> Iterator[tuple[str, object]]:

@@ -180,6 +180,10 @@ def test_calls_that_are_forced_or_chosen_are_items(
     assert [item["type"] for item in asked(caller, text=told)["output"]] == ["message"]
 
 
+CALLED = {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"at": 1}'}
+URL = {"type": "input_image", "detail": "auto", "image_url": "http://localhost/a.png"}
+
+
 def test_items_become_messages() -> None:
     reasoning = {
         "type": "reasoning",
@@ -190,22 +194,22 @@ def test_items_become_messages() -> None:
     }
     said = {"type": "output_text", "text": "I look", "annotations": [], "logprobs": []}
     message = {"type": "message", "id": "m", "status": "completed", "role": "assistant"}
-    called = {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"at": 1}'}
-    image = {"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,aGk="}
+    image = {**URL, "image_url": "data:image/png;base64,aGk="}
     items = [
         {"role": "developer", "content": "Be"},
         {"role": "user", "content": [{"type": "input_text", "text": "Hi"}, image]},
         reasoning,
         {**message, "content": [said]},
-        called,
+        CALLED,
         {
             "type": "function_call_output",
             "call_id": "c",
             "output": [{"type": "input_text", "text": "2"}],
         },
-        {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "?"},
         {"role": "assistant", "content": "So"},
         {**message, "content": [{"type": "refusal", "refusal": "No"}]},
+        {"role": "user", "content": "Oh"},
+        {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "?"},
     ]
     made = conversation(items, HERE)
     function = {"name": "look", "arguments": {"at": 1}}
@@ -217,6 +221,7 @@ def test_items_become_messages() -> None:
         Message("assistant", "I look", tool_calls=calls, reasoning_content="hm"),
         Message("tool", "2", tool_call_id="c"),
         Message("assistant", "So\n\nNo"),
+        Message("user", "Oh"),
     ]
     assert [note.partition(":")[0] for note in made.notes] == ["encrypted_content"]
 
@@ -229,8 +234,11 @@ def test_items_become_messages() -> None:
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
+        ({"input": [CALLED | {"arguments": "{"}]}, "input[0].arguments"),
+        ({"input": [{"role": "user", "content": [URL]}]}, "input[0]"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0]"),
         ({"tools": [TURN_ON], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),

@@ -160,6 +160,7 @@ def test_forced_tokens_are_the_only_text_and_go_up_to_the_end() -> None:
         ({"json_schema": {"patternProperties": {"(a{200}){200}": {}}}}, LimitError, "long"),
         ({"grammar": 'start: A{1000}\nA: B{1000}\nB: "a"'}, LimitError, "long"),
         ({"json_schema": {"multipleOf": 1000003, "type": "integer"}}, LimitError, "multipleOf"),
+        ({"grammar": 'start: a\na: %json {"multipleOf": 1000003}'}, LimitError, "multipleOf"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_or_would_hold_up_others_is_refused_at_once(
