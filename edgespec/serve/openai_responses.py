@@ -153,12 +153,16 @@ class Output:
         """The events of the end of the open item."""
         if self.text is None:
             return
-        part = self.part()
         yield self.of_item(f"{self.name}.done", content_index=0, text=self.text, **self.logprobs)
-        yield self.of_item("content_part.done", content_index=0, part=part)
-        self.items[-1] |= {"content": [part], "status": status}
-        self.text = None
+        yield self.of_item("content_part.done", content_index=0, part=self.part())
+        self.end(status)
         yield self.of_item("output_item.done", item=self.items[-1])
+
+    def end(self, status: str) -> None:
+        """The open item ends, where there is one."""
+        if self.text is not None:
+            self.items[-1] |= {"content": [self.part()], "status": status}
+            self.text = None
 
     def called(self, call: ToolCall) -> Iterator[dict[str, Any]]:
         """The events of a call, which comes whole."""
@@ -231,8 +235,8 @@ class ResponseRequest:
         if "instructions" in values:
             messages = [Message("system", values["instructions"]), *messages]
         prompt = await self.calling.encode(self.call, messages, thinks)
-        most, field = values.get("max_output_tokens"), "max_output_tokens"
-        room = room_of(service, len(prompt), most, adjusted, field)
+        name = "max_output_tokens"
+        room = room_of(service, len(prompt), values.get(name), adjusted, name)
         (sampling,) = samplings(values, room, 0)
         form = guided or values.get("text", NO_TEXT).value
         turn = {**turn_of(values), "form": FORCED if guided else "text.format"}
@@ -267,7 +271,7 @@ class ResponseRequest:
                 status = "incomplete" if is_cut else "completed"
                 for sent in output.closed(status):
                     yield sent
-                usage = self.usage(event, splitter.thoughts.num_thoughts)
+                usage = usage_of(event, splitter.thoughts.num_thoughts)
                 why = {"incomplete_details": {"reason": "max_output_tokens"}} if is_cut else {}
                 own = self.response(status, usage=usage, **why, **speculation_of(event))
                 yield output.event(status, response=own)
@@ -275,6 +279,7 @@ class ResponseRequest:
     def failed(self, error: Exception) -> dict[str, Any]:
         """The event of an error behind what was sent."""
         refusal = refusal_of(error, self.call.service.max_model_len)
+        self.output.end("incomplete")
         told = {"code": CODES.get(refusal.status, "server_error"), "message": refusal.message}
         return self.output.event("failed", response=self.response("failed", error=told))
 
@@ -311,13 +316,14 @@ class ResponseRequest:
         }
         return with_adjusted(own | more, self.call.adjusted)
 
-    def usage(self, response: Response, num_thoughts: int) -> dict[str, Any]:
-        """What was read and written."""
-        own = response.metrics
-        return {
-            "input_tokens": own.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": own.reused_tokens, "cache_write_tokens": 0},
-            "output_tokens": own.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": num_thoughts},
-            "total_tokens": own.prompt_tokens + own.completion_tokens,
-        }
+
+def usage_of(response: Response, num_thoughts: int) -> dict[str, Any]:
+    """What was read and written."""
+    own = response.metrics
+    return {
+        "input_tokens": own.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": own.reused_tokens, "cache_write_tokens": 0},
+        "output_tokens": own.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": num_thoughts},
+        "total_tokens": own.prompt_tokens + own.completion_tokens,
+    }

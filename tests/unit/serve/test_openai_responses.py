@@ -264,6 +264,8 @@ def test_an_error_in_a_stream_is_the_event_of_a_failed_answer(engine: Engine) ->
         last = streamed(slow)[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"]["code"] == "server_error"
+    (item,) = last["response"]["output"]
+    assert (item["status"], len(item["content"])) == ("incomplete", 1)
 
 
 @pytest.mark.clients
