@@ -6,9 +6,11 @@ Knows the engine's streams, and that each must end when nobody reads it any more
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from edgespec.errors import LimitError, RequestError
 from edgespec.prompts import TIMEOUT, SamplingParams
 from edgespec.runtime.loop.generation import Chunk, Response
 from edgespec.runtime.streams import AsyncStream
@@ -29,6 +31,20 @@ class Ask:
     keep: bool = False  # the KV rows, for a next turn
     priority: int = 0
     cache_salt: str = ""
+    form: str = ""  # the field that says the answer's, as errors call it
+
+
+@contextmanager
+def naming(form: str) -> Iterator[None]:
+    """Names the field that says an answer's form in errors of that form."""
+    try:
+        yield
+    except (RequestError, LimitError) as error:
+        if error.param != "guided":
+            raise
+        told = error.spelled({"guided": f"request: {form}"})
+        told.param = form.partition(" ")[0]
+        raise told from error
 
 
 class Answers:
@@ -59,8 +75,9 @@ class Answers:
     async def begin(self) -> None:
         """Waits until all wait for a lane. Raises the error of one that cannot, and ends all."""
         try:
-            for stream in self.streams:
-                await stream.begins()
+            for ask, stream in zip(self.asks, self.streams, strict=True):
+                with naming(ask.form):
+                    await stream.begins()
         except BaseException:
             self.close()
             raise
@@ -90,10 +107,11 @@ class Answers:
         was over."""
         stream, watch = self.streams[index], self.watches[index]
         try:
-            async for chunk in stream:
-                watch.step(chunk)
-                yield index, chunk
-            response = stream.response()
+            with naming(self.asks[index].form):
+                async for chunk in stream:
+                    watch.step(chunk)
+                    yield index, chunk
+                response = stream.response()
             if response.finish_reason == TIMEOUT:
                 most_s = self.service.limits.request_timeout_s
                 raise Refusal(504, f"The answer took longer than {most_s:g} s.", code="timeout")

@@ -93,12 +93,12 @@ class Grammars:
         limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
         matcher = LLMatcher(vocabulary, source(guided), log_level=0, limits=limits)
         if matcher.is_error():
-            raise refused(guided, matcher.get_error())
+            raise refused(matcher.get_error())
         matcher.compute_bitmask()
         spent_s = time.thread_time() - began_s
         if matcher.is_error() or spent_s > MAX_COMPILE_S:
             why = matcher.get_error() or f"its first token takes {spent_s:.1f} s"
-            raise too_dear(guided, why)
+            raise too_dear(why)
         logger.debug("a grammar was compiled in %.1f ms", 1000 * spent_s)
         return matcher
 
@@ -109,7 +109,7 @@ class Grammars:
         if not self.end_ids:
             raise RequestError(
                 "this model has no end token, and an answer of a form has to end",
-                "Leave `guided` out.",
+                "Ask for an answer without a form.",
             )
         if self.vocabulary is None:
             try:
@@ -118,7 +118,7 @@ class Grammars:
                 )
             except Exception as error:  # of whatever kind: its own reader is stricter than ours
                 message = f"llguidance cannot read this model's tokenizer: {str(error)[:200]}"
-                raise RequestError(message, "Leave `guided` out.") from error
+                raise RequestError(message, "Ask for an answer without a form.") from error
         return self.vocabulary
 
 
@@ -145,7 +145,7 @@ def check_weight(guided: Guided) -> None:
     if guided.grammar is not None:
         text, schemas = without_schemas(guided.grammar)
         parts = [weight(line) for line in text.splitlines()]
-        parts += [schema_weight(guided, schema) for schema in schemas]
+        parts += [schema_weight(schema) for schema in schemas]
         total = max(
             math.prod(part.times for part in parts), sum(part.size for part in parts)
         )  # rules stand in each other by their names
@@ -153,13 +153,13 @@ def check_weight(guided: Guided) -> None:
         assert isinstance(guided.json_schema, str)
         schema = json.loads(guided.json_schema)
         if any(key == "x-guidance" for key, _ in pairs(schema)):
-            raise unsupported(guided, ["x-guidance"])
-        total = schema_weight(guided, schema).size
+            raise unsupported(["x-guidance"])
+        total = schema_weight(schema).size
     else:
         total = 0 if guided.regex is None else weight(guided.regex).size
     if total > MAX_WEIGHT:
         why = f"its repetitions written out are {total} long, and {MAX_WEIGHT} is the limit"
-        raise too_dear(guided, why)
+        raise too_dear(why)
 
 
 def without_schemas(grammar: str) -> tuple[str, list[object]]:
@@ -177,13 +177,13 @@ def without_schemas(grammar: str) -> tuple[str, list[object]]:
     return "".join((*texts, grammar[start:])), schemas
 
 
-def schema_weight(guided: Guided, schema: object) -> Weight:
+def schema_weight(schema: object) -> Weight:
     """The patterns of a schema: their letters together, and the largest product of counts. Raises
     LimitError for a multipleOf that is too large."""
     patterns = list[Weight]()
     for key, value in pairs(schema):
         if key == "multipleOf" and isinstance(value, int | float) and value > MAX_MULTIPLE:
-            raise too_dear(guided, f"multipleOf is {value:g}, and {MAX_MULTIPLE} is the limit")
+            raise too_dear(f"multipleOf is {value:g}, and {MAX_MULTIPLE} is the limit")
         if key == "pattern" and isinstance(value, str):
             patterns.append(weight(value))
         if key == "patternProperties" and isinstance(value, dict):
@@ -201,26 +201,23 @@ def pairs(value: object) -> Iterator[tuple[str, object]]:
         yield from pairs(child)
 
 
-def refused(guided: Guided, error: str) -> EdgeSpecError:
+def refused(error: str) -> EdgeSpecError:
     """The error for what llguidance does not take."""
     if found := UNSUPPORTED.search(error):
-        return unsupported(guided, json.loads(found[1]) if found[1] else [found[2]])
+        return unsupported(json.loads(found[1]) if found[1] else [found[2]])
     if "too big" in error or "fuel" in error or "too complex" in error.lower():
-        return too_dear(guided, error)
-    (name,) = guided.to_dict()
+        return too_dear(error)
     why = " ".join(error.split())[:300]
-    return RequestError(f"guided.{name} cannot be: {why}", "Correct it.", param="guided")
+    return RequestError(f"`guided` cannot be: {why}", "Correct it.")
 
 
-def unsupported(guided: Guided, keys: Sequence[str]) -> RequestError:
+def unsupported(keys: Sequence[str]) -> RequestError:
     """The error for keys of a schema that say what no grammar here can."""
-    (name,) = guided.to_dict()
-    message = f"guided.{name} has {', '.join(keys)}, which this version does not support"
+    message = f"`guided` has {', '.join(keys)}, which this version does not support"
     remedy = "Remove it, or say it by type, enum, anyOf, pattern, minimum or maxItems."
-    return RequestError(message, remedy, param="guided")
+    return RequestError(message, remedy)
 
 
-def too_dear(guided: Guided, why: str) -> LimitError:
+def too_dear(why: str) -> LimitError:
     """The error for a grammar that would hold up all other requests."""
-    (name,) = guided.to_dict()
-    return LimitError(f"guided.{name} is too large: {why[:200]}", "Simplify it.")
+    return LimitError(f"`guided` is too large: {why[:200]}", "Simplify it.")
