@@ -30,8 +30,10 @@ GOOD: dict[str, Any] = {  # of the fields that are required; answers are short
     "messages": MESSAGES,
     "prompt": "Hi",
     "text_input": "Hi",
+    "input": "Hi",
     "tokens": [5],
     "max_tokens": 2,
+    "max_output_tokens": 16,
     "inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["Hi"]}],
 }
 HOSTILE: tuple[Any, ...] = (
