@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -113,6 +114,19 @@ class SeveralCapacities(ABC):
     def reserve(self, lane: int, tokens: int) -> None:
         """A lane will come to so many tokens, or to the largest capacity. EnvironmentProblem where
         the engine for it cannot be opened."""
+
+
+class Interrupted(Exception):
+    """A call was ended before its end: see `Interruptible`."""
+
+
+class Interruptible(ABC):
+    """A runner whose calls another thread can end."""
+
+    @abstractmethod
+    def interruptible(self) -> AbstractContextManager[Callable[[], None]]:
+        """Inside, what it gives ends the call under way and those that follow, which raise
+        Interrupted: rows that they wrote are behind the committed ones. Outside it does nothing."""
 
 
 class EncoderRunner(Protocol):
