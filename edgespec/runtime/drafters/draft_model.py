@@ -175,6 +175,11 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
                 self.decoder.drop_scratch(lane)
         super().grow(growing, level)
 
+    def forced_rows(self, request: DraftRequest) -> DecoderRows:
+        """The first entries of a tree, which its rows go on from."""
+        self.state(request.lane).fed += range(len(request.forced))
+        return super().forced_rows(request)
+
     def beam_rows(self, growth: Growth, level: int) -> DecoderRows:
         """A lane's part of a call: the beam, or for recurrent layers the tree up to it."""
         state, pool = self.state(growth.request.lane), growth.pool
