@@ -99,7 +99,7 @@ def percentiles(gaps: list[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("engines")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     with edgespec.load(args.engines) as engine:
         first_token_ms(engine, prompt(SHORT, 1))
@@ -108,7 +108,7 @@ def main() -> None:
             "costs": engine.why_no_costs or "measured",
             "short_alone_ms": median(first_token_ms(engine, prompt(SHORT, 7 + s)) for s in seeds),
             "long_alone_ms": median(first_token_ms(engine, prompt(LONG, 5 + s)) for s in seeds),
-            "short_behind_long_ms": [behind_a_long_prompt(engine, s) for s in seeds],
+            "short_behind_long_ms": median(behind_a_long_prompt(engine, s) for s in seeds),
             "gaps_alone_ms": percentiles(
                 [g for s in seeds for g in gaps_ms(engine, s, beside=False)]
             ),
