@@ -199,10 +199,9 @@ class TreeDrafter(EngineDrafter[CachedDecoder, TreeLane], Budgeted, Continuing):
 
     def levels(self, request: DraftRequest) -> int:
         """Levels that a request's tree has at most; 0 where nothing can be drafted."""
-        state, plan, forced = self.lanes[request.lane], request.plan, len(request.forced)
-        room = self.room(request.lane) - forced
-        too_many = room < 0 or forced > self.decoder.runner.max_rows
-        return 0 if state.full or too_many or plan.verify_size == 1 else plan.levels_within(room)
+        state, plan = self.lanes[request.lane], request.plan
+        rows = min(self.room(request.lane), self.decoder.runner.max_rows) - len(request.forced)
+        return 0 if state.full or rows < 0 or plan.verify_size == 1 else plan.levels_within(rows)
 
     def first_level(self, request: DraftRequest) -> Growth | None:
         """The first level: the best continuations of the last observed position. None where
