@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -28,7 +26,7 @@ from numpy.typing import NDArray
 from edgespec.artifacts import atomic
 from edgespec.backends.base import PacksRows
 from edgespec.backends.host import HostStates
-from edgespec.errors import BundleError, EdgeSpecError, EnvironmentProblem, OptionError
+from edgespec.errors import BundleError, EnvironmentProblem, OptionError
 from edgespec.runtime.drafters.base import Drafter, PacksSnapshots
 from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.prefix import (
@@ -37,11 +35,19 @@ from edgespec.runtime.loop.prefix import (
     NO_DRAFT,
     Prefix,
     PrefixCache,
-    common_length,
     reusable_length,
 )
-from edgespec.safe_read.regular import open_regular
-from edgespec.safe_read.tensors import DTYPES, StoredTensor, numpy_dtype, read_array, read_tensors
+from edgespec.runtime.loop.prefix_file import (
+    BASE,
+    DRAFT,
+    KEY,
+    PAIRS,
+    STATE,
+    Arrays,
+    StoredPrefix,
+    read_arrays,
+    write_arrays,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,52 +55,7 @@ FORMAT = 1  # part of what a file is valid for: those of another one are never r
 DISK_TIMES = 16  # bytes on disk for each that memory may take
 MAX_FILES = 1024  # each of a salt is compared with each of its prompts
 SUFFIX = ".prefix.safetensors"
-NAME = re.compile(r"\.?([0-9a-f]{16})-([0-9a-f]{16})-[0-9a-f]{32}" + re.escape(SUFFIX))
-KEY, PAIRS, STATE, HASH = "cache_key", "draft_pairs", "hidden_state", "sha256"
-BASE, DRAFT = "base.", "draft."  # before the names of their arrays
-TYPE_NAMES = {name: code for code, name in DTYPES.items()}
-
-Arrays = Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPrefix:
-    """What is known of a file without its rows: `salt` is a hash, `pairs` are those that the
-    drafter has of it, or NO_DRAFT; `size_bytes` are those of its rows."""
-
-    path: Path
-    salt: str
-    cache_key: NDArray[np.int64]
-    pairs: int
-    has_state: bool
-    size_bytes: int
-
-    @classmethod
-    def read(cls, path: Path) -> StoredPrefix:
-        """By the header of a file and its key, which may be damaged as yet. Raises BundleError or
-        OSError."""
-        tensors = read_tensors(path, damaged)
-        if not {KEY, PAIRS, HASH} <= tensors.keys():
-            raise damaged("it is no prefix")
-        for name in (KEY, PAIRS):
-            if tensors[name].dtype != "int64" or len(tensors[name].shape) != 1:
-                raise damaged(f"{name} is not a list")
-        key, pairs = (read_array(path, tensors[name]) for name in (KEY, PAIRS))
-        if len(pairs) != 1 or list(tensors)[-1] != HASH:
-            raise damaged("it is no prefix")
-        rows = [one for one in tensors.values() if one.name.startswith((BASE, DRAFT))]
-        size_bytes = sum(one.num_bytes for one in rows)
-        return cls(path, path.name[17:33], key, int(pairs[0]), STATE in tensors, size_bytes)
-
-    def serves(self, salt: str, cache_key: NDArray[np.int64], pairs: int, croppable: bool) -> bool:
-        """Whether all that has this key can be taken from it, with drafts where there are some."""
-        whole = croppable or len(self.cache_key) == len(cache_key)
-        return (
-            self.salt == salt
-            and whole
-            and common_length(self.cache_key, cache_key) == len(cache_key)
-            and (pairs == NO_DRAFT or self.pairs != NO_DRAFT)
-        )
+NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-[0-9a-f]{32}" + re.escape(SUFFIX))
 
 
 class PrefixStore:
@@ -134,8 +95,10 @@ class PrefixStore:
         self.writer = ThreadPoolExecutor(1, "edgespec-prefixes")
         self.index: dict[Path, StoredPrefix] = {}
         self.sweep()
-        own = [path for path in self.files() if path.name.startswith(self.identity[:16])]
-        self.index |= {one.path: one for path in own if (one := self.opened(path)) is not None}
+        for path in self.files():
+            engine, salt, _ = path.name.split("-")
+            if engine == self.identity[:16] and (stored := self.opened(path, salt)) is not None:
+                self.index[path] = stored
         cache.evicted = self.put
 
     # ---- found
@@ -152,8 +115,8 @@ class PrefixStore:
             if stored is None or length - have < max(MIN_NEW, NEW_SHARE * len(stored.cache_key)):
                 return
             prefix = self.load(stored, salt)
-        if prefix is not None:
-            self.cache.keep(prefix)
+            if prefix is not None:
+                self.cache.keep(prefix)
 
     def find(
         self, wanted: NDArray[np.int64], salt: str, *, drafts: bool
@@ -248,7 +211,7 @@ class PrefixStore:
             if not self.make_room(sum(array.nbytes for array in arrays.values())):
                 return
             write_arrays(path, arrays)
-            new = StoredPrefix.read(path)
+            new = StoredPrefix.read(path, salt)
         except (BundleError, OSError, MemoryError) as error:
             return self.failed(error)
         with self.lock:
@@ -294,13 +257,13 @@ class PrefixStore:
         """Remove what killed processes have left of files."""
         for path in self.directory.iterdir():
             name, temporary, _ = path.name.partition(".tmp-")
-            if temporary and NAME.fullmatch(name) and not atomic.is_held(path):
+            if temporary and NAME.fullmatch(name[1:]) and not atomic.is_held(path):
                 atomic.remove_whole(path)
 
-    def opened(self, path: Path) -> StoredPrefix | None:
+    def opened(self, path: Path, salt: str) -> StoredPrefix | None:
         """What is known of a file; None where it cannot be read."""
         try:
-            return StoredPrefix.read(path)
+            return StoredPrefix.read(path, salt)
         except (BundleError, OSError) as error:
             self.refuse(path, error)
             return None
@@ -340,13 +303,8 @@ def private(directory: Path) -> Path:
         raise EnvironmentProblem(message, "Name a directory that this user can write.") from error
     if stat.st_uid != os.geteuid() or stat.st_mode & 0o022:
         message = f"`prefix_cache_dir` {directory} can be written by other users"
-        raise EnvironmentProblem(message, f"Name another, or make it yours: chmod 700 {directory}")
+        raise EnvironmentProblem(message, "Name one of your own, or a new one below it.")
     return directory.absolute()
-
-
-def damaged(how: str) -> EdgeSpecError:
-    """What is wrong with a file."""
-    return BundleError(how)
 
 
 def part(arrays: Arrays, prefix: str) -> dict[str, NDArray[Any]]:
@@ -358,60 +316,3 @@ def touch(path: Path) -> None:
     """Note that a file was used."""
     with suppress(OSError):  # another process has removed it
         os.utime(path)
-
-
-def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write a safetensors file whole or not at all, for its owner alone. Its last tensor is the
-    sha256 of its name and of all before it. Raises OSError.
-
-    It is not flushed to the disk: what a crash of the machine leaves of it has another hash. The
-    safetensors library would copy all arrays first.
-    """
-    header, offset = {}, 0
-    for name, array in (*arrays.items(), (HASH, np.empty(32, np.uint8))):
-        span = [offset, offset + array.nbytes]
-        code = TYPE_NAMES[array.dtype.name]
-        header[name] = {"dtype": code, "shape": array.shape, "data_offsets": span}
-        offset = span[1]
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    start = len(text).to_bytes(8, "little") + text
-    digest = hashlib.sha256(path.name.encode())
-    staged = path.with_name(atomic.temporary_name(path.name))
-    handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            atomic.hold(file.fileno())
-            for data in (memoryview(start), *map(bytes_of, arrays.values())):
-                digest.update(data)
-                file.write(data)
-            file.write(digest.digest())
-            file.flush()
-            staged.replace(path)
-    finally:
-        staged.unlink(missing_ok=True)
-
-
-def bytes_of(array: NDArray[Any]) -> memoryview:
-    """An array's bytes; a copy where it is a part of another."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of such a file, in one piece of memory. Raises BundleError for one that is not as
-    it was written, OSError and MemoryError."""
-    tensors = read_tensors(path, damaged)
-    with open_regular(path) as file:
-        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
-        count = file.readinto(data.data)
-    digest = hashlib.sha256(path.name.encode())
-    digest.update(data[:-32].data)
-    if count != len(data) or digest.digest() != data[-32:].tobytes():
-        raise damaged("its bytes are not those that were written")
-    return {name: view_of(data, tensor) for name, tensor in tensors.items()}
-
-
-def view_of(data: NDArray[np.uint8], tensor: StoredTensor) -> NDArray[Any]:
-    """A tensor in a file's bytes."""
-    own = data[tensor.offset : tensor.offset + tensor.num_bytes]
-    return own.view(numpy_dtype(tensor.dtype)).reshape(tensor.shape)
