@@ -19,6 +19,7 @@ from edgespec.backends.base import PacksRows
 from edgespec.backends.ort.lane_rows import LayerState, OrtLaneRows
 from edgespec.backends.ort.runner import OrtRunner
 from edgespec.errors import EnvironmentProblem, OptionError
+from edgespec.runtime.loop import prefix_store
 from edgespec.runtime.loop.prefix import Prefix, PrefixCache
 from edgespec.runtime.loop.prefix_store import PrefixStore
 
@@ -64,7 +65,15 @@ def test_the_longest_is_found_again_bit_for_bit(tmp_path: Path) -> None:
     assert found(store, LONG) == 60
     (entry,) = store.cache.entries
     assert entry.base.kv.tobytes() == prefix([*LONG[:60], 1, 2, 3]).base.kv.tobytes()
-    assert found(store, [5, *LONG]) == found(opened(tmp_path / "new", budget=100), LONG) == 0
+    assert found(store, [5, *LONG]) == 0
+    assert found(opened(tmp_path / "new", budget=1000), LONG) == 30  # what memory has room for
+
+
+def test_what_is_little_of_a_prefix_is_not_read(tmp_path: Path) -> None:
+    kept(tmp_path, [*range(1000)])
+    store = opened(tmp_path)
+    for length, reused in ((31, 0), (32, 32)):
+        assert found(store, [*range(length), 7777]) == reused
 
 
 def test_a_state_is_found_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -145,7 +154,9 @@ def test_a_full_disk_loses_the_prefix_and_is_said_once(tmp_path: Path) -> None:
     assert "File too large" in line
 
 
-def test_the_least_recently_used_go_of_whatever_engine(tmp_path: Path) -> None:
+def test_the_least_recently_used_go_of_whatever_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file has 32 bytes a token for the rows, 8 for the key, and a header."""
     (other,) = kept(tmp_path, LONG)
     os.utime(other, (1, 1))
@@ -161,9 +172,10 @@ def test_the_least_recently_used_go_of_whatever_engine(tmp_path: Path) -> None:
     assert there == set(range(14 - len(there), 14))
     assert 9 < len(there) < 14
     assert not other.exists()
+    monkeypatch.setattr(prefix_store, "MAX_FILES", len(there))
     oldest = 14 - len(there)
     assert found(store, keys[oldest]) == 99
-    store.write(prefix([77, *LONG[:99]]))
+    store.write(prefix([77, *LONG[:9]]))
     assert {int(one.cache_key[0]) for one in store.index.values()} == {
         *(there - {oldest + 1}),
         77,
