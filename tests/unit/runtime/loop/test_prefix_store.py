@@ -143,12 +143,12 @@ def test_a_full_disk_loses_the_prefix_and_is_said_once(tmp_path: Path) -> None:
     store.said = said.append
     store.cache.keep(prefix(LONG))
     store.cache.keep(prefix(LONG[50:]))
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # in the middle of each file
     try:
         store.close()
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [*tmp_path.iterdir()] == []
     (line,) = said
     assert "File too large" in line
