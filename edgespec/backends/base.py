@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from numpy.typing import NDArray
+
 from edgespec.backends.call import Call, Floats, Ids, Result
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.engine_dir import STEMS, variant_name
@@ -127,6 +129,18 @@ class Interruptible(ABC):
     def interruptible(self) -> AbstractContextManager[Callable[[], None]]:
         """Inside, what it gives ends the call under way and those that follow, which raise
         Interrupted: rows that they wrote are behind the committed ones. Outside it does nothing."""
+
+
+class PacksRows(ABC):
+    """A runner whose copies of a lane's rows can be kept in a file."""
+
+    @abstractmethod
+    def pack(self, rows: LaneRows) -> dict[str, NDArray[Any]]:
+        """The arrays of such a copy, by name."""
+
+    @abstractmethod
+    def unpack(self, arrays: Mapping[str, NDArray[Any]]) -> LaneRows:
+        """The copy that `pack` of a runner of this engine took apart."""
 
 
 class EncoderRunner(Protocol):
