@@ -101,8 +101,9 @@ class App:
             if match is Match.PARTIAL:
                 others.append(route.method)
         if others:
-            message = f"This path takes {', '.join(others)}."
-            return Refusal(405, message, code="method_not_allowed")
+            allow = ", ".join(others)
+            message = f"This path takes {allow}."
+            return Refusal(405, message, code="method_not_allowed", allow=allow)
         message = f"There is no such path; {OPENAPI} lists those that there are."
         return Refusal(404, message, code="unknown_path")
 

@@ -205,7 +205,6 @@ class ChatRequest:
         service = self.call.service
         engine, thinking = service.engine, thinking_of(self.values, service)
         num_logprobs, max_tokens = self.num_logprobs, self.max_tokens
-        guided = self.guided
         prompt = await asyncio.to_thread(
             engine.encode,
             self.values["messages"],
@@ -213,6 +212,7 @@ class ChatRequest:
             tools=self.tools,
             allow_control_tokens=service.allow_control_tokens,
         )
+        guided = self.guided
         room = room_of(service, len(prompt), max_tokens, self.call.adjusted)
         if self.tools and form_of(engine.tokenizer) is None:
             self.call.adjusted.append(UNKNOWN_FORM)
