@@ -109,5 +109,5 @@ class App:
 
     async def document(self, call: Call) -> ASGIApp:
         """The OpenAPI document of all routes."""
-        routes = [route for _, route in self.routes]
-        return JSONResponse(openapi.document(routes, has_keys=bool(self.service.guard.keys)))
+        routes, names = [route for _, route in self.routes], self.service.names
+        return JSONResponse(openapi.document(routes, names, has_keys=bool(self.service.guard.keys)))

@@ -9,6 +9,7 @@ from typing import Any
 from edgespec import __version__
 from edgespec.serve.errors import FORMS, Refusal
 from edgespec.serve.fields import schema_of
+from edgespec.serve.kserve import VERSION
 from edgespec.serve.protocols import Route
 
 # Status of an error -> when; of all routes, and of those with a body
@@ -29,12 +30,12 @@ WITH_BODY = {
 KEY = {"key": {"type": "http", "scheme": "bearer"}}
 
 
-def document(routes: Sequence[Route], *, has_keys: bool) -> dict[str, Any]:
-    """The document of some routes."""
+def document(routes: Sequence[Route], names: Sequence[str], *, has_keys: bool) -> dict[str, Any]:
+    """The document of some routes; `names` are those of the model."""
     paths: dict[str, Any] = {}
     for route in routes:
         path = re.sub(r":\w+}", "}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = operation(route)
+        paths.setdefault(path, {})[route.method.lower()] = operation(route, names)
     return {
         "openapi": "3.1.0",
         "info": {"title": "edgespec", "version": __version__},
@@ -43,7 +44,7 @@ def document(routes: Sequence[Route], *, has_keys: bool) -> dict[str, Any]:
     }
 
 
-def operation(route: Route) -> dict[str, Any]:
+def operation(route: Route, names: Sequence[str]) -> dict[str, Any]:
     """One route."""
     form = FORMS[route.form]
     error = {"application/json": {"schema": like(form.body(Refusal(400, "")))}}
@@ -56,8 +57,11 @@ def operation(route: Route) -> dict[str, Any]:
     if route.fields is not None:
         content = {"application/json": {"schema": schema_of(route.fields)}}
         made["requestBody"] = {"required": True, "content": content}
-    named = {"in": "path", "required": True, "schema": {"type": "string"}}
-    made["parameters"] = [{"name": name, **named} for name in re.findall(r"{(\w+)", route.path)]
+    known = {"model": [*names], "version": [VERSION]}
+    made["parameters"] = [
+        {"name": name, "in": "path", "required": True, "schema": {"enum": known[name]}}
+        for name in re.findall(r"{(\w+)", route.path)
+    ]
     return made
 
 
