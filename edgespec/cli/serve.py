@@ -86,7 +86,12 @@ PARAMS = [
         is_flag=True,
         help="Control tokens that texts of messages spell are control tokens, not their characters.",
     ),
-    *(param for param in run.PARAMS if param.name in run.MAKING),
+    *(param for param in run.PARAMS if param.name in run.MAKING and param.name != "max_input_len"),
+    click.Option(
+        ["--max-input-len"],
+        type=int,
+        help=build.LIMITS["max_input_len"].help + "  [default: as many as prompt and answer]",
+    ),
     click.Option(
         ["--max-batch-size"],
         type=click.IntRange(1),
@@ -157,6 +162,8 @@ def command(
     keys = () if api_key_file is None else read_keys(api_key_file)
     check_exposure(host, keys)
     limits = build.limits_of(run.LIMITS, values)
+    if limits.max_input_len is None:  # agents send long conversations
+        limits = replace(limits, max_input_len=limits.max_kv_cache_capacity)
     request = run.run_request(ctx, target, engine_request, limits, values)
     if is_engine_dir(target):
         refuse({BUILT: max_batch_size is not None})
@@ -165,6 +172,8 @@ def command(
 
         with Steps() as steps:
             lanes = max_batch_size or lanes_that_fit(request, steps)
+        if ctx.get_parameter_source("max_input_len") not in run.GIVEN:  # agents send it all
+            limits = replace(limits, max_input_len=limits.max_kv_cache_capacity)
         request = replace(request, limits=replace(limits, max_batch_size=lanes))
     with run.prepared_with_steps(request) as engine_dir:
         measure_busy_again(engine_dir, engine_request.spec_decode, engine_request.spec_policy)

@@ -86,7 +86,7 @@ def refusal_of(error: Exception, max_model_len: int) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, LimitError) and error.param == "prompt":
-        return too_long(max_model_len, words(error))
+        return prompt_too_long(max_model_len, words(error))
     if isinstance(error, CLIENTS_OWN):
         return Refusal(400, words(error), code="invalid_value", param=error.param)
     if isinstance(error, QueueFull):
@@ -99,7 +99,7 @@ def refusal_of(error: Exception, max_model_len: int) -> Refusal:
     return Refusal(500, "A bug in edgespec; the server's log says where.", code="internal_error")
 
 
-def too_long(max_model_len: int, what: str) -> Refusal:
+def prompt_too_long(max_model_len: int, what: str) -> Refusal:
     """The answer to a prompt that leaves no room in the context."""
     length = f"This model's maximum context length is {max_model_len} tokens"
     message = f"{length}; the prompt is too long: {what}"

@@ -20,6 +20,7 @@ from edgespec.serve import (
     openai_chat,
     openai_completions,
     openai_models,
+    openai_responses,
     page,
     tokenize,
 )
@@ -76,6 +77,7 @@ ROUTES = (
         "Continuations of texts",
         openai_completions.FIELDS,
     ),
+    Route("POST", "/v1/responses", openai_responses.answer, "Items", openai_responses.FIELDS),
     Route("POST", "/v1/messages", anthropic.answer, "Anthropic's", anthropic.FIELDS, "anthropic"),
     Route(
         "POST",

@@ -152,7 +152,7 @@ def test_forms_that_cannot_be_are_refused_by_name(server: Running) -> None:
     for form, param in (
         ({**FORMS[1], **FORMS[2]}, "guided_choice"),
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
-        ({"guided_json": {"type": "object", "unevaluatedProperties": False}}, "unevaluated"),
+        ({"guided_json": {"type": "object", "unevaluatedProperties": False}}, "guided_json has"),
     ):
         refused = server.post(CHAT_PATH, messages=ASK, **form)
         assert refused.status_code == 400

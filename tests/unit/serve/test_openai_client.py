@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_openais_client_reads_answers_streams_forms_and_errors(server: Running) 
 
 @pytest.mark.clients
 def test_no_request_that_schemathesis_makes_is_answered_otherwise_than_the_document_says(
-    server: Running,
+    server: Running, tmp_path: Path
 ) -> None:
     """Bodies that its schemas take may be refused: what messages may be is not in them."""
     pytest.importorskip("schemathesis")
@@ -52,5 +53,6 @@ def test_no_request_that_schemathesis_makes_is_answered_otherwise_than_the_docum
         capture_output=True,
         text=True,
         check=False,
+        cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stdout[-5000:]
