@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from numpy.typing import NDArray
+
 from edgespec.backends.call import Call, Floats, Ids, Result
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
 from edgespec.backends.engine_dir import STEMS, variant_name
@@ -113,6 +115,18 @@ class SeveralCapacities(ABC):
     def reserve(self, lane: int, tokens: int) -> None:
         """A lane will come to so many tokens, or to the largest capacity. EnvironmentProblem where
         the engine for it cannot be opened."""
+
+
+class PacksRows(ABC):
+    """A runner whose copies of a lane's rows can be kept in a file."""
+
+    @abstractmethod
+    def pack(self, rows: LaneRows) -> dict[str, NDArray[Any]]:
+        """The arrays of such a copy, by name."""
+
+    @abstractmethod
+    def unpack(self, arrays: Mapping[str, NDArray[Any]]) -> LaneRows:
+        """The copy that `pack` of a runner of this engine took apart."""
 
 
 class EncoderRunner(Protocol):

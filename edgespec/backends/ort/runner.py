@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 from weakref import WeakSet
@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgespec.backends.base import LaneRows, Table
+from edgespec.backends.base import LaneRows, PacksRows, Table
 from edgespec.backends.call import Attention, Call, Result
 from edgespec.backends.engine_config import (
     BUILD_AGAIN,
@@ -41,7 +41,7 @@ from edgespec.backends.ort.contract import (
 )
 from edgespec.backends.ort.head import Found, Head, HeadLogits
 from edgespec.backends.ort.head_form import HeadForm, read_layout
-from edgespec.backends.ort.lane_rows import OrtLaneRows
+from edgespec.backends.ort.lane_rows import LayerState, OrtLaneRows
 from edgespec.backends.ort.low_bit_matmul import PackedTable
 from edgespec.backends.ort.matmul_nbits import LmHeadTable, NBitsKernel
 from edgespec.backends.ort.native.library import kernels, why_missing
@@ -70,7 +70,7 @@ PREFILL_CHUNK = 256  # rows of a call: bounds the mask and the activations of a 
 RUNNERS: WeakSet[OrtRunner] = WeakSet()
 
 
-class OrtRunner:
+class OrtRunner(PacksRows):
     """An engine of this backend; with more than one lane, of the batched form.
 
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
@@ -268,6 +268,19 @@ class OrtRunner:
         if self.recurrent is not None:
             assert rows.state is not None
             self.recurrent.write(lane, rows.state, len(rows))
+
+    def pack(self, rows: LaneRows) -> dict[str, NDArray[Any]]:
+        """The arrays of a copy that `read_rows` made."""
+        assert isinstance(rows, OrtLaneRows)
+        if (state := rows.state) is None:
+            return {"kv": rows.kv}
+        return {"kv": rows.kv, "conv": state.conv, "state": state.state, "pending": state.pending}
+
+    def unpack(self, arrays: Mapping[str, NDArray[Any]]) -> OrtLaneRows:
+        """Such a copy of its arrays."""
+        rows = dict(arrays)
+        kv = rows.pop("kv")
+        return OrtLaneRows(kv, LayerState(**rows) if rows else None)
 
     def free(self, lane: int) -> None:
         """Drop all rows of a lane and its recurrent state."""
