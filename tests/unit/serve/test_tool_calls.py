@@ -247,3 +247,4 @@ def test_langchain_reads_calls_and_knows_a_long_prompt(caller: Running) -> None:
         assert (call["name"], call["args"]) == ("now", arguments)
     with pytest.raises(langchain.ContextOverflowError):
         chat.invoke("a " * 999)
+    chat.root_client.close()
