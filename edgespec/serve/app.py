@@ -104,12 +104,13 @@ class App:
             if match is Match.PARTIAL:
                 others.append(route.method)
         if others:
-            message = f"This path takes {', '.join(others)}."
-            return Refusal(405, message, code="method_not_allowed")
+            allow = ", ".join(others)
+            message = f"This path takes {allow}."
+            return Refusal(405, message, code="method_not_allowed", allow=allow)
         message = f"There is no such path; {OPENAPI} lists those that there are."
         return Refusal(404, message, code="unknown_path")
 
     async def document(self, call: Call) -> ASGIApp:
         """The OpenAPI document of all routes."""
-        routes = [route for _, route in self.routes]
-        return JSONResponse(openapi.document(routes, has_keys=bool(self.service.guard.keys)))
+        routes, names = [route for _, route in self.routes], self.service.names
+        return JSONResponse(openapi.document(routes, names, has_keys=bool(self.service.guard.keys)))

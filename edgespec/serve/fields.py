@@ -89,12 +89,15 @@ def read(body: Mapping[str, object], fields: Fields) -> tuple[Values, list[str]]
 
 
 def schema_of(fields: Fields) -> dict[str, Any]:
-    """The JSON schema of a body."""
+    """The JSON schema of a body. null is a field left out."""
     required = [name for name, row in fields.items() if row.required]
     return {
         "type": "object",
         "properties": {
-            name: {**row.schema, **({"description": row.why} if row.why else {})}
+            name: {
+                **(row.schema if row.required else {"anyOf": [row.schema, {"type": "null"}]}),
+                **({"description": row.why} if row.why else {}),
+            }
             for name, row in fields.items()
         },
         "additionalProperties": False,

@@ -176,11 +176,11 @@ class ChatRequest:
         """The answers, once the prompt is encoded."""
         service, calling = self.call.service, self.calling
         num_logprobs, max_tokens = self.num_logprobs, self.max_tokens
+        thinking = thinking_of(self.values, service)
+        prompt = await calling.encode(self.call, self.values["messages"], thinking)
         guided, turn = calling.guided(service.engine.tokenizer), turn_of(self.values)
         if guided:
             turn["form"] = FORCED
-        thinking = thinking_of(self.values, service)
-        prompt = await calling.encode(self.call, self.values["messages"], thinking)
         room = room_of(service, len(prompt), max_tokens, self.call.adjusted)
         asks = [
             Ask(prompt, replace(sampling, guided=guided or sampling.guided), keep=True, **turn)

@@ -22,7 +22,7 @@ from edgespec.runtime.loop.generation import Response
 from edgespec.runtime.loop.sequence import Candidates
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.serve import structured
-from edgespec.serve.errors import Refusal
+from edgespec.serve.errors import Refusal, prompt_too_long
 from edgespec.serve.fields import (
     BOOLEAN,
     INTEGER,
@@ -175,10 +175,10 @@ def room_of(
     """How many tokens an answer may have: as many as were asked for by a field, else all that fit.
     Raises Refusal for a prompt that leaves none."""
     most = service.max_model_len - num_prompt
-    if most < 1 or not num_prompt:
-        length = f"maximum context length is {service.max_model_len} tokens"
-        message = f"This model's {length}; the prompt has {num_prompt}."
-        raise Refusal(400, message, code="context_length_exceeded", param="prompt")
+    if not num_prompt:
+        raise Refusal(400, "The prompt has no tokens.", code="invalid_value", param="prompt")
+    if most < 1:
+        raise prompt_too_long(service.max_model_len, f"it has {num_prompt}.")
     if asked is not None and asked > most:
         adjusted.append(f"{field}: {most} of {asked}, which is what the context has left")
     return most if asked is None else min(asked, most)

@@ -264,6 +264,7 @@ def test_a_prompt_that_is_too_long_is_a_context_error(server: Running, stream: b
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
         assert "maximum context length is 64 tokens" in error["message"]
+        assert "prompt is too long" in error["message"]  # what langchain looks for
     assert server.chat(max_tokens=None)["usage"]["total_tokens"] == 64
 
 
@@ -383,6 +384,12 @@ def test_openapi_lists_every_route_and_field(server: Running) -> None:
     routes = {(p.replace(":path}", "}"), r.method) for p, r in of_app(server)}
     told = {(p, m.upper()) for p, methods in document["paths"].items() for m in methods}
     assert told == routes
+    versioned = document["paths"]["/v2/models/{model}/versions/{version}/infer"]["post"]
+    assert [part["name"] for part in versioned["parameters"]] == ["model", "version"]
+    assert {"429", "504"} <= versioned["responses"].keys()
+    anthropics = document["paths"]["/v1/messages"]["post"]["responses"]
+    assert "529" in anthropics
+    assert not {"429", "503"} & anthropics.keys()
     body = document["paths"][CHAT_PATH]["post"]["requestBody"]["content"]["application/json"]
     assert body["schema"]["properties"].keys() == CHAT.keys() > {"messages", "tools"}
     assert body["schema"]["required"] == ["messages"]

@@ -14,7 +14,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.serve.reasoning import Marks, ThoughtSplitter
 from edgespec.serve.tool_calls import AnswerSplitter, CallSplitter, ToolCall, form_of
-from tests.unit.serve.serving import TEMPLATE, Running
+from tests.unit.serve.serving import MODEL, TEMPLATE, Running
 
 PARAMETERS = {"city": {"type": "string"}, "days": {"anyOf": [{"type": "integer"}]}}
 TOOL: dict[str, Any] = {
@@ -231,3 +231,20 @@ def test_of_an_unknown_form_calls_stay_text_and_none_can_be_forced(
     assert tokens == list(tool_engine.encode("AHi"))
     response = caller.post(PATH, **ASK, tool_choice="required")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.clients
+def test_langchain_reads_calls_and_knows_a_long_prompt(caller: Running) -> None:
+    langchain = pytest.importorskip("langchain_openai.chat_models.base")
+    url, one = f"http://127.0.0.1:{caller.port}/v1", {"parallel_tool_calls": False, "seed": 3}
+    answer = caller.chat(**ASK, tool_choice="required", **one)["choices"][0]["message"]
+    arguments = json.loads(answer["tool_calls"][0]["function"]["arguments"])
+    chat = langchain.ChatOpenAI(model=MODEL, base_url=url, api_key="none", temperature=0)
+    forced = chat.bind_tools([TOOL], tool_choice="required", **one)
+    first, *rest = forced.stream("Hi")
+    for message in (forced.invoke("Hi"), sum(rest, first)):
+        (call,) = message.tool_calls
+        assert (call["name"], call["args"]) == ("now", arguments)
+    with pytest.raises(langchain.ContextOverflowError):
+        chat.invoke("a " * 999)
+    chat.root_client.close()
