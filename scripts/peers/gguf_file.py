@@ -51,6 +51,8 @@ def tensors_of(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
     header.pop("__metadata__", None)
     data = np.memmap(path, np.uint8, "r", 8 + size)
     for name, entry in header.items():
+        if name == "t2d":  # which d2t says too
+            continue
         begin, end = entry["data_offsets"]
         yield name, data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
 
@@ -94,6 +96,15 @@ def add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path) -> None:
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
 
 
+def turned(name: str, array: np.ndarray, config: dict[str, Any]) -> np.ndarray:
+    """Returns q and k with the pairs that are rotated together next to each other, as llama.cpp has
+    them in drafts; others as they are."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    if (key := heads.get(name.split(".")[-2])) is None:
+        return array
+    return array.reshape(config[key], 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+
+
 def add_matrix(
     writer: gguf.GGUFWriter, name: str, array: np.ndarray, *, as_float32: bool = False
 ) -> None:
@@ -125,21 +136,22 @@ def write(checkpoint: Path, path: Path, base: Path | None, *, as_float32: bool =
         # Keys that the published package has no methods for
         writer.add_array("eagle3.target_layers", [2, layers // 2, layers - 3])
         writer.add_uint32("eagle3.target_hidden_size", target["hidden_size"])
-        add_vocabulary(writer, target["vocab_size"], target["eos_token_id"])
         names = DRAFT_NAMES
     else:
-        if as_float32:
-            add_tokenizer(writer, checkpoint)
-        else:
-            add_vocabulary(writer, config["vocab_size"], config["eos_token_id"])
         table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
         stems = [name.removesuffix(".weight") for name, _ in tensors_of(checkpoint)]
         names = {stem: new for stem in stems if (new := table.get_name(stem))}
+    if as_float32:
+        add_tokenizer(writer, base or checkpoint)
+    else:
+        add_vocabulary(writer, config["vocab_size"], (target if base else config)["eos_token_id"])
     for name, array in tensors_of(checkpoint):
         if name == "d2t":  # ours are distances, theirs are ids
             writer.add_tensor("d2t", array + np.arange(len(array)))
         else:
             new = names[name.removesuffix(".weight")] + ".weight"
+            if base:
+                array = turned(name, array, config)
             add_matrix(writer, new, array, as_float32=as_float32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
