@@ -18,6 +18,7 @@ from edgespec.modules.layers import MLP, AttentionModule, RMSNorm, rope_rows, sc
 
 Tensor = torch.Tensor
 Attend = Callable[[AttentionModule, Tensor], Tensor]
+Rows = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
 class Eagle3Layer(nn.Module):
@@ -104,19 +105,19 @@ class Unrolled:
     later steps.
     """
 
-    def __init__(self, draft: Eagle3, hidden_states: Tensor) -> None:
-        """`hidden_states` are the aux hidden states [B, W, k * Ht] of W positions."""
+    def __init__(self, draft: Eagle3, hidden_states: Tensor, rows: Rows | None = None) -> None:
+        """`hidden_states` are the aux hidden states [B, W, k * Ht] of W positions. `rows` gives cos
+        and sin of (step, rows) where positions are not those of a text."""
         self.draft, self.state, self.num_steps = draft, draft.fuse(hidden_states), 0
+        self.rows = rows or self.text_rows
         self.first: list[tuple[Tensor, Tensor]] = []  # per layer: keys and values of step 0
         self.own = [OwnSteps() for _ in draft.layers]
 
     def step(self, embeds: Tensor) -> Tensor:
         """Embeddings [B, n, H] of the tokens that the first n chains read now: token i + 1 + step
         of the text, or what a chain drafted last -> what the lm_head reads, [B, n, H]."""
-        rows, rope = embeds.shape[1], self.draft.draft_config.decoder.rope
-        cos, sin = (
-            part[self.num_steps :] for part in rope_rows(rope, self.num_steps + rows, embeds)
-        )
+        rows = embeds.shape[1]
+        cos, sin = self.rows(self.num_steps, rows)
         state = self.state[:, :rows]
         for index, layer in enumerate(self.draft.layers):
             state = layer(embeds, state, partial(self.attend, index, cos, sin))
@@ -124,6 +125,11 @@ class Unrolled:
         normed: Tensor = self.draft.norm(state)
         self.state = normed if self.draft.draft_config.norm_output else state
         return normed
+
+    def text_rows(self, step: int, rows: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of a text: a step is a position further."""
+        cos, sin = rope_rows(self.draft.draft_config.decoder.rope, step + rows, self.state)
+        return cos[step:], sin[step:]
 
     def attend(
         self, index: int, cos: Tensor, sin: Tensor, attention: AttentionModule, x: Tensor

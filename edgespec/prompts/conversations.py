@@ -16,7 +16,7 @@ Record = str | Messages  # a text, or a conversation
 def numbered_records(text: str, path: Path, wanted: str) -> Iterator[tuple[str, Record]]:
     """Where each record stands, and the record. Raises RequestError with the line, and `wanted` as
     the remedy."""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # JSON may have other ends of lines inside
         if line.strip():
             where = f"{path}, line {number}"
             yield where, _record(line, where, wanted)
