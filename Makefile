@@ -70,7 +70,7 @@ test-tensorrt: $(FULL) $(RTX)/.installed $(RTX_OLD)/.installed ## build engines 
 	PYTHONPATH=$(CURDIR)/$(RTX) $(PY) -m pytest -m tensorrt tests/tensorrt
 	PYTHONPATH=$(CURDIR)/$(RTX_OLD) $(PY) -m pytest -m tensorrt tests/tensorrt
 
-test-clients: $(FULL) $(KERNELS) $(CLIENTS)/.installed ## let clients of others ask the server: openai, anthropic, tritonclient, Chromium where it is installed
+test-clients: $(FULL) $(KERNELS) $(CLIENTS)/.installed ## let clients of others ask the server: openai, anthropic, tritonclient, langchain, schemathesis, Chromium where it is installed
 	PYTHONPATH=$(CURDIR)/$(CLIENTS) $(PY) -m pytest -n 0 -m clients tests/unit/serve
 
 test-pycuda: $(FULL) $(PYCUDA)/.installed ## build pycuda (90 seconds; no CUDA toolkit, no GPU) and run it on the stand-in of CUDA's driver

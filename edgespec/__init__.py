@@ -298,7 +298,8 @@ def load(
     drafter_options: DrafterOptions | Mapping[str, object] | None = None,
     speculative_config: DecodingConfig | Mapping[str, object] | None = None,
     exact: bool = False,
-    prefix_cache_bytes: int = 256 * 2**20,
+    prefix_cache_bytes: int | None = 256 * 2**20,
+    prefix_cache_dir: str | Path | None = None,
     acceptance: Acceptance = None,
     spec_policy: Literal["fixed", "adaptive"] | None = None,
     tuned: bool = True,
@@ -316,7 +317,9 @@ def load(
     a method with its sizes and options instead, as TensorRT-LLM does (docs/config.md); a
     `speculative_model` in it must be what the draft engine was made from. `exact` is
     that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts
-    that begin alike; 0 keeps none. `acceptance` is the accept rule, by its name or with its
+    that begin alike; 0 keeps none, None as many as a prompt of the whole context has, up to an
+    eighth of the memory. In `prefix_cache_dir` they are kept for engines that are opened later, 16
+    times as many bytes (docs/serving.md). `acceptance` is the accept rule, by its name or with its
     options: see "Which drafts are accepted". `spec_policy` "adaptive" drafts each step as much as
     pays, "fixed" always the plan; None is adaptive where no sizes are given and the costs of steps
     were measured. `tuned` False leaves the plan of `edgespec tune` out.
@@ -344,6 +347,7 @@ def load(
         speculative_config=speculative_config,
         exact=exact,
         prefix_cache_bytes=prefix_cache_bytes,
+        prefix_cache_dir=prefix_cache_dir,
         acceptance=acceptance,
         spec_policy=spec_policy,
         tuned=tuned,

@@ -1,8 +1,9 @@
 """How requests of one engine hold each other up: the figures of docs/serving.md.
 
     python scripts/measure_serving.py ENGINES
+    python scripts/measure_serving.py ENGINES --turn 14000     # an agent's turn, before and after a restart
 
-ENGINES is a pair for 8 sequences and prompts of 4,096 tokens. Times are wall times: measure on a
+ENGINES is a pair for 8 sequences and prompts of 4,096 tokens, or of the turn's length. Times are wall times: measure on a
 machine that does nothing else, and compare figures of one run.
 """
 
@@ -11,17 +12,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 import edgespec
+from edgespec.artifacts import page_cache
 from edgespec.runtime.engine import Engine
 
 LONG, SHORT, ANSWER = 3500, 16, 160
+NEW = 300  # tokens of an agent's turn
 GREEDY = edgespec.SamplingParams(temperature=0, max_generate_length=1)
 
 
@@ -92,6 +97,44 @@ async def loop_held_ms(engine: Engine, make: Callable[[int], object], count: int
     return 1000 * held
 
 
+def turns(engines: str, length: int, seed: int) -> dict[str, list[float]]:
+    """Wall and processor milliseconds until the first token of a prompt, all of whose tokens but
+    the last NEW were there before: in memory, on the disk after a restart, and there with nothing
+    of the files in the page cache; and of closing the engine."""
+    began = prompt(length - NEW, seed)
+    found = dict[str, list[float]]()
+
+    def timed(name: str, work: Callable[[], object]) -> None:
+        wall, used = time.perf_counter(), time.process_time()
+        work()
+        ended = time.perf_counter(), time.process_time()
+        found[name] = [1000 * (ended[0] - wall), 1000 * (ended[1] - used)]
+
+    def turn(engine: Engine, name: str) -> None:
+        ids = [*began, *prompt(NEW, seed + len(found))]
+        timed(name, lambda: first_token_ms(engine, ids))
+
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name) / "prefixes"
+        engine = edgespec.load(engines, prefix_cache_bytes=None, prefix_cache_dir=directory)
+        first_token_ms(engine, prompt(SHORT, 1))
+        turn(engine, "nothing is there")
+        turn(engine, "in memory")
+        timed("closing writes both", engine.close)
+        for case in ("after a restart", "after a restart of the machine"):
+            if case.endswith("machine"):
+                for path in directory.iterdir():
+                    page_cache.renew(path)
+            with edgespec.load(
+                engines, prefix_cache_bytes=None, prefix_cache_dir=directory
+            ) as engine:
+                first_token_ms(engine, prompt(SHORT, 1))
+                turn(engine, case)
+        sizes = [path.stat().st_size for path in directory.iterdir()]
+    found["MiB of a file"] = [max(sizes) / 2**20]
+    return found
+
+
 def percentiles(gaps: list[float]) -> dict[str, float]:
     return {f"p{q}": round(float(np.percentile(gaps, q)), 1) for q in (50, 99)}
 
@@ -100,7 +143,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("engines")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--turn", type=int, help="tokens of an agent's prompt")
     args = parser.parse_args()
+    if args.turn:
+        rounds = [turns(args.engines, args.turn, 100 * n) for n in range(args.repeats)]
+        for name in rounds[0]:
+            each = zip(*(one[name] for one in rounds), strict=True)
+            print(f"{name:32}", *(f"{median(values):9.0f}" for values in each))
+        return
     with edgespec.load(args.engines) as engine:
         first_token_ms(engine, prompt(SHORT, 1))
         seeds = [10 * i for i in range(1, args.repeats + 1)]
@@ -108,7 +158,9 @@ def main() -> None:
             "costs": engine.why_no_costs or "measured",
             "short_alone_ms": median(first_token_ms(engine, prompt(SHORT, 7 + s)) for s in seeds),
             "long_alone_ms": median(first_token_ms(engine, prompt(LONG, 5 + s)) for s in seeds),
-            "short_behind_long_ms": [behind_a_long_prompt(engine, s) for s in seeds],
+            "short_behind_long_ms": median(
+                behind_a_long_prompt(engine, 10 * i) for i in range(1, 5 * args.repeats + 1)
+            ),
             "gaps_alone_ms": percentiles(
                 [g for s in seeds for g in gaps_ms(engine, s, beside=False)]
             ),

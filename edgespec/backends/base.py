@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
+
+from numpy.typing import NDArray
 
 from edgespec.backends.call import Call, Floats, Ids, Result
 from edgespec.backends.engine_config import EngineConfig, EngineWeights
@@ -113,6 +116,31 @@ class SeveralCapacities(ABC):
     def reserve(self, lane: int, tokens: int) -> None:
         """A lane will come to so many tokens, or to the largest capacity. EnvironmentProblem where
         the engine for it cannot be opened."""
+
+
+class Interrupted(Exception):
+    """A call was ended before its end: see `Interruptible`."""
+
+
+class Interruptible(ABC):
+    """A runner whose calls another thread can end."""
+
+    @abstractmethod
+    def interruptible(self) -> AbstractContextManager[Callable[[], None]]:
+        """Inside, what it gives ends the call under way and those that follow, which raise
+        Interrupted: rows that they wrote are behind the committed ones. Outside it does nothing."""
+
+
+class PacksRows(ABC):
+    """A runner whose copies of a lane's rows can be kept in a file."""
+
+    @abstractmethod
+    def pack(self, rows: LaneRows) -> dict[str, NDArray[Any]]:
+        """The arrays of such a copy, by name."""
+
+    @abstractmethod
+    def unpack(self, arrays: Mapping[str, NDArray[Any]]) -> LaneRows:
+        """The copy that `pack` of a runner of this engine took apart."""
 
 
 class EncoderRunner(Protocol):

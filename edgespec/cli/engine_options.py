@@ -75,16 +75,26 @@ EXACT = click.option(
         " 0); chains only, one request at a time. Not for bases with recurrent layers (Qwen3.5)."
     ),
 )
-PREFIX_CACHE = click.option(
-    "--prefix-cache-mb",
-    type=click.IntRange(0),
-    default=256,
-    envvar=environment.PREFIX_CACHE_MB,
-    show_envvar=True,
-    help=(
-        "Memory for KV rows of system prompts and turns, reused by prompts that begin alike; 0 is"
-        " off."
-    ),
+
+
+def prefix_cache(default: int | None, shown: str) -> Decorator:
+    """--prefix-cache-mb with its default."""
+    return click.option(
+        "--prefix-cache-mb",
+        type=click.IntRange(0),
+        default=default,
+        envvar=environment.PREFIX_CACHE_MB,
+        show_envvar=True,
+        help=(
+            "Memory for KV rows of system prompts and turns, reused by prompts that begin alike; 0"
+            f" is off.{shown}"
+        ),
+    )
+
+
+PREFIX_CACHE = prefix_cache(256, "")
+PREFIX_CACHE_OF_CONTEXT = prefix_cache(
+    None, "  [default: a prompt of the whole context, at most an eighth of the memory]"
 )
 
 
@@ -132,7 +142,10 @@ def request_of(ctx: click.Context, values: dict[str, Any]) -> EngineRequest:
         acceptance=acceptance,
         spec_policy=one_of(values, "spec_policy"),
         exact=values.pop("exact", False),
-        prefix_cache_bytes=values.pop("prefix_cache_mb", 0) * MIB,
+        prefix_cache_bytes=None
+        if (size := values.pop("prefix_cache_mb", 0)) is None
+        else size * MIB,
+        prefix_cache_dir=values.pop("prefix_cache_dir", None),
         **(take_images(values, None) if "allow_image_root" in values else {}),
     )
     is_lost = request.time_budget_ms is not None and not request.has_own_drafter

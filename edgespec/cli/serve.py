@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ from edgespec.cli.costs_flag import measure_busy_again
 from edgespec.cli.draft_flags import ALIASES
 from edgespec.cli.engine_options import (
     BOTH_WAYS,
-    PREFIX_CACHE,
+    MIB,
+    PREFIX_CACHE_OF_CONTEXT,
     draft_options,
     engine_options,
     opened,
@@ -29,7 +31,7 @@ from edgespec.cli.engine_options import (
 )
 from edgespec.cli.flags import refuse
 from edgespec.cli.help_pages import PAGES
-from edgespec.cli.paths import FILE, MODEL
+from edgespec.cli.paths import FILE, MODEL, FilePath
 from edgespec.cli.prompt_options import CHAT_TEMPLATE
 from edgespec.cli.signals import exit_code
 from edgespec.cli.terminal import say
@@ -37,6 +39,7 @@ from edgespec.compat import serving
 from edgespec.errors import MissingDependency, RequestError
 
 if TYPE_CHECKING:
+    from edgespec.runtime.engine import Engine
     from edgespec.runtime.engine_request import EngineRequest, Opened
     from edgespec.serve.server import Server
 
@@ -82,11 +85,24 @@ PARAMS = [
         help="Seconds for an answer.",
     ),
     click.Option(
+        ["--prefix-cache-dir"],
+        type=FilePath("directory"),
+        help=(
+            "Keeps KV rows of prompts over a restart, 16 times as many bytes as in memory. Users'"
+            " prompts are in them."
+        ),
+    ),
+    click.Option(
         ["--allow-control-tokens"],
         is_flag=True,
         help="Control tokens that texts of messages spell are control tokens, not their characters.",
     ),
-    *(param for param in run.PARAMS if param.name in run.MAKING),
+    *(param for param in run.PARAMS if param.name in run.MAKING and param.name != "max_input_len"),
+    click.Option(
+        ["--max-input-len"],
+        type=int,
+        help=build.LIMITS["max_input_len"].help + "  [default: as many as prompt and answer]",
+    ),
     click.Option(
         ["--max-batch-size"],
         type=click.IntRange(1),
@@ -110,7 +126,7 @@ class ServeCommand(run.RunCommand):
     params=PARAMS,
 )
 @CHAT_TEMPLATE
-@engine_options(BOTH_WAYS, draft_options, accept_options, PREFIX_CACHE)
+@engine_options(BOTH_WAYS, draft_options, accept_options, PREFIX_CACHE_OF_CONTEXT)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -157,6 +173,8 @@ def command(
     keys = () if api_key_file is None else read_keys(api_key_file)
     check_exposure(host, keys)
     limits = build.limits_of(run.LIMITS, values)
+    if limits.max_input_len is None:  # agents send long conversations
+        limits = replace(limits, max_input_len=limits.max_kv_cache_capacity)
     request = run.run_request(ctx, target, engine_request, limits, values)
     if is_engine_dir(target):
         refuse({BUILT: max_batch_size is not None})
@@ -165,12 +183,16 @@ def command(
 
         with Steps() as steps:
             lanes = max_batch_size or lanes_that_fit(request, steps)
+        if ctx.get_parameter_source("max_input_len") not in run.GIVEN:  # agents send it all
+            limits = replace(limits, max_input_len=limits.max_kv_cache_capacity)
         request = replace(request, limits=replace(limits, max_batch_size=lanes))
     with run.prepared_with_steps(request) as engine_dir:
         measure_busy_again(engine_dir, engine_request.spec_decode, engine_request.spec_policy)
         with opened(engine_request, engine_dir) as open_engine:
             engine = open_engine.engine
             template_of(engine, engine_dir, chat_template)
+            if engine.prefix_store is not None:
+                engine.prefix_store.said = partial(say, err=True)
             service = Service(
                 engine,
                 names or (name_of(target),),
@@ -210,6 +232,20 @@ def template_of(engine: Any, engine_dir: Path, named: str | None) -> None:
         say(note, err=True)
 
 
+def prefix_line(engine: Engine) -> str:
+    """How long the prompts are that the prefix cache holds, and what would hold longer ones."""
+    budget, each = engine.session.prefixes.budget_bytes, engine.parts.kv_bytes_per_token
+    whole = engine.base.capacity * each
+    line = f"prefix cache {budget // MIB} MiB"
+    if 0 < budget < whole:
+        longest, wanted = budget // each, -(-whole // MIB)
+        line += f", prompts of {longest} tokens; --prefix-cache-mb {wanted} holds the whole context"
+    store = engine.prefix_store
+    if store is not None:
+        line += f"; on disk {store.bound_bytes // MIB} MiB, {store.directory}"
+    return line
+
+
 def tell(open_engine: Opened, server: Server, place: str) -> None:
     """What is served, where, and within which limits."""
     from edgespec.cli.report import opened_line
@@ -219,6 +255,7 @@ def tell(open_engine: Opened, server: Server, place: str) -> None:
     for note in (*open_engine.notes, *((ONE_LANE,) if engine.max_batch_size == 1 else ())):
         say(note, err=True)
     say(f"lanes {engine.max_batch_size}, context {service.max_model_len} tokens", err=True)
+    say(prefix_line(engine), err=True)
     for line in service.limits.lines():
         say(f"  {line}", err=True)
     say(f"serving {', '.join(service.names)} at {place}/v1", err=True)

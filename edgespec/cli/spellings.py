@@ -21,7 +21,7 @@ max_input_len max_kv_cache_capacity max_matching_ngram_size max_non_leaves_per_l
 max_verify_tree_size measure_costs medusa_base medusa_choices min_image_tokens minutes mode model
 mtp multimodal_engine_dir no_chat_template no_golden no_history no_share_embedding num_eagle_layers
 num_logprobs num_medusa_heads num_requests num_samples onnx_dir opt_level output output_dir
-output_file output_tokens picture pictures port probe_image probe_text prompt prompts quantization
+output_file output_tokens picture pictures port prefix_cache_dir probe_image probe_text prompt prompts quantization
 rows share_embedding size skip_visual spec_base spec_draft spec_draft_step spec_draft_top_k
 spec_policy spec_verify_size speculative_model temperature tensorrt tls_certificate tls_key
 tokenizer_dir update url visual_quantization weight_block weights workspace_mib
@@ -30,6 +30,7 @@ OTHERWISE = {
     "allow_image_root": "--allow-image-root DIR",
     "dynamic_tree_max_topK": "--eagle-dynamic-tree-max-top-k",
     "image_root": "the directory of the input file",
+    "prefix_cache_bytes": "--prefix-cache-mb",
     "use_dynamic_tree": "--eagle-use-dynamic-tree",
 }
 SPELLINGS = {name: flag_of(name) for name in NAMES} | OTHERWISE

@@ -27,10 +27,11 @@ from edgespec.prompts.types import (
     SamplingParams,
 )
 
-MAX_MESSAGES = 64
-MAX_CONTENT_ITEMS = 18
-MAX_MESSAGE_BYTES = 128 * 2**10
-MAX_REQUEST_BYTES = 2**20
+# A server takes the same: an agent sends hundreds of messages, and files in some of them
+MAX_MESSAGES = 4096
+MAX_CONTENT_ITEMS = 1024  # of a message
+MAX_MESSAGE_BYTES = 2**20
+MAX_REQUEST_BYTES = 2**22
 
 # Of a message, or of a part of it, in the dumps of OpenAI's clients
 CLIENT_KEYS = {
@@ -257,6 +258,7 @@ ITEMS: dict[str, Callable[[Mapping[str, object], JsonPlace], str | ImageItem]] =
 }
 NO_VIDEO = "Send some frames of the video as image items."
 NO_AUDIO = "Send what was said as a text item."
+NO_FILES = "Send what it says as a text item."
 REFUSED_ITEMS = {
     "video": NO_VIDEO,
     "video_url": NO_VIDEO,
@@ -264,6 +266,8 @@ REFUSED_ITEMS = {
     "audio": NO_AUDIO,
     "audio_url": NO_AUDIO,
     "input_audio": NO_AUDIO,
+    "file": NO_FILES,
+    "input_file": NO_FILES,
 }
 
 

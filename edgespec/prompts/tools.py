@@ -16,7 +16,7 @@ from edgespec.prompts.places import JsonPlace, show
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 2**20
-MAX_CALLS_BYTES = 2**17
+MAX_CALLS_BYTES = 2**20  # of a message
 MAX_KWARGS_BYTES = 2**16
 FUNCTION = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
 CALL = '{"type": "function", "id": "...", "function": {"name": "...", "arguments": "{...}"}}'

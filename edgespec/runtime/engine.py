@@ -45,12 +45,12 @@ from edgespec.runtime.grammar.grammars import Grammars
 from edgespec.runtime.grammar.guide import Guide
 from edgespec.runtime.loop.driver import Driver
 from edgespec.runtime.loop.generation import Event, Generation, GenerationRequest, Response
-from edgespec.runtime.loop.prefix import PREFIX_CACHE_BYTES, PrefixCache, check_bytes
+from edgespec.runtime.loop.prefix import PREFIX_CACHE_BYTES, check_bytes, reader
 from edgespec.runtime.loop.request_queue import RequestSource, run_queue
 from edgespec.runtime.loop.scheduler import Scheduler
 from edgespec.runtime.loop.session import Session
 from edgespec.runtime.loop.stats import EngineStats
-from edgespec.runtime.opening.parts import open_parts
+from edgespec.runtime.opening.parts import open_parts, open_prefixes
 from edgespec.runtime.plans.acceptance_estimate import AcceptanceEstimate
 from edgespec.runtime.plans.policy import AdaptivePolicy, AdaptiveState
 from edgespec.runtime.streams import AsyncStream, Ends, Stream, cancelling, future_end
@@ -114,7 +114,10 @@ class Engine:
     class does not. With `exact` drafts leave every bit as it is: engines on kernels of our own do
     so anyway, on ONNX Runtime's it is for float32, int4 in blocks of 32 and int8 GEMM, one
     sequence, chains only. `prefix_cache_bytes` bounds the KV rows
-    that are kept for later prompts with the same prefix; 0 keeps none. With `max_queue` a request
+    that are kept for later prompts with the same prefix; 0 keeps none, None as many as a prompt of
+    the whole context has, up to an eighth of the memory. In `prefix_cache_dir` they are kept when
+    there is no room for them and when the engine is closed, 16 times as many, for engines that are
+    opened later (docs/serving.md). With `max_queue` a request
     that finds so many waiting for a lane raises QueueFull. `acceptance` is the accept
     rule of requests that name none: `exact`, `rejection`, `typical` or `relaxed`, or such a rule
     with its options. `spec_policy` says how much is drafted: "adaptive" each step as it pays, up to
@@ -138,7 +141,8 @@ class Engine:
         drafter_options: DrafterOptions | Mapping[str, object] | None = None,
         speculative_config: DecodingConfig | Mapping[str, object] | None = None,
         exact: bool = False,
-        prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
+        prefix_cache_bytes: int | None = PREFIX_CACHE_BYTES,
+        prefix_cache_dir: str | Path | None = None,
         acceptance: Acceptance = None,
         spec_policy: SpecPolicy | None = None,
         tuned: bool = True,
@@ -181,10 +185,11 @@ class Engine:
         self.stop_ids = frozenset(self.config.component.eos_token_ids)
         policy = None if self.costs is None else AdaptivePolicy(self.costs)
         self.grammars = Grammars(self.tokenizer, self.config.component.vocab_size, self.stop_ids)
+        prefixes, self.prefix_store = open_prefixes(parts, prefix_cache_bytes, prefix_cache_dir)
         self.session = Session(
             self.base,
             self.drafter,
-            PrefixCache(prefix_cache_bytes),
+            prefixes,
             policy,
             self.config.limits.verify_tree_size,
         )
@@ -255,6 +260,8 @@ class Engine:
         Requests that have not ended, and later ones, get EngineClosed. Closing twice is harmless.
         """
         self.driver.close()
+        if self.prefix_store is not None and self.driver.is_own_process:
+            self.prefix_store.close()
         self.parts.close()
 
     async def aclose(self) -> None:
@@ -403,6 +410,9 @@ class Engine:
             prior = self.parts.prior if request.prior is None else request.prior
             handle.adaptive = AdaptiveState(AcceptanceEstimate(prior))
             handle.metrics.spec_policy = ADAPTIVE
+        if self.prefix_store is not None and handle.prompt_logprobs is None:
+            reading = None if plan is None else reader(drafter or self.drafter)
+            self.prefix_store.fetch(handle.prompt.cache_key, reading, handle.cache_salt)
         return handle
 
     def guide(self, sampling: SamplingParams, prompt_ids: Sequence[int]) -> Guide | None:
@@ -631,8 +641,10 @@ class Engine:
         return self.session.log.recorded()
 
     def forget_prefixes(self) -> None:
-        """Drop the rows that are kept for prompts that begin alike."""
+        """Drop the rows that are kept for prompts that begin alike, on disk too."""
         self.session.prefixes.clear()
+        if self.prefix_store is not None:
+            self.prefix_store.clear()
 
     def forget_answers(self) -> None:
         """Drop what drafters have kept of the texts of earlier requests; none may be running."""

@@ -57,7 +57,8 @@ class EngineRequest:
     acceptance: AcceptOptions | None = None
     spec_policy: SpecPolicy | None = None
     exact: bool = False
-    prefix_cache_bytes: int = PREFIX_CACHE_BYTES
+    prefix_cache_bytes: int | None = PREFIX_CACHE_BYTES
+    prefix_cache_dir: str | Path | None = None
     multimodal_engine_dir: str | Path | None = None
     image_rules: ImageRules | None = None
     max_queue: int | None = None
@@ -103,6 +104,7 @@ class EngineRequest:
             speculative_config=request.speculative_config,
             exact=request.exact,
             prefix_cache_bytes=request.prefix_cache_bytes,
+            prefix_cache_dir=request.prefix_cache_dir,
             acceptance=request.acceptance,
             spec_policy=request.spec_policy,
             tuned=not request.is_sized if request.tuned is None else request.tuned,

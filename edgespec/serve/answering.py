@@ -6,9 +6,11 @@ Knows the engine's streams, and that each must end when nobody reads it any more
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from edgespec.errors import LimitError, RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.loop.generation import Chunk, Response
 from edgespec.runtime.streams import AsyncStream
@@ -28,6 +30,20 @@ class Ask:
     keep: bool = False  # the KV rows, for a next turn
     priority: int = 0
     cache_salt: str = ""
+    form: str = ""  # the field that says the answer's, as errors call it
+
+
+@contextmanager
+def naming(form: str) -> Iterator[None]:
+    """Names the field that says an answer's form in errors of that form."""
+    try:
+        yield
+    except (RequestError, LimitError) as error:
+        if error.param != "guided":
+            raise
+        told = error.spelled({"guided": f"request: {form}"})
+        told.param = form.partition(" ")[0]
+        raise told from error
 
 
 class Answers:
@@ -57,8 +73,9 @@ class Answers:
     async def begin(self) -> None:
         """Waits until all wait for a lane. Raises the error of one that cannot, and ends all."""
         try:
-            for stream in self.streams:
-                await stream.begins()
+            for ask, stream in zip(self.asks, self.streams, strict=True):
+                with naming(ask.form):
+                    await stream.begins()
         except BaseException:
             self.close()
             raise
@@ -87,10 +104,11 @@ class Answers:
         """The events of one answer, which are counted on their way."""
         stream, watch = self.streams[index], self.watches[index]
         try:
-            async for chunk in stream:
-                watch.step(chunk)
-                yield index, chunk
-            response = stream.response()
+            with naming(self.asks[index].form):
+                async for chunk in stream:
+                    watch.step(chunk)
+                    yield index, chunk
+                response = stream.response()
         except BaseException as error:
             watch.failed(error)
             raise

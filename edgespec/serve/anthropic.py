@@ -7,9 +7,9 @@ conversation is made of stands in `anthropic_messages`.
 
 from __future__ import annotations
 
-import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -24,6 +24,7 @@ from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.serve import sse
 from edgespec.serve.answering import Answers, Ask
 from edgespec.serve.anthropic_messages import (
+    ID_PREFIX,
     Noted,
     conversation,
     offered,
@@ -32,6 +33,7 @@ from edgespec.serve.anthropic_messages import (
     thinking,
     tool_choice,
 )
+from edgespec.serve.calling import FORCED, Calling
 from edgespec.serve.fields import (
     INTEGER,
     OBJECT,
@@ -51,9 +53,9 @@ from edgespec.serve.openai_common import (
     turn_of,
     with_adjusted,
 )
-from edgespec.serve.reasoning import ThoughtSplitter
 from edgespec.serve.responding import respond
 from edgespec.serve.service import Call, Ticket
+from edgespec.serve.tool_calls import ToolCall
 
 OBJECTS = {"type": "array", "items": OBJECT}
 # Why an answer of the engine ended -> as Anthropic's clients know it
@@ -64,7 +66,6 @@ STOP_REASONS = {
     reasons.CAPACITY: "max_tokens",
     reasons.CANCELLED: "pause_turn",
 }
-SIGNED = {"thinking": {"signature": ""}}  # nobody has to prove thoughts here
 NOT_GIVEN, NO_FORM, DISABLED = Noted(()), Noted(None), Noted("disabled")
 PROMPT: Fields = {
     "model": COMMON["model"],
@@ -95,7 +96,7 @@ FIELDS: Fields = {
 
 async def answer(call: Call) -> ASGIApp:
     """The response to a request."""
-    return await respond(call, MessageRequest(call), 1, encode=named)
+    return await respond(call, MessageRequest(call), 1, encode=sse.typed)
 
 
 async def count_tokens(call: Call) -> ASGIApp:
@@ -103,29 +104,24 @@ async def count_tokens(call: Call) -> ASGIApp:
     return JSONResponse({"input_tokens": len(await prompt_of(call))})
 
 
-def named(event: dict[str, Any]) -> bytes:
-    """An event under the name of its type."""
-    return f"event: {event['type']}\n".encode() + sse.event(event)
-
-
 async def prompt_of(call: Call) -> Sequence[int]:
     """The prompt's ids. Raises RequestError, and what encoding images raises."""
     values, engine = call.values, call.service.engine
     notes = (note for value in values.values() if isinstance(value, Noted) for note in value.notes)
     call.adjusted.extend(dict.fromkeys(notes))
-    asked, tools = values.get("thinking", DISABLED), values.get("tools", NOT_GIVEN)
+    asked = values.get("thinking", DISABLED)
     knows = engine.tokenizer.knows_thinking()
     if asked.value == "enabled" and not knows:
         message = "request: the model's chat template has no thinking mode."
         raise RequestError(message, "Leave thinking out.", param="thinking")
-    may_call = values.get("tool_choice", "auto") == "auto"
-    return await asyncio.to_thread(
-        engine.encode,
-        (*values.get("system", NOT_GIVEN).value, *values["messages"].value),
-        enable_thinking=knows and asked.value != "disabled",
-        tools=(tools.value or None) if may_call else None,
-        allow_control_tokens=call.service.allow_control_tokens,
-    )
+    messages = (*values.get("system", NOT_GIVEN).value, *values["messages"].value)
+    return await calling_of(call).encode(call, messages, knows and asked.value != "disabled")
+
+
+def calling_of(call: Call) -> Calling:
+    """The functions that the model may call."""
+    tools = call.values.get("tools", NOT_GIVEN).value
+    return Calling(tools, *call.values.get("tool_choice", ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +133,14 @@ class MessageRequest:
     async def answers(self, ticket: Ticket) -> Answers:
         """The answer, once the prompt is encoded."""
         service, values = self.call.service, self.call.values
+        guided = calling_of(self.call).guided(service.engine.tokenizer)
         prompt = await prompt_of(self.call)
         room = room_of(service, len(prompt), values["max_tokens"], self.call.adjusted)
         stop, form = values.get("stop_sequences", ()), values.get("output_config", NO_FORM)
-        own = {**values, "stop": stop, "response_format": form.value}
-        (sampling,) = samplings(own, room, 0)
-        return Answers(service, [Ask(prompt, sampling, keep=True, **turn_of(values))], ticket)
+        (sampling,) = samplings({**values, "stop": stop}, room, 0)
+        sampling = replace(sampling, guided=guided or form.value)
+        turn = {**turn_of(values), "form": FORCED if guided else "output_config"}
+        return Answers(service, [Ask(prompt, sampling, keep=True, **turn)], ticket)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         """The answer as one message: its events, joined."""
@@ -154,22 +152,25 @@ class MessageRequest:
                 case "content_block_start":
                     message["content"].append(event["content_block"])
                 case "content_block_delta":
-                    name = event["delta"]["type"].removesuffix("_delta")
-                    message["content"][-1][name] += event["delta"][name]
+                    block, delta = message["content"][-1], event["delta"]
+                    if block["type"] == "tool_use":
+                        block["input"] = json.loads(delta["partial_json"])  # a call comes whole
+                    else:
+                        block[block["type"]] += delta[block["type"]]
                 case "message_delta":
                     more = {name: event[name] for name in event if name not in ("type", "delta")}
                     message |= {**event["delta"], **more}
         return message
 
     async def parts(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
-        """The events of the answer: a block of thoughts where there are some, one of text."""
-        service, prompt = self.call.service, answers.asks[0].prompt
-        splitter = ThoughtSplitter(service.marks, service.engine.tokenizer, prompt)
+        """The events of the answer: blocks of thoughts, text and calls, as they come."""
+        prompt = answers.asks[0].prompt
+        splitter = calling_of(self.call).splitter(self.call, prompt)
         begun: dict[str, Any] = {
             "id": f"msg_{uuid4().hex}",
             "type": "message",
             "role": "assistant",
-            "model": service.name,
+            "model": self.call.service.name,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
@@ -178,41 +179,50 @@ class MessageRequest:
         yield {"type": "message_start", "message": with_adjusted(begun, self.call.adjusted)}
         number, current = -1, ""
         async for _, event in answers.events():
-            ended = isinstance(event, Response)
             if isinstance(event, Response):
-                thoughts, text = splitter.flush()
+                thoughts, items = splitter.flush()
             else:
-                thoughts, text = splitter.push(event.token_ids, event.pieces)
-            # A parser of calls stands here: it divides `text` into text and tool_use
-            for kind, more in (("thinking", thoughts), ("text", text)):
-                if not more and not (ended and number < 0 and kind == "text"):
-                    continue
-                if kind != current:
+                thoughts, items = splitter.push(event.token_ids, event.pieces)
+            pieces = [piece_of("thinking", thoughts)] if thoughts else []
+            pieces += [piece_of("text", item) for item in items]
+            if isinstance(event, Response) and number < 0 and not pieces:
+                pieces = [piece_of("text", "")]
+            for block, delta in pieces:
+                if block["type"] != current or current == "tool_use":
                     if current:
                         yield {"type": "content_block_stop", "index": number}
-                    number, current = number + 1, kind
-                    block = {"type": kind, kind: "", **SIGNED.get(kind, {})}
+                    number, current = number + 1, block["type"]
                     yield {"type": "content_block_start", "index": number, "content_block": block}
                     if not number:
                         yield {"type": "ping"}
-                delta = {"type": f"{kind}_delta", kind: more}
                 yield {"type": "content_block_delta", "index": number, "delta": delta}
             if isinstance(event, Response):
                 yield {"type": "content_block_stop", "index": number}
-                yield self.ending(event)
+                yield self.ending(event, called=splitter.num_calls > 0)
                 yield {"type": "message_stop"}
 
-    def ending(self, response: Response) -> dict[str, Any]:
+    def ending(self, response: Response, *, called: bool) -> dict[str, Any]:
         """The event of why the answer ended, and its usage."""
         of, tokenizer = response.metrics, self.call.service.engine.tokenizer
         stop = stop_sequence_of(response, self.call.values.get("stop_sequences", ()), tokenizer)
         reason = STOP_REASONS[response.finish_reason]
+        reason = "tool_use" if called and reason == "end_turn" else reason
         return {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": stop},
             "usage": usage_of(of.prompt_tokens, of.completion_tokens, of.reused_tokens),
             **speculation_of(response),
         }
+
+
+def piece_of(kind: str, item: str | ToolCall) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A block as it begins, and what is added to it: a call at once, as it comes whole."""
+    if isinstance(item, ToolCall):
+        own_id = f"{ID_PREFIX}{item.id.removeprefix('call_')}"
+        block = {"type": "tool_use", "id": own_id, "name": item.name, "input": {}}
+        return block, {"type": "input_json_delta", "partial_json": item.arguments}
+    signed = {"signature": ""} if kind == "thinking" else {}  # nobody has to prove thoughts here
+    return {"type": kind, kind: "", **signed}, {"type": f"{kind}_delta", kind: item}
 
 
 def usage_of(num_prompt: int, num_completion: int, num_reused: int) -> dict[str, int]:

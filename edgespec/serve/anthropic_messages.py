@@ -51,7 +51,11 @@ BLOCKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 REDACTED = "redacted_thinking: only who encrypted thoughts can read them"
 MEDIA = ("image/jpeg", "image/png", "image/gif", "image/webp")
-NO_FORCING = "is {}, and this version forces no call of a tool"
+ID_PREFIX = "toolu_"  # of calls in answers; some templates take no id but the model's own
+CHOICES = {"auto": "auto", "none": "none", "any": "required"}
+
+
+Blocks = list[tuple[str, dict[str, object], JsonPlace]]  # type, values, place
 
 
 class Noted(NamedTuple):
@@ -77,9 +81,7 @@ class Reader:
         check_names(parts, known, here)
         return parts
 
-    def blocks(
-        self, raw: object, role: str, here: JsonPlace
-    ) -> list[tuple[str, dict[str, object], JsonPlace]]:
+    def blocks(self, raw: object, role: str, here: JsonPlace) -> Blocks:
         """The blocks of a content with their types and places; a string is one of text."""
         if isinstance(raw, str):
             return [("text", {"text": raw}, here)]
@@ -113,13 +115,13 @@ class Reader:
             role, [self.part(*block) for block in self.blocks(raw, role, here)], here, **more
         )
 
-    def turn(self, role: str, raw: object, here: JsonPlace) -> list[Message]:
+    def turn(self, role: str, blocks: Blocks, here: JsonPlace) -> list[Message]:
         """The messages of a turn: results of tools have some of their own."""
         found: list[Message] = []
         parts: list[str | ImageItem] = []
         calls: list[dict[str, Any]] = []
         thoughts = ""
-        for kind, block, there in self.blocks(raw, role, here):
+        for kind, block, there in blocks:
             if kind in ("text", "image"):
                 parts.append(self.part(kind, block, there))
             elif kind == "thinking":
@@ -134,7 +136,7 @@ class Reader:
                 if parts:
                     found.append(joined(role, parts, here))
                     parts = []
-                whose = checks.text(block.get("tool_use_id"), there.key("tool_use_id"))
+                whose = own_id(block.get("tool_use_id"), there.key("tool_use_id"))
                 content = block.get("content") or ""
                 given = self.message("tool", content, there.key("content"), tool_call_id=whose)
                 found.append(given)
@@ -156,10 +158,15 @@ def call_of(block: Mapping[str, object], here: JsonPlace) -> dict[str, Any]:
     given = as_object(block.get("input"), here.key("input"))
     function = {"name": name, "arguments": given}
     return {
-        "id": checks.text(block.get("id"), here.key("id")),
+        "id": own_id(block.get("id"), here.key("id")),
         "type": "function",
         "function": function,
     }
+
+
+def own_id(value: object, here: JsonPlace) -> str:
+    """The id of a call as the model's form has it."""
+    return checks.text(value, here).removeprefix(ID_PREFIX)
 
 
 # ---- checks of fields
@@ -167,17 +174,26 @@ def call_of(block: Mapping[str, object], here: JsonPlace) -> dict[str, Any]:
 
 def conversation(value: object, here: JsonPlace) -> Noted:
     """Returns the messages of a conversation that the user ended."""
-    reader, messages, role = Reader(), list[Message](), ""
+    reader, turns, role = Reader(), list[tuple[str, Blocks, JsonPlace]](), ""
     items = as_list(value, here, 'add a list such as [{"role": "user", "content": "Hello"}]')
+    here.at_most(MAX_MESSAGES, len(items), "messages", "Send fewer messages.")
     for index, item in enumerate(items):
         there = here.item(index)
         parts = reader.keys(item, ("role", "content"), there)
-        role = one_of("user", "assistant")(parts.get("role"), there.key("role"))
-        messages += reader.turn(role, parts.get("content"), there.key("content"))
+        last, check = role, one_of("user", "assistant", "system")
+        role = check(parts.get("role"), there.key("role"))
+        blocks = reader.blocks(parts.get("content"), role, there.key("content"))
+        if role != last:
+            turns.append((role, blocks, there.key("content")))
+            continue
+        merged = turns[-1][1]
+        if merged[-1][0] == blocks[0][0] == "text":
+            merged.append(("text", {"text": "\n\n"}, there))
+        merged += blocks
     if role == "assistant":
         problem = "is the assistant's, and an answer begins a message of its own"
         here.item(len(items) - 1).refuse(problem, "End with a message of the user.")
-    here.at_most(MAX_MESSAGES, len(messages), "messages", "Send fewer messages.")
+    messages = [message for turn in turns for message in reader.turn(*turn)]
     check_total((f"{message.content}{message.more or ''}" for message in messages), here)
     check_images(messages, here)
     return Noted(messages, (*reader.notes,))
@@ -208,17 +224,17 @@ def offered(value: object, here: JsonPlace) -> Noted:
     return Noted(functions.tools(found, here), (*reader.notes,))
 
 
-def tool_choice(value: object, here: JsonPlace) -> str:
-    """Returns whether tools may be called: auto or none."""
+def tool_choice(value: object, here: JsonPlace) -> tuple[str | tuple[str], bool]:
+    """Returns which function is to be called, as `Calling` has it, and whether several may be."""
     parts = as_object(value, here)
-    check_names(parts, ("type", "name", "disable_parallel_tool_use"), here)
-    kind = one_of("auto", "none", "any", "tool")(parts.get("type"), here.key("type"))
-    if kind in ("any", "tool"):
-        here.key("type").refuse(NO_FORCING.format(show(kind)), 'Write "auto" or "none".')
-    if parts.get("disable_parallel_tool_use"):
-        there = here.key("disable_parallel_tool_use")
-        there.refuse("is true, which this version does not have", "Remove it.")
-    return kind
+    kind = one_of(*CHOICES, "tool")(parts.get("type"), here.key("type"))
+    known = ("type", "name")[: 1 + (kind == "tool")]
+    check_names(parts, (*known, "disable_parallel_tool_use"), here)
+    there = here.key("disable_parallel_tool_use")
+    single = checks.flag(parts.get("disable_parallel_tool_use", False), there)
+    if kind == "tool":
+        return (checks.text(parts.get("name"), here.key("name")),), not single
+    return CHOICES[kind], not single
 
 
 def thinking(value: object, here: JsonPlace) -> Noted:

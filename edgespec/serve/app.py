@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.errors import EngineClosed
 from edgespec.serve import fields, openapi
+from edgespec.serve.bodies import is_long
 from edgespec.serve.errors import FORMS, Refusal, log_bug, refusal_of
 from edgespec.serve.protocols import ROUTES, Route
 from edgespec.serve.service import Call, Service
@@ -74,7 +76,8 @@ class App:
             call = Call(self.service, request, form)
             if route.fields is not None:
                 body = await route.body(request, self.service.limits)
-                values, adjusted = fields.read(body, route.fields)
+                work = partial(fields.read, body, route.fields)
+                values, adjusted = await asyncio.to_thread(work) if is_long(request) else work()
                 self.service.check_model(values.get("model"))
                 call = Call(self.service, request, form, values, adjusted)
             response = await route.answer(call)
@@ -101,12 +104,13 @@ class App:
             if match is Match.PARTIAL:
                 others.append(route.method)
         if others:
-            message = f"This path takes {', '.join(others)}."
-            return Refusal(405, message, code="method_not_allowed")
+            allow = ", ".join(others)
+            message = f"This path takes {allow}."
+            return Refusal(405, message, code="method_not_allowed", allow=allow)
         message = f"There is no such path; {OPENAPI} lists those that there are."
         return Refusal(404, message, code="unknown_path")
 
     async def document(self, call: Call) -> ASGIApp:
         """The OpenAPI document of all routes."""
-        routes = [route for _, route in self.routes]
-        return JSONResponse(openapi.document(routes, has_keys=bool(self.service.guard.keys)))
+        routes, names = [route for _, route in self.routes], self.service.names
+        return JSONResponse(openapi.document(routes, names, has_keys=bool(self.service.guard.keys)))

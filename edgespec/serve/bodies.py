@@ -16,7 +16,7 @@ from edgespec.serve.errors import Refusal
 from edgespec.serve.limits import ServeLimits
 
 SOURCE = "request"  # how messages call a body
-LONG_BYTES = 64 * 2**10  # what takes long enough to parse for a thread of its own
+LONG_BYTES = 64 * 2**10
 
 
 async def read_object(request: Request, limits: ServeLimits) -> dict[str, Any]:
@@ -33,9 +33,15 @@ async def read_object(request: Request, limits: ServeLimits) -> dict[str, Any]:
             data = await read_bytes(request, limits.max_body_bytes)
     except TimeoutError:
         raise Refusal(408, "The body came too slowly.", code="timeout") from None
-    if len(data) > LONG_BYTES:
+    if is_long(request):
         return await asyncio.to_thread(parsed, data, limits.max_json_depth)
     return parsed(data, limits.max_json_depth)
+
+
+def is_long(request: Request) -> bool:
+    """Whether a body takes long enough to read for a thread of its own; without a length it may."""
+    declared = request.headers.get("content-length", "")
+    return not declared.isdecimal() or int(declared) > LONG_BYTES
 
 
 async def read_bytes(request: Request, most: int) -> bytes:

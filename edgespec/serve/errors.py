@@ -5,8 +5,9 @@
     500  a bug                                 504  the deadline has passed
 
 Knows status codes and what clients read: openai's repeat 408, 409, 429 and all above 499 unless
-`x-should-retry` says no, langchain looks for the code `context_length_exceeded`, litellm for the
-sentence "maximum context length is". Of a bug it says nothing: names and values stay in the log.
+`x-should-retry` says no. litellm looks for the words "maximum context length is", langchain for
+"prompt is too long", as the text of openai's errors has no code. Of a bug it says nothing: names
+and values stay in the log.
 """
 
 from __future__ import annotations
@@ -50,19 +51,29 @@ CLIENTS_OWN = (RequestError, LimitError, OptionError)
 
 
 class Refusal(Exception):
-    """A request is answered with an error. `param` is the field at fault."""
+    """A request is answered with an error. `param` is the field at fault, `allow` what a path
+    takes where the method is."""
 
     def __init__(
-        self, status: int, message: str, *, code: str | None = None, param: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        allow: str = "",
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
+        self.allow = allow
 
     @property
     def headers(self) -> dict[str, str]:
         """Whether to ask again, and when."""
         if self.status == 401:
             return {"www-authenticate": 'Basic realm="edgespec: the password is a key"'}
+        if self.allow:
+            return {"allow": self.allow}
         if self.status in RETRIED:
             return {"retry-after": str(RETRY_AFTER_S)}
         if self.status in (408, 413):  # what still comes is not read
@@ -75,8 +86,7 @@ def refusal_of(error: Exception, max_model_len: int) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, LimitError) and error.param == "prompt":
-        message = f"This model's maximum context length is {max_model_len} tokens: {words(error)}"
-        return Refusal(400, message, code="context_length_exceeded", param="prompt")
+        return prompt_too_long(max_model_len, words(error))
     if isinstance(error, CLIENTS_OWN):
         return Refusal(400, words(error), code="invalid_value", param=error.param)
     if isinstance(error, QueueFull):
@@ -87,6 +97,13 @@ def refusal_of(error: Exception, max_model_len: int) -> Refusal:
         return Refusal(503, "The machine cannot answer this now.", code="out_of_resources")
     log_bug(error)
     return Refusal(500, "A bug in edgespec; the server's log says where.", code="internal_error")
+
+
+def prompt_too_long(max_model_len: int, what: str) -> Refusal:
+    """The answer to a prompt that leaves no room in the context."""
+    length = f"This model's maximum context length is {max_model_len} tokens"
+    message = f"{length}; the prompt is too long: {what}"
+    return Refusal(400, message, code="context_length_exceeded", param="prompt")
 
 
 def log_bug(error: Exception) -> None:

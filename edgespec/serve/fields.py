@@ -50,9 +50,10 @@ def taken(check: Check[object], schema: Schema, *, required: bool = False) -> Fi
     return Field(schema, check, required=required)
 
 
-def harmless(why: str, schema: Schema = ANY) -> Field:
-    """A field that changes no answer here: it is accepted and named in `adjusted`."""
-    return Field(schema, why=why, harmless=True)
+def harmless(why: str, schema: Schema = ANY, *neutral: object) -> Field:
+    """A field that changes no answer here: it is accepted and named in `adjusted`, but for values
+    that ask for what is done anyway."""
+    return Field(schema, why=why, neutral=neutral, harmless=True)
 
 
 def refused(why: str, *neutral: object) -> Field:
@@ -75,9 +76,11 @@ def read(body: Mapping[str, object], fields: Fields) -> tuple[Values, list[str]]
             continue
         if row.check is not None:
             values[name] = row.check(value, here.key(name))
+        elif any(value == known and type(value) is type(known) for known in row.neutral):
+            continue
         elif row.harmless:
             adjusted.append(f"{name}: {row.why}")
-        elif not any(value == known and type(value) is type(known) for known in row.neutral):
+        else:
             here.key(name).refuse(f"is {show(value)}, which is not taken: {row.why}", "Remove it.")
     for name, row in fields.items():
         if row.required and name not in values:
@@ -86,12 +89,15 @@ def read(body: Mapping[str, object], fields: Fields) -> tuple[Values, list[str]]
 
 
 def schema_of(fields: Fields) -> dict[str, Any]:
-    """The JSON schema of a body."""
+    """The JSON schema of a body. null is a field left out."""
     required = [name for name, row in fields.items() if row.required]
     return {
         "type": "object",
         "properties": {
-            name: {**row.schema, **({"description": row.why} if row.why else {})}
+            name: {
+                **(row.schema if row.required else {"anyOf": [row.schema, {"type": "null"}]}),
+                **({"description": row.why} if row.why else {}),
+            }
             for name, row in fields.items()
         },
         "additionalProperties": False,

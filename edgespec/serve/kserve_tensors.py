@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from edgespec.errors import RequestError
 from edgespec.serve.bodies import parsed, read_bytes
 from edgespec.serve.errors import Refusal
-from edgespec.serve.fields import BOOLEAN, INTEGER, NUMBER, Fields
+from edgespec.serve.fields import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, Fields, taken
 from edgespec.serve.limits import ServeLimits
 from edgespec.serve.service import Call
 
@@ -34,7 +34,14 @@ NUMPY = {
     "FP64": "<f8",
 }
 MAX_PROMPTS = 64
-BODY = {"inputs", "outputs", "parameters", "id"}
+LIST = {"type": "array", "items": OBJECT}
+# The body of `infer`, whose parts are read together
+INFER: Fields = {
+    name: taken(lambda value, here: value, schema, required=name == "inputs")
+    for name, schema in zip(
+        ("inputs", "outputs", "parameters", "id"), (LIST, LIST, OBJECT, STRING), strict=True
+    )
+}
 
 
 async def read_generate(request: Request, limits: ServeLimits) -> dict[str, Any]:
@@ -56,8 +63,6 @@ async def read_infer(request: Request, limits: ServeLimits) -> dict[str, Any]:
         raise RequestError(f"request: {LENGTH} is not a length within the body.")
     end = len(raw) if length is None else int(length)
     body, rest = parsed(raw[:end], limits.max_json_depth), memoryview(raw)[end:]
-    if unknown := body.keys() - BODY:
-        raise RequestError(f"request: {sorted(unknown)[0]} is not a known field.")
     inputs = body.get("inputs")
     if not isinstance(inputs, list) or not all(isinstance(one, dict) for one in inputs):
         raise RequestError("request: inputs are not a list of tensors.", param="inputs")
@@ -70,7 +75,7 @@ async def read_infer(request: Request, limits: ServeLimits) -> dict[str, Any]:
         one["data"], rest = elements(rest[:size], str(one.get("datatype"))), rest[size:]
     if rest:
         raise RequestError(f"request: {len(rest)} bytes are of no input.")
-    return {"infer": body}
+    return body
 
 
 def parameters_of(part: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -161,7 +166,7 @@ def raw_of(data: Sequence[Any], datatype: str) -> bytes:
 def request_of(call: Call) -> InferTensors:
     """The tensors of a request. Raises RequestError for shapes and elements that do not go
     together, Refusal for too many prompts."""
-    body = call.values["infer"]
+    body = call.values
     columns = {str(one.get("name")): column_of(one) for one in body["inputs"]}
     if len(columns) != len(body["inputs"]):
         raise RequestError("request: an input is there twice.", param="inputs")

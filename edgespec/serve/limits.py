@@ -10,7 +10,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from edgespec.prompts.image_item import MAX_IMAGES
-from edgespec.prompts.parse import MAX_MESSAGE_BYTES, MAX_MESSAGES
+from edgespec.prompts.parse import (
+    MAX_CONTENT_ITEMS,
+    MAX_MESSAGE_BYTES,
+    MAX_MESSAGES,
+    MAX_REQUEST_BYTES,
+)
+from edgespec.prompts.tools import MAX_TOOLS
 
 
 def limit(default: Any, about: str) -> Any:
@@ -39,4 +45,6 @@ class ServeLimits:
         """A line for each limit, those of messages among them."""
         for row in fields(self):
             yield f"{row.name} {getattr(self, row.name)}: {row.metadata['about']}"
-        yield f"messages {MAX_MESSAGES}, of {MAX_MESSAGE_BYTES} bytes each; images {MAX_IMAGES}"
+        yield f"messages {MAX_MESSAGES}, of {MAX_CONTENT_ITEMS} blocks each; tools {MAX_TOOLS}"
+        yield f"text {MAX_MESSAGE_BYTES} bytes a message, {MAX_REQUEST_BYTES} in all"
+        yield f"images {MAX_IMAGES}"

@@ -6,7 +6,6 @@ Knows the fields and the shapes. Thoughts are sent under both names that clients
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,13 +13,14 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from edgespec.errors import RequestError
-from edgespec.prompts import Guided, Message, checks
+from edgespec.prompts import Message, checks
 from edgespec.prompts.parse import messages
 from edgespec.prompts.places import JsonPlace, show
 from edgespec.prompts.tools import tools
 from edgespec.runtime.loop.generation import Chunk, Response
 from edgespec.runtime.loop.sequence import Candidates
 from edgespec.serve.answering import Answers, Ask
+from edgespec.serve.calling import FORCED, Calling
 from edgespec.serve.fields import (
     BOOLEAN,
     INTEGER,
@@ -50,25 +50,16 @@ from edgespec.serve.openai_common import (
     usage_of,
     with_adjusted,
 )
-from edgespec.serve.reasoning import ThoughtSplitter
 from edgespec.serve.responding import respond
 from edgespec.serve.service import Call, Ticket
 from edgespec.serve.sse import DONE
-from edgespec.serve.tool_calls import (
-    AnswerSplitter,
-    CallSplitter,
-    Items,
-    ToolCall,
-    forced,
-    form_of,
-)
+from edgespec.serve.tool_calls import AnswerSplitter, Items, ToolCall
 
 MAX_TOP_LOGPROBS = 20
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 CHOICES = ("none", "auto", "required")
 TOOLS = "`tools` has them"
 NAMED = '{"type": "function", "function": {"name": "..."}}'
-UNKNOWN_FORM = "tools: the model's calls stay text, as their form is not known"
 NO_AUDIO = "the model writes text alone"
 
 
@@ -103,7 +94,7 @@ FIELDS: Fields = {
     "reasoning_effort": taken(one_of(*EFFORTS), {"enum": [*EFFORTS]}),
     "chat_template_kwargs": taken(template_kwargs, OBJECT),
     "return_speculation": taken(checks.flag, BOOLEAN),
-    "store": harmless(NO_MEANING, BOOLEAN),
+    "store": harmless(NO_MEANING, BOOLEAN, False),
     "metadata": harmless(NO_MEANING, OBJECT),
     "service_tier": harmless(NO_MEANING, STRING),
     "safety_identifier": harmless(NO_MEANING, STRING),
@@ -169,30 +160,11 @@ class ChatRequest:
         return next(iter(given), None)
 
     @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:
+    def calling(self) -> Calling:
         """The functions that the model may call."""
-        none = self.values.get("tool_choice") == "none"
-        return () if none else self.values.get("tools", ())
-
-    @property
-    def guided(self) -> Guided | None:
-        """The form of an answer that has to be a call. Raises RequestError where it cannot be."""
-        choice, own = self.values.get("tool_choice", "auto"), self.tools
-        if choice in ("auto", "none"):
-            return None
-        if named := [*choice] if isinstance(choice, tuple) else []:
-            own = [tool for tool in own if tool["function"]["name"] in named]
-        if not own:
-            message = f"request: tool_choice asks for {show(*named) if named else 'a call'}"
-            raise RequestError(f"{message}, which is not in tools.", "Add it.", param="tool_choice")
-        several = self.values.get("parallel_tool_calls", True) and not named
-        tokenizer = self.call.service.engine.tokenizer
-        form = form_of(tokenizer)
-        found = None if form is None else forced(form, own, tokenizer, several=several)
-        if found is None:
-            message = "request: no call can be forced in the form in which this model writes calls."
-            raise RequestError(message, 'Write "tool_choice": "auto".', param="tool_choice")
-        return found
+        choice = self.values.get("tool_choice", "auto")
+        several = self.values.get("parallel_tool_calls", True)
+        return Calling(self.values.get("tools", ()), choice, several)
 
     @property
     def wants(self) -> Values:
@@ -202,27 +174,16 @@ class ChatRequest:
 
     async def answers(self, ticket: Ticket) -> Answers:
         """The answers, once the prompt is encoded."""
-        service = self.call.service
-        engine, thinking = service.engine, thinking_of(self.values, service)
+        service, calling = self.call.service, self.calling
         num_logprobs, max_tokens = self.num_logprobs, self.max_tokens
-        guided = self.guided
-        prompt = await asyncio.to_thread(
-            engine.encode,
-            self.values["messages"],
-            enable_thinking=thinking,
-            tools=self.tools,
-            allow_control_tokens=service.allow_control_tokens,
-        )
+        thinking = thinking_of(self.values, service)
+        prompt = await calling.encode(self.call, self.values["messages"], thinking)
+        guided, turn = calling.guided(service.engine.tokenizer), turn_of(self.values)
+        if guided:
+            turn["form"] = FORCED
         room = room_of(service, len(prompt), max_tokens, self.call.adjusted)
-        if self.tools and form_of(engine.tokenizer) is None:
-            self.call.adjusted.append(UNKNOWN_FORM)
         asks = [
-            Ask(
-                prompt,
-                replace(sampling, guided=guided) if guided else sampling,
-                keep=True,
-                **turn_of(self.values),
-            )
+            Ask(prompt, replace(sampling, guided=guided or sampling.guided), keep=True, **turn)
             for sampling in samplings(self.values, room, num_logprobs)
         ]
         return Answers(service, asks, ticket)
@@ -231,7 +192,8 @@ class ChatRequest:
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         """The answer as one JSON object."""
-        texts, responses = [ChoiceText(self.splitter(answers)) for _ in answers.asks], {}
+        splitters, responses = self.splitters(answers), {}
+        texts = [ChoiceText(splitter) for splitter in splitters]
         async for index, event in answers.events():
             if isinstance(event, Chunk):
                 texts[index].push(event)
@@ -253,7 +215,7 @@ class ChatRequest:
         answer = {
             **self.head.to_dict(),
             "choices": choices,
-            **self.ending(answers, responses, [text.splitter for text in texts]),
+            **self.ending(answers, responses, splitters),
             **self.ids_of(answers.asks[0].prompt, "prompt_token_ids"),
         }
         return with_adjusted(answer, self.call.adjusted)
@@ -274,7 +236,7 @@ class ChatRequest:
     async def parts(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
         """The answer part by part: the role first, the usage last, where it is asked for."""
         prompt, responses = answers.asks[0].prompt, dict[int, Response]()
-        splitters = [self.splitter(answers) for _ in answers.asks]
+        splitters = self.splitters(answers)
         deltas = [Deltas() for _ in answers.asks]
         numbers = [0] * len(answers.asks)
 
@@ -321,14 +283,9 @@ class ChatRequest:
 
     # ---- parts of both
 
-    def splitter(self, answers: Answers) -> AnswerSplitter:
-        """What divides the text of one choice."""
-        service, prompt = self.call.service, answers.asks[0].prompt
-        tokenizer, calls = service.engine.tokenizer, None
-        if self.tools and (form := form_of(tokenizer)) is not None:
-            single = self.values.get("parallel_tool_calls") is False
-            calls = CallSplitter(form, tokenizer, self.tools, single=single)
-        return AnswerSplitter(ThoughtSplitter(service.marks, tokenizer, prompt), calls)
+    def splitters(self, answers: Answers) -> list[AnswerSplitter]:
+        """What divides the text of each choice."""
+        return [self.calling.splitter(self.call, ask.prompt) for ask in answers.asks]
 
     def logprobs(
         self, token_ids: Sequence[int], steps: Sequence[Candidates]

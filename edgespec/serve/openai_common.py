@@ -22,7 +22,7 @@ from edgespec.runtime.loop.generation import Response
 from edgespec.runtime.loop.sequence import Candidates
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.serve import structured
-from edgespec.serve.errors import Refusal
+from edgespec.serve.errors import Refusal, prompt_too_long
 from edgespec.serve.fields import (
     BOOLEAN,
     INTEGER,
@@ -107,7 +107,8 @@ COMMON: Fields = {
 def turn_of(values: Values) -> dict[str, Any]:
     """How a request is to be run, as fields of an Ask."""
     turn = {name: values[name] for name in values.keys() & {"priority", "cache_salt"}}
-    return turn | {"drafts": not values.get("disable_spec_decode", False)}
+    form = structured.field_of(values)
+    return turn | {"drafts": not values.get("disable_spec_decode", False), "form": form}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def samplings(
             max_generate_length=max_tokens,
             num_logprobs=num_logprobs,
             prompt_logprobs=prompt_logprobs,
-            guided=structured.guided_of(values),
+            guided=values.get(structured.field_of(values)),
         )
         for index in range(values.get("n", 1))
     ]
@@ -164,16 +165,22 @@ def derived(seed: int | None, index: int) -> int | None:
     return int.from_bytes(digest[:8]) >> 1
 
 
-def room_of(service: Service, num_prompt: int, asked: int | None, adjusted: list[str]) -> int:
-    """How many tokens an answer may have: as many as were asked for, else all that fit. Raises
-    Refusal for a prompt that leaves none."""
+def room_of(
+    service: Service,
+    num_prompt: int,
+    asked: int | None,
+    adjusted: list[str],
+    field: str = "max_tokens",
+) -> int:
+    """How many tokens an answer may have: as many as were asked for by a field, else all that fit.
+    Raises Refusal for a prompt that leaves none."""
     most = service.max_model_len - num_prompt
-    if most < 1 or not num_prompt:
-        length = f"maximum context length is {service.max_model_len} tokens"
-        message = f"This model's {length}; the prompt has {num_prompt}."
-        raise Refusal(400, message, code="context_length_exceeded", param="prompt")
+    if not num_prompt:
+        raise Refusal(400, "The prompt has no tokens.", code="invalid_value", param="prompt")
+    if most < 1:
+        raise prompt_too_long(service.max_model_len, f"it has {num_prompt}.")
     if asked is not None and asked > most:
-        adjusted.append(f"max_tokens: {most} of {asked}, which is what the context has left")
+        adjusted.append(f"{field}: {most} of {asked}, which is what the context has left")
     return most if asked is None else min(asked, most)
 
 

@@ -20,11 +20,12 @@ from edgespec.serve import (
     openai_chat,
     openai_completions,
     openai_models,
+    openai_responses,
     page,
     tokenize,
 )
 from edgespec.serve.bodies import read_object
-from edgespec.serve.fields import OBJECT, Fields, taken
+from edgespec.serve.fields import Fields
 from edgespec.serve.limits import ServeLimits
 from edgespec.serve.service import Call
 
@@ -46,7 +47,6 @@ def kserve_routes() -> Iterator[Route]:
     yield Route("GET", "/v2", kserve.server, "The server", form="kserve")
     yield Route("GET", "/v2/health/live", kserve.live, "Whether the server lives", form="kserve")
     yield Route("GET", "/v2/health/ready", kserve.ready, "Whether it is ready", form="kserve")
-    tensors = {"infer": taken(lambda value, here: value, OBJECT, required=True)}
     for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         about = {"": kserve.metadata, "/config": kserve.config, "/ready": kserve.ready}
         for end, answer in about.items():
@@ -56,7 +56,9 @@ def kserve_routes() -> Iterator[Route]:
             read, fields = kserve_tensors.read_generate, kserve.FIELDS
             yield Route("POST", path + end, answer, "Text to text", fields, "kserve", read)
         read = kserve_tensors.read_infer
-        yield Route("POST", path + "/infer", kserve.infer, "Tensors", tensors, "kserve", read)
+        yield Route(
+            "POST", path + "/infer", kserve.infer, "Tensors", kserve_tensors.INFER, "kserve", read
+        )
 
 
 ROUTES = (
@@ -75,6 +77,7 @@ ROUTES = (
         "Continuations of texts",
         openai_completions.FIELDS,
     ),
+    Route("POST", "/v1/responses", openai_responses.answer, "Items", openai_responses.FIELDS),
     Route("POST", "/v1/messages", anthropic.answer, "Anthropic's", anthropic.FIELDS, "anthropic"),
     Route(
         "POST",

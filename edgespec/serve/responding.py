@@ -37,11 +37,12 @@ async def respond(
     *,
     made: Callable[[Any], ASGIApp] = JSONResponse,
     encode: Callable[[Any], bytes] = sse.event,
+    failed: Callable[[Exception], dict[str, Any]] | None = None,
     done: bytes = b"",
 ) -> ASGIApp:
     """The response to a request for `count` answers: whole, `made` of them, or as a stream of
-    events, whose bytes `encode` makes, and `done` at its end. Raises Refusal and the engine's
-    errors while nothing was sent, and ClientGone."""
+    events, whose bytes `encode` makes, that of an error `failed`, and `done` at its end. Raises
+    Refusal and the engine's errors while nothing was sent, and ClientGone."""
     service, limits = call.service, call.service.limits
     ticket = service.admit(count)
     try:
@@ -50,7 +51,7 @@ async def respond(
             await answers.begin()
             return sse.EventStream(
                 asked.parts(answers),
-                failed=call.error_of,
+                failed=failed or call.error_of,
                 close=answers.close,
                 timeout_s=limits.request_timeout_s,
                 heartbeat_s=limits.heartbeat_s,

@@ -34,6 +34,11 @@ def event(value: object) -> bytes:
     )
 
 
+def typed(value: dict[str, Any]) -> bytes:
+    """A value as an event under the name of its type."""
+    return f"event: {value['type']}\n".encode() + event(value)
+
+
 class EventStream:
     """A response of events. `failed` makes the event of an error, `close` ends what is under way,
     however the response ends. `encode` makes bytes of an event, and `done` are the last ones."""

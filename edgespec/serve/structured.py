@@ -23,17 +23,31 @@ VLLM = {
 
 def response_format(value: object, here: JsonPlace) -> Guided | None:
     """Returns the form that OpenAI's `response_format` asks for; None for a text."""
+    like = '{"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}'
+    inner = value.get("json_schema") if isinstance(value, Mapping) else None
+    return typed_form(value, inner, here, here.key("json_schema"), like)
+
+
+def text_format(value: object, here: JsonPlace) -> Guided | None:
+    """Returns the form that `text.format` of OpenAI's Responses asks for; None for a text."""
+    like = '{"type": "json_schema", "name": "...", "schema": {...}}'
+    return typed_form(value, value, here, here, like)
+
+
+def typed_form(
+    value: object, holder: object, here: JsonPlace, there: JsonPlace, like: str
+) -> Guided | None:
+    """The form of a type, whose schema a holder at `there` has; `like` is how it is written."""
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
         return None
     if kind == "json_object":
         return Guided(json_object=True)
-    if kind != "json_schema" or not isinstance(value, Mapping):
-        here.refuse(f"is {show(value)}", 'Write {"type": "json_schema", "json_schema": {...}}.')
-    inner = value.get("json_schema")
-    if not isinstance(inner, Mapping) or "schema" not in inner:
-        here.key("json_schema").refuse("has no schema", 'Write {"name": "...", "schema": {...}}.')
-    return guided({"json_schema": inner["schema"]}, here.key("json_schema"))
+    if kind != "json_schema":
+        here.refuse(f"is {show(value)}", f"Write {like}.")
+    if not isinstance(holder, Mapping) or "schema" not in holder:
+        there.refuse("has no schema", f"Write {like}.")
+    return guided({"json_schema": holder["schema"]}, there)
 
 
 def structured_outputs(value: object, here: JsonPlace) -> Guided | None:
@@ -62,10 +76,11 @@ FIELDS: Fields = {
 }
 
 
-def guided_of(values: Values) -> Guided | None:
-    """The form that a request asks for. Raises RequestError for two."""
+def field_of(values: Values) -> str:
+    """The field by which a request asks for a form; empty where none does. Raises RequestError for
+    two."""
     given = [name for name in FIELDS if values.get(name) is not None]
     if len(given) > 1:
         message = f"request: {given[0]} and {given[1]} both say a form of the answer."
         raise RequestError(message, "Leave one of them out.", param=given[1])
-    return values[given[0]] if given else None
+    return given[0] if given else ""

@@ -14,8 +14,11 @@ from typing import Any
 from uuid import uuid4
 
 from edgespec.prompts import Guided
+from edgespec.prompts.guided import MAX_SCHEMA_BYTES
+from edgespec.prompts.places import JsonPlace
 from edgespec.runtime.grammar.grammars import JSON_FORM
 from edgespec.runtime.text.tokenizer import Tokenizer
+from edgespec.serve.bodies import SOURCE
 from edgespec.serve.reasoning import ThoughtSplitter, ending
 
 UNTERMINATED = "Unterminated string"  # what json says of a text that ends within one
@@ -288,7 +291,8 @@ def form_of(tokenizer: Tokenizer) -> Form | None:
 def forced(
     form: Form, tools: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *, several: bool
 ) -> Guided | None:
-    """A grammar of calls of these tools, and nothing else; None where there is none."""
+    """A grammar of calls of these tools, and nothing else; None where there is none. Raises
+    RequestError for one that is too long."""
     if form.grammar is None:
         return None
     first, last = (literal(part, form, tokenizer) for part in form.around)
@@ -304,7 +308,12 @@ def forced(
         parts = [literal(before, form, tokenizer), f"a{index}", literal(after, form, tokenizer)]
         calls.append(" ".join(parts))
         lines += form.arguments(f"a{index}", schema_of(function))
-    return Guided(grammar="\n".join([*lines, f"call: {' | '.join(calls)}"]))
+    grammar = "\n".join([*lines, f"call: {' | '.join(calls)}"])
+    remedy = "Offer fewer functions, or let tool_choice be auto."
+    JsonPlace(SOURCE).key("tools").at_most(
+        MAX_SCHEMA_BYTES, len(grammar), "bytes of grammar", remedy
+    )
+    return Guided(grammar=grammar)
 
 
 def literal(text: str, form: Form, tokenizer: Tokenizer) -> str:

@@ -64,6 +64,20 @@ def test_an_engine_with_one_lane_says_so_and_takes_no_limits(
         assert words[0] in capsys.readouterr().err
 
 
+def test_a_prompt_is_there_after_a_restart(tmp_path: Path) -> None:
+    asked = {"prompt": "A prompt of some length, that is read.", "max_tokens": 1, "temperature": 0}
+    told = [str(api_engines() / "one"), "--prefix-cache-dir", str(tmp_path)]
+    cached = []
+    for _ in range(2):
+        with serving(*told) as (process, url, said):
+            assert f"prefix cache 256 MiB; on disk 4096 MiB, {tmp_path}" in said
+            usage = httpx.post(f"{url}/v1/completions", json=asked, timeout=60).json()["usage"]
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+    assert cached == [0, usage["prompt_tokens"] - 1]
+
+
 def test_tls_is_served(tmp_path: Path) -> None:
     key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]

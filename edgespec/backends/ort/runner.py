@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 from weakref import WeakSet
@@ -18,7 +19,14 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgespec.backends.base import LaneRows, Table
+from edgespec.backends.base import (
+    Interrupted,
+    Interruptible,
+    LaneRows,
+    PacksRows,
+    Table,
+    noop,
+)
 from edgespec.backends.call import Attention, Call, Result
 from edgespec.backends.engine_config import (
     BUILD_AGAIN,
@@ -41,7 +49,7 @@ from edgespec.backends.ort.contract import (
 )
 from edgespec.backends.ort.head import Found, Head, HeadLogits
 from edgespec.backends.ort.head_form import HeadForm, read_layout
-from edgespec.backends.ort.lane_rows import OrtLaneRows
+from edgespec.backends.ort.lane_rows import LayerState, OrtLaneRows
 from edgespec.backends.ort.low_bit_matmul import PackedTable
 from edgespec.backends.ort.matmul_nbits import LmHeadTable, NBitsKernel
 from edgespec.backends.ort.native.library import kernels, why_missing
@@ -70,7 +78,7 @@ PREFILL_CHUNK = 256  # rows of a call: bounds the mask and the activations of a 
 RUNNERS: WeakSet[OrtRunner] = WeakSet()
 
 
-class OrtRunner:
+class OrtRunner(Interruptible, PacksRows):
     """An engine of this backend; with more than one lane, of the batched form.
 
     `padding` are slots behind the capacity for the rows by which a lane near its capacity is padded
@@ -117,6 +125,7 @@ class OrtRunner:
         self.head_bound: tuple[tuple[int, ...], int] | None = None
         self.requested: list[NDArray[Any]] = []
         self.head_outputs: list[NDArray[Any]] = []
+        self.run_options: ort.RunOptions | None = None  # by which calls can be ended
         self.bound = (0, 0, 0)  # first lane, lanes and stride of the cache as it is bound
 
     @property
@@ -147,8 +156,10 @@ class OrtRunner:
         if self.head is not None:
             self.bind_head(self.head, call.first_lane, gathered)
         try:
-            self.session.run_with_iobinding(bindings.binding)
+            self.session.run_with_iobinding(bindings.binding, self.run_options)
         except RuntimeError as error:
+            if self.run_options is not None and self.run_options.terminate:
+                raise Interrupted from error
             remedy = (
                 "If memory ran out, close other programs or build with a smaller"
                 " `max_kv_cache_capacity`."
@@ -162,6 +173,19 @@ class OrtRunner:
         if self.head is None:
             return results
         return self.with_found(self.head, call, logits, results)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[Callable[[], None]]:
+        """What ends calls between two operators; nothing does with recurrent layers, whose states a
+        call writes in place."""
+        if self.recurrent is not None:
+            yield noop
+            return
+        self.run_options = options = ort.RunOptions()
+        try:
+            yield lambda: setattr(options, "terminate", True)
+        finally:
+            self.run_options = None
 
     def bind_head(self, head: Head, first_lane: int, gathered: tuple[int, ...]) -> None:
         """Say what a call's logits [B, G] are searched for and which lanes' are written, and bind
@@ -268,6 +292,19 @@ class OrtRunner:
         if self.recurrent is not None:
             assert rows.state is not None
             self.recurrent.write(lane, rows.state, len(rows))
+
+    def pack(self, rows: LaneRows) -> dict[str, NDArray[Any]]:
+        """The arrays of a copy that `read_rows` made."""
+        assert isinstance(rows, OrtLaneRows)
+        if (state := rows.state) is None:
+            return {"kv": rows.kv}
+        return {"kv": rows.kv, "conv": state.conv, "state": state.state, "pending": state.pending}
+
+    def unpack(self, arrays: Mapping[str, NDArray[Any]]) -> OrtLaneRows:
+        """Such a copy of its arrays."""
+        rows = dict(arrays)
+        kv = rows.pop("kv")
+        return OrtLaneRows(kv, LayerState(**rows) if rows else None)
 
     def free(self, lane: int) -> None:
         """Drop all rows of a lane and its recurrent state."""

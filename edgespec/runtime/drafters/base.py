@@ -7,9 +7,9 @@ concern, and whether a drafter runs an engine is not the loop's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,6 +188,18 @@ class Reserving(ABC):
     def reserve(self, lane: int, tokens: int) -> None:
         """The sequence of a lane, which was reset or restored, will come to so many tokens at
         most. EnvironmentProblem where there is no memory for them."""
+
+
+class PacksSnapshots(ABC):
+    """A Drafter whose snapshots can be kept in a file, where its engine's runner packs rows."""
+
+    @abstractmethod
+    def pack(self, snapshot: Snapshot) -> dict[str, NDArray[Any]]:
+        """The arrays of a snapshot, by name."""
+
+    @abstractmethod
+    def unpack(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Snapshot:
+        """The snapshot of `count` pairs that `pack` of a drafter with this engine took apart."""
 
 
 class PromptReader(ABC):

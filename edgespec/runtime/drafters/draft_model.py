@@ -7,10 +7,12 @@ was accepted. The search is `tree_drafter`'s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.backends.base import LaneRows
 from edgespec.backends.call import Logits, Result
@@ -175,6 +177,11 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
                 self.decoder.drop_scratch(lane)
         super().grow(growing, level)
 
+    def forced_rows(self, request: DraftRequest) -> DecoderRows:
+        """The first entries of a tree, which its rows go on from."""
+        self.state(request.lane).fed += range(len(request.forced))
+        return super().forced_rows(request)
+
     def beam_rows(self, growth: Growth, level: int) -> DecoderRows:
         """A lane's part of a call: the beam, or for recurrent layers the tree up to it."""
         state, pool = self.state(growth.request.lane), growth.pool
@@ -242,6 +249,19 @@ class DraftModelDrafter(TreeDrafter, PromptReader):
         self.reset(lane)
         if snapshot.rows is not None:
             self.decoder.restore(lane, snapshot.rows)
+
+    def pack(self, snapshot: Snapshot) -> dict[str, NDArray[Any]]:
+        """The arrays of KV rows, and of the state where layers are recurrent."""
+        if not isinstance(snapshot, WholeState):
+            return super().pack(snapshot)
+        return {} if snapshot.rows is None else super().pack(snapshot.rows)
+
+    def unpack(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Snapshot:
+        """What `snapshot` gave, of its arrays."""
+        if not self.decoder.recurrent:
+            return super().unpack(arrays, count)
+        rows = cast(LaneRows, super().unpack(arrays, count)) if arrays else None
+        return WholeState(rows)
 
 
 @dataclass(frozen=True, slots=True)

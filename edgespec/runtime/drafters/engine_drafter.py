@@ -5,11 +5,13 @@ Knows the draft engine's memory. How a drafter searches stands in its own file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
 
-from edgespec.backends.base import LaneRows
-from edgespec.runtime.drafters.base import Reserving, Snapshot
+from numpy.typing import NDArray
+
+from edgespec.backends.base import LaneRows, PacksRows
+from edgespec.runtime.drafters.base import PacksSnapshots, Reserving, Snapshot
 from edgespec.runtime.lanes.block import BlockDecoder
 from edgespec.runtime.lanes.decoder import CachedDecoder
 
@@ -17,7 +19,7 @@ Decoder = TypeVar("Decoder", CachedDecoder, BlockDecoder)
 State = TypeVar("State")
 
 
-class EngineDrafter(Reserving, Generic[Decoder, State]):
+class EngineDrafter(Reserving, PacksSnapshots, Generic[Decoder, State]):
     """What of a Drafter follows from its engine. `empty` makes the state of a free lane."""
 
     needs_hidden_states = True
@@ -64,6 +66,14 @@ class EngineDrafter(Reserving, Generic[Decoder, State]):
         """Begin a lane with the KV rows of a snapshot."""
         self.reset(lane)
         self.decoder.restore(lane, cast(LaneRows, snapshot))  # its own
+
+    def pack(self, snapshot: Snapshot) -> dict[str, NDArray[Any]]:
+        """The arrays of the KV rows."""
+        return cast(PacksRows, self.decoder.runner).pack(cast(LaneRows, snapshot))
+
+    def unpack(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Snapshot:
+        """The KV rows of their arrays."""
+        return cast(PacksRows, self.decoder.runner).unpack(arrays)
 
     def close(self) -> None:
         """Free the draft engine."""

@@ -8,9 +8,9 @@ which child of its parent a node is says its rank in the head's list.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from edgespec.backends.call import Call, HiddenStates, Logits
 from edgespec.backends.engine_config import EngineConfig
 from edgespec.errors import LimitError, OptionError, Spellings, counted
 from edgespec.methods.medusa import MAX_HEADS, NAME, MedusaSpec
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.base import DraftRequest, Observation, PacksSnapshots, Snapshot
 from edgespec.runtime.drafters.candidates import side_by_side, top_log_probs
 from edgespec.runtime.drafters.options import DrafterOptions, option
 from edgespec.runtime.drafters.row import DrafterRow, DrafterSources
@@ -69,7 +69,7 @@ class Seen:
         return Seen(min(count, self.count))
 
 
-class MedusaDrafter(Budgeted):
+class MedusaDrafter(Budgeted, PacksSnapshots):
     """`num_heads` heads of one engine. A sequence may be of any length."""
 
     needs_hidden_states = True
@@ -137,6 +137,14 @@ class MedusaDrafter(Budgeted):
     def restore(self, lane: int, snapshot: Snapshot) -> None:
         """Begin a lane behind a prefix; the state comes with the next observation."""
         self.lanes[lane] = MedusaLane(seen=len(snapshot))
+
+    def pack(self, snapshot: Snapshot) -> dict[str, NDArray[Any]]:
+        """Nothing: how many pairs were seen is all of it."""
+        return {}
+
+    def unpack(self, arrays: Mapping[str, NDArray[Any]], count: int) -> Seen:
+        """So many pairs were seen."""
+        return Seen(count)
 
     def close(self) -> None:
         """Free the engine of the heads."""

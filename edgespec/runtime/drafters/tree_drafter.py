@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.call import Floats, HiddenStates, Ids, Logits, Result
 from edgespec.backends.engine_config import EngineConfig
-from edgespec.runtime.drafters.base import DraftRequest, Observation, Snapshot
+from edgespec.runtime.drafters.base import Continuing, DraftRequest, Observation, Snapshot
 from edgespec.runtime.drafters.candidates import top_log_probs
 from edgespec.runtime.drafters.engine_drafter import EngineDrafter
 from edgespec.runtime.drafters.row import DraftEngine
@@ -58,6 +58,14 @@ class Growth:
     drawn: list[Distribution] = field(default_factory=list)
     survival: list[float] = field(default_factory=list)
 
+    def force(self, tokens: Sequence[int]) -> None:
+        """The tree begins with a chain of these."""
+        for token in tokens:
+            self.beam = self.pool.add_children(
+                self.beam[0], np.array([token]), np.zeros(1, np.float32)
+            )
+            self.survival.append(1.0)
+
     def extend(self, ids: Ids, log_probs: Floats) -> list[int]:
         """The children of the beam's nodes [beam, K] join the pool, the best K of them are the next
         beam (arXiv 2406.16858). Returns the row of each one's parent."""
@@ -76,7 +84,7 @@ class Growth:
         survival = self.survival
         budget.extend(survival, pool.parents, pool.probs(len(survival)))
         reached, nodes = sum(survival[entry] for entry in self.beam), 1 + len(pool.tokens)
-        size = min(nodes, self.request.plan.verify_size)
+        size = min(nodes, self.request.plan.verify_size + len(self.request.forced))
         if not budget.goes_on(reached, level, size, len(self.beam)):
             self.steps = level
         return self.steps > level
@@ -88,6 +96,11 @@ class StaticGrowth(Growth):
 
     children: Mapping[Ranks, Ranks] = field(kw_only=True)
     paths: list[Ranks] = field(default_factory=list)  # of each pool entry
+
+    def force(self, tokens: Sequence[int]) -> None:
+        """What is forced is not of the static tree, which begins behind it."""
+        super().force(tokens)
+        self.paths += [()] * len(tokens)
 
     def extend(self, ids: Ids, log_probs: Floats) -> list[int]:
         """The chosen children of the beam's nodes join the pool, those that have children are the
@@ -107,7 +120,7 @@ class StaticGrowth(Growth):
         return rows
 
 
-class TreeDrafter(EngineDrafter[CachedDecoder, TreeLane], Budgeted):
+class TreeDrafter(EngineDrafter[CachedDecoder, TreeLane], Budgeted, Continuing):
     """`d2t` [Vd] are offsets: base id = draft id + d2t[draft id].
 
     With `image_rows` the slots of images are read as the images' rows, else as the image token:
@@ -172,31 +185,73 @@ class TreeDrafter(EngineDrafter[CachedDecoder, TreeLane], Budgeted):
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Grow each tree level by level, all of them together, and verify the best nodes of each:
         of a static tree all."""
-        growing = [self.first_level(request) for request in requests]
-        most = max((growth.steps for growth in growing if growth), default=0)
-        for level in range(1, most):
-            if deeper := [growth for growth in growing if growth and growth.goes_on(level)]:
+        growing = {one.lane: self.first_level(one) for one in requests if not one.forced}
+        growing |= self.behind_forced([one for one in requests if one.forced])
+        grown = [growth for growth in growing.values() if growth]
+        for level in range(1, max((growth.steps for growth in grown), default=0)):
+            if deeper := [growth for growth in grown if growth.goes_on(level)]:
                 self.grow(deeper, level)
         return [
             self.finish(growth) if growth else DraftTree.root_only(request.pending)
-            for growth, request in zip(growing, requests, strict=True)
+            for request in requests
+            for growth in [growing.get(request.lane)]
         ]
+
+    def levels(self, request: DraftRequest) -> int:
+        """Levels that a request's tree has at most; 0 where nothing can be drafted."""
+        state, plan = self.lanes[request.lane], request.plan
+        rows = min(self.room(request.lane), self.decoder.runner.max_rows) - len(request.forced)
+        return 0 if state.full or rows < 0 or plan.verify_size == 1 else plan.levels_within(rows)
 
     def first_level(self, request: DraftRequest) -> Growth | None:
         """The first level: the best continuations of the last observed position. None where
         nothing can be drafted."""
-        state, plan = self.lanes[request.lane], request.plan
-        steps = plan.levels_within(self.room(request.lane))
-        if state.full or steps == 0 or plan.verify_size == 1:
+        state, steps = self.lanes[request.lane], self.levels(request)
+        if not steps:
             return None
         assert state.last_logits is not None
-        hidden, ancestors = state.last_hidden, np.zeros((1, 0), bool)
+        return self.begun(request, steps, state.last_logits, state.last_hidden)
+
+    def behind_forced(self, requests: Sequence[DraftRequest]) -> dict[int, Growth]:
+        """The first levels behind what is forced, by lane: one call runs all of it."""
+        steps = {one.lane: self.levels(one) for one in requests}
+        asking = [one for one in requests if steps[one.lane]]
+        results = self.decoder.run([self.forced_rows(one) for one in asking]) if asking else []
+        growing = {}
+        for one, result in zip(asking, results, strict=True):
+            logits, states = self.said(result)
+            if not logits.finite():
+                self.stop_drafting(one.lane)
+                continue
+            hidden = None if states is None else states.take(np.array([len(one.forced) - 1]))
+            growing[one.lane] = self.begun(one, steps[one.lane], logits, hidden)
+        return growing
+
+    def forced_rows(self, request: DraftRequest) -> DecoderRows:
+        """What is forced as rows of one call. Each goes on with the state of the last observed
+        position: their own would take a call each and are accepted no more often."""
+        hidden, order = self.lanes[request.lane].last_hidden, np.arange(len(request.forced))
+        return DecoderRows(
+            request.lane,
+            np.array(request.forced, np.int64),
+            self.decoder.lanes[request.lane].length + order,
+            order[:, None] >= order,
+            order[-1:],
+            draft_hidden=None if hidden is None else hidden.take(0 * order),
+        )
+
+    def begun(
+        self, request: DraftRequest, steps: int, logits: Logits, hidden: HiddenStates | None
+    ) -> Growth:
+        """A tree of what is forced and one level behind it, by the logits [1, Vd] there."""
+        plan, ancestors = request.plan, np.ones((1, len(request.forced)), bool)
         if isinstance(plan, StaticPlan):
             children = children_of(plan.choices)
             growth: Growth = StaticGrowth(request, steps, hidden, ancestors, children=children)
         else:
             growth = Growth(request, steps, hidden, ancestors)
-        self.extend(growth, state.last_logits, hidden, ancestors)
+        growth.force(request.forced)
+        self.extend(growth, logits, hidden, ancestors)
         return growth
 
     def grow(self, growing: Sequence[Growth], level: int) -> None:
@@ -247,7 +302,8 @@ class TreeDrafter(EngineDrafter[CachedDecoder, TreeLane], Budgeted):
         itself = ALONE if count == 1 else np.eye(count, dtype=bool)
         visible = np.concatenate([growth.ancestors, itself], 1)
         tokens = np.array([growth.pool.tokens[i] for i in growth.beam], np.int64)
-        positions = np.full(count, self.decoder.lanes[lane].length + level - 1)
+        depth = len(growth.request.forced) + level
+        positions = np.full(count, self.decoder.lanes[lane].length + depth - 1)
         return DecoderRows(
             lane, tokens, positions, visible, np.arange(count), draft_hidden=growth.hidden
         )
@@ -263,15 +319,19 @@ class TreeDrafter(EngineDrafter[CachedDecoder, TreeLane], Budgeted):
         self.leave(growth)
         if self.lanes[lane].full:
             self.stop_drafting(lane)
-        size = min(growth.request.plan.verify_size, 1 + len(growth.pool.tokens))
+        most = growth.request.plan.verify_size + len(growth.request.forced)
+        size = min(most, 1 + len(growth.pool.tokens))
         pending, budget = growth.request.pending, growth.request.budget
+        levels = growth.pool.depths[-1] - len(growth.request.forced)
         # A chain that was drawn is not cut by its own tokens: they would be drawn otherwise
         if budget is not None and not growth.drawn:
-            return budget.select(growth.pool, pending, size, growth.survival)
-        tree = growth.pool.select(pending, size)
+            tree = budget.select(growth.pool, pending, size, growth.survival)
+            return replace(tree, levels=levels)
+        tree = replace(growth.pool.select(pending, size), levels=levels)
         if not growth.drawn:
             return tree
-        tree = replace(tree, drawn_from=[None, *growth.drawn[: len(tree) - 1]])
+        drawn = [*[None] * (1 + len(growth.request.forced)), *growth.drawn]
+        tree = replace(tree, drawn_from=drawn[: len(tree)])
         if budget is None:
             return tree
         return replace(tree, probs=np.array([1.0, *growth.pool.probs(0)], np.float32)[: len(tree)])

@@ -12,6 +12,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -91,12 +92,12 @@ class Grammars:
         limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
         matcher = LLMatcher(vocabulary, source(guided), log_level=0, limits=limits)
         if matcher.is_error():
-            raise refused(guided, matcher.get_error())
+            raise refused(matcher.get_error())
         matcher.compute_bitmask()
         spent_s = time.thread_time() - began_s
         if matcher.is_error() or spent_s > MAX_COMPILE_S:
             why = matcher.get_error() or f"its first token takes {spent_s:.1f} s"
-            raise too_dear(guided, why)
+            raise too_dear(why)
         logger.debug("a grammar was compiled in %.1f ms", 1000 * spent_s)
         return matcher
 
@@ -107,7 +108,7 @@ class Grammars:
         if not self.end_ids:
             raise RequestError(
                 "this model has no end token, and an answer of a form has to end",
-                "Leave `guided` out.",
+                "Ask for an answer without a form.",
             )
         if self.vocabulary is None:
             try:
@@ -116,7 +117,7 @@ class Grammars:
                 )
             except Exception as error:  # of whatever kind: its own reader is stricter than ours
                 message = f"llguidance cannot read this model's tokenizer: {str(error)[:200]}"
-                raise RequestError(message, "Leave `guided` out.") from error
+                raise RequestError(message, "Ask for an answer without a form.") from error
         return self.vocabulary
 
 
@@ -143,25 +144,42 @@ def check_weight(guided: Guided) -> None:
     if guided.grammar is not None:
         lines = [weight(line) for line in guided.grammar.splitlines()]
         total = max(
-            math.prod(line.times for line in lines), sum(line.size for line in lines)
-        )  # rules stand in each other by their names
+            math.prod(line.times for line in lines),  # rules stand in each other by their names
+            sum(line.size for line in lines),
+            *map(schema_weight, schemas_in(guided.grammar)),
+        )
     elif guided.json_schema is not None:
         assert isinstance(guided.json_schema, str)
-        total = 0
-        for key, value in pairs(json.loads(guided.json_schema)):
-            if key == "x-guidance":
-                raise unsupported(["x-guidance"])
-            if key == "multipleOf" and isinstance(value, int | float) and value > MAX_MULTIPLE:
-                raise too_dear(guided, f"multipleOf is {value:g}, and {MAX_MULTIPLE} is the limit")
-            if key == "pattern" and isinstance(value, str):
-                total += weight(value).size
-            if key == "patternProperties" and isinstance(value, dict):
-                total += sum(weight(pattern).size for pattern in value)
+        schema = json.loads(guided.json_schema)
+        if any(key == "x-guidance" for key, _ in pairs(schema)):
+            raise unsupported(["x-guidance"])
+        total = schema_weight(schema)
     else:
         total = 0 if guided.regex is None else weight(guided.regex).size
     if total > MAX_WEIGHT:
         why = f"its repetitions written out are {total} long, and {MAX_WEIGHT} is the limit"
-        raise too_dear(guided, why)
+        raise too_dear(why)
+
+
+def schemas_in(grammar: str) -> Iterator[object]:
+    """The schemas that a grammar of Lark has in it; what is no JSON llguidance refuses."""
+    for found in re.finditer(r"%json\s*", grammar):
+        with suppress(ValueError, RecursionError):
+            yield json.JSONDecoder().raw_decode(grammar, found.end())[0]
+
+
+def schema_weight(schema: object) -> int:
+    """Letters of its patterns with all repetitions written out. Raises LimitError for multiples
+    that would take too long."""
+    total = 0
+    for key, value in pairs(schema):
+        if key == "multipleOf" and isinstance(value, int | float) and value > MAX_MULTIPLE:
+            raise too_dear(f"multipleOf is {value:g}, and {MAX_MULTIPLE} is the limit")
+        if key == "pattern" and isinstance(value, str):
+            total += weight(value).size
+        if key == "patternProperties" and isinstance(value, dict):
+            total += sum(weight(pattern).size for pattern in value)
+    return total
 
 
 def pairs(value: object) -> Iterator[tuple[str, object]]:
@@ -173,25 +191,23 @@ def pairs(value: object) -> Iterator[tuple[str, object]]:
         yield from pairs(child)
 
 
-def refused(guided: Guided, error: str) -> EdgeSpecError:
+def refused(error: str) -> EdgeSpecError:
     """The error for what llguidance does not take."""
     if found := UNSUPPORTED.search(error):
         return unsupported(json.loads(found[1]) if found[1] else [found[2]])
     if "too big" in error or "fuel" in error or "too complex" in error.lower():
-        return too_dear(guided, error)
-    (name,) = guided.to_dict()
+        return too_dear(error)
     why = " ".join(error.split())[:300]
-    return RequestError(f"guided.{name} cannot be: {why}", "Correct it.", param="guided")
+    return RequestError(f"`guided` cannot be: {why}", "Correct it.")
 
 
 def unsupported(keys: Sequence[str]) -> RequestError:
     """The error for keys of a schema that say what no grammar here can."""
-    message = f"guided.json_schema has {', '.join(keys)}, which this version does not support"
+    message = f"`guided` has {', '.join(keys)}, which this version does not support"
     remedy = "Remove it, or say it by type, enum, anyOf, pattern, minimum or maxItems."
-    return RequestError(message, remedy, param="guided")
+    return RequestError(message, remedy)
 
 
-def too_dear(guided: Guided, why: str) -> LimitError:
+def too_dear(why: str) -> LimitError:
     """The error for a grammar that would hold up all other requests."""
-    (name,) = guided.to_dict()
-    return LimitError(f"guided.{name} is too large: {why[:200]}", "Simplify it.")
+    return LimitError(f"`guided` is too large: {why[:200]}", "Simplify it.")

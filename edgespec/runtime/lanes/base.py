@@ -7,10 +7,18 @@ Knows lanes and rows. What a call reads stands in each decoder's file.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from edgespec.backends.base import LaneRows, Runner, SeveralCapacities, Table
+from edgespec.backends.base import (
+    Interruptible,
+    LaneRows,
+    Runner,
+    SeveralCapacities,
+    Table,
+    noop,
+)
 from edgespec.rope import RopeTable
 
 
@@ -73,6 +81,12 @@ class LaneDecoder(Generic[LaneT]):
         where there is an engine for that, and no memory for it."""
         if isinstance(self.runner, SeveralCapacities):
             self.runner.reserve(lane, tokens)
+
+    def interruptible(self) -> AbstractContextManager[Callable[[], None]]:
+        """Inside, what it gives ends calls, which raise Interrupted, where the engine can do so."""
+        if isinstance(self.runner, Interruptible):
+            return self.runner.interruptible()
+        return nullcontext(noop)
 
     def hold(self, lane: int, length: int) -> None:
         """Let a lane be so long; its rows are what memory holds."""

@@ -150,7 +150,7 @@ class Driver:
         """End the thread after its step; requests that have not ended get EngineClosed. Closing
         twice, or in a fork, is harmless."""
         self.work.close()
-        if self.work.pid != os.getpid():
+        if not self.is_own_process:
             return
         with self.turn:
             for handle in list(self.pending):
@@ -160,6 +160,11 @@ class Driver:
         if self.work.thread is not threading.current_thread():
             self.work.join()
 
+    @property
+    def is_own_process(self) -> bool:
+        """Whether this is no fork of the process that opened the engine."""
+        return self.work.pid == os.getpid()
+
     def check_open(self) -> None:
         """Raises EngineClosed."""
         if self.work.closed:
@@ -168,7 +173,7 @@ class Driver:
     def check_process(self) -> None:
         """Raises EnvironmentProblem in a fork of the process that opened the engine: the threads
         of ONNX Runtime and this one are not in it."""
-        if self.work.pid != os.getpid():
+        if not self.is_own_process:
             message = f"this engine was opened by process {self.work.pid}, of which this is a fork"
             remedy = "Open an engine after the fork (edgespec.load), or start processes by spawn."
             raise EnvironmentProblem(message, remedy)

@@ -7,8 +7,9 @@ decoder. Knows nothing of how rows are computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import RLock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ MAX_ENTRIES = 64  # each is compared with each prompt
 MIN_NEW = 16  # tokens of a prompt that were read, from which it is kept
 # ... or this share of it: all of it is copied, and reading a token takes many times as long
 NEW_SHARE = 1 / 32
+NO_DRAFT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +62,23 @@ class Prefix:
 
         With a `drafter` its snapshot has to be there as well.
         """
-        common = common_length(self.cache_key, prompt)
-        if not self.croppable:
-            whole = len(self.cache_key) == common < len(prompt)
-            return common if whole and (drafter is None or self.completes(drafter)) else 0
+        pairs = None
         if drafter is not None:
             draft = self.draft_of(drafter)
-            common = 0 if draft is None else min(common - 1, len(draft))
-        return max(0, min(common, len(prompt) - 1))
-
-    def completes(self, drafter: Drafter) -> bool:
-        """Whether a drafter can go on at the last position: all pairs but the last are there, and
-        the hidden state of the last one."""
-        draft = self.draft_of(drafter)
-        if draft is None or self.hidden_state is None:
-            return False
-        return len(draft) == len(self.cache_key) - 1
+            pairs = NO_DRAFT if draft is None else len(draft)
+        has_state = self.hidden_state is not None
+        return reusable_length(self.cache_key, prompt, self.croppable, pairs, has_state=has_state)
 
 
 @dataclass
 class PrefixCache:
-    """The most recently used prefixes that fit into `budget_bytes`; 0 keeps none."""
+    """The most recently used prefixes that fit into `budget_bytes`; 0 keeps none. Any thread may
+    keep and find. `evicted` is told of each entry that goes for want of room."""
 
     budget_bytes: int
     entries: list[Prefix] = field(default_factory=list)  # the least recently used first
+    evicted: Callable[[Prefix], object] = field(default=lambda prefix: None)
+    lock: RLock = field(default_factory=RLock)
 
     @property
     def size_bytes(self) -> int:
@@ -92,27 +87,29 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop all entries."""
-        self.entries = []
+        with self.lock:
+            self.entries = []
 
     def find(
         self, cache_key: Sequence[int], drafter: Drafter | None, salt: str = ""
     ) -> tuple[Prefix, int] | None:
         """The entry of this salt with the longest prefix of a prompt, by its key, that is reusable,
         with a `drafter` for it too, and that length."""
-        lengths = self.lengths(cache_key, drafter, salt)
-        if not any(lengths):
-            return None
-        best = int(np.argmax(lengths))
-        entry = self.entries.pop(best)
-        self.entries.append(entry)
+        with self.lock:
+            lengths = self.lengths(cache_key, drafter, salt)
+            if not any(lengths):
+                return None
+            best = int(np.argmax(lengths))
+            entry = self.entries.pop(best)
+            self.entries.append(entry)
         return entry, lengths[best]
 
     def lengths(self, cache_key: Sequence[int], drafter: Drafter | None, salt: str) -> list[int]:
         """What is reusable of each entry."""
         wanted = np.asarray(cache_key, np.int64)
-        return [
-            entry.reusable(wanted, drafter) if entry.salt == salt else 0 for entry in self.entries
-        ]
+        with self.lock:
+            entries = [*self.entries]
+        return [entry.reusable(wanted, drafter) if entry.salt == salt else 0 for entry in entries]
 
     def reusable(self, seq: SequenceState) -> int:
         """Tokens of a sequence's prompt that `restore` would find."""
@@ -138,11 +135,12 @@ class PrefixCache:
         """Add a prefix; what it covers goes, and the least recently used go until it fits."""
         if new.size_bytes > self.budget_bytes:
             return
-        self.entries = [old for old in self.entries if not covers(new, old)]
         most = self.budget_bytes - new.size_bytes
-        while self.size_bytes > most or len(self.entries) >= MAX_ENTRIES:
-            self.entries.pop(0)
-        self.entries.append(new)
+        with self.lock:
+            self.entries = [old for old in self.entries if not covers(new, old)]
+            while self.size_bytes > most or len(self.entries) >= MAX_ENTRIES:
+                self.evicted(self.entries.pop(0))
+            self.entries.append(new)
 
     # ---- a sequence's lane
 
@@ -220,6 +218,26 @@ def reader(drafter: Drafter | None) -> Drafter | None:
     return drafter if drafter is not None and drafter.needs_hidden_states else None
 
 
+def reusable_length(
+    cache_key: NDArray[np.int64],
+    prompt: NDArray[np.int64],
+    croppable: bool,
+    pairs: int | None,
+    *,
+    has_state: bool,
+) -> int:
+    """Positions of a prefix that a prompt need not compute. `pairs` are those that a drafter has of
+    it, or NO_DRAFT; None where no drafter needs them. `has_state`: whether its last hidden state is
+    there, without which a whole prefix is of no use to a drafter."""
+    common = common_length(cache_key, prompt)
+    if not croppable:
+        whole = len(cache_key) == common < len(prompt)
+        return common if whole and (pairs is None or (has_state and pairs == common - 1)) else 0
+    if pairs is not None:
+        common = min(common - 1, pairs)
+    return max(0, min(common, len(prompt) - 1))
+
+
 def covers(new: Prefix, old: Prefix) -> bool:
     """Whether `new` serves every prompt that `old` serves, with and without drafts."""
     return (
@@ -243,9 +261,10 @@ def common_length(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
 
 
 def check_bytes(prefix_cache_bytes: object) -> None:
-    """Raises OptionError for a size in bytes that is not a whole number of 0 or more."""
+    """Raises OptionError for a size in bytes that is not a whole number of 0 or more, or None."""
     if isinstance(prefix_cache_bytes, bool) or not (
-        isinstance(prefix_cache_bytes, int) and prefix_cache_bytes >= 0
+        prefix_cache_bytes is None
+        or (isinstance(prefix_cache_bytes, int) and prefix_cache_bytes >= 0)
     ):
         message = f"prefix_cache_bytes is {prefix_cache_bytes!r:.60}"
         raise OptionError(message, "Give a number of bytes; 0 keeps nothing.")

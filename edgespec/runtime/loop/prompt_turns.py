@@ -27,7 +27,7 @@ class PromptTurns:
 
     def __init__(self, costs: CostModel | None, most: Callable[[], int]) -> None:
         self.costs, self.most = costs, most
-        self.turns = 0  # in which several prompts could have been read
+        self.turns = 0  # in a row in which several prompts could have been read
 
     def choose(self, reading: Sequence[SequenceState]) -> SequenceState:
         """The prompt with the shortest rest, in chunks, of those with the lowest priority; each
@@ -35,12 +35,16 @@ class PromptTurns:
         that follow another one wait for it."""
         reading = [seq for seq in reading if seq.follows not in reading]
         if len(reading) == 1:
+            self.turns = 0
             return reading[0]
         self.turns += 1
         if self.turns % OLDEST_EVERY == 0:
             return reading[0]
-        chunk = min(self.most(), WHOLE_ROWS[0])
-        return min(reading, key=lambda seq: (seq.priority, (rest(seq) - 1) // chunk))
+        return min(reading, key=self.order)
+
+    def order(self, seq: SequenceState) -> tuple[int, int]:
+        """The lowest is read first."""
+        return seq.priority, (rest(seq) - 1) // min(self.most(), WHOLE_ROWS[0])
 
     def rows(self, seq: SequenceState, running: Sequence[SequenceState]) -> int:
         """The rows of a prompt that a step reads beside those that run."""

@@ -11,8 +11,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
+from edgespec.backends.base import Interrupted
 from edgespec.errors import QueueFull
 from edgespec.prompts import CANCELLED, TIMEOUT
 from edgespec.runtime.faults import FAULTS, as_error, shared
@@ -27,6 +29,21 @@ logger = logging.getLogger(__name__)
 
 Prepare = Callable[[GenerationRequest], Generation]
 Events = Iterator[tuple[Generation, Event]]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """Rows of a prompt that are being read, until `interrupt`."""
+
+    seq: SequenceState
+    rows: int
+    interrupt: Callable[[], None]
+
+    def make_way(self, handles: Sequence[Generation], turns: PromptTurns) -> None:
+        """End it if one of those that come is shorter and is to be read before it."""
+        order = turns.order(self.seq)
+        if any(rest(one) <= self.rows and turns.order(one) < order for one in handles):
+            self.interrupt()
 
 
 class Scheduler:
@@ -52,6 +69,8 @@ class Scheduler:
         self.active: list[Generation] = []  # those with a lane
         costs = None if session.policy is None else session.policy.model
         self.turns = PromptTurns(costs, lambda: session.base.prefill_chunk)
+        self.chunk: PromptChunk | None = None  # that may be ended
+        self.ended: tuple[SequenceState, int] | None = None  # whose chunk last was, and where
 
     @property
     def has_work(self) -> bool:
@@ -80,6 +99,9 @@ class Scheduler:
         for handle in handles:
             handle.on_cancel = partial(self.cancels.append, handle)
         self.added.extend(handles)
+        chunk = self.chunk  # once: a step may write it meanwhile
+        if chunk is not None and len(self.active) < self.max_num_seqs:
+            chunk.make_way(handles, self.turns)
 
     def stats(self) -> EngineStats:
         """What was done so far; any thread may ask."""
@@ -104,7 +126,8 @@ class Scheduler:
             if chosen is not None and self.is_forming(chosen):
                 running = []
             if chosen is not None:
-                events += self.read_chunk(chosen, self.turns.rows(chosen, running))
+                rows = self.turns.rows(chosen, running)
+                events += self.read_chunk(chosen, rows, alone=not running)
             if running:
                 events += self.decode()
             return events
@@ -194,11 +217,18 @@ class Scheduler:
                 "%s has lane %d after %.3f s", handle, handle.slot, handle.metrics.queue_time
             )
 
-    def read_chunk(self, handle: SequenceState, rows: int) -> Events:
-        """Reads a chunk of a prompt; events once it is read, or the error that it met alone."""
+    def read_chunk(self, handle: SequenceState, rows: int, *, alone: bool) -> Events:
+        """Reads a chunk of a prompt; events once it is read, or the error that it met alone. Where
+        nothing runs it is ended, once, if one comes that is to be read before it."""
         assert isinstance(handle, Generation)
+        place = handle, handle.num_read
         try:
-            output = self.session.prefill(handle, rows)
+            with self.session.base.interruptible() as interrupt:
+                if alone and self.ended != place:
+                    self.chunk = PromptChunk(handle, rows, interrupt)
+                output = self.session.prefill(handle, rows)
+        except Interrupted:
+            self.ended = place
         except Exception as error:  # of whatever kind, it is this request's own
             self.session.fail(handle)
             self.leave(handle)
@@ -206,6 +236,8 @@ class Scheduler:
         else:
             if output is not None:
                 yield from self.report(handle, output)
+        finally:
+            self.chunk = None
 
     def decode(self) -> Events:
         """One step of all that run. Where the engine itself fails all that have a lane have

@@ -24,6 +24,7 @@ from edgespec.runtime.sampling.sampler import Sampler, top_log_probs
 from edgespec.runtime.text.prompt_value import PromptValue
 from edgespec.runtime.trees.tree import DraftPlan, DraftTree
 
+SCORED_ROWS = 16  # of a prompt at a time: what is made of their logits takes memory
 Candidates = list[tuple[int, float]]  # ids with their log-probabilities, descending
 
 
@@ -158,10 +159,11 @@ class SequenceState:
         assert self.prompt_logprobs is not None
         if start == 0:
             self.prompt_candidates = [None]
-        self.prompt_candidates += [
-            top_log_probs(logits.row(row), self.prompt_logprobs, token)
-            for row, token in enumerate(self.prompt[start + 1 : end + 1])
-        ]
+        tokens = self.prompt[start + 1 : end + 1]
+        for first in range(0, len(tokens), SCORED_ROWS):
+            chosen = tokens[first : first + SCORED_ROWS]
+            rows = logits.take(np.arange(first, first + len(chosen)))
+            self.prompt_candidates += top_log_probs(rows, self.prompt_logprobs, chosen)
 
     def watch(self, token: int) -> str | None:
         """Called once per emitted token, in order; a finish reason ends the sequence there."""

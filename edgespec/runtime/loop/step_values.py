@@ -80,7 +80,4 @@ def logprobs_of(
     """For each token the candidates of the row that it was drawn from."""
     if not seq.num_logprobs:
         return []
-    return [
-        top_log_probs(result.logits.row(row), seq.num_logprobs, token)
-        for row, token in zip(rows, tokens, strict=True)
-    ]
+    return top_log_probs(result.logits.take(np.array(rows)), seq.num_logprobs, tokens)

@@ -13,6 +13,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgespec.artifacts.provenance import installed_version
+from edgespec.backends.machine import machine_bytes
+from edgespec.backends.registry import backend_of
 from edgespec.errors import LimitError, counted
 from edgespec.images import ImageRules
 from edgespec.methods.names import SpecPolicy
@@ -22,8 +25,11 @@ from edgespec.runtime.acceptance.verify import (
     acceptance_of,
     acceptance_words,
 )
+from edgespec.runtime.costs.cost_profile import device_of, hashes_of
 from edgespec.runtime.drafters.options import DrafterOptions
 from edgespec.runtime.limits import RequestLimits
+from edgespec.runtime.loop.prefix import PREFIX_CACHE_BYTES, PrefixCache
+from edgespec.runtime.loop.prefix_store import PrefixStore
 from edgespec.runtime.opening.drafting import Drafting
 from edgespec.runtime.opening.open_engine import (
     OpenBase,
@@ -95,6 +101,21 @@ class EngineParts:
             yield f"acceptance: {acceptance_words(acceptance.rule)}"
             if acceptance.note is not None:
                 yield acceptance.note
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of a token, of base and draft."""
+        return sum(
+            backend_of(self.path, config.role).memory(config).kv_bytes_per_token
+            for config in self.limits.configs.values()
+        )
+
+    def identity(self) -> str:
+        """What the bits of keys and values depend on: the engines, how they are run, on what."""
+        role = self.base.config.role
+        roles = [config.role for config in self.limits.configs.values()]
+        engines, device = hashes_of(self.path, roles), device_of(self.path, role)
+        return f"{installed_version('edgespec')} {self.planner.exact} {engines} {device}"
 
     def log(self) -> None:
         """What was opened, and as warnings what a user should know of it."""
@@ -192,6 +213,27 @@ def open_parts(
     fixed = costs.note if spec_policy is None else None
     said = (choice.note, chosen.note, misfit, *notes, *parts.warnings(), fixed)
     return replace(parts, notes=tuple(note for note in said if note))
+
+
+def open_prefixes(
+    parts: EngineParts, size_bytes: int | None, directory: str | Path | None
+) -> tuple[PrefixCache, PrefixStore | None]:
+    """What keeps prefixes in memory, and where a directory is given on disk. None bytes are those
+    of one prompt of the whole context, an eighth of the machine's memory at most and the usual ones
+    at least. Closes the engines where it raises what `PrefixStore` does."""
+    decoder = parts.base.decoder
+    if size_bytes is None:
+        whole = parts.kv_bytes_per_token * decoder.capacity
+        size_bytes = max(PREFIX_CACHE_BYTES, min(whole, (machine_bytes() or 0) // 8))
+    cache, draft = PrefixCache(size_bytes), parts.drafting.default
+    if directory is None:
+        return cache, None
+    drafter = None if draft is None else draft.drafter
+    try:
+        return cache, PrefixStore(Path(directory), parts.identity(), cache, decoder, drafter)
+    except BaseException:
+        parts.close()
+        raise
 
 
 def with_tuned(planner: Planner, tuned: TunedPlan | None) -> tuple[Planner, str | None]:

@@ -272,15 +272,26 @@ def check_finite(largest_logit: float) -> None:
         )
 
 
-def top_log_probs(logits: Row, count: int, chosen: int) -> list[tuple[int, float]]:
-    """Returns the `count` most probable ids of logits [V] with log p at temperature 1, descending.
+def top_log_probs(
+    logits: Logits, count: int, chosen: Sequence[int]
+) -> list[list[tuple[int, float]]]:
+    """Returns for each row the `count` most probable ids with log p at temperature 1, descending.
 
-    The chosen id is appended if it is not among them.
+    The row's chosen id is appended if it is not among them. Raises EnvironmentProblem if a row's
+    largest logit is NaN or Inf.
     """
-    log_probs = log_softmax(logits.astype(np.float64))
-    best = largest(log_probs, min(count, len(log_probs))) if count else np.array([chosen])
-    ids = best[np.lexsort((best, -log_probs[best]))].tolist()
-    return [(i, float(log_probs[i])) for i in ids + [chosen] * (chosen not in ids)]
+    if not chosen:
+        return []
+    top = logits.top(max(count, 1))
+    found = []
+    for row, token in enumerate(chosen):
+        check_finite(float(top.values[row, 0]))
+        pairs = list(zip(top.ids[row, :count].tolist(), top.values[row].tolist(), strict=False))
+        if token not in top.ids[row, :count]:
+            pairs.append((token, float(logits.row(row)[token])))
+        total = float(top.logsumexp[row])
+        found.append([(i, value - total) for i, value in pairs])
+    return found
 
 
 def largest(values: NDArray[np.float64], count: int) -> Ids:

@@ -119,8 +119,8 @@ def test_no_more_than_eight_images_in_a_request() -> None:
         parse_requests(raw, "input.json")
 
 
-def test_no_more_than_eighteen_items_in_a_message() -> None:
-    assert "has 19 items, and 18 is the limit" in refusal(IMAGE, *[TEXT] * 18).what
+def test_items_of_a_message_are_limited() -> None:
+    assert "has 1025 items, and 1024 is the limit" in refusal(IMAGE, *[TEXT] * 1024).what
 
 
 def test_output_repeats_messages_in_the_form_of_the_input() -> None:

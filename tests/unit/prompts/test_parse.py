@@ -320,13 +320,13 @@ def test_wrong_shape_is_refused(raw: object) -> None:
     [
         (None, "requests[0].messages is missing"),
         ([], "requests[0].messages is empty"),
-        (HELLO * 65, "requests[0].messages has 65 messages"),
+        (HELLO * 4097, "requests[0].messages has 4097 messages"),
         (["x"], "requests[0].messages[0] is"),
         ([{"role": "user"}], "requests[0].messages[0].content is missing"),
         ([{"role": "user", "content": 3}], "requests[0].messages[0].content is 3"),
         (
             [{"role": "user", "content": "é" * (MAX_MESSAGE_BYTES // 2 + 1)}],
-            "content has 131074 bytes",
+            "content has 1048578 bytes",
         ),
         ([{"role": "user", "content": "a\ud83d"}], "content has an unpaired surrogate"),
         (
@@ -343,10 +343,8 @@ def test_bad_messages_are_refused_at_their_place(messages: object, place: str) -
 
 def test_largest_allowed_messages_pass() -> None:
     largest = [{"role": "user", "content": "é" * (MAX_MESSAGE_BYTES // 2)}]
-    assert (
-        parse({}, {"messages": largest}, {"messages": HELLO * 64}).requests[1].messages[63].content
-        == "Hello"
-    )
+    requests = parse({}, {"messages": largest}, {"messages": HELLO * 4096}).requests
+    assert requests[1].messages[4095].content == "Hello"
 
 
 def test_text_of_a_request_is_limited_in_all() -> None:
@@ -358,7 +356,7 @@ def test_text_of_a_request_is_limited_in_all() -> None:
         {}, {"messages": HELLO}, {"messages": [*full, {"role": "user", "content": "é"}]}
     )
     assert (
-        "requests[1].messages has 1048578 bytes of text in all, and 1048576 is the limit"
+        "requests[1].messages has 4194306 bytes of text in all, and 4194304 is the limit"
         in error.what
     )
 

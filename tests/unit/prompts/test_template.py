@@ -472,7 +472,7 @@ def test_an_error_that_a_template_makes_long_is_cut(tmp_path: Path) -> None:
     "template", [toys.CHAT_TEMPLATE, CHATML, INSTRUCT], ids=["toys", "chatml", "instruct"]
 )
 def test_long_conversations_are_rendered(tmp_path: Path, template: str) -> None:
-    """The most that an input file may hold: 64 messages of 128 KiB."""
+    """Twice what a request may hold: 4 MiB."""
     content = "日本" * (2**17 // 6)
     messages = [Message(("user", "assistant")[i % 2], f"{i}{content}") for i in range(64)]
     rendered = render(save(tmp_path, {"chat_template": template, "eos_token": "</s>"}), messages)

@@ -45,6 +45,7 @@ from edgespec.prompts import CANCELLED
 from edgespec.runtime.loop.generation import GenerationRequest, Response
 from edgespec.runtime.loop.scheduler import Scheduler
 from edgespec.runtime.loop.session import Session
+from edgespec.runtime.opening import parts
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.text.detokenizer import TextStream
 from edgespec.runtime.text.prompt_encoder import PromptEncoder
@@ -906,10 +907,28 @@ def test_directory_that_is_missing_is_named_without_a_flag(tmp_path: Path) -> No
     assert refused.value.what == f"{tmp_path / 'nosuch'} does not exist"
 
 
-@pytest.mark.parametrize("size", [-1, 1.5, True, None])
+@pytest.mark.parametrize("size", [-1, 1.5, True])
 def test_bytes_that_cannot_be_are_refused(engine_dir: Path, size: Any) -> None:
     with pytest.raises(OptionError, match=f"prefix_cache_bytes is {size}"):
         edgespec.load(engine_dir, prefix_cache_bytes=size)
+
+
+def test_memory_for_a_prompt_of_the_whole_context(
+    engine_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PREFIX_CACHE_BYTES", 100)
+    budgets = []
+    for memory in (2**40, 8 * 1000, None):
+        monkeypatch.setattr(parts, "machine_bytes", lambda memory=memory: memory)
+        with edgespec.load(engine_dir, prefix_cache_bytes=None) as engine:
+            budgets.append(engine.session.prefixes.budget_bytes)
+    assert budgets[1:] == [1000, 100]
+    with edgespec.load(engine_dir, prefix_cache_bytes=budgets[0]) as engine:
+        engine.generate([5] * 20, edgespec.SamplingParams(max_generate_length=1))
+        (entry,) = engine.session.prefixes.entries
+        room = budgets[0] * len(entry.cache_key) / engine.base.capacity
+    assert len(entry.cache_key) == 20
+    assert entry.size_bytes <= room < 1.1 * entry.size_bytes
 
 
 def test_closed_engine_does_nothing_more(engine_dir: Path) -> None:

@@ -19,6 +19,11 @@ from edgespec.serve.server import Server, listening
 from edgespec.serve.service import Service
 
 MODEL = "toy"
+# Its calls are those of the form that this mark spells
+TEMPLATE = (
+    "{% if tools %}<tool_call>{% endif %}{{ messages[-1]['content'] }}"
+    "{{ messages[-1]['tool_calls'] }}"
+)
 
 
 class Running:

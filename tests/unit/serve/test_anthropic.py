@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from edgespec.prompts import Message
+from edgespec.prompts import Guided, Message
 from edgespec.prompts.places import JsonPlace
 from edgespec.prompts.template import JinjaTemplate
 from edgespec.runtime.engine import Engine
-from edgespec.serve.anthropic_messages import conversation, offered
+from edgespec.serve.anthropic_messages import Noted, conversation, offered
 from edgespec.serve.reasoning import Marks
 from tests.pace import paced
 from tests.unit.serve.serving import MODEL, Running, served
@@ -139,8 +139,70 @@ def test_blocks_become_messages_and_tools_openais() -> None:
     pictured = [{"role": "user", "content": [{"type": "image", "source": PNG}]}]
     (image,) = conversation(pictured, HERE).value[0].images
     assert image.source == "data:image/png;base64,aGk="
+    again = {"role": "user", "content": "More"}
+    called = {"role": "assistant", "content": [CALL]}
+    merged, _ = conversation([USER, again, AGENT[1], called, AGENT[2], again], HERE)
+    texts = [message.content for message in merged]
+    assert texts == ["Hi\n\nMore", "I look", "12 C", "So?\n\nMore"]
+    assert merged[1].tool_calls == (CALLED, CALLED)
     function = {"name": "look", "description": "Looks", "parameters": SCHEMA}
     assert offered(TOOLS, HERE).value == ({"type": "function", "function": function},)
+
+
+TURN_ON = {
+    "name": "now",
+    "input_schema": {
+        "type": "object",
+        "properties": {"on": {"type": "boolean"}},
+        "required": ["on"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "now"}])
+def test_a_forced_call_is_a_block_whole_and_as_a_stream(
+    caller: Running, choice: dict[str, Any]
+) -> None:
+    single = choice | {"disable_parallel_tool_use": True}
+    body = {"tools": [TURN_ON], "tool_choice": single, "max_tokens": 99, "seed": 3}
+    whole = asked(caller, **body)
+    (block,) = whole["content"]
+    assert (block["type"], block["name"], whole["stop_reason"]) == ("tool_use", "now", "tool_use")
+    assert block["input"].keys() == {"on"}
+    assert block["id"].startswith("toolu_")
+    _, start, ping, delta, stop, end, _ = streamed(caller, **body)
+    own_id = start["content_block"]["id"]
+    assert start["content_block"] == {**block, "id": own_id, "input": {}}
+    assert json.loads(delta["delta"].pop("partial_json")) == block["input"]
+    assert delta["delta"] == {"type": "input_json_delta"}
+    assert (ping["type"], stop["type"]) == ("ping", "content_block_stop")
+    assert end["delta"]["stop_reason"] == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": block["id"], "content": "on"}
+    turns = [USER, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
+    assert conversation(turns, HERE).value[1].tool_calls[0]["id"] == block["id"][6:]
+    assert asked(caller, messages=turns * 100, tools=[TURN_ON])["content"]
+
+
+def test_text_and_calls_that_the_model_chooses_are_blocks_in_order(
+    caller: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = '<tool_call>{"name": "now", "arguments": {"on": true}}</tool_call>'
+    form = Guided(choice=(f"So:\n{call}\n{call} Done",))
+    monkeypatch.setattr("edgespec.serve.anthropic.NO_FORM", Noted(form))
+    body = {"tools": [TURN_ON], "max_tokens": 200}
+    for types, choice in (
+        (["text", "tool_use", "tool_use", "text"], {"type": "auto"}),
+        (["text", "tool_use", "text"], {"type": "auto", "disable_parallel_tool_use": True}),
+        (["text"], {"type": "none"}),
+    ):
+        whole = asked(caller, **body, tool_choice=choice)
+        assert [block["type"] for block in whole["content"]] == types
+        events = streamed(caller, **body, tool_choice=choice)
+        starts = [event for event in events if event["type"] == "content_block_start"]
+        assert [start["content_block"]["type"] for start in starts] == types
+        assert [start["index"] for start in starts] == [*range(len(types))]
+        assert whole["stop_reason"] == ("tool_use" if len(types) > 1 else "end_turn")
 
 
 def test_tokens_are_counted_as_the_prompt_has_them(
@@ -176,7 +238,9 @@ def refused(response: httpx.Response, status: int, kind: str) -> str:
     ("body", "named"),
     [
         ({"max_tokens": None}, "max_tokens"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice asks for a call"),
+        ({"tool_choice": {"type": "tool", "name": "x"}, "tools": TOOLS}, 'asks for "x"'),
+        ({"tool_choice": {"type": "none", "name": "x"}}, "tool_choice.name"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type"),
         ({"messages": [USER, {"role": "assistant", "content": "Ho"}]}, "messages[1]"),
@@ -211,7 +275,7 @@ def test_errors_have_anthropics_types(engine: Engine, server: Running) -> None:
 
 
 @pytest.mark.clients
-def test_anthropics_client_asks(server: Running) -> None:
+def test_anthropics_client_asks(server: Running, caller: Running) -> None:
     anthropic = pytest.importorskip("anthropic")
     url = f"http://127.0.0.1:{server.port}"
     client = anthropic.Anthropic(api_key="k", base_url=url, max_retries=0)
@@ -232,3 +296,15 @@ def test_anthropics_client_asks(server: Running) -> None:
         with pytest.raises(anthropic.APIStatusError) as met:
             busy.messages.create(**given)
     assert met.value.status_code == 529
+    agent = client.with_options(base_url=f"http://127.0.0.1:{caller.port}")
+    calling: dict[str, Any] = {**given, "max_tokens": 99, "tools": [TURN_ON]}
+    calling |= {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    made = agent.messages.create(**calling)
+    with agent.messages.stream(**calling) as stream:
+        for message in (made, stream.get_final_message()):
+            (block,) = message.content
+            assert (block.type, block.name, message.stop_reason) == ("tool_use", "now", "tool_use")
+            assert block.input.keys() == {"on"}
+    back = {"type": "tool_result", "tool_use_id": block.id, "content": "on"}
+    turns = [USER, {"role": "assistant", "content": made.content}, {**USER, "content": [back]}]
+    assert agent.messages.create(**{**given, "messages": turns, "tools": [TURN_ON]}).content

@@ -152,7 +152,7 @@ def test_forms_that_cannot_be_are_refused_by_name(server: Running) -> None:
     for form, param in (
         ({**FORMS[1], **FORMS[2]}, "guided_choice"),
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
-        ({"guided_json": {"type": "object", "unevaluatedProperties": False}}, "unevaluated"),
+        ({"guided_json": {"type": "object", "unevaluatedProperties": False}}, "guided_json has"),
     ):
         refused = server.post(CHAT_PATH, messages=ASK, **form)
         assert refused.status_code == 400
@@ -258,6 +258,7 @@ def test_a_prompt_that_is_too_long_is_a_context_error(server: Running, stream: b
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
         assert "maximum context length is 64 tokens" in error["message"]
+        assert "prompt is too long" in error["message"]  # what langchain looks for
     assert server.chat(max_tokens=None)["usage"]["total_tokens"] == 64
 
 
@@ -330,6 +331,12 @@ def test_openapi_lists_every_route_and_field(server: Running) -> None:
     routes = {(p.replace(":path}", "}"), r.method) for p, r in of_app(server)}
     told = {(p, m.upper()) for p, methods in document["paths"].items() for m in methods}
     assert told == routes
+    versioned = document["paths"]["/v2/models/{model}/versions/{version}/infer"]["post"]
+    assert [part["name"] for part in versioned["parameters"]] == ["model", "version"]
+    assert {"429", "504"} <= versioned["responses"].keys()
+    anthropics = document["paths"]["/v1/messages"]["post"]["responses"]
+    assert "529" in anthropics
+    assert not {"429", "503"} & anthropics.keys()
     body = document["paths"][CHAT_PATH]["post"]["requestBody"]["content"]["application/json"]
     assert body["schema"]["properties"].keys() == CHAT.keys() > {"messages", "tools"}
     assert body["schema"]["required"] == ["messages"]

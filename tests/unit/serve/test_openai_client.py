@@ -1,6 +1,10 @@
-"""OpenAI's own client asks the server."""
+"""OpenAI's own client asks the server, and schemathesis all that the OpenAPI document has."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +38,21 @@ def test_openais_client_reads_answers_streams_forms_and_errors(server: Running) 
     with pytest.raises(openai.BadRequestError) as caught:
         create(**{**asked, "messages": [{**ASK[0], "content": "a " * 99}]})
     assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.clients
+def test_no_request_that_schemathesis_makes_is_answered_otherwise_than_the_document_says(
+    server: Running, tmp_path: Path
+) -> None:
+    """Bodies that its schemas take may be refused: what messages may be is not in them."""
+    pytest.importorskip("schemathesis")
+    url = f"http://127.0.0.1:{server.port}/openapi.json"
+    command = ["run", url, "--exclude-checks=positive_data_acceptance", "--phases=fuzzing"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "schemathesis.cli", *command, "--max-examples=10", "--seed=1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert ran.returncode == 0, ran.stdout[-5000:]

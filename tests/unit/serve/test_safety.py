@@ -93,6 +93,7 @@ def test_a_long_body_is_not_read(engine: Engine) -> None:
 def test_other_paths_and_methods_are_refused(server: Running) -> None:
     refused(server.client.get("/v1/engines"), 404, "unknown_path")
     refused(server.client.get(CHAT), 405, "method_not_allowed")
+    assert server.client.get(CHAT).headers["allow"] == "POST"
     refused(server.client.request("OPTIONS", CHAT), 405, "method_not_allowed")
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import tokenizers
 
-import edgespec
 from edgespec.prompts.template import JinjaTemplate
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.text.tokenizer import Tokenizer
 from edgespec.serve.reasoning import Marks, ThoughtSplitter
 from edgespec.serve.tool_calls import AnswerSplitter, CallSplitter, ToolCall, form_of
-from tests.lossless.engines import LIMITS, make_engines
-from tests.unit.serve.serving import Running, served
+from tests.unit.serve.serving import MODEL, TEMPLATE, Running
 
 PARAMETERS = {"city": {"type": "string"}, "days": {"anyOf": [{"type": "integer"}]}}
 TOOL: dict[str, Any] = {
@@ -138,28 +135,8 @@ def test_the_form_follows_from_the_template_or_else_from_the_vocabulary() -> Non
 
 # ---- over a socket
 
-TEMPLATE = (
-    "{% if tools %}<tool_call>{% endif %}{{ messages[-1]['content'] }}"
-    "{{ messages[-1]['tool_calls'] }}"
-)
 PATH = "/v1/chat/completions"
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]}
-
-
-@pytest.fixture(scope="module")
-def tool_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    limits = replace(LIMITS, max_input_len=64, max_kv_cache_capacity=256)
-    made = make_engines(
-        tmp_path_factory.mktemp("tools"), chat_template=TEMPLATE, eos=[0], limits=limits
-    )
-    with edgespec.load(made / "four", spec_decode=True) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def caller(tool_engine: Engine) -> Iterator[Running]:
-    with served(tool_engine) as running:
-        yield running
 
 
 @pytest.mark.parametrize("mark", [TAGS, f"{TAGS}<function=", LIST, PYTHON])
@@ -226,6 +203,22 @@ def test_a_choice_that_cannot_be_is_refused(caller: Running, choice: object) -> 
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("schema", "said"), [({"not": {}}, "has not, which"), ({"title": "x" * 70_000}, "limit")]
+)
+def test_a_schema_that_no_call_can_be_held_to_is_said_of_tools(
+    caller: Running, schema: dict[str, Any], said: str, stream: bool
+) -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": schema}}
+    body: dict[str, Any] = {**ASK, "tools": [tool], "tool_choice": "required", "stream": stream}
+    error = caller.post(PATH, **body).json()["error"]
+    assert error["param"] == "tools"
+    assert said in error["message"]
+    assert "tool_choice" in error["message"]
+    assert "guided" not in error["message"].lower()
+
+
 def test_of_an_unknown_form_calls_stay_text_and_none_can_be_forced(
     caller: Running, tool_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,3 +231,20 @@ def test_of_an_unknown_form_calls_stay_text_and_none_can_be_forced(
     assert tokens == list(tool_engine.encode("AHi"))
     response = caller.post(PATH, **ASK, tool_choice="required")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.clients
+def test_langchain_reads_calls_and_knows_a_long_prompt(caller: Running) -> None:
+    langchain = pytest.importorskip("langchain_openai.chat_models.base")
+    url, one = f"http://127.0.0.1:{caller.port}/v1", {"parallel_tool_calls": False, "seed": 3}
+    answer = caller.chat(**ASK, tool_choice="required", **one)["choices"][0]["message"]
+    arguments = json.loads(answer["tool_calls"][0]["function"]["arguments"])
+    chat = langchain.ChatOpenAI(model=MODEL, base_url=url, api_key="none", temperature=0)
+    forced = chat.bind_tools([TOOL], tool_choice="required", **one)
+    first, *rest = forced.stream("Hi")
+    for message in (forced.invoke("Hi"), sum(rest, first)):
+        (call,) = message.tool_calls
+        assert (call["name"], call["args"]) == ("now", arguments)
+    with pytest.raises(langchain.ContextOverflowError):
+        chat.invoke("a " * 999)
+    chat.root_client.close()

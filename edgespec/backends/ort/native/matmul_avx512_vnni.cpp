@@ -173,6 +173,9 @@ struct Avx512Vnni {
   }
 };
 
+template <>
+constexpr int64_t kShortAhead<Avx512Vnni> = 4096;  // 0.82 of the time; with AVX2 1.34
+
 }  // namespace
 
 const MatMulKernels matmul_avx512_vnni = kernels_of<Avx512Vnni>();

@@ -22,6 +22,10 @@ namespace edgespec {
 namespace {
 
 constexpr int64_t kAhead = 16384;  // bytes of the weight that are on their way
+// The same where one row meets short blocks of 8 bits. A level for which another distance was
+// measured to be faster has it here.
+template <typename Level>
+constexpr int64_t kShortAhead = kAhead;
 
 // How the values of a weight stand in their lines.
 enum class Values { k4, kCodes, k6, k8 };
@@ -222,7 +226,10 @@ void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGr
   // What is fetched for a block, by all groups and by each; that blocks share counts in each of them
   const int64_t fetched = bytes + factor_bytes / shape.super_block, share = fetched / num_groups;
   // The first group waits for a block, the others find it: it has to be there in time for that one
-  const uint8_t* ahead = panel + (num_groups > 1 ? kAhead + bytes : kAhead);
+  const bool alone = num_groups == 1 && groups[0].count == 1;
+  const bool is_short = alone && shape.bits == 8 && shape.block <= 32;
+  const int64_t distance = is_short ? kShortAhead<Level> : kAhead;
+  const uint8_t* ahead = panel + distance + (num_groups > 1 ? bytes : 0);
   const Codes codes(shape.codebook);
   WeightScales<Level> of_weight(shape);
   Block block;
@@ -231,7 +238,7 @@ void multiply_groups(const MatMulShape& shape, const uint8_t* panel, const RowGr
   block.ahead_step = share / lines;
   // As measured: where there is little to do for a line, and lines stand in even distances
   const bool little = groups[0].count == 1 || (shape.bits == 8 && shape.block > 32);
-  block.near = shape.scales == Scales::kFloat32 && num_groups == 1 && little;
+  block.near = shape.scales == Scales::kFloat32 && num_groups == 1 && little && distance == kAhead;
   int64_t own = 0;  // blocks that still share what was taken
   for (int64_t b = 0; b < shape.blocks(); ++b, --own) {
     if (factor_bytes > 0 && own == 0) {

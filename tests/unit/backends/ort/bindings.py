@@ -110,7 +110,7 @@ class Session:
     def get_outputs(self) -> list[SimpleNamespace]:
         return [described(spec) for spec in self.contract.outputs]
 
-    def run_with_iobinding(self, binding: Binding) -> None:
+    def run_with_iobinding(self, binding: Binding, options: None) -> None:
         assert {spec.name for spec in self.contract.inputs} == set(binding.inputs)
         assert {spec.name for spec in self.contract.outputs} == set(binding.outputs)
         self.feeds = {

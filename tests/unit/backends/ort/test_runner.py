@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgespec.backends.base import Interrupted
 from edgespec.backends.build import build
 from edgespec.backends.call import Attention, Call, LaneAttention
 from edgespec.backends.engine_config import EngineLimits
@@ -107,6 +108,23 @@ def test_failed_call_is_an_error_and_no_log_on_the_terminal(
     with pytest.raises(EnvironmentProblem, match="ONNX Runtime failed in a call of 1 x 2 rows"):
         runner.run(beyond)
     assert capfd.readouterr() == ("", "")
+
+
+def test_call_can_be_ended_and_made_again(
+    runner: OrtRunner, hybrid: OrtRunner, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = outputs_of(runner.run(call(9, 9, 4))).logits.copy()
+    with runner.interruptible() as interrupt:
+        interrupt()
+        with pytest.raises(Interrupted):
+            runner.run(call(9, 9, 4))
+    with runner.interruptible():
+        interrupt()  # of calls that are over
+        np.testing.assert_array_equal(outputs_of(runner.run(call(9, 9, 4))).logits, expected)
+    assert capfd.readouterr() == ("", "")
+    with hybrid.interruptible() as interrupt:
+        interrupt()  # a recurrent state would be half written
+        assert hybrid.run_options is None
 
 
 def test_an_engine_without_the_outputs_of_its_contract_is_refused_by_their_name(
@@ -217,7 +235,7 @@ def test_memory_is_bound_again_only_where_it_is_another(
             return getattr(binding, name)
 
     runner.bindings.binding = Watched()
-    monkeypatch.setattr(runner.session, "run_with_iobinding", lambda watched: None)
+    monkeypatch.setattr(runner.session, "run_with_iobinding", lambda *watched: None)
     for rows in (3, 2, 3):
         runner.run(call(rows, rows, 1))
     assert bound.count("present_key_0") == 1

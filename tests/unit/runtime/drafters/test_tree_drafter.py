@@ -55,17 +55,28 @@ def committed(pairs: Sequence[Observation]) -> tuple[Slot, ...]:
     return tuple(row_slot(position, token, state) for position, (token, state) in rows)
 
 
-def paths_of(pairs: Sequence[Observation], plan: DraftPlan) -> set[tuple[int, ...]]:
+def beginning(pairs: Sequence[Observation], forced: Sequence[int] = ()) -> Node:
+    """Where a tree begins: behind what is forced, whose rows all go on with the last state."""
+    seen = committed(pairs)
+    state = said_of(seen).hidden.tolist()
+    for token in forced:
+        seen = (*seen, row_slot(len(seen), token, state))
+    return Node((*forced,), 0.0, seen, said_of(seen))
+
+
+def paths_of(
+    pairs: Sequence[Observation], plan: DraftPlan, forced: Sequence[int] = ()
+) -> set[tuple[int, ...]]:
     """The paths of base ids below the root that the definition keeps (arXiv 2406.16858): K
     children of each node of a level, the K best of them the next level, the best of all."""
-    seen = committed(pairs)
-    level, everyone = [Node((), 0.0, seen, said_of(seen))], []
+    level, everyone = [beginning(pairs, forced)], []
     for _ in range(plan.steps):
         born = [child for node in level for child in children(node, plan.top_k)]
         everyone += born
         level = sorted(born, key=lambda node: -node.score)[: plan.top_k]
     best = sorted(everyone, key=lambda node: (-node.score, len(node.path)))
-    return {node.path for node in best[: plan.verify_size - 1]}
+    before = {(*forced[: end + 1],) for end in range(len(forced))}
+    return before | {node.path for node in best[: plan.verify_size - 1]}
 
 
 def children(node: Node, top_k: int) -> list[Node]:
@@ -80,12 +91,14 @@ def children(node: Node, top_k: int) -> list[Node]:
     return born
 
 
-def static_paths_of(pairs: Sequence[Observation], choices: Sequence[Sequence[int]]) -> list[Path]:
+def static_paths_of(
+    pairs: Sequence[Observation], choices: Sequence[Sequence[int]], forced: Sequence[int] = ()
+) -> list[Path]:
     """The paths of base ids of choices, in their order: step by step from the root, each rank among
     the children of the node before."""
-    paths = []
+    paths = [(*forced[: end + 1],) for end in range(len(forced))]
     for ranks in choices:
-        node = Node((), 0.0, committed(pairs), said_of(committed(pairs)))
+        node = beginning(pairs, forced)
         for rank in ranks:
             node = children(node, VOCAB)[rank]
         paths.append(node.path)
@@ -404,21 +417,30 @@ def test_only_nodes_with_children_run() -> None:
     assert widths == [3, 3, 2] == list(num_non_leaves(STATIC[3].choices)[1:])
 
 
+FORCED = [[], [7, 2, 7], [4], []]  # of lanes 0, 1, 2 and 3
+
+
+@pytest.mark.parametrize("forced", [[[]] * 4, FORCED, FORCED[::-1]], ids=["free", "12", "21"])
 @pytest.mark.parametrize("seed", range(4))
-def test_static_and_dynamic_trees_grow_together(seed: int) -> None:
+def test_static_and_dynamic_trees_grow_together(seed: int, forced: list[list[int]]) -> None:
+    """Also behind what is forced, which one call runs for all of them."""
     rng, lanes = np.random.default_rng(seed), 4
     drafter = drafter_of(lanes=lanes)
     pairs = [some_pairs(rng, lane, int(rng.integers(1, 6))) for lane in range(lanes)]
     drafter.observe(pairs)
     plans = [STATIC[3], PLANS[4], STATIC[1], STATIC[0]]
     order = rng.permutation(lanes).tolist()
-    requests = [DraftRequest(lane, lane, plans[lane]) for lane in order]
-    for request, tree in zip(requests, drafter.propose(requests), strict=True):
-        if isinstance(request.plan, StaticPlan):
-            wanted = static_paths_of([pairs[request.lane]], request.plan.choices)
+    requests = [DraftRequest(lane, lane, plans[lane], forced=forced[lane]) for lane in order]
+    before = len(drafter.decoder.runner.calls)
+    trees = drafter.propose(requests)
+    assert len(drafter.decoder.runner.calls) - before == any(forced) + PLANS[4].steps - 1
+    for request, tree in zip(requests, trees, strict=True):
+        lane, plan = request.lane, request.plan
+        if isinstance(plan, StaticPlan):
+            wanted = static_paths_of([pairs[lane]], plan.choices, forced[lane])
             assert ordered_paths_in(tree) == wanted
         else:
-            assert paths_in(tree) == paths_of([pairs[request.lane]], request.plan)
+            assert paths_in(tree) == paths_of([pairs[lane]], plan, forced[lane])
 
 
 @pytest.mark.parametrize(("room", "steps"), [(0, 1), (2, 1), (3, 2), (5, 2), (6, 3), (8, 4)])

@@ -154,12 +154,13 @@ def test_forced_tokens_are_the_only_text_and_go_up_to_the_end() -> None:
         ({"json_schema": {"x-guidance": {"lenient": True}, "not": {}}}, RequestError, "x-guidance"),
         ({"json_schema": {"$ref": "http://localhost/x"}}, RequestError, "localhost/x"),
         ({"regex": "(?=a)b"}, RequestError, "look-around"),
-        ({"grammar": "begin: /a/"}, RequestError, "guided.grammar cannot be"),
+        ({"grammar": "begin: /a/"}, RequestError, "`guided` cannot be"),
         ({"regex": "^(a{1000}){1000}$"}, LimitError, "1000002 long"),
         ({"json_schema": {"properties": {"a": {"pattern": "(a{999}){99}"}}}}, LimitError, "long"),
         ({"json_schema": {"patternProperties": {"(a{200}){200}": {}}}}, LimitError, "long"),
         ({"grammar": 'start: A{1000}\nA: B{1000}\nB: "a"'}, LimitError, "long"),
         ({"json_schema": {"multipleOf": 1000003, "type": "integer"}}, LimitError, "multipleOf"),
+        ({"grammar": 'start: a\na: %json {"multipleOf": 1000003}'}, LimitError, "multipleOf"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_or_would_hold_up_others_is_refused_at_once(

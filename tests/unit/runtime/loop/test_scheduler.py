@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -17,7 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.call import Logits
+from edgespec.backends.base import Interrupted
+from edgespec.backends.call import Call, Logits, Result
 from edgespec.errors import EdgeSpecError, EnvironmentProblem, LimitError, QueueFull
 from edgespec.prompts import CANCELLED, ERROR, MAX_LENGTH, TIMEOUT, SamplingParams
 from edgespec.runtime.costs.cost_model import CostModel
@@ -283,6 +285,32 @@ def test_short_prompt_is_read_before_the_rest_of_a_long_one_which_has_each_fourt
     assert read == [0, 0, 0, CHUNK] * 3
     assert_as_alone(received.run(scheduler), [first, *handles])
     assert scheduler.session.base.runner.moved == 0
+
+
+def test_shorter_prompt_ends_the_chunk_that_is_read_alone_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long, asked = request(60, 2, None), [request(length, 1, None, length) for length in (3, 2, 50)]
+    scheduler, received = scheduler_for(long, *asked, lanes=2), Received()
+    base, waiting, ended, handles = scheduler.session.base, [*asked], list[bool](), []
+    run = base.runner.run
+
+    def run_while_one_comes(call: Call) -> list[Result]:
+        ended.clear()
+        if call.rows == CHUNK and waiting:
+            handles.append(scheduler.add(waiting.pop(0)))
+        if ended:
+            raise Interrupted
+        return run(call)
+
+    monkeypatch.setattr(base.runner, "run", run_while_one_comes)
+    monkeypatch.setattr(base, "interruptible", lambda: nullcontext(lambda: ended.append(True)))
+    first, read = scheduler.add(long), list[int]()
+    for _ in range(5):
+        received.step(scheduler)
+        read.append(first.num_read)
+    assert read == [0, 0, CHUNK, CHUNK, 2 * CHUNK]
+    assert_as_alone(received.run(scheduler), [first, *handles])
 
 
 def test_equal_prompts_that_come_together_are_read_once_and_apart_by_salt() -> None:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.call import Logits
+from edgespec.backends.host import HostLogits
 from edgespec.errors import LimitError
 from edgespec.prompts import CAPACITY, END_OF_SEQUENCE, MAX_LENGTH
 from edgespec.runtime.acceptance.verify import ACCEPT_RULES, AcceptOptions, AcceptResult, walk
@@ -199,7 +200,8 @@ def test_log_probabilities_are_those_of_the_row_that_each_token_was_drawn_from(
     assert len(found) == 40
     for i, (token, candidates) in enumerate(zip(truth, found, strict=False)):
         before = list(enumerate([*PROMPT, *truth[:i]]))
-        assert candidates == top_log_probs(logits_after(before), 3, token)
+        logits = HostLogits(logits_after(before)[None])
+        assert [candidates] == top_log_probs(logits, 3, [token])
 
 
 def test_log_probabilities_end_with_the_text() -> None:

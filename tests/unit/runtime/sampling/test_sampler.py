@@ -19,6 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from edgespec.backends.host import HostLogits
 from edgespec.errors import EnvironmentProblem
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.sampling import sampler as sampling
@@ -257,11 +258,15 @@ def test_logits_that_are_no_numbers_are_told_and_not_drawn_from(
 
 def test_log_probabilities_are_the_model_s_own_and_end_with_the_chosen_one() -> None:
     law = torch.from_numpy(LOGITS.astype(np.float64)).log_softmax(0).numpy()
-    found = top_log_probs(LOGITS, 3, 5)
+    rows = HostLogits(np.stack([LOGITS, LOGITS[::-1]]))
+    found, other = top_log_probs(rows, 3, [5, 7])
     assert [i for i, _ in found] == [4, 7, 1, 5]
-    assert [p for _, p in found] == pytest.approx(law[[4, 7, 1, 5]])
-    assert [i for i, _ in top_log_probs(LOGITS, 3, 7)] == [4, 7, 1]
-    assert len(top_log_probs(LOGITS, 50, 0)) == len(LOGITS)
+    assert [p for _, p in found] == pytest.approx(law[[4, 7, 1, 5]], abs=1e-6)
+    assert [i for i, _ in other] == [7, 4, 10]
+    assert len(top_log_probs(rows, 50, [0, 0])[0]) == len(LOGITS)
+    assert top_log_probs(rows, 0, [5, 7]) == [found[-1:], other[:1]]
+    with pytest.raises(EnvironmentProblem, match="as a logit"):
+        top_log_probs(HostLogits(np.array([[np.nan, 1]], np.float32)), 1, [1])
 
 
 def test_large_temperature_is_uniform() -> None:
