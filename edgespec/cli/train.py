@@ -75,7 +75,8 @@ def command(
     check_installed()
     with Steps() as steps:
         steps.step("read")
-        from edgespec.training.train import measured_steps, open_job, train
+        from edgespec.training.job import open_job
+        from edgespec.training.train import measured_steps, train
 
         job = open_job(recipe, init, steps, steps.note)
         steps.step("try" if dry_run else "train")

@@ -28,7 +28,8 @@ from edgespec.methods.medusa import MedusaConfig
 from edgespec.pairing.check import check
 from edgespec.progress import Silent
 from edgespec.training.acceptance import measure
-from edgespec.training.train import open_job, prepared, train
+from edgespec.training.job import open_job
+from edgespec.training.train import prepared, train
 from tests.e2e.workshop import RECIPE, ROOT, script
 from tests.unit.training.test_train import unstopped
 

@@ -24,9 +24,10 @@ from edgespec.pipeline.recipe import overridden
 from edgespec.progress import Silent
 from edgespec.training import trainer
 from edgespec.training.acceptance import Answer, accepted_in, measure
+from edgespec.training.job import Job, open_job
 from edgespec.training.recipe import TYPE_OF, read_recipe
 from edgespec.training.row import TrainRow
-from edgespec.training.train import Job, Trained, measured_steps, open_job, train
+from edgespec.training.train import Trained, measured_steps, train
 from tests import toys
 
 WORDS = "the cat sat on a mat and then it ran far away over hills".split()  # noqa: SIM905
@@ -118,6 +119,18 @@ def test_a_draft_belongs_to_its_base_and_is_what_was_measured(
     else:
         assert isinstance(config, BlockDraftConfig)
         assert (config.windows[0], config.causal[0], config.block_size) == (6, True, 4)
+
+
+@pytest.mark.parametrize("make", [toys.make_gemma3, toys.make_qwen3_5])
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_bases_of_other_forms_get_drafts(
+    make: Callable[..., Path], method: str, chats: Path, tmp_path: Path
+) -> None:
+    base = make(tmp_path / "base", layers=8)
+    keys = BLOCK if method == "dflash" else ()
+    done = run(base, chats, tmp_path / "draft", method, *keys, "training.max_steps=1")
+    levels = [r.what for r in check(str(base), str(done.directory)).results if r.level == "refused"]
+    assert levels == []
 
 
 @pytest.mark.parametrize("method", ["eagle3", "dflash"])
