@@ -73,8 +73,9 @@ def measure(row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer]) ->
     draft.eval()
     for answer in answers:
         ids = torch.tensor([answer.ids], device=task.device)
-        aux, _ = task.states(ids)
-        found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len)
+        with task.cast(measuring=True):
+            aux, _ = task.states(ids)
+            found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len)
         accepted += accepted_in(answer, found.tolist())
         num_tokens += len(answer.ids) - answer.prompt_len - 1
     draft.train(training)

@@ -43,12 +43,15 @@ class Task:
     draft_ids: torch.Tensor | None = None  # [Vd]: tokens of a smaller draft vocabulary, ascending
     device: Any = "cpu"
 
-    def cast(self) -> Any:
-        """What base and draft compute in while they train: bfloat16, or float32."""
+    def cast(self, *, measuring: bool = False) -> Any:
+        """What base and draft compute in: bfloat16 where the recipe says so. They are measured in
+        float32, unless the base is in halves."""
         import torch
 
+        halves = self.base.lm_head.weight.dtype != torch.float32
+        enabled = halves or (self.recipe["training.bf16"] and not measuring)
         kind = torch.device(self.device).type
-        return torch.autocast(kind, torch.bfloat16, enabled=self.recipe["training.bf16"])
+        return torch.autocast(kind, torch.bfloat16, enabled=enabled)
 
     def states(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The base's aux hidden states [B, S, k * Ht] and last state [B, S, H] of ids [B, S]."""

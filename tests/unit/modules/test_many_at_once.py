@@ -48,7 +48,7 @@ def random_module(module: nn.Module) -> nn.Module:
         (1, None, {}),
         (1, None, {"norm_before_residual": True, "norm_output": True}),
         (3, None, {"fc_norm": True, "norm_output": True}),
-        (2, 3, {"norm_before_fc": True}),
+        (2, 2, {"norm_before_fc": True}),
     ],
 )
 @torch.no_grad()

@@ -22,6 +22,7 @@ from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.pairing.check import check
 from edgespec.pipeline.recipe import overridden
 from edgespec.progress import Silent
+from edgespec.training import train as trains
 from edgespec.training import trainer
 from edgespec.training.acceptance import Answer, accepted_in, measure
 from edgespec.training.job import Job, open_job
@@ -236,6 +237,19 @@ def test_a_draft_of_any_layout_is_trained_further(
     for name, tensor in before.items():
         torch.testing.assert_close(after[name].to(tensor.dtype), tensor, rtol=1e-2, atol=1e-2)
     assert detect(open_checkpoint(done.directory)).layout == detect(open_checkpoint(old)).layout
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_a_base_in_halves_is_trained_on(
+    method: str, base: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where it keeps the type of its checkpoint."""
+    real = trains.load_base
+    halves = lambda path, device, _: real(path, device, torch.bfloat16)  # noqa: E731
+    monkeypatch.setattr(trains, "load_base", halves)
+    keys = BLOCK if method == "dflash" else ()
+    done = run(base, chats, tmp_path / "draft", method, *keys, "training.max_steps=1")
+    assert done.acceptance is not None
 
 
 def test_a_dry_run_leaves_nothing(base: Path, chats: Path, tmp_path: Path) -> None:
