@@ -161,3 +161,15 @@ def engines_of(engine: Engine, engine_dir: Path) -> dict[str, Any]:
             "size_bytes": entry.size_bytes,
         }
     return {"directory": engine_dir.name, "method": engine.method, "engines": rows}
+
+
+def served_engines(engine_dir: Path) -> dict[str, Any]:
+    """What a server serves of a directory, which is not open here: the engines by their hashes.
+    Raises BundleError."""
+    from edgespec.backends.manifest import EngineManifest
+    from edgespec.runtime.costs.cost_profile import hash_of
+
+    return {
+        role.value: {"sha256": hash_of(entry.files_dict()), "backend": entry.backend}
+        for role, entry in EngineManifest.read(engine_dir).engines.items()
+    }

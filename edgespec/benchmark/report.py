@@ -11,18 +11,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.artifacts import atomic, json_files, provenance
 from edgespec.benchmark.environment import engines_of, environment, state
 from edgespec.benchmark.measure import BenchPlan
+from edgespec.benchmark.modes import SERVED_SPECULATIVE
 from edgespec.benchmark.report_fields import ReportFields
 from edgespec.benchmark.rows import Row
-from edgespec.benchmark.serving.crossover import crossover
+from edgespec.benchmark.serving.figures import Crossover
 from edgespec.errors import BundleError, RequestError
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.requests.memory import peak_bytes
 from edgespec.safe_read.regular import read_regular
+
+if TYPE_CHECKING:
+    from edgespec.benchmark.serving.measure import ServePlan
 
 FORMAT, KIND = 1, "benchmark"
 MAX_BYTES = 64 * 2**20
@@ -58,15 +62,25 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
-        rows = [row.to_dict() for row in self.rows]
-        crossing = crossover(self.rows)
+        rows, crossover = [row.to_dict() for row in self.rows], self.crossover
         return {
             "format": FORMAT,
             "kind": KIND,
             **vars(self),
-            "crossover": None if crossing is None else asdict(crossing),
+            "crossover": None if crossover is None else asdict(crossover),
             "rows": rows,
         }
+
+    @property
+    def crossover(self) -> Crossover | None:
+        """At how many clients of a server drafts stop paying; None where that was not measured."""
+        return Crossover.of(
+            {
+                row.cell.batch_size: row.over_plain.median
+                for row in self.rows
+                if row.mode == SERVED_SPECULATIVE and row.over_plain is not None
+            }
+        )
 
 
 class Measured(Protocol):
@@ -116,7 +130,7 @@ class Recorder:
         )
 
 
-def settings(plan: BenchPlan) -> dict[str, Any]:
+def settings(plan: BenchPlan | ServePlan) -> dict[str, Any]:
     """How it was measured: what two runs must have in common to be compared, and their length."""
     source, sampling = plan.source, asdict(plan.source.sampling)
     own = source.requests is not None  # of each request, which the hash of the file covers

@@ -165,13 +165,21 @@ def command(
     from edgespec.pipeline.prepare import is_engine_dir, lanes_that_fit
     from edgespec.serve.limits import ServeLimits
     from edgespec.serve.security import Guard, check_exposure, read_keys
-    from edgespec.serve.server import Server, listening
+    from edgespec.serve.server import Server, check_certificate, listening
     from edgespec.serve.service import Service
 
     alone = "`tls_certificate` and `tls_key` go together"
-    refuse({alone: (tls_certificate is None) != (tls_key is None)})
+    refuse(
+        {
+            alone: (tls_certificate is None) != (tls_key is None),
+            "`served_model_name` is empty": not all(names),
+        }
+    )
+    if tls_certificate is not None and tls_key is not None:
+        check_certificate(tls_certificate, tls_key)
     keys = () if api_key_file is None else read_keys(api_key_file)
     check_exposure(host, keys)
+    listening(host, port).close()  # what is prepared takes long
     limits = build.limits_of(run.LIMITS, values)
     if limits.max_input_len is None:  # agents send long conversations
         limits = replace(limits, max_input_len=limits.max_kv_cache_capacity)

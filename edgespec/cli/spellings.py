@@ -20,11 +20,12 @@ max_batch_size max_draft_len max_draft_tree_size max_image_tokens max_image_toke
 max_input_len max_kv_cache_capacity max_matching_ngram_size max_non_leaves_per_layer max_queue
 max_verify_tree_size measure_costs medusa_base medusa_choices min_image_tokens minutes mode model
 mtp multimodal_engine_dir no_chat_template no_golden no_history no_share_embedding num_eagle_layers
-num_logprobs num_medusa_heads num_requests num_samples onnx_dir opt_level output output_dir
-output_file output_tokens picture pictures port prefix_cache_dir probe_image probe_text prompt prompts quantization
-rows share_embedding size skip_visual spec_base spec_draft spec_draft_step spec_draft_top_k
-spec_policy spec_verify_size speculative_model temperature tensorrt tls_certificate tls_key
-tokenizer_dir update url visual_quantization weight_block weights workspace_mib
+num_logprobs num_medusa_heads num_prompts num_samples onnx_dir opt_level output
+output_dir output_file output_tokens picture pictures port prefix_cache_dir probe_image probe_text
+prompt prompts quantization rows served_model_name share_embedding size skip_visual spec_base
+spec_draft spec_draft_step spec_draft_top_k spec_policy spec_verify_size speculative_model
+temperature tensorrt tls_certificate tls_key tokenizer_dir update url visual_quantization
+weight_block weights workspace_mib
 """.split()  # noqa: SIM905 - a line each otherwise
 OTHERWISE = {
     "allow_image_root": "--allow-image-root DIR",

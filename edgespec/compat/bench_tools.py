@@ -35,13 +35,10 @@ THEIR_NAMES = {
 # The same of load tests: genai-perf, aiperf, vllm bench serve
 SERVE_NAMES = {
     "--base-url": "--url",
-    "-u": "--url",
     "--max-concurrency": "--concurrency",
-    "--num-prompts": "--num-requests",
-    "--request-count": "--num-requests",
+    "--num-requests": "--num-prompts",
     "--dataset-path": "--prompts",
     "--input-file": "--prompts",
-    "--num-warmups": "--warmup",
 }
 THEIRS = {
     "--accept-rate": Missing(

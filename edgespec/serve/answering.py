@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from edgespec.errors import LimitError, RequestError
-from edgespec.prompts import SamplingParams
+from edgespec.prompts import TIMEOUT, SamplingParams
 from edgespec.runtime.loop.generation import Chunk, Response
 from edgespec.runtime.streams import AsyncStream
 from edgespec.runtime.trees.tree import PLAIN
+from edgespec.serve.errors import Refusal
 from edgespec.serve.service import Service, Ticket
 
 Event = tuple[int, Chunk | Response]  # the answer's index, and what came of it
@@ -64,6 +65,7 @@ class Answers:
                     keep=ask.keep,
                     priority=ask.priority,
                     cache_salt=ask.cache_salt,
+                    timeout_s=service.limits.request_timeout_s,
                 )
                 self.streams.append(stream)
         except BaseException:
@@ -101,7 +103,8 @@ class Answers:
                 task.cancel()
 
     async def of_one(self, index: int) -> AsyncIterator[Event]:
-        """The events of one answer, which are counted on their way."""
+        """The events of one answer, which are counted on their way. Raises Refusal where its time
+        was over."""
         stream, watch = self.streams[index], self.watches[index]
         try:
             with naming(self.asks[index].form):
@@ -109,6 +112,9 @@ class Answers:
                     watch.step(chunk)
                     yield index, chunk
                 response = stream.response()
+            if response.finish_reason == TIMEOUT:
+                most_s = self.service.limits.request_timeout_s
+                raise Refusal(504, f"The answer took longer than {most_s:g} s.", code="timeout")
         except BaseException as error:
             watch.failed(error)
             raise

@@ -34,7 +34,7 @@ class ServeLimits:
     max_choices: int = limit(64, "answers of a request: prompts times `n`")
     max_queue: int = limit(64, "answers that wait for a lane")
     max_connections: int = limit(256, "connections at a time")
-    request_timeout_s: float = limit(600, "seconds for an answer, from request to end")
+    request_timeout_s: float = limit(600, "seconds for an answer; it ends within a step")
     receive_timeout_s: float = limit(30, "seconds in which a request must have come")
     send_timeout_s: float = limit(30, "seconds for which a client may read nothing")
     keep_alive_s: float = limit(30, "seconds for which a connection may be idle")

@@ -1,18 +1,28 @@
 """What /metrics says, under vLLM's names: clients of vLLM read those.
 
-Knows requests and their steps. A draft counts in the step that verified it. Knows no protocol.
+Knows requests, and what the engine counts at every step. Knows no protocol.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
 
 from edgespec.prompts import CANCELLED, CAPACITY, END_OF_SEQUENCE, MAX_LENGTH, STOP_WORDS
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk, Response
+from edgespec.runtime.loop.stats import ITERATION_TOKENS
 
 if TYPE_CHECKING:
     from edgespec.serve.answering import Ask
@@ -28,20 +38,20 @@ FINISH_REASONS = {
 SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
 LONG_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
-GAUGES = {
-    "num_requests_running": "Requests that have a lane.",
-    "num_requests_waiting": "Requests that wait for a lane.",
-    "kv_cache_usage_perc": "Share of the lanes' slots that hold tokens, 0 to 1.",
-}
-COUNTERS = {
-    "prefix_cache_queries": "Prompt tokens that were looked up among kept prefixes.",
-    "prefix_cache_hits": "Prompt tokens whose KV rows were there.",
-    "prompt_tokens": "Prompt tokens of ended requests.",
-    "generation_tokens": "Tokens generated.",
-    "spec_decode_num_drafts": "Steps that verified drafts.",
-    "spec_decode_num_draft_tokens": "Drafts that were verified.",
-    "spec_decode_num_accepted_tokens": "Drafts that were accepted.",
-}
+# What the engine counts itself: the name, that of EngineStats, and what it is
+GAUGES = (
+    ("num_requests_running", "running", "Requests that have a lane."),
+    ("num_requests_waiting", "waiting", "Requests that wait for a lane."),
+)
+COUNTERS = (
+    ("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens that were looked up."),
+    ("prefix_cache_hits", "prefix_cache_hits", "Those whose KV rows were kept."),
+    ("prompt_tokens", "prompt_tokens", "Tokens of prompts that were read."),
+    ("generation_tokens", "generation_tokens", "Tokens generated."),
+    ("spec_decode_num_drafts", "drafts", "Steps that verified drafts."),
+    ("spec_decode_num_draft_tokens", "draft_tokens", "Drafts that were verified."),
+    ("spec_decode_num_accepted_tokens", "accepted_tokens", "Drafts that were accepted."),
+)
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("From request to first token.", SHORT_S),
     "inter_token_latency_seconds": ("Between two tokens: a step's, by its tokens.", SHORT_S),
@@ -54,84 +64,87 @@ HISTOGRAMS = {
 LABELS = ("model_name", "engine")
 
 
+class EngineCollector(Collector):
+    """What the engine itself has counted, step by step, as it is when somebody asks."""
+
+    def __init__(self, engine: Engine, labels: Sequence[str]) -> None:
+        self.engine, self.labels = engine, labels
+
+    def collect(self) -> Iterator[Metric]:
+        """Gauges and counters, and tokens by iteration."""
+        engine, stats, labels = self.engine, self.engine.stats(), self.labels
+        for name, field, about in GAUGES:
+            gauge = GaugeMetricFamily(f"vllm:{name}", about, labels=LABELS)
+            gauge.add_metric(labels, getattr(stats, field))
+            yield gauge
+        for name, field, about in COUNTERS:
+            counter = CounterMetricFamily(f"vllm:{name}", about, labels=LABELS)
+            counter.add_metric(labels, getattr(stats, field))
+            yield counter
+        slots = engine.max_batch_size * engine.configs["base"].limits.max_kv_cache_capacity
+        about = "Share of the lanes' slots that hold tokens, 0 to 1."
+        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", about, labels=LABELS)
+        held = sum(len(seq.tokens) for seq in [*engine.scheduler.active])
+        usage.add_metric(labels, held / slots)
+        yield usage
+        name, about = "spec_decode_num_accepted_tokens_per_pos", "Drafts accepted at each position."
+        accepted = CounterMetricFamily(f"vllm:{name}", about, labels=(*LABELS, "position"))
+        for position, count in enumerate(stats.accepted_per_position):
+            accepted.add_metric((*labels, str(position)), count)
+        yield accepted
+        about = "Tokens of an engine step, of prompts and generated."
+        iterations = HistogramMetricFamily("vllm:iteration_tokens_total", about, labels=LABELS)
+        ends = (*map(str, map(float, ITERATION_TOKENS)), "+Inf")
+        buckets = [*zip(ends, accumulate(stats.iterations), strict=True)]
+        iterations.add_metric(labels, buckets, stats.iteration_tokens)
+        yield iterations
+
+
 class ServeMetrics:
     """The metrics of one engine, in a registry of their own."""
 
     def __init__(self, engine: Engine, model_name: str) -> None:
-        self.engine, self.registry = engine, CollectorRegistry()
-        own: dict[str, Any] = {"registry": self.registry, "namespace": ""}
-        labels = (model_name, "0")
-
-        def named(name: str) -> str:
-            return f"vllm:{name}"
-
-        self.gauges = {
-            n: Gauge(named(n), about, LABELS, **own).labels(*labels) for n, about in GAUGES.items()
-        }
-        self.counters = {
-            n: Counter(named(n), about, LABELS, **own).labels(*labels)
-            for n, about in COUNTERS.items()
-        }
+        self.registry, labels = CollectorRegistry(), (model_name, "0")
+        self.registry.register(EngineCollector(engine, labels))
+        own: dict[str, Any] = {"registry": self.registry}
         self.histograms = {
-            n: Histogram(named(n), about, LABELS, buckets=buckets, **own).labels(*labels)
-            for n, (about, buckets) in HISTOGRAMS.items()
+            name: Histogram(f"vllm:{name}", about, LABELS, buckets=buckets, **own).labels(*labels)
+            for name, (about, buckets) in HISTOGRAMS.items()
         }
         of_success = (*LABELS, "finished_reason")
-        success = Counter(named("request_success"), "Ended requests.", of_success, **own)
+        success = Counter("vllm:request_success", "Ended requests.", of_success, **own)
         reasons = (*sorted(set(FINISH_REASONS.values())), "error")
         self.success = {reason: success.labels(*labels, reason) for reason in reasons}
-        of_position, about = (*LABELS, "position"), "Drafts accepted at each position."
-        name = "spec_decode_num_accepted_tokens_per_pos"
-        self.per_position = Counter(named(name), about, of_position, **own)
-        self.labels = labels
 
     def watch(self, ask: Ask) -> RequestWatch:
         """What counts one request."""
         self.histograms["request_params_max_tokens"].observe(ask.sampling.max_generate_length)
-        return RequestWatch(self, len(ask.prompt))
+        return RequestWatch(self)
 
     def exposition(self) -> bytes:
         """All of them, in Prometheus' text form."""
-        stats, active = self.engine.stats(), list(self.engine.scheduler.active)
-        self.gauges["num_requests_running"].set(stats.running)
-        self.gauges["num_requests_waiting"].set(stats.waiting)
-        slots = (
-            self.engine.max_batch_size * self.engine.configs["base"].limits.max_kv_cache_capacity
-        )
-        self.gauges["kv_cache_usage_perc"].set(sum(len(seq.tokens) for seq in active) / slots)
         return generate_latest(self.registry)
 
 
 class RequestWatch:
-    """Counts a request's steps as they come, and its times at the end."""
+    """Counts a request's times: between its steps as they come, the others at its end."""
 
-    def __init__(self, metrics: ServeMetrics, num_prompt: int) -> None:
-        self.metrics, self.num_prompt = metrics, num_prompt
+    def __init__(self, metrics: ServeMetrics) -> None:
+        self.metrics = metrics
         self.last_s: float | None = None  # of the step before
 
     def step(self, chunk: Chunk) -> None:
         """One step of it."""
-        counters, now_s, count = self.metrics.counters, time.perf_counter(), len(chunk.token_ids)
-        counters["generation_tokens"].inc(count)
+        now_s, count = time.perf_counter(), len(chunk.token_ids)
         if self.last_s is not None and count:
             latency_s = (now_s - self.last_s) / count
             for _ in range(count):
                 self.metrics.histograms["inter_token_latency_seconds"].observe(latency_s)
         self.last_s = now_s
-        drafted = 0 if chunk.tree is None else len(chunk.tree.tokens) - 1
-        if drafted:
-            counters["spec_decode_num_drafts"].inc()
-            counters["spec_decode_num_draft_tokens"].inc(drafted)
-            counters["spec_decode_num_accepted_tokens"].inc(chunk.accepted)
-            for position in range(chunk.accepted):
-                self.metrics.per_position.labels(*self.metrics.labels, str(position)).inc()
 
     def ended(self, response: Response) -> None:
         """Its end, with its times."""
-        counters, histograms, of = self.metrics.counters, self.metrics.histograms, response.metrics
-        counters["prompt_tokens"].inc(self.num_prompt)
-        counters["prefix_cache_queries"].inc(self.num_prompt)
-        counters["prefix_cache_hits"].inc(of.reused_tokens)
+        histograms, of = self.metrics.histograms, response.metrics
         self.metrics.success[FINISH_REASONS.get(response.finish_reason, "error")].inc()
         for name, seconds in (
             ("time_to_first_token_seconds", of.time_to_first_token),

@@ -43,7 +43,7 @@ async def respond(
     """The response to a request for `count` answers: whole, `made` of them, or as a stream of
     events, whose bytes `encode` makes, that of an error `failed`, and `done` at its end. Raises
     Refusal and the engine's errors while nothing was sent, and ClientGone."""
-    service, limits = call.service, call.service.limits
+    service = call.service
     ticket = service.admit(count)
     try:
         if call.values.get("stream"):
@@ -53,14 +53,11 @@ async def respond(
                 asked.parts(answers),
                 failed=failed or call.error_of,
                 close=answers.close,
-                timeout_s=limits.request_timeout_s,
-                heartbeat_s=limits.heartbeat_s,
+                heartbeat_s=service.limits.heartbeat_s,
                 encode=encode,
                 done=done,
             )
-        work = whole_of(asked, ticket)
-        body = await attended(call.request.receive, work, limits.request_timeout_s)
-        return made(body)
+        return made(await attended(call.request.receive, whole_of(asked, ticket)))
     except BaseException:
         ticket.give_back()
         raise

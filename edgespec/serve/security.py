@@ -108,7 +108,8 @@ def read_keys(path: Path) -> tuple[str, ...]:
             data = file.read(MAX_KEY_FILE_BYTES)
         keys = tuple(line.strip() for line in data.decode("ascii").splitlines() if line.strip())
     except (OSError, ValueError) as error:
-        message = f"`api_key_file` {path} cannot be read: {type(error).__name__}"
+        why = (error.strerror or "no text file") if isinstance(error, OSError) else "not ASCII"
+        message = f"`api_key_file` {path} cannot be read: {why}"
         raise RequestError(message, "Name a text file with a key a line.") from None
     if not keys or any(len(key) < MIN_KEY_CHARS for key in keys):
         message = f"`api_key_file` {path} has no key, or one below {MIN_KEY_CHARS} characters"

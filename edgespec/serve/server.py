@@ -136,11 +136,6 @@ class Server(uvicorn.Server):
             ssl_certfile=certificate,
             ssl_keyfile=key,
         )
-        try:
-            config.load()
-        except (OSError, ssl.SSLError) as error:
-            message = f"`tls_certificate` or `tls_key` cannot be used: {error}"
-            raise OptionError(message, "Name a certificate and its key, in PEM.") from None
         super().__init__(config)
 
     @contextlib.contextmanager
@@ -191,6 +186,19 @@ class Server(uvicorn.Server):
             task.cancel()
 
 
+def check_certificate(certificate: Path, key: Path) -> None:
+    """Raises OptionError for files that are no certificate and key of each other, and for a key
+    that a passphrase protects: nobody is there to type it."""
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key, password="")
+    except (OSError, ssl.SSLError) as error:
+        message = f"`tls_certificate` {certificate} and `tls_key` {key} cannot be used: {error}"
+        raise OptionError(
+            message, "Name a certificate and its key, in PEM, not encrypted."
+        ) from None
+
+
 def listening(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 is any that is free. EnvironmentProblem where there is none."""
     try:
@@ -199,4 +207,5 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         message = f"`host` {host} `port` {port} cannot be listened at: {error.strerror or error}"
-        raise EnvironmentProblem(message, "Give another `port`, or end what has it.") from error
+        remedy = "Give another `host` or `port`, or end what has it."
+        raise EnvironmentProblem(message, remedy) from error

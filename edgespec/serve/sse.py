@@ -49,22 +49,20 @@ class EventStream:
         *,
         failed: Callable[[Exception], dict[str, Any]],
         close: Callable[[], None],
-        timeout_s: float,
         heartbeat_s: float,
         encode: Callable[[Any], bytes] = event,
         done: bytes = DONE,
     ) -> None:
         self.events, self.failed, self.close = events, failed, close
-        self.encode, self.done = encode, done
-        self.timeout_s, self.heartbeat_s = timeout_s, heartbeat_s
+        self.encode, self.done, self.heartbeat_s = encode, done, heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events until they end, the client is gone or the time is over."""
+        """Sends the events until they end or the client is gone."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             last = self.done
             try:
-                await attended(receive, self.write(send), self.timeout_s)
+                await attended(receive, self.write(send))
             except ClientGone:
                 return
             except Exception as error:

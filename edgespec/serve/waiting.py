@@ -1,4 +1,4 @@
-"""Work for a client that may go: it ends when the client is gone, or when its time is over.
+"""Work for a client that may go: it ends when the client is gone.
 
 Knows tasks and ASGI's messages. One thing hides a disconnect from an application: a middleware that
 reads `receive` itself; there is none here.
@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from edgespec.serve.errors import Refusal
-
 T = TypeVar("T")
 
 
@@ -21,18 +19,16 @@ class ClientGone(Exception):
     """The client has closed its connection: nobody reads an answer."""
 
 
-async def attended(receive: Receive, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """What some work comes to. The request's body has been read. Raises ClientGone, and Refusal
-    once the time is over; the work is cancelled then."""
+async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What some work comes to. The request's body has been read. Raises ClientGone; the work is
+    cancelled then."""
     working, watching = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
     both: set[asyncio.Task[Any]] = {working, watching}
     try:
-        await asyncio.wait(both, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        if watching.done():
-            raise ClientGone
-        raise Refusal(504, f"The answer took longer than {timeout_s:g} s.", code="timeout")
+        raise ClientGone
     finally:
         for task in both:
             task.cancel()

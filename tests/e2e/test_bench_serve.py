@@ -16,20 +16,20 @@ from tests.lossless.engines import api_engines
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[ServeProcess]:
     """The servers that were started."""
-    made, wait = list[ServeProcess](), ServeProcess.wait
+    made, url = list[ServeProcess](), ServeProcess.url
 
-    def noted(process: ServeProcess, stopping: Callable[[], bool]) -> None:
+    def noted(process: ServeProcess, stopping: Callable[[], bool]) -> str | None:
         made.append(process)
-        wait(process, stopping)
+        return url(process, stopping)
 
-    monkeypatch.setattr(ServeProcess, "wait", noted)
+    monkeypatch.setattr(ServeProcess, "url", noted)
     return made
 
 
 def test_our_server_answers_both_ways_alike(tmp_path: Path, started: list[ServeProcess]) -> None:
     report, prompts = tmp_path / "load.json", tmp_path / "prompts.jsonl"
     prompts.write_text('{"turns": ["Hi", "You"]}\n{"turns": ["Go"]}\n')
-    sizes = ["--concurrency", "1,4", "--num-requests", "8", "--output-tokens", "8"]
+    sizes = ["--concurrency", "1,4", "--num-prompts", "4", "--output-tokens", "8"]
     words = ["bench", "serve", str(api_engines() / "four"), "--prompts", str(prompts), *sizes]
     assert run([*words, "--repeats", "1", "--warmup", "0", "--json", str(report)]) == 0
     value = json.loads(report.read_text())
@@ -37,10 +37,9 @@ def test_our_server_answers_both_ways_alike(tmp_path: Path, started: list[ServeP
     assert value["engine"]["model"] == "four"
     for row in value["rows"]:
         assert row["served"]["errors"] == {}
-        assert row["served"]["metrics"]["output_sequence_length"]["max"] <= 8
-        assert row["answers"] == 8
+        assert row["answers"] == 6
     drafted = value["rows"][1::2]
-    assert [row["answers_equal_to_plain"] for row in drafted] == [8, 8]
+    assert [row["answers_equal_to_plain"] for row in drafted] == [6, 6]
     assert all(row["speculation"]["steps"] > 0 for row in drafted)
     assert [one.process.returncode for one in started] == [0]
 
@@ -53,5 +52,5 @@ def test_what_a_server_says_that_does_not_start_is_told(
     words = [str(tmp_path / "empty"), "--prompts", str(tmp_path / "prompts.jsonl")]
     assert run(["bench", "serve", *words]) == 4
     err = capsys.readouterr().err
-    assert "is not ready: error: " in err
+    assert "does not serve: error: " in err
     assert "give its --url" in err

@@ -59,7 +59,12 @@ def test_an_engine_with_one_lane_says_so_and_takes_no_limits(
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "one"
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
-    for words in (["--max-batch-size", "4"], ["--host", "0.0.0.0"], ["--tls-key", engines]):
+    for words in (
+        ["--max-batch-size", "4"],
+        ["--host", "0.0.0.0"],
+        ["--tls-key", engines],
+        ["--served-model-name", ""],
+    ):
         assert run(["serve", engines, *words]) == 2
         assert words[0] in capsys.readouterr().err
 

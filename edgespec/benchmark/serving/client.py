@@ -10,159 +10,103 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from edgespec.benchmark.serving.sse import EventReader, StreamError
 from edgespec.errors import OptionError
 
-DONE = "[DONE]"
-MAX_BODY_BYTES, MAX_REASON = 2**20, 200  # of an answer that is no stream; characters of an error
-READ_BYTES = 2**16
+DATA, DONE = b"data:", b"[DONE]"
+MAX_BYTES, MAX_REASON = 2**20, 200  # of an event, or of an error's body; characters of a reason
 TIMEOUT_S = 300.0  # of a wait for the next bytes
+KINDS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 
 
 class RequestFailed(Exception):
     """A request that the server did not answer as it should; its text is the reason."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """One streamed answer. Times are those of `time.perf_counter`, in seconds: when the request was
-    begun, and when each piece of text arrived. Token counts are the server's; `speculation` is
-    vLLM's `metrics.speculative_decoding`."""
+    begun, and when each piece of text arrived. Token counts are the server's, in `usage`;
+    `speculation` is vLLM's `metrics.speculative_decoding`, empty where there is none."""
 
     started_s: float
-    pieces_s: tuple[float, ...]
-    text: str
-    reasoning: str
-    prompt_tokens: int
-    completion_tokens: int
-    speculation: Mapping[str, Any] | None
-
-
-@dataclass
-class ChatStream:
-    """What the chunks of one answer have said so far."""
-
     pieces_s: list[float] = field(default_factory=list)
     text: str = ""
     reasoning: str = ""
     usage: Mapping[str, Any] = field(default_factory=dict)
-    speculation: Mapping[str, Any] | None = None
+    speculation: Mapping[str, Any] = field(default_factory=dict)
     finished: bool = False
-    done: bool = False
 
-    def take(self, data: str, now_s: float) -> None:
-        """An event. Raises RequestFailed for an error, and for what is no chunk."""
-        if self.done:
-            raise RequestFailed(f"the stream goes on behind {DONE}")
-        if data == DONE:
-            self.done = True
-            return
-        chunk = json_object(data)
-        if (error := chunk.get("error")) is not None:
-            raise RequestFailed(f"error in the stream: {message_of(error)}")
-        choices = chunk.get("choices")
-        if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
-            raise RequestFailed("a chunk without choices")
-        for choice in choices:
-            said = as_object(choice.get("delta"))
-            text = str(said.get("content") or "")
-            reasoning = str(said.get("reasoning_content") or said.get("reasoning") or "")
-            self.pieces_s += [now_s] if text or reasoning else []
+    def take(self, chunk: Mapping[str, Any], now_s: float) -> None:
+        """A chunk of the stream. Raises RequestFailed for an error."""
+        if "error" in chunk:
+            raise RequestFailed(f"error in the stream: {message_of(chunk)}")
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            text = delta.get("content") or ""
+            reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+            if text or reasoning:
+                self.pieces_s.append(now_s)
             self.text, self.reasoning = self.text + text, self.reasoning + reasoning
-            self.finished |= isinstance(choice.get("finish_reason"), str)
-        self.usage = as_object(chunk.get("usage")) or self.usage
-        told = as_object(as_object(chunk.get("metrics")).get("speculative_decoding"))
-        self.speculation = told or self.speculation
+            self.finished |= bool(choice.get("finish_reason"))
+        self.usage = chunk.get("usage") or self.usage
+        metrics = chunk.get("metrics") or {}
+        self.speculation = metrics.get("speculative_decoding") or self.speculation
 
-    def answer(self, started_s: float) -> Answer:
-        """The whole answer. Raises RequestFailed for a stream that was cut off, and without usage:
-        its tokens could not be counted."""
-        if not (self.done and self.finished):
-            raise RequestFailed("the stream ended before the answer")
-        counts = [self.usage.get(f"{name}_tokens") for name in ("prompt", "completion")]
-        if not all(type(count) is int and count >= 0 for count in counts):
+    def tokens(self, kind: str) -> int:
+        """How many there are of a kind, `prompt` or `completion`. Raises RequestFailed without
+        usage."""
+        if type(count := self.usage.get(f"{kind}_tokens")) is not int:
             raise RequestFailed("the stream has no usage (stream_options.include_usage)")
-        pieces, said = tuple(self.pieces_s), (self.text, self.reasoning)
-        return Answer(started_s, pieces, *said, counts[0] or 0, counts[1] or 0, self.speculation)
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Where requests go: `url` up to `/v1`, which may stand at its end."""
-
-    secure: bool
-    host: str
-    port: int
-    path: str
-    key: str | None = field(default=None, repr=False)
-
-    @classmethod
-    def of(cls, url: str, key: str | None = None) -> Server:
-        """By its URL. Raises OptionError for one that is none of http or https."""
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError:
-            parts, port = urlsplit(""), None
-        extra = parts.username or parts.password or parts.query or parts.fragment
-        if parts.scheme not in ("http", "https") or not parts.hostname or extra:
-            raise OptionError(
-                f"`url` {url!r:.100} is no address of a server", "Write http://127.0.0.1:8000."
-            )
-        secure = parts.scheme == "https"
-        path = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(secure, parts.hostname, port or (443 if secure else 80), path, key)
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether it is this machine, so that nothing leaves it."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return count
 
 
 class ChatClient:
-    """Asks one server, from as many threads as call it."""
+    """Asks one server, from as many threads as call it. `url` may end in `/v1`. Raises OptionError
+    for one that is none of http or https."""
 
-    def __init__(self, server: Server, timeout_s: float = TIMEOUT_S) -> None:
-        self.server, self.timeout_s = server, timeout_s
+    def __init__(self, url: str, key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self.url, self.key, self.timeout_s = url.rstrip("/").removesuffix("/v1"), key, timeout_s
         self.open: set[http.client.HTTPConnection] = set()
+        try:
+            self.host = self.connection().host
+        except (KeyError, ValueError, http.client.InvalidURL):
+            self.host = ""
+        if not self.host or "@" in self.host:
+            message = f"`url` {url!r:.100} is no address of a server"
+            raise OptionError(message, "Write http://127.0.0.1:8000.")
+
+    def connection(self) -> http.client.HTTPConnection:
+        """One that is not open yet. A kept one could be closed by the server meanwhile."""
+        parts = urlsplit(self.url)
+        kind: type[http.client.HTTPConnection] = KINDS[parts.scheme]
+        return kind(parts.netloc, timeout=self.timeout_s)
 
     def ask(self, body: Mapping[str, Any]) -> Answer:
         """One answer, streamed. Raises RequestFailed."""
-        server, started_s = self.server, time.perf_counter()
         sent = {**body, "stream": True, "stream_options": {"include_usage": True}}
         headers = {"Content-Type": "application/json"}
-        headers |= {"Authorization": f"Bearer {server.key}"} if server.key else {}
-        # A connection of its own: a kept one may be closed by then
-        kind = http.client.HTTPSConnection if server.secure else http.client.HTTPConnection
-        connection = kind(server.host, server.port, timeout=self.timeout_s)
+        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        answer, connection = Answer(time.perf_counter()), self.connection()
         self.open.add(connection)
         try:
-            path = f"{server.path}/v1/chat/completions"
+            path = f"{urlsplit(self.url).path}/v1/chat/completions"
             connection.request("POST", path, json.dumps(sent).encode(), headers)
-            response = connection.getresponse()
-            refuse_other(response)
-            events, stream = EventReader(), ChatStream()
-            while received := response.read1(READ_BYTES):
-                now_s = time.perf_counter()
-                for data in events.feed(received):
-                    stream.take(data, now_s)
-            events.end()
-            return stream.answer(started_s)
-        except StreamError as error:
-            raise RequestFailed(f"no event stream: {error}") from None
+            for chunk in chunks(connection.getresponse()):
+                answer.take(chunk, time.perf_counter())
+            if not answer.finished:
+                raise RequestFailed("the stream ended before the answer")
+            answer.tokens("prompt"), answer.tokens("completion")
+            return answer
         except (OSError, http.client.HTTPException) as error:  # without what is of this one alone
-            reason = getattr(error, "strerror", None) or type(error).__name__
-            raise RequestFailed(str(reason)) from None
+            raise RequestFailed(getattr(error, "strerror", None) or type(error).__name__) from None
+        except (AttributeError, TypeError, ValueError, RecursionError):
+            raise RequestFailed("a chunk is not one of OpenAI's") from None
         finally:
             self.open.discard(connection)
             connection.close()
@@ -175,33 +119,29 @@ class ChatClient:
                     connection.sock.shutdown(socket.SHUT_RDWR)
 
 
-def refuse_other(response: http.client.HTTPResponse) -> None:
-    """Raises RequestFailed for another status than 200, and for what is no event stream."""
+def chunks(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:
+    """The data of a stream's events, each a line, as it comes. Raises RequestFailed for another
+    status than 200 and another content, and for a stream that is cut off."""
     if response.status != http.client.OK:
-        said = response.read(MAX_BODY_BYTES).decode(errors="replace")
-        with suppress(RequestFailed):
-            said = message_of(json_object(said).get("error"))
-        raise RequestFailed(f"HTTP {response.status}: {said}"[:MAX_REASON])
+        said = response.read(MAX_BYTES)
+        with suppress(ValueError, RecursionError):
+            said = message_of(json.loads(said)).encode()
+        reason = f"HTTP {response.status}: {said.decode(errors='replace')}"
+        raise RequestFailed(reason[:MAX_REASON])
     if (kind := response.headers.get_content_type()) != "text/event-stream":
         raise RequestFailed(f"the answer is {kind}, not text/event-stream")
+    done = False
+    while line := response.readline(MAX_BYTES):
+        data = line.removeprefix(DATA).strip()
+        if data == DONE:
+            done = True
+        elif line.startswith(DATA):
+            yield json.loads(data)
+    if not done:
+        raise RequestFailed("the stream ended before the answer")
 
 
-def json_object(text: str) -> Mapping[str, Any]:
-    """Raises RequestFailed for what is no JSON object."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise RequestFailed(f"no JSON object: {text!r:.60}")
-    return value
-
-
-def as_object(value: object) -> Mapping[str, Any]:
-    """An object of a chunk; an empty one for anything else."""
-    return value if isinstance(value, dict) else {}
-
-
-def message_of(error: object) -> str:
-    """What an error says, as OpenAI's API has it, or as it is."""
-    return f"{as_object(error).get('message', error)}"[:MAX_REASON]
+def message_of(body: object) -> str:
+    """What a body says of its error, as OpenAI's API has it, or as it is."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return f"{error.get('message', error) if isinstance(error, dict) else error}"[:MAX_REASON]

@@ -1,4 +1,4 @@
-"""The figures of a load, by the names and formulas of aiperf: of each answer, and of each run.
+"""The figures of a load, by the names and formulas of aiperf, and where drafts stop paying.
 
 Knows answers and runs. Times are milliseconds, as aiperf exports them.
 """
@@ -6,7 +6,7 @@ Knows answers and runs. Times are milliseconds, as aiperf exports them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Self
@@ -16,33 +16,67 @@ import numpy as np
 from edgespec.benchmark.report_fields import ReportFields
 from edgespec.benchmark.serving.client import Answer
 from edgespec.benchmark.serving.load import Run
+from edgespec.benchmark.statistics import Figure, figure
+from edgespec.errors import counted
 
 TTFT, ITL, LATENCY = "time_to_first_token", "inter_token_latency", "request_latency"
-THROUGHPUT = "output_token_throughput"
+THROUGHPUT, REQUESTS = "output_token_throughput", "request_throughput"
 MAX_REASONS = 20  # for which failed requests are listed
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """How a figure is distributed; `std` is that of all values, percentiles are interpolated."""
+def times_ms(answer: Answer) -> dict[str, float]:
+    """Until the first and the last piece of text, and between them a token behind the first; those
+    that there are."""
+    if not answer.pieces_s:
+        return {}
+    ends = answer.pieces_s[0], answer.pieces_s[-1]
+    first, last = (1000 * (at - answer.started_s) for at in ends)
+    more = answer.tokens("completion") - 1
+    return {TTFT: first, LATENCY: last} | ({ITL: (last - first) / more} if more > 0 else {})
 
-    unit: str
+
+def values(name: str, runs: Sequence[Run]) -> list[float]:
+    """A time of all answers that have it."""
+    times = (times_ms(answer) for run in runs for answer in run.answers.values())
+    return [one[name] for one in times if name in one]
+
+
+def throughput(run: Run) -> float | None:
+    """Tokens a second, of all clients; None where nothing was answered."""
+    return per_second(sum(one.tokens("completion") for one in run.answers.values()), run)
+
+
+def per_second(count: int, run: Run) -> float | None:
+    """Over the time from the first request to the last answer."""
+    return count / run.duration_s if run.duration_s > 0 else None
+
+
+def figures_of(runs: Sequence[Run]) -> dict[str, Figure | None]:
+    """A sample a run: throughputs, and medians over its answers."""
+    medians = {
+        name: figure([float(np.median(own)) for run in runs if (own := values(name, [run]))])
+        for name in (TTFT, ITL, LATENCY)
+    }
+    return {
+        THROUGHPUT: figure([throughput(run) for run in runs]),
+        REQUESTS: figure([per_second(len(run.answers), run) for run in runs]),
+        **medians,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """How a figure is distributed over answers, in ms; percentiles are interpolated."""
+
     avg: float
-    min: float
-    max: float
     p50: float
     p90: float
     p99: float
-    std: float
 
     @classmethod
-    def of(cls, unit: str, values: Sequence[float]) -> Self | None:
-        """None where there is no value."""
-        if not values:
-            return None
-        p50, p90, p99 = map(float, np.percentile(values, (50, 90, 99)))
-        ends, avg, std = (min(values), max(values)), float(np.mean(values)), float(np.std(values))
-        return cls(unit, avg, *ends, p50, p90, p99, std)
+    def of(cls, samples: Sequence[float]) -> Self:
+        """Of at least one."""
+        return cls(float(np.mean(samples)), *map(float, np.percentile(samples, (50, 90, 99))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +86,17 @@ class Served:
 
     requests: int
     errors: Mapping[str, int]
-    metrics: Mapping[str, Distribution]
+    metrics: Mapping[str, Percentiles]
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Self:
-        """Of all runs pooled; throughputs are distributed over the runs."""
-        answers = [answer for run in runs for answer in run.answered]
+        """Of all runs pooled."""
         reasons = Counter(reason for run in runs for reason in run.failures)
-        values = {
-            name: (unit, [value for answer in answers for value in of(answer)])
-            for name, (unit, of) in OF_ANSWER.items()
-        } | {
-            name: (unit, [value for run in runs for value in of(run)])
-            for name, (unit, of) in OF_RUN.items()
-        }
-        known = {name: Distribution.of(*one) for name, one in values.items()}
+        pooled = {name: values(name, runs) for name in (TTFT, ITL, LATENCY)}
         return cls(
-            len(answers) + reasons.total(),
+            sum(len(run.answers) + len(run.failures) for run in runs),
             dict(reasons.most_common(MAX_REASONS)),
-            {name: one for name, one in known.items() if one is not None},
+            {name: Percentiles.of(own) for name, own in pooled.items() if own},
         )
 
     @classmethod
@@ -81,7 +107,7 @@ class Served:
             fields.required_whole("requests"),
             {reason: errors.required_whole(reason) for reason in errors.raw},
             {
-                name: Distribution(**metrics.section(name).values(Distribution))
+                name: Percentiles(**metrics.section(name).values(Percentiles))
                 for name in metrics.raw
             },
         )
@@ -91,61 +117,35 @@ class Served:
         return asdict(self)
 
 
-# ---- of one answer
+# ---- where drafts stop paying
 
 
-def ttft_ms(answer: Answer) -> list[float]:
-    """Until the first piece of text."""
-    return [1000 * (at - answer.started_s) for at in answer.pieces_s[:1]]
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """`pays_up_to`: the most clients up to which drafts were faster at each concurrency that was
+    measured; None: they were at none, not even the fewest. `at`: where the speed over plain passes
+    1, interpolated over the logarithm of clients; None: it was never measured to."""
 
+    pays_up_to: int | None
+    at: float | None
 
-def latency_ms(answer: Answer) -> list[float]:
-    """Until the last piece of text."""
-    return [1000 * (at - answer.started_s) for at in answer.pieces_s[-1:]]
+    @classmethod
+    def of(cls, speeds: Mapping[int, float]) -> Self | None:
+        """Of speeds over plain by the number of clients; None where none was measured."""
+        points = sorted(speeds.items())
+        if not points:
+            return None
+        if points[0][1] <= 1:
+            return cls(None, None)
+        for (few, above), (many, below) in pairwise(points):
+            if below <= 1:
+                return cls(few, few * (many / few) ** ((above - 1) / (above - below)))
+        return cls(points[-1][0], None)
 
-
-def itl_ms(answer: Answer) -> list[float]:
-    """From the first piece to the last one, a token behind the first."""
-    spans = zip(latency_ms(answer), ttft_ms(answer), strict=True)
-    tokens = answer.completion_tokens
-    return [(whole - first) / (tokens - 1) for whole, first in spans if tokens > 1]
-
-
-OF_ANSWER: Mapping[str, tuple[str, Callable[[Answer], Sequence[float]]]] = {
-    TTFT: ("ms", ttft_ms),
-    ITL: ("ms", itl_ms),
-    "inter_chunk_latency": (
-        "ms",
-        lambda answer: [1000 * (b - a) for a, b in pairwise(answer.pieces_s)],
-    ),
-    LATENCY: ("ms", latency_ms),
-    "output_token_throughput_per_user": (
-        "tokens/sec/user",
-        lambda answer: [1000 / value for value in itl_ms(answer) if value > 0],
-    ),
-    "output_sequence_length": ("tokens", lambda answer: [answer.completion_tokens]),
-    "input_sequence_length": ("tokens", lambda answer: [answer.prompt_tokens]),
-}
-
-
-# ---- of one run
-
-
-def per_second(count: int, run: Run) -> list[float]:
-    """Over the time from the first request to the last answer."""
-    return [count / run.duration_s] if run.duration_s > 0 else []
-
-
-def median_of(name: str, run: Run) -> float | None:
-    """The median of a figure over the answers of a run."""
-    values = [value for answer in run.answered for value in OF_ANSWER[name][1](answer)]
-    return float(np.median(values)) if values else None
-
-
-OF_RUN: Mapping[str, tuple[str, Callable[[Run], Sequence[float]]]] = {
-    THROUGHPUT: (
-        "tokens/sec",
-        lambda run: per_second(sum(a.completion_tokens for a in run.answered), run),
-    ),
-    "request_throughput": ("requests/sec", lambda run: per_second(len(run.answered), run)),
-}
+    def __str__(self) -> str:
+        if self.pays_up_to is None:
+            return "drafts were not faster with the fewest clients"
+        faster = f"drafts were faster with up to {counted(self.pays_up_to, 'client')}"
+        if self.at is None:
+            return f"{faster}: at all that were measured"
+        return f"{faster}; plain decoding overtakes them at about {self.at:.0f}"

@@ -1,6 +1,6 @@
-"""What `bench` leaves: the report and its pictures.
+"""What all measurements of `bench` have in common: flags, the report, its tables and pictures.
 
-Knows files.
+Knows files. What is measured stands in `run` and `serve`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.cli.terminal import json_text
-from edgespec.errors import OutputError
+import click
+
+from edgespec.cli.paths import FILE
+from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.terminal import json_text, say
+from edgespec.cli.terminal import report as tell
+from edgespec.errors import EdgeSpecError, OutputError, noted
 
 if TYPE_CHECKING:
-    from edgespec.benchmark.report import Report
+    from edgespec.benchmark.measure import Benchmark
+    from edgespec.benchmark.report import Recorder, Report
+    from edgespec.benchmark.serving.measure import ServeBenchmark
+
+WARMUP = click.option(
+    "--warmup",
+    type=click.IntRange(0),
+    default=1,
+    help="Unmeasured runs of each way of decoding.",
+)
+REPEATS = click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    default=3,
+    help="Measured runs of each batch of prompts, plain and with drafts in turn.",
+)
+JSON = click.option(
+    "--json",
+    "json_file",
+    type=FILE,
+    help="Write the report (docs/benchmark.md); - is stdout, and the tables go to stderr.",
+)
+PICTURE = click.option("--picture", type=FILE, help="Draw all panels into a .png or .svg.")
+PICTURES = click.option(
+    "--pictures", type=FILE, metavar="DIR", help="Draw each panel as PNG and SVG into a directory."
+)
 
 
 def check_pictures(
@@ -33,6 +63,44 @@ def check_pictures(
         refuse_overwriting(pictures, inputs)
         if pictures.exists() and not pictures.is_dir():
             raise OutputError(f"{pictures} is a file", "Name a directory for the pictures.")
+
+
+def recorded(
+    bench: Benchmark | ServeBenchmark, recorder: Recorder
+) -> tuple[Report, EdgeSpecError | None]:
+    """Runs it; what was measured, and what ended it too early."""
+    failed = None
+    try:
+        bench.run()
+    except EdgeSpecError as error:
+        failed = error
+    return recorder.report(bench, None if failed is None else failed.what), failed
+
+
+def finish(
+    report: Report,
+    failed: EdgeSpecError | None,
+    stopper: Stopper,
+    json_file: Path | None,
+    picture: Path | None,
+    pictures: Path | None = None,
+    lines: Sequence[str] = (),
+) -> int:
+    """Writes and shows what was measured, `lines` last; the exit code. Raises what ended it."""
+    from edgespec.cli.bench import tables
+
+    problems = [] if failed is None else [failed]
+    with noted(problems):
+        keep(report, json_file, picture, pictures)
+    err = to_stdout(json_file)  # stdout has the report alone
+    tables.show(report, err=err)
+    for line in lines:
+        say(line, err=err)
+    for problem in problems[1:]:
+        tell(problem)
+    if problems:
+        raise problems[0]
+    return 0 if stopper.number is None else exit_code(stopper.number)
 
 
 def keep(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from edgespec.cli.bench.kept import check_pictures, draw_pictures
+from edgespec.cli.bench.kept import PICTURE, PICTURES, check_pictures, draw_pictures
 from edgespec.cli.flags import EdgeCommand, refuse
 from edgespec.cli.infer import check_outputs
 from edgespec.cli.lists import Texts
@@ -58,10 +58,8 @@ def compare(before: Path, after: Path, allowed: tuple[tuple[str, ...], ...], as_
 
 @click.command("draw", cls=EdgeCommand)
 @click.argument("report", type=FILE)
-@click.option("--picture", type=FILE, help="Draw all panels into a .png or .svg.")
-@click.option(
-    "--pictures", type=FILE, metavar="DIR", help="Draw each panel as PNG and SVG into a directory."
-)
+@PICTURE
+@PICTURES
 def draw(report: Path, picture: Path | None, pictures: Path | None) -> None:
     """Draw the pictures of a report of `bench --json`.
 

@@ -21,7 +21,16 @@ from edgespec.cli.bench.asked import (
     sampling_of,
     variants_of,
 )
-from edgespec.cli.bench.kept import check_pictures, keep, to_stdout
+from edgespec.cli.bench.kept import (
+    JSON,
+    PICTURE,
+    PICTURES,
+    REPEATS,
+    WARMUP,
+    check_pictures,
+    finish,
+    recorded,
+)
 from edgespec.cli.costs_flag import measure_again
 from edgespec.cli.draft_flags import ALIASES, draft_options_of, is_given
 from edgespec.cli.engine_options import SIZES, engine_options, opened
@@ -31,16 +40,13 @@ from edgespec.cli.image_flags import beside, image_flags
 from edgespec.cli.infer import check_outputs
 from edgespec.cli.lists import Counts, Names, Texts
 from edgespec.cli.paths import DIRECTORY, FILE
-from edgespec.cli.signals import Stopper, exit_code
-from edgespec.cli.terminal import report as tell
+from edgespec.cli.signals import Stopper
 from edgespec.cli.terminal import say
 from edgespec.compat import trtllm
 from edgespec.compat.bench_tools import THEIR_NAMES, THEIRS
-from edgespec.errors import EdgeSpecError, noted
 from edgespec.methods.names import POLICIES
 
 if TYPE_CHECKING:
-    from edgespec.benchmark.measure import Benchmark
     from edgespec.runtime.engine_request import EngineRequest
 
 
@@ -147,28 +153,11 @@ def list_sizes(function: Any) -> Any:
     default=None,
     help="Go on behind the end of an answer.  [default: for random prompts]",
 )
-@click.option(
-    "--warmup",
-    type=click.IntRange(0),
-    default=1,
-    help="Unmeasured runs of each way of decoding, beside the one that gives the plain answers.",
-)
-@click.option(
-    "--repeats",
-    type=click.IntRange(1),
-    default=3,
-    help="Measured runs of each batch of prompts, plain and with drafts in turn.",
-)
-@click.option(
-    "--json",
-    "json_file",
-    type=FILE,
-    help="Write the report (docs/benchmark.md); - is stdout, and the tables go to stderr.",
-)
-@click.option("--picture", type=FILE, help="Draw all panels into a .png or .svg.")
-@click.option(
-    "--pictures", type=FILE, metavar="DIR", help="Draw each panel as PNG and SVG into a directory."
-)
+@WARMUP
+@REPEATS
+@JSON
+@PICTURE
+@PICTURES
 @click.option(
     "--measure-costs",
     is_flag=True,
@@ -312,33 +301,12 @@ def command(
         with Stopper() as stopper, Bars() as bars:
             bench = Benchmark(SliceRunner(engine, stopper), plan, bars)
             recorder = Recorder.of(engine, path, plan, left_out)
-            failed = finished(bench)
-        report = recorder.report(bench, None if failed is None else failed.what)
+            report, failed = recorded(bench, recorder)
         lines = [*tables.sentences(engine, report)] if explain else []
-    problems = [] if failed is None else [failed]
-    with noted(problems):
-        keep(report, json_file, picture, pictures)
-    err = to_stdout(json_file)  # stdout has the report alone
-    tables.show(report, err=err)
-    for line in lines:
-        say(line, err=err)
-    for problem in problems[1:]:
-        tell(problem)
-    if problems:
-        raise problems[0]
-    return 0 if stopper.number is None else exit_code(stopper.number)
+    return finish(report, failed, stopper, json_file, picture, pictures, lines)
 
 
 OF_COSTS = frozenset(("engine_dir", "engine_flag", "drafter", "measure_costs", "explain"))
 OF_RANDOM = "`input_tokens` is the length of random prompts, and those of a file have their own"
 WITHOUT_DRAFTS = "what drafts, and how much, means nothing without the mode speculative"
 NO_PICTURES = "pictures are drawn of the modes verify and speculative"
-
-
-def finished(bench: Benchmark) -> EdgeSpecError | None:
-    """Runs it; returns what ended it too early, so that what was measured before is kept."""
-    try:
-        bench.run()
-    except EdgeSpecError as error:
-        return error
-    return None

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import click
 
 from edgespec.benchmark.modes import SERVED
 from edgespec.cli.bench.asked import sampling_of
-from edgespec.cli.bench.kept import check_pictures, keep, to_stdout
+from edgespec.cli.bench.kept import (
+    JSON,
+    PICTURE,
+    REPEATS,
+    WARMUP,
+    check_pictures,
+    finish,
+    recorded,
+)
 from edgespec.cli.flags import EdgeCommand, refuse
 from edgespec.cli.infer import check_outputs
 from edgespec.cli.lists import Counts, Names
 from edgespec.cli.paths import DIRECTORY, FILE
 from edgespec.cli.signals import Stopper, exit_code
-from edgespec.cli.terminal import report as tell
 from edgespec.cli.terminal import say
 from edgespec.compat.bench_tools import SERVE_NAMES
-from edgespec.errors import EdgeSpecError, noted
 
 PREFIX = "serve_"
 MODES = tuple(name.removeprefix(PREFIX) for name in SERVED)
-MOST_CLIENTS, MOST_REQUESTS = 1024, 100_000
+MOST_CLIENTS = 1024
 
 
 @click.command("serve", cls=EdgeCommand, aliases=SERVE_NAMES)
@@ -49,22 +56,17 @@ MOST_CLIENTS, MOST_REQUESTS = 1024, 100_000
     help="Clients at a time.",
 )
 @click.option(
-    "--num-requests",
-    type=click.IntRange(1, MOST_REQUESTS),
-    help="Requests of a run.  [default: 2 a client, at least 8]",
+    "--num-prompts",
+    type=click.IntRange(1),
+    help="Conversations of a run.  [default: one a client, at least 8]",
 )
 @click.option(
     "--output-tokens", type=click.IntRange(2), default=128, help="Tokens of an answer, at most."
 )
-@click.option("--repeats", type=click.IntRange(1), default=3, help="Runs of each, in turn.")
-@click.option("--warmup", type=click.IntRange(0), default=1, help="Unmeasured runs of each.")
-@click.option(
-    "--json",
-    "json_file",
-    type=FILE,
-    help="Write the report (docs/benchmark.md); - is stdout, and the tables go to stderr.",
-)
-@click.option("--picture", type=FILE, help="Draw all panels into a .png or .svg.")
+@WARMUP
+@REPEATS
+@JSON
+@PICTURE
 def command(
     engine_dir: Path | None,
     url: str | None,
@@ -73,12 +75,10 @@ def command(
     prompts: Path,
     modes: tuple[str, ...],
     concurrency: tuple[int, ...],
-    num_requests: int | None,
-    output_tokens: int,
-    repeats: int,
-    warmup: int,
+    num_prompts: int | None,
     json_file: Path | None,
     picture: Path | None,
+    **sizes: Any,
 ) -> int:
     """Load an OpenAI-compatible server with clients, plain and with drafts.
 
@@ -97,57 +97,51 @@ def command(
         {
             "give an ENGINE_DIR, or `url` and `model`": (engine_dir is None) == (url is None)
             or (url is not None and not model),
-            "`num_requests` is at least one for each of `concurrency` clients": num_requests
-            and num_requests < max(concurrency),
+            "`num_prompts` is at least one for each of `concurrency` clients": num_prompts
+            and num_prompts < max(concurrency),
             f"`concurrency` is at most {MOST_CLIENTS}": max(concurrency) > MOST_CLIENTS,
         }
     )
     inputs = (engine_dir, prompts, api_key_file)
     check_outputs(inputs, json_file, picture)
     check_pictures(inputs, picture, None)
+    from edgespec.benchmark.environment import served_engines
     from edgespec.benchmark.prompts import PromptSource
-    from edgespec.benchmark.report import Recorder
-    from edgespec.benchmark.serving.client import ChatClient, Server
+    from edgespec.benchmark.report import Recorder, settings
+    from edgespec.benchmark.serving.client import ChatClient
     from edgespec.benchmark.serving.measure import ServeBenchmark, ServePlan
     from edgespec.benchmark.serving.process import serving
-    from edgespec.cli.bench import tables
     from edgespec.cli.progress import Bars
     from edgespec.prompts import read_prompt_set
-    from edgespec.serve.security import read_keys
+    from edgespec.serve.security import is_loopback, read_keys
 
-    requests, sampling = read_prompt_set(prompts, temperature=0.0), sampling_of(0.0, seed=0)
-    keys = (None,) if api_key_file is None else read_keys(api_key_file)
+    requests = read_prompt_set(prompts, temperature=0.0)
+    source = PromptSource(requests, sampling_of(0.0, seed=0), num_prompts=num_prompts)
+    key = None if api_key_file is None else read_keys(api_key_file)[0]
     name = model or ("" if engine_dir is None else engine_dir.resolve().name)
-    problems: list[EdgeSpecError] = []
+    plan = ServePlan(
+        model=name,
+        modes=[PREFIX + mode for mode in modes],
+        source=source,
+        concurrency=concurrency,
+        **sizes,
+    )
+    engines = {} if engine_dir is None else served_engines(engine_dir)
     with ExitStack() as stack:
         started = None if engine_dir is None else stack.enter_context(serving(engine_dir))
         stopper = stack.enter_context(Stopper(lambda: "" if started is None else started.kill()))
-        if started is not None:
-            started.wait(stopper)
-        server = Server.of(url or (started.url if started is not None else ""), keys[0])
-        if not server.is_loopback:
-            say(f"warning: prompts are sent to {server.host}, not to this machine", err=True)
-        plan = ServePlan(
-            model=name,
-            modes=[PREFIX + mode for mode in modes],
-            source=PromptSource(requests, sampling, num_prompts=num_requests),
-            concurrency=concurrency,
-            output_tokens=output_tokens,
-            repeats=repeats,
-            warmup=warmup,
-        )
+        place = url if started is None else started.url(stopper)
+        if place is None:  # stopped before it served
+            return exit_code(stopper.number or 0)
+        client = ChatClient(place, key)
+        if not is_loopback(client.host):
+            say(f"warning: prompts are sent to {client.host}, not to this machine", err=True)
         bars = stack.enter_context(Bars())
-        bench = ServeBenchmark(ChatClient(server), plan, bars, stopper)
-        engine = {"url": url, "model": name, "engines": started.engines() if started else {}}
-        recorder = Recorder(engine, plan.settings(), notes=bench.notes)
-        with noted(problems):
-            bench.run()
-    report = recorder.report(bench, problems[0].what if problems else None)
-    with noted(problems):
-        keep(report, json_file, picture, None)
-    tables.show(report, err=to_stdout(json_file))
-    for problem in problems[1:]:
-        tell(problem)
-    if problems:
-        raise problems[0]
-    return 0 if stopper.number is None else exit_code(stopper.number)
+        bench = ServeBenchmark(client, plan, bars, stopper)
+        recorder = Recorder(
+            {"url": url, "model": name, "engines": engines},
+            {**settings(plan), "acceptance": None},  # the server's own, which it does not tell
+            notes=bench.notes,
+        )
+        report, failed = recorded(bench, recorder)
+    return finish(report, failed, stopper, json_file, picture)

@@ -17,8 +17,7 @@ from edgespec.benchmark.compare import Change, Unlike, sizes, words
 from edgespec.benchmark.modes import SERVED
 from edgespec.benchmark.report import Report
 from edgespec.benchmark.rows import Row
-from edgespec.benchmark.serving.crossover import crossover, in_words
-from edgespec.benchmark.serving.figures import ITL, LATENCY, THROUGHPUT, TTFT
+from edgespec.benchmark.serving.figures import ITL, REQUESTS, THROUGHPUT, TTFT
 from edgespec.benchmark.statistics import NOISE, UNKNOWN
 from edgespec.cli import tables
 from edgespec.cli.tables import print_table
@@ -115,13 +114,11 @@ SERVE = (
     *WAY,
     ("tokens/s", lambda r: number(r, THROUGHPUT, "{:.1f}")),
     ("over plain", over),
-    ("requests/s", lambda r: number(r, "request_throughput", "{:.2f}")),
+    ("requests/s", lambda r: number(r, REQUESTS, "{:.2f}")),
     ("first token p50", lambda r: percentile(r, TTFT, "p50")),
     ("p99", lambda r: percentile(r, TTFT, "p99")),
     ("between tokens p50", lambda r: percentile(r, ITL, "p50")),
     ("p99", lambda r: percentile(r, ITL, "p99")),
-    ("answer p50", lambda r: percentile(r, LATENCY, "p50")),
-    ("p99", lambda r: percentile(r, LATENCY, "p99")),
     ("tokens/step", lambda r: decimal(r.speculation.acceptance_length if r.speculation else None)),
     ("as plain", equal),
     ("failed", failed),
@@ -174,8 +171,8 @@ def below(report: Report) -> Iterator[str]:
     for row in report.rows:
         for reason, count in row.served.errors.items() if row.served else ():
             yield f"{words(row)}: {count} x {reason}"
-    if (crossing := crossover(report.rows)) is not None:
-        yield in_words(crossing)
+    if report.crossover is not None:
+        yield str(report.crossover)
     before, after = ((state[when] or {}).get("load_average") for when in ("before", "after"))
     if before and after:
         yield f"load average before {before[0]}, after {after[0]}"

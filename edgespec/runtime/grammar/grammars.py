@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from edgespec.errors import EdgeSpecError, LimitError, MissingDependency, RequestError
 from edgespec.prompts import Guided
 from edgespec.runtime.grammar.guide import Guide
-from edgespec.runtime.grammar.weight import weight
+from edgespec.runtime.grammar.weight import Weight, weight
 from edgespec.runtime.text.thinking import Thoughts
 from edgespec.runtime.text.tokenizer import Tokenizer
 
@@ -48,6 +48,7 @@ JSON_FORM = {
     "lenient": False,
     "coerce_one_of": False,
 }
+JSON_PART = re.compile(r"%json\s*")  # of a Lark grammar; a schema follows
 UNSUPPORTED = re.compile(r"Unimplemented keys: (\[.*?\])|(oneOf) constraints are not supported")
 
 
@@ -142,18 +143,18 @@ def check_weight(guided: Guided) -> None:
     """Raises LimitError for counted repetitions that would take too long, and RequestError for keys
     of a schema that would loosen it."""
     if guided.grammar is not None:
-        lines = [weight(line) for line in guided.grammar.splitlines()]
+        text, schemas = without_schemas(guided.grammar)
+        parts = [weight(line) for line in text.splitlines()]
+        parts += [schema_weight(schema) for schema in schemas]
         total = max(
-            math.prod(line.times for line in lines),  # rules stand in each other by their names
-            sum(line.size for line in lines),
-            *map(schema_weight, schemas_in(guided.grammar)),
-        )
+            math.prod(part.times for part in parts), sum(part.size for part in parts)
+        )  # rules stand in each other by their names
     elif guided.json_schema is not None:
         assert isinstance(guided.json_schema, str)
         schema = json.loads(guided.json_schema)
         if any(key == "x-guidance" for key, _ in pairs(schema)):
             raise unsupported(["x-guidance"])
-        total = schema_weight(schema)
+        total = schema_weight(schema).size
     else:
         total = 0 if guided.regex is None else weight(guided.regex).size
     if total > MAX_WEIGHT:
@@ -161,25 +162,34 @@ def check_weight(guided: Guided) -> None:
         raise too_dear(why)
 
 
-def schemas_in(grammar: str) -> Iterator[object]:
-    """The schemas that a grammar of Lark has in it; what is no JSON llguidance refuses."""
-    for found in re.finditer(r"%json\s*", grammar):
+def without_schemas(grammar: str) -> tuple[str, list[object]]:
+    """A grammar without the schemas that stand in it, and these. What llguidance does not read as
+    one either stays."""
+    texts, schemas, start = list[str](), list[object](), 0
+    for found in JSON_PART.finditer(grammar):
+        if found.start() < start:  # inside of one
+            continue
         with suppress(ValueError, RecursionError):
-            yield json.JSONDecoder().raw_decode(grammar, found.end())[0]
+            schema, end = json.JSONDecoder().raw_decode(grammar, found.end())
+            texts.append(grammar[start : found.end()])
+            schemas.append(schema)
+            start = end
+    return "".join((*texts, grammar[start:])), schemas
 
 
-def schema_weight(schema: object) -> int:
-    """Letters of its patterns with all repetitions written out. Raises LimitError for multiples
-    that would take too long."""
-    total = 0
+def schema_weight(schema: object) -> Weight:
+    """The patterns of a schema: their letters together, and the largest product of counts. Raises
+    LimitError for a multipleOf that is too large."""
+    patterns = list[Weight]()
     for key, value in pairs(schema):
         if key == "multipleOf" and isinstance(value, int | float) and value > MAX_MULTIPLE:
             raise too_dear(f"multipleOf is {value:g}, and {MAX_MULTIPLE} is the limit")
         if key == "pattern" and isinstance(value, str):
-            total += weight(value).size
+            patterns.append(weight(value))
         if key == "patternProperties" and isinstance(value, dict):
-            total += sum(weight(pattern).size for pattern in value)
-    return total
+            patterns += map(weight, value)
+    times = max((pattern.times for pattern in patterns), default=1)
+    return Weight(sum(pattern.size for pattern in patterns), times)
 
 
 def pairs(value: object) -> Iterator[tuple[str, object]]:

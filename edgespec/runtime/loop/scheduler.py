@@ -130,6 +130,7 @@ class Scheduler:
                 events += self.read_chunk(chosen, rows, alone=not running)
             if running:
                 events += self.decode()
+            self.counters.end_iteration()
             return events
         except BaseException:
             self.restart()
@@ -221,7 +222,7 @@ class Scheduler:
         """Reads a chunk of a prompt; events once it is read, or the error that it met alone. Where
         nothing runs it is ended, once, if one comes that is to be read before it."""
         assert isinstance(handle, Generation)
-        place = handle, handle.num_read
+        place, computed = (handle, handle.num_read), handle.num_read - handle.num_reused
         try:
             with self.session.base.interruptible() as interrupt:
                 if alone and self.ended != place:
@@ -234,6 +235,7 @@ class Scheduler:
             self.leave(handle)
             yield handle, as_error(error)
         else:
+            self.counters.tokens += handle.num_read - handle.num_reused - computed
             if output is not None:
                 yield from self.report(handle, output)
         finally:

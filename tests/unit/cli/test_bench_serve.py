@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from edgespec.benchmark.report import read_report
-from edgespec.benchmark.serving.client import Server
+from edgespec.benchmark.serving.client import ChatClient
 from edgespec.cli.main import run
+from edgespec.serve import security
 from tests.chat_server import Body, ChatServer, serving
 
 PROMPTS = (
@@ -39,7 +40,7 @@ def slower(body: Body) -> float:
 
 def bench(server: ChatServer, prompts: Path, *words: str) -> int:
     line = ["bench", "serve", "--url", server.url, "--model", "m", "--prompts", str(prompts)]
-    return run([*line, "--warmup", "0", "--repeats", "2", "--num-requests", "3", *words])
+    return run([*line, "--warmup", "0", "--repeats", "2", "--num-prompts", "2", *words])
 
 
 def test_both_ways_are_measured_in_turn(
@@ -53,7 +54,7 @@ def test_both_ways_are_measured_in_turn(
     assert modes == [True, False, *once, *once]  # a request of each before
     salts = [body["cache_salt"] for body in server.asked[2:5]]
     assert salts[0] == salts[1] != salts[2]
-    assert len({body["cache_salt"] for body in server.asked}) == 2 + 4 * 2 + 4 * 3
+    assert len({body["cache_salt"] for body in server.asked}) == 2 + 8 * 2
     sent = {"model": "m", "max_tokens": 128, "temperature": 0.0, "seed": 0}
     assert all(sent.items() <= body.items() for body in server.asked)
 
@@ -140,9 +141,16 @@ def test_another_machine_is_warned_of_and_gets_the_key(
 ) -> None:
     (tmp_path / "key").write_text("key of sixteen chars\n")
     told = []
-    monkeypatch.setattr(Server, "is_loopback", property(lambda self: told.append(self.key)))
+    monkeypatch.setattr(security, "is_loopback", lambda host: told.append(host))
+    sent = ChatClient.connection
+
+    def connection(client: ChatClient) -> Any:
+        assert client.key == "key of sixteen chars"
+        return sent(client)
+
+    monkeypatch.setattr(ChatClient, "connection", connection)
     with serving() as server:
         words = ("--concurrency", "1", "--api-key-file", str(tmp_path / "key"))
         assert bench(server, prompts, *words) == 0
-    assert told == ["key of sixteen chars"]
+    assert told == ["127.0.0.1"]
     assert "prompts are sent to 127.0.0.1, not to this machine" in capsys.readouterr().err

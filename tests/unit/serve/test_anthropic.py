@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from threading import Timer
 from typing import Any
 
 import httpx
@@ -269,6 +270,7 @@ def test_errors_have_anthropics_types(engine: Engine, server: Running) -> None:
         assert response.headers["retry-after"] == "1"
     with served(engine, request_timeout_s=0.5) as slow, paced() as allow:
         allow(1)
+        Timer(1.0, allow, (1,)).start()
         events = streamed(slow)
         assert [event["type"] for event in (events[0], events[-1])] == ["message_start", "error"]
         assert events[-1]["error"]["type"] == "timeout_error"

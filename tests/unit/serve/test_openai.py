@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,15 @@ import pytest
 
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
+from edgespec.runtime.loop.generation import Chunk
+from edgespec.serve.answering import Ask
 from edgespec.serve.app import App
+from edgespec.serve.metrics import ServeMetrics
 from edgespec.serve.openai_chat import FIELDS as CHAT
 from edgespec.serve.openai_common import derived, samplings
 from edgespec.serve.reasoning import Marks, ThoughtSplitter
-from tests.unit.serve.serving import MODEL, Running
+from tests.pace import paced
+from tests.unit.serve.serving import MODEL, Running, until
 
 ASK = [{"role": "user", "content": "Hi"}]
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
@@ -206,6 +211,7 @@ def test_thoughts_are_sent_apart_however_the_text_is_cut(engine: Engine) -> None
         (CHAT_PATH, "messages", [{"role": "king", "content": ""}]),
         (CHAT_PATH, "temprature", 1),
         (TEXT_PATH, "best_of", 4),
+        (TEXT_PATH, "best_of", True),
         (TEXT_PATH, "suffix", "end"),
         (TEXT_PATH, "prompt", [1, "a"]),
         (TEXT_PATH, "prompt", [[10**9]]),
@@ -270,6 +276,7 @@ def test_prefixes_are_shared_among_requests_of_one_salt(server: Running) -> None
     assert cached("one") == 0
     assert cached("one") > 0
     assert cached("two") == 0
+    assert cached("one") > 0
 
 
 def test_plain_decoding_may_be_asked_for(server: Running) -> None:
@@ -300,17 +307,13 @@ def test_the_model_is_known_by_its_name(server: Running) -> None:
 
 
 def test_metrics_add_up_to_what_answers_said(server: Running) -> None:
-    def read() -> dict[str, float]:
-        lines = server.client.get("/metrics").text.splitlines()
-        return {n: float(v) for n, v in (x.rsplit(" ", 1) for x in lines if x[0] != "#")}
-
-    before = read()
+    before = metrics_of(server)
     answers = [server.chat(text, max_tokens=9) for text in ("Hi", "Rain fell", "one, two")]
-    after = read()
+    after = metrics_of(server)
 
-    def grown(name: str, more: str = "") -> float:
-        key = f'vllm:{name}{{engine="0",{more}model_name="{MODEL}"}}'
-        return after[key] - before.get(key, 0)
+    def grown(name: str, *more: str) -> float:
+        key = f"vllm:{name}{{{','.join(sorted((*LABELS, *more)))}}}"
+        return after.get(key, 0) - before.get(key, 0)
 
     steps = [answer["metrics"]["speculative_decoding"] for answer in answers]
     drafts = sum(sum(d > 0 for d in step["per_step_drafted"]) for step in steps)
@@ -320,10 +323,60 @@ def test_metrics_add_up_to_what_answers_said(server: Running) -> None:
     assert grown("spec_decode_num_draft_tokens_total") == drafted
     assert grown("spec_decode_num_accepted_tokens_total") == accepted
     assert grown("generation_tokens_total") == 27
+    first = sum(sum(count > 0 for count in step["per_step_accepted"]) for step in steps)
+    assert grown("spec_decode_num_accepted_tokens_per_pos_total", 'position="0"') == first
+    computed = sum(a["usage"]["prompt_tokens"] for a in answers) - grown("prefix_cache_hits_total")
+    assert grown("iteration_tokens_total_sum") == computed + 27
+    assert 6 <= grown("iteration_tokens_total_count") <= 27
     assert grown("inter_token_latency_seconds_count") == 24
-    assert grown("request_success_total", 'finished_reason="length",') == 3
+    assert grown("request_success_total", 'finished_reason="length"') == 3
     assert grown("time_to_first_token_seconds_count") == 3
-    assert after[f'vllm:num_requests_running{{engine="0",model_name="{MODEL}"}}'] == 0
+    assert after[f"vllm:num_requests_running{{{','.join(LABELS)}}}"] == 0
+
+
+LABELS = ('engine="0"', f'model_name="{MODEL}"')
+
+
+def metrics_of(server: Running) -> dict[str, float]:
+    lines = server.client.get("/metrics").text.splitlines()
+    return {n: float(v) for n, v in (x.rsplit(" ", 1) for x in lines if x[0] != "#")}
+
+
+def test_metrics_count_the_steps_of_requests_that_run(server: Running) -> None:
+    labels = f"{{{','.join(LABELS)}}}"
+    drafts = f"vllm:spec_decode_num_drafts_total{labels}"
+    tokens = f"vllm:generation_tokens_total{labels}"
+    before = metrics_of(server)
+    with paced() as allow, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.chat, "Rain fell", max_tokens=20)
+        allow(4)
+        until(lambda: metrics_of(server)[drafts] > before[drafts])
+        now = metrics_of(server)
+        assert not asked.done()
+        assert now[tokens] > before[tokens]
+        assert now[f"vllm:num_requests_running{labels}"] == 1
+        assert 0 < now[f"vllm:kv_cache_usage_perc{labels}"] < 1
+        allow(1000)
+
+
+def test_a_steps_latency_is_that_of_each_of_its_tokens(engine: Engine) -> None:
+    metrics = ServeMetrics(engine, MODEL)
+    watch = metrics.watch(Ask([1], SamplingParams()))
+    for count in (1, 3, 0, 2):
+        watch.step(Chunk([5] * count, [], 0, None))
+    assert b'inter_token_latency_seconds_count{engine="0",model_name="toy"} 5.0' in (
+        metrics.exposition()
+    )
+
+
+def test_a_request_runs_as_it_asks(server: Running, engine: Engine) -> None:
+    more = {"priority": 7, "cache_salt": "salt", "disable_spec_decode": True, "max_tokens": 1}
+    with paced() as allow, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.chat, **more)
+        until(lambda: engine.driver.pending)
+        (handle,) = engine.driver.pending
+        allow(100)
+    assert (handle.priority, handle.cache_salt, handle.plan) == (7, "salt", None)
 
 
 def test_openapi_lists_every_route_and_field(server: Running) -> None:

@@ -24,8 +24,7 @@ from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.session import Session
 from edgespec.serve.protocols import ROUTES
 from edgespec.serve.security import Guard, check_exposure, read_keys
-from edgespec.serve.server import Server, listening
-from edgespec.serve.service import Service
+from edgespec.serve.server import check_certificate, listening
 from tests.lossless.engines import api_engines
 from tests.pace import paced
 from tests.unit.serve.serving import MODEL, Running, served, until
@@ -58,6 +57,8 @@ def refused(response: httpx.Response, status: int, code: str) -> None:
         b'{"seed": ' + b"9" * 5000 + b"}",
         b'{"messages": ' + b"[" * 40 + b"]" * 40 + b"}",
         b'{"messages": ' + b"[" * 100_000,
+        b'{"messages": [{"role": "user", "content": "a"}], "metadata": %s}'
+        % (b"[" * 40 + b"]" * 40),
         b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
         b'{"model": {"a": 1}, "messages": [{"role": "user", "content": "a"}]}',
         b'{"\\u0000": 1}',
@@ -113,10 +114,12 @@ def test_no_path_or_url_of_a_request_is_opened(server: Running, source: str) -> 
     [
         ({"host": "evil.example"}, "unknown_host"),
         ({"host": "localhost.evil.example:80"}, "unknown_host"),
+        ({"host": "evil-localhost"}, "unknown_host"),
         ({"host": "[::1"}, "unknown_host"),
         ({"origin": "https://evil.example"}, "unknown_origin"),
         ({"origin": "null"}, "unknown_origin"),
         ({"host": "localhost", "origin": "http://127.0.0.1"}, "unknown_origin"),
+        ({"host": "localhost", "origin": "http://localhost.evil.example"}, "unknown_origin"),
     ],
 )
 def test_other_hosts_and_origins_are_refused(
@@ -282,16 +285,20 @@ def test_a_client_that_goes_ends_its_request_within_a_step(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_deadline_ends_a_request_and_is_not_tried_again(engine: Engine, stream: bool) -> None:
     with served(engine, request_timeout_s=0.2) as server, paced() as allow:
-        if stream:
-            error = server.events(CHAT, **ASK)[-1]["error"]
-        else:
-            response = server.post(CHAT, **ASK)
-            refused(response, 504, "timeout")
-            assert response.headers["x-should-retry"] == "false"
-            error = response.json()["error"]
-        assert error["type"] == "timeout_error"
+        ask = server.events if stream else server.post
+        thread, results = in_thread(ask, path=CHAT, **ASK)
+        until(lambda: engine.driver.pending)
+        time.sleep(0.3)
         allow(1)
-        until(lambda: not engine.driver.pending)
+        thread.join()
+        if stream:
+            error = results[0][-1]["error"]
+        else:
+            refused(results[0], 504, "timeout")
+            assert results[0].headers["x-should-retry"] == "false"
+            error = results[0].json()["error"]
+        assert error["type"] == "timeout_error"
+        assert not engine.driver.pending
 
 
 def test_a_stream_says_that_it_lives(engine: Engine) -> None:
@@ -363,11 +370,11 @@ def test_a_closed_engine_is_no_bug() -> None:
         refused(server.post(CHAT, **ASK), 503, "shutting_down")
 
 
-def test_a_certificate_that_is_none_is_refused(engine: Engine, tmp_path: Path) -> None:
+def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "none.pem"
     file.write_text("no certificate")
     with pytest.raises(OptionError, match="tls_certificate"):
-        Server(Service(engine, [MODEL]), certificate=file, key=file)
+        check_certificate(file, file)
 
 
 def test_many_broken_connections_leave_nothing_behind(server: Running) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.benchmark.serving.client import Answer, ChatClient, RequestFailed, Server
-from edgespec.benchmark.serving.load import Run, conversations_of, run_load
+from edgespec.benchmark.serving.client import MAX_BYTES, ChatClient, RequestFailed
+from edgespec.benchmark.serving.load import Run, run_load
 from edgespec.errors import OptionError
 from tests.chat_server import Body, event, serving
 
@@ -20,14 +20,14 @@ DONE = b"data: [DONE]\n\n"
 
 def test_an_answer_has_its_times_texts_and_counts() -> None:
     with serving(first_s=0.05, between_s=lambda body: 0.02) as server:
-        answer = ChatClient(Server.of(f"{server.url}/v1"), 5.0).ask(BODY)
+        answer = ChatClient(f"{server.url}/v1", timeout_s=5.0).ask(BODY)
     first, last = answer.pieces_s
     assert first - answer.started_s >= 0.05
     assert last - answer.started_s >= 0.07
     assert last > first
     assert (answer.text, answer.reasoning) == ("one two ", "why ")
-    assert (answer.prompt_tokens, answer.completion_tokens) == (7, 4)
-    assert (answer.speculation or {})["num_spec_steps"] == 2
+    assert (answer.tokens("prompt"), answer.tokens("completion")) == (7, 4)
+    assert answer.speculation["num_spec_steps"] == 2
     assert server.asked == [BODY | {"stream": True, "stream_options": {"include_usage": True}}]
 
 
@@ -38,13 +38,12 @@ def test_an_answer_has_its_times_texts_and_counts() -> None:
         ({"raw": event(USAGE) + DONE}, "the stream ended before the answer"),
         ({"raw": event(END) + DONE}, "the stream has no usage"),
         ({"raw": event(END) + event({"choices": [], "usage": {"prompt_tokens": 1}})}, "ended"),
-        ({"raw": event(END) + event(USAGE) + DONE + event(END)}, r"goes on behind \[DONE\]"),
         ({"raw": event({"error": {"message": "broke"}})}, "error in the stream: broke"),
-        ({"raw": event({"usage": {}})}, "a chunk without choices"),
-        ({"raw": event({"choices": [1]})}, "a chunk without choices"),
-        ({"raw": b"data: 1\n\n"}, "no JSON object: '1'"),
-        ({"raw": b"data: " + b"[" * 100_000 + b"\n\n"}, "no JSON object"),
-        ({"raw": b"oops\n\n"}, "no event stream: a line that no event has"),
+        ({"raw": event({"choices": [1]})}, "not one of OpenAI's"),
+        ({"raw": b"data: 1\n\n"}, "not one of OpenAI's"),
+        ({"raw": b"data: {" + b" " * 2 * MAX_BYTES + b"}\n\n"}, "not one of OpenAI's"),
+        ({"raw": b"data: " + b"[" * 100_000 + b"\n\n"}, "not one of OpenAI's"),
+        ({"raw": b"oops\n\n"}, "the stream ended before the answer"),
         ({"kind": "application/json"}, "the answer is application/json"),
         ({"refuse": lambda body: (429, "full")}, "HTTP 429: full"),
         ({"refuse": lambda body: (302, "moved")}, "HTTP 302: moved"),
@@ -52,35 +51,28 @@ def test_an_answer_has_its_times_texts_and_counts() -> None:
 )
 def test_what_is_no_answer_is_told(values: Any, said: str) -> None:
     with serving(**values) as server, pytest.raises(RequestFailed, match=said):
-        ChatClient(Server.of(server.url), 5.0).ask(BODY)
+        ChatClient(server.url, timeout_s=5.0).ask(BODY)
 
 
 def test_a_silent_server_and_none_at_all_are_failures() -> None:
     with serving(first_s=0.5) as server:
         with pytest.raises(RequestFailed, match="TimeoutError"):
-            ChatClient(Server.of(server.url), 0.05).ask(BODY)
+            ChatClient(server.url, timeout_s=0.05).ask(BODY)
         port = server.port
     with pytest.raises(RequestFailed, match="Connection refused"):
-        ChatClient(Server.of(f"http://127.0.0.1:{port}"), 5.0).ask(BODY)
+        ChatClient(f"http://127.0.0.1:{port}", timeout_s=5.0).ask(BODY)
 
 
 @pytest.mark.parametrize(
-    "url", ["", "127.0.0.1:8000", "ftp://a", "http://", "http://u:p@a", "http://a?b", "http://a:x"]
+    "url", ["", "127.0.0.1:8000", "ftp://a", "http://", "http://u:p@a", "http://u@a", "http://a:x"]
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(OptionError, match="is no address of a server"):
-        Server.of(url)
-
-
-def test_only_this_machine_is_loopback() -> None:
-    there = ["http://127.0.0.9", "http://localhost:1/v1", "https://[::1]:8443"]
-    assert all(Server.of(url).is_loopback for url in there)
-    elsewhere = ["http://10.0.0.1", "http://example.com", "http://localhost.example.com"]
-    assert not any(Server.of(url).is_loopback for url in elsewhere)
+        ChatClient(url)
 
 
 def load(server: Any, prompts: list[tuple[str, ...]], clients: int, **values: Any) -> Run:
-    client = ChatClient(Server.of(server.url), 5.0)
+    client = ChatClient(server.url, timeout_s=5.0)
     stopping = values.pop("stopping", lambda: False)
     return run_load(client, prompts, clients, lambda number: {"n": number}, stopping, **values)
 
@@ -105,7 +97,7 @@ def test_a_turn_that_failed_ends_its_conversation_alone() -> None:
     with serving(refuse=refuse) as server:
         run = load(server, [("bad", "Go on."), ("Hi.", "Go on.")], 1)
     assert run.failures == ["HTTP 503: busy"]
-    assert [key for key, one in run.answers.items() if isinstance(one, Answer)] == [(1, 0), (1, 1)]
+    assert sorted(run.answers) == [(1, 0), (1, 1)]
 
 
 def test_a_load_that_is_stopped_waits_for_no_answer() -> None:
@@ -118,11 +110,4 @@ def test_a_load_that_is_stopped_waits_for_no_answer() -> None:
     with serving(first_s=2.0, refuse=refuse) as server:
         run = load(server, [("Hi.",)] * 50, 2, stopping=stopped.is_set)
     assert len(server.asked) == 2
-    assert run.answered == []
-
-
-def test_conversations_are_taken_in_turn_and_cut_to_requests_and_clients() -> None:
-    prompts = [("a", "b"), ("c",)]
-    assert conversations_of(prompts, 0, 4, 2) == [("a", "b"), ("c",), ("a",)]
-    assert conversations_of(prompts, 3, 1, 1) == [("c",)]
-    assert conversations_of(prompts, 0, 4, 3) == [("a",), ("c",), ("a",), ("c",)]
+    assert not run.answers

@@ -131,6 +131,7 @@ def test_nodes_that_break_the_grammar_go_with_what_descends_from_them() -> None:
     assert cut.drafted_levels == 4  # all were paid for
     sooner = guide_of([9], regex="abb+").cut(tree, [9])
     assert sooner.tokens.tolist() == [9, a, b]  # too early for an end
+    assert guide_of([9], regex="c").cut(tree, [9]).tokens.tolist() == [9, c]
 
 
 def test_forced_tokens_are_the_only_text_and_go_up_to_the_end() -> None:
@@ -158,9 +159,13 @@ def test_forced_tokens_are_the_only_text_and_go_up_to_the_end() -> None:
         ({"regex": "^(a{1000}){1000}$"}, LimitError, "1000002 long"),
         ({"json_schema": {"properties": {"a": {"pattern": "(a{999}){99}"}}}}, LimitError, "long"),
         ({"json_schema": {"patternProperties": {"(a{200}){200}": {}}}}, LimitError, "long"),
+        ({"regex": "a{200}{200}"}, LimitError, "long"),
         ({"grammar": 'start: A{1000}\nA: B{1000}\nB: "a"'}, LimitError, "long"),
         ({"json_schema": {"multipleOf": 1000003, "type": "integer"}}, LimitError, "multipleOf"),
-        ({"grammar": 'start: a\na: %json {"multipleOf": 1000003}'}, LimitError, "multipleOf"),
+        ({"grammar": 'start: %json{"multipleOf": 1000003}'}, LimitError, "multipleOf"),
+        ({"grammar": 'start: "a" | %json {"minItem": 1, "not": {}} | "b"'}, RequestError, "not"),
+        ({"grammar": 'start: %json\n {"pattern": "(a\\u007b999}){99}"}'}, LimitError, "long"),
+        ({"grammar": 'start: a{200}\na: %json {"pattern": "b{200}"}'}, LimitError, "long"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_or_would_hold_up_others_is_refused_at_once(
@@ -185,6 +190,7 @@ def test_a_grammar_whose_first_token_is_dear_is_refused(monkeypatch: pytest.Monk
 def test_usual_repetitions_are_no_weight(pattern: str) -> None:
     guide_of(json_schema={"type": "string", "pattern": pattern})
     guide_of(regex=pattern)
+    guide_of(grammar=f'start: "a" %json {json.dumps({"pattern": pattern, "a": "%json"})} "b"')
 
 
 def test_a_grammar_is_compiled_once_and_each_request_has_its_own_place(

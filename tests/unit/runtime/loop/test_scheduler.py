@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -30,6 +31,7 @@ from edgespec.runtime.loop.prompt_turns import MIN_ROWS, UNMEASURED_ROWS, Prompt
 from edgespec.runtime.loop.scheduler import Scheduler
 from edgespec.runtime.loop.sequence import SequenceState, StepSize
 from edgespec.runtime.loop.session import Session
+from edgespec.runtime.loop.waiting import SPARE, WaitingQueue
 from edgespec.runtime.sampling.sampler import Sampler
 from edgespec.runtime.trees.tree import DraftPlan
 from tests.costs import profile
@@ -610,6 +612,19 @@ def test_deadline_ends_one_that_runs_one_that_is_read_and_one_that_waits() -> No
 # What it takes
 
 
+def test_those_that_are_gone_leave_the_queue_and_its_order() -> None:
+    @dataclass(eq=False)
+    class Handle:
+        priority: int = 0
+
+    queue, handles = WaitingQueue(), [Handle() for _ in range(1000)]
+    for handle in cast(list[Generation], handles):
+        queue.add(handle)
+        assert queue.remove(handle)
+    assert not queue
+    assert len(queue.order.heap) <= SPARE + 1
+
+
 def test_stats_count_what_was_done() -> None:
     asked = [request(40, 9), request(40, 9), request(6, 9, None)]
     scheduler, received = scheduler_for(*asked, lanes=2, budget=10**6), Received()
@@ -632,6 +647,9 @@ def test_stats_count_what_was_done() -> None:
     positions = range(max(per_step))
     expected = [sum(count > i for count in per_step) for i in positions]
     assert list(found.accepted_per_position) == expected
+    assert found.iteration_tokens == 86 - found.prefix_cache_hits + 27
+    assert sum(found.iterations) >= found.steps
+    assert found.iterations[0] == 8  # of the last one, which decodes alone and plainly
 
 
 def test_time_that_a_request_waits_for_a_lane_is_its_queue_time() -> None:
