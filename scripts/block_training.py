@@ -24,18 +24,19 @@ from demo_base import DEMO_BASE, note_base
 from draft_cycle import measure
 from draft_training import first_and_last, flags, library, mixed_prompts, open_base
 from safetensors.torch import load_file, save_file
-from torch import nn
 from train_demo_model import (
-    MLP,
     Pair,
-    RMSNorm,
     console,
     fit,
     own_answers,
     prompts_of,
-    rotate,
 )
 from transformers import Qwen3ForCausalLM
+
+from edgespec.config import DecoderConfig, RopeConfig
+from edgespec.config.values import AttentionSpec, LayerSpec, MlpSpec, NormSpec
+from edgespec.methods.block_draft import BlockDraftConfig
+from edgespec.modules.block_draft import BlockDraftModule
 
 MASK_TOKEN = "ÿ"  # byte 0xFF as byte-level BPE writes it: no UTF-8 text has it
 GAMMA = 4.0  # draft k weighs exp(-k / GAMMA) where near ones weigh more: published for blocks of 8
@@ -80,77 +81,6 @@ SMOKE = Size(
 # ---- the draft
 
 
-class Attention(nn.Module):
-    """Attention of a block to the context's aux hidden states, then to the block itself: to all of
-    its rows, or if `causal` to those before and the row's own."""
-
-    def __init__(self, size: Size, eps: float, theta: float, *, causal: bool) -> None:
-        super().__init__()
-        self.size, self.theta, self.causal = size, theta, causal
-        self.q_proj = nn.Linear(size.hidden, size.heads * size.head_dim, bias=False)
-        self.k_proj = nn.Linear(size.hidden, size.kv_heads * size.head_dim, bias=False)
-        self.v_proj = nn.Linear(size.hidden, size.kv_heads * size.head_dim, bias=False)
-        self.o_proj = nn.Linear(size.heads * size.head_dim, size.hidden, bias=False)
-        self.q_norm, self.k_norm = RMSNorm(size.head_dim, eps), RMSNorm(size.head_dim, eps)
-
-    def split(
-        self, x: torch.Tensor, heads: int
-    ) -> torch.Tensor:  # [B, T, heads * D] -> [B, heads, T, D]
-        """[B, T, heads * D] -> [B, heads, T, D]."""
-        return x.unflatten(-1, (heads, self.size.head_dim)).transpose(1, 2)
-
-    def keys_values(
-        self, x: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns keys with RoPE and values, each [B, kv_heads, T, D]."""
-        repeats = self.size.heads // self.size.kv_heads
-        k = self.k_norm(self.split(self.k_proj(x), self.size.kv_heads))
-        v = self.split(self.v_proj(x), self.size.kv_heads)
-        return rotate(k, positions, self.theta).repeat_interleave(repeats, 1), v.repeat_interleave(
-            repeats, 1
-        )
-
-    def forward(
-        self, x: torch.Tensor, context: torch.Tensor, at: torch.Tensor, seen: torch.Tensor
-    ) -> torch.Tensor:
-        """x: A blocks a row in one line [B, A * block, H]; at: their positions; seen [B, A * block,
-        C]: context."""
-        size, rows = self.size, len(x)
-        places = torch.arange(context.shape[1]).expand(rows, -1)
-        q = rotate(self.q_norm(self.split(self.q_proj(x), size.heads)), at, self.theta)
-        far_k, far_v = self.keys_values(context, places)
-        near_k, near_v = (t.unflatten(2, (-1, size.block)) for t in self.keys_values(x, at))
-        far = (q @ far_k.transpose(-1, -2)).float().masked_fill(~seen[:, None], float("-inf"))
-        near = q.unflatten(2, (-1, size.block)) @ near_k.transpose(-1, -2)
-        if self.causal:
-            later = torch.ones(size.block, size.block, dtype=torch.bool).triu(1)
-            near = near.masked_fill(later, float("-inf"))
-        near = near.flatten(2, 3).float()
-        weights = (torch.cat([far, near], -1) * size.head_dim**-0.5).softmax(-1).to(q.dtype)
-        far_w, near_w = weights.split([far_k.shape[2], size.block], -1)
-        mixed = far_w @ far_v + (near_w.unflatten(2, (-1, size.block)) @ near_v).flatten(2, 3)
-        return self.o_proj(mixed.transpose(1, 2).flatten(-2))
-
-
-class Layer(nn.Module):
-    """The decoder layer of the draft."""
-
-    def __init__(self, size: Size, eps: float, theta: float, *, causal: bool) -> None:
-        super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = (
-            RMSNorm(size.hidden, eps),
-            RMSNorm(size.hidden, eps),
-        )
-        self.self_attn, self.mlp = Attention(size, eps, theta, causal=causal), MLP(size)
-
-    def forward(
-        self, x: torch.Tensor, context: torch.Tensor, at: torch.Tensor, seen: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns the hidden states [B, A * block, H] after the layer."""
-        x = x + self.self_attn(self.input_layernorm(x), context, at, seen)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
 @dataclass(frozen=True)
 class Blocks:
     """What a loss is made of: A blocks in each of B rows, and the D slots of each that draft.
@@ -183,40 +113,41 @@ class Blocks:
         return (each.view_as(keep) * keep).sum() / keep.sum()
 
 
-class BlockDraft(nn.Module, ABC):
-    """The published DFlash draft, and a base of what grew out of it. Parameter names are those of
-    the checkpoint.
+class BlockDraft(BlockDraftModule, ABC):
+    """A block draft that shares embedding and lm_head with its base."""
 
-    Embedding and lm_head are shared with the base.
-    """
-
-    causal: ClassVar[bool] = False  # whether a row of a block sees the later ones
+    is_causal: ClassVar[bool] = False  # whether a row of a block sees the later ones
     first_slot: ClassVar[int] = 1  # the first slot that drafts; 0: the anchor's own
     architecture: ClassVar[str]
     stores_shared: ClassVar[bool] = False  # whether its files have embedding and lm_head too
 
     def __init__(self, size: Size, base: Qwen3ForCausalLM) -> None:
-        super().__init__()
-        eps, self.theta = base.config.rms_norm_eps, base.config.rope_parameters["rope_theta"]
-        self.size, self.eps = size, eps
-        self.fc = nn.Linear(len(size.aux_layers) * size.hidden, size.hidden, bias=False)
-        self.hidden_norm, self.norm = RMSNorm(size.hidden, eps), RMSNorm(size.hidden, eps)
-        self.layers = nn.ModuleList(
-            Layer(size, eps, self.theta, causal=self.causal) for _ in range(size.layers)
+        eps, theta = base.config.rms_norm_eps, base.config.rope_parameters["rope_theta"]
+        rope = RopeConfig(theta, size.head_dim)
+        attention = AttentionSpec(
+            size.heads, size.kv_heads, size.head_dim, rope, size.head_dim**-0.5, qk_norm=True
         )
-
-    def forward(
-        self, features: torch.Tensor, embeds: torch.Tensor, at: torch.Tensor, seen: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns hidden states [B, A * block, H] for the base's lm_head.
-
-        `features` are the aux hidden states [B, C, k * H] of the context, `embeds` the embeddings
-        [B, A * block, H] of the blocks.
-        """
-        context = self.hidden_norm(self.fc(features))
-        for layer in self.layers:
-            embeds = layer(embeds, context, at, seen)
-        return self.norm(embeds)
+        layer = LayerSpec(attention, MlpSpec(size.intermediate), NormSpec(eps))
+        super().__init__(
+            BlockDraftConfig(
+                method="dflash",
+                layout="z-lab",
+                decoder=DecoderConfig(size.hidden, (layer,) * size.layers, layer.norm),
+                vocab_size=base.config.vocab_size,
+                draft_vocab_size=base.config.vocab_size,
+                target_hidden_size=size.hidden,
+                num_aux_layers=len(size.aux_layers),
+                aux_layer_ids=tuple(i + 1 for i in size.aux_layers),
+                own_embedding=False,
+                own_head=False,
+                block_size=size.block,
+                mask_token_id=0,
+                windows=(None,) * size.layers,
+                causal=(self.is_causal,) * size.layers,
+            )
+        )
+        del self.lm_head
+        self.size, self.eps, self.theta = size, eps, theta
 
     @abstractmethod
     def loss(self, blocks: Blocks) -> torch.Tensor:
@@ -307,11 +238,9 @@ def train(
         at = anchors[..., None] + slots  # [B, A, block]
         block = torch.full_like(at, mask_id)
         block[..., 0] = ids.gather(1, anchors)
-        seen = torch.arange(ids.shape[1]) < anchors.repeat_interleave(size.block, 1)[..., None]
         features = features_of(out.hidden_states, size)
         with torch.autocast("cpu", torch.bfloat16):
-            hidden = draft(features, table[block.flatten(1)], at.flatten(1), seen)
-            states = hidden.view(*at.shape, -1)[:, :, first:]
+            states = draft.blocks(features, table[block], anchors)[:, :, first:]
             logits = states @ table.T
         drafted = at[..., first:] + 1 - first  # where the drafted tokens stand
         last = ids.shape[1] - 1
@@ -352,10 +281,9 @@ def measure_draft(
         return features_of(out.hidden_states, size), out.logits[0]
 
     def drafts(features: torch.Tensor, ids: list[int], pending: int) -> list[int]:
-        block = torch.tensor([[pending] + [mask_id] * (size.block - 1)])
-        at = torch.arange(len(ids), len(ids) + size.block)[None]
-        seen = torch.ones(1, size.block, len(ids), dtype=torch.bool)
-        found = draft(features, table[block], at, seen)[0, draft.first_slot :]
+        block = torch.tensor([[[pending] + [mask_id] * (size.block - 1)]])
+        found = draft.blocks(features, table[block], torch.tensor([[len(ids)]]))
+        found = found[0, 0, draft.first_slot :]
         return draft.chain(found, found @ table.T, pending)
 
     return measure(base, states, drafts, prompts, new)

@@ -28,16 +28,16 @@ from draft_training import first_and_last, flags, library, open_base, own_chats
 from safetensors.torch import load_file, save_file
 from torch import nn
 from train_demo_model import (
-    MLP,
     STEP_DECAY,
     ChatBatches,
-    RMSNorm,
     console,
     fit,
     prompts_of,
     rotate,
 )
 from transformers import Qwen3ForCausalLM
+
+from edgespec.modules.layers import MLP, RMSNorm
 
 CLASSIFICATION = 0.1  # weight of the cross-entropy beside the regression, as published
 EPS = 1e-6
@@ -93,7 +93,7 @@ class Layer(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.self_attn, self.mlp = Attention(size), MLP(size)
+        self.self_attn, self.mlp = Attention(size), MLP(size.hidden, size.intermediate, bias=False)
         self.post_attention_layernorm = RMSNorm(size.hidden, EPS)
 
 

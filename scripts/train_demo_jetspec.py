@@ -26,7 +26,7 @@ from block_training import SMOKE, BlockDraft, Blocks, Size, run
 class JetSpec(BlockDraft):
     """The published JetSpec draft: DFlash's tensors, and a causal head."""
 
-    causal = True
+    is_causal = True
     architecture = "DFlashDraftModel"
 
     def loss(self, blocks: Blocks) -> torch.Tensor:

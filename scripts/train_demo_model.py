@@ -1,16 +1,11 @@
-"""Train the demo pair: a small Qwen3 base and an EAGLE-3 draft for it, on the Python standard
-library.
+"""Train the demo base: a small Qwen3, on the Python standard library.
 
-Knows how the two committed checkpoints under `recipes/demo/` were made, from text that every
-machine with Python has. Knows nothing of engines: what it writes are ordinary Hugging Face
-directories.
+Knows how the base under `recipes/demo/` began, from text that every machine with Python has; its
+drafts are trained by `edgespec train recipes/training/demo_*.yaml`. Knows nothing of engines: what
+it writes is an ordinary Hugging Face directory.
 
     python scripts/train_demo_model.py --out recipes/demo            # about an hour on two cores
     python scripts/train_demo_model.py --out /tmp/tiny --smoke       # a minute, to see that it runs
-
-The draft is trained by EAGLE-3's training-time test (arXiv 2503.01840, section 3.2): the head is
-unrolled over its own outputs, and every unrolled step is scored against the base's distribution
-over the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +13,6 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
-import json
 import math
 import sysconfig
 import time
@@ -30,10 +24,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from demo_base import note_base
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -57,7 +49,6 @@ class Size:
     """Shapes and step counts of one run; tokens per step = batch * seq_len."""
 
     vocab: int = 4096
-    draft_vocab: int = 2048
     hidden: int = 256
     intermediate: int = 704
     layers: int = 8
@@ -68,14 +59,10 @@ class Size:
     batch: int = 8
     base_steps: int = 1400
     chat_steps: int = 700
-    draft_steps: int = 550
-    generated: int = 1536
-    unroll: int = 5
 
 
 SMOKE = Size(
     vocab=512,
-    draft_vocab=256,
     hidden=64,
     intermediate=128,
     heads=2,
@@ -85,9 +72,6 @@ SMOKE = Size(
     batch=4,
     base_steps=4,
     chat_steps=2,
-    draft_steps=3,
-    generated=4,
-    unroll=3,
 )
 
 
@@ -392,22 +376,7 @@ def own_answers(base: PreTrainedModel, prompts: list[list[int]], new: int) -> li
     return [(prompt, answer) for prompt, answer in pairs if len(answer) > 2]
 
 
-# ---- the draft
-
-
-class RMSNorm(nn.Module):
-    """RMSNorm in float32."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the normalized x."""
-        x32 = x.float()
-        return self.weight * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)).to(
-            x.dtype
-        )
+# ---- what drafts of other scripts are made of
 
 
 def rotate(
@@ -421,144 +390,6 @@ def rotate(
     return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1).to(
         x.dtype
     )
-
-
-class Attention(nn.Module):
-    """Attention of the EAGLE-3 layer, which reads 2H inputs."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        wide = 2 * size.hidden
-        self.size = size
-        self.q_proj = nn.Linear(wide, size.heads * size.head_dim, bias=False)
-        self.k_proj = nn.Linear(wide, size.kv_heads * size.head_dim, bias=False)
-        self.v_proj = nn.Linear(wide, size.kv_heads * size.head_dim, bias=False)
-        self.o_proj = nn.Linear(size.heads * size.head_dim, size.hidden, bias=False)
-
-
-class MLP(nn.Module):
-    """SwiGLU MLP."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(size.hidden, size.intermediate, bias=False)
-        self.up_proj = nn.Linear(size.hidden, size.intermediate, bias=False)
-        self.down_proj = nn.Linear(size.intermediate, size.hidden, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the output [..., H]."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class MidLayer(nn.Module):
-    """The decoder layer of the EAGLE-3 draft."""
-
-    def __init__(self, size: Size, eps: float) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(size.hidden, eps)
-        self.hidden_norm = RMSNorm(size.hidden, eps)
-        self.post_attention_layernorm = RMSNorm(size.hidden, eps)
-        self.self_attn, self.mlp = Attention(size), MLP(size)
-
-
-class Eagle3(nn.Module):
-    """The published EAGLE-3 draft. Parameter names are those of the checkpoint."""
-
-    def __init__(self, size: Size, eps: float = 1e-6, theta: float = 10000.0) -> None:
-        super().__init__()
-        self.size, self.theta = size, theta
-        self.fc = nn.Linear(3 * size.hidden, size.hidden, bias=False)
-        self.midlayer = MidLayer(size, eps)
-        self.norm = RMSNorm(size.hidden, eps)
-        self.lm_head = nn.Linear(size.hidden, size.draft_vocab, bias=False)
-
-    def project(
-        self, embeds: torch.Tensor, hidden: torch.Tensor, offset: int
-    ) -> tuple[torch.Tensor, ...]:
-        """Returns query, key and value [B, heads, T, D] of an unrolled step."""
-        layer, size = self.midlayer, self.size
-        x = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(hidden)], -1)
-        split = lambda y, n: y.unflatten(-1, (n, size.head_dim)).transpose(1, 2)  # noqa: E731
-        attn, repeats = layer.self_attn, size.heads // size.kv_heads
-        q, k = split(attn.q_proj(x), size.heads), split(attn.k_proj(x), size.kv_heads)
-        v = split(attn.v_proj(x), size.kv_heads).repeat_interleave(repeats, 1)
-        at = torch.arange(x.shape[1])[None] + offset
-        return rotate(q, at, self.theta), rotate(k, at, self.theta).repeat_interleave(repeats, 1), v
-
-    def unroll(self, features: torch.Tensor, embeds: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Logits [B, T, draft_vocab] of each unrolled step.
-
-        Chain i starts at the true feature of position i; its step k reads embeds[k][:, i] (token
-        i+1+k) at rotary position i+k and sees the true slots 0..i and its own earlier steps.
-        """
-        hidden, logits, keys, values = self.fc(features), [], [], []
-        width = features.shape[1]
-        hide = torch.full((width, width), float("-inf")).triu(1)
-        for step, embed in enumerate(embeds):
-            q, k, v = self.project(embed, hidden, step)
-            keys.append(k)
-            values.append(v)
-            scale = 1 / math.sqrt(self.size.head_dim)
-            scores = [(q @ keys[0].transpose(-1, -2)).float() * scale + hide]
-            scores += [((q * own).sum(-1, keepdim=True)).float() * scale for own in keys[1:]]
-            weights = torch.cat(scores, -1).softmax(-1).to(q.dtype)
-            mixed = weights[..., :width] @ values[0]
-            for i, own in enumerate(values[1:]):
-                mixed = mixed + weights[..., width + i : width + i + 1] * own
-            hidden = hidden + self.midlayer.self_attn.o_proj(mixed.transpose(1, 2).flatten(-2))
-            hidden = hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
-            logits.append(self.lm_head(self.norm(hidden)))
-        return logits
-
-
-def aux_layer_ids(layers: int) -> tuple[int, int, int]:
-    """Returns EAGLE-3's default aux layers as hidden_states indices."""
-    return 2, layers // 2, layers - 3
-
-
-def new_draft(base: Qwen3ForCausalLM, draft_ids: torch.Tensor, size: Size) -> Eagle3:
-    """Returns an untrained draft, with the base's lm_head."""
-    draft = Eagle3(size)
-    with torch.no_grad():
-        draft.lm_head.weight.copy_(base.lm_head.weight[draft_ids])
-    return draft
-
-
-def train_draft(
-    draft: Eagle3,
-    base: Qwen3ForCausalLM,
-    batches: ChatBatches,
-    draft_ids: torch.Tensor,
-    lr: float = 3e-3,
-    minutes: float = math.inf,
-) -> int:
-    """Trains the draft. Returns the number of steps."""
-    size, table = draft.size, base.get_input_embeddings().weight.detach()
-    aux_layers = aux_layer_ids(base.config.num_hidden_layers)
-    in_draft = torch.zeros(size.vocab, dtype=torch.bool)
-    in_draft[draft_ids] = True
-
-    def loss_of_step(step: int) -> torch.Tensor:
-        ids = batches.next(size.unroll)
-        width = size.seq_len
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            out = base(ids, output_hidden_states=True)
-        features = torch.cat([out.hidden_states[i] for i in aux_layers], -1)[:, : width - 1]
-        embeds = [table[ids[:, 1 + k : width + k]] for k in range(size.unroll)]
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = draft.unroll(features, embeds)
-        total = torch.zeros(())
-        for k, mine in enumerate(logits):
-            theirs = out.logits[:, 1 + k : width + k].float()
-            keep = in_draft[theirs.argmax(-1)]
-            target = theirs[..., draft_ids].softmax(-1)
-            nll = -(target * mine.float().log_softmax(-1)).sum(-1)
-            total = total + STEP_DECAY**k * (nll * keep).sum() / keep.sum()
-        return total
-
-    steps = fit("draft", draft, size.draft_steps, lr, loss_of_step, minutes)
-    draft.eval()
-    return steps
 
 
 # ---- files
@@ -576,56 +407,17 @@ def save_base(
     model.float()
 
 
-def save_draft(draft: Eagle3, draft_ids: torch.Tensor, size: Size, path: Path) -> None:
-    """Writes the draft in the common layout.
-
-    It has `midlayer.*`, `fc`, `norm`, `lm_head`, `d2t` (offsets) and `t2d` (membership).
-    """
-    path.mkdir(parents=True, exist_ok=True)
-    tensors = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in draft.state_dict().items()}
-    tensors["d2t"] = draft_ids - torch.arange(len(draft_ids))
-    tensors["t2d"] = torch.zeros(size.vocab, dtype=torch.bool).index_fill_(0, draft_ids, True)
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    config = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_size": size.hidden,
-        "intermediate_size": size.intermediate,
-        "num_hidden_layers": 1,
-        "num_attention_heads": size.heads,
-        "num_key_value_heads": size.kv_heads,
-        "head_dim": size.head_dim,
-        "vocab_size": size.vocab,
-        "draft_vocab_size": size.draft_vocab,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
-    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def draft_vocabulary(stream: np.ndarray, size: Size, always: list[int]) -> torch.Tensor:
-    """Returns the most frequent ids, sorted; the ids `always` are included."""
-    counts = np.bincount(stream, minlength=size.vocab)
-    counts[always] = counts.max() + 1
-    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[: size.draft_vocab]))
-
-
 def main() -> None:
     """Trains the demo pair."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="writes OUT/base and OUT/draft")
+    parser.add_argument("--out", type=Path, required=True, help="writes OUT/base")
     parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--start-at",
-        choices=("base", "chat", "draft"),
+        choices=("base", "chat"),
         default="base",
         help="take the base found in OUT/base and go on from this stage",
     )
@@ -664,28 +456,9 @@ def main() -> None:
         train_base("base", base, Batches(stream, size, args.seed), size.base_steps, 3e-3)
     else:
         base = Qwen3ForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
-    if args.start_at != "draft":
-        train_base("chat", base, ChatBatches(chat_ids, size, args.seed), size.chat_steps, 1e-3)
-        save_base(base, tokenizer, base_dir, [eos, end])
-    # What is stored is bfloat16; the draft learns from what is stored.
-    base.load_state_dict({k: v.to(torch.bfloat16).float() for k, v in base.state_dict().items()})
-    base.eval()
-
-    picked = [pairs[i][0] for i in rng.permutation(len(pairs))[: size.generated]]
-    heads = sorted((tokenizer(as_chat(h)).input_ids[-192:] for h in picked), key=len)
-    new = 16 if args.smoke else 160
-    answers = continue_prompts(base, heads[::2], new, eos, 0.0) + continue_prompts(
-        base, heads[1::2], new, eos, 0.8
-    )
-    own = np.concatenate([np.array(answer, np.int64) for answer in answers])
-    draft_ids = draft_vocabulary(np.concatenate([stream, own, own]), size, [end, eos])
-    # Half of what the draft sees are the base's own answers, half the library's.
-    some = [chat_ids[i] for i in rng.permutation(len(chat_ids))[: len(answers)]]
-    draft = new_draft(base, draft_ids, size)
-    train_draft(draft, base, ChatBatches(answers + some, size, args.seed + 1), draft_ids)
-    save_draft(draft, draft_ids, size, args.out / "draft")
-    note_base(args.out / "draft", base_dir)
-    console.print(f"wrote {base_dir} and {args.out / 'draft'}")
+    train_base("chat", base, ChatBatches(chat_ids, size, args.seed), size.chat_steps, 1e-3)
+    save_base(base, tokenizer, base_dir, [eos, end])
+    console.print(f"wrote {base_dir}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ from draft_training import flags, library, own_chats, replaced
 from safetensors.torch import load_file, save_file
 from torch import nn
 from train_demo_model import (
-    MLP,
     STEP_DECAY,
     ChatBatches,
     console,
@@ -44,6 +43,8 @@ from train_demo_model import (
 )
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
+
+from edgespec.modules.layers import MLP
 
 # The torch delta rule runs row by row inside a chunk: 16 rows are twice as fast as its default 64
 DELTA_CHUNK = 16
@@ -203,7 +204,7 @@ class Layer(nn.Module):
         self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
-        self.mlp = MLP(Size(hidden=config.hidden_size, intermediate=config.intermediate_size))
+        self.mlp = MLP(config.hidden_size, config.intermediate_size, bias=False)
 
 
 class MTP(nn.Module):

@@ -32,11 +32,15 @@ from drawn_pictures import Scene, scenes, told
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from train_demo_model import STEP_DECAY, Eagle3, aux_layer_ids, console, fit
-from train_demo_model import Size as DraftSize
+from train_demo_model import STEP_DECAY, console, fit
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig
 from transformers import Qwen2_5_VLForConditionalGeneration as VLModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from edgespec.methods.aux_layers import default_aux_layers
+from edgespec.methods.eagle3 import parse_eagle3_config
+from edgespec.modules.eagle3 import Eagle3, Unrolled
+from edgespec.training.eagle3 import AUX_KEY, new_shapes
 
 SPECIAL = [
     "<|endoftext|>",
@@ -312,40 +316,17 @@ def train_base(base: VLModel, reader: Reader, size: Size, seed: int) -> None:
 # ---- the draft
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [B, heads, T, D] turned by cos and sin [B, 1, T, D/2]."""
-    a, b = x.float().chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+def unrolled(draft: Eagle3, features: torch.Tensor, at: torch.Tensor) -> Unrolled:
+    """A draft over features [B, T, 3H], at the base's positions [3, B, T]."""
+    rope = draft.draft_config.decoder.rope
+    axis = torch.tensor([axis for axis, n in enumerate(rope.mrope_section) for _ in range(n)])
+    inverse = rope.theta ** (-torch.arange(len(axis), dtype=torch.float32) / len(axis))
 
+    def rows(step: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        angle = ((at[..., :count] + step)[axis].permute(1, 2, 0) * inverse)[:, None]
+        return angle.cos(), angle.sin()
 
-class Draft(Eagle3):
-    """An EAGLE-3 draft at the base's positions [3, B, T], which `at` holds."""
-
-    def __init__(self, size: DraftSize, sections: list[int]) -> None:
-        super().__init__(size)
-        self.axis = torch.tensor([axis for axis, n in enumerate(sections) for _ in range(n)])
-        self.at = torch.zeros(3, 1, 1, dtype=torch.long)
-
-    def project(
-        self, embeds: torch.Tensor, hidden: torch.Tensor, offset: int
-    ) -> tuple[torch.Tensor, ...]:
-        """Query, key and value [B, heads, T, D] of an unrolled step, `offset` positions later."""
-        layer, size = self.midlayer, self.size
-        x = torch.cat([layer.input_layernorm(embeds), layer.hidden_norm(hidden)], -1)
-        attn, repeats = layer.self_attn, size.heads // size.kv_heads
-        half = size.head_dim // 2
-        inverse = self.theta ** (-torch.arange(half, dtype=torch.float32) / half)
-        places = (self.at + offset)[self.axis].permute(1, 2, 0)  # [B, T, half]
-        angle = (places * inverse)[:, None]
-        cos, sin = angle.cos(), angle.sin()
-
-        def heads(y: torch.Tensor, count: int) -> torch.Tensor:
-            return y.unflatten(-1, (count, size.head_dim)).transpose(1, 2)
-
-        q = rotate(heads(attn.q_proj(x), size.heads), cos, sin)
-        k = rotate(heads(attn.k_proj(x), size.kv_heads), cos, sin)
-        v = heads(attn.v_proj(x), size.kv_heads)
-        return q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    return Unrolled(draft, features, rows)
 
 
 def vocabulary_of(feed: Feed, tokenizer: PreTrainedTokenizerFast, size: Size) -> torch.Tensor:
@@ -355,19 +336,11 @@ def vocabulary_of(feed: Feed, tokenizer: PreTrainedTokenizerFast, size: Size) ->
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[: size.draft_vocab]))
 
 
-def new_draft(base: VLModel, draft_ids: torch.Tensor, size: Size) -> Draft:
+def new_draft(base: VLModel, draft_ids: torch.Tensor, size: Size) -> Eagle3:
     """An untrained draft, with the base's lm_head."""
-    shape = DraftSize(
-        vocab=size.vocab,
-        draft_vocab=len(draft_ids),
-        hidden=size.hidden,
-        intermediate=size.intermediate,
-        heads=size.heads,
-        kv_heads=size.kv_heads,
-        head_dim=size.head_dim,
-        unroll=size.unroll,
-    )
-    draft = Draft(shape, size.mrope_section)
+    raw = config_of(len(draft_ids), size)
+    shapes = new_shapes({**raw, "eagle_config": {AUX_KEY: [0] * 3}, "fc_norm": False})
+    draft = Eagle3(parse_eagle3_config(raw, shapes))
     with torch.no_grad():
         draft.lm_head.weight.copy_(base.lm_head.weight[draft_ids])
     return draft
@@ -386,12 +359,12 @@ def states_of(
         attention_mask=given["attention_mask"],
     )
     out = base(**given, output_hidden_states=True)
-    layers = aux_layer_ids(base.config.text_config.num_hidden_layers)
+    layers = default_aux_layers(base.config.text_config.num_hidden_layers)
     return torch.cat([out.hidden_states[i] for i in layers], -1), out.logits, positions
 
 
 def train_draft(
-    draft: Draft, base: VLModel, feed: Feed, draft_ids: torch.Tensor, size: Size
+    draft: Eagle3, base: VLModel, feed: Feed, draft_ids: torch.Tensor, size: Size
 ) -> None:
     """Train the draft by EAGLE-3's training-time test, on what the base says of each token."""
     table = base.get_input_embeddings().weight.detach()
@@ -403,10 +376,10 @@ def train_draft(
         with torch.autocast("cpu", torch.bfloat16):
             features, logits, positions = states_of(base, given)
         ids, width = given["input_ids"], given["input_ids"].shape[1] - size.unroll
-        draft.at = positions[..., : width - 1]
         embeds = [table[ids[:, 1 + k : width + k]] for k in range(size.unroll)]
         with torch.autocast("cpu", torch.bfloat16):
-            mine = draft.unroll(features[:, : width - 1], embeds)
+            chains = unrolled(draft, features[:, : width - 1], positions[..., : width - 1])
+            mine = [draft.lm_head(chains.step(embed)) for embed in embeds]
         total = torch.zeros(())
         for k, said in enumerate(mine):
             theirs = logits[:, 1 + k : width + k].float()
@@ -435,14 +408,9 @@ def save_base(base: VLModel, tokenizer: PreTrainedTokenizerFast, path: Path) -> 
     base.float()
 
 
-def save_draft(draft: Draft, draft_ids: torch.Tensor, size: Size, path: Path) -> None:
-    """The draft in the layout of published ones for Qwen2.5-VL."""
-    path.mkdir(parents=True, exist_ok=True)
-    tensors = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in draft.state_dict().items()}
-    tensors["d2t"] = draft_ids - torch.arange(len(draft_ids))
-    tensors["t2d"] = torch.zeros(size.vocab, dtype=torch.bool).index_fill_(0, draft_ids, True)
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    config = {
+def config_of(draft_vocab: int, size: Size) -> dict[str, Any]:
+    """The draft's config.json."""
+    return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "target_model_type": "qwen2_5_vl",
@@ -453,7 +421,7 @@ def save_draft(draft: Draft, draft_ids: torch.Tensor, size: Size, path: Path) ->
         "num_key_value_heads": size.kv_heads,
         "head_dim": size.head_dim,
         "vocab_size": size.vocab,
-        "draft_vocab_size": len(draft_ids),
+        "draft_vocab_size": draft_vocab,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "rope_scaling": {"type": "mrope", "mrope_section": size.mrope_section},
@@ -463,10 +431,28 @@ def save_draft(draft: Draft, draft_ids: torch.Tensor, size: Size, path: Path) ->
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
+
+
+def on_disk(name: str) -> str:
+    """A tensor's name in the layout of published drafts for Qwen2.5-VL."""
+    return name.replace("layers.0.", "midlayer.")
+
+
+def save_draft(draft: Eagle3, draft_ids: torch.Tensor, size: Size, path: Path) -> None:
+    """The draft in that layout."""
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        on_disk(n): p.detach().to(torch.bfloat16).contiguous()
+        for n, p in draft.state_dict().items()
+    }
+    tensors["d2t"] = draft_ids - torch.arange(len(draft_ids))
+    tensors["t2d"] = torch.zeros(size.vocab, dtype=torch.bool).index_fill_(0, draft_ids, True)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    config = config_of(len(draft_ids), size)
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def load_draft(base: VLModel, path: Path) -> tuple[Draft, torch.Tensor]:
+def load_draft(base: VLModel, path: Path) -> tuple[Eagle3, torch.Tensor]:
     """The draft of a directory, and the tokens of its vocabulary."""
     raw = json.loads((path / "config.json").read_text())
     tensors = load_file(path / "model.safetensors")
@@ -481,7 +467,7 @@ def load_draft(base: VLModel, path: Path) -> tuple[Draft, torch.Tensor]:
         head_dim=raw["head_dim"],
     )
     draft = new_draft(base, draft_ids, size)
-    draft.load_state_dict(tensors)
+    draft.load_state_dict({name: tensors[on_disk(name)] for name in draft.state_dict()})
     return draft.eval(), draft_ids
 
 
@@ -490,7 +476,7 @@ def load_draft(base: VLModel, path: Path) -> tuple[Draft, torch.Tensor]:
 
 def measured(
     base: VLModel,
-    draft: Draft,
+    draft: Eagle3,
     draft_ids: torch.Tensor,
     reader: Reader,
     asked: Sequence[Question],
@@ -501,21 +487,22 @@ def measured(
     """Right answers, of up to `tokens`, and the acceptance of greedy chains of `steps` drafts,
     pooled over some questions."""
     table, right, verified, counts = base.get_input_embeddings().weight, 0, 0, list[int]()
+    places: list[torch.Tensor] = []  # of the text at hand
     for question in asked:
         prompt = reader.prompt(question)
 
         def states(ids: list[int], prompt: Row = prompt) -> tuple[torch.Tensor, torch.Tensor]:
             given, _ = batch_of([replace(prompt, ids=ids)])
-            features, logits, draft.at = states_of(base, given)
+            features, logits, at = states_of(base, given)
+            places[:] = [at]
             return features, logits[0]
 
         def drafts(features: torch.Tensor, ids: list[int], pending: int) -> list[int]:
-            embeds, found = [table[torch.tensor([[*ids[1:], pending]])]], list[int]()
-            draft.at = draft.at[..., : len(ids)]
+            chains, found = unrolled(draft, features, places[0][..., : len(ids)]), list[int]()
+            said = torch.tensor([[*ids[1:], pending]])
             for _ in range(steps):
-                said = draft.unroll(features, embeds)[-1][0, -1]
-                found.append(int(draft_ids[said.argmax()]))
-                embeds.append(table[found[-1]].expand_as(embeds[0]))
+                said = draft_ids[draft.lm_head(chains.step(table[said])).argmax(-1)]
+                found.append(int(said[0, -1]))
             return found
 
         answer, accepted = decode(states, drafts, prompt.ids, [END], tokens)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests import modelopt_drafts, modelopt_exports
+from tests import modelopt_drafts, modelopt_exports, modelopt_training
 
 
 def main(base: Path, out: Path) -> None:
     modelopt_exports.main(out / "exports")
     modelopt_drafts.main(base, out / "drafts")
+    modelopt_training.main(base, out / "drafts")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,10 @@ COMMANDS = {
         "edgespec.cli.quantize",
         "Quantize a checkpoint with NVIDIA ModelOpt: a base or a draft.",
     ),
+    "train": (
+        "edgespec.cli.train",
+        "Train an EAGLE-3 or a DFlash draft for a base, from conversations.",
+    ),
     "export": (
         "edgespec.cli.export",
         "Write the ONNX graph of a checkpoint: a base, a plain decoder or a draft.",

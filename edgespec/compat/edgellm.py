@@ -148,7 +148,6 @@ PROGRAMS: Mapping[str, str] = {
     "convert": "Run edgespec export.",
     "compile": "Run edgespec build.",
     "generate": "Run edgespec infer.",
-    "train": "This version trains no drafts.",
     "run.py": "Run edgespec infer --input-text.",
     "summarize": "Run edgespec eval summarize.",
     "summarize.py": "Run edgespec eval summarize.",

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from edgespec.config.fields import Fields, is_int, shortened
 from edgespec.config.layers import activation_of, check_divides, even_head_dim
@@ -154,3 +156,13 @@ def base_name(top: Fields) -> str | None:
     """The base that a draft's config.json names: speculators' verifier, or ModelOpt's key."""
     verifier = top.optional_section("speculators_config").optional_section("verifier")
     return verifier.text("name_or_path") or top.text("base_model_name_or_path")
+
+
+def base_keys(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The keys of a draft's config.json that name its base, as published configurations do:
+    `base_name` reads them."""
+    speculators = config.get("speculators_config")
+    if isinstance(speculators, dict) and isinstance(speculators.get("verifier"), dict):
+        verifier = speculators["verifier"] | {"name_or_path": name}
+        return {"speculators_config": speculators | {"verifier": verifier}}
+    return {"base_model_name_or_path": name}

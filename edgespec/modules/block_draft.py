@@ -1,4 +1,4 @@
-"""A block draft as a torch module: one block, without a cache.
+"""A block draft as a torch module: one block, or many in a row of text at once, without a cache.
 
 Its parameters have the names of `checkpoint.block_draft.expected_tensors`. Knows nothing of files
 or quantization.
@@ -6,10 +6,13 @@ or quantization.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from edgespec.config import RopeConfig
 from edgespec.methods.block_draft import BlockDraftConfig
 from edgespec.modules.layers import MLP, AttentionModule, RMSNorm, rope_rows
 
@@ -26,10 +29,19 @@ class BlockAttention(AttentionModule):
 
     def forward(self, x: Tensor, context: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
         """The block x [B, H] behind the context [n, H] -> [B, H]"""
-        rows, seen = torch.cat([context, x]), self.seen(len(context), len(x))
+        rows, seen = torch.cat([context, x]), self.seen_of_one(len(context), len(x))
         return self.attended(x, rows, cos, sin, seen)
 
-    def seen(self, known: int, rows: int) -> Tensor:
+    def blocks(self, x: Tensor, context: Tensor, places: BlockPlaces) -> Tensor:
+        """A blocks x [B, A * block, H], each behind the context [B, C, H] up to its anchor -> [B, A
+        * block, H]"""
+        q, near = (
+            self.queries(x, *places.rows),
+            OwnBlock(*self.keys(x, *places.rows), places, self.causal),
+        )
+        return self.joint(q, self.keys(context, *places.context), near, places.seen(self.window))
+
+    def seen_of_one(self, known: int, rows: int) -> Tensor:
         """The mask [B, n + B]: the context within the window, and the block up to the row itself
         where it is causal."""
         device = self.o_proj.weight.device
@@ -54,9 +66,9 @@ class BlockDraftLayer(nn.Module):
         self.input_layernorm = RMSNorm(hidden, eps)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
 
-    def forward(self, x: Tensor, context: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """The block x [B, H] behind the context [n, H] -> [B, H]"""
-        x = x + self.self_attn(self.input_layernorm(x), context, cos, sin)
+    def forward(self, x: Tensor, attend: Callable[[BlockAttention, Tensor], Tensor]) -> Tensor:
+        """[..., H] -> [..., H]"""
+        x = x + attend(self.self_attn, self.input_layernorm(x))
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
@@ -83,12 +95,73 @@ class BlockDraftModule(nn.Module):
 
         fc is computed in float32: sums of such states go beyond the range of halves.
         """
-        context = self.hidden_norm(
-            F.linear(hidden_states.float(), self.fc.weight.float()).to(embeds.dtype)
-        )
+        context = self.context_of(hidden_states, embeds)
         count = len(hidden_states) + len(embeds)
         cos, sin = rope_rows(self.draft_config.decoder.rope, count, embeds)
         x = embeds
         for layer in self.layers:
-            x = layer(x, context, cos, sin)
+            x = layer(x, lambda attention, rows: attention(rows, context, cos, sin))
         return self.lm_head(self.norm(x))  # type: ignore[no-any-return]
+
+    def context_of(self, hidden_states: Tensor, embeds: Tensor) -> Tensor:
+        """Aux hidden states [..., k * Ht] -> what all layers read of them, [..., H], in the type of
+        the embeddings."""
+        fused = F.linear(hidden_states.float(), self.fc.weight.float())
+        return self.hidden_norm(fused.to(embeds.dtype))  # type: ignore[no-any-return]
+
+    def blocks(self, hidden_states: Tensor, embeds: Tensor, anchors: Tensor) -> Tensor:
+        """Aux hidden states [B, C, k * Ht] of a text and embeddings [B, A, block, H] of blocks that
+        begin at the positions `anchors` [B, A] -> what the lm_head reads, [B, A, block, H]. A block
+        sees the states before its anchor."""
+        context, shape = self.context_of(hidden_states, embeds), embeds.shape
+        rope = self.draft_config.decoder.rope
+        places = BlockPlaces(rope, anchors, hidden_states.shape[1], shape[2])
+        x = embeds.flatten(1, 2)
+        for layer in self.layers:
+            x = layer(x, lambda attention, rows: attention.blocks(rows, context, places))
+        return self.norm(x).view(shape)  # type: ignore[no-any-return]
+
+
+class BlockPlaces:
+    """Where the rows of A blocks in each of B texts stand: cos and sin of context and rows, and
+    what a row sees of the context."""
+
+    def __init__(self, rope: RopeConfig, anchors: Tensor, known: int, block_size: int) -> None:
+        self.block_size, self.num_blocks = block_size, anchors.shape[1]
+        slots = torch.arange(block_size, device=anchors.device)
+        positions = (anchors[..., None] + slots).flatten(1)  # [B, A * block]
+        cos, sin = rope_rows(rope, known + block_size, anchors)
+        self.context = cos[:known], sin[:known]
+        self.rows = cos[positions][:, None], sin[positions][:, None]
+        self.before = anchors.repeat_interleave(block_size, 1)[..., None]  # [B, A * block, 1]
+        self.distance = positions[..., None] - torch.arange(known, device=anchors.device)
+
+    def seen(self, window: int | None) -> Tensor:
+        """The mask [B, 1, 1, A * block, C]: the context before the anchor, within the window."""
+        places = torch.arange(self.distance.shape[-1], device=self.distance.device)
+        near = self.distance < (window or self.distance.shape[-1] + self.block_size + 1)
+        return ((places < self.before) & near)[:, None, None]
+
+
+class OwnBlock:
+    """Keys and values of blocks, of which each row sees those of its own block."""
+
+    def __init__(self, keys: Tensor, values: Tensor, places: BlockPlaces, causal: bool) -> None:
+        self.parts, self.causal = (places.num_blocks, places.block_size), causal
+        self.keys, self.values = self.split(keys[:, :, None]), self.split(values[:, :, None])
+
+    def split(self, x: Tensor) -> Tensor:
+        """[..., A * block, D] -> [..., A, block, D]"""
+        return x.reshape(*x.shape[:-2], *self.parts, x.shape[-1])
+
+    def scores(self, q: Tensor) -> Tensor:
+        """Those of `Near`."""
+        scores = self.split(q) @ self.keys.transpose(-1, -2)
+        if self.causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+            scores = scores.masked_fill(later, float("-inf"))
+        return scores.flatten(3, 4)
+
+    def mixed(self, weights: Tensor) -> Tensor:
+        """That of `Near`."""
+        return (self.split(weights) @ self.values).flatten(3, 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -28,8 +30,8 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [heads, S, D] with rotary embedding (arXiv 2104.09864) over its first R elements; pair i is
-    (x[i], x[i + R/2]). cos and sin are [S, R/2]."""
+    """x [..., heads, S, D] with rotary embedding (arXiv 2104.09864) over its first R elements; pair
+    i is (x[i], x[i + R/2]). cos and sin are [S, R/2], or have leading dimensions too."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -78,26 +80,71 @@ class AttentionModule(nn.Module):
         self.qk_norm = spec.qk_norm
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[S, in] -> [S, H]"""
-        places = torch.arange(len(x), device=x.device)
+        """[..., S, in] -> [..., S, H]"""
+        return self.attended(x, x, cos, sin, self.seen(x.shape[-2], 0, x.device))
+
+    def seen(self, rows: int, step: int, device: torch.device) -> Tensor:
+        """Which of as many slots a row `step` positions behind its own slot sees, [S, S]: those up
+        to its own, within the window."""
+        places = torch.arange(rows, device=device)
         distance = places[:, None] - places
-        seen = (distance >= 0) & (distance < (self.window or len(x) + 1))
-        return self.attended(x, x, cos, sin, seen)
+        return (distance >= 0) & (distance + step < (self.window or rows + step + 1))
 
     def attended(self, x: Tensor, rows: Tensor, cos: Tensor, sin: Tensor, seen: Tensor) -> Tensor:
-        """Queries of x [S, in] over keys and values of rows [n + S, in], the last of which are x,
-        as far as they are seen [S, n + S] -> [S, H]"""
+        """Queries of x [..., S, in] over keys and values of rows [..., n + S, in], the last of
+        which are x, as far as they are seen [S, n + S] -> [..., S, H]"""
+        q, (k, v) = (
+            self.queries(x, cos[-x.shape[-2] :], sin[-x.shape[-2] :]),
+            self.keys(rows, cos, sin),
+        )
+        return self.merged(scaled_dot_product(q, k, v, seen))
+
+    def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[..., S, in] -> rotated queries [..., heads, S, D]"""
         q = self.heads(self.q_proj(x), self.num_heads)
-        k = self.heads(self.k_proj(rows), self.num_kv_heads)
-        v = self.heads(self.v_proj(rows), self.num_kv_heads)
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, cos[-len(x) :], sin[-len(x) :]), rotate(k, cos, sin)
-        mixed = F.scaled_dot_product_attention(
-            q[None], k[None], v[None], attn_mask=seen, enable_gqa=True
-        )[0]
-        return self.o_proj(mixed.transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
+        return rotate(self.q_norm(q) if self.qk_norm else q, cos, sin)
+
+    def keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """[..., S, in] -> rotated keys and values [..., kv_heads, S, D]"""
+        k = self.heads(self.k_proj(x), self.num_kv_heads)
+        v = self.heads(self.v_proj(x), self.num_kv_heads)
+        return rotate(self.k_norm(k) if self.qk_norm else k, cos, sin), v
+
+    def joint(self, q: Tensor, far: tuple[Tensor, Tensor], near: Near, seen: Tensor) -> Tensor:
+        """Attention of q [B, heads, T, D] to keys and values [B, kv_heads, C, D] that are seen
+        [..., T, C], and at once to the `near` ones that only some rows have -> [B, T, H]"""
+        batch, _, rows, width = q.shape
+        grouped = q.reshape(batch, self.num_kv_heads, -1, rows, width)  # [B, kv, group, T, D]
+        k, v = (part[:, :, None] for part in far)
+        scores = (grouped @ k.transpose(-1, -2)).float().masked_fill(~seen, float("-inf"))
+        both = torch.cat([scores, near.scores(grouped).float()], dim=-1) * self.head_dim**-0.5
+        weights = both.softmax(-1).to(v.dtype)
+        mixed = weights[..., : k.shape[-2]] @ v + near.mixed(weights[..., k.shape[-2] :])
+        return self.merged(mixed.flatten(1, 2))
+
+    def merged(self, mixed: Tensor) -> Tensor:
+        """[..., heads, S, D] -> [..., S, H]"""
+        return self.o_proj(mixed.transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
 
     def heads(self, x: Tensor, num_heads: int) -> Tensor:
-        """[S, heads*D] -> [heads, S, D]"""
-        return x.view(len(x), num_heads, self.head_dim).transpose(0, 1)  # [heads, S, D]
+        """[..., S, heads * D] -> [..., heads, S, D]"""
+        split: Tensor = x.view(*x.shape[:-1], num_heads, self.head_dim)
+        return split.transpose(-3, -2)
+
+
+class Near(Protocol):
+    """Keys and values that only some rows see, beside those of `AttentionModule.joint`."""
+
+    def scores(self, q: Tensor) -> Tensor:
+        """q [B, kv, group, T, D] -> [B, kv, group, T, n], not scaled."""
+
+    def mixed(self, weights: Tensor) -> Tensor:
+        """weights [B, kv, group, T, n] -> [B, kv, group, T, D]"""
+
+
+def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Attention with grouped queries of one sequence, or of a batch."""
+    single = q.dim() == 3
+    q, k, v = (part[None] if single else part for part in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+    return mixed[0] if single else mixed

@@ -14,13 +14,13 @@ from edgespec.artifacts.component import ComponentConfig
 from edgespec.contract import Limits, Role
 from edgespec.errors import RequestError
 from edgespec.prompts import Message
+from edgespec.prompts.conversations import Record
 from edgespec.prompts.rendering import Rendering
 from edgespec.prompts.shipped_text import calibration_text
 from edgespec.quantize.calibration import (
     MIN_TOKENS,
     SHIPPED,
     CalibrationTexts,
-    Record,
     read_texts,
 )
 from edgespec.runtime.text.tokenizer import Tokenizer

@@ -7,7 +7,6 @@ argument.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from edgespec.errors import EnvironmentProblem, MissingDependency, RequestError
 from edgespec.prompts import shipped_text
+from edgespec.prompts.conversations import Record, numbered_records
 
 # TensorRT Edge-LLM's names -> repository, configuration, column
 HUB = {
@@ -29,8 +29,6 @@ _WANTED = (
     'Each line is an object with "messages", "text" or "turns"; any other file is read as plain'
     " text."
 )
-
-Record = str | list[dict[str, str]]  # a text, or messages for the chat template
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,44 +89,10 @@ def _from_bytes(data: bytes, name: str, path: Path) -> CalibrationTexts:
             f"{path} is empty.", "Give a file with some pages of text like the model's input."
         )
     is_json = path.suffix in (".jsonl", ".json") or text.lstrip().startswith('{"')
-    records = _records(text, path) if is_json else (text,)
+    records = (
+        tuple(record for _, record in numbered_records(text, path, _WANTED)) if is_json else (text,)
+    )
     return CalibrationTexts(records, name, hashlib.sha256(data).hexdigest())
-
-
-def _records(text: str, path: Path) -> tuple[Record, ...]:
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    return tuple(_record(line, f"{path}, line {number}") for number, line in lines)
-
-
-def _record(line: str, where: str) -> Record:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where} is not JSON: {error}.", _WANTED) from error
-    if not isinstance(value, dict):
-        raise RequestError(f"{where} is not an object.", _WANTED)
-    if isinstance(value.get("text"), str):
-        return str(value["text"])
-    turns = value.get("turns")
-    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
-        return [
-            {"role": "user" if i % 2 == 0 else "assistant", "content": turn}
-            for i, turn in enumerate(turns)
-        ]
-    messages = value.get("messages", value.get("conversations"))
-    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
-        return [{"role": message["role"], "content": message["content"]} for message in messages]
-    raise RequestError(
-        f"{where} has none of messages (with role and content), text and turns.", _WANTED
-    )
-
-
-def _is_message(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("role"), str)
-        and isinstance(value.get("content"), str)
-    )
 
 
 def _from_hub(name: str, num_tokens: int) -> CalibrationTexts:

@@ -116,6 +116,8 @@ def skeleton(base: Base, dtype: Any) -> Any:
     from accelerate import init_empty_weights
     from transformers import AutoConfig
 
+    from edgespec.modules.base_model import is_text_model, model_class
+
     path = base.checkpoint.path
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -134,22 +136,6 @@ def skeleton(base: Base, dtype: Any) -> Any:
             f"transformers cannot build a model from {path / 'config.json'}: {reason}"
         ) from error
     return model.eval()
-
-
-def is_text_model(config: Any) -> bool:
-    """Whether transformers has a text model of this configuration."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-
-
-def model_class(config: Any) -> Any:
-    """Returns the class that makes a model of a configuration: of text alone, or with images."""
-    import transformers
-
-    if is_text_model(config):
-        return transformers.AutoModelForCausalLM
-    return transformers.AutoModelForImageTextToText
 
 
 def text_part(model: Any, config: Any) -> Any:

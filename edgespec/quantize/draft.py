@@ -24,11 +24,11 @@ from edgespec.checkpoint.names import stored_name, text_stack
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import BuildError, PairingError, UnsupportedModel
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_aux_layers
+from edgespec.methods.draft_layers import base_keys
 from edgespec.progress import Progress
 from edgespec.quantize import calibration, modelopt, work
 from edgespec.quantize import check as checking
 from edgespec.quantize.base import EMBEDDING, HEAD, base_config, refuse_quantized
-from edgespec.quantize.decoder import model_class
 from edgespec.quantize.llm import (
     Options,
     Quantized,
@@ -184,7 +184,8 @@ def write_draft(
     write_safetensors(staging / "model.safetensors", pieces, progress.advance)
     beside, inside = (modelopt.renamed(part, partial(on_disk, names)) for part in settings)
     modelopt.leave_out((beside, inside), linears_beside(named, names))
-    more = recorded_base(draft, job.base, base_dir)
+    name = str(job.base.path.resolve()) if Path(base_dir).is_dir() else base_dir
+    more = base_keys(draft.config, name)
     write_sidecars(draft, staging, beside, inside, more=more)
     return compare(job, weights, Checkpoint(staging), held_out)
 
@@ -288,7 +289,7 @@ def pairs_of(
     held out. The base is freed after that."""
     import torch
 
-    from edgespec.quantize.hidden_states import aux_hidden_states, final_hidden_state
+    from edgespec.modules.base_model import aux_hidden_states, final_hidden_state
 
     device, row = job.options.device, job.row
     table = embedding(job.named, job.base, job.names)
@@ -313,13 +314,9 @@ def pairs_of(
 def load_model(checkpoint: Checkpoint, device: str, log: modelopt.Log) -> Any:
     """A transformers model on `device`, in eval mode and the dtype of the checkpoint."""
     with modelopt.captured(log):
-        from transformers import AutoConfig
+        from edgespec.modules.base_model import load_base
 
-        config = AutoConfig.from_pretrained(checkpoint.path, trust_remote_code=False)
-        model: Any = model_class(config).from_pretrained(
-            checkpoint.path, dtype="auto", trust_remote_code=False
-        )
-        return model.eval().to(device)
+        return load_base(checkpoint.path, device)
 
 
 def read_weights(
@@ -389,20 +386,6 @@ def written_pieces(
 def on_disk(names: Mapping[str, str], name: str) -> str:
     """The name on disk of one of our Linears; any other string as it is."""
     return stored(names, name) if f"{name}.weight" in names else name
-
-
-def recorded_base(draft: Checkpoint, base: Checkpoint, base_dir: str) -> dict[str, Any]:
-    """The keys of config.json that name the base, as published configurations do, so that `export`
-    finds it."""
-    name = str(base.path.resolve()) if Path(base_dir).is_dir() else base_dir
-    speculators = draft.config.get("speculators_config")
-    if isinstance(speculators, dict) and isinstance(speculators.get("verifier"), dict):
-        return {
-            "speculators_config": (
-                speculators | {"verifier": speculators["verifier"] | {"name_or_path": name}}
-            )
-        }
-    return {"base_model_name_or_path": name}
 
 
 # The check

@@ -5,8 +5,6 @@ Knows files, their hashes and the request they belong to. Knows nothing of what 
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,13 +14,14 @@ from typing import Any
 
 from edgespec.artifacts import atomic, hashes, json_files, provenance
 from edgespec.artifacts.manifest import QuantizeRequest, QuantizeSource
+from edgespec.artifacts.work_lock import LOCK, locked
 from edgespec.errors import BuildError, BundleError, OutputError
 from edgespec.quantize.tensors import array_piece, to_numpy, write_safetensors
 from edgespec.safe_read.fields import BundleFields
 from edgespec.safe_read.records import Record
 
 FORMAT = 3
-REQUEST, PROGRESS, LOCK = "request.json", "progress.json", "lock"
+REQUEST, PROGRESS = "request.json", "progress.json"
 _NAME = re.compile(r"(part|states)-(\d{5})\.safetensors")
 _VERSIONS = ("edgespec", "nvidia-modelopt", "torch", "transformers")
 
@@ -165,47 +164,6 @@ def opened(out: Path, request: QuantizeRequest) -> Iterator[CalibrationWork]:
                 finish(directory)
                 if made:
                     atomic.remove_if_empty(directory.parent)
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Creates the directory if necessary and holds its lock within the block.
-
-    Raises OutputError if another run holds it. A run that ends removes the directory with its lock,
-    so that the opened file may no longer be the lock: then it is opened again.
-    """
-    path = directory / LOCK
-    while True:
-        with atomic.writing(directory):
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            directory.mkdir(exist_ok=True)
-            try:
-                lock = path.open("a")
-            except FileNotFoundError:
-                continue
-        with lock:
-            lock_or_refuse(lock, directory)
-            if is_at(lock, path):
-                yield
-                return
-
-
-def lock_or_refuse(lock: Any, directory: Path) -> None:
-    """Locks an open file. Raises OutputError if another run holds the lock."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise OutputError(
-            f"another run works on {directory}.", "Wait for it, or choose another `output_dir`."
-        ) from error
-
-
-def is_at(file: Any, path: Path) -> bool:
-    """Returns whether an open file is the one at `path`."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

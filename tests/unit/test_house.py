@@ -40,7 +40,7 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
     "modules": GROUND,
     "quantize": ("modules", "graphs", "checkpoint", *GROUND),
     "pairing": ("export", "graphs", "checkpoint", *GROUND),
-    "train": ("modules", "graphs", "checkpoint", *GROUND),
+    "training": ("modules", "graphs", "checkpoint", *GROUND),
     "backends": GROUND,
     # Each leans on the other; RUNTIME has the floor between its rooms on which compat stands
     "compat": ("runtime", "backends", *GROUND),

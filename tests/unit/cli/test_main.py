@@ -33,7 +33,7 @@ Said = pytest.CaptureFixture[str]
         ("infr", "No such command: infr. Did you mean infer?"),
         ("Build", "Did you mean build?"),
         ("quantize drft", "Did you mean draft?"),
-        ("zzz", "Commands: run, quantize, export"),
+        ("zzz", "Commands: run, quantize, train, export"),
         ("infer --engin-dir E", "No such option: --engin-dir. Did you mean --engine-dir"),
         ("infer --enginDir E", "Did you mean --engine-dir"),
         ("build --no-share-embeding", "Did you mean --no-share-embedding"),

@@ -18,10 +18,10 @@ from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.errors import EdgeSpecError, OutputError, PairingError, UnsupportedModel
 from edgespec.graphs.eagle3 import named_tensors
 from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.modules.base_model import aux_hidden_states
 from edgespec.modules.eagle3 import Eagle3
 from edgespec.quantization.schemes import MADE
 from edgespec.quantize import draft, modelopt, work
-from edgespec.quantize.hidden_states import aux_hidden_states
 from edgespec.quantize.llm import Options, Quantized, quantize_llm
 from tests import toys
 from tests.reference import Eagle3Reference

@@ -15,9 +15,9 @@ from edgespec.checkpoint.layouts import read_quantization
 from edgespec.export.components import ExportOptions, export
 from edgespec.graphs.eagle1 import named_tensors
 from edgespec.methods.eagle1 import Eagle1Config
+from edgespec.modules.base_model import final_hidden_state
 from edgespec.modules.eagle1 import Eagle1
 from edgespec.quantize import draft, modelopt
-from edgespec.quantize.hidden_states import final_hidden_state
 from edgespec.quantize.llm import Options
 from tests import toys
 from tests.reference_eagle1 import Eagle1Reference

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgespec.artifacts import file_names, json_files
+from edgespec.artifacts import file_names, json_files, work_lock
 from edgespec.artifacts.manifest import QuantizeManifest
 from edgespec.errors import BuildError, OutputError
 from edgespec.quantization.schemes import SCHEMES
@@ -298,7 +298,7 @@ def test_a_directory_that_a_run_took_away_is_not_locked_by_its_old_lock(
 ) -> None:
     """A run that ends between our opening of the lock and our lock, and a third one that begins
     there."""
-    there, real, calls = work.directory_of(tmp_path / "out"), work.lock_or_refuse, []
+    there, real, calls = work.directory_of(tmp_path / "out"), work_lock.lock_or_refuse, []
 
     def late(lock: Any, directory: Path) -> None:
         calls.append(directory)
@@ -306,13 +306,13 @@ def test_a_directory_that_a_run_took_away_is_not_locked_by_its_old_lock(
             work.finish(directory)
         if len(calls) == 2:
             directory.mkdir()
-            (directory / work.LOCK).touch()
+            (directory / work_lock.LOCK).touch()
         real(lock, directory)
 
-    monkeypatch.setattr(work, "lock_or_refuse", late)
-    with work.locked(there):
+    monkeypatch.setattr(work_lock, "lock_or_refuse", late)
+    with work_lock.locked(there):
         assert len(calls) == 3
-        with pytest.raises(OutputError, match="another run works on"), work.locked(there):
+        with pytest.raises(OutputError, match="another run works on"), work_lock.locked(there):
             pass
 
 
@@ -368,7 +368,7 @@ def test_a_run_without_progress_begins_anew(
 
 def test_two_runs_do_not_share_a_directory(base: Path, halfway: Path, tmp_path: Path) -> None:
     there = left_halfway(halfway, tmp_path / "out")
-    with (there / work.LOCK).open("a") as lock:
+    with (there / work_lock.LOCK).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(OutputError, match="another run works on"):
             quantized(base, tmp_path / "out")
@@ -445,7 +445,7 @@ def test_states_are_kept_once(base: Path, halfway: Path, tmp_path: Path) -> None
         "states-00002.safetensors",
         work.REQUEST,
         work.PROGRESS,
-        work.LOCK,
+        work_lock.LOCK,
     }
     listed = json.loads((there / work.PROGRESS).read_text())
     assert set(listed) == {name for name in names if name.endswith(".safetensors")}

@@ -1,0 +1,203 @@
+"""`edgespec train`: parses the flags, runs `edgespec.training`, and prints what it came to.
+
+Knows flags and words. Knows nothing of losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.artifacts.json_files import read_json
+from edgespec.cli.flags import EdgeCommand
+from edgespec.cli.paths import DIRECTORY, FILE, MODEL
+from edgespec.cli.progress import Steps
+from edgespec.cli.signals import Stopper, exit_code
+from edgespec.cli.terminal import json_text, say
+from edgespec.errors import MissingDependency, RequestError
+from edgespec.errors import command as shell
+from edgespec.methods import METHODS
+from edgespec.pipeline.recipe import overridden, read_config
+from edgespec.training.recipe import REPORT, TYPE_OF, TrainRecipe, read_recipe
+from edgespec.training.table import TRAINABLE
+
+if TYPE_CHECKING:
+    from edgespec.training.train import Sizes, Trained
+
+FLAG_KEYS = {
+    "base_model": ("model", "model_name_or_path"),
+    "data": ("data", "data_path"),
+    "output_dir": ("training", "output_dir"),
+    "minutes": ("training", "minutes"),
+}
+
+
+@click.command("train", cls=EdgeCommand)
+@click.argument("what", metavar="METHOD|RECIPE.yaml")
+@click.argument("key_values", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--base-model", type=MODEL, metavar="DIR", help="The base that the draft is for.")
+@click.option("--data", type=FILE, help='JSONL with "messages", whose answers are the base\'s own.')
+@click.option("--output-dir", type=DIRECTORY, metavar="DIR", help="Where the draft goes.")
+@click.option("--init", type=MODEL, metavar="DRAFT", help="A draft of this base to go on from.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0.01),
+    help="The longest it may train; the learning rate goes down with the time.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what it would take, from ten real steps.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(
+    what: str,
+    key_values: tuple[str, ...],
+    init: str | None,
+    dry_run: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Train a draft for a base: METHOD is eagle3 or dflash.
+
+    A recipe is YAML in sections, as NVIDIA ModelOpt's are, and key=value overrides one of its keys;
+    docs/training.md lists them. Sizes that it does not give are those of the base.
+
+    A twentieth of the conversations is held out: how many drafts the base accepts is measured on
+    its own answers to their prompts, and the draft with the most is kept. Ctrl-C or SIGTERM saves
+    and leaves; the same command goes on.
+
+    \b
+    edgespec train eagle3 --base-model Qwen/Qwen3-0.6B --data chats.jsonl --output-dir draft
+    edgespec train eagle3.yaml training.training_seq_len=1024 --output-dir draft
+    """
+    recipe = recipe_of(what, key_values, flags)
+    check_installed()
+    with Steps() as steps:
+        steps.step("read")
+        from edgespec.training.job import open_job
+        from edgespec.training.train import measured_steps, train
+
+        job = open_job(recipe, init, steps, steps.note)
+        steps.step("try" if dry_run else "train")
+        if dry_run:
+            sizes = measured_steps(job)
+        else:
+            result, number = stoppable(job, train)
+    if dry_run:
+        show_sizes(sizes, as_json)
+    elif result.acceptance is None:
+        assert number is not None
+        say(f"stopped: step {result.steps} is kept in {result.directory}: the same command goes"
+            " on from there", err=True)  # fmt: skip
+        raise click.exceptions.Exit(exit_code(number))
+    else:
+        show_result(recipe, result, as_json)
+
+
+def recipe_of(what: str, key_values: tuple[str, ...], flags: dict[str, Any]) -> TrainRecipe:
+    """The recipe of a method's name or a file, with overrides and flags."""
+    if what in TRAINABLE:
+        source = "command line"
+        values = overridden({"metadata": {"recipe_type": TYPE_OF[what]}}, key_values)
+    elif Path(what).suffix in (".yaml", ".yml"):
+        source, values = what, read_config(Path(what), key_values)
+    else:
+        raise RequestError(
+            f"{what!r} is neither a method that is trained here nor a recipe in YAML.",
+            f"Methods: {', '.join(TRAINABLE)}.",
+        )
+    for name, (section, key) in FLAG_KEYS.items():
+        if flags[name] is not None:
+            inner = values.get(section)
+            given = flags[name] if name == "minutes" else str(flags[name])
+            values[section] = {**(inner if isinstance(inner, dict) else {}), key: given}
+    return read_recipe(values, source)
+
+
+def check_installed() -> None:
+    """Raises MissingDependency where a package of the extra is not there."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise MissingDependency(
+            f"train needs the packages {', '.join(missing)}, which are not installed.",
+            "pip install 'edgespec[train]'",
+        )
+
+
+def stoppable(job: Any, train: Any) -> tuple[Trained, int | None]:
+    """Trains; a signal stops it behind its step. The result, and the signal's number."""
+    numbers: list[int] = []
+
+    @contextmanager
+    def stopping() -> Iterator[Any]:
+        with Stopper() as stopper:
+            yield stopper
+            if stopper.number is not None:
+                numbers.append(stopper.number)
+
+    return train(job, stopping), numbers[0] if numbers else None
+
+
+def show_sizes(sizes: Sizes, as_json: bool) -> None:
+    """Prints what a training would take."""
+    from dataclasses import asdict
+
+    if as_json:
+        click.echo(json_text(asdict(sizes)))
+        return
+    per_step = f"{sizes.seconds_per_step:.2f} s a step, {sizes.tokens_per_second:.0f} tokens/s"
+    steps = "as many as time allows" if sizes.steps is None else f"{sizes.steps}"
+    assert sizes.seconds is not None
+    for name, text in (
+        ("draft", f"{sizes.draft_weights / 1e6:.2f} M weights"),
+        ("data", f"{sizes.num_conversations} conversations, {sizes.num_tokens} tokens an epoch"),
+        ("steps", f"{steps}; {per_step}"),
+        ("time", f"{sizes.seconds / 60:.1f} minutes, measuring not counted"),
+        ("memory", f"{sizes.memory_bytes / 1e9:.2f} GB"),
+        ("disk", f"{sizes.disk_bytes / 1e9:.2f} GB while it trains"),
+    ):
+        say(f"{name:<8}{text}")
+
+
+def show_result(recipe: TrainRecipe, result: Trained, as_json: bool) -> None:
+    """Prints what was measured, and what comes next."""
+    found = result.acceptance
+    assert found is not None
+    if as_json:
+        click.echo(json_text(read_json(result.directory / REPORT)))
+        return
+    method, out, base = METHODS[recipe.method], result.directory, recipe["model.model_name_or_path"]
+    shares = " ".join(f"{share:.2f}" for share in found.per_position)
+    say(f"{method.title} draft: {out}, {result.steps} steps in {result.seconds / 60:.1f} minutes")
+    say(f"  acceptance  {found.length:.3f} tokens a verify step over {found.num_steps} steps;"
+        f" by position {shares}")  # fmt: skip
+    say("next:")
+    for line in next_commands(recipe.method, str(base), out):
+        say(f"  {line}")
+
+
+def next_commands(method: str, base: str, draft: Path) -> list[str]:
+    """The commands that make engines of a base and its new draft."""
+    if method == "eagle3":
+        exports = [
+            shell("export", base, "onnx/base", eagle_base=True),
+            shell("export", draft, "onnx/draft", base_model_dir=base),
+        ]
+        directories = "onnx/base/llm", "onnx/draft/llm"
+    else:
+        exports = [
+            shell("export", base, "onnx/base", dflash_base=True, dflash_draft_dir=draft),
+            shell("export", base, "onnx/draft", dflash_draft=True, dflash_draft_dir=draft),
+        ]
+        directories = "onnx/base/llm", "onnx/draft/dflash_draft"
+    pair = {"base_model_dir": base, "draft_model_dir": draft}
+    smaller = {"quantization": "int4_awq", "output_dir": f"{draft}-int4"}
+    return [
+        shell("check", base, draft, probe=True),
+        *exports,
+        *(shell("build", onnx_dir=path, engine_dir="engines") for path in directories),
+        shell("quantize draft", **pair, **smaller),
+    ]

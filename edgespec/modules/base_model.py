@@ -1,0 +1,76 @@
+"""The base as transformers' model, and the hidden states of it that drafts read. Knows no method,
+and no files but what transformers reads of a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def is_text_model(config: Any) -> bool:
+    """Whether transformers has a text model of this configuration."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+def model_class(config: Any) -> Any:
+    """The class that makes a model of a configuration: of text alone, or with images."""
+    import transformers
+
+    if is_text_model(config):
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModelForImageTextToText
+
+
+def load_base(path: Path, device: Any, dtype: Any = "auto") -> Any:
+    """The model of a directory on `device`, in eval mode and by default the checkpoint's type."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    model: Any = model_class(config).from_pretrained(path, dtype=dtype, trust_remote_code=False)
+    return model.eval().to(device)
+
+
+@torch.no_grad()
+def hidden_states(base: Any, aux_layers: tuple[int, ...], ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The base's residual stream [B, S, k * Ht] at its aux layers (hidden_states indices), and its
+    state [B, S, H] after the last norm, for ids [B, S]."""
+    seen: dict[int, Tensor] = {}
+
+    def keep(layer: int) -> Any:
+        def hook(module: object, given: object, output: Any) -> None:
+            seen[layer] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    stack = getattr(base.model, "language_model", base.model)
+    hooks = [stack.layers[layer - 1].register_forward_hook(keep(layer)) for layer in aux_layers]
+    try:
+        final = base.model(input_ids=ids, use_cache=False).last_hidden_state
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return torch.cat([seen[layer] for layer in aux_layers], dim=-1), final
+
+
+def aux_hidden_states(base: Any, aux_layers: tuple[int, ...], ids: Tensor) -> Tensor:
+    """The aux hidden states of one text: ids [1, S] -> [S, k * Ht]."""
+    return hidden_states(base, aux_layers, ids)[0][0]
+
+
+@torch.no_grad()
+def final_hidden_state(base: Any, ids: Tensor) -> Tensor:
+    """The base's state after its last norm, ids [1, S] -> [S, H]."""
+    return base.model(input_ids=ids, use_cache=False).last_hidden_state[0]  # type: ignore[no-any-return]
+
+
+def logits_of(base: Any, final: Tensor) -> Tensor:
+    """The base's logits [..., V] of its states [..., H] after the last norm."""
+    logits: Tensor = base.lm_head(final)
+    cap = getattr(base.config.get_text_config(), "final_logit_softcapping", None)
+    return logits if cap is None else cap * torch.tanh(logits / cap)

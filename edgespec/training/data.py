@@ -1,0 +1,279 @@
+"""Conversations as token ids, and which of them a draft learns to predict. Knows chat templates and
+the tokenizer of transformers, which is an argument. Knows no models.
+
+Prompt and answer are tokenized apart, as in generation: together, the last newline of a prompt
+would merge with the first letters of an answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import RequestError
+from edgespec.prompts.conversations import Messages, numbered_records
+
+WANTED = (
+    'Each line is an object with "messages", a list of {"role": ..., "content": ...} that'
+    " alternate between user and assistant."
+)
+NO_ANSWERS = (
+    "A draft learns what its base answers: let the base answer the prompts, for example with"
+    " edgespec infer, and write its answers as turns of the role assistant."
+)
+GENERATION = "{% generation %}"
+SORTED_OVER = 64  # batches among which rows of like length are put together
+Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """The conversations of a file, with where each stands."""
+
+    items: tuple[tuple[str, Messages], ...]
+    path: Path
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One conversation. `predicts[t]` says whether what follows token t is learned."""
+
+    ids: Ids  # [S]
+    predicts: Mask  # [S]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is trained on, and how many conversations were cut or left out for their length."""
+
+    rows: tuple[Row, ...]
+    num_cut: int
+    num_dropped: int
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens."""
+        return sum(len(row.ids) for row in self.rows)
+
+    @property
+    def num_predicted(self) -> int:
+        """Those that are learned."""
+        return sum(int(row.predicts.sum()) for row in self.rows)
+
+
+def read_conversations(path: Path, sample_size: int = -1) -> Conversations:
+    """The conversations of a JSONL file, or the first `sample_size`. Raises RequestError that names
+    the line, and for a file of prompts without answers."""
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise RequestError(f"{path} is not UTF-8 (line {line}).", WANTED) from error
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}", WANTED) from error
+    items: list[tuple[str, Messages]] = []
+    for where, record in numbered_records(text, path, WANTED):
+        if isinstance(record, str):
+            raise RequestError(f"{where} is a text, not a conversation.", WANTED)
+        items.append((where, record))
+    if not items or sample_size == 0:
+        raise RequestError(f"{path} has no conversations.", WANTED)
+    if sample_size > 0:
+        items = items[:sample_size]
+    return Conversations(tuple(items), path, hashlib.sha256(data).hexdigest())
+
+
+def refuse_unanswered(conversations: Conversations) -> None:
+    """Raises RequestError where a conversation has nothing that the base answered."""
+    for where, messages in conversations.items:
+        if not any(m["role"] == "assistant" and m["content"].strip() for m in messages):
+            raise RequestError(f"{where} has no assistant turn.", NO_ANSWERS)
+
+
+class Template:
+    """A tokenizer's chat template, or another in its place, and the ids that end an answer."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[int], text: str | None = None) -> None:
+        self.tokenizer, self.stops = tokenizer, frozenset(stops)
+        if text is not None:
+            tokenizer.chat_template = text
+        if not tokenizer.chat_template:
+            raise RequestError(
+                "the base has no chat template.", "Give the file of one as data.chat_template."
+            )
+        self.marked = GENERATION in str(tokenizer.chat_template)
+
+    def rendered(self, messages: Messages, where: str, **more: Any) -> Any:
+        """What the template makes of messages. Raises RequestError where it refuses them."""
+        import jinja2
+
+        try:
+            return self.tokenizer.apply_chat_template(messages, **{"tokenize": False} | more)
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise RequestError(
+                f"{where}: the chat template rejects the messages: {error}", WANTED
+            ) from error
+
+    def encoded(self, text: str) -> list[int]:
+        """The ids of a piece of rendered text."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def prompt(self, messages: Messages, where: str) -> list[int]:
+        """The ids of what comes before the first answer."""
+        turns = [m["role"] for m in messages]
+        asked = messages[: turns.index("assistant")] if "assistant" in turns else messages
+        return self.encoded(self.rendered(asked, where, add_generation_prompt=True))
+
+    def row(self, messages: Messages, where: str, *, answers_only: bool) -> Row:
+        """The ids of a conversation; learned is all of it, or the answers with the token that ends
+        each. Raises RequestError for a template under which answers cannot be found."""
+        if self.marked:
+            ids, answered = self.by_marks(messages, where)
+        else:
+            ids, answered = self.by_prefixes(messages, where)
+        predicts = np.append(answered[1:], False) if answers_only else np.ones(len(ids), np.bool_)
+        return Row(ids, predicts)
+
+    def by_marks(self, messages: Messages, where: str) -> tuple[Ids, Mask]:
+        """Ids, and which are of answers: what stands between the template's own marks, and the stop
+        token behind."""
+        made = self.rendered(
+            messages, where, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        ids = np.asarray(made["input_ids"], np.int64)
+        answered = np.asarray(made["assistant_masks"], np.bool_)
+        ends = np.append(False, answered[:-1] & ~answered[1:]) & np.isin(ids, [*self.stops])
+        return ids, answered | ends
+
+    def by_prefixes(self, messages: Messages, where: str) -> tuple[Ids, Mask]:
+        """The same by where an answer stands behind what comes before it."""
+        ids, answered = list[int](), list[bool]()
+        for text, of_answer in self.pieces(messages, where):
+            new = self.encoded(text)
+            ids += new
+            answered += [of_answer] * len(new)
+        return np.asarray(ids, np.int64), np.asarray(answered, np.bool_)
+
+    def pieces(self, messages: Messages, where: str) -> Iterator[tuple[str, bool]]:
+        """The rendered conversation in pieces, and which are answers. What a template puts before
+        an answer, as empty think tags, is none of it; the stop token behind it is."""
+        whole, end = self.rendered(messages, where), 0
+        for turn, message in enumerate(messages):
+            content = message["content"]
+            if message["role"] != "assistant" or not content.strip():
+                continue
+            before = self.rendered(messages[:turn], where, add_generation_prompt=True)
+            begin = whole.find(content, max(end, len(before)))
+            if begin < 0:  # some templates strip it
+                content = content.strip()
+                begin = whole.find(content, max(end, len(before)))
+            if not whole.startswith(before) or begin < 0:
+                raise RequestError(
+                    f"{where}: the chat template rewrites turns before, or in, answer {turn}, so"
+                    " that it cannot be found.",
+                    "Give a template with {% generation %} around answers as data.chat_template,"
+                    " or one turn a conversation.",
+                )
+            yield whole[end:begin], False
+            behind = whole[begin + len(content) :]
+            stop = max((word for word in self.stop_words if behind.startswith(word)), default="")
+            end = begin + len(content) + len(stop)
+            yield whole[begin:end], True
+        yield whole[end:], False
+
+    @property
+    def stop_words(self) -> list[str]:
+        """The stop tokens as text."""
+        return [str(word) for word in self.tokenizer.convert_ids_to_tokens(sorted(self.stops))]
+
+
+def rows_of(
+    conversations: Conversations, template: Template, seq_len: int, *, answers_only: bool
+) -> Rows:
+    """The conversations as rows of at most `seq_len` tokens. Raises RequestError where nothing is
+    left to learn."""
+    rows, num_cut, num_dropped = list[Row](), 0, 0
+    for where, messages in conversations.items:
+        row = template.row(messages, where, answers_only=answers_only)
+        num_cut += len(row.ids) > seq_len
+        row = Row(row.ids[:seq_len], row.predicts[:seq_len])
+        if len(row.ids) >= 3 and row.predicts[1:-1].any():
+            rows.append(row)
+        else:
+            num_dropped += 1
+    if not rows:
+        raise RequestError(
+            f"{conversations.path}: no conversation has an answer within {seq_len} tokens.",
+            "Raise training.training_seq_len.",
+        )
+    return Rows(tuple(rows), num_cut, num_dropped)
+
+
+More = Callable[[np.random.Generator, Sequence[Row]], Mapping[str, NDArray[Any]]]
+
+
+class Batches:
+    """Batches by number, each a pure function of number and seed: what a run has not seen yet needs
+    no memory of what it saw. An epoch has each row once, rows of like length together."""
+
+    def __init__(
+        self, rows: Sequence[Row], batch_size: int, seed: int, count: int, more: More | None = None
+    ) -> None:
+        """`more` draws what a method adds to a batch."""
+        self.rows, self.batch_size, self.seed, self.count = rows, batch_size, seed, count
+        self.more = more
+        self.groups = lru_cache(maxsize=2)(self.groups_of)
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches that see each row once."""
+        return -(-len(self.rows) // self.batch_size)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """`ids` [B, S], padded behind with 0, their `lengths` [B] and `predicts` [B, S]."""
+        import torch
+
+        epoch, place = divmod(number, self.per_epoch)
+        rows = [self.rows[i] for i in self.groups(epoch)[place]]
+        width = max(len(row.ids) for row in rows)
+        padded = [(0, width - len(row.ids)) for row in rows]
+        batch = {
+            "ids": np.stack([np.pad(r.ids, p) for r, p in zip(rows, padded, strict=True)]),
+            "predicts": np.stack(
+                [np.pad(r.predicts, p) for r, p in zip(rows, padded, strict=True)]
+            ),
+            "lengths": np.array([len(row.ids) for row in rows]),
+        }
+        if self.more is not None:
+            batch |= self.more(np.random.default_rng([self.seed, 1, number]), rows)
+        return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+    def groups_of(self, epoch: int) -> list[NDArray[np.intp]]:
+        """The rows of each batch of an epoch."""
+        rng = np.random.default_rng([self.seed, 0, epoch])
+        order = rng.permutation(len(self.rows))
+        lengths = np.array([len(row.ids) for row in self.rows])
+        span, groups = self.batch_size * SORTED_OVER, list[NDArray[np.intp]]()
+        for begin in range(0, len(order), span):
+            part = order[begin : begin + span]
+            part = part[np.argsort(lengths[part], kind="stable")]
+            groups += [part[i : i + self.batch_size] for i in range(0, len(part), self.batch_size)]
+        return [groups[i] for i in rng.permutation(len(groups))]
+
+
+def padded(values: NDArray[Any], width: int) -> NDArray[Any]:
+    """Values with zeros behind, `width` in all."""
+    return np.pad(values, (0, width - len(values)))

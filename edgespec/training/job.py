@@ -1,0 +1,352 @@
+"""Everything about a training that can be read, and refused, before the base is loaded.
+
+Knows checkpoints, conversations and recipes, and no method: those stand in `table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgespec.artifacts import atomic
+from edgespec.artifacts.outputs import refuse_overwriting
+from edgespec.checkpoint.d2t import read_d2t
+from edgespec.checkpoint.detect import detect
+from edgespec.checkpoint.files import Checkpoint, open_checkpoint
+from edgespec.checkpoint.layouts import read_quantization
+from edgespec.config import DraftConfig, ModelConfig
+from edgespec.errors import (
+    CheckpointError,
+    OptionError,
+    PairingError,
+    RequestError,
+    UnsupportedModel,
+)
+from edgespec.families import parse_model_config
+from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_aux_layers
+from edgespec.methods.block_draft import BlockDraftConfig
+from edgespec.methods.draft_layers import base_keys
+from edgespec.progress import Progress
+from edgespec.training import data, files
+from edgespec.training.data import Rows, Template
+from edgespec.training.files import DraftFiles
+from edgespec.training.recipe import TrainRecipe
+from edgespec.training.row import BaseFacts, TrainRow
+from edgespec.training.table import row_of
+
+HELD_OUT_SHARE = 0.05  # of the conversations
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One resolved training, before the base is loaded."""
+
+    recipe: TrainRecipe
+    out: Path
+    base: Checkpoint
+    model: ModelConfig
+    config: DraftConfig
+    row: TrainRow
+    files: DraftFiles
+    init: Checkpoint | None
+    draft_ids: torch.Tensor | None
+    rows: Rows
+    prompts: tuple[tuple[int, ...], ...]  # held out
+    data_sha256: str
+    progress: Progress
+    note: Callable[[str], None]
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The ids that end an answer."""
+        return self.model.eos_token_ids
+
+    @property
+    def work_dir(self) -> Path:
+        """Where checkpoints are."""
+        return self.out.absolute().parent / f".{self.out.absolute().name}.train"
+
+    @property
+    def num_weights(self) -> int:
+        """Of the draft's files."""
+        return sum(int(np.prod(shape)) for shape in self.row_shapes().values())
+
+    def row_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Own name -> shape of what is written."""
+        if self.init is None:
+            return self.row.shapes(self.files.config)
+        named, _ = self.row.names(self.init, self.config)
+        return {own: named.tensors[name].shape for own, name in self.files.names.items()}
+
+
+def open_job(
+    recipe: TrainRecipe, init: str | None, progress: Progress, note: Callable[[str], None]
+) -> Job:
+    """Everything that can be read and refused without the base's weights."""
+    base_dir, data_path, out = (
+        needed(recipe, key)
+        for key in ("model.model_name_or_path", "data.data_path", "training.output_dir")
+    )
+    init = init or init_of(recipe)
+    refuse_overwriting(Path(out), (base_dir, data_path, init))
+    atomic.refuse_occupied(Path(out))
+    conversations = data.read_conversations(Path(data_path), recipe["data.sample_size"])
+    data.refuse_unanswered(conversations)
+    base = open_checkpoint(base_dir)
+    model = base_model(base)
+    tokenizer = tokenizer_of(base)
+    facts = BaseFacts(model, text_section(base), tokenizer)
+    row, started = row_of(recipe.method), None
+    if init is None:
+        config, draft_files, draft_ids = new_draft(facts, recipe, row, base, base_dir)
+    else:
+        started = open_checkpoint(init)
+        config, draft_files, draft_ids = old_draft(started, recipe, row, model, base, base_dir)
+    resolve_aux_layers(config, model.decoder.num_layers)
+    template = Template(tokenizer, model.eos_token_ids, template_text(recipe))
+    kept, prompts = split(conversations, template, recipe)
+    rows = data.rows_of(
+        kept,
+        template,
+        min(recipe["training.training_seq_len"], model.max_position),
+        answers_only=recipe["training.answer_only_loss"],
+    )
+    if isinstance(config, BlockDraftConfig):
+        refuse_mask_in_text(config, rows)
+    elif config.draft_vocab_size < config.vocab_size and draft_ids is None:
+        draft_ids = frequent_tokens(rows, config, model.eos_token_ids)
+    if draft_ids is not None and init is None:
+        offsets = draft_ids - torch.arange(len(draft_ids))
+        draft_files = replace(draft_files, beside={**draft_files.beside, "d2t": offsets})
+    for text in notes_of(recipe, rows, draft_ids):
+        note(text)
+    return Job(
+        recipe, Path(out), base, model, config, row, draft_files, started, draft_ids, rows,
+        prompts, conversations.sha256, progress, note,
+    )  # fmt: skip
+
+
+def needed(recipe: TrainRecipe, key: str) -> str:
+    """The value of a key without which nothing can be trained. Raises OptionError."""
+    if (value := recipe[key]) is None:
+        name = {"data.data_path": "data", "training.output_dir": "output_dir"}.get(
+            key, "base_model"
+        )
+        raise OptionError(
+            f"{recipe.source} does not say {key}.", f"Write it there, or pass `{name}`."
+        )
+    return str(value)
+
+
+def init_of(recipe: TrainRecipe) -> str | None:
+    """The draft to go on from, where the recipe names it."""
+    key = "dflash.dflash_init_checkpoint"
+    return recipe.values.get(key)
+
+
+def base_model(base: Checkpoint) -> ModelConfig:
+    """The base's configuration. Raises UnsupportedModel for a draft, and for a quantized base."""
+    if (quantization := read_quantization(base)) is not None:
+        raise UnsupportedModel(
+            f"{base.place} is quantized ({quantization.layout}); drafts learn from the original.",
+            "Give the float16 or bfloat16 checkpoint: a draft of it serves the quantized one too.",
+        )
+    config = detect(base)
+    if isinstance(config, ModelConfig):
+        return config
+    if config.method == "mtp":
+        return parse_model_config(base.config, base.config_source)
+    raise UnsupportedModel(
+        f"{base.place} is {METHODS[config.method].draft_title}, not a base model.",
+        "Pass `base_model` with the base, and `init` with a draft to go on from.",
+    )
+
+
+def text_section(base: Checkpoint) -> Mapping[str, Any]:
+    """config.json of the text model."""
+    section = base.config.get("text_config")
+    return section if isinstance(section, dict) else base.config
+
+
+def tokenizer_of(base: Checkpoint) -> Any:
+    """transformers' tokenizer of a base. Raises CheckpointError."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(base.path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"the tokenizer of {base.place} cannot be read: {str(error).partition(chr(10))[0]}",
+            "Put the model's tokenizer files beside its weights.",
+        ) from error
+
+
+def named_base(base: Checkpoint, base_dir: str) -> str:
+    """The base as a draft's config.json names it."""
+    return str(base.path.resolve()) if Path(base_dir).is_dir() else base_dir
+
+
+def new_draft(
+    facts: BaseFacts, recipe: TrainRecipe, row: TrainRow, base: Checkpoint, base_dir: str
+) -> tuple[DraftConfig, DraftFiles, torch.Tensor | None]:
+    """Configuration and files of a new draft, and the tokens of its vocabulary where a file says
+    them."""
+    raw = row.config(facts, recipe)
+    raw |= base_keys(raw, named_base(base, base_dir))
+    shapes, draft_format = row.shapes(raw), METHODS[recipe.method].format
+    assert draft_format is not None
+    config = draft_format.parse(raw, shapes, recipe.source)
+    ids = None
+    if (cache := recipe["data.draft_vocab_cache"]) is not None:
+        ids = cached_vocabulary(Path(cache), config)
+    return config, DraftFiles(raw, {name: name for name in shapes}, {}), ids
+
+
+def old_draft(
+    draft: Checkpoint,
+    recipe: TrainRecipe,
+    row: TrainRow,
+    model: ModelConfig,
+    base: Checkpoint,
+    base_dir: str,
+) -> tuple[DraftConfig, DraftFiles, torch.Tensor | None]:
+    """The same of a draft to go on from, whose layout stays. Raises PairingError for one of another
+    base, and UnsupportedModel for one of another method."""
+    config = detect(draft)
+    if isinstance(config, ModelConfig) or config.method != recipe.method:
+        what = "a base" if isinstance(config, ModelConfig) else METHODS[config.method].draft_title
+        wanted = METHODS[recipe.method].draft_title
+        raise UnsupportedModel(f"`init`: {draft.place} is {what}, not {wanted}.", f"Pass {wanted}.")
+    if (quantization := read_quantization(draft)) is not None:
+        raise UnsupportedModel(
+            f"`init`: {draft.place} is quantized ({quantization.layout}).", "Pass the original."
+        )
+    if recipe.section("architecture_config"):
+        raise OptionError(
+            "`init` has an architecture of its own, and the recipe says another.",
+            "Leave out the recipe's architecture_config.",
+        )
+    sides = BaseSide.of_checkpoint(model, str(base.place)), DraftSide.of_checkpoint(config)
+    for mismatch in mismatches(*sides):
+        raise PairingError(mismatch.what, mismatch.remedy or "Pass a draft of this base.")
+    if isinstance(config, BlockDraftConfig) and config.draft_vocab_size < config.vocab_size:
+        raise UnsupportedModel(f"`init`: {draft.place} has a vocabulary of its own.")
+    named, names = row.names(draft, config)
+    beside = {
+        name: files.tensor_of(named, name)
+        for name in named.tensors
+        if name not in names.values() or name == names.get("embed_tokens.weight")
+    }
+    raw = {**draft.config, **base_keys(draft.config, named_base(base, base_dir))}
+    offsets = read_d2t(draft, config)
+    ids = None if offsets is None else torch.from_numpy(offsets + np.arange(len(offsets)))
+    return config, DraftFiles(raw, names, beside), ids
+
+
+def cached_vocabulary(path: Path, config: DraftConfig) -> torch.Tensor:
+    """The tokens of a draft's vocabulary by ModelOpt's d2t.pt, which has offsets. Raises
+    RequestError."""
+    try:
+        offsets = torch.load(path, weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
+        raise RequestError(
+            f"{path} is no d2t.pt: {str(error).partition(chr(10))[0]}", "Give ModelOpt's file."
+        ) from error
+    size, vocab = config.draft_vocab_size, config.vocab_size
+    whole = isinstance(offsets, torch.Tensor) and offsets.dtype == torch.int64
+    if not whole or offsets.shape != (size,):
+        raise RequestError(
+            f"{path} does not hold {size} offsets, as draft_vocab_size says.",
+            "Write its length as draft_vocab_size.",
+        )
+    ids: torch.Tensor = offsets + torch.arange(size)
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab or len({*ids.tolist()}) < size:
+        raise RequestError(
+            f"{path} names a token twice, or one beyond the {vocab} of the base.",
+            "Make it anew with this base's tokenizer.",
+        )
+    return ids
+
+
+def frequent_tokens(rows: Rows, config: DraftConfig, always: tuple[int, ...]) -> torch.Tensor:
+    """The tokens that the data has most often, ascending; those that end answers are among
+    them."""
+    counts = np.zeros(config.vocab_size, np.int64)
+    for row in rows.rows:
+        counts += np.bincount(row.ids, minlength=config.vocab_size)
+    counts[[*always]] = counts.max() + 1
+    chosen = np.argsort(-counts, kind="stable")[: config.draft_vocab_size]
+    return torch.from_numpy(np.sort(chosen))
+
+
+def template_text(recipe: TrainRecipe) -> str | None:
+    """The chat template of a file."""
+    if (path := recipe["data.chat_template"]) is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(
+            f"the chat template {path} cannot be read: {error}", "Give a file of Jinja in UTF-8."
+        ) from error
+
+
+def split(
+    conversations: data.Conversations, template: Template, recipe: TrainRecipe
+) -> tuple[data.Conversations, tuple[tuple[int, ...], ...]]:
+    """What is trained on, and the prompts that acceptance is measured with: of a file of their own,
+    or a twentieth of the conversations."""
+    count, items = recipe["validation.num_prompts"], conversations.items
+    if (path := recipe["validation.data_path"]) is not None:
+        held = data.read_conversations(Path(path)).items[:count]
+    else:
+        count = min(count, max(1, round(HELD_OUT_SHARE * len(items))))
+        order = np.random.default_rng(recipe["training.seed"]).permutation(len(items))
+        chosen = {*order[:count].tolist()}
+        held = tuple(items[i] for i in sorted(chosen))
+        items = tuple(item for i, item in enumerate(items) if i not in chosen)
+        if not items:
+            raise RequestError(
+                f"{conversations.path} has one conversation, which is needed to measure with.",
+                "Give more, or a file of prompts as validation.data_path.",
+            )
+    prompts = [tuple(template.prompt(messages, where)) for where, messages in held]
+    most = recipe["training.training_seq_len"] - recipe["validation.max_new_tokens"]
+    short = tuple(prompt for prompt in prompts if 1 < len(prompt) <= most)
+    if not short:
+        raise RequestError(
+            f"all prompts to measure with are longer than {most} tokens.",
+            "Raise training.training_seq_len, or give a file of prompts as validation.data_path.",
+        )
+    return replace(conversations, items=items), short
+
+
+def refuse_mask_in_text(config: BlockDraftConfig, rows: Rows) -> None:
+    """Raises RequestError where a text has the draft's mask token."""
+    count = sum(int((row.ids == config.mask_token_id).any()) for row in rows.rows)
+    if count:
+        raise RequestError(
+            f"the mask token {config.mask_token_id} is in {count} conversations.",
+            "Name an id that no text has as dflash.dflash_mask_token_id.",
+        )
+
+
+def notes_of(recipe: TrainRecipe, rows: Rows, draft_ids: torch.Tensor | None) -> Iterator[str]:
+    """What the user should know before it begins."""
+    yield from recipe.notes
+    length = recipe["training.training_seq_len"]
+    if rows.num_cut:
+        yield f"{rows.num_cut} conversations are longer than {length} tokens, and cut there"
+    if rows.num_dropped:
+        yield f"{rows.num_dropped} conversations have no answer within {length} tokens"
+    share = rows.num_predicted / rows.num_tokens
+    yield f"{len(rows.rows)} conversations, {rows.num_tokens} tokens, {share:.0%} of them learned"
+    if draft_ids is not None:
+        counts = [int(np.isin(row.ids, draft_ids.numpy()).sum()) for row in rows.rows]
+        covered = sum(counts) / rows.num_tokens
+        yield f"the draft vocabulary of {len(draft_ids)} tokens has {covered:.1%} of the text"

@@ -1,0 +1,92 @@
+"""What training asks of a drafting method: the columns of TRAINABLE, and what it gives them. Knows
+no method. Imports torch only where it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.config import DraftConfig, ModelConfig
+from edgespec.config.values import Shapes
+from edgespec.training.data import Row
+from edgespec.training.recipe import TrainRecipe
+
+if TYPE_CHECKING:
+    import torch
+
+Batch = Mapping[str, Any]  # see data.Batches; what `sample` adds too
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFacts:
+    """What a new draft's config.json takes from its base. `raw` is config.json's text section."""
+
+    config: ModelConfig
+    raw: Mapping[str, Any]
+    tokenizer: Any
+
+
+@dataclass(slots=True)
+class Task:
+    """One training: the base, which is never changed, and how the draft reads it."""
+
+    recipe: TrainRecipe
+    config: DraftConfig
+    base: Any  # transformers' model
+    table: torch.Tensor  # embedding that the draft reads, [V, H]
+    aux_layers: tuple[int, ...]  # hidden_states indices
+    draft_ids: torch.Tensor | None = None  # [Vd]: tokens of a smaller draft vocabulary, ascending
+    device: Any = "cpu"
+
+    def cast(self, *, measuring: bool = False) -> Any:
+        """What base and draft compute in: bfloat16 where the recipe says so. They are measured in
+        float32, unless the base is in halves."""
+        import torch
+
+        halves = self.base.lm_head.weight.dtype != torch.float32
+        enabled = halves or (self.recipe["training.bf16"] and not measuring)
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, torch.bfloat16, enabled=enabled)
+
+    def states(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The base's aux hidden states [B, S, k * Ht] and last state [B, S, H] of ids [B, S]."""
+        from edgespec.modules.base_model import hidden_states
+
+        return hidden_states(self.base, self.aux_layers, ids)
+
+    def logits(self, final: torch.Tensor) -> torch.Tensor:
+        """The base's logits [N, V] in float32 of its last states [N, H]."""
+        import torch
+
+        from edgespec.modules.base_model import logits_of
+
+        with torch.no_grad():
+            return logits_of(self.base, final).float()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRow:
+    """`config` makes a new draft's config.json, of the base's sizes, and `shapes` its tensors.
+    `names` is a draft under the names that will be written, and own name -> that name.
+
+    `module` is the draft as a torch module. `sample` draws what a batch has beside its rows, `loss`
+    is what a step minimizes: (module, task, batch). `drafts` are the greedy drafts [S - 1 - p, K]
+    behind each token of a text from p on but the last, the first of them for the token's successor:
+    (module, task, aux hidden states [1, S, k * Ht], ids [1, S], p).
+    """
+
+    config: Callable[[BaseFacts, TrainRecipe], dict[str, Any]]
+    shapes: Callable[[Mapping[str, Any]], Shapes]
+    names: Callable[[Checkpoint, DraftConfig], tuple[Checkpoint, dict[str, str]]]
+    module: Callable[[DraftConfig], Any]
+    loss: Callable[[Any, Task, Batch], torch.Tensor]
+    drafts: Callable[[Any, Task, Any, Any, int], torch.Tensor]
+    sample: (
+        Callable[[TrainRecipe, np.random.Generator, Sequence[Row]], Mapping[str, NDArray[Any]]]
+        | None
+    ) = None

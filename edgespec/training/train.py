@@ -1,0 +1,268 @@
+"""From a base and conversations to a draft's directory.
+
+Knows the order of the work behind `job`, and no method: those stand in `table`. The work directory
+.NAME.train beside the output keeps checkpoints: the same command goes on from the last one.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+
+from edgespec.artifacts import atomic, json_files
+from edgespec.artifacts.work_lock import LOCK, locked
+from edgespec.checkpoint.detect import detect
+from edgespec.checkpoint.files import Checkpoint
+from edgespec.errors import BuildError, OutputError
+from edgespec.methods import resolve_aux_layers
+from edgespec.modules.base_model import load_base
+from edgespec.training import files
+from edgespec.training.acceptance import Acceptance, answers_of, measure
+from edgespec.training.data import Batches
+from edgespec.training.job import Job
+from edgespec.training.recipe import REPORT
+from edgespec.training.row import Task
+from edgespec.training.trainer import (
+    UNLIMITED,
+    Objective,
+    Run,
+    last_checkpoint,
+    timed_steps,
+    trained,
+)
+
+RUN = "run.json"
+USUAL_EPOCHS, DRY_STEPS = 3, 10
+STATES_PER_WEIGHT = 12  # bytes in a checkpoint: the weight and at most two states, in float32
+DISK_FACTOR = 1.2
+Stopping = Callable[[], AbstractContextManager[Callable[[], bool]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a training came to. Without `acceptance` it was stopped, and goes on another time."""
+
+    directory: Path
+    steps: int
+    seconds: float
+    acceptance: Acceptance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a training needs, measured over a few real steps."""
+
+    draft_weights: int
+    num_conversations: int
+    num_tokens: int  # of an epoch
+    steps: int | None  # None: time ends it
+    seconds_per_step: float
+    tokens_per_second: float
+    seconds: float | None
+    memory_bytes: int  # at most, so far
+    disk_bytes: int
+
+
+def train(job: Job, stopping: Stopping) -> Trained:
+    """Trains, measures and writes the draft to `job.out`; where it is stopped, checkpoints stay."""
+    disk = job.num_weights * (2 * STATES_PER_WEIGHT + 8)
+    refuse_full_disk(job.out, disk)
+    made = not job.work_dir.parent.exists()
+    with locked(job.work_dir):
+        refuse_other_run(job)
+        objective, run, batches = prepared(job)
+        try:
+            with stopping() as stop:
+                run.stop = stop
+                steps = trained(objective, run, batches)
+            if run.stopped:
+                return Trained(job.work_dir, steps, run.seconds())
+            found = finish(job, objective, run, steps)
+        finally:
+            if last_checkpoint(job.work_dir) is None:
+                forget(job.work_dir)
+                if made:
+                    atomic.remove_if_empty(job.work_dir.parent)
+        forget(job.work_dir)
+    return Trained(job.out, steps, run.seconds(), found)
+
+
+def measured_steps(job: Job) -> Sizes:
+    """What the training would take, from a few real steps."""
+    objective, run, batches = prepared(job, answers=False)
+    seconds = timed_steps(objective, run, batches, min(DRY_STEPS, len(batches)))
+    each, recipe = median(seconds), job.recipe
+    tokens = job.rows.num_tokens / batches.per_epoch
+    each *= recipe["training.gradient_accumulation_steps"]
+    timed = run.max_steps == UNLIMITED
+    limit = None if run.minutes is None else run.minutes * 60
+    total = None if timed else each * run.max_steps
+    return Sizes(
+        draft_weights=job.num_weights,
+        num_conversations=len(job.rows.rows),
+        num_tokens=job.rows.num_tokens,
+        steps=None if timed else run.max_steps,
+        seconds_per_step=each,
+        tokens_per_second=tokens * recipe["training.gradient_accumulation_steps"] / each,
+        seconds=min(s for s in (total, limit) if s is not None),
+        memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * (1 if sys.platform == "darwin" else 1024),
+        disk_bytes=job.num_weights * (2 * STATES_PER_WEIGHT + 8),
+    )
+
+
+def prepared(job: Job, *, answers: bool = True) -> tuple[Objective, Run, Batches]:
+    """Base, draft and data, ready to train."""
+    recipe, device = job.recipe, "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(recipe["training.seed"])
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    job.progress.start("load the base", 0)
+    dtype: Any = "auto" if device == "cuda" else torch.float32
+    base = load_base(job.base.path, device, dtype).requires_grad_(False)
+    table = base.get_input_embeddings().weight.detach()
+    ids = None if job.draft_ids is None else job.draft_ids.to(device)
+    aux_layers = resolve_aux_layers(job.config, job.model.decoder.num_layers)
+    draft = new_module(job, base, table, ids).to(device)
+    if "embed_tokens.weight" in job.files.names:
+        table = job.files.beside[job.files.names["embed_tokens.weight"]].to(device)
+    task = Task(recipe, job.config, base, table.float(), aux_layers, ids, device)
+    batches, max_steps = batches_of(job)
+    held = []
+    if answers:
+        job.progress.start("answers of the base", 0)
+        new = recipe["validation.max_new_tokens"]
+        held = answers_of(base, job.prompts, new, job.stops, device)
+        if not held:
+            raise BuildError(
+                "the base answers none of the prompts to measure with by two tokens.",
+                "Give prompts that it answers as validation.data_path.",
+            )
+    run = Run(
+        job.row, task, job.files, held, job.work_dir, getattr(torch, job.model.dtype), max_steps,
+        recipe["training.minutes"], job.progress, job.note,
+    )  # fmt: skip
+    return Objective(draft, job.row, task), run, batches
+
+
+def new_module(job: Job, base: Any, table: torch.Tensor, ids: torch.Tensor | None) -> Any:
+    """The draft, with weights of `init` or new ones, which begin with the base's last norm where
+    they share its head, and with its head where they have one of their own."""
+    draft = job.row.module(job.config)
+    if not job.config.own_head:
+        draft.lm_head = base.lm_head
+    if job.init is not None:
+        named, names = job.row.names(job.init, job.config)
+        own = draft.state_dict().keys()
+        found = {key: files.tensor_of(named, n) for key, n in names.items() if key in own}
+        files.load(draft, found)
+        return draft
+    with torch.no_grad():
+        if job.config.own_head:
+            head = base.lm_head.weight
+            draft.lm_head.weight.copy_(head if ids is None else head[ids])
+        else:
+            stack = getattr(base.model, "language_model", base.model)
+            draft.norm.weight.copy_(stack.norm.weight + job.model.decoder.norm.unit_offset)
+    return draft
+
+
+def batches_of(job: Job) -> tuple[Batches, int]:
+    """The data in batches, and how many steps are made of it."""
+    recipe, sample = job.recipe, job.row.sample
+    size, seed = recipe["training.per_device_train_batch_size"], recipe["training.seed"]
+    each = recipe["training.gradient_accumulation_steps"]
+    more = None if sample is None else lambda rng, rows: sample(recipe, rng, rows)
+    batches = Batches(job.rows.rows, size, seed, 0, more)
+    epochs, steps = recipe["training.num_train_epochs"], recipe["training.max_steps"]
+    if steps <= 0:
+        steps = UNLIMITED
+        if epochs is not None or recipe["training.minutes"] is None:
+            steps = max(1, round((epochs or USUAL_EPOCHS) * batches.per_epoch / each))
+    batches.count = steps * each
+    return batches, steps
+
+
+def finish(job: Job, objective: Objective, run: Run, steps: int) -> Acceptance:
+    """Measures the best draft as it is written, reads it back and moves it to its place."""
+    best = run.best_dir(run.best_step)
+    job.files.read(best, objective.draft)
+    job.progress.start("measure", 0)
+    found = measure(run.row, objective.draft, run.task, run.answers)
+    assert detect(Checkpoint(best)) is not None
+    report = {
+        "method": job.recipe.method,
+        "base": {"name": job.base.path.resolve().name, "identity": job.base.identity()},
+        "data": {"name": Path(job.recipe["data.data_path"]).name, "sha256": job.data_sha256},
+        "recipe": job.recipe.shaping(),
+        "steps": steps,
+        "best_step": run.best_step,
+        "seconds": round(run.seconds(), 1),
+        "acceptance": {
+            "length": round(found.length, 4),
+            "per_position": [round(share, 4) for share in found.per_position],
+            "num_tokens": found.num_tokens,
+            "num_steps": found.num_steps,
+            "num_prompts": len(run.answers),
+        },
+    }
+    json_files.write_json(best / REPORT, report)
+    with atomic.writing(job.out), atomic.staged_directory(job.out) as staging:
+        for path in best.iterdir():
+            shutil.copy2(path, staging / path.name)
+    return found
+
+
+# The work directory
+
+
+def refuse_other_run(job: Job) -> None:
+    """Raises OutputError where checkpoints are of another base, data or recipe, with the key."""
+    wanted = {
+        "base": job.base.identity(job.progress),
+        "data": job.data_sha256,
+        "init": job.init.identity() if job.init else None,
+        **job.recipe.shaping(),
+    }
+    path = job.work_dir / RUN
+    if last_checkpoint(job.work_dir) is not None:
+        theirs = json_files.read_json(path)
+        for key, value in wanted.items():
+            if theirs.get(key) != value:
+                raise OutputError(
+                    f"an unfinished training of {job.out} has another {key}:"
+                    f" {theirs.get(key)!r}, not {value!r}.",
+                    "Repeat its command to finish it, choose another `output_dir`, or start over:"
+                    f" rm -r {job.work_dir}",
+                )
+    with atomic.writing(job.work_dir):
+        json_files.write_json(path, wanted)
+
+
+def forget(work_dir: Path) -> None:
+    """Removes a work directory. The lock goes last: from then on the next run may take it."""
+    for path in work_dir.iterdir():
+        if path.name != LOCK:
+            atomic.remove_whole(path)
+    (work_dir / LOCK).unlink(missing_ok=True)
+    work_dir.rmdir()
+
+
+def refuse_full_disk(target: Path, needed_bytes: int) -> None:
+    """Raises OutputError where a training's files would not fit."""
+    directory = next(parent for parent in target.absolute().parents if parent.exists())
+    free, wanted = shutil.disk_usage(directory).free, round(DISK_FACTOR * needed_bytes)
+    if free < wanted:
+        raise OutputError(
+            f"{directory} has {free / 1e9:.1f} GB free; checkpoints need {wanted / 1e9:.1f} GB.",
+            "Free some space, or choose another `output_dir`.",
+        )

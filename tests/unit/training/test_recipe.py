@@ -1,0 +1,99 @@
+"""Training recipes: ModelOpt's own files and schema, and what is refused."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.cli.train import FLAG_KEYS, recipe_of
+from edgespec.errors import EdgeSpecError
+from edgespec.pipeline.recipe import overridden, read_config
+from edgespec.training.recipe import SECTIONS, TYPE_OF, Key, read_recipe, table
+
+ROOT = Path(__file__).parents[3]
+RECIPES = sorted((ROOT / "recipes" / "training").glob("*.yaml"))
+SHIPPED = "modelopt_recipes"
+
+
+def shipped(name: str) -> Path:
+    spec = find_spec(SHIPPED)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("ModelOpt's recipes are not installed")
+    root = Path(next(iter(spec.submodule_search_locations)))
+    return root / "general" / "speculative_decoding" / f"{name}.yaml"
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_modelopt_s_recipe_works_unchanged(method: str) -> None:
+    recipe = read_recipe(read_config(shipped(method)), method)
+    assert recipe.method == method
+    assert recipe["training.learning_rate"] == {"eagle3": 1e-4, "dflash": 6e-4}[method]
+    assert recipe.section("self_logit_distillation") is True
+    assert any(note.startswith("training.tf32 changes nothing: ") for note in recipe.notes)
+    if method == "eagle3":
+        assert any("eagle_export_rope_scaling" in note for note in recipe.notes)
+
+
+@pytest.mark.parametrize("name", ["domino", "dspark"])
+def test_other_drafts_are_refused_by_name(name: str) -> None:
+    with pytest.raises(EdgeSpecError, match=f"projector_type {name}"):
+        read_recipe(read_config(shipped(name)), name)
+
+
+@pytest.mark.parametrize(("method", "schema"), [("eagle3", "Eagle"), ("dflash", "DFlash")])
+def test_each_key_of_modelopt_s_schema_has_a_row(method: str, schema: str) -> None:
+    recipes: Any = pytest.importorskip("modelopt.recipe")
+    model = getattr(recipes, f"ModelOpt{schema}Recipe")
+    for section in ("metadata", "model", "data", "training", SECTIONS[method]):
+        keys = model.model_fields[section].annotation.model_fields
+        assert {f"{section}.{key}" for key in keys} <= table(method).keys()
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["training.learning_rat=1"], "training.learning_rat is not.*nearest is training.learning"),
+        (["traning.seed=1"], "traning.seed is not a known key"),
+        (["training.seed=x"], "training.seed is x.*Write a whole number, at least 0"),
+        (["training.bf16=1"], "training.bf16 is 1.*Write true or false"),
+        (["training.loss=mse"], "training.loss is mse.*Write kl or ce or lk"),
+        (["eagle.eagle_base_lora=true"], "eagle_base_lora is true: the base is never trained"),
+        (["data.offline_data_path=x"], "reads no dumped hidden states.*Remove it"),
+        (["dflash.dflash_block_size=8"], "dflash.dflash_block_size is not a known key"),
+        (["metadata.recipe_type=speculative_medusa"], "is of the type speculative_medusa"),
+    ],
+)
+def test_what_a_recipe_cannot_mean_is_refused(keys: list[str], said: str) -> None:
+    values = overridden({"metadata": {"recipe_type": TYPE_OF["eagle3"]}}, keys)
+    with pytest.raises(EdgeSpecError, match=f"(?s){said}"):
+        read_recipe(values, "recipe")
+
+
+def test_flags_come_before_keys_and_keys_before_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        "metadata: {recipe_type: speculative_eagle}\ndata: {data_path: a}\n"
+        "training: {minutes: 1, seed: 3, output_dir: o}\n"
+    )
+    flags = {"base_model": "b", "data": None, "output_dir": None, "minutes": 2.0}
+    recipe = recipe_of(str(path), ("training.seed=4", "training.minutes=9"), flags)
+    assert (recipe["training.minutes"], recipe["training.seed"]) == (2.0, 4)
+    assert (recipe["model.model_name_or_path"], recipe["data.data_path"]) == ("b", "a")
+    with pytest.raises(EdgeSpecError, match="neither a method"):
+        recipe_of("medusa", (), flags)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_a_committed_recipe_is_read_without_a_note(path: Path) -> None:
+    recipe = recipe_of(str(path), (), dict.fromkeys(FLAG_KEYS))
+    assert recipe.notes == ()
+    assert f"edgespec train recipes/training/{path.name}" in path.read_text()
+
+
+def test_the_page_names_each_key_that_means_something() -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    keys = {k for m in SECTIONS for k, row in table(m).items() if isinstance(row, Key)}
+    assert {key for key in keys if f"`{key.partition('.')[2]}`" not in page} == set()
