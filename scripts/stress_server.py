@@ -84,6 +84,8 @@ class Client:
                 time.sleep(rng.random() / 10)
                 return "left", None
             response = connection.getresponse()
+            if response.status == 429:  # who has gone counts until the step's end
+                return "refused", None
             if response.status != 200:
                 return "failed", f"HTTP {response.status} {response.read()!r:.200}"
             if not body["stream"]:

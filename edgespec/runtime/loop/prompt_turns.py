@@ -16,6 +16,7 @@ OLDEST_EVERY = 4  # turns, of which one is that of the prompt that has waited lo
 # What a chunk may cost beside those that run, in their steps: with the step itself a gap between
 # tokens is 2.5 times as long as without it, and what is not in the costs has room up to 3
 CHUNK_STEPS = 1.5
+CHUNK_S = 0.005  # ... and seconds that it may cost in any case: so short a gap nobody notices
 UNMEASURED_ROWS = 32  # of a chunk beside those that run, where no costs are known
 MIN_ROWS = 8  # of such a chunk, whatever it costs: prompts come to an end
 WHOLE_ROWS = (64, 128)  # chunks where nothing runs, if rows are as cheap as in larger ones
@@ -53,7 +54,7 @@ class PromptTurns:
             return self.whole_rows(seq)
         if self.costs is None:
             return min(UNMEASURED_ROWS, most)
-        budget = CHUNK_STEPS * self.step_s(self.costs, running)
+        budget = max(CHUNK_S, CHUNK_STEPS * self.step_s(self.costs, running))
         seconds = chunk_s(self.costs, seq)
         rows = bisect_right(range(MAX_ROWS + 1), budget, key=seconds) - 1
         if rows == MAX_ROWS:
