@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -261,6 +262,7 @@ def test_what_is_not_taken_is_named(server: Running, body: dict[str, Any], named
 def test_an_error_in_a_stream_is_the_event_of_a_failed_answer(engine: Engine) -> None:
     with served(engine, request_timeout_s=0.5) as slow, paced() as allow:
         allow(1)
+        Timer(1.0, allow, (1,)).start()
         last = streamed(slow)[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"]["code"] == "server_error"
