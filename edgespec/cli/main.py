@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "train": (
         "edgespec.cli.train",
-        "Train an EAGLE-3 or a DFlash draft for a base, from conversations.",
+        "Train a draft for a base, from conversations.",
     ),
     "export": (
         "edgespec.cli.export",

@@ -22,7 +22,7 @@ from edgespec.errors import MissingDependency, RequestError
 from edgespec.errors import command as shell
 from edgespec.methods import METHODS
 from edgespec.pipeline.recipe import overridden, read_config
-from edgespec.training.recipe import REPORT, TYPE_OF, TrainRecipe, read_recipe
+from edgespec.training.recipe import REPORT, TrainRecipe, read_recipe
 from edgespec.training.table import TRAINABLE
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def recipe_of(what: str, key_values: tuple[str, ...], flags: dict[str, Any]) -> 
     """The recipe of a method's name or a file, with overrides and flags."""
     if what in TRAINABLE:
         source = "command line"
-        values = overridden({"metadata": {"recipe_type": TYPE_OF[what]}}, key_values)
+        values = overridden({"metadata": {"recipe_type": TRAINABLE[what].recipe_type}}, key_values)
     elif Path(what).suffix in (".yaml", ".yml"):
         source, values = what, read_config(Path(what), key_values)
     else:
@@ -181,23 +181,12 @@ def show_result(recipe: TrainRecipe, result: Trained, as_json: bool) -> None:
 
 def next_commands(method: str, base: str, draft: Path) -> list[str]:
     """The commands that make engines of a base and its new draft."""
-    if method == "eagle3":
-        exports = [
-            shell("export", base, "onnx/base", eagle_base=True),
-            shell("export", draft, "onnx/draft", base_model_dir=base),
-        ]
-        directories = "onnx/base/llm", "onnx/draft/llm"
-    else:
-        exports = [
-            shell("export", base, "onnx/base", dflash_base=True, dflash_draft_dir=draft),
-            shell("export", base, "onnx/draft", dflash_draft=True, dflash_draft_dir=draft),
-        ]
-        directories = "onnx/base/llm", "onnx/draft/dflash_draft"
+    exports = TRAINABLE[method].exports(base, draft)
     pair = {"base_model_dir": base, "draft_model_dir": draft}
     smaller = {"quantization": "int4_awq", "output_dir": f"{draft}-int4"}
     return [
         shell("check", base, draft, probe=True),
-        *exports,
-        *(shell("build", onnx_dir=path, engine_dir="engines") for path in directories),
+        *(line for line, _ in exports),
+        *(shell("build", onnx_dir=path, engine_dir="engines") for _, path in exports),
         shell("quantize draft", **pair, **smaller),
     ]

@@ -8,6 +8,7 @@ would merge with the first letters of an answer.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,7 +29,7 @@ NO_ANSWERS = (
     "A draft learns what its base answers: let the base answer the prompts, for example with"
     " edgespec infer, and write its answers as turns of the role assistant."
 )
-GENERATION = "{% generation %}"
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for it
 SORTED_OVER = 64  # batches among which rows of like length are put together
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -111,7 +112,7 @@ class Template:
             raise RequestError(
                 "the base has no chat template.", "Give the file of one as data.chat_template."
             )
-        self.marked = GENERATION in str(tokenizer.chat_template)
+        self.marked = GENERATION.search(str(tokenizer.chat_template)) is not None
 
     def rendered(self, messages: Messages, where: str, **more: Any) -> Any:
         """What the template makes of messages. Raises RequestError where it refuses them."""
@@ -272,8 +273,3 @@ class Batches:
             part = part[np.argsort(lengths[part], kind="stable")]
             groups += [part[i : i + self.batch_size] for i in range(0, len(part), self.batch_size)]
         return [groups[i] for i in rng.permutation(len(groups))]
-
-
-def padded(values: NDArray[Any], width: int) -> NDArray[Any]:
-    """Values with zeros behind, `width` in all."""
-    return np.pad(values, (0, width - len(values)))

@@ -19,6 +19,7 @@ from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization
+from edgespec.checkpoint.names import PREDICTION_HEADS
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import (
     CheckpointError,
@@ -29,15 +30,13 @@ from edgespec.errors import (
 )
 from edgespec.families import parse_model_config
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_aux_layers
-from edgespec.methods.block_draft import BlockDraftConfig
 from edgespec.methods.draft_layers import base_keys
 from edgespec.progress import Progress
 from edgespec.training import data, files
 from edgespec.training.data import Rows, Template
 from edgespec.training.files import DraftFiles
 from edgespec.training.recipe import TrainRecipe
-from edgespec.training.row import BaseFacts, TrainRow
-from edgespec.training.table import row_of
+from edgespec.training.row import BaseFacts, TrainRow, row_of
 
 HELD_OUT_SHARE = 0.05  # of the conversations
 
@@ -92,7 +91,7 @@ def open_job(
         needed(recipe, key)
         for key in ("model.model_name_or_path", "data.data_path", "training.output_dir")
     )
-    init = init or init_of(recipe)
+    init = init or recipe.values.get(recipe.own_key("init_checkpoint"))
     refuse_overwriting(Path(out), (base_dir, data_path, init))
     atomic.refuse_occupied(Path(out))
     conversations = data.read_conversations(Path(data_path), recipe["data.sample_size"])
@@ -116,9 +115,8 @@ def open_job(
         min(recipe["training.training_seq_len"], model.max_position),
         answers_only=recipe["training.answer_only_loss"],
     )
-    if isinstance(config, BlockDraftConfig):
-        refuse_mask_in_text(config, rows)
-    elif config.draft_vocab_size < config.vocab_size and draft_ids is None:
+    row.check(config, rows)
+    if config.draft_vocab_size < config.vocab_size and draft_ids is None:
         draft_ids = frequent_tokens(rows, config, model.eos_token_ids)
     if draft_ids is not None and init is None:
         offsets = draft_ids - torch.arange(len(draft_ids))
@@ -143,12 +141,6 @@ def needed(recipe: TrainRecipe, key: str) -> str:
     return str(value)
 
 
-def init_of(recipe: TrainRecipe) -> str | None:
-    """The draft to go on from, where the recipe names it."""
-    key = "dflash.dflash_init_checkpoint"
-    return recipe.values.get(key)
-
-
 def base_model(base: Checkpoint) -> ModelConfig:
     """The base's configuration. Raises UnsupportedModel for a draft, and for a quantized base."""
     if (quantization := read_quantization(base)) is not None:
@@ -156,11 +148,11 @@ def base_model(base: Checkpoint) -> ModelConfig:
             f"{base.place} is quantized ({quantization.layout}); drafts learn from the original.",
             "Give the float16 or bfloat16 checkpoint: a draft of it serves the quantized one too.",
         )
+    if any(name.startswith(PREDICTION_HEADS) for name in base.tensors):
+        return parse_model_config(base.config, base.config_source)
     config = detect(base)
     if isinstance(config, ModelConfig):
         return config
-    if config.method == "mtp":
-        return parse_model_config(base.config, base.config_source)
     raise UnsupportedModel(
         f"{base.place} is {METHODS[config.method].draft_title}, not a base model.",
         "Pass `base_model` with the base, and `init` with a draft to go on from.",
@@ -234,8 +226,6 @@ def old_draft(
     sides = BaseSide.of_checkpoint(model, str(base.place)), DraftSide.of_checkpoint(config)
     for mismatch in mismatches(*sides):
         raise PairingError(mismatch.what, mismatch.remedy or "Pass a draft of this base.")
-    if isinstance(config, BlockDraftConfig) and config.draft_vocab_size < config.vocab_size:
-        raise UnsupportedModel(f"`init`: {draft.place} has a vocabulary of its own.")
     named, names = row.names(draft, config)
     beside = {
         name: files.tensor_of(named, name)
@@ -324,16 +314,6 @@ def split(
             "Raise training.training_seq_len, or give a file of prompts as validation.data_path.",
         )
     return replace(conversations, items=items), short
-
-
-def refuse_mask_in_text(config: BlockDraftConfig, rows: Rows) -> None:
-    """Raises RequestError where a text has the draft's mask token."""
-    count = sum(int((row.ids == config.mask_token_id).any()) for row in rows.rows)
-    if count:
-        raise RequestError(
-            f"the mask token {config.mask_token_id} is in {count} conversations.",
-            "Name an id that no text has as dflash.dflash_mask_token_id.",
-        )
 
 
 def notes_of(recipe: TrainRecipe, rows: Rows, draft_ids: torch.Tensor | None) -> Iterator[str]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from edgespec.config.values import Shapes
 from edgespec.errors import RequestError
-from edgespec.training.recipe import SECTIONS, TrainRecipe, shown
+from edgespec.training.keys import shown
+from edgespec.training.recipe import TrainRecipe
 from edgespec.training.row import BaseFacts
 
 SIZES = ("num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads")
@@ -20,9 +21,9 @@ def architecture(recipe: TrainRecipe, more: Sequence[str]) -> dict[str, Any]:
     """The recipe's keys of the draft's architecture, of those of layers and `more`. Raises
     RequestError for another, with the nearest."""
     given: dict[str, Any] = recipe.section("architecture_config")
-    known, section = (*LAYER_KEYS, *more), SECTIONS[recipe.method]
+    known, section = (*LAYER_KEYS, *more), recipe.own_key("architecture_config")
     for key, value in given.items():
-        where = f"{recipe.source}: {section}_architecture_config.{key}"
+        where = f"{recipe.source}: {section}.{key}"
         if key not in known:
             raise RequestError(
                 f"{where} is not a known key",

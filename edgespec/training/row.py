@@ -1,10 +1,11 @@
-"""What training asks of a drafting method: the columns of TRAINABLE, and what it gives them. Knows
+"""What training asks of a drafting method: the row in its module, and what it gives it. Knows
 no method. Imports torch only where it is used."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.config.values import Shapes
-from edgespec.training.data import Row
+from edgespec.training.data import Row, Rows
 from edgespec.training.recipe import TrainRecipe
+from edgespec.training.table import TRAINABLE
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +79,8 @@ class TrainRow:
     `module` is the draft as a torch module. `sample` draws what a batch has beside its rows, `loss`
     is what a step minimizes: (module, task, batch). `drafts` are the greedy drafts [S - 1 - p, K]
     behind each token of a text from p on but the last, the first of them for the token's successor:
-    (module, task, aux hidden states [1, S, k * Ht], ids [1, S], p).
+    (module, task, aux hidden states [1, S, k * Ht], ids [1, S], p). `check` raises RequestError or
+    UnsupportedModel where a draft cannot be trained on such rows.
     """
 
     config: Callable[[BaseFacts, TrainRecipe], dict[str, Any]]
@@ -90,3 +93,11 @@ class TrainRow:
         Callable[[TrainRecipe, np.random.Generator, Sequence[Row]], Mapping[str, NDArray[Any]]]
         | None
     ) = None
+    check: Callable[[DraftConfig, Rows], None] = lambda config, rows: None
+
+
+def row_of(method: str) -> TrainRow:
+    """What is asked of a method. Imports torch."""
+    row = import_module(TRAINABLE[method].module).ROW
+    assert isinstance(row, TrainRow)
+    return row

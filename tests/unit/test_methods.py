@@ -43,8 +43,7 @@ EXCEPTIONS = {
     "cli/quantize.py": "examples in the help",
     "cli/run.py": "an example in the help, and what drafts without --draft",
     "cli/serve.py": "an example in the help",
-    "cli/main.py": "an example of a recipe in the help",
-    "cli/train.py": "examples in the help, and a flag of export",
+    "cli/train.py": "examples in the help",
     "config/values.py": "a base's config.json declares its MTP layers",
     "families/base.py": "a family's config.json declares its MTP layers",
     "families/parse.py": "a family's config.json declares its MTP layers",
@@ -62,10 +61,7 @@ EXCEPTIONS = {
     "runtime/drafters/suffix.py": "a key of TensorRT-LLM: max_matching_ngram_size",
     "runtime/acceptance/typical.py": "whose paper defines the rule",
     "runtime/requests/profile.py": "a key of TensorRT Edge-LLM's profile",
-    "training/block_draft.py": "the section of published configs: dflash_config",
     "training/eagle3.py": "a key of published configs: use_mtp_layernorm",
-    "training/job.py": "ModelOpt's keys, and layers of bases that are refused",
-    "training/recipe.py": "ModelOpt's keys, and its recipes that are refused by name",
 }
 
 

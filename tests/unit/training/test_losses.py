@@ -19,17 +19,17 @@ from edgespec.methods import METHODS, resolve_aux_layers
 from edgespec.modules.base_model import load_base
 from edgespec.modules.eagle3 import Unrolled
 from edgespec.training.losses import dpace_weights, token_losses
-from edgespec.training.recipe import SECTIONS, TYPE_OF, read_recipe
-from edgespec.training.row import BaseFacts, Task
-from edgespec.training.table import row_of
+from edgespec.training.recipe import read_recipe
+from edgespec.training.row import BaseFacts, Task, row_of
+from edgespec.training.table import TRAINABLE
 from tests.modelopt_training import ANCHORS, BLOCK, DRAFTS, MASK
 
 
 def task_of(method: str, base_dir: Path, keys: dict[str, Any], layers: dict[str, Any]) -> Task:
     """A task of a new draft with such keys in the method's section."""
-    name, checkpoint = SECTIONS[method], open_checkpoint(base_dir)
+    name, checkpoint = TRAINABLE[method].section, open_checkpoint(base_dir)
     section = {**keys, f"{name}_architecture_config": layers}
-    values = {"metadata": {"recipe_type": TYPE_OF[method]}, name: section}
+    values = {"metadata": {"recipe_type": TRAINABLE[method].recipe_type}, name: section}
     recipe = read_recipe({**values, "training": {"bf16": False}}, "test")
     model, row = detect(checkpoint), row_of(method)
     assert isinstance(model, ModelConfig)

@@ -11,7 +11,9 @@ import pytest
 from edgespec.cli.train import FLAG_KEYS, recipe_of
 from edgespec.errors import EdgeSpecError
 from edgespec.pipeline.recipe import overridden, read_config
-from edgespec.training.recipe import SECTIONS, TYPE_OF, Key, read_recipe, table
+from edgespec.training.keys import Key
+from edgespec.training.recipe import read_recipe
+from edgespec.training.table import TRAINABLE
 
 ROOT = Path(__file__).parents[3]
 RECIPES = sorted((ROOT / "recipes" / "training").glob("*.yaml"))
@@ -47,9 +49,9 @@ def test_other_drafts_are_refused_by_name(name: str) -> None:
 def test_each_key_of_modelopt_s_schema_has_a_row(method: str, schema: str) -> None:
     recipes: Any = pytest.importorskip("modelopt.recipe")
     model = getattr(recipes, f"ModelOpt{schema}Recipe")
-    for section in ("metadata", "model", "data", "training", SECTIONS[method]):
+    for section in ("metadata", "model", "data", "training", TRAINABLE[method].section):
         keys = model.model_fields[section].annotation.model_fields
-        assert {f"{section}.{key}" for key in keys} <= table(method).keys()
+        assert {f"{section}.{key}" for key in keys} <= TRAINABLE[method].all_keys.keys()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_each_key_of_modelopt_s_schema_has_a_row(method: str, schema: str) -> No
     ],
 )
 def test_what_a_recipe_cannot_mean_is_refused(keys: list[str], said: str) -> None:
-    values = overridden({"metadata": {"recipe_type": TYPE_OF["eagle3"]}}, keys)
+    values = overridden({"metadata": {"recipe_type": TRAINABLE["eagle3"].recipe_type}}, keys)
     with pytest.raises(EdgeSpecError, match=f"(?s){said}"):
         read_recipe(values, "recipe")
 
@@ -95,5 +97,5 @@ def test_a_committed_recipe_is_read_without_a_note(path: Path) -> None:
 
 def test_the_page_names_each_key_that_means_something() -> None:
     page = (ROOT / "docs" / "training.md").read_text()
-    keys = {k for m in SECTIONS for k, row in table(m).items() if isinstance(row, Key)}
+    keys = {k for m in TRAINABLE.values() for k, row in m.all_keys.items() if isinstance(row, Key)}
     assert {key for key in keys if f"`{key.partition('.')[2]}`" not in page} == set()

@@ -26,8 +26,9 @@ from edgespec.training import train as trains
 from edgespec.training import trainer
 from edgespec.training.acceptance import Answer, accepted_in, measure
 from edgespec.training.job import Job, open_job
-from edgespec.training.recipe import TYPE_OF, read_recipe
+from edgespec.training.recipe import read_recipe
 from edgespec.training.row import TrainRow
+from edgespec.training.table import TRAINABLE
 from edgespec.training.train import Trained, measured_steps, train
 from tests import toys
 
@@ -62,7 +63,7 @@ def job_of(
         f"model.model_name_or_path={base}", f"data.data_path={chats}",
         f"training.output_dir={out}",
     )  # fmt: skip
-    kind = {"metadata": {"recipe_type": TYPE_OF[method]}}
+    kind = {"metadata": {"recipe_type": TRAINABLE[method].recipe_type}}
     recipe = read_recipe(overridden(kind, (*KEYS, *places, *keys)), "test")
     return open_job(recipe, str(init) if init else None, Silent(), lambda _: None)
 

@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from edgespec.config import DraftConfig
+from edgespec.config.fields import Fields
 from edgespec.config.values import Shapes
-from edgespec.errors import RequestError
+from edgespec.errors import RequestError, UnsupportedModel
 from edgespec.graphs.block_draft import named_tensors
-from edgespec.methods.block_draft import BlockDraftConfig
+from edgespec.methods.block_draft import BlockDraftConfig, default_outputs
 from edgespec.modules.block_draft import BlockDraftModule
-from edgespec.training.data import Row
+from edgespec.training.data import Row, Rows
 from edgespec.training.losses import dpace_weights, token_losses
 from edgespec.training.new_draft import architecture, layer_keys, layer_shapes
 from edgespec.training.recipe import TrainRecipe
@@ -36,7 +38,8 @@ def new_config(facts: BaseFacts, recipe: TrainRecipe) -> dict[str, Any]:
     num_layers = given.get("num_hidden_layers", max(1, min(USUAL_LAYERS, depth - 3)))
     section: dict[str, Any] = {
         "mask_token_id": mask_token(facts, recipe),
-        "target_layer_ids": given.get("target_layer_ids") or usual_outputs(depth, num_layers),
+        "target_layer_ids": given.get("target_layer_ids")
+        or default_outputs(depth, num_layers, Fields(given, recipe.source)),
     }
     if (window := recipe.section("swa_window_size")) is not None:
         section |= {"use_swa": True, "swa_window_size": window}
@@ -51,14 +54,6 @@ def new_config(facts: BaseFacts, recipe: TrainRecipe) -> dict[str, Any]:
         **layer_keys(facts, given, num_layers),
         "layer_types": ["full_attention"] * num_layers,
     }
-
-
-def usual_outputs(depth: int, num_layers: int) -> list[int]:
-    """Which layers' outputs a draft reads: as many as it has layers, from the second to the last
-    but two."""
-    if num_layers == 1:
-        return [depth // 2]
-    return [round(i) for i in np.linspace(1, depth - 3, num_layers)]
 
 
 def mask_token(facts: BaseFacts, recipe: TrainRecipe) -> int:
@@ -156,6 +151,20 @@ def drafts(draft: BlockDraftModule, task: Task, aux: Tensor, ids: Tensor, first:
     return torch.cat(found)
 
 
+def check(config: DraftConfig, rows: Rows) -> None:
+    """Raises RequestError where a text has the draft's mask token, and UnsupportedModel for a draft
+    with a vocabulary of its own."""
+    assert isinstance(config, BlockDraftConfig)
+    if config.draft_vocab_size < config.vocab_size:
+        raise UnsupportedModel("`init`: the draft has a vocabulary of its own.")
+    count = sum(int((row.ids == config.mask_token_id).any()) for row in rows.rows)
+    if count:
+        raise RequestError(
+            f"the mask token {config.mask_token_id} is in {count} conversations.",
+            "Name an id that no text has as dflash.dflash_mask_token_id.",
+        )
+
+
 ROW = TrainRow(
     config=new_config,
     shapes=new_shapes,
@@ -164,4 +173,5 @@ ROW = TrainRow(
     loss=loss,
     drafts=drafts,
     sample=sample,
+    check=check,
 )
