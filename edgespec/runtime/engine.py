@@ -222,17 +222,6 @@ class Engine:
         )
 
     @property
-    def lanes_note(self) -> str | None:
-        """What whoever serves several clients should say: that these engines answer one request at
-        a time."""
-        if self.max_batch_size > 1:
-            return None
-        return (
-            "these engines answer one request at a time; build them with `max_batch_size` 8, for"
-            " example"
-        )
-
-    @property
     def drafting_stopped(self) -> str | None:
         """Why nothing is drafted any more, where acceptance_length_threshold has ended it."""
         gates = self.planner.gates

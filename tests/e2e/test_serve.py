@@ -14,6 +14,8 @@ import httpx
 import pytest
 
 from edgespec.cli.main import run
+from edgespec.errors import RequestError
+from edgespec.pipeline.prepare import RunRequest
 from tests.lossless.engines import api_engines
 from tests.small_pair import small_pair
 
@@ -48,6 +50,21 @@ def test_a_model_is_prepared_for_several_requests_and_sigterm_ends_it() -> None:
         assert "speculative_decoding" in answer["metrics"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def test_a_model_is_prepared_for_prompts_as_long_as_its_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = []
+
+    def prepared(request: RunRequest) -> None:
+        lengths.append(request.limits.max_input_len)
+        raise RequestError("enough was seen")
+
+    monkeypatch.setattr("edgespec.cli.run.prepared_with_steps", prepared)
+    for words in ([], ["--max-input-len", "48"]):
+        run(["serve", str(small_pair().base), "--max-batch-size", "4", *words])
+    assert lengths == [4096, 48]
 
 
 def test_an_engine_with_one_lane_says_so_and_takes_no_limits(

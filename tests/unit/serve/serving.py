@@ -53,6 +53,15 @@ class Running:
         assert lines[-1] == "data: [DONE]"
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
+    def typed_events(self, path: str, **body: Any) -> list[Any]:
+        """The events of a stream, each under its own name."""
+        with self.client.stream("POST", path, json={"stream": True, **body}) as response:
+            assert response.status_code == 200, response.read()
+            lines = [line for line in response.iter_lines() if line and line[0] != ":"]
+        events = [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
+        assert lines[::2] == [f"event: {event['type']}" for event in events]
+        return events
+
 
 @contextmanager
 def served(engine: Engine, *, keys: tuple[str, ...] = (), **limits: Any) -> Iterator[Running]:

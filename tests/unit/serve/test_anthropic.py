@@ -63,13 +63,7 @@ def test_an_answer_is_that_of_openais_route(server: Running) -> None:
 
 
 def streamed(server: Running, **body: Any) -> list[Any]:
-    """The events of a stream, each under its own name."""
-    with server.client.stream("POST", PATH, json={**ASKED, "stream": True, **body}) as response:
-        assert response.status_code == 200, response.read()
-        lines = [line for line in response.iter_lines() if line and line[0] != ":"]
-    events = [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
-    assert lines[::2] == [f"event: {event['type']}" for event in events]
-    return events
+    return server.typed_events(PATH, **{**ASKED, **body})
 
 
 def test_a_stream_has_blocks_of_thoughts_and_text(

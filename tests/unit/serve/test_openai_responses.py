@@ -40,12 +40,8 @@ def asked(server: Running, **body: Any) -> Any:
 
 
 def streamed(server: Running, **body: Any) -> list[Any]:
-    """The events of a stream, each numbered and under its own name."""
-    with server.client.stream("POST", PATH, json={**ASKED, "stream": True, **body}) as response:
-        assert response.status_code == 200, response.read()
-        lines = [line for line in response.iter_lines() if line and line[0] != ":"]
-    events = [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
-    assert lines[::2] == [f"event: {event['type']}" for event in events]
+    """The events of a stream, which are numbered."""
+    events = server.typed_events(PATH, **{**ASKED, **body})
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
     return events
 

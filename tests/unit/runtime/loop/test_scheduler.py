@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -348,6 +348,10 @@ def test_rows_of_a_chunk_beside_those_that_run_follow_from_stored_costs() -> Non
     assert PromptTurns(costs, lambda: 20).rows(reading, [running]) == 20
     cheap = CostModel(profile(row=0.001))
     assert PromptTurns(cheap, lambda: 256).rows(reading, [running]) == 256
+    passes = tuple(replace(time, seconds=time.seconds / 1000) for time in profile().base)
+    fast = CostModel(replace(profile(), base=passes))
+    running.last_step = StepSize()
+    assert PromptTurns(fast, lambda: 256).rows(reading, [running]) == 41  # five milliseconds
 
 
 def test_chunks_where_nothing_runs_are_as_small_as_rows_are_as_cheap_as_in_any() -> None:
