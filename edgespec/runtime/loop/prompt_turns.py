@@ -16,7 +16,9 @@ OLDEST_EVERY = 4  # turns, of which one is that of the prompt that has waited lo
 # What a chunk may cost beside those that run, in their steps: with the step itself a gap between
 # tokens is 2.5 times as long as without it, and what is not in the costs has room up to 3
 CHUNK_STEPS = 1.5
-CHUNK_S = 0.005  # ... and seconds that it may cost in any case: so short a gap nobody notices
+# ... and in seconds in any case: so short a gap nobody notices, and a fast engine's prompts would be
+# read in chunks of a few rows
+CHUNK_S = 0.005
 UNMEASURED_ROWS = 32  # of a chunk beside those that run, where no costs are known
 MIN_ROWS = 8  # of such a chunk, whatever it costs: prompts come to an end
 WHOLE_ROWS = (64, 128)  # chunks where nothing runs, if rows are as cheap as in larger ones
