@@ -16,8 +16,8 @@ OLDEST_EVERY = 4  # turns, of which one is that of the prompt that has waited lo
 # What a chunk may cost beside those that run, in their steps: with the step itself a gap between
 # tokens is 2.5 times as long as without it, and what is not in the costs has room up to 3
 CHUNK_STEPS = 1.5
-# ... and in seconds in any case: so short a gap nobody notices, and a fast engine's prompts would be
-# read in chunks of a few rows
+# ... and in seconds in any case: so short a gap nobody notices, and prompts of a fast engine would
+# be read in chunks of a few rows
 CHUNK_S = 0.005
 UNMEASURED_ROWS = 32  # of a chunk beside those that run, where no costs are known
 MIN_ROWS = 8  # of such a chunk, whatever it costs: prompts come to an end
