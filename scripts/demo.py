@@ -28,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_base import is_for
+from demo_base import is_for, note_base
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -46,6 +46,8 @@ MEDUSA = ROOT / "build" / "demo-medusa"
 JETSPEC = ROOT / "build" / "demo-jetspec"
 DSPARK = ROOT / "build" / "demo-dspark"
 VLM = ROOT / "build" / "demo-vlm"
+CHATS = ROOT / "build" / "demo-chats.jsonl"  # what drafts that have a recipe are trained on
+BY_RECIPE = "three quarters of an hour"  # a quarter for the chats, where they are not there
 # How methods are compared: each prompt of the demo three times, plain and drafted in turn
 MEASURED = ("--input-file", str(RECIPE / "input.json"), "--repeats", "3", "--output-tokens", "96")
 DEFAULT_OUT, MARK = "demo-out", ".edgespec-demo"
@@ -166,13 +168,13 @@ def the_medusa_heads() -> Path:
 
 def the_jetspec_draft() -> Path:
     """Returns the JetSpec draft, and trains it first if it is missing."""
-    return trained(JETSPEC, "train_demo_jetspec.py", "jetspec", "norm.weight", "half an hour")
+    return trained(JETSPEC, "demo_jetspec.yaml", "jetspec", "norm.weight", BY_RECIPE)
 
 
 def the_dspark_draft() -> Path:
     """Returns the DSpark draft, and trains it first if it is missing."""
-    name, tensor = "train_demo_dspark.py", "confidence_head.proj.weight"
-    return trained(DSPARK, name, "dspark", tensor, "half an hour")
+    name, tensor = "demo_dspark.yaml", "confidence_head.proj.weight"
+    return trained(DSPARK, name, "dspark", tensor, BY_RECIPE)
 
 
 def the_draft_model() -> Path:
@@ -192,9 +194,9 @@ def the_vlm_pair() -> Path:
 def trained(
     path: Path, script: str, method: str, tensor: str, time: str, *, for_base: bool = True
 ) -> Path:
-    """Returns the checkpoint `path`, and lets a script train it first if it is missing, or if it
-    was trained `for_base` and that was another one. `time` is what that takes on two cores, and is
-    said before."""
+    """Returns the checkpoint `path`, and lets a script or a recipe train it first if it is missing,
+    or if it was trained `for_base` and that was another one. `time` is what that takes on two
+    cores, and is said before."""
     why = f"{shown(path)} is not there and"
     if is_whole(path, tensor):
         if not for_base or is_for(path):
@@ -205,20 +207,37 @@ def trained(
             "The model of this demo is trained first, with torch and transformers. Run: make demo"
             f" METHOD={method}"
         )
-    out = path.relative_to(ROOT)
     console.print(
         f"\n{why} is trained first: about {time} on two idle cores, once. Ctrl-C ends it.",
         markup=False,
     )
-    line = f"$ python scripts/{script} --out {out} --prompts 0"
-    console.print(line, style="bold", markup=False)
-    trainer = Path(__file__).with_name(script)
-    code = subprocess.run(
-        [sys.executable, trainer, "--out", path, "--prompts", "0"], check=False
-    ).returncode
-    if code:
-        sys.exit(code)
+    by_recipe = script.endswith(".yaml")
+    if by_recipe:
+        shutil.rmtree(path, ignore_errors=True)  # `train` overwrites nothing
+    for words in recipe_commands(script, path) if by_recipe else [script_command(script, path)]:
+        line = shlex.join(["python", *map(shown, words)])
+        console.print(f"$ {line}", style="bold", markup=False, soft_wrap=True)
+        if code := subprocess.run([sys.executable, *words], check=False).returncode:
+            sys.exit(code)
+    if by_recipe:
+        note_base(path)
     return path
+
+
+def script_command(script: str, path: Path) -> list[str | Path]:
+    """Returns how a script of its own trains a checkpoint."""
+    return [ROOT / "scripts" / script, "--out", path, "--prompts", "0"]
+
+
+def recipe_commands(recipe: str, path: Path) -> list[list[str | Path]]:
+    """Returns how a recipe trains a draft: on the base's own answers, which come first where they
+    are not there or older than the base."""
+    base, weights = RECIPE / "base", RECIPE / "base" / "model.safetensors"
+    fresh = CHATS.is_file() and CHATS.stat().st_mtime > weights.stat().st_mtime
+    answers: list[str | Path] = [ROOT / "scripts" / "demo_answers.py", "--out", CHATS]
+    places = ("--base-model", base, "--data", CHATS, "--output-dir", path)
+    train = ["-m", "edgespec", "train", ROOT / "recipes" / "training" / recipe, *places]
+    return [train] if fresh else [answers, train]
 
 
 def is_whole(path: Path, tensor: str = "mtp.fc.weight") -> bool:

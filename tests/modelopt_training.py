@@ -22,6 +22,25 @@ DRAFTS: dict[str, dict[str, Any]] = {
         "dflash_loss_decay_factor": 4.0,
         "dflash_self_logit_distillation": False,
     },
+    # its layers, and the loss of its paper, are DFlash's with such options
+    "jetspec": {
+        "dflash_loss_objective": "decay",
+        "dflash_loss_decay_factor": 0.0,
+        "dflash_draft_attention": "causal",
+    },
+    **{
+        f"dspark-{kind}": {
+            "dflash_loss_decay_factor": 4.0,
+            "dflash_confidence_head_alpha": 0.5,
+            "dflash_architecture_config": {
+                "projector_type": "dspark",
+                "markov_rank": 8,
+                "markov_head_type": kind,
+                "use_confidence_head": True,
+            },
+        }
+        for kind in ("vanilla", "gated", "rnn")
+    },
 }
 
 
@@ -45,14 +64,15 @@ def main(base: Path, out: Path) -> None:
             mtsp.convert(model, [("eagle", usual | options)])
             module = model.eagle_module
         else:
-            layers = LAYERS | rope | {"num_hidden_layers": 2}
+            own = options.get("dflash_architecture_config", {})
             usual = {
                 "dflash_block_size": BLOCK,
                 "dflash_mask_token_id": MASK,
                 "dflash_use_torch_compile": False,
-                "dflash_architecture_config": layers,
             }
-            mtsp.convert(model, [("dflash", usual | options)])
+            layers = LAYERS | rope | {"num_hidden_layers": 2} | own
+            whole = usual | options | {"dflash_architecture_config": layers}
+            mtsp.convert(model, [("dflash", whole)])
             module = model.dflash_module
             anchors = torch.tensor(ANCHORS)
             fixed = anchors, torch.ones_like(anchors) > 0

@@ -41,6 +41,7 @@ from edgespec.methods.block_variants import DSPARK, SHIFTED, is_variant, refuse_
 NAME, TITLE = "dspark", "DSpark"
 SECTION = "dspark_config"
 PUBLISHED_SECTION = "dflash_config"  # of ModelOpt and SpecForge; DeepSpec has no section
+DEEPSPEC = "deepspec"  # the layout of its authors
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 MAX_MARKOV_RANK = 4096  # published drafts have 256
 CLASSES = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", "DFlashDraftModel")
@@ -116,7 +117,7 @@ def parse_dspark_config(
     layout = _layout(raw, inner)
     values = block_values(NAME, TITLE, raw, shapes, source, inner=inner, layout=layout)
     place = inner if layout in ("modelopt", "specforge") else top
-    draft = DSparkConfig(**values, heads=_heads(place, layout))
+    draft = DSparkConfig(**values, heads=read_heads(place, layout))
     _check_heads(draft, shapes, source)
     return draft
 
@@ -138,12 +139,13 @@ def _layout(raw: Mapping[str, Any], inner: Fields) -> str:
     if layout_of(raw, PUBLISHED_SECTION) == "speculators":
         return "speculators"
     if not inner.raw or inner.get("markov_rank") is None:
-        return "deepspec"
+        return DEEPSPEC
     return "modelopt" if inner.get("use_confidence_head") is not None else "specforge"
 
 
-def _heads(place: Fields, layout: str) -> Heads:
-    """The heads as their layout declares them; a missing key has the default of its library."""
+def read_heads(place: Fields, layout: str) -> Heads:
+    """The heads as their layout declares them at a place; a missing key has the default of its
+    library. Raises CheckpointError."""
     speculators, modelopt = layout == "speculators", layout == "modelopt"
     rank = place.get("markov_rank")
     if rank is None:
@@ -154,7 +156,7 @@ def _heads(place: Fields, layout: str) -> Heads:
         raise place.wrong("markov_rank", f"a whole number from 0 to {MAX_MARKOV_RANK}")
     kind = place.text("markov_head_type")
     if kind is None:
-        if layout == "deepspec" and rank:
+        if layout == DEEPSPEC and rank:
             raise place.missing("markov_head_type")
         kind = "vanilla"
     if kind.lower() not in get_args(MarkovKind):
@@ -162,7 +164,7 @@ def _heads(place: Fields, layout: str) -> Heads:
     if modelopt:
         confidence = reads = place.flag("use_confidence_head", False)
     else:
-        if layout == "deepspec" and place.get("enable_confidence_head") is None:
+        if layout == DEEPSPEC and place.get("enable_confidence_head") is None:
             raise place.missing("enable_confidence_head")
         trained = place.get("confidence_head_alpha")
         default = speculators or (isinstance(trained, int | float) and trained > 0)
@@ -217,7 +219,7 @@ def read_spec(fields: Fields) -> DSparkSpec:
     """The `dspark_config` of an export's config.json, by TensorRT Edge-LLM's keys. Raises what
     `fields` raises, with the key."""
     inner = fields.section(SECTION)
-    return DSparkSpec(**read_values(fields, inner), heads=_heads(inner, "deepspec"))
+    return DSparkSpec(**read_values(fields, inner), heads=read_heads(inner, DEEPSPEC))
 
 
 def write_spec(spec: SpecConfig) -> dict[str, Any]:

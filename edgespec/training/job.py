@@ -33,6 +33,7 @@ from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_a
 from edgespec.methods.draft_layers import base_keys
 from edgespec.progress import Progress
 from edgespec.training import data, files
+from edgespec.training.block_keys import PROJECTOR
 from edgespec.training.data import Rows, Template
 from edgespec.training.files import DraftFiles
 from edgespec.training.recipe import TrainRecipe
@@ -218,7 +219,7 @@ def old_draft(
         raise UnsupportedModel(
             f"`init`: {draft.place} is quantized ({quantization.layout}).", "Pass the original."
         )
-    if recipe.section("architecture_config"):
+    if {*recipe.section("architecture_config")} - {PROJECTOR}:
         raise OptionError(
             "`init` has an architecture of its own, and the recipe says another.",
             "Leave out the recipe's architecture_config.",

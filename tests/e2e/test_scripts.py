@@ -131,7 +131,7 @@ def test_demo_of_text_needs_no_library_for_images() -> None:
 
 
 def test_demo_and_measurements_know_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft that is not committed has a script that trains it, and torch is installed for it."""
+    """A draft that is not committed has a script or a recipe that trains it, and torch is there."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     pairs = importlib.import_module("demo_pairs").PAIRS
     demo = runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="demo")["METHODS"]
@@ -146,8 +146,9 @@ def test_demo_and_measurements_know_every_method(monkeypatch: pytest.MonkeyPatch
     with_training = {name for name, models in needed.items() if models}
     assert set(trained.split()) == {*with_training, "vlm"}
     for (model,) in filter(None, needed.values()):
-        script = model.replace("-", "_")
-        assert (ROOT / "scripts" / f"train_{script}.py").is_file(), model
+        name = model.replace("-", "_")
+        makers = ROOT / f"scripts/train_{name}.py", ROOT / f"recipes/training/{name}.yaml"
+        assert sum(path.is_file() for path in makers) == 1, model
 
 
 def test_committed_pair_is_small_and_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,6 @@ from edgespec.checkpoint.files import open_checkpoint
 from edgespec.cli.train import recipe_of
 from edgespec.config import ModelConfig
 from edgespec.export.components import ExportOptions, export
-from edgespec.methods.base import HeadSizes
-from edgespec.methods.block_draft import BlockDraftConfig
-from edgespec.methods.dspark import DSparkConfig, Heads, head_words
-from edgespec.methods.dspark_heads import DSparkHeads
 from edgespec.methods.eagle1 import Eagle1Config
 from edgespec.methods.medusa import MedusaConfig
 from edgespec.pairing.check import check
@@ -57,7 +52,7 @@ def recipe_of_demo(method: str, chats: Path, out: Path, *keys: str) -> Any:
     return recipe_of(str(ROOT / f"recipes/training/demo_{method}.yaml"), (*few, *keys), flags)
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+@pytest.mark.parametrize("method", ["eagle3", "dflash", "jetspec", "dspark"])
 def test_recipes_of_the_demo_train_on_what_the_script_writes(method: str, tmp_path: Path) -> None:
     chats = tmp_path / "chats.jsonl"
     script("demo_answers.py", "--out", chats, "--answers", 12, "--tokens", 16, "--library")
@@ -225,103 +220,6 @@ def test_medusa_training_script_writes_heads_as_published(tmp_path: Path) -> Non
     assert (found.num_heads, found.num_blocks, found.own_head) == (2, 1, True)
     measured = script("train_demo_medusa.py", "--out", tmp_path / "heads", *sizes, "--measure")
     assert json.loads(measured) == said
-
-
-@pytest.mark.parametrize("method", ["jetspec", "dspark"])
-def test_training_script_of_a_block_draft_writes_it_as_published(
-    method: str, tmp_path: Path
-) -> None:
-    """It learns a little even in toy sizes, and what it wrote is exported as a draft of its
-    method."""
-    sizes = ("--smoke", "--prompts", "1", "--tokens", "8")
-    said = json.loads(script(f"train_demo_{method}.py", "--out", tmp_path / "draft", *sizes))
-    first, last = said["loss"]
-    assert last < first
-    assert said["answers_that_differ"] == 0
-    found = detect(open_checkpoint(tmp_path / "draft"))
-    assert isinstance(found, BlockDraftConfig)
-    assert (found.method, found.aux_layer_ids, found.num_drafts) == (method, (2, 6), 7)
-    assert found.causal == (method == "jetspec",) * 2
-    if isinstance(found, DSparkConfig):
-        assert (found.layout, found.own_embedding, found.own_head) == ("deepspec", True, True)
-        assert head_words(found.heads) == (
-            "Markov (vanilla, rank 64) and confidence; the anchor's slot drafts"
-        )
-    options = ExportOptions(base_model_dir=str(RECIPE / "base"))
-    assert export(str(tmp_path / "draft"), tmp_path / "onnx", options).role == "draft"
-
-
-def draft_class(method: str) -> Any:
-    """The draft of a training script, which must be importable."""
-    names = {"jetspec": "JetSpec", "dspark": "DSpark"}
-    return getattr(importlib.import_module(f"train_demo_{method}"), names[method])
-
-
-@pytest.mark.parametrize("method", ["jetspec", "dspark"])
-def test_block_drafts_learn_what_the_base_says_at_the_token_that_they_draft(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the base's own greedy answers its best token is the wanted one, and the token before a
-    wanted one is the one wanted before."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    import block_training as script_
-    from train_demo_model import own_answers
-
-    kind, seen = draft_class(method), list[Any]()
-    base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32).eval()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(RECIPE / "base")
-    texts = ["def area(width, height):\n", "class Stack:\n    def push(self, item):\n"]
-    pairs = own_answers(base, [tokenizer(text).input_ids for text in texts], 24)
-    assert len(pairs) == 2
-
-    def loss(draft: Any, blocks: Any) -> torch.Tensor:
-        seen.append(blocks)
-        found: torch.Tensor = kind.loss(draft, blocks)
-        return found
-
-    watched = type("Watched", (kind,), {"loss": loss})
-    draft = script_.new_draft(watched, base, replace(script_.SMOKE, steps=1, anchors=16))
-    script_.train(draft, base, pairs, 190)
-    (blocks,) = seen
-    assert blocks.logits.shape[:3] == (2, 16, script_.SMOKE.block - kind.first_slot)
-    best, inside = blocks.probabilities().argmax(-1), blocks.inside
-    assert (best == blocks.wanted)[inside].float().mean() > 0.95  # bfloat16 may exchange two
-    assert (blocks.before[..., 1:] == blocks.wanted[..., :-1])[inside[..., 1:]].all()
-    assert not inside.all()
-
-
-def test_dspark_script_drafts_as_the_engine_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    import block_training as script_
-
-    torch.manual_seed(0)
-    size = script_.SMOKE
-    base = Qwen3ForCausalLM.from_pretrained(RECIPE / "base", dtype=torch.float32)
-    draft = draft_class("dspark")(size, base)
-    torch.nn.init.normal_(draft.markov_head.markov_w1.weight)
-    torch.nn.init.normal_(draft.markov_head.markov_w2.weight)
-    arrays = {
-        name: tensor.numpy()
-        for name, tensor in draft.state_dict().items()
-        if name.startswith(("markov_head.", "confidence_head."))
-    }
-    vocab = base.config.vocab_size
-    kinds = Heads(
-        markov_rank=64,
-        markov_kind="vanilla",
-        confidence=True,
-        confidence_reads_markov=True,
-        first_slot=0,
-    )
-    assert {name: array.shape for name, array in arrays.items()} == kinds.shapes(
-        HeadSizes(vocab, vocab, size.hidden)
-    )
-    states, logits = torch.randn(7, size.hidden), torch.randn(7, vocab)
-    heads = DSparkHeads(kinds, arrays, np.arange(vocab))
-    with torch.no_grad():
-        chain = draft.chain(states, logits, 17)
-    assert chain == heads.walk(17, logits.numpy(), states.numpy()).ids.tolist()
-    assert chain != logits.argmax(-1).tolist()
 
 
 def test_mtp_training_script_writes_a_hybrid_with_its_head(

@@ -61,6 +61,9 @@ EXCEPTIONS = {
     "runtime/drafters/suffix.py": "a key of TensorRT-LLM: max_matching_ngram_size",
     "runtime/acceptance/typical.py": "whose paper defines the rule",
     "runtime/requests/profile.py": "a key of TensorRT Edge-LLM's profile",
+    "training/dspark_keys.py": "the section of ModelOpt's recipes: dflash",
+    "training/jetspec.py": "the class of published configs: DFlashDraftModel",
+    "training/jetspec_keys.py": "the section of ModelOpt's recipes: dflash",
     "training/eagle3.py": "a key of published configs: use_mtp_layernorm",
 }
 

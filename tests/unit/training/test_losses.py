@@ -16,6 +16,7 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.config import ModelConfig
 from edgespec.methods import METHODS, resolve_aux_layers
+from edgespec.methods.block_draft import own_name
 from edgespec.modules.base_model import load_base
 from edgespec.modules.eagle3 import Unrolled
 from edgespec.training.losses import dpace_weights, token_losses
@@ -30,7 +31,7 @@ def task_of(method: str, base_dir: Path, keys: dict[str, Any], layers: dict[str,
     name, checkpoint = TRAINABLE[method].section, open_checkpoint(base_dir)
     section = {**keys, f"{name}_architecture_config": layers}
     values = {"metadata": {"recipe_type": TRAINABLE[method].recipe_type}, name: section}
-    recipe = read_recipe({**values, "training": {"bf16": False}}, "test")
+    recipe = read_recipe({**values, "training": {"bf16": False}}, "test", method)
     model, row = detect(checkpoint), row_of(method)
     assert isinstance(model, ModelConfig)
     facts = BaseFacts(model, checkpoint.config, AutoTokenizer.from_pretrained(base_dir))
@@ -45,14 +46,22 @@ def task_of(method: str, base_dir: Path, keys: dict[str, Any], layers: dict[str,
 @pytest.mark.parametrize("name", list(DRAFTS))
 def test_loss_and_gradients_are_those_of_modelopt(name: str, modelopt_drafts: Path) -> None:
     theirs = load_file(modelopt_drafts / f"{name}.safetensors")
-    method = "eagle3" if name == "eagle3" else "dflash"
+    kind = name.partition("-")[0]
+    method = kind if kind in TRAINABLE else "dflash"
     keys, more = dict(DRAFTS[name]), {} if name == "eagle3" else {"num_hidden_layers": 2}
-    if method == "dflash":
+    if method != "eagle3":
         keys |= {"dflash_block_size": BLOCK, "dflash_mask_token_id": MASK}
+        more |= keys.pop("dflash_architecture_config", {})
     task = task_of(method, modelopt_drafts / "base", keys, {"rms_norm_eps": 1e-6, **more})
     assert [layer - 1 for layer in task.aux_layers] == theirs["outputs"].tolist()
     draft = row_of(method).module(task.config)
     draft.lm_head = task.base.lm_head
+    theirs = {
+        f"{part}.{own_name(key)}" if key else part: tensor
+        for (part, _, key), tensor in (
+            (name.partition("."), tensor) for name, tensor in theirs.items()
+        )
+    }
     weights = {k.removeprefix("weight."): t for k, t in theirs.items() if k.startswith("weight.")}
     missing, unexpected = draft.load_state_dict(weights, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])

@@ -28,24 +28,30 @@ def shipped(name: str) -> Path:
     return root / "general" / "speculative_decoding" / f"{name}.yaml"
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
-def test_modelopt_s_recipe_works_unchanged(method: str) -> None:
+@pytest.mark.parametrize(("method", "rate"), [("eagle3", 1e-4), ("dflash", 6e-4), ("dspark", 6e-4)])
+def test_modelopt_s_recipe_works_unchanged(method: str, rate: float) -> None:
     recipe = read_recipe(read_config(shipped(method)), method)
     assert recipe.method == method
-    assert recipe["training.learning_rate"] == {"eagle3": 1e-4, "dflash": 6e-4}[method]
-    assert recipe.section("self_logit_distillation") is True
+    assert recipe["training.learning_rate"] == rate
     assert any(note.startswith("training.tf32 changes nothing: ") for note in recipe.notes)
     if method == "eagle3":
         assert any("eagle_export_rope_scaling" in note for note in recipe.notes)
+    elif method == "dspark":
+        names = ("block_size", "loss_decay_factor", "confidence_head_alpha")
+        assert [recipe.section(name) for name in names] == [16, 7.0, 1.0]
+    else:
+        assert recipe.section("self_logit_distillation") is True
 
 
-@pytest.mark.parametrize("name", ["domino", "dspark"])
-def test_other_drafts_are_refused_by_name(name: str) -> None:
-    with pytest.raises(EdgeSpecError, match=f"projector_type {name}"):
-        read_recipe(read_config(shipped(name)), name)
+def test_another_draft_is_refused_by_name() -> None:
+    with pytest.raises(EdgeSpecError, match="projector_type domino"):
+        read_recipe(read_config(shipped("domino")), "domino")
 
 
-@pytest.mark.parametrize(("method", "schema"), [("eagle3", "Eagle"), ("dflash", "DFlash")])
+@pytest.mark.parametrize(
+    ("method", "schema"),
+    [("eagle3", "Eagle"), ("dflash", "DFlash"), ("dspark", "DFlash"), ("jetspec", "DFlash")],
+)
 def test_each_key_of_modelopt_s_schema_has_a_row(method: str, schema: str) -> None:
     recipes: Any = pytest.importorskip("modelopt.recipe")
     model = getattr(recipes, f"ModelOpt{schema}Recipe")

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.errors import BuildError, EdgeSpecError
-from edgespec.methods.block_draft import BlockDraftConfig
+from edgespec.methods.block_draft import BlockDraftConfig, own_name
+from edgespec.methods.dspark import DSparkConfig
 from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.pairing.check import check
 from edgespec.pipeline.recipe import overridden
@@ -64,7 +65,7 @@ def job_of(
         f"training.output_dir={out}",
     )  # fmt: skip
     kind = {"metadata": {"recipe_type": TRAINABLE[method].recipe_type}}
-    recipe = read_recipe(overridden(kind, (*KEYS, *places, *keys)), "test")
+    recipe = read_recipe(overridden(kind, (*KEYS, *places, *keys)), "test", method)
     return open_job(recipe, str(init) if init else None, Silent(), lambda _: None)
 
 
@@ -83,6 +84,8 @@ SMALL = (
 )
 ARCH = "eagle.eagle_architecture_config="
 MASK = "dflash.dflash_mask_token_id=0"
+BLOCK_ARCH = "dflash.dflash_architecture_config="
+BLOCK_WEIGHT = "dflash.dflash_confidence_head_alpha"
 BLOCK = ("dflash.dflash_block_size=4", "training.answer_only_loss=false", MASK)
 
 
@@ -94,6 +97,16 @@ BLOCK = ("dflash.dflash_block_size=4", "training.answer_only_loss=false", MASK)
         (
             "dflash",
             (*BLOCK, "dflash.dflash_swa_window_size=6", "dflash.dflash_draft_attention=causal"),
+        ),
+        ("jetspec", (*BLOCK, "dflash.dflash_swa_window_size=6")),
+        (
+            "dspark",
+            (
+                *BLOCK,
+                f"{BLOCK_ARCH}{{markov_rank: 8, markov_head_type: rnn, num_hidden_layers: 2}}",
+                "dflash.dflash_swa_window_size=6",
+                "dflash.dflash_draft_attention=causal",
+            ),
         ),
     ],
 )
@@ -120,7 +133,11 @@ def test_a_draft_belongs_to_its_base_and_is_what_was_measured(
         )
     else:
         assert isinstance(config, BlockDraftConfig)
+        assert config.method == method
         assert (config.windows[0], config.causal[0], config.block_size) == (6, True, 4)
+    if isinstance(config, DSparkConfig):
+        assert (config.heads.markov_kind, config.heads.markov_rank) == ("rnn", 8)
+        assert (config.layout, config.num_drafts, config.heads.confidence) == ("deepspec", 4, True)
 
 
 @pytest.mark.parametrize("make", [toys.make_gemma3, toys.make_qwen3_5])
@@ -224,14 +241,25 @@ def test_the_draft_with_the_most_acceptance_is_kept(
     assert torch.equal(load_file(done.directory / "model.safetensors")["norm.weight"], kept[1])
 
 
-@pytest.mark.parametrize("layout", ["eagle", "specforge", "modelopt", "speculators"])
+@pytest.mark.parametrize(
+    ("method", "layout"),
+    [
+        *(("eagle3", layout) for layout in ("eagle", "specforge", "modelopt", "speculators")),
+        *(("dspark", layout) for layout in ("deepspec", "specforge", "modelopt")),
+    ],
+)
 def test_a_draft_of_any_layout_is_trained_further(
-    base: Path, chats: Path, tmp_path: Path, layout: str
+    base: Path, chats: Path, tmp_path: Path, method: str, layout: str
 ) -> None:
-    old = toys.make_draft(tmp_path / "old", base, layout)
-    keys = ("training.max_steps=1", "training.learning_rate=0.0")
-    done = run(base, chats, tmp_path / "draft", "eagle3", *keys, init=old)
+    make = {"eagle3": toys.make_draft, "dspark": toys.make_dspark}[method]
+    old = make(tmp_path / "old", base, layout)
+    keys: tuple[str, ...] = ("training.max_steps=1", "training.learning_rate=0.0")
+    if method == "dspark":
+        keys += ("training.answer_only_loss=false", f"{BLOCK_ARCH}{{projector_type: dspark}}")
+    done = run(base, chats, tmp_path / "draft", method, *keys, init=old)
     before, after = (load_file(p / "model.safetensors") for p in (old, done.directory))
+    if method == "dspark":
+        before = {own_name(name): tensor for name, tensor in before.items()}
     assert {n: t.shape for n, t in before.items() if n != "t2d"} == {
         n: t.shape for n, t in after.items() if n != "t2d"
     }
@@ -294,6 +322,14 @@ def test_steps_are_counted_as_an_engine_does() -> None:
         ),
         ("dflash", ("dflash.dflash_mask_token_id=1",), "mask token 1 is in 7 conversations"),
         ("dflash", (MASK, "dflash.dflash_architecture_config={target_layer_ids: [1, 9]}"), "1..7"),
+        ("dspark", (MASK, f"{BLOCK_ARCH}{{markov_rank: x}}"), "'markov_rank' is 'x', not a whole"),
+        ("dspark", (MASK, f"{BLOCK_WEIGHT}=0"), "head would learn nothing"),
+        (
+            "dspark",
+            (MASK, f"{BLOCK_ARCH}{{use_confidence_head: false}}", f"{BLOCK_WEIGHT}=0.5"),
+            "0.5, and use_confidence_head is false",
+        ),
+        ("jetspec", (MASK, f"{BLOCK_ARCH}{{projector_type: dspark}}"), "the method is jetspec"),
         ("dflash", (MASK, "validation.max_new_tokens=2040"), "prompts .* are longer than 8"),
     ],
 )
