@@ -219,10 +219,10 @@ def old_draft(
         raise UnsupportedModel(
             f"`init`: {draft.place} is quantized ({quantization.layout}).", "Pass the original."
         )
-    if {*recipe.section("architecture_config")} - {PROJECTOR}:
+    if given := {*recipe.section("architecture_config")} - {PROJECTOR}:
         raise OptionError(
             "`init` has an architecture of its own, and the recipe says another.",
-            "Leave out the recipe's architecture_config.",
+            f"Leave out of the recipe's architecture_config: {', '.join(sorted(given))}.",
         )
     sides = BaseSide.of_checkpoint(model, str(base.place)), DraftSide.of_checkpoint(config)
     for mismatch in mismatches(*sides):
