@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from edgespec.cli.data import convert, synthesize
+from edgespec.cli.data import convert, prepare, synthesize
 from edgespec.cli.flags import EdgeGroup
 
 
@@ -13,5 +13,6 @@ def command() -> None:
     """Make data that drafts learn from, and convert prompt sets for other benchmarks."""
 
 
+command.add_command(prepare.command, "prepare")
 command.add_command(synthesize.command, "synthesize")
 command.add_command(convert.command, "convert")
