@@ -36,7 +36,7 @@ COMMANDS = {
         "Quantize a checkpoint with NVIDIA ModelOpt: a base or a draft.",
     ),
     "train": (
-        "edgespec.cli.train",
+        "edgespec.cli.train_group",
         "Train a draft for a base, from conversations.",
     ),
     "export": (

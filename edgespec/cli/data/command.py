@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from edgespec.cli.data import convert, prepare, synthesize
+from edgespec.cli.data import convert, prepare, show, synthesize
 from edgespec.cli.flags import EdgeGroup
 
 
@@ -15,4 +15,5 @@ def command() -> None:
 
 command.add_command(prepare.command, "prepare")
 command.add_command(synthesize.command, "synthesize")
+command.add_command(show.command, "show")
 command.add_command(convert.command, "convert")
