@@ -4,7 +4,10 @@ counted."""
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,3 +158,39 @@ def test_sources_and_splits_that_are_not_there_are_refused(
     ):
         assert run(["data", "prepare", *words, "--output-file", str(tmp_path / "out")]) in (2, 3)
         assert message in capsys.readouterr().err
+
+
+def test_the_hub_is_streamed_and_what_fails_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read: list[int] = []
+
+    def load_dataset(name: str, *, split: str, streaming: bool) -> Iterator[dict[str, Any]]:
+        assert (name, split, streaming) == ("HuggingFaceH4/ultrachat_200k", "test_sft", True)
+        for number in range(5):
+            if number == 4:
+                raise ConnectionError("no route\nfar away")
+            read.append(number)
+            yield {"prompt": f"Why {number}?", "messages": None}
+
+    words = ["data", "prepare", "ultrachat", "--split", "test_sft", "--output-file"]
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert run([*words, str(tmp_path / "a")]) == 4
+    assert "needs the package datasets" in capsys.readouterr().err
+    hub = SimpleNamespace(load_dataset=load_dataset, get_dataset_split_names=None)
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    assert run([*words, str(tmp_path / "a"), "--cap", "2"]) == 0
+    assert len((tmp_path / "a").read_text().splitlines()) == len(read) == 2
+    assert run([*words, str(tmp_path / "b")]) == 4
+    assert "could not be read from the hub: no route\n" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_parquet_file_without_its_reader_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1PAR1")
+    words = ["data", "prepare", f"ultrachat={tmp_path / 'a.parquet'}", "--output-file"]
+    assert run([*words, str(tmp_path / "out")]) == 4
+    assert "needs the package pyarrow" in capsys.readouterr().err
