@@ -106,7 +106,8 @@ def synthesize(
     progress: Progress,
 ) -> Synthesis:
     """Answers the conversations of a file into `out`, a line as each ends, and goes on where an
-    earlier run was stopped or killed. `settings` are kept beside it; `seed` is among them.
+    earlier run was stopped or killed. `settings` are kept beside it; among them are `seed`
+    and `drop_truncated`.
 
     Raises RequestError for an output of other settings, OutputError for one that another run
     writes, EnvironmentProblem where nothing is answered any more.
@@ -123,10 +124,10 @@ def synthesize(
         run.result.kept, run.result.repeated = len(done), asked.repeated
         progress.start("answers", len(todo))
         run.all_of(chat for chat in read_chats(asked.path) if take(todo, chat.id))
-    if not run.result.failed:
-        failures_path(out).unlink()
-    if run.fault is not None:
-        raise run.fault
+        if not run.result.failed:
+            failures_path(out).unlink()
+        if run.fault is not None:
+            raise run.fault
     return run.result
 
 
