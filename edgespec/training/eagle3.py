@@ -13,6 +13,7 @@ from edgespec.graphs.eagle3 import named_tensors
 from edgespec.methods.aux_layers import default_aux_layers
 from edgespec.methods.eagle3 import POST_NORM_KEY
 from edgespec.modules.eagle3 import Eagle3, Unrolled
+from edgespec.training.eagle3_modelopt import modelopt_loss
 from edgespec.training.losses import token_losses
 from edgespec.training.new_draft import architecture, layer_keys, layer_shapes
 from edgespec.training.recipe import TrainRecipe
@@ -93,7 +94,10 @@ def loss(draft: Eagle3, task: Task, batch: Batch) -> Tensor:
     place = torch.zeros_like(ids)
     place[wanted] = torch.arange(len(logits), device=ids.device)
     unrolled, total = Unrolled(draft, aux[:, :-1]), logits.new_zeros(())
-    for step in range(min(task.recipe.section("ttt_steps"), ids.shape[1] - 1)):
+    num_steps = min(task.recipe.section("ttt_steps"), ids.shape[1] - 1)
+    counts = torch.stack([wanted[:, 1 + step :].sum() for step in range(num_steps)])
+    counts = task.ranks.mean(counts.float()).clamp_min(1e-6)
+    for step in range(num_steps):
         states = unrolled.step(task.table[ids[:, 1 + step :]])
         learned = wanted[:, 1 + step :]
         rows = place[:, 1 + step :][learned]
@@ -101,7 +105,7 @@ def loss(draft: Eagle3, task: Task, batch: Batch) -> Tensor:
             task.recipe.loss, draft.lm_head(states[learned]).float(), logits[rows], tokens[rows]
         )
         decay: float = task.recipe.section("loss_decay_factor") ** step
-        total = total + decay * each.sum() / max(1, len(each))
+        total = total + decay * each.sum() / counts[step]
     return total
 
 
@@ -132,4 +136,5 @@ ROW = TrainRow(
     module=Eagle3,  # type: ignore[arg-type]
     loss=loss,
     drafts=drafts,
+    modelopt=modelopt_loss,
 )

@@ -27,10 +27,9 @@ class DraftFiles:
     names: Mapping[str, str]
     beside: Mapping[str, torch.Tensor]
 
-    def write(self, directory: Path, module: nn.Module, dtype: torch.dtype) -> None:
-        """Writes a directory that is not there yet, or not whole."""
+    def write(self, directory: Path, own: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        """Writes a draft's state to a directory that is not there yet, or not whole."""
         directory.mkdir(parents=True, exist_ok=True)
-        own = module.state_dict()
         tensors = {
             name: own[key].detach().to("cpu", dtype).contiguous()
             for key, name in self.names.items()

@@ -52,7 +52,7 @@ class TrainRecipe:
 
     def shaping(self) -> dict[str, Any]:
         """The keys and values that shape a result, of which a run that goes on may change none."""
-        free = ("training.minutes", "training.output_dir")
+        free = ("training.minutes", "training.output_dir", "training.report_to")
         return {key: self[key] for key, row in self.keys.items()
                 if isinstance(row, Key) and key not in (*free, TYPE_KEY)}  # fmt: skip
 

@@ -1,5 +1,5 @@
 """What training asks of a drafting method: the row in its module, and what it gives it. Knows
-no method. Imports torch only where it is used."""
+no method."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.config.values import Shapes
 from edgespec.training.data import Row, Rows
+from edgespec.training.ranks import ALONE, Ranks
 from edgespec.training.recipe import TrainRecipe
 from edgespec.training.table import TRAINABLE
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 Batch = Mapping[str, Any]  # see data.Batches; what `sample` adds too
+Loss = Callable[[Any, "Task", Batch], "torch.Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Task:
     aux_layers: tuple[int, ...]  # hidden_states indices
     draft_ids: torch.Tensor | None = None  # [Vd]: tokens of a smaller draft vocabulary, ascending
     device: Any = "cpu"
+    ranks: Ranks = ALONE  # whose `mean` makes of local counts what a loss is divided by
 
     def cast(self, *, measuring: bool = False) -> Any:
         """What base and draft compute in: bfloat16 where the recipe says so. They are measured in
@@ -80,20 +83,22 @@ class TrainRow:
     is what a step minimizes: (module, task, batch). `drafts` are the greedy drafts [S - 1 - p, K]
     behind each token of a text from p on but the last, the first of them for the token's successor:
     (module, task, aux hidden states [1, S, k * Ht], ids [1, S], p). `check` raises RequestError or
-    UnsupportedModel where a draft cannot be trained on such rows.
+    UnsupportedModel where a draft cannot be trained on such rows. `modelopt` is the loss of a
+    draft as ModelOpt computes it, where it can: (module, task).
     """
 
     config: Callable[[BaseFacts, TrainRecipe], dict[str, Any]]
     shapes: Callable[[Mapping[str, Any]], Shapes]
     names: Callable[[Checkpoint, DraftConfig], tuple[Checkpoint, dict[str, str]]]
     module: Callable[[DraftConfig], Any]
-    loss: Callable[[Any, Task, Batch], torch.Tensor]
+    loss: Loss
     drafts: Callable[[Any, Task, Any, Any, int], torch.Tensor]
     sample: (
         Callable[[TrainRecipe, np.random.Generator, Sequence[Row]], Mapping[str, NDArray[Any]]]
         | None
     ) = None
     check: Callable[[DraftConfig, Rows], None] = lambda config, rows: None
+    modelopt: Callable[[Any, Task], Loss] | None = None
 
 
 def row_of(method: str) -> TrainRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -46,7 +47,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chats(base: Path) -> Path:
-    path, draw = base.parent / "chats.jsonl", random.Random(0)
+    return write_chats(base.parent / "chats.jsonl")
+
+
+def write_chats(path: Path) -> Path:
+    draw = random.Random(0)
     texts = [[" ".join(draw.choices(WORDS, k=count)) for count in (4, 9)] for _ in range(8)]
     lines = [
         {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
@@ -135,6 +140,39 @@ def test_bases_of_other_forms_get_drafts(
     assert levels == []
 
 
+def test_modelopt_s_loss_trains_a_draft_of_this_base(modelopt_made: Path) -> None:
+    place = modelopt_made / "engine"
+    ours, theirs = (
+        [
+            point["loss"]
+            for point in json.loads((place / name / "training.json").read_text())["curve"]
+        ]
+        for name in ("edgespec", "modelopt")
+    )
+    assert theirs[0] == pytest.approx(ours[0], rel=1e-4)
+    assert theirs[1] < theirs[0]
+    norm = load_file(place / "modelopt" / "model.safetensors")["layers.0.input_layernorm.weight"]
+    assert torch.equal(norm, torch.ones_like(norm))
+
+
+@pytest.mark.parametrize("name", ["modelopt", "python"])
+def test_what_modelopt_trained_is_exported_as_a_draft_of_this_base(
+    name: str, modelopt_made: Path
+) -> None:
+    place = modelopt_made / "engine"
+    found = check(str(place / "base"), str(place / name)).results
+    assert [r.what for r in found if r.level != "ok"] == []
+    draft, base = (open_checkpoint(place / of) for of in (name, "base"))
+    config, model = detect(draft), detect(base)
+    assert config.decoder.rope == model.decoder.rope
+    assert config.decoder.num_layers == (1 if name == "modelopt" else 2)
+    assert draft.config["eos_token_id"] == [*model.eos_token_ids]
+    assert draft.config["bos_token_id"] == model.bos_token_id
+    if name == "python":
+        fc = load_file(place / "fc.safetensors")["fc"]
+        assert torch.equal(load_file(place / name / "model.safetensors")["fc.weight"], fc)
+
+
 @pytest.mark.parametrize("method", ["eagle3", "dflash"])
 def test_a_killed_run_goes_on_to_the_same_bits(
     base: Path, chats: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
@@ -167,6 +205,30 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert not work.exists()
+
+
+def test_a_checkpoint_counts_once_all_of_it_is_on_the_disk(
+    base: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, torn, kept = set[int](), list[Path](), list[str]()
+    real_sync, real_write = os.fsync, trainer.json_files.write_json
+
+    def sync(fd: int) -> None:
+        real_sync(fd)
+        synced.add(os.fstat(fd).st_ino)
+
+    def write(path: Path, value: Any) -> None:
+        if path.name == trainer.STATE:
+            kept.append(path.parent.name)
+            best = path.parents[1] / f"best-{value['best_step']}"
+            files = [p for d in (path.parent, best) for p in (d, *d.iterdir())]
+            torn.extend(p for p in files if p.stat().st_ino not in synced)
+        real_write(path, value)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(trainer.json_files, "write_json", write)
+    run(base, chats, tmp_path / "draft", "eagle3", "training.max_steps=2")
+    assert (kept, torn) == (["checkpoint-1", "checkpoint-2"], [])
 
 
 def test_a_signal_saves_and_leaves(base: Path, chats: Path, tmp_path: Path) -> None:
