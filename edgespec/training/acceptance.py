@@ -79,9 +79,13 @@ def measure(row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer]) ->
         accepted += accepted_in(answer, found.tolist())
         num_tokens += len(answer.ids) - answer.prompt_len - 1
     draft.train(training)
-    longest = max(accepted, default=0)
-    shares = [sum(n >= k for n in accepted) / len(accepted) for k in range(1, longest + 1)]
-    return Acceptance(num_tokens, len(accepted), tuple(shares))
+    return Acceptance(num_tokens, len(accepted), shares_of(accepted))
+
+
+def shares_of(accepted: Sequence[int]) -> tuple[float, ...]:
+    """The share of steps that accept at least 1, 2, ... drafts."""
+    counts = range(1, max(accepted, default=0) + 1)
+    return tuple(sum(n >= k for n in accepted) / len(accepted) for k in counts)
 
 
 def accepted_in(answer: Answer, drafts: Sequence[Sequence[int]]) -> list[int]:

@@ -106,7 +106,7 @@ def open_job(
     else:
         started = open_checkpoint(init)
         config, draft_files, draft_ids = old_draft(started, recipe, row, model, base, base_dir)
-    resolve_aux_layers(config, model.decoder.num_layers)
+    aux_layers_of(config, model)
     template = Template(tokenizer, model.eos_token_ids, template_text(recipe))
     kept, prompts = split(conversations, template, recipe)
     rows = data.rows_of(
@@ -127,6 +127,13 @@ def open_job(
         recipe, Path(out), base, model, config, row, draft_files, started, draft_ids, rows,
         prompts, conversations.sha256, progress, note,
     )  # fmt: skip
+
+
+def aux_layers_of(config: DraftConfig, model: ModelConfig) -> tuple[int, ...]:
+    """The hidden_states indices that a draft reads; none where it reads the last state."""
+    if METHODS[config.method].base_output == "final_hidden_state":
+        return ()
+    return resolve_aux_layers(config, model.decoder.num_layers)
 
 
 def needed(recipe: TrainRecipe, key: str) -> str:
@@ -196,7 +203,8 @@ def new_draft(
     ids = None
     if (cache := recipe["data.draft_vocab_cache"]) is not None:
         ids = cached_vocabulary(Path(cache), config)
-    return config, DraftFiles(raw, {name: name for name in shapes}, {}), ids
+    names = row.new_names(config) if row.new_names else {name: name for name in shapes}
+    return config, DraftFiles(raw, names, {}, row.weights), ids
 
 
 def old_draft(
@@ -218,10 +226,10 @@ def old_draft(
         raise UnsupportedModel(
             f"`init`: {draft.place} is quantized ({quantization.layout}).", "Pass the original."
         )
-    if recipe.section("architecture_config"):
+    if (key := recipe.shape_key()) is not None:
         raise OptionError(
             "`init` has an architecture of its own, and the recipe says another.",
-            "Leave out the recipe's architecture_config.",
+            f"Leave out the recipe's {key}.",
         )
     sides = BaseSide.of_checkpoint(model, str(base.place)), DraftSide.of_checkpoint(config)
     for mismatch in mismatches(*sides):
@@ -235,7 +243,7 @@ def old_draft(
     raw = {**draft.config, **base_keys(draft.config, named_base(base, base_dir))}
     offsets = read_d2t(draft, config)
     ids = None if offsets is None else torch.from_numpy(offsets + np.arange(len(offsets)))
-    return config, DraftFiles(raw, names, beside), ids
+    return config, DraftFiles(raw, names, beside, row.weights), ids
 
 
 def cached_vocabulary(path: Path, config: DraftConfig) -> torch.Tensor:
