@@ -7,7 +7,7 @@ and one of the draft what it would draft behind each: no cache, and no pass a st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,24 +68,30 @@ def answers_of(
 @torch.no_grad()
 def measure(row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer]) -> Acceptance:
     """The acceptance of a draft over answers."""
-    accepted, num_tokens = list[int](), 0
-    training = draft.training
-    draft.eval()
-    for answer in answers:
+
+    def drafts(answer: Answer) -> list[list[int]]:
         ids = torch.tensor([answer.ids], device=task.device)
         with task.cast(measuring=True):
             aux, _ = task.states(ids)
             found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len)
-        accepted += accepted_in(answer, found.tolist())
-        num_tokens += len(answer.ids) - answer.prompt_len - 1
+        return found.tolist()  # type: ignore[no-any-return]
+
+    training = draft.training
+    draft.eval()
+    found = counted(answers, drafts)
     draft.train(training)
-    return Acceptance(num_tokens, len(accepted), shares_of(accepted))
+    return found
 
 
-def shares_of(accepted: Sequence[int]) -> tuple[float, ...]:
-    """The share of steps that accept at least 1, 2, ... drafts."""
-    counts = range(1, max(accepted, default=0) + 1)
-    return tuple(sum(n >= k for n in accepted) / len(accepted) for k in counts)
+def counted(
+    answers: Sequence[Answer], drafts: Callable[[Answer], Sequence[Sequence[int]]]
+) -> Acceptance:
+    """How many of the `drafts` behind each token of an answer but the last are accepted."""
+    accepted = [count for answer in answers for count in accepted_in(answer, drafts(answer))]
+    num_tokens = sum(len(answer.ids) - answer.prompt_len - 1 for answer in answers)
+    longest = max(accepted, default=0)
+    shares = [sum(n >= k for n in accepted) / len(accepted) for k in range(1, longest + 1)]
+    return Acceptance(num_tokens, len(accepted), tuple(shares))
 
 
 def accepted_in(answer: Answer, drafts: Sequence[Sequence[int]]) -> list[int]:
