@@ -74,7 +74,7 @@ def measure(row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer]) ->
         with task.cast(measuring=True):
             aux, _ = task.states(ids)
             found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len)
-        return found.tolist()  # type: ignore[no-any-return]
+        return found.tolist()
 
     training = draft.training
     draft.eval()

@@ -35,5 +35,6 @@ TRAINABLE = replace(
         "eagle.eagle_hidden_state_distillation": Key(SWITCH, True),
     },
     claims=claims,
+    marks=("use_aux_hidden_state",),
     exports=exports,
 )

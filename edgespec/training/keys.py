@@ -122,8 +122,8 @@ class Trainable:
     that differ, `shape_keys` the own ones that a draft to go on from has settled, and `module` has
     the TrainRow. `exports` are the commands that export a base and its draft, each with the
     directory to build (base, draft). `claims` says whether a recipe of this type is for this
-    method, by its section; `refuse` raises UnsupportedModel for one that asks for a draft which is
-    not trained here.
+    method, by its section; the keys `marks` of its architecture say nothing else. `refuse` raises
+    UnsupportedModel for a section that asks for a draft which is not trained here.
     """
 
     recipe_type: str
@@ -134,6 +134,7 @@ class Trainable:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     shape_keys: tuple[str, ...] = ("architecture_config",)
     claims: Callable[[Mapping[str, Any]], bool] = lambda section: True
+    marks: tuple[str, ...] = ()
     refuse: Callable[[Mapping[str, Any], str], None] = lambda section, source: None
 
     @property

@@ -46,9 +46,13 @@ class TrainRecipe:
         return self[self.own_key(name)]
 
     def shape_key(self) -> str | None:
-        """A key that shapes a new draft and is given."""
-        own = map(self.own_key, TRAINABLE[self.method].shape_keys)
-        return next((key for key in own if self.values.get(key)), None)
+        """A key that shapes a new draft and is given, beside what says which method it is of."""
+        row = TRAINABLE[self.method]
+        given = {key: self.values.get(key) for key in map(self.own_key, row.shape_keys)}
+        for key, value in given.items():
+            if value and not (isinstance(value, dict) and value.keys() <= {*row.marks}):
+                return key
+        return None
 
     @property
     def loss(self) -> str:
