@@ -26,6 +26,7 @@ from edgespec.methods import METHODS
 from edgespec.pipeline.recipe import overridden, read_config
 from edgespec.pipeline.training_curve import NAME as PICTURE
 from edgespec.pipeline.training_curve import draw_curve
+from edgespec.quantize.table import QUANTIZABLE
 from edgespec.training.recipe import REPORT, TrainRecipe, read_recipe
 from edgespec.training.table import TRAINABLE
 
@@ -72,7 +73,7 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Train a draft for a base: METHOD is eagle3 or dflash.
+    """Train a draft for a base: METHOD is eagle1, eagle3, dflash or medusa.
 
     A recipe is YAML in sections, as NVIDIA ModelOpt's are, and key=value overrides one of its keys;
     docs/training.md lists them. Sizes that it does not give are those of the base.
@@ -147,10 +148,11 @@ def launch_line(line: str) -> str:
 def recipe_of(what: str, key_values: tuple[str, ...], flags: dict[str, Any]) -> TrainRecipe:
     """The recipe of a method's name or a file, with overrides and flags."""
     if what in TRAINABLE:
-        source = "command line"
+        source, method = "command line", what
         values = overridden({"metadata": {"recipe_type": TRAINABLE[what].recipe_type}}, key_values)
     elif Path(what).suffix in (".yaml", ".yml"):
-        source, values = what, read_config(Path(what), key_values)
+        source, method = what, None
+        values = read_config(Path(what), key_values)
     else:
         raise RequestError(
             f"{what!r} is neither a method that is trained here nor a recipe in YAML.",
@@ -161,7 +163,7 @@ def recipe_of(what: str, key_values: tuple[str, ...], flags: dict[str, Any]) -> 
             inner = values.get(section)
             given = flags[name] if name == "minutes" else str(flags[name])
             values[section] = {**(inner if isinstance(inner, dict) else {}), key: given}
-    return read_recipe(values, source)
+    return read_recipe(values, source, method)
 
 
 def check_installed() -> None:
@@ -235,9 +237,10 @@ def next_commands(method: str, base: str, draft: Path) -> list[str]:
     exports = TRAINABLE[method].exports(base, draft)
     pair = {"base_model_dir": base, "draft_model_dir": draft}
     smaller = {"quantization": "int4_awq", "output_dir": f"{draft}-int4"}
+    quantize = [shell("quantize draft", **pair, **smaller)] if method in QUANTIZABLE else []
     return [
         shell("check", base, draft, probe=True),
         *(line for line, _ in exports),
         *(shell("build", onnx_dir=path, engine_dir="engines") for _, path in exports),
-        shell("quantize draft", **pair, **smaller),
+        *quantize,
     ]

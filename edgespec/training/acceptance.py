@@ -7,7 +7,7 @@ and one of the draft what it would draft behind each: no cache, and no pass a st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,19 +78,34 @@ def answers_of(
 @torch.no_grad()
 def measure(row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer]) -> Acceptance:
     """The acceptance of a draft over answers, of which each process measures some."""
-    accepted, num_tokens, draft_len = list[int](), 0, 0
-    training = draft.training
-    draft.eval()
-    for answer in answers[task.ranks.rank :: task.ranks.world]:
+
+    def drafts(answer: Answer) -> list[list[int]]:
         ids = torch.tensor([answer.ids], device=task.device)
         with task.cast(measuring=True):
             aux, _ = task.states(ids)
             found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len)
-        accepted += accepted_in(answer, found.tolist())
-        num_tokens += len(answer.ids) - answer.prompt_len - 1
-        draft_len = found.shape[-1]
+        return found.tolist()
+
+    training = draft.training
+    draft.eval()
+    found = counted(answers, drafts, task.ranks)
     draft.train(training)
-    each = task.ranks.gathered((accepted, num_tokens, draft_len))
+    return found
+
+
+def counted(
+    answers: Sequence[Answer],
+    drafts: Callable[[Answer], Sequence[Sequence[int]]],
+    ranks: Ranks = ALONE,
+) -> Acceptance:
+    """How many of the `drafts` behind each token of an answer but the last are accepted."""
+    accepted, num_tokens, draft_len = list[int](), 0, 0
+    for answer in answers[ranks.rank :: ranks.world]:
+        found = drafts(answer)
+        accepted += accepted_in(answer, found)
+        num_tokens += len(answer.ids) - answer.prompt_len - 1
+        draft_len = len(found[0])
+    each = ranks.gathered((accepted, num_tokens, draft_len))
     accepted = [count for theirs, *_ in each for count in theirs]
     num_tokens, draft_len = sum(part[1] for part in each), max(part[2] for part in each)
     longest = max(accepted, default=0)

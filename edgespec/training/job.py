@@ -111,7 +111,7 @@ def open_job(
     else:
         started = open_checkpoint(init)
         config, draft_files, draft_ids = old_draft(started, recipe, row, model, base, base_dir)
-    resolve_aux_layers(config, model.decoder.num_layers)
+    aux_layers_of(config, model)
     refuse_missing(recipe, row)
     serving = tokenizer.chat_template
     template = Template(tokenizer, model.eos_token_ids, template_text(recipe))
@@ -171,6 +171,13 @@ def refuse_missing(recipe: TrainRecipe, row: TrainRow) -> None:
             "training.engine is modelopt, which is not installed.",
             "pip install 'edgespec[quantize]'",
         )
+
+
+def aux_layers_of(config: DraftConfig, model: ModelConfig) -> tuple[int, ...]:
+    """The hidden_states indices that a draft reads; none where it reads the last state."""
+    if METHODS[config.method].base_output == "final_hidden_state":
+        return ()
+    return resolve_aux_layers(config, model.decoder.num_layers)
 
 
 def needed(recipe: TrainRecipe, key: str) -> str:
@@ -240,7 +247,8 @@ def new_draft(
     ids = None
     if (cache := recipe["data.draft_vocab_cache"]) is not None:
         ids = read_vocabulary(Path(cache), config.draft_vocab_size, config.vocab_size)
-    return config, DraftFiles(raw, {name: name for name in shapes}, {}), ids
+    names = row.new_names(config) if row.new_names else {name: name for name in shapes}
+    return config, DraftFiles(raw, names, {}, row.weights), ids
 
 
 def old_draft(
@@ -262,10 +270,10 @@ def old_draft(
         raise UnsupportedModel(
             f"`init`: {draft.place} is quantized ({quantization.layout}).", "Pass the original."
         )
-    if recipe.section("architecture_config"):
+    if (key := recipe.shape_key()) is not None:
         raise OptionError(
             "`init` has an architecture of its own, and the recipe says another.",
-            "Leave out the recipe's architecture_config.",
+            f"Leave out the recipe's {key}.",
         )
     sides = BaseSide.of_checkpoint(model, str(base.place)), DraftSide.of_checkpoint(config)
     for mismatch in mismatches(*sides):
@@ -279,7 +287,7 @@ def old_draft(
     raw = {**draft.config, **base_keys(draft.config, named_base(base, base_dir))}
     offsets = read_d2t(draft, config)
     ids = None if offsets is None else torch.from_numpy(offsets + np.arange(len(offsets)))
-    return config, DraftFiles(raw, names, beside), ids
+    return config, DraftFiles(raw, names, beside, row.weights), ids
 
 
 def template_text(recipe: TrainRecipe) -> str | None:

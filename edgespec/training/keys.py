@@ -121,9 +121,11 @@ COMMON: Keys = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainable:
     """A method's recipes. `keys` are those of its own `section`, `defaults` those of common keys
-    that differ, and `module` has the TrainRow. `exports` are the commands that export a base and
-    its draft, each with the directory to build (base, draft). `refuse` raises UnsupportedModel for
-    a section that asks for a draft which is not trained here.
+    that differ, `shape_keys` the own ones that a draft to go on from has settled, and `module` has
+    the TrainRow. `exports` are the commands that export a base and its draft, each with the
+    directory to build (base, draft). `claims` says whether a recipe of this type is for this
+    method, by its section; the keys `marks` of its architecture say nothing else. `refuse` raises
+    UnsupportedModel for a section that asks for a draft which is not trained here.
     """
 
     recipe_type: str
@@ -132,6 +134,9 @@ class Trainable:
     keys: Keys
     exports: Callable[[str, Path], list[tuple[str, str]]]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    shape_keys: tuple[str, ...] = ("architecture_config",)
+    claims: Callable[[Mapping[str, Any]], bool] = lambda section: True
+    marks: tuple[str, ...] = ()
     refuse: Callable[[Mapping[str, Any], str], None] = lambda section, source: None
 
     @property

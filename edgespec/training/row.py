@@ -43,7 +43,7 @@ class Task:
     config: DraftConfig
     base: Any  # transformers' model
     table: torch.Tensor  # embedding that the draft reads, [V, H]
-    aux_layers: tuple[int, ...]  # hidden_states indices
+    aux_layers: tuple[int, ...]  # hidden_states indices; (): it reads the last state
     draft_ids: torch.Tensor | None = None  # [Vd]: tokens of a smaller draft vocabulary, ascending
     device: Any = "cpu"
     ranks: Ranks = ALONE  # whose `mean` makes of local counts what a loss is divided by
@@ -59,7 +59,8 @@ class Task:
         return torch.autocast(kind, torch.bfloat16, enabled=enabled)
 
     def states(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """The base's aux hidden states [B, S, k * Ht] and last state [B, S, H] of ids [B, S]."""
+        """What the draft reads of the base [B, S, k * Ht], and its last state [B, S, H], of ids
+        [B, S]."""
         from edgespec.modules.base_model import hidden_states
 
         return hidden_states(self.base, self.aux_layers, ids)
@@ -76,15 +77,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRow:
-    """`config` makes a new draft's config.json, of the base's sizes, and `shapes` its tensors.
-    `names` is a draft under the names that will be written, and own name -> that name.
+    """`config` makes a new draft's config.json, of the base's sizes, and `shapes` its tensors by
+    their names on disk, in the file `weights`. `names` is a draft under the names that will be
+    written, and own name -> that name; `new_names` is the latter of a new draft, where they differ.
 
-    `module` is the draft as a torch module. `sample` draws what a batch has beside its rows, `loss`
-    is what a step minimizes: (module, task, batch). `drafts` are the greedy drafts [S - 1 - p, K]
-    behind each token of a text from p on but the last, the first of them for the token's successor:
-    (module, task, aux hidden states [1, S, k * Ht], ids [1, S], p). `check` raises RequestError or
-    UnsupportedModel where a draft cannot be trained on such rows. `modelopt` is the loss of a
-    draft as ModelOpt computes it, where it can: (module, task).
+    `module` is the draft as a torch module, and `begin` gives a new one its first weights: (module,
+    transformers' base, its configuration); None: it takes the base's head, or its last norm where
+    they share that. `sample` draws what a batch has beside its rows,
+    `loss` is what a step minimizes: (module, task, batch). `drafts` are the greedy drafts
+    [S - 1 - p, K] behind each token of a text from p on but the last, the first of them for the
+    token's successor: (module, task, the base's hidden states [1, S, k * Ht], ids [1, S], p).
+    `check` raises RequestError or UnsupportedModel where a draft cannot be trained on such rows.
+    `modelopt` is the loss of a draft as ModelOpt computes it, where it can: (module, task).
     """
 
     config: Callable[[BaseFacts, TrainRecipe], dict[str, Any]]
@@ -99,6 +103,9 @@ class TrainRow:
     ) = None
     check: Callable[[DraftConfig, Rows], None] = lambda config, rows: None
     modelopt: Callable[[Any, Task], Loss] | None = None
+    begin: Callable[[Any, Any, ModelConfig], None] | None = None
+    new_names: Callable[[DraftConfig], dict[str, str]] | None = None
+    weights: str = "model.safetensors"
 
 
 def row_of(method: str) -> TrainRow:

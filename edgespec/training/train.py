@@ -27,12 +27,11 @@ from edgespec.artifacts.work_lock import LOCK, locked
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import BuildError, EnvironmentProblem, OutputError
-from edgespec.methods import resolve_aux_layers
 from edgespec.modules.base_model import load_base
 from edgespec.training import doctor, files
 from edgespec.training.acceptance import Acceptance, answers_of, measure, surprise
 from edgespec.training.data import Batches
-from edgespec.training.job import Job
+from edgespec.training.job import Job, aux_layers_of
 from edgespec.training.ranks import ALONE, Ranks
 from edgespec.training.recipe import REPORT
 from edgespec.training.row import Task
@@ -145,7 +144,7 @@ def prepared(job: Job, ranks: Ranks, *, answers: bool = True) -> tuple[Objective
     base = load_base(job.base.path, device, dtype).requires_grad_(False)
     table = base.get_input_embeddings().weight.detach()
     ids = None if job.draft_ids is None else job.draft_ids.to(device)
-    aux_layers = resolve_aux_layers(job.config, job.model.decoder.num_layers)
+    aux_layers = aux_layers_of(job.config, job.model)
     draft = new_module(job, base, table, ids).to(device)
     if "embed_tokens.weight" in job.files.names:
         table = job.files.beside[job.files.names["embed_tokens.weight"]].to(device)
@@ -181,8 +180,7 @@ def prepared(job: Job, ranks: Ranks, *, answers: bool = True) -> tuple[Objective
 
 
 def new_module(job: Job, base: Any, table: torch.Tensor, ids: torch.Tensor | None) -> Any:
-    """The draft, with weights of `init` or new ones, which begin with the base's last norm where
-    they share its head, and with its head where they have one of their own."""
+    """The draft, with weights of `init` or new ones."""
     draft = job.row.module(job.config)
     if not job.config.own_head:
         draft.lm_head = base.lm_head
@@ -193,7 +191,9 @@ def new_module(job: Job, base: Any, table: torch.Tensor, ids: torch.Tensor | Non
         files.load(draft, found)
         return draft
     with torch.no_grad():
-        if job.config.own_head:
+        if job.row.begin is not None:
+            job.row.begin(draft, base, job.model)
+        elif job.config.own_head:
             head = base.lm_head.weight
             draft.lm_head.weight.copy_(head if ids is None else head[ids])
         else:
@@ -267,6 +267,7 @@ def finish(job: Job, objective: Objective, run: Run, steps: int) -> Acceptance:
 def refuse_other_run(job: Job, ranks: Ranks) -> None:
     """Raises OutputError where checkpoints are of another base, data or recipe, with the key."""
     wanted = {
+        "method": job.recipe.method,
         "base": job.base.identity(job.progress),
         "data": job.data_sha256,
         "init": job.init.identity() if job.init else None,
