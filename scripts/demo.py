@@ -24,11 +24,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_base import is_for, note_base
+from demo_base import is_for
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -41,12 +41,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "demo"
 HYBRID = ROOT / "build" / "demo-mtp"
 DRAFT_MODEL = ROOT / "build" / "demo-draft-model"
+CHATS = ROOT / "build" / "demo-chats.jsonl"  # answers of the base, which drafts learn
 EAGLE1 = ROOT / "build" / "demo-eagle1"
 MEDUSA = ROOT / "build" / "demo-medusa"
 JETSPEC = ROOT / "build" / "demo-jetspec"
 DSPARK = ROOT / "build" / "demo-dspark"
 VLM = ROOT / "build" / "demo-vlm"
-CHATS = ROOT / "build" / "demo-chats.jsonl"  # what drafts that have a recipe are trained on
 BY_RECIPE = "three quarters of an hour"  # a quarter for the chats, where they are not there
 # How methods are compared: each prompt of the demo three times, plain and drafted in turn
 MEASURED = ("--input-file", str(RECIPE / "input.json"), "--repeats", "3", "--output-tokens", "96")
@@ -157,24 +157,22 @@ def the_hybrid() -> Path:
 
 def the_eagle1_draft() -> Path:
     """Returns the EAGLE-1 draft, and trains it first if it is missing."""
-    return trained(EAGLE1, "train_demo_eagle1.py", "eagle1", "embed_tokens.weight", "half an hour")
+    return trained_by_recipe(EAGLE1, "eagle1", "fc.weight")
 
 
 def the_medusa_heads() -> Path:
     """Returns the Medusa heads, and trains them first if they are missing."""
-    name, tensor = "train_demo_medusa.py", "0.1.weight"
-    return trained(MEDUSA, name, "medusa", tensor, "a quarter of an hour")
+    return trained_by_recipe(MEDUSA, "medusa", "0.1.weight")
 
 
 def the_jetspec_draft() -> Path:
     """Returns the JetSpec draft, and trains it first if it is missing."""
-    return trained(JETSPEC, "demo_jetspec.yaml", "jetspec", "norm.weight", BY_RECIPE)
+    return trained_by_recipe(JETSPEC, "jetspec", "norm.weight", BY_RECIPE)
 
 
 def the_dspark_draft() -> Path:
     """Returns the DSpark draft, and trains it first if it is missing."""
-    name, tensor = "demo_dspark.yaml", "confidence_head.proj.weight"
-    return trained(DSPARK, name, "dspark", tensor, BY_RECIPE)
+    return trained_by_recipe(DSPARK, "dspark", "confidence_head.proj.weight", BY_RECIPE)
 
 
 def the_draft_model() -> Path:
@@ -194,9 +192,36 @@ def the_vlm_pair() -> Path:
 def trained(
     path: Path, script: str, method: str, tensor: str, time: str, *, for_base: bool = True
 ) -> Path:
-    """Returns the checkpoint `path`, and lets a script or a recipe train it first if it is missing,
-    or if it was trained `for_base` and that was another one. `time` is what that takes on two
-    cores, and is said before."""
+    """Returns the checkpoint `path`, and lets a script train it first if that must be."""
+    line = (f"scripts/{script}", "--out", path, "--prompts", "0")
+    return made_by([line], path, method, tensor, time, for_base=for_base)
+
+
+def trained_by_recipe(path: Path, method: str, tensor: str, time: str = "half an hour") -> Path:
+    """Returns the draft `path`, and lets `edgespec train` make it first if that must be, of answers
+    of the base that are kept for other drafts."""
+    recipe = f"recipes/training/demo_{method}.yaml"
+    lines: list[tuple[str | Path, ...]] = [
+        ("-m", "edgespec", "train", recipe, "--output-dir", path)
+    ]
+    base = RECIPE / "base" / "model.safetensors"
+    if not CHATS.exists() or CHATS.stat().st_mtime < base.stat().st_mtime:
+        lines = [("scripts/demo_answers.py", "--out", CHATS), *lines]
+    return made_by(lines, path, method, tensor, time)
+
+
+def made_by(
+    lines: Sequence[tuple[str | Path, ...]],
+    path: Path,
+    method: str,
+    tensor: str,
+    time: str,
+    *,
+    for_base: bool = True,
+) -> Path:
+    """Returns the checkpoint `path`, and lets Python run the lines first if it is missing, or if it
+    was trained `for_base` and that was another one. `time` is what that takes on two cores, and is
+    said before."""
     why = f"{shown(path)} is not there and"
     if is_whole(path, tensor):
         if not for_base or is_for(path):
@@ -211,33 +236,15 @@ def trained(
         f"\n{why} is trained first: about {time} on two idle cores, once. Ctrl-C ends it.",
         markup=False,
     )
-    by_recipe = script.endswith(".yaml")
-    if by_recipe:
-        shutil.rmtree(path, ignore_errors=True)  # `train` overwrites nothing
-    for words in recipe_commands(script, path) if by_recipe else [script_command(script, path)]:
-        line = shlex.join(["python", *map(shown, words)])
-        console.print(f"$ {line}", style="bold", markup=False, soft_wrap=True)
-        if code := subprocess.run([sys.executable, *words], check=False).returncode:
+    shutil.rmtree(path, ignore_errors=True)
+    for line in lines:
+        words = [str(w.relative_to(ROOT)) if isinstance(w, Path) else w for w in line]
+        command = f"$ python {shlex.join(words)}"
+        console.print(command, style="bold", markup=False, soft_wrap=True)
+        code = subprocess.run([sys.executable, *words], check=False, cwd=ROOT).returncode
+        if code:
             sys.exit(code)
-    if by_recipe:
-        note_base(path)
     return path
-
-
-def script_command(script: str, path: Path) -> list[str | Path]:
-    """Returns how a script of its own trains a checkpoint."""
-    return [ROOT / "scripts" / script, "--out", path, "--prompts", "0"]
-
-
-def recipe_commands(recipe: str, path: Path) -> list[list[str | Path]]:
-    """Returns how a recipe trains a draft: on the base's own answers, which come first where they
-    are not there or older than the base."""
-    base, weights = RECIPE / "base", RECIPE / "base" / "model.safetensors"
-    fresh = CHATS.is_file() and CHATS.stat().st_mtime > weights.stat().st_mtime
-    answers: list[str | Path] = [ROOT / "scripts" / "demo_answers.py", "--out", CHATS]
-    places = ("--base-model", base, "--data", CHATS, "--output-dir", path)
-    train = ["-m", "edgespec", "train", ROOT / "recipes" / "training" / recipe, *places]
-    return [train] if fresh else [answers, train]
 
 
 def is_whole(path: Path, tensor: str = "mtp.fc.weight") -> bool:

@@ -7,12 +7,15 @@ and one of the draft what it would draft behind each: no cache, and no pass a st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from edgespec.training.data import Row
+from edgespec.training.ranks import ALONE, Ranks
 from edgespec.training.row import Task, TrainRow
 
 AT_ONCE = 16  # prompts that the base answers together
@@ -33,6 +36,7 @@ class Acceptance:
     num_tokens: int
     num_steps: int
     per_position: tuple[float, ...]  # share of steps that accept at least 1, 2, ... drafts
+    draft_len: int = 0  # drafts of a step
 
     @property
     def length(self) -> float:
@@ -42,13 +46,19 @@ class Acceptance:
 
 @torch.no_grad()
 def answers_of(
-    base: Any, prompts: Sequence[Sequence[int]], new: int, stops: Sequence[int], device: Any
+    base: Any,
+    prompts: Sequence[Sequence[int]],
+    new: int,
+    stops: Sequence[int],
+    device: Any,
+    ranks: Ranks = ALONE,
 ) -> list[Answer]:
     """What the base answers greedily, at most `new` tokens, up to a stop token. Answers of one
-    token have nothing to draft and are left out."""
+    token have nothing to draft and are left out. Each process answers some."""
     found = []
     rows = sorted(prompts, key=len)
-    for part in (rows[i : i + AT_ONCE] for i in range(0, len(rows), AT_ONCE)):
+    parts = [rows[i : i + AT_ONCE] for i in range(0, len(rows), AT_ONCE)]
+    for part in parts[ranks.rank :: ranks.world]:
         width = max(map(len, part))
         ids = torch.tensor([[0] * (width - len(row)) + [*row] for row in part], device=device)
         mask = torch.tensor(
@@ -62,26 +72,63 @@ def answers_of(
             end = next((i + 1 for i, token in enumerate(out) if token in stops), len(out))
             if end > 1:
                 found.append(Answer((*row, *out[:end]), len(row)))
-    return found
+    return [answer for theirs in ranks.gathered(found) for answer in theirs]
 
 
 @torch.no_grad()
 def measure(row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer]) -> Acceptance:
-    """The acceptance of a draft over answers."""
-    accepted, num_tokens = list[int](), 0
-    training = draft.training
-    draft.eval()
-    for answer in answers:
+    """The acceptance of a draft over answers, of which each process measures some."""
+
+    def drafts(answer: Answer) -> list[list[int]]:
         ids = torch.tensor([answer.ids], device=task.device)
         with task.cast(measuring=True):
             aux, _ = task.states(ids)
             found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len)
-        accepted += accepted_in(answer, found.tolist())
-        num_tokens += len(answer.ids) - answer.prompt_len - 1
+        return found.tolist()
+
+    training = draft.training
+    draft.eval()
+    found = counted(answers, drafts, task.ranks)
     draft.train(training)
+    return found
+
+
+def counted(
+    answers: Sequence[Answer],
+    drafts: Callable[[Answer], Sequence[Sequence[int]]],
+    ranks: Ranks = ALONE,
+) -> Acceptance:
+    """How many of the `drafts` behind each token of an answer but the last are accepted."""
+    accepted, num_tokens, draft_len = list[int](), 0, 0
+    for answer in answers[ranks.rank :: ranks.world]:
+        found = drafts(answer)
+        accepted += accepted_in(answer, found)
+        num_tokens += len(answer.ids) - answer.prompt_len - 1
+        draft_len = len(found[0])
+    each = ranks.gathered((accepted, num_tokens, draft_len))
+    accepted = [count for theirs, *_ in each for count in theirs]
+    num_tokens, draft_len = sum(part[1] for part in each), max(part[2] for part in each)
     longest = max(accepted, default=0)
     shares = [sum(n >= k for n in accepted) / len(accepted) for k in range(1, longest + 1)]
-    return Acceptance(num_tokens, len(accepted), tuple(shares))
+    return Acceptance(num_tokens, len(accepted), tuple(shares), draft_len)
+
+
+@torch.no_grad()
+def surprise(task: Task, rows: Sequence[Row]) -> tuple[float, float] | None:
+    """Nats a token of what rows learn, under the base, and of what it would say there itself, which
+    is its entropy: equal for answers that it sampled. None where nothing is learned."""
+    said, own, count = 0.0, 0.0, 0
+    for row in rows:
+        places = torch.from_numpy(np.flatnonzero(row.predicts[:-1])).to(task.device)
+        if not len(places):
+            continue
+        ids = torch.from_numpy(row.ids)[None].to(task.device)
+        with task.cast(measuring=True):
+            logs = task.logits(task.states(ids)[1][0, places]).log_softmax(-1)
+        said -= float(logs.gather(1, ids[0, places + 1, None]).sum())
+        own -= float((logs.exp() * logs).sum())
+        count += len(places)
+    return (said / count, own / count) if count else None
 
 
 def accepted_in(answer: Answer, drafts: Sequence[Sequence[int]]) -> list[int]:

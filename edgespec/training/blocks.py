@@ -183,7 +183,7 @@ def loss(draft: BlockDraftModule, task: Task, batch: Batch) -> Tensor:
         weights = reached_weights(recipe, logits.detach(), slots)
     else:
         weights = near_weights(recipe, slots.counted)
-    return weighted_mean(each, weights)
+    return weighted_mean(task, each, weights)
 
 
 def reached_weights(recipe: TrainRecipe, logits: Tensor, slots: Slots) -> Tensor:
@@ -201,9 +201,9 @@ def near_weights(recipe: TrainRecipe, counted: Tensor) -> Tensor:
     return decay.expand(counted.shape)[counted]
 
 
-def weighted_mean(each: Tensor, weights: Tensor) -> Tensor:
-    """The mean of N losses by their weights; 0 where there are none."""
-    return (each * weights).sum() / weights.sum().clamp_min(1e-6)
+def weighted_mean(task: Task, each: Tensor, weights: Tensor) -> Tensor:
+    """The mean of N losses by their weights, those of all processes; 0 where there are none."""
+    return (each * weights).sum() / task.ranks.mean(weights.sum()).clamp_min(1e-6)
 
 
 def block_embeds(task: Task, config: BlockDraftConfig, ids: Tensor, anchors: Tensor) -> Tensor:

@@ -235,25 +235,44 @@ More = Callable[[np.random.Generator, Sequence[Row]], Mapping[str, NDArray[Any]]
 
 class Batches:
     """Batches by number, each a pure function of number and seed: what a run has not seen yet needs
-    no memory of what it saw. An epoch has each row once, rows of like length together."""
+    no memory of what it saw. An epoch has each row once, rows of like length together. Items are
+    batches, or of each its `parts` one after the other, which so many processes train on."""
 
     def __init__(
-        self, rows: Sequence[Row], batch_size: int, seed: int, count: int, more: More | None = None
+        self,
+        rows: Sequence[Row],
+        batch_size: int,
+        seed: int,
+        count: int,
+        more: More | None = None,
+        parts: int = 1,
     ) -> None:
         """`more` draws what a method adds to a batch."""
         self.rows, self.batch_size, self.seed, self.count = rows, batch_size, seed, count
-        self.more = more
+        self.more, self.parts = more, parts
         self.groups = lru_cache(maxsize=2)(self.groups_of)
 
     def __len__(self) -> int:
-        return self.count
+        return self.count * self.parts
 
     @property
     def per_epoch(self) -> int:
         """Batches that see each row once."""
         return -(-len(self.rows) // self.batch_size)
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        """The rows of one part. One for which there are none has a row of which nothing is
+        learned."""
+        number, part = divmod(item, self.parts)
+        batch = self.batch(number)
+        if self.parts == 1:
+            return batch
+        if part < len(batch["ids"]):
+            return {name: values[part :: self.parts] for name, values in batch.items()}
+        none = {name: values[:1] for name, values in batch.items()}
+        return none | {"predicts": none["predicts"] & False}
+
+    def batch(self, number: int) -> dict[str, Any]:
         """`ids` [B, S], padded behind with 0, their `lengths` [B] and `predicts` [B, S]."""
         import torch
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgespec.errors import UnsupportedModel
 from edgespec.methods.dflash import NAME
-from edgespec.training.block_keys import asked_for, block_exports, block_keys
+from edgespec.training.block_keys import PROJECTOR, asked_for, block_exports, block_keys
 from edgespec.training.keys import Trainable, shown
 
 
@@ -25,6 +25,7 @@ TRAINABLE = Trainable(
     section="dflash",
     module="edgespec.training.dflash",
     defaults={"training.answer_only_loss": True},
+    marks=(PROJECTOR,),
     refuse=refuse,
     keys=block_keys("dflash"),
     exports=block_exports(NAME),

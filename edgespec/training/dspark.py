@@ -108,7 +108,7 @@ def loss(draft: DSpark, task: Task, batch: Batch) -> Tensor:
         accepted = (1 - distance.detach() / 2).clamp(0, 1)
         surprise = F.binary_cross_entropy_with_logits(confidence, accepted, reduction="none")
         each = each + recipe.section("confidence_head_alpha") * surprise
-    return blocks.weighted_mean(each, blocks.near_weights(recipe, counted))
+    return blocks.weighted_mean(task, each, blocks.near_weights(recipe, counted))
 
 
 def drafts(draft: DSpark, task: Task, aux: Tensor, ids: Tensor, first: int) -> Tensor:

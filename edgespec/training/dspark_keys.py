@@ -4,7 +4,7 @@ torch."""
 from __future__ import annotations
 
 from edgespec.methods.dspark import NAME
-from edgespec.training.block_keys import asked_for, block_exports, block_keys
+from edgespec.training.block_keys import PROJECTOR, asked_for, block_exports, block_keys
 from edgespec.training.keys import NUMBER, WHOLE, Fixed, Idle, Key, Trainable
 
 OWN = "its loss is the sum of its own three terms"
@@ -15,6 +15,7 @@ TRAINABLE = Trainable(
     module="edgespec.training.dspark",
     defaults={"training.answer_only_loss": True},
     claims=lambda section: asked_for(section) == NAME,
+    marks=(PROJECTOR,),
     keys={
         **block_keys("dflash"),
         "training.loss": Fixed(OWN, ()),

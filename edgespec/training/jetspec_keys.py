@@ -4,7 +4,7 @@ and with the defaults of the paper. Knows no torch."""
 from __future__ import annotations
 
 from edgespec.methods.jetspec import NAME
-from edgespec.training.block_keys import asked_for, block_exports, block_keys
+from edgespec.training.block_keys import PROJECTOR, asked_for, block_exports, block_keys
 from edgespec.training.keys import NUMBER, TEXT, Fixed, Key, Trainable
 
 TRAINABLE = Trainable(
@@ -13,6 +13,7 @@ TRAINABLE = Trainable(
     module="edgespec.training.jetspec",
     defaults={"training.answer_only_loss": True},
     claims=lambda section: asked_for(section) == NAME,
+    marks=(PROJECTOR,),
     keys={
         **block_keys("dflash"),
         # all slots weigh the same (arXiv 2606.18394, section 2.3)

@@ -28,8 +28,8 @@ class TrainRecipe:
 
     def __getitem__(self, key: str) -> Any:
         row, own = self.keys[key], TRAINABLE[self.method].defaults
-        assert isinstance(row, Key)
-        return self.values.get(key, own.get(key, row.default))
+        default = row.default if isinstance(row, Key) else None  # of a key that is refused
+        return self.values.get(key, own.get(key, default))
 
     @property
     def keys(self) -> Keys:
@@ -45,6 +45,15 @@ class TrainRecipe:
         """The value of such a key."""
         return self[self.own_key(name)]
 
+    def shape_key(self) -> str | None:
+        """A key that shapes a new draft and is given, beside what says which method it is of."""
+        row = TRAINABLE[self.method]
+        given = {key: self.values.get(key) for key in map(self.own_key, row.shape_keys)}
+        for key, value in given.items():
+            if value and not (isinstance(value, dict) and value.keys() <= {*row.marks}):
+                return key
+        return None
+
     @property
     def loss(self) -> str:
         """What is minimized: the divergence from the base (kl), the text (ce), or LK."""
@@ -52,7 +61,7 @@ class TrainRecipe:
 
     def shaping(self) -> dict[str, Any]:
         """The keys and values that shape a result, of which a run that goes on may change none."""
-        free = ("training.minutes", "training.output_dir")
+        free = ("training.minutes", "training.output_dir", "training.report_to")
         return {key: self[key] for key, row in self.keys.items()
                 if isinstance(row, Key) and key not in (*free, TYPE_KEY)}  # fmt: skip
 

@@ -3,13 +3,22 @@ with one type of recipe, the first that claims a recipe trains it. Imports no to
 
 from __future__ import annotations
 
-from edgespec.methods import dflash, dspark, eagle3, jetspec
-from edgespec.training import dflash_keys, dspark_keys, eagle3_keys, jetspec_keys
+from edgespec.methods import dflash, dspark, eagle1, eagle3, jetspec, medusa
+from edgespec.training import (
+    dflash_keys,
+    dspark_keys,
+    eagle1_keys,
+    eagle3_keys,
+    jetspec_keys,
+    medusa_keys,
+)
 from edgespec.training.keys import Trainable
 
 TRAINABLE: dict[str, Trainable] = {
+    eagle1.NAME: eagle1_keys.TRAINABLE,
     eagle3.NAME: eagle3_keys.TRAINABLE,
     dspark.NAME: dspark_keys.TRAINABLE,
     jetspec.NAME: jetspec_keys.TRAINABLE,
     dflash.NAME: dflash_keys.TRAINABLE,
+    medusa.NAME: medusa_keys.TRAINABLE,
 }

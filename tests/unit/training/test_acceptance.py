@@ -15,11 +15,13 @@ from edgespec.prompts import SamplingParams
 from edgespec.training.table import TRAINABLE
 from edgespec.training.train import train
 from tests.lossless.pairs import LIMITS
-from tests.unit.training.test_train import BLOCK, base, chats, job_of, unstopped
+from tests.unit.training.test_train import USUAL, base, chats, job_of, unstopped
 
 __all__ = ["base", "chats"]
-OWN_KEYS = {name: BLOCK for name, row in TRAINABLE.items() if row.section == "dflash"}
-PLANS = {"dflash": (1, 1, 4), "jetspec": (1, 1, 4), "dspark": (1, 1, 5)}  # as torch measures
+OWN_KEYS = USUAL | {"medusa": ("training.loss=kl",)}
+PLANS = {  # as many drafts as torch measures
+    "dflash": (1, 1, 4), "jetspec": (1, 1, 4), "dspark": (1, 1, 5), "medusa": (1, 4, 5),
+}  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {"dspark": {"confidence_threshold": 0.0}}  # whole blocks
 
 
@@ -27,8 +29,10 @@ OPTIONS: dict[str, dict[str, Any]] = {"dspark": {"confidence_threshold": 0.0}}  
 def test_an_engine_counts_what_torch_measured(
     method: str, base: Path, chats: Path, tmp_path: Path
 ) -> None:
-    measured = f"validation.data_path={chats}", "validation.max_new_tokens=24"
-    keys = ("training.max_steps=40", *measured, *OWN_KEYS.get(method, ()))
+    keys = (
+        "training.max_steps=40", "validation.max_new_tokens=24", "validation.num_prompts=8",
+        f"validation.data_path={chats}", *OWN_KEYS.get(method, ()),
+    )  # fmt: skip
     job = job_of(base, chats, tmp_path / "draft", method, *keys)
     found = train(job, unstopped).acceptance
     assert found is not None
@@ -49,4 +53,4 @@ def test_an_engine_counts_what_torch_measured(
             metrics = engine.generate([*prompt], sampling, engine.plan(*plan)).metrics
             steps, tokens = steps + metrics.steps, tokens + metrics.decode_tokens
     assert (tokens, steps) == (found.num_tokens, found.num_steps)
-    assert tokens > 1.1 * steps, found
+    assert tokens > steps, found  # some are accepted

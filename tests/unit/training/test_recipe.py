@@ -48,9 +48,22 @@ def test_another_draft_is_refused_by_name() -> None:
         read_recipe(read_config(shipped("domino")), "domino")
 
 
+def test_an_eagle_section_without_aux_layers_is_of_the_first_eagle() -> None:
+    values = overridden({"metadata": {"recipe_type": "speculative_eagle"}}, [])
+    assert read_recipe(values, "recipe").method == "eagle3"
+    values["eagle"] = {"eagle_architecture_config": {"use_aux_hidden_state": False}}
+    assert read_recipe(values, "recipe").method == "eagle1"
+
+
 @pytest.mark.parametrize(
     ("method", "schema"),
-    [("eagle3", "Eagle"), ("dflash", "DFlash"), ("dspark", "DFlash"), ("jetspec", "DFlash")],
+    [
+        ("eagle3", "Eagle"),
+        ("dspark", "DFlash"),
+        ("jetspec", "DFlash"),
+        ("dflash", "DFlash"),
+        ("medusa", "Medusa"),
+    ],
 )
 def test_each_key_of_modelopt_s_schema_has_a_row(method: str, schema: str) -> None:
     recipes: Any = pytest.importorskip("modelopt.recipe")
@@ -71,7 +84,7 @@ def test_each_key_of_modelopt_s_schema_has_a_row(method: str, schema: str) -> No
         (["eagle.eagle_base_lora=true"], "eagle_base_lora is true: the base is never trained"),
         (["data.offline_data_path=x"], "reads no dumped hidden states.*Remove it"),
         (["dflash.dflash_block_size=8"], "dflash.dflash_block_size is not a known key"),
-        (["metadata.recipe_type=speculative_medusa"], "is of the type speculative_medusa"),
+        (["metadata.recipe_type=speculative_ngram"], "is of the type speculative_ngram"),
     ],
 )
 def test_what_a_recipe_cannot_mean_is_refused(keys: list[str], said: str) -> None:
@@ -91,7 +104,7 @@ def test_flags_come_before_keys_and_keys_before_the_file(tmp_path: Path) -> None
     assert (recipe["training.minutes"], recipe["training.seed"]) == (2.0, 4)
     assert (recipe["model.model_name_or_path"], recipe["data.data_path"]) == ("b", "a")
     with pytest.raises(EdgeSpecError, match="neither a method"):
-        recipe_of("medusa", (), flags)
+        recipe_of("ngram", (), flags)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,7 +20,9 @@ from edgespec.checkpoint.files import open_checkpoint
 from edgespec.errors import BuildError, EdgeSpecError
 from edgespec.methods.block_draft import BlockDraftConfig, own_name
 from edgespec.methods.dspark import DSparkConfig
+from edgespec.methods.eagle1 import Eagle1Config
 from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.methods.medusa import MedusaConfig
 from edgespec.pairing.check import check
 from edgespec.pipeline.recipe import overridden
 from edgespec.progress import Silent
@@ -47,7 +50,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chats(base: Path) -> Path:
-    path, draw = base.parent / "chats.jsonl", random.Random(0)
+    return write_chats(base.parent / "chats.jsonl")
+
+
+def write_chats(path: Path) -> Path:
+    draw = random.Random(0)
     texts = [[" ".join(draw.choices(WORDS, k=count)) for count in (4, 9)] for _ in range(8)]
     lines = [
         {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
@@ -87,6 +94,7 @@ MASK = "dflash.dflash_mask_token_id=0"
 BLOCK_ARCH = "dflash.dflash_architecture_config="
 BLOCK_WEIGHT = "dflash.dflash_confidence_head_alpha"
 BLOCK = ("dflash.dflash_block_size=4", "training.answer_only_loss=false", MASK)
+USUAL = dict.fromkeys(("dspark", "jetspec", "dflash"), BLOCK)  # keys of a method's toys
 
 
 @pytest.mark.parametrize(
@@ -108,6 +116,7 @@ BLOCK = ("dflash.dflash_block_size=4", "training.answer_only_loss=false", MASK)
                 "dflash.dflash_draft_attention=causal",
             ),
         ),
+        ("eagle1", (f"{ARCH}{{use_last_layernorm: true, bias: false}}",)),
     ],
 )
 def test_a_draft_belongs_to_its_base_and_is_what_was_measured(
@@ -131,6 +140,8 @@ def test_a_draft_belongs_to_its_base_and_is_what_was_measured(
         assert (config.decoder.num_layers, config.draft_vocab_size) == (
             (2, 100) if own else (1, 256)
         )
+    elif isinstance(config, Eagle1Config):
+        assert (config.last_norm, config.fc_bias, config.norm_output) == (True, False, False)
     else:
         assert isinstance(config, BlockDraftConfig)
         assert config.method == method
@@ -140,23 +151,69 @@ def test_a_draft_belongs_to_its_base_and_is_what_was_measured(
         assert (config.layout, config.num_drafts, config.heads.confidence) == ("deepspec", 4, True)
 
 
+def test_heads_are_published_as_their_authors_do(base: Path, chats: Path, tmp_path: Path) -> None:
+    keys = ("medusa.medusa_num_heads=2", "medusa.medusa_num_layers=2", "training.loss=lk")
+    done = run(base, chats, tmp_path / "draft", "medusa", *keys)
+    assert {path.name for path in done.directory.iterdir()} == {
+        "config.json", "medusa_lm_head.safetensors", "training.json"
+    }  # fmt: skip
+    config = detect(open_checkpoint(done.directory))
+    assert isinstance(config, MedusaConfig)
+    assert (config.layout, config.num_heads, config.num_blocks) == ("medusa", 2, 2)
+    assert (config.declared_heads, config.own_head, config.vocab_size) == (2, True, 256)
+    assert [r.what for r in check(str(base), str(done.directory)).results if r.level != "ok"] == []
+
+
 @pytest.mark.parametrize("make", [toys.make_gemma3, toys.make_qwen3_5])
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+@pytest.mark.parametrize("method", list(TRAINABLE))
 def test_bases_of_other_forms_get_drafts(
     make: Callable[..., Path], method: str, chats: Path, tmp_path: Path
 ) -> None:
     base = make(tmp_path / "base", layers=8)
-    keys = BLOCK if method == "dflash" else ()
-    done = run(base, chats, tmp_path / "draft", method, *keys, "training.max_steps=1")
+    keys = (*USUAL.get(method, ()), "training.max_steps=1")
+    done = run(base, chats, tmp_path / "draft", method, *keys)
     levels = [r.what for r in check(str(base), str(done.directory)).results if r.level == "refused"]
     assert levels == []
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_modelopt_s_loss_trains_a_draft_of_this_base(modelopt_made: Path) -> None:
+    place = modelopt_made / "engine"
+    ours, theirs = (
+        [
+            point["loss"]
+            for point in json.loads((place / name / "training.json").read_text())["curve"]
+        ]
+        for name in ("edgespec", "modelopt")
+    )
+    assert theirs[0] == pytest.approx(ours[0], rel=1e-4)
+    assert theirs[1] < theirs[0]
+    norm = load_file(place / "modelopt" / "model.safetensors")["layers.0.input_layernorm.weight"]
+    assert torch.equal(norm, torch.ones_like(norm))
+
+
+@pytest.mark.parametrize("name", ["modelopt", "python"])
+def test_what_modelopt_trained_is_exported_as_a_draft_of_this_base(
+    name: str, modelopt_made: Path
+) -> None:
+    place = modelopt_made / "engine"
+    found = check(str(place / "base"), str(place / name)).results
+    assert [r.what for r in found if r.level != "ok"] == []
+    draft, base = (open_checkpoint(place / of) for of in (name, "base"))
+    config, model = detect(draft), detect(base)
+    assert config.decoder.rope == model.decoder.rope
+    assert config.decoder.num_layers == (1 if name == "modelopt" else 2)
+    assert draft.config["eos_token_id"] == [*model.eos_token_ids]
+    assert draft.config["bos_token_id"] == model.bos_token_id
+    if name == "python":
+        fc = load_file(place / "fc.safetensors")["fc"]
+        assert torch.equal(load_file(place / name / "model.safetensors")["fc.weight"], fc)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dflash", "medusa"])
 def test_a_killed_run_goes_on_to_the_same_bits(
     base: Path, chats: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = BLOCK if method == "dflash" else ()
+    keys = USUAL.get(method, ())
     whole = run(base, chats, tmp_path / "whole", method, *keys)
     real, calls = trainer.Objective.forward, [0]
 
@@ -171,19 +228,41 @@ def test_a_killed_run_goes_on_to_the_same_bits(
         run(base, chats, tmp_path / "draft", method, *keys)
     work = tmp_path / ".draft.train"
     (work / "checkpoint-9").mkdir()  # not whole: it has no state.json
-    (kept,) = work.glob("checkpoint-*/state.json")
-    assert not any(
-        name.startswith("model.") for name in load_file(kept.parent / "model.safetensors")
-    )
+    (kept,) = work.glob("checkpoint-*/*.safetensors")
+    assert not any(name.startswith("model.") for name in load_file(kept))
     with pytest.raises(EdgeSpecError, match=r"another training.seed: 0, not 1"):
         run(base, chats, tmp_path / "draft", method, *keys, "training.seed=1")
     again = run(base, chats, tmp_path / "draft", method, *keys)
     assert calls[0] == 7  # steps 1 to 3, the one that was killed, and 4 to 6
     assert again.acceptance == whole.acceptance
-    a, b = (load_file(d.directory / "model.safetensors") for d in (whole, again))
+    a, b = (load_file(d.directory / kept.name) for d in (whole, again))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert not work.exists()
+
+
+def test_a_checkpoint_counts_once_all_of_it_is_on_the_disk(
+    base: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, torn, kept = set[int](), list[Path](), list[str]()
+    real_sync, real_write = os.fsync, trainer.json_files.write_json
+
+    def sync(fd: int) -> None:
+        real_sync(fd)
+        synced.add(os.fstat(fd).st_ino)
+
+    def write(path: Path, value: Any) -> None:
+        if path.name == trainer.STATE:
+            kept.append(path.parent.name)
+            best = path.parents[1] / f"best-{value['best_step']}"
+            files = [p for d in (path.parent, best) for p in (d, *d.iterdir())]
+            torn.extend(p for p in files if p.stat().st_ino not in synced)
+        real_write(path, value)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(trainer.json_files, "write_json", write)
+    run(base, chats, tmp_path / "draft", "eagle3", "training.max_steps=2")
+    assert (kept, torn) == (["checkpoint-1", "checkpoint-2"], [])
 
 
 def test_a_signal_saves_and_leaves(base: Path, chats: Path, tmp_path: Path) -> None:
@@ -242,22 +321,28 @@ def test_the_draft_with_the_most_acceptance_is_kept(
 
 
 @pytest.mark.parametrize(
-    ("method", "layout"),
+    ("method", "make", "layout"),
     [
-        *(("eagle3", layout) for layout in ("eagle", "specforge", "modelopt", "speculators")),
-        *(("dspark", layout) for layout in ("deepspec", "specforge", "modelopt")),
+        *(
+            ("eagle3", toys.make_draft, n)
+            for n in ("eagle", "specforge", "modelopt", "speculators")
+        ),
+        *(("eagle1", toys.make_eagle1, layout) for layout in ("eagle", "modelopt")),
+        *(("medusa", toys.make_medusa, layout) for layout in ("safetensors", "shared-head")),
+        *(("dspark", toys.make_dspark, n) for n in ("deepspec", "specforge", "modelopt")),
     ],
 )
 def test_a_draft_of_any_layout_is_trained_further(
-    base: Path, chats: Path, tmp_path: Path, method: str, layout: str
+    base: Path, chats: Path, tmp_path: Path, method: str, make: Callable[..., Path], layout: str
 ) -> None:
-    make = {"eagle3": toys.make_draft, "dspark": toys.make_dspark}[method]
     old = make(tmp_path / "old", base, layout)
-    keys: tuple[str, ...] = ("training.max_steps=1", "training.learning_rate=0.0")
+    keys = ["training.max_steps=1", "training.learning_rate=0.0"]
+    keys += [f"{ARCH}{{use_aux_hidden_state: false}}"] * (method == "eagle1")
     if method == "dspark":
-        keys += ("training.answer_only_loss=false", f"{BLOCK_ARCH}{{projector_type: dspark}}")
+        keys += ["training.answer_only_loss=false", f"{BLOCK_ARCH}{{projector_type: dspark}}"]
     done = run(base, chats, tmp_path / "draft", method, *keys, init=old)
-    before, after = (load_file(p / "model.safetensors") for p in (old, done.directory))
+    (file,) = old.glob("*.safetensors")
+    before, after = (load_file(p / file.name) for p in (old, done.directory))
     if method == "dspark":
         before = {own_name(name): tensor for name, tensor in before.items()}
     assert {n: t.shape for n, t in before.items() if n != "t2d"} == {
@@ -268,7 +353,7 @@ def test_a_draft_of_any_layout_is_trained_further(
     assert detect(open_checkpoint(done.directory)).layout == detect(open_checkpoint(old)).layout
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+@pytest.mark.parametrize("method", list(TRAINABLE))
 def test_a_base_in_halves_is_trained_on(
     method: str, base: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,9 +361,8 @@ def test_a_base_in_halves_is_trained_on(
     real = trains.load_base
     halves = lambda path, device, _: real(path, device, torch.bfloat16)  # noqa: E731
     monkeypatch.setattr(trains, "load_base", halves)
-    keys = BLOCK if method == "dflash" else ()
-    done = run(base, chats, tmp_path / "draft", method, *keys, "training.max_steps=1")
-    assert done.acceptance is not None
+    keys = (*USUAL.get(method, ()), "training.max_steps=1")
+    assert run(base, chats, tmp_path / "draft", method, *keys).acceptance is not None
 
 
 def test_a_dry_run_leaves_nothing(base: Path, chats: Path, tmp_path: Path) -> None:
@@ -320,6 +404,8 @@ def test_steps_are_counted_as_an_engine_does() -> None:
             ("data.draft_vocab_cache={d2t}", f"{ARCH}{{draft_vocab_size: 3}}"),
             "names a token twice",
         ),
+        ("eagle1", (f"{ARCH}{{use_aux_hidden_state: true}}",), "use_aux_hidden_state is True"),
+        ("medusa", ("data.draft_vocab_cache={d2t}",), "heads have the vocabulary of their base"),
         ("dflash", ("dflash.dflash_mask_token_id=1",), "mask token 1 is in 7 conversations"),
         ("dflash", (MASK, "dflash.dflash_architecture_config={target_layer_ids: [1, 9]}"), "1..7"),
         ("dspark", (MASK, f"{BLOCK_ARCH}{{markov_rank: x}}"), "'markov_rank' is 'x', not a whole"),
