@@ -3,7 +3,7 @@
     python scripts/demo.py                    # into ./demo-out, emptied each time
     python scripts/demo.py --method dflash    # the same base with another draft
     python scripts/demo.py --method suffix    # without a draft: from the text itself; ngram likewise
-    python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
+    python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp/model is not there
     python scripts/demo.py --method vlm       # a vision-language pair that is asked about drawn pictures, trained likewise
     python scripts/demo.py --method eagle1    # a draft that is trained likewise; medusa, jetspec, dspark, draft_model
 
@@ -24,7 +24,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from edgespec.errors import EdgeSpecError
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "demo"
-HYBRID = ROOT / "build" / "demo-mtp"
+HYBRID = ROOT / "build" / "demo-mtp" / "model"
 DRAFT_MODEL = ROOT / "build" / "demo-draft-model"
 EAGLE1 = ROOT / "build" / "demo-eagle1"
 MEDUSA = ROOT / "build" / "demo-medusa"
@@ -149,8 +149,16 @@ METHODS = {
 
 def the_hybrid() -> Path:
     """Returns the checkpoint with the MTP head, and trains it first if it is missing."""
-    name = "train_demo_mtp.py"
-    return trained(HYBRID, name, "mtp", "mtp.fc.weight", "ten minutes", for_base=False)
+    base, chats = HYBRID.parent / "base", HYBRID.parent / "chats.jsonl"
+    lines: list[tuple[str | Path, ...]] = []
+    if not is_whole(base, "model.norm.weight"):
+        lines.append(("scripts/train_demo_mtp.py", "--out", base))
+    if lines or not chats.exists():
+        asked = ("--library", "--answers", "512", "--tokens", "96")
+        lines.append(("scripts/demo_answers.py", "--base", base, *asked, "--out", chats))
+    recipe = "recipes/training/demo_mtp.yaml"
+    lines.append(("-m", "edgespec", "train", recipe, "--output-dir", HYBRID))
+    return made_by(lines, HYBRID, "mtp", "mtp.fc.weight", "ten minutes", for_base=False)
 
 
 def the_eagle1_draft() -> Path:
@@ -183,16 +191,32 @@ def the_draft_model() -> Path:
 
 def the_vlm_pair() -> Path:
     """Returns the directory of the vision-language pair, and trains it first if it is missing."""
-    name, draft = "train_demo_vlm.py", VLM / "draft"
-    if is_whole(draft, "norm.weight") and is_for(draft, VLM / "base"):
-        return VLM
-    return trained(VLM, name, "vlm", "norm.weight", "ten minutes", for_base=False)
+    draft, lines = VLM / "draft", list[tuple[str | Path, ...]]()
+    if not is_whole(VLM / "base", "model.language_model.norm.weight"):
+        lines.append(("scripts/train_demo_vlm.py", "--out", VLM))
+    recipe = "recipes/training/demo_vlm.yaml"
+    lines.append(("-m", "edgespec", "train", recipe, "--output-dir", draft))
+    return made_by(lines, draft, "vlm", "norm.weight", "ten minutes", for_base=False).parent
 
 
 def trained(
     path: Path, script: str, method: str, tensor: str, time: str, *, for_base: bool = True
 ) -> Path:
-    """Returns the checkpoint `path`, and lets a script train it first if it is missing, or if it
+    """Returns the checkpoint `path`, and lets a script train it first if that must be."""
+    line = (f"scripts/{script}", "--out", path, "--prompts", "0")
+    return made_by([line], path, method, tensor, time, for_base=for_base)
+
+
+def made_by(
+    lines: Sequence[tuple[str | Path, ...]],
+    path: Path,
+    method: str,
+    tensor: str,
+    time: str,
+    *,
+    for_base: bool = True,
+) -> Path:
+    """Returns the checkpoint `path`, and lets Python run the lines first if it is missing, or if it
     was trained `for_base` and that was another one. `time` is what that takes on two cores, and is
     said before."""
     why = f"{shown(path)} is not there and"
@@ -205,19 +229,17 @@ def trained(
             "The model of this demo is trained first, with torch and transformers. Run: make demo"
             f" METHOD={method}"
         )
-    out = path.relative_to(ROOT)
     console.print(
         f"\n{why} is trained first: about {time} on two idle cores, once. Ctrl-C ends it.",
         markup=False,
     )
-    line = f"$ python scripts/{script} --out {out} --prompts 0"
-    console.print(line, style="bold", markup=False)
-    trainer = Path(__file__).with_name(script)
-    code = subprocess.run(
-        [sys.executable, trainer, "--out", path, "--prompts", "0"], check=False
-    ).returncode
-    if code:
-        sys.exit(code)
+    shutil.rmtree(path, ignore_errors=True)
+    for line in lines:
+        words = [str(w.relative_to(ROOT)) if isinstance(w, Path) else w for w in line]
+        console.print(f"$ python {shlex.join(words)}", style="bold", markup=False)
+        code = subprocess.run([sys.executable, *words], check=False, cwd=ROOT).returncode
+        if code:
+            sys.exit(code)
     return path
 
 
@@ -235,7 +257,7 @@ def make_anew(out: Path) -> None:
 
     Exits with a message for any other directory that is not empty: nothing else is removed.
     """
-    inputs = (HYBRID, DRAFT_MODEL, EAGLE1, MEDUSA, JETSPEC, DSPARK, VLM, RECIPE)
+    inputs = (HYBRID.parent, DRAFT_MODEL, EAGLE1, MEDUSA, JETSPEC, DSPARK, VLM, RECIPE)
     if any(place.is_relative_to(out) for place in (*inputs, ROOT)) or any(
         out.is_relative_to(place) for place in inputs
     ):

@@ -37,9 +37,12 @@ def load_base(path: Path, device: Any, dtype: Any = "auto") -> Any:
 
 
 @torch.no_grad()
-def hidden_states(base: Any, aux_layers: tuple[int, ...], ids: Tensor) -> tuple[Tensor, Tensor]:
+def hidden_states(
+    base: Any, aux_layers: tuple[int, ...], ids: Tensor, **given: Tensor
+) -> tuple[Tensor, Tensor]:
     """The base's residual stream [B, S, k * Ht] at its aux layers (hidden_states indices), and its
-    state [B, S, H] after the last norm, for ids [B, S]."""
+    state [B, S, H] after the last norm, for ids [B, S]. Without aux layers both are that state.
+    `given` is what the model takes of images, and their positions."""
     seen: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Any:
@@ -51,11 +54,12 @@ def hidden_states(base: Any, aux_layers: tuple[int, ...], ids: Tensor) -> tuple[
     stack = getattr(base.model, "language_model", base.model)
     hooks = [stack.layers[layer - 1].register_forward_hook(keep(layer)) for layer in aux_layers]
     try:
-        final = base.model(input_ids=ids, use_cache=False).last_hidden_state
+        final = base.model(input_ids=ids, use_cache=False, **given).last_hidden_state
     finally:
         for handle in hooks:
             handle.remove()
-    return torch.cat([seen[layer] for layer in aux_layers], dim=-1), final
+    aux = [seen[layer] for layer in aux_layers]
+    return torch.cat(aux, dim=-1) if aux else final, final
 
 
 def aux_hidden_states(base: Any, aux_layers: tuple[int, ...], ids: Tensor) -> Tensor:

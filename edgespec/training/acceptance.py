@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from edgespec.training.row import Task, TrainRow
+from edgespec.training.data import Ids, Row
+from edgespec.training.pictures import Picture, Pictures
+from edgespec.training.row import Batch, Task, TrainRow
 
 AT_ONCE = 16  # prompts that the base answers together
 
@@ -24,6 +27,7 @@ class Answer:
 
     ids: tuple[int, ...]
     prompt_len: int
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,46 +46,70 @@ class Acceptance:
 
 @torch.no_grad()
 def answers_of(
-    base: Any, prompts: Sequence[Sequence[int]], new: int, stops: Sequence[int], device: Any
-) -> list[Answer]:
+    base: Any, prompts: Sequence[Row], new: int, stops: Sequence[int], device: Any,
+    pictures: Pictures | None = None,
+) -> list[Answer]:  # fmt: skip
     """What the base answers greedily, at most `new` tokens, up to a stop token. Answers of one
     token have nothing to draft and are left out."""
     found = []
-    rows = sorted(prompts, key=len)
-    for part in (rows[i : i + AT_ONCE] for i in range(0, len(rows), AT_ONCE)):
-        width = max(map(len, part))
-        ids = torch.tensor([[0] * (width - len(row)) + [*row] for row in part], device=device)
-        mask = torch.tensor(
-            [[0] * (width - len(row)) + [1] * len(row) for row in part], device=device
-        )
+    rows, at_once = sorted(prompts, key=lambda row: len(row.ids)), 1 if pictures else AT_ONCE
+    for part in (rows[i : i + at_once] for i in range(0, len(rows), at_once)):
+        width, given = max(len(row.ids) for row in part), {}
+        ids = torch.stack([padded_before(row.ids, width) for row in part]).to(device)
+        mask = torch.stack([padded_before(np.ones_like(row.ids), width) for row in part])
+        if pictures is not None and part[0].pictures:
+            (row,) = part
+            read = pictures.inputs([(row.ids, row.pictures)], width)
+            given = {n: torch.from_numpy(read[n]).to(device) for n in read if n != "positions"}
+            given["mm_token_type_ids"] = (ids == pictures.tokens.image).int()
         whole = base.generate(
-            ids, attention_mask=mask, max_new_tokens=new, do_sample=False,
-            eos_token_id=[*stops] or None, pad_token_id=0,
+            ids, attention_mask=mask.to(device), max_new_tokens=new, do_sample=False,
+            eos_token_id=[*stops] or None, pad_token_id=0, **given,
         )  # fmt: skip
         for row, out in zip(part, whole[:, width:].tolist(), strict=True):
             end = next((i + 1 for i, token in enumerate(out) if token in stops), len(out))
             if end > 1:
-                found.append(Answer((*row, *out[:end]), len(row)))
+                found.append(Answer((*row.ids.tolist(), *out[:end]), len(row.ids), row.pictures))
     return found
 
 
+def padded_before(ids: Ids, width: int) -> torch.Tensor:
+    """[width], with zeros before the ids."""
+    return torch.from_numpy(np.pad(ids, (width - len(ids), 0)))
+
+
 @torch.no_grad()
-def measure(row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer]) -> Acceptance:
+def measure(
+    row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer],
+    pictures: Pictures | None = None,
+) -> Acceptance:  # fmt: skip
     """The acceptance of a draft over answers."""
     accepted, num_tokens = list[int](), 0
     training = draft.training
     draft.eval()
     for answer in answers:
         ids = torch.tensor([answer.ids], device=task.device)
+        batch, more = read_of(answer, pictures, task.device), {}
+        if batch is not None:
+            more = {"positions": batch["positions"]}
         with task.cast(measuring=True):
-            aux, _ = task.states(ids)
-            found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len)
+            aux, _ = task.states(ids, batch)
+            found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len, **more)
         accepted += accepted_in(answer, found.tolist())
         num_tokens += len(answer.ids) - answer.prompt_len - 1
     draft.train(training)
     longest = max(accepted, default=0)
     shares = [sum(n >= k for n in accepted) / len(accepted) for k in range(1, longest + 1)]
     return Acceptance(num_tokens, len(accepted), tuple(shares))
+
+
+def read_of(answer: Answer, pictures: Pictures | None, device: Any) -> Batch | None:
+    """What the base reads of an answer's images, where the data has some."""
+    if pictures is None:
+        return None
+    ids = np.array(answer.ids, np.int64)
+    read = pictures.inputs([(ids, answer.pictures)], len(ids))
+    return {name: torch.from_numpy(values).to(device) for name, values in read.items()}
 
 
 def accepted_in(answer: Answer, drafts: Sequence[Sequence[int]]) -> list[int]:

@@ -5,6 +5,7 @@ Knows checkpoints, conversations and recipes, and no method: those stand in `tab
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,6 @@ from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.checkpoint.names import PREDICTION_HEADS
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import (
     CheckpointError,
@@ -28,13 +28,13 @@ from edgespec.errors import (
     RequestError,
     UnsupportedModel,
 )
-from edgespec.families import parse_model_config
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_aux_layers
 from edgespec.methods.draft_layers import base_keys
 from edgespec.progress import Progress
-from edgespec.training import data, files
-from edgespec.training.data import Rows, Template
+from edgespec.training import data, files, in_base
+from edgespec.training.data import Row, Rows, Template
 from edgespec.training.files import DraftFiles
+from edgespec.training.pictures import Pictures, pictures_of
 from edgespec.training.recipe import TrainRecipe
 from edgespec.training.row import BaseFacts, TrainRow, row_of
 
@@ -55,8 +55,9 @@ class Job:
     init: Checkpoint | None
     draft_ids: torch.Tensor | None
     rows: Rows
-    prompts: tuple[tuple[int, ...], ...]  # held out
-    data_sha256: str
+    prompts: tuple[Row, ...]  # held out
+    pictures: Pictures | None  # None: the data has no images
+    data_sha256: str  # of the file, and of its images
     progress: Progress
     note: Callable[[str], None]
 
@@ -99,16 +100,24 @@ def open_job(
     base = open_checkpoint(base_dir)
     model = base_model(base)
     tokenizer = tokenizer_of(base)
-    facts = BaseFacts(model, text_section(base), tokenizer)
-    row, started = row_of(recipe.method), None
-    if init is None:
+    facts = BaseFacts(base, model, text_section(base), tokenizer)
+    row, started, draft_ids = row_of(recipe.method), None, None
+    if METHODS[recipe.method].weights_in == "base_checkpoint":
+        config, draft_files, started = in_base.opened(facts, recipe, row, init)
+    elif init is None:
         config, draft_files, draft_ids = new_draft(facts, recipe, row, base, base_dir)
     else:
         started = open_checkpoint(init)
         config, draft_files, draft_ids = old_draft(started, recipe, row, model, base, base_dir)
-    resolve_aux_layers(config, model.decoder.num_layers)
-    template = Template(tokenizer, model.eos_token_ids, template_text(recipe))
-    kept, prompts = split(conversations, template, recipe)
+    aux_layers_of(config, model)
+    held = held_out(recipe)
+    pictures = pictures_of(
+        str(base.place), model, (*conversations.items, *held), row.images,
+        Path(recipe["data.vlm_processor"] or base.path),
+        Path(recipe["data.vlm_img_dir"] or Path(data_path).parent),
+    )  # fmt: skip
+    template = Template(tokenizer, model.eos_token_ids, template_text(recipe), pictures)
+    kept, prompts = split(conversations, held, template, recipe)
     rows = data.rows_of(
         kept,
         template,
@@ -125,8 +134,15 @@ def open_job(
         note(text)
     return Job(
         recipe, Path(out), base, model, config, row, draft_files, started, draft_ids, rows,
-        prompts, conversations.sha256, progress, note,
+        prompts, pictures, hash_of(conversations, rows), progress, note,
     )  # fmt: skip
+
+
+def aux_layers_of(config: DraftConfig, model: ModelConfig) -> tuple[int, ...]:
+    """The hidden_states indices that a draft reads; none where it reads the last state."""
+    if METHODS[config.method].base_output == "final_hidden_state":
+        return ()
+    return resolve_aux_layers(config, model.decoder.num_layers)
 
 
 def needed(recipe: TrainRecipe, key: str) -> str:
@@ -148,8 +164,6 @@ def base_model(base: Checkpoint) -> ModelConfig:
             f"{base.place} is quantized ({quantization.layout}); drafts learn from the original.",
             "Give the float16 or bfloat16 checkpoint: a draft of it serves the quantized one too.",
         )
-    if any(name.startswith(PREDICTION_HEADS) for name in base.tensors):
-        return parse_model_config(base.config, base.config_source)
     config = detect(base)
     if isinstance(config, ModelConfig):
         return config
@@ -192,7 +206,7 @@ def new_draft(
     raw |= base_keys(raw, named_base(base, base_dir))
     shapes, draft_format = row.shapes(raw), METHODS[recipe.method].format
     assert draft_format is not None
-    config = draft_format.parse(raw, shapes, recipe.source)
+    config = (row.parse or draft_format.parse)(raw, shapes, recipe.source)
     ids = None
     if (cache := recipe["data.draft_vocab_cache"]) is not None:
         ids = cached_vocabulary(Path(cache), config)
@@ -286,15 +300,28 @@ def template_text(recipe: TrainRecipe) -> str | None:
         ) from error
 
 
+def held_out(recipe: TrainRecipe) -> data.Items:
+    """The prompts of a file of their own; none where the recipe names none."""
+    if (path := recipe["validation.data_path"]) is None:
+        return ()
+    return data.read_conversations(Path(path)).items[: recipe["validation.num_prompts"]]
+
+
+def hash_of(conversations: data.Conversations, rows: Rows) -> str:
+    """The SHA-256 of the data: of the file, and of its images where it has some."""
+    keys = [picture.key for row in rows.rows for picture in row.pictures]
+    if not keys:
+        return conversations.sha256
+    return hashlib.sha256(" ".join([conversations.sha256, *keys]).encode()).hexdigest()
+
+
 def split(
-    conversations: data.Conversations, template: Template, recipe: TrainRecipe
-) -> tuple[data.Conversations, tuple[tuple[int, ...], ...]]:
-    """What is trained on, and the prompts that acceptance is measured with: of a file of their own,
-    or a twentieth of the conversations."""
+    conversations: data.Conversations, held: data.Items, template: Template, recipe: TrainRecipe
+) -> tuple[data.Conversations, tuple[Row, ...]]:
+    """What is trained on, and the prompts that acceptance is measured with: those of a file of
+    their own, or a twentieth of the conversations."""
     count, items = recipe["validation.num_prompts"], conversations.items
-    if (path := recipe["validation.data_path"]) is not None:
-        held = data.read_conversations(Path(path)).items[:count]
-    else:
+    if not held:
         count = min(count, max(1, round(HELD_OUT_SHARE * len(items))))
         order = np.random.default_rng(recipe["training.seed"]).permutation(len(items))
         chosen = {*order[:count].tolist()}
@@ -305,9 +332,9 @@ def split(
                 f"{conversations.path} has one conversation, which is needed to measure with.",
                 "Give more, or a file of prompts as validation.data_path.",
             )
-    prompts = [tuple(template.prompt(messages, where)) for where, messages in held]
+    prompts = [template.prompt(messages, where) for where, messages in held]
     most = recipe["training.training_seq_len"] - recipe["validation.max_new_tokens"]
-    short = tuple(prompt for prompt in prompts if 1 < len(prompt) <= most)
+    short = tuple(prompt for prompt in prompts if 1 < len(prompt.ids) <= most)
     if not short:
         raise RequestError(
             f"all prompts to measure with are longer than {most} tokens.",

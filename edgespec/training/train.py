@@ -24,12 +24,11 @@ from edgespec.artifacts.work_lock import LOCK, locked
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import BuildError, OutputError
-from edgespec.methods import resolve_aux_layers
 from edgespec.modules.base_model import load_base
 from edgespec.training import files
 from edgespec.training.acceptance import Acceptance, answers_of, measure
 from edgespec.training.data import Batches
-from edgespec.training.job import Job
+from edgespec.training.job import Job, aux_layers_of
 from edgespec.training.recipe import REPORT
 from edgespec.training.row import Task
 from edgespec.training.trainer import (
@@ -56,6 +55,7 @@ class Trained:
     steps: int
     seconds: float
     acceptance: Acceptance | None = None
+    images: bool = False  # whether the data had some
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,7 @@ class Sizes:
 
 def train(job: Job, stopping: Stopping) -> Trained:
     """Trains, measures and writes the draft to `job.out`; where it is stopped, checkpoints stay."""
-    disk = job.num_weights * (2 * STATES_PER_WEIGHT + 8)
-    refuse_full_disk(job.out, disk)
+    refuse_full_disk(job.out, disk_bytes(job))
     made = not job.work_dir.parent.exists()
     with locked(job.work_dir):
         refuse_other_run(job)
@@ -94,7 +93,7 @@ def train(job: Job, stopping: Stopping) -> Trained:
                 if made:
                     atomic.remove_if_empty(job.work_dir.parent)
         forget(job.work_dir)
-    return Trained(job.out, steps, run.seconds(), found)
+    return Trained(job.out, steps, run.seconds(), found, job.pictures is not None)
 
 
 def measured_steps(job: Job) -> Sizes:
@@ -117,8 +116,13 @@ def measured_steps(job: Job) -> Sizes:
         seconds=min(s for s in (total, limit) if s is not None),
         memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         * (1 if sys.platform == "darwin" else 1024),
-        disk_bytes=job.num_weights * (2 * STATES_PER_WEIGHT + 8),
+        disk_bytes=disk_bytes(job),
     )
+
+
+def disk_bytes(job: Job) -> int:
+    """What checkpoints and the draft take."""
+    return job.num_weights * (2 * STATES_PER_WEIGHT + 8) + job.files.extra_bytes(job.out)
 
 
 def prepared(job: Job, *, answers: bool = True) -> tuple[Objective, Run, Batches]:
@@ -131,7 +135,7 @@ def prepared(job: Job, *, answers: bool = True) -> tuple[Objective, Run, Batches
     base = load_base(job.base.path, device, dtype).requires_grad_(False)
     table = base.get_input_embeddings().weight.detach()
     ids = None if job.draft_ids is None else job.draft_ids.to(device)
-    aux_layers = resolve_aux_layers(job.config, job.model.decoder.num_layers)
+    aux_layers = aux_layers_of(job.config, job.model)
     draft = new_module(job, base, table, ids).to(device)
     if "embed_tokens.weight" in job.files.names:
         table = job.files.beside[job.files.names["embed_tokens.weight"]].to(device)
@@ -141,7 +145,7 @@ def prepared(job: Job, *, answers: bool = True) -> tuple[Objective, Run, Batches
     if answers:
         job.progress.start("answers of the base", 0)
         new = recipe["validation.max_new_tokens"]
-        held = answers_of(base, job.prompts, new, job.stops, device)
+        held = answers_of(base, job.prompts, new, job.stops, device, job.pictures)
         if not held:
             raise BuildError(
                 "the base answers none of the prompts to measure with by two tokens.",
@@ -149,14 +153,13 @@ def prepared(job: Job, *, answers: bool = True) -> tuple[Objective, Run, Batches
             )
     run = Run(
         job.row, task, job.files, held, job.work_dir, getattr(torch, job.model.dtype), max_steps,
-        recipe["training.minutes"], job.progress, job.note,
+        recipe["training.minutes"], job.progress, job.note, job.pictures,
     )  # fmt: skip
     return Objective(draft, job.row, task), run, batches
 
 
 def new_module(job: Job, base: Any, table: torch.Tensor, ids: torch.Tensor | None) -> Any:
-    """The draft, with weights of `init` or new ones, which begin with the base's last norm where
-    they share its head, and with its head where they have one of their own."""
+    """The draft, with weights of `init` or new ones."""
     draft = job.row.module(job.config)
     if not job.config.own_head:
         draft.lm_head = base.lm_head
@@ -165,6 +168,9 @@ def new_module(job: Job, base: Any, table: torch.Tensor, ids: torch.Tensor | Non
         own = draft.state_dict().keys()
         found = {key: files.tensor_of(named, n) for key, n in names.items() if key in own}
         files.load(draft, found)
+        return draft
+    if job.row.begin is not None:
+        job.row.begin(draft, job.base, job.model)
         return draft
     with torch.no_grad():
         if job.config.own_head:
@@ -182,7 +188,7 @@ def batches_of(job: Job) -> tuple[Batches, int]:
     size, seed = recipe["training.per_device_train_batch_size"], recipe["training.seed"]
     each = recipe["training.gradient_accumulation_steps"]
     more = None if sample is None else lambda rng, rows: sample(recipe, rng, rows)
-    batches = Batches(job.rows.rows, size, seed, 0, more)
+    batches = Batches(job.rows.rows, size, seed, 0, more, job.pictures)
     epochs, steps = recipe["training.num_train_epochs"], recipe["training.max_steps"]
     if steps <= 0:
         steps = UNLIMITED
@@ -197,8 +203,7 @@ def finish(job: Job, objective: Objective, run: Run, steps: int) -> Acceptance:
     best = run.best_dir(run.best_step)
     job.files.read(best, objective.draft)
     job.progress.start("measure", 0)
-    found = measure(run.row, objective.draft, run.task, run.answers)
-    assert detect(Checkpoint(best)) is not None
+    found = measure(run.row, objective.draft, run.task, run.answers, run.pictures)
     report = {
         "method": job.recipe.method,
         "base": {"name": job.base.path.resolve().name, "identity": job.base.identity()},
@@ -215,10 +220,10 @@ def finish(job: Job, objective: Objective, run: Run, steps: int) -> Acceptance:
             "num_prompts": len(run.answers),
         },
     }
-    json_files.write_json(best / REPORT, report)
     with atomic.writing(job.out), atomic.staged_directory(job.out) as staging:
-        for path in best.iterdir():
-            shutil.copy2(path, staging / path.name)
+        job.files.complete(best, staging)
+        json_files.write_json(staging / REPORT, report)
+        assert detect(Checkpoint(staging)) is not None
     return found
 
 

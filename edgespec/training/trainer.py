@@ -24,6 +24,7 @@ from edgespec.training.acceptance import Answer, measure
 from edgespec.training.data import Batches
 from edgespec.training.files import DraftFiles
 from edgespec.training.optimizer import optimizer_of, schedule_of
+from edgespec.training.pictures import Pictures
 from edgespec.training.row import Batch, Task, TrainRow
 
 STATE, MILESTONES, PARTS = "state.json", 10, 1000
@@ -68,6 +69,7 @@ class Run:
     minutes: float | None
     progress: Progress
     note: Callable[[str], None]
+    pictures: Pictures | None = None
     stop: Callable[[], bool] = lambda: False
     elapsed_s: float = 0.0  # in earlier runs
     began_s: float = field(default_factory=time.monotonic)
@@ -195,7 +197,7 @@ class DraftTrainer(Trainer):
     def evaluate(self, *args: Any, **more: Any) -> dict[str, float]:
         """Measures acceptance, and keeps the draft that has the most."""
         run, step = self.run, self.state.global_step
-        found = measure(run.row, self.objective.draft, run.task, run.answers)
+        found = measure(run.row, self.objective.draft, run.task, run.answers, run.pictures)
         run.note(
             f"step {step}, {run.seconds() / 60:.1f} min: loss {self.objective.shown():.3f},"
             f" acceptance length {found.length:.3f}"

@@ -14,8 +14,9 @@ from edgespec.config.values import AttentionSpec, LayerSpec, MlpSpec, NormSpec
 from edgespec.methods.block_draft import BlockDraftConfig
 from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.modules.block_draft import BlockDraftModule
-from edgespec.modules.eagle3 import Eagle3, Unrolled
+from edgespec.modules.eagle3 import Eagle3
 from edgespec.modules.layers import rope_rows
+from edgespec.modules.unrolled import Unrolled
 
 HIDDEN, STEPS, WIDTH = 32, 4, 9
 

@@ -17,7 +17,7 @@ from edgespec.checkpoint.files import open_checkpoint
 from edgespec.config import ModelConfig
 from edgespec.methods import METHODS, resolve_aux_layers
 from edgespec.modules.base_model import load_base
-from edgespec.modules.eagle3 import Unrolled
+from edgespec.modules.unrolled import Unrolled
 from edgespec.training.losses import dpace_weights, token_losses
 from edgespec.training.recipe import read_recipe
 from edgespec.training.row import BaseFacts, Task, row_of
