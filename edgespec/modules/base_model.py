@@ -27,12 +27,14 @@ def model_class(config: Any) -> Any:
     return transformers.AutoModelForImageTextToText
 
 
-def load_base(path: Path, device: Any, dtype: Any = "auto") -> Any:
-    """The model of a directory on `device`, in eval mode and by default the checkpoint's type."""
-    from transformers import AutoConfig
+def load_base(path: Path, device: Any, dtype: Any = "auto", *, images: bool = False) -> Any:
+    """The model of a directory on `device`, in eval mode and by default the checkpoint's type; of
+    some that read images too, transformers has the text alone, unless `images` are asked for."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    model: Any = model_class(config).from_pretrained(path, dtype=dtype, trust_remote_code=False)
+    kind = AutoModelForImageTextToText if images else model_class(config)
+    model: Any = kind.from_pretrained(path, dtype=dtype, trust_remote_code=False)
     return model.eval().to(device)
 
 

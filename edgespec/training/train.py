@@ -132,7 +132,8 @@ def prepared(job: Job, *, answers: bool = True) -> tuple[Objective, Run, Batches
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     job.progress.start("load the base", 0)
     dtype: Any = "auto" if device == "cuda" else torch.float32
-    base = load_base(job.base.path, device, dtype).requires_grad_(False)
+    images = job.pictures is not None
+    base = load_base(job.base.path, device, dtype, images=images).requires_grad_(False)
     table = base.get_input_embeddings().weight.detach()
     ids = None if job.draft_ids is None else job.draft_ids.to(device)
     aux_layers = aux_layers_of(job.config, job.model)

@@ -89,7 +89,9 @@ def test_a_hybrid_gets_a_head_that_an_engine_drafts_with_alike(tmp_path: Path) -
     script("train_demo_mtp.py", "--out", base, "--smoke")
     sizes = ("--answers", 12, "--tokens", 12, "--library")
     script("demo_answers.py", "--base", base, "--out", chats, *sizes)
-    keys = ("training.max_steps=40", f"validation.data_path={chats}")
+    few = ("max_steps=20", "per_device_train_batch_size=4", "training_seq_len=96")
+    keys = (*(f"training.{key}" for key in few), "validation.max_new_tokens=16")
+    keys = (*keys, f"validation.data_path={chats}")
     recipe = recipe_of_demo("mtp", chats, out, *keys, base=base)
     job = open_job(recipe, None, Silent(), lambda _: None)
     done = train(job, unstopped)
@@ -101,7 +103,7 @@ def test_a_hybrid_gets_a_head_that_an_engine_drafts_with_alike(tmp_path: Path) -
     export(str(out), tmp_path / "onnx", ExportOptions(base_for="mtp"))
     for part in ("llm", "mtp_draft"):
         build(tmp_path / "onnx" / part, tmp_path / "engines", Limits(max_kv_cache_capacity=512))
-    sampling = SamplingParams(temperature=0, max_generate_length=48)
+    sampling = SamplingParams(temperature=0, max_generate_length=16)
     with edgespec.load(tmp_path / "engines") as engine:
         found = [
             engine.generate(row.ids.tolist(), sampling, engine.plan(1, 3, 4)).metrics

@@ -288,7 +288,7 @@ def test_a_base_in_halves_is_trained_on(
     """As on a GPU, where it keeps the type of its checkpoint."""
     base = hybrid if method == "mtp" else base
     real = trains.load_base
-    halves = lambda path, device, _: real(path, device, torch.bfloat16)  # noqa: E731
+    halves = lambda path, device, _, **more: real(path, device, torch.bfloat16, **more)  # noqa: E731
     monkeypatch.setattr(trains, "load_base", halves)
     keys = BLOCK if method == "dflash" else ()
     done = run(base, chats, tmp_path / "draft", method, *keys, "training.max_steps=1")
