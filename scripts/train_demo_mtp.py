@@ -60,7 +60,7 @@ SMOKE = Size(
     linear_head_dim=16,
     seq_len=64,
     batch=2,
-    base_steps=40,
+    base_steps=3,
 )
 
 

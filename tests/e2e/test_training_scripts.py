@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3ForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 import edgespec
 from edgespec.backends.build import build
@@ -34,11 +35,12 @@ from edgespec.prompts import SamplingParams
 from edgespec.training.acceptance import measure
 from edgespec.training.job import open_job
 from edgespec.training.train import prepared, train
+from tests import toys
 from tests.e2e.workshop import RECIPE, ROOT, script
 from tests.unit.training.test_train import unstopped
 
 pytestmark = pytest.mark.deep
-BASE = RECIPE / "base"
+BASE, SMALL = RECIPE / "base", Limits(max_input_len=256, max_kv_cache_capacity=512)
 
 
 def test_training_script_writes_a_base_that_exports(tmp_path: Path) -> None:
@@ -54,14 +56,19 @@ def recipe_of_demo(method: str, chats: Path, out: Path, *keys: str, base: Path =
     return recipe_of(str(ROOT / f"recipes/training/demo_{method}.yaml"), (*few, *keys), flags)
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
-def test_recipes_of_the_demo_train_on_what_the_script_writes(method: str, tmp_path: Path) -> None:
-    chats = tmp_path / "chats.jsonl"
-    script("demo_answers.py", "--out", chats, "--answers", 12, "--tokens", 16, "--library")
-    recipe = recipe_of_demo(method, chats, tmp_path / "draft", "training.max_steps=1")
+@pytest.mark.parametrize("method", ["eagle3", "dflash", "mtp"])
+def test_recipes_of_the_demo_train_on_what_the_scripts_write(method: str, tmp_path: Path) -> None:
+    base, chats = BASE, tmp_path / "chats.jsonl"
+    if method == "mtp":
+        base = tmp_path / "base"
+        script("train_demo_mtp.py", "--out", base, "--smoke")
+    sizes = ("--answers", 12, "--tokens", 16, "--library")
+    script("demo_answers.py", "--base", base, "--out", chats, *sizes)
+    recipe = recipe_of_demo(method, chats, tmp_path / "draft", "training.max_steps=1", base=base)
     done = train(open_job(recipe, None, Silent(), lambda _: None), unstopped)
     assert done.steps == 1
-    report = check(str(RECIPE / "base"), str(done.directory))
+    whole = method == "mtp"  # a copy of the base, with the head
+    report = check(str(done.directory if whole else base), None if whole else str(done.directory))
     wrong = [result.what for result in report.results if result.level not in ("ok", "warning")]
     assert wrong == []
 
@@ -84,33 +91,39 @@ def test_committed_drafts_are_accepted(
     assert measure(job.row, objective.draft, run.task, run.answers).length > least
 
 
-def test_a_hybrid_gets_a_head_that_an_engine_drafts_with_alike(tmp_path: Path) -> None:
-    base, chats, out = tmp_path / "base", tmp_path / "chats.jsonl", tmp_path / "model"
-    script("train_demo_mtp.py", "--out", base, "--smoke")
-    sizes = ("--answers", 12, "--tokens", 12, "--library")
-    script("demo_answers.py", "--base", base, "--out", chats, *sizes)
-    few = ("max_steps=20", "per_device_train_batch_size=4", "training_seq_len=96")
-    keys = (*(f"training.{key}" for key in few), "validation.max_new_tokens=16")
-    keys = (*keys, f"validation.data_path={chats}")
-    recipe = recipe_of_demo("mtp", chats, out, *keys, base=base)
-    job = open_job(recipe, None, Silent(), lambda _: None)
-    done = train(job, unstopped)
-    _, told = Qwen3_5ForCausalLM.from_pretrained(out, output_loading_info=True)
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
-    assert done.acceptance is not None
-    assert done.acceptance.length > 1.1
+def test_an_engine_accepts_of_a_trained_head_what_torch_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a base whose layers say little, so that a head soon drafts some of its tokens."""
+    base = toys.make_qwen3_5(tmp_path / "base", tied=True, mtp=False)
+    chats, out = tmp_path / "chats.jsonl", tmp_path / "model"
+    weights = load_file(base / "model.safetensors")
+    outer = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
+    weights = {n: 0.3 * t if n.endswith(outer) else t for n, t in weights.items()}
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    texts = [[f"the cat number {i}", f"sat on mat {7 * i} and then ran away"] for i in range(12)]
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    conversation = importlib.import_module("demo_answers").conversation
+    chats.write_text("\n".join(conversation(*pair) for pair in texts))
+    few = ("max_steps=60", "learning_rate=0.01", "per_device_train_batch_size=2")
+    keys = (*(f"training.{key}" for key in few), f"validation.data_path={chats}")
+    job = open_job(
+        recipe_of_demo("mtp", chats, out, *keys, base=base), None, Silent(), lambda _: None
+    )
+    accepted = train(job, unstopped).acceptance
+    assert accepted is not None
+    assert 1.1 < accepted.length < 3.9
     export(str(out), tmp_path / "onnx", ExportOptions(base_for="mtp"))
     for part in ("llm", "mtp_draft"):
-        build(tmp_path / "onnx" / part, tmp_path / "engines", Limits(max_kv_cache_capacity=512))
-    sampling = SamplingParams(temperature=0, max_generate_length=16)
+        build(tmp_path / "onnx" / part, tmp_path / "engines", SMALL)
+    sampling = SamplingParams(temperature=0, max_generate_length=48)
     with edgespec.load(tmp_path / "engines") as engine:
         found = [
             engine.generate(row.ids.tolist(), sampling, engine.plan(1, 3, 4)).metrics
             for row in job.prompts
         ]
-    assert sum(m.decode_tokens for m in found) == done.acceptance.num_tokens
-    assert sum(m.steps for m in found) == done.acceptance.num_steps
+    assert sum(m.decode_tokens for m in found) == accepted.num_tokens
+    assert sum(m.steps for m in found) == accepted.num_steps
 
 
 def test_growing_a_base_changes_no_output_before_it_learns(
