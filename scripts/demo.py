@@ -192,7 +192,7 @@ def the_draft_model() -> Path:
 def the_vlm_pair() -> Path:
     """Returns the directory of the vision-language pair, and trains it first if it is missing."""
     draft, lines = VLM / "draft", list[tuple[str | Path, ...]]()
-    if not is_whole(VLM / "base", "model.language_model.norm.weight"):
+    if not is_whole(VLM / "base", "model.norm.weight"):
         lines.append(("scripts/train_demo_vlm.py", "--out", VLM))
     recipe = "recipes/training/demo_vlm.yaml"
     lines.append(("-m", "edgespec", "train", recipe, "--output-dir", draft))

@@ -36,7 +36,7 @@ COMMANDS = {
         "Quantize a checkpoint with NVIDIA ModelOpt: a base or a draft.",
     ),
     "train": (
-        "edgespec.cli.train",
+        "edgespec.cli.train_group",
         "Train a draft for a base, from conversations.",
     ),
     "export": (
@@ -72,7 +72,10 @@ COMMANDS = {
         "edgespec.cli.tune",
         "Find the drafts that are fastest on your prompts here, and keep that plan.",
     ),
-    "data": ("edgespec.cli.data", "Convert prompt sets for other benchmarks."),
+    "data": (
+        "edgespec.cli.data.command",
+        "Make data that drafts learn from; convert prompt sets for other benchmarks.",
+    ),
     "cache": ("edgespec.cli.cache", "List or remove the engines that run keeps."),
     "completion": ("edgespec.cli.completion", "Print the completion script of a shell."),
     "help": ("edgespec.cli.help", "Show the help of a command."),

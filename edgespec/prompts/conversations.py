@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import RequestError
+from edgespec.prompts.chats import MORE
 
-# With role and content, for a chat template. Content is a text, or parts where images are allowed
+# With role, content and of MORE what there is, for a template. Content is a text, or parts where
+# images are allowed
 Messages = list[dict[str, Any]]
 Record = str | Messages  # a text, or a conversation
 
@@ -43,7 +45,7 @@ def _record(line: str, where: str, wanted: str, parts: bool) -> Record:
         ]
     messages = value.get("messages", value.get("conversations"))
     if isinstance(messages, list) and messages and all(_is_message(m, parts) for m in messages):
-        return [{"role": m["role"], "content": _content(m["content"])} for m in messages]
+        return [_kept(message) for message in messages]
     raise RequestError(
         f"{where} has none of messages (with role and content), text and turns.", wanted
     )
@@ -56,6 +58,12 @@ def _is_message(value: object, parts: bool) -> bool:
     return isinstance(content, str) or (
         parts and isinstance(content, list) and bool(content) and all(map(_is_part, content))
     )
+
+
+def _kept(message: dict[str, Any]) -> dict[str, Any]:
+    """What templates read of a message."""
+    more = {key: message[key] for key in MORE if key in message}
+    return {"role": message["role"], "content": _content(message["content"]), **more}
 
 
 def _content(content: Any) -> Any:

@@ -44,6 +44,7 @@ EXCEPTIONS = {
     "cli/run.py": "an example in the help, and what drafts without --draft",
     "cli/serve.py": "an example in the help",
     "cli/train.py": "examples in the help",
+    "cli/train_group.py": "examples in the help",
     "config/values.py": "a base's config.json declares its MTP layers",
     "families/base.py": "a family's config.json declares its MTP layers",
     "families/parse.py": "a family's config.json declares its MTP layers",
