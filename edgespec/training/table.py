@@ -3,8 +3,8 @@ with one type of recipe, the first that claims a recipe trains it. Imports no to
 
 from __future__ import annotations
 
-from edgespec.methods import dflash, eagle1, eagle3, medusa
-from edgespec.training import dflash_keys, eagle1_keys, eagle3_keys, medusa_keys
+from edgespec.methods import dflash, eagle1, eagle3, medusa, mtp
+from edgespec.training import dflash_keys, eagle1_keys, eagle3_keys, medusa_keys, mtp_keys
 from edgespec.training.keys import Trainable
 
 TRAINABLE: dict[str, Trainable] = {
@@ -12,4 +12,5 @@ TRAINABLE: dict[str, Trainable] = {
     eagle3.NAME: eagle3_keys.TRAINABLE,
     dflash.NAME: dflash_keys.TRAINABLE,
     medusa.NAME: medusa_keys.TRAINABLE,
+    mtp.NAME: mtp_keys.TRAINABLE,
 }
