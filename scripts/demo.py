@@ -3,7 +3,7 @@
     python scripts/demo.py                    # into ./demo-out, emptied each time
     python scripts/demo.py --method dflash    # the same base with another draft
     python scripts/demo.py --method suffix    # without a draft: from the text itself; ngram likewise
-    python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp is not there
+    python scripts/demo.py --method mtp       # a Qwen3.5 hybrid, trained first where build/demo-mtp/model is not there
     python scripts/demo.py --method vlm       # a vision-language pair that is asked about drawn pictures, trained likewise
     python scripts/demo.py --method eagle1    # a draft that is trained likewise; medusa, jetspec, dspark, draft_model
 
@@ -39,7 +39,7 @@ from edgespec.errors import EdgeSpecError
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "demo"
-HYBRID = ROOT / "build" / "demo-mtp"
+HYBRID = ROOT / "build" / "demo-mtp" / "model"
 DRAFT_MODEL = ROOT / "build" / "demo-draft-model"
 CHATS = ROOT / "build" / "demo-chats.jsonl"  # answers of the base, which drafts learn
 EAGLE1 = ROOT / "build" / "demo-eagle1"
@@ -151,8 +151,16 @@ METHODS = {
 
 def the_hybrid() -> Path:
     """Returns the checkpoint with the MTP head, and trains it first if it is missing."""
-    name = "train_demo_mtp.py"
-    return trained(HYBRID, name, "mtp", "mtp.fc.weight", "ten minutes", for_base=False)
+    base, chats = HYBRID.parent / "base", HYBRID.parent / "chats.jsonl"
+    lines: list[tuple[str | Path, ...]] = []
+    if not is_whole(base, "model.norm.weight"):
+        lines.append(("scripts/train_demo_mtp.py", "--out", base))
+    if lines or not chats.exists():
+        asked = ("--library", "--answers", "512", "--tokens", "96")
+        lines.append(("scripts/demo_answers.py", "--base", base, *asked, "--out", chats))
+    recipe = "recipes/training/demo_mtp.yaml"
+    lines.append(("-m", "edgespec", "train", recipe, "--output-dir", HYBRID))
+    return made_by(lines, HYBRID, "mtp", "mtp.fc.weight", "ten minutes", for_base=False)
 
 
 def the_eagle1_draft() -> Path:
@@ -183,10 +191,12 @@ def the_draft_model() -> Path:
 
 def the_vlm_pair() -> Path:
     """Returns the directory of the vision-language pair, and trains it first if it is missing."""
-    name, draft = "train_demo_vlm.py", VLM / "draft"
-    if is_whole(draft, "norm.weight") and is_for(draft, VLM / "base"):
-        return VLM
-    return trained(VLM, name, "vlm", "norm.weight", "ten minutes", for_base=False)
+    draft, lines = VLM / "draft", list[tuple[str | Path, ...]]()
+    if not is_whole(VLM / "base", "model.norm.weight"):
+        lines.append(("scripts/train_demo_vlm.py", "--out", VLM))
+    recipe = "recipes/training/demo_vlm.yaml"
+    lines.append(("-m", "edgespec", "train", recipe, "--output-dir", draft))
+    return made_by(lines, draft, "vlm", "norm.weight", "ten minutes", for_base=False).parent
 
 
 def trained(
@@ -261,7 +271,7 @@ def make_anew(out: Path) -> None:
 
     Exits with a message for any other directory that is not empty: nothing else is removed.
     """
-    inputs = (HYBRID, DRAFT_MODEL, EAGLE1, MEDUSA, JETSPEC, DSPARK, VLM, RECIPE)
+    inputs = (HYBRID.parent, DRAFT_MODEL, EAGLE1, MEDUSA, JETSPEC, DSPARK, VLM, RECIPE)
     if any(place.is_relative_to(out) for place in (*inputs, ROOT)) or any(
         out.is_relative_to(place) for place in inputs
     ):

@@ -48,11 +48,9 @@ def main() -> None:
     training, _ = library(smoke=args.answers < 100)
     prompts = mixed_prompts(training, tokenizer, args.seed, args.answers)
     lines = [
-        conversation(
-            tokenizer.decode(prompt).removeprefix(BEFORE).removesuffix(BEHIND),
-            tokenizer.decode(answer, skip_special_tokens=True),
-        )
+        conversation(tokenizer.decode(prompt).removeprefix(BEFORE).removesuffix(BEHIND), text)
         for prompt, answer in own_answers(base, prompts, args.tokens)
+        if (text := tokenizer.decode(answer, skip_special_tokens=True)).strip()
     ]
     rng = np.random.default_rng(args.seed)
     for kind in SHARES.keys() - {"random"} if args.library else ():

@@ -97,7 +97,7 @@ PAIRS = {
     "eagle3": trained("eagle3", RECIPE / "draft", LEVEL_BY_LEVEL),
     "eagle1": trained("eagle1", TRAINED / "demo-eagle1", LEVEL_BY_LEVEL),
     "mtp": Pair(
-        ((TRAINED / "demo-mtp", ExportOptions(base_for="mtp")),),
+        ((TRAINED / "demo-mtp" / "model", ExportOptions(base_for="mtp")),),
         ("0/llm", "0/mtp_draft"),
         {"chain 1/3/4": CHAIN, "chain 1/5/6": (1, 5, 6)},
     ),

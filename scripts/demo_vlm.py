@@ -1,8 +1,8 @@
 """The vision-language demo: pictures are drawn, and a tiny Qwen2.5-VL with an EAGLE-3 draft is asked
 about them. What `make demo METHOD=vlm` runs, by way of `demo.py`.
 
-Knows the commands and what their output has. The pair is trained by `train_demo_vlm.py` where it is
-not there yet; scenes are new ones.
+Knows the commands and what their output has. The base is trained by `train_demo_vlm.py`, and its
+draft by `edgespec train`, where they are not there yet; scenes are new ones.
 """
 
 from __future__ import annotations

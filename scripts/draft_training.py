@@ -18,7 +18,7 @@ import torch
 from demo_base import DEMO_BASE
 from demo_text import messages
 from train_demo_model import MAX_PROMPT, as_chat, own_answers, stdlib_files
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 
 class Answers(Protocol):
@@ -83,9 +83,9 @@ def library(*, smoke: bool) -> tuple[list[Path], list[Path]]:
     return training[:20] if smoke else training, held
 
 
-def open_base(path: Path = DEMO_BASE) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+def open_base(path: Path = DEMO_BASE) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A base in float32 and its tokenizer."""
-    base = Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    base = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     return base, PreTrainedTokenizerFast.from_pretrained(path)
 
 

@@ -1,23 +1,22 @@
-"""Train a tiny vision-language pair of Qwen2.5-VL's layout, with an EAGLE-3 draft: what
-`make demo METHOD=vlm` asks about drawn pictures.
+"""Train a tiny vision-language base of Qwen2.5-VL's layout, and write what its draft is trained on:
+what `make demo METHOD=vlm` asks about drawn pictures.
 
-Knows how such a pair lies on disk: transformers' `Qwen2_5_VLForConditionalGeneration` with its
-processor's settings, and a draft whose config has the base's M-RoPE sections, as published ones do.
-Pictures and questions are those of `drawn_pictures.py`. Knows nothing of engines.
+Knows how such a base lies on disk: transformers' `Qwen2_5_VLForConditionalGeneration` with its
+processor's settings. Pictures and questions are those of `drawn_pictures.py`. Knows nothing of
+engines and drafts.
 
-    python scripts/train_demo_vlm.py --out build/demo-vlm            # under ten minutes on two cores
-    python scripts/train_demo_vlm.py --out build/demo-vlm --measure  # only measure what is there
-    python scripts/train_demo_vlm.py --out /tmp/tiny --smoke         # a minute, to see that it runs
+    python scripts/train_demo_vlm.py --out build/demo-vlm    # under ten minutes on two cores
+    edgespec train recipes/training/demo_vlm.yaml
+    python scripts/train_demo_vlm.py --out /tmp/tiny --smoke # a minute, to see that it runs
 
-Half of the conversations have a picture, half tell the same scene in words. The draft learns what
-the base says of new scenes, at the base's positions: behind a picture they are not the places of
-the tokens.
+Half of the conversations have a picture, half tell the same scene in words.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,23 +24,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from demo_base import note_base
-from draft_cycle import decode
-from draft_training import flags, replaced
+from draft_training import replaced
 from drawn_pictures import Scene, scenes, told
 from PIL import Image
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from train_demo_model import STEP_DECAY, console, fit
+from train_demo_model import console, fit
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig
 from transformers import Qwen2_5_VLForConditionalGeneration as VLModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-from edgespec.methods.aux_layers import default_aux_layers
-from edgespec.methods.eagle3 import parse_eagle3_config
-from edgespec.modules.eagle3 import Eagle3
-from edgespec.modules.unrolled import Unrolled
-from edgespec.training.eagle3 import AUX_KEY, new_shapes
 
 SPECIAL = [
     "<|endoftext|>",
@@ -77,7 +67,6 @@ class Size:
     """Shapes and step counts of one run."""
 
     vocab: int = 512
-    draft_vocab: int = 384
     hidden: int = 192
     intermediate: int = 448
     layers: int = 8
@@ -91,10 +80,7 @@ class Size:
     batch: int = 24
     base_steps: int = 800
     base_minutes: float = 7.0  # at most: a slower machine takes fewer steps
-    draft_batch: int = 16
-    draft_steps: int = 200
-    draft_minutes: float = 2.0
-    unroll: int = 4
+    chats: int = 2400
 
     @property
     def mrope_section(self) -> list[int]:
@@ -114,13 +100,11 @@ SMOKE = Size(
     vision_heads=2,
     batch=2,
     base_steps=2,
-    draft_batch=2,
-    draft_steps=2,
-    unroll=2,
+    chats=8,
 )
 
 
-# ---- conversations
+# ---- questions
 
 
 @dataclass(frozen=True)
@@ -314,87 +298,6 @@ def train_base(base: VLModel, reader: Reader, size: Size, seed: int) -> None:
     base.eval()
 
 
-# ---- the draft
-
-
-def unrolled(draft: Eagle3, features: torch.Tensor, at: torch.Tensor) -> Unrolled:
-    """A draft over features [B, T, 3H], at the base's positions [3, B, T]."""
-    rope = draft.draft_config.decoder.rope
-    axis = torch.tensor([axis for axis, n in enumerate(rope.mrope_section) for _ in range(n)])
-    inverse = rope.theta ** (-torch.arange(len(axis), dtype=torch.float32) / len(axis))
-
-    def rows(step: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        angle = ((at[..., :count] + step)[axis].permute(1, 2, 0) * inverse)[:, None]
-        return angle.cos(), angle.sin()
-
-    return Unrolled(draft, features, rows)
-
-
-def vocabulary_of(feed: Feed, tokenizer: PreTrainedTokenizerFast, size: Size) -> torch.Tensor:
-    """The most frequent ids of the answers, sorted."""
-    answers = [tokenizer(f"{question.answer}<|im_end|>").input_ids for question in feed.questions]
-    counts = np.bincount(np.concatenate(answers), minlength=size.vocab)
-    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[: size.draft_vocab]))
-
-
-def new_draft(base: VLModel, draft_ids: torch.Tensor, size: Size) -> Eagle3:
-    """An untrained draft, with the base's lm_head."""
-    raw = config_of(len(draft_ids), size)
-    shapes = new_shapes({**raw, "eagle_config": {AUX_KEY: [0] * 3}, "fc_norm": False})
-    draft = Eagle3(parse_eagle3_config(raw, shapes))
-    with torch.no_grad():
-        draft.lm_head.weight.copy_(base.lm_head.weight[draft_ids])
-    return draft
-
-
-@torch.no_grad()
-def states_of(
-    base: VLModel, given: dict[str, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a draft reads of the base: features [B, S, 3H], logits [B, S, V], positions
-    [3, B, S]."""
-    positions, _ = base.model.get_rope_index(
-        given["input_ids"],
-        mm_token_type_ids=given["mm_token_type_ids"],
-        image_grid_thw=given.get("image_grid_thw"),
-        attention_mask=given["attention_mask"],
-    )
-    out = base(**given, output_hidden_states=True)
-    layers = default_aux_layers(base.config.text_config.num_hidden_layers)
-    return torch.cat([out.hidden_states[i] for i in layers], -1), out.logits, positions
-
-
-def train_draft(
-    draft: Eagle3, base: VLModel, feed: Feed, draft_ids: torch.Tensor, size: Size
-) -> None:
-    """Train the draft by EAGLE-3's training-time test, on what the base says of each token."""
-    table = base.get_input_embeddings().weight.detach()
-    in_draft = torch.zeros(size.vocab, dtype=torch.bool)
-    in_draft[draft_ids] = True
-
-    def loss_of_step(step: int) -> torch.Tensor:
-        given, labels = batch_of(feed.rows(step))
-        with torch.autocast("cpu", torch.bfloat16):
-            features, logits, positions = states_of(base, given)
-        ids, width = given["input_ids"], given["input_ids"].shape[1] - size.unroll
-        embeds = [table[ids[:, 1 + k : width + k]] for k in range(size.unroll)]
-        with torch.autocast("cpu", torch.bfloat16):
-            chains = unrolled(draft, features[:, : width - 1], positions[..., : width - 1])
-            mine = [draft.lm_head(chains.step(embed)) for embed in embeds]
-        total = torch.zeros(())
-        for k, said in enumerate(mine):
-            theirs = logits[:, 1 + k : width + k].float()
-            asked = labels[:, 2 + k : width + k + 1] != IGNORED
-            keep = asked & in_draft[theirs.argmax(-1)]
-            target = theirs[..., draft_ids].softmax(-1)
-            loss = -(target * said.float().log_softmax(-1)).sum(-1)
-            total = total + STEP_DECAY**k * (loss * keep).sum() / keep.sum().clamp(min=1)
-        return total
-
-    fit("draft", draft, size.draft_steps, 3e-3, loss_of_step, size.draft_minutes)
-    draft.eval()
-
-
 # ---- files
 
 
@@ -406,168 +309,40 @@ def save_base(base: VLModel, tokenizer: PreTrainedTokenizerFast, path: Path) -> 
     base.save_pretrained(path)
     tokenizer.save_pretrained(path)
     processor().save_pretrained(path)
-    base.float()
 
 
-def config_of(draft_vocab: int, size: Size) -> dict[str, Any]:
-    """The draft's config.json."""
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "target_model_type": "qwen2_5_vl",
-        "hidden_size": size.hidden,
-        "intermediate_size": size.intermediate,
-        "num_hidden_layers": 1,
-        "num_attention_heads": size.heads,
-        "num_key_value_heads": size.kv_heads,
-        "head_dim": size.head_dim,
-        "vocab_size": size.vocab,
-        "draft_vocab_size": draft_vocab,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "rope_scaling": {"type": "mrope", "mrope_section": size.mrope_section},
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
-
-
-def on_disk(name: str) -> str:
-    """A tensor's name in the layout of published drafts for Qwen2.5-VL."""
-    return name.replace("layers.0.", "midlayer.")
-
-
-def save_draft(draft: Eagle3, draft_ids: torch.Tensor, size: Size, path: Path) -> None:
-    """The draft in that layout."""
-    path.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        on_disk(n): p.detach().to(torch.bfloat16).contiguous()
-        for n, p in draft.state_dict().items()
-    }
-    tensors["d2t"] = draft_ids - torch.arange(len(draft_ids))
-    tensors["t2d"] = torch.zeros(size.vocab, dtype=torch.bool).index_fill_(0, draft_ids, True)
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    config = config_of(len(draft_ids), size)
-    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def load_draft(base: VLModel, path: Path) -> tuple[Eagle3, torch.Tensor]:
-    """The draft of a directory, and the tokens of its vocabulary."""
-    raw = json.loads((path / "config.json").read_text())
-    tensors = load_file(path / "model.safetensors")
-    tensors.pop("t2d")
-    draft_ids = tensors.pop("d2t") + torch.arange(raw["draft_vocab_size"])
-    size = Size(
-        vocab=raw["vocab_size"],
-        hidden=raw["hidden_size"],
-        intermediate=raw["intermediate_size"],
-        heads=raw["num_attention_heads"],
-        kv_heads=raw["num_key_value_heads"],
-        head_dim=raw["head_dim"],
-    )
-    draft = new_draft(base, draft_ids, size)
-    draft.load_state_dict({name: tensors[on_disk(name)] for name in draft.state_dict()})
-    return draft.eval(), draft_ids
-
-
-# ---- what it came to
-
-
-def measured(
-    base: VLModel,
-    draft: Eagle3,
-    draft_ids: torch.Tensor,
-    reader: Reader,
-    asked: Sequence[Question],
-    *,
-    steps: int,
-    tokens: int,
-) -> dict[str, Any]:
-    """Right answers, of up to `tokens`, and the acceptance of greedy chains of `steps` drafts,
-    pooled over some questions."""
-    table, right, verified, counts = base.get_input_embeddings().weight, 0, 0, list[int]()
-    places: list[torch.Tensor] = []  # of the text at hand
-    for question in asked:
-        prompt = reader.prompt(question)
-
-        def states(ids: list[int], prompt: Row = prompt) -> tuple[torch.Tensor, torch.Tensor]:
-            given, _ = batch_of([replace(prompt, ids=ids)])
-            features, logits, at = states_of(base, given)
-            places[:] = [at]
-            return features, logits[0]
-
-        def drafts(features: torch.Tensor, ids: list[int], pending: int) -> list[int]:
-            chains, found = unrolled(draft, features, places[0][..., : len(ids)]), list[int]()
-            said = torch.tensor([[*ids[1:], pending]])
-            for _ in range(steps):
-                said = draft_ids[draft.lm_head(chains.step(table[said])).argmax(-1)]
-                found.append(int(said[0, -1]))
-            return found
-
-        answer, accepted = decode(states, drafts, prompt.ids, [END], tokens)
-        counts += accepted
-        verified += len(answer) - 1
-        text = reader.tokenizer.decode(answer, skip_special_tokens=True)
-        right += text == question.answer
-    return {
-        "questions": len(asked),
-        "right": right,
-        "tokens": verified,
-        "acceptance_length": round(verified / len(counts), 3) if counts else None,
-    }
-
-
-def halves(asked: Sequence[Question]) -> Iterator[tuple[str, list[Question]]]:
-    """The questions with a picture, and those without."""
-    yield "with_picture", [question for question in asked if question.picture]
-    yield "in_words", [question for question in asked if not question.picture]
+def save_chats(asked: Sequence[Question], path: Path) -> None:
+    """Conversations as JSONL, and their pictures beside it."""
+    (path / "pictures").mkdir()
+    lines = []
+    for number, question in enumerate(asked):
+        content: list[dict[str, str]] = [dict(part) for part in question.message]
+        if question.picture:
+            content[0]["image"] = f"pictures/{number}.png"
+            question.scene.picture().save(path / content[0]["image"])
+        turns = {"user": content, "assistant": question.answer}
+        lines.append({"messages": [{"role": r, "content": c} for r, c in turns.items()]})
+    (path / "chats.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 def main() -> None:
-    """Trains or measures the pair."""
-    parser = flags(__doc__, "pair", prompts=60, tokens=64)
-    parser.add_argument(
-        "--draft-steps", type=int, default=3, help="drafts a chain, to measure with"
+    """Trains the base."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--out", type=Path, required=True, help="one that is there is replaced")
+    parser.add_argument("--smoke", action="store_true", help="toy sizes, to test the script itself")
+    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     size = SMOKE if args.smoke else Size()
     torch.manual_seed(args.seed)
-    if not args.measure:
-        with replaced(args.out) as out:
-            tokenizer = train_tokenizer(size)
-            reader = Reader(tokenizer, processor())
-            base = make_base(size)
-            train_base(base, reader, size, args.seed)
-            save_base(base, tokenizer, out / "base")
-            # What is stored is bfloat16; the draft learns from what is stored
-            base.load_state_dict({k: v.bfloat16().float() for k, v in base.state_dict().items()})
-            feed = Feed(reader, size.draft_steps, size.draft_batch, args.seed + 1)
-            draft_ids = vocabulary_of(feed, tokenizer, size)
-            draft = new_draft(base, draft_ids, size)
-            train_draft(draft, base, feed, draft_ids, size)
-            save_draft(draft, draft_ids, size, out / "draft")
-            note_base(out / "draft", out / "base")
-        console.print(f"wrote {args.out}")
-    report: dict[str, Any] = {}
-    if args.prompts:
-        base = VLModel.from_pretrained(args.out / "base", dtype=torch.float32).eval()
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(args.out / "base")
-        draft, draft_ids = load_draft(base, args.out / "draft")
-        reader = Reader(tokenizer, processor())
-        for name, asked in halves(questions(args.prompts, args.seed + 77)):
-            with torch.no_grad():
-                report[name] = measured(
-                    base,
-                    draft,
-                    draft_ids,
-                    reader,
-                    asked,
-                    steps=args.draft_steps,
-                    tokens=args.tokens,
-                )
-    print(json.dumps(report))
+    with replaced(args.out) as out:
+        tokenizer = train_tokenizer(size)
+        base = make_base(size)
+        train_base(base, Reader(tokenizer, processor()), size, args.seed)
+        save_base(base, tokenizer, out / "base")
+        save_chats(questions(size.chats, args.seed + 1), out)
+    console.print(f"wrote {args.out}")
 
 
 if __name__ == "__main__":

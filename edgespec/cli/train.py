@@ -73,7 +73,7 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Train a draft for a base: METHOD is eagle1, eagle3, dspark, jetspec, dflash or medusa.
+    """Train a draft: METHOD is eagle1, eagle3, dspark, jetspec, dflash, medusa or mtp.
 
     A recipe is YAML in sections, as NVIDIA ModelOpt's are, and key=value overrides one of its keys;
     docs/training.md lists them. Sizes that it does not give are those of the base.
@@ -228,19 +228,29 @@ def show_result(recipe: TrainRecipe, result: Trained, as_json: bool) -> None:
     say(f"  acceptance  {found.length:.3f} tokens a verify step over {found.num_steps} steps;"
         f" by position {shares}")  # fmt: skip
     say("next:")
-    for line in next_commands(recipe.method, str(base), out):
+    for line in next_commands(recipe.method, str(base), out, images=result.images):
         say(f"  {line}")
 
 
-def next_commands(method: str, base: str, draft: Path) -> list[str]:
+def next_commands(method: str, base: str, draft: Path, *, images: bool = False) -> list[str]:
     """The commands that make engines of a base and its new draft."""
-    exports = TRAINABLE[method].exports(base, draft)
+    exports, apart = TRAINABLE[method].exports(base, draft), draft_is_apart(method)
+    built = [path for _, path in exports]
+    if images:
+        built.append(str(Path(built[0]).with_name("visual")))
     pair = {"base_model_dir": base, "draft_model_dir": draft}
     smaller = {"quantization": "int4_awq", "output_dir": f"{draft}-int4"}
-    quantize = [shell("quantize draft", **pair, **smaller)] if method in QUANTIZABLE else []
+    quantize = (
+        [shell("quantize draft", **pair, **smaller)] if apart and method in QUANTIZABLE else []
+    )
     return [
-        shell("check", base, draft, probe=True),
-        *(line for line, _ in exports),
-        *(shell("build", onnx_dir=path, engine_dir="engines") for _, path in exports),
+        shell("check", *([base] if apart else []), draft, probe=True),
+        *dict.fromkeys(line for line, _ in exports),
+        *(shell("build", onnx_dir=path, engine_dir="engines") for path in built),
         *quantize,
     ]
+
+
+def draft_is_apart(method: str) -> bool:
+    """Whether a draft has a directory of its own beside its base's."""
+    return METHODS[method].weights_in != "base_checkpoint"

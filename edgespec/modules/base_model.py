@@ -27,19 +27,24 @@ def model_class(config: Any) -> Any:
     return transformers.AutoModelForImageTextToText
 
 
-def load_base(path: Path, device: Any, dtype: Any = "auto") -> Any:
-    """The model of a directory on `device`, in eval mode and by default the checkpoint's type."""
-    from transformers import AutoConfig
+def load_base(path: Path, device: Any, dtype: Any = "auto", *, images: bool = False) -> Any:
+    """The model of a directory on `device`, in eval mode and by default the checkpoint's type; of
+    some that read images too, transformers has the text alone, unless `images` are asked for."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    model: Any = model_class(config).from_pretrained(path, dtype=dtype, trust_remote_code=False)
+    kind = AutoModelForImageTextToText if images else model_class(config)
+    model: Any = kind.from_pretrained(path, dtype=dtype, trust_remote_code=False)
     return model.eval().to(device)
 
 
 @torch.no_grad()
-def hidden_states(base: Any, aux_layers: tuple[int, ...], ids: Tensor) -> tuple[Tensor, Tensor]:
+def hidden_states(
+    base: Any, aux_layers: tuple[int, ...], ids: Tensor, **given: Tensor
+) -> tuple[Tensor, Tensor]:
     """The base's residual stream [B, S, k * Ht] at its aux layers (hidden_states indices), and its
-    state [B, S, H] after the last norm, for ids [B, S]. Without aux layers both are that state."""
+    state [B, S, H] after the last norm, for ids [B, S]. Without aux layers both are that state.
+    `given` is what the model takes of images, and their positions."""
     seen: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Any:
@@ -51,7 +56,7 @@ def hidden_states(base: Any, aux_layers: tuple[int, ...], ids: Tensor) -> tuple[
     stack = getattr(base.model, "language_model", base.model)
     hooks = [stack.layers[layer - 1].register_forward_hook(keep(layer)) for layer in aux_layers]
     try:
-        final = base.model(input_ids=ids, use_cache=False).last_hidden_state
+        final = base.model(input_ids=ids, use_cache=False, **given).last_hidden_state
     finally:
         for handle in hooks:
             handle.remove()

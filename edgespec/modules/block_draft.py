@@ -39,7 +39,8 @@ class BlockAttention(AttentionModule):
             self.queries(x, *places.rows),
             OwnBlock(*self.keys(x, *places.rows), places, self.causal),
         )
-        return self.joint(q, self.keys(context, *places.context), near, places.seen(self.window))
+        far = self.keys(context, *places.context)
+        return self.merged(self.joint(q, far, near, places.seen(self.window)), x)
 
     def seen_of_one(self, known: int, rows: int) -> Tensor:
         """The mask [B, n + B]: the context within the window, and the block up to the row itself

@@ -9,24 +9,27 @@ import torch.nn.functional as F
 from torch import nn
 
 from edgespec.config import AttentionSpec, RopeConfig
+from edgespec.config.tensors import qkv_rows
 from edgespec.rope import RopeTable
 
 Tensor = torch.Tensor
 
 
 class RMSNorm(nn.Module):
-    """Root mean square normalization (arXiv 1910.07467), computed in float32."""
+    """Root mean square normalization (arXiv 1910.07467), computed in float32. With a unit offset
+    the weight is stored around 0."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, *, unit_offset: bool = False) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+        self.offset, self.eps = float(unit_offset), eps
+        self.weight = nn.Parameter(torch.full((width,), 1 - self.offset))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> the same shape and dtype."""
         wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(
-            x.dtype
-        ) * self.weight
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * (
+            self.weight + self.offset
+        )
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -42,6 +45,14 @@ def rope_rows(rope: RopeConfig, count: int, like: Tensor) -> tuple[Tensor, Tenso
     """cos and sin [count, R/2] of the first positions, on the device of a tensor."""
     table = RopeTable.of(rope, count)
     return torch.from_numpy(table.cos).to(like.device), torch.from_numpy(table.sin).to(like.device)
+
+
+def rope_at(rope: RopeConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin [B, 1, S, R/2] of positions [3, B, S] on the axes time, height and width."""
+    table = RopeTable.of(rope, int(positions.max()) + 1)
+    rows = table.rows(positions.permute(1, 2, 0).cpu().numpy())
+    cos, sin = (torch.from_numpy(part)[:, None].to(positions.device) for part in rows)
+    return cos, sin
 
 
 class MLP(nn.Module):
@@ -60,23 +71,31 @@ class MLP(nn.Module):
 
 class AttentionModule(nn.Module):
     """Causal attention with grouped queries, over a window where the spec has one; q, k and v read
-    rows of `in_features`."""
+    rows of `in_features`. `unit_offset` is of the norms of queries and keys."""
 
-    def __init__(self, spec: AttentionSpec, in_features: int, hidden: int, eps: float) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        in_features: int,
+        hidden: int,
+        eps: float,
+        *,
+        unit_offset: bool = False,
+    ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = (
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_dim,
         )
-        self.window = spec.window
-        self.q_proj = nn.Linear(in_features, spec.num_heads * spec.head_dim, bias=spec.qkv_bias)
+        self.window, self.gated = spec.window, spec.gated
+        self.q_proj = nn.Linear(in_features, qkv_rows(spec)[0], bias=spec.qkv_bias)
         self.k_proj = nn.Linear(in_features, spec.num_kv_heads * spec.head_dim, bias=spec.qkv_bias)
         self.v_proj = nn.Linear(in_features, spec.num_kv_heads * spec.head_dim, bias=spec.qkv_bias)
         self.o_proj = nn.Linear(spec.num_heads * spec.head_dim, hidden, bias=spec.o_bias)
         if spec.qk_norm:
-            self.q_norm = RMSNorm(spec.head_dim, eps)
-            self.k_norm = RMSNorm(spec.head_dim, eps)
+            self.q_norm = RMSNorm(spec.head_dim, eps, unit_offset=unit_offset)
+            self.k_norm = RMSNorm(spec.head_dim, eps, unit_offset=unit_offset)
         self.qk_norm = spec.qk_norm
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -97,11 +116,11 @@ class AttentionModule(nn.Module):
             self.queries(x, cos[-x.shape[-2] :], sin[-x.shape[-2] :]),
             self.keys(rows, cos, sin),
         )
-        return self.merged(scaled_dot_product(q, k, v, seen))
+        return self.merged(scaled_dot_product(q, k, v, seen), x)
 
     def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[..., S, in] -> rotated queries [..., heads, S, D]"""
-        q = self.heads(self.q_proj(x), self.num_heads)
+        q = self.heads(self.projected(x, 0) if self.gated else self.q_proj(x), self.num_heads)
         return rotate(self.q_norm(q) if self.qk_norm else q, cos, sin)
 
     def keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,9 +129,17 @@ class AttentionModule(nn.Module):
         v = self.heads(self.v_proj(x), self.num_kv_heads)
         return rotate(self.k_norm(k) if self.qk_norm else k, cos, sin), v
 
+    def projected(self, x: Tensor, part: int) -> Tensor:
+        """Of gated attention: the queries (part 0) of all heads, or the gates (1): [..., S, in] ->
+        [..., S, heads * D]"""
+        split = (self.num_heads, 2, self.head_dim)
+        weight = self.q_proj.weight.view(*split, -1)[:, part].flatten(0, 1)
+        bias = self.q_proj.bias
+        return F.linear(x, weight, None if bias is None else bias.view(split)[:, part].flatten())
+
     def joint(self, q: Tensor, far: tuple[Tensor, Tensor], near: Near, seen: Tensor) -> Tensor:
         """Attention of q [B, heads, T, D] to keys and values [B, kv_heads, C, D] that are seen
-        [..., T, C], and at once to the `near` ones that only some rows have -> [B, T, H]"""
+        [..., T, C], and at once to the `near` ones that only some rows have -> [B, heads, T, D]"""
         batch, _, rows, width = q.shape
         grouped = q.reshape(batch, self.num_kv_heads, -1, rows, width)  # [B, kv, group, T, D]
         k, v = (part[:, :, None] for part in far)
@@ -120,11 +147,14 @@ class AttentionModule(nn.Module):
         both = torch.cat([scores, near.scores(grouped).float()], dim=-1) * self.head_dim**-0.5
         weights = both.softmax(-1).to(v.dtype)
         mixed = weights[..., : k.shape[-2]] @ v + near.mixed(weights[..., k.shape[-2] :])
-        return self.merged(mixed.flatten(1, 2))
+        merged: Tensor = mixed.flatten(1, 2)
+        return merged
 
-    def merged(self, mixed: Tensor) -> Tensor:
-        """[..., heads, S, D] -> [..., S, H]"""
-        return self.o_proj(mixed.transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
+    def merged(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """Values [..., heads, S, D] mixed for the rows x [..., S, in] -> [..., S, H]"""
+        wide = mixed.transpose(-3, -2).flatten(-2)
+        wide = wide * self.projected(x, 1).sigmoid() if self.gated else wide
+        return self.o_proj(wide)  # type: ignore[no-any-return]
 
     def heads(self, x: Tensor, num_heads: int) -> Tensor:
         """[..., S, heads * D] -> [..., heads, S, D]"""

@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 from edgespec.config import DraftConfig
-from edgespec.modules.layers import AttentionModule, rope_rows, scaled_dot_product
+from edgespec.modules.layers import AttentionModule, rope_at, rope_rows, scaled_dot_product
 
 Tensor = torch.Tensor
 # (layer, its attention, what it reads [..., S, in]) -> [..., S, H]
 Attend = Callable[[int, AttentionModule, Tensor], Tensor]
-Rows = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
 class Chained(Protocol):
@@ -42,11 +41,13 @@ class Unrolled:
     later steps. `state` is what the last step gave the next one.
     """
 
-    def __init__(self, draft: Chained, hidden_states: Tensor, rows: Rows | None = None) -> None:
-        """`hidden_states` are those [B, W, k * Ht] of W positions of the base that the draft reads.
-        `rows` gives cos and sin of (step, rows) where positions are not those of a text."""
+    def __init__(
+        self, draft: Chained, hidden_states: Tensor, positions: Tensor | None = None
+    ) -> None:
+        """`hidden_states` are those [B, W, k * Ht] that the draft reads of W tokens. `positions`
+        [3, B, W] are theirs on the axes of a text with images; None: their places."""
         self.draft, self.state, self.num_steps = draft, draft.fuse(hidden_states), 0
-        self.rows = rows or self.text_rows
+        self.positions = positions
         self.first: list[tuple[Tensor, Tensor]] = []  # per layer: keys and values of step 0
         self.own = [OwnSteps() for _ in draft.layers]
 
@@ -54,15 +55,17 @@ class Unrolled:
         """Embeddings [B, n, H] of the tokens that the first n chains read now: token i + 1 + step
         of the text, or what a chain drafted last -> what the lm_head reads, [B, n, H]."""
         rows = embeds.shape[1]
-        cos, sin = self.rows(self.num_steps, rows)
-        attend = partial(self.attend, cos, sin)
+        attend = partial(self.attend, *self.rows(rows))
         read, self.state = self.draft.run(embeds, self.state[:, :rows], attend)
         self.num_steps += 1
         return read
 
-    def text_rows(self, step: int, rows: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of a text: a step is a position further."""
-        cos, sin = rope_rows(self.draft.draft_config.decoder.rope, step + rows, self.state)
+    def rows(self, rows: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of a step, which is a position further on each axis."""
+        rope, step = self.draft.draft_config.decoder.rope, self.num_steps
+        if self.positions is not None:
+            return rope_at(rope, self.positions[..., :rows] + step)
+        cos, sin = rope_rows(rope, step + rows, self.state)
         return cos[step:], sin[step:]
 
     def attend(
@@ -73,12 +76,12 @@ class Unrolled:
         rows = x.shape[1]
         if self.num_steps == 0:
             self.first.append((k, v))
-            return attention.merged(scaled_dot_product(q, k, v, attention.seen(rows, 0, x.device)))
+            seen = attention.seen(rows, 0, x.device)
+            return attention.merged(scaled_dot_product(q, k, v, seen), x)
         far = self.first[index][0][:, :, :rows], self.first[index][1][:, :, :rows]
         self.own[index].add(k, v, attention.window)
-        return attention.joint(
-            q, far, self.own[index], attention.seen(rows, self.num_steps, x.device)
-        )
+        seen = attention.seen(rows, self.num_steps, x.device)
+        return attention.merged(attention.joint(q, far, self.own[index], seen), x)
 
 
 class OwnSteps:

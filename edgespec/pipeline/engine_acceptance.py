@@ -12,7 +12,7 @@ from edgespec.artifacts.json_files import read_json
 from edgespec.errors import RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.training.job import held_out
+from edgespec.training.job import measured_prompts
 from edgespec.training.recipe import REPORT, TrainRecipe
 
 
@@ -20,7 +20,7 @@ def accepted_lengths(recipe: TrainRecipe, engine_dir: Path) -> tuple[float, floa
     """Tokens a verify step in torch, and of the engines. Raises RequestError where data or recipe
     are not those that the draft was trained with."""
     report = read_json(Path(str(recipe["training.output_dir"])) / REPORT)
-    prompts, sha256 = held_out(recipe)
+    prompts, sha256 = measured_prompts(recipe)
     theirs, ours = report["recipe"] | report["data"], recipe.shaping() | {"sha256": sha256}
     for key in ("sha256", "training.seed", "data.sample_size", "validation.num_prompts"):
         if theirs[key] != ours[key]:
@@ -35,7 +35,7 @@ def accepted_lengths(recipe: TrainRecipe, engine_dir: Path) -> tuple[float, floa
     with Engine(engine_dir, spec_policy="fixed", tuned=False) as engine:
         plan = engine.plan(1, verify_size=report["acceptance"]["draft_len"] + 1)
         for prompt in prompts:
-            metrics = engine.generate([*prompt], sampling, plan).metrics
+            metrics = engine.generate(prompt.ids, sampling, plan).metrics
             num_tokens += metrics.completion_tokens - 1
             num_steps += len(metrics.per_step_accepted)
     return report["acceptance"]["length"], num_tokens / max(1, num_steps)

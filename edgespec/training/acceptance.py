@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgespec.training.data import Row
+from edgespec.training.data import Ids, Row
+from edgespec.training.pictures import Picture, Pictures
 from edgespec.training.ranks import ALONE, Ranks
-from edgespec.training.row import Task, TrainRow
+from edgespec.training.row import Batch, Task, TrainRow
 
 AT_ONCE = 16  # prompts that the base answers together
 
@@ -27,6 +28,7 @@ class Answer:
 
     ids: tuple[int, ...]
     prompt_len: int
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,44 +48,54 @@ class Acceptance:
 
 @torch.no_grad()
 def answers_of(
-    base: Any,
-    prompts: Sequence[Sequence[int]],
-    new: int,
-    stops: Sequence[int],
-    device: Any,
-    ranks: Ranks = ALONE,
-) -> list[Answer]:
+    base: Any, prompts: Sequence[Row], new: int, stops: Sequence[int], device: Any,
+    pictures: Pictures | None = None, ranks: Ranks = ALONE,
+) -> list[Answer]:  # fmt: skip
     """What the base answers greedily, at most `new` tokens, up to a stop token. Answers of one
     token have nothing to draft and are left out. Each process answers some."""
     found = []
-    rows = sorted(prompts, key=len)
-    parts = [rows[i : i + AT_ONCE] for i in range(0, len(rows), AT_ONCE)]
+    rows, at_once = sorted(prompts, key=lambda row: len(row.ids)), 1 if pictures else AT_ONCE
+    parts = [rows[i : i + at_once] for i in range(0, len(rows), at_once)]
     for part in parts[ranks.rank :: ranks.world]:
-        width = max(map(len, part))
-        ids = torch.tensor([[0] * (width - len(row)) + [*row] for row in part], device=device)
-        mask = torch.tensor(
-            [[0] * (width - len(row)) + [1] * len(row) for row in part], device=device
-        )
+        width, given = max(len(row.ids) for row in part), {}
+        ids = torch.stack([padded_before(row.ids, width) for row in part]).to(device)
+        mask = torch.stack([padded_before(np.ones_like(row.ids), width) for row in part])
+        if pictures is not None and part[0].pictures:
+            (row,) = part
+            read = pictures.inputs([(row.ids, row.pictures)], width)
+            given = {n: torch.from_numpy(read[n]).to(device) for n in read if n != "positions"}
+            given["mm_token_type_ids"] = (ids == pictures.tokens.image).int()
         whole = base.generate(
-            ids, attention_mask=mask, max_new_tokens=new, do_sample=False,
-            eos_token_id=[*stops] or None, pad_token_id=0,
+            ids, attention_mask=mask.to(device), max_new_tokens=new, do_sample=False,
+            eos_token_id=[*stops] or None, pad_token_id=0, **given,
         )  # fmt: skip
         for row, out in zip(part, whole[:, width:].tolist(), strict=True):
             end = next((i + 1 for i, token in enumerate(out) if token in stops), len(out))
             if end > 1:
-                found.append(Answer((*row, *out[:end]), len(row)))
+                found.append(Answer((*row.ids.tolist(), *out[:end]), len(row.ids), row.pictures))
     return [answer for theirs in ranks.gathered(found) for answer in theirs]
 
 
+def padded_before(ids: Ids, width: int) -> torch.Tensor:
+    """[width], with zeros before the ids."""
+    return torch.from_numpy(np.pad(ids, (width - len(ids), 0)))
+
+
 @torch.no_grad()
-def measure(row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer]) -> Acceptance:
+def measure(
+    row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer],
+    pictures: Pictures | None = None,
+) -> Acceptance:  # fmt: skip
     """The acceptance of a draft over answers, of which each process measures some."""
 
     def drafts(answer: Answer) -> list[list[int]]:
         ids = torch.tensor([answer.ids], device=task.device)
+        batch, more = read_of(answer, pictures, task.device), {}
+        if batch is not None:
+            more = {"positions": batch["positions"]}
         with task.cast(measuring=True):
-            aux, _ = task.states(ids)
-            found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len)
+            aux, _ = task.states(ids, batch)
+            found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len, **more)
         return found.tolist()
 
     training = draft.training
@@ -129,6 +141,15 @@ def surprise(task: Task, rows: Sequence[Row]) -> tuple[float, float] | None:
         own -= float((logs.exp() * logs).sum())
         count += len(places)
     return (said / count, own / count) if count else None
+
+
+def read_of(answer: Answer, pictures: Pictures | None, device: Any) -> Batch | None:
+    """What the base reads of an answer's images, where the data has some."""
+    if pictures is None:
+        return None
+    ids = np.array(answer.ids, np.int64)
+    read = pictures.inputs([(ids, answer.pictures)], len(ids))
+    return {name: torch.from_numpy(values).to(device) for name, values in read.items()}
 
 
 def accepted_in(answer: Answer, drafts: Sequence[Sequence[int]]) -> list[int]:

@@ -22,7 +22,7 @@ def loss(draft: Any, task: Task, batch: Batch, with_states: WithStates | None = 
     """The sum over unrolled steps, each weighing less than the one before, of the mean loss of what
     is learned and the draft's vocabulary has."""
     ids, predicts = batch["ids"], batch["predicts"]
-    aux, final = task.states(ids)
+    aux, final = task.states(ids, batch)
     wanted = predicts.clone()
     wanted[:, 0] = False  # no chain predicts what follows the first token
     if task.recipe.loss == "ce":  # and the text does not say what follows its last
@@ -36,7 +36,8 @@ def loss(draft: Any, task: Task, batch: Batch, with_states: WithStates | None = 
         wanted[wanted.clone()] = known
     place = torch.zeros_like(ids)
     place[wanted] = torch.arange(len(logits), device=ids.device)
-    unrolled, total = Unrolled(draft, aux[:, :-1]), logits.new_zeros(())
+    positions = batch["positions"][..., :-1] if "positions" in batch else None
+    unrolled, total = Unrolled(draft, aux[:, :-1], positions), logits.new_zeros(())
     num_steps = min(task.recipe.section("ttt_steps"), ids.shape[1] - 1)
     counts = torch.stack([wanted[:, 1 + step :].sum() for step in range(num_steps)])
     counts = task.ranks.mean(counts.float()).clamp_min(1e-6)
@@ -64,9 +65,12 @@ def in_draft(task: Task, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor
     return places[named] >= 0, places[tokens]
 
 
-def drafts(draft: Any, task: Task, aux: Tensor, ids: Tensor, first: int) -> Tensor:
+def drafts(
+    draft: Any, task: Task, aux: Tensor, ids: Tensor, first: int, positions: Tensor | None = None
+) -> Tensor:
     """Greedy chains behind each token, all at once."""
-    unrolled, said, found = Unrolled(draft, aux[:, :-1]), ids[:, 1:], []
+    positions = None if positions is None else positions[..., :-1]
+    unrolled, said, found = Unrolled(draft, aux[:, :-1], positions), ids[:, 1:], []
     for _ in range(task.recipe["validation.max_draft_len"]):
         said = draft.lm_head(unrolled.step(task.table[said])).argmax(-1)
         said = said if task.draft_ids is None else task.draft_ids[said]

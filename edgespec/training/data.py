@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import RequestError
 from edgespec.prompts.conversations import Messages, numbered_records
+from edgespec.training.pictures import Picture, Pictures
 
 WANTED = (
     'Each line is an object with "messages", a list of {"role": ..., "content": ...} that'
@@ -35,11 +36,14 @@ Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
+Items = tuple[tuple[str, Messages], ...]  # where each conversation stands, and what it says
+
+
 @dataclass(frozen=True, slots=True)
 class Conversations:
-    """The conversations of a file, with where each stands."""
+    """The conversations of a file."""
 
-    items: tuple[tuple[str, Messages], ...]
+    items: Items
     path: Path
     sha256: str
 
@@ -50,6 +54,7 @@ class Row:
 
     ids: Ids  # [S]
     predicts: Mask  # [S]
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ def read_conversations(path: Path, sample_size: int = -1) -> Conversations:
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}", WANTED) from error
     items: list[tuple[str, Messages]] = []
-    for where, record in numbered_records(text, path, WANTED):
+    for where, record in numbered_records(text, path, WANTED, parts=True):
         if isinstance(record, str):
             raise RequestError(f"{where} is a text, not a conversation.", WANTED)
         items.append((where, record))
@@ -97,15 +102,28 @@ def read_conversations(path: Path, sample_size: int = -1) -> Conversations:
 def refuse_unanswered(conversations: Conversations) -> None:
     """Raises RequestError where a conversation has nothing that the base answered."""
     for where, messages in conversations.items:
-        if not any(m["role"] == "assistant" and m["content"].strip() for m in messages):
+        if not any(m["role"] == "assistant" and text_of(m).strip() for m in messages):
             raise RequestError(f"{where} has no assistant turn.", NO_ANSWERS)
 
 
-class Template:
-    """A tokenizer's chat template, or another in its place, and the ids that end an answer."""
+def text_of(message: Mapping[str, Any]) -> str:
+    """What a message says in words; \"\" where it is in parts."""
+    content = message["content"]
+    return content if isinstance(content, str) else ""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[int], text: str | None = None) -> None:
-        self.tokenizer, self.stops = tokenizer, frozenset(stops)
+
+class Template:
+    """A tokenizer's chat template, or another in its place, and the ids that end an answer.
+    `pictures` reads images, where there are any."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: Sequence[int],
+        text: str | None = None,
+        pictures: Pictures | None = None,
+    ) -> None:
+        self.tokenizer, self.stops, self.pictures = tokenizer, frozenset(stops), pictures
         if text is not None:
             tokenizer.chat_template = text
         if not tokenizer.chat_template:
@@ -129,11 +147,21 @@ class Template:
         """The ids of a piece of rendered text."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def prompt(self, messages: Messages, where: str) -> list[int]:
-        """The ids of what comes before the first answer."""
+    def prompt(self, messages: Messages, where: str) -> Row:
+        """What comes before the first answer."""
         turns = [m["role"] for m in messages]
         asked = messages[: turns.index("assistant")] if "assistant" in turns else messages
-        return self.encoded(self.rendered(asked, where, add_generation_prompt=True))
+        ids = np.asarray(
+            self.encoded(self.rendered(asked, where, add_generation_prompt=True)), np.int64
+        )
+        return self.with_pictures(ids, np.zeros(len(ids), np.bool_), asked, where)
+
+    def with_pictures(self, ids: Ids, marked: Mask, messages: Messages, where: str) -> Row:
+        """Ids with room for the images of messages, and what is marked of them."""
+        if self.pictures is None:
+            return Row(ids, marked)
+        pictures = self.pictures.of(messages, where)
+        return Row(*self.pictures.expanded(ids, marked, pictures, where), pictures)
 
     def row(self, messages: Messages, where: str, *, answers_only: bool) -> Row:
         """The ids of a conversation; learned is all of it, or the answers with the token that ends
@@ -142,8 +170,13 @@ class Template:
             ids, answered = self.by_marks(messages, where)
         else:
             ids, answered = self.by_prefixes(messages, where)
-        predicts = np.append(answered[1:], False) if answers_only else np.ones(len(ids), np.bool_)
-        return Row(ids, predicts)
+        row = self.with_pictures(ids, answered, messages, where)
+        marked = np.append(row.predicts[1:], False)
+        predicts = marked if answers_only else np.ones(len(row.ids), np.bool_)
+        if self.pictures is not None:  # what a base says in the slots of an image means nothing
+            image = row.ids == self.pictures.tokens.image
+            predicts = predicts & ~image & ~np.append(image[1:], False)
+        return replace(row, predicts=predicts)
 
     def by_marks(self, messages: Messages, where: str) -> tuple[Ids, Mask]:
         """Ids, and which are of answers: what stands between the template's own marks, and the stop
@@ -170,7 +203,7 @@ class Template:
         an answer, as empty think tags, is none of it; the stop token behind it is."""
         whole, end = self.rendered(messages, where), 0
         for turn, message in enumerate(messages):
-            content = message["content"]
+            content = text_of(message)
             if message["role"] != "assistant" or not content.strip():
                 continue
             before = self.rendered(messages[:turn], where, add_generation_prompt=True)
@@ -191,6 +224,18 @@ class Template:
             end = begin + len(content) + len(stop)
             yield whole[begin:end], True
         yield whole[end:], False
+
+    def cut(self, row: Row, seq_len: int) -> Row:
+        """At most the first `seq_len` tokens, and no part of an image."""
+        end = min(seq_len, len(row.ids))
+        pictures = row.pictures
+        if self.pictures is not None and end < len(row.ids):
+            image = row.ids == self.pictures.tokens.image
+            if image[end - 1] and image[end]:
+                end = int(np.flatnonzero(~image[:end])[-1]) + 1
+            begins = image[:end] & ~np.append(False, image[: end - 1])
+            pictures = pictures[: int(begins.sum())]
+        return Row(row.ids[:end], row.predicts[:end], pictures)
 
     @property
     def stop_words(self) -> list[str]:
@@ -217,7 +262,7 @@ def rows_of(
     for where, messages in conversations.items:
         row = template.row(messages, where, answers_only=answers_only)
         num_cut += len(row.ids) > seq_len
-        row = Row(row.ids[:seq_len], row.predicts[:seq_len])
+        row = template.cut(row, seq_len)
         if len(row.ids) >= 3 and row.predicts[1:-1].any():
             rows.append(row)
         else:
@@ -246,10 +291,11 @@ class Batches:
         count: int,
         more: More | None = None,
         parts: int = 1,
+        pictures: Pictures | None = None,
     ) -> None:
-        """`more` draws what a method adds to a batch."""
+        """`more` draws what a method adds to a batch, and `pictures` reads images."""
         self.rows, self.batch_size, self.seed, self.count = rows, batch_size, seed, count
-        self.more, self.parts = more, parts
+        self.more, self.parts, self.pictures = more, parts, pictures
         self.groups = lru_cache(maxsize=2)(self.groups_of)
 
     def __len__(self) -> int:
@@ -273,7 +319,8 @@ class Batches:
         return none | {"predicts": none["predicts"] & False}
 
     def batch(self, number: int) -> dict[str, Any]:
-        """`ids` [B, S], padded behind with 0, their `lengths` [B] and `predicts` [B, S]."""
+        """`ids` [B, S], padded behind with 0, their `lengths` [B] and `predicts` [B, S]; where the
+        data has images, what `Pictures.inputs` gives."""
         import torch
 
         epoch, place = divmod(number, self.per_epoch)
@@ -287,6 +334,8 @@ class Batches:
             ),
             "lengths": np.array([len(row.ids) for row in rows]),
         }
+        if self.pictures is not None:
+            batch |= self.pictures.inputs([(row.ids, row.pictures) for row in rows], width)
         if self.more is not None:
             batch |= self.more(np.random.default_rng([self.seed, 1, number]), rows)
         return {name: torch.from_numpy(values) for name, values in batch.items()}

@@ -68,5 +68,5 @@ ROW = TrainRow(
     module=Eagle1,  # type: ignore[arg-type]
     loss=loss,
     drafts=chains.drafts,
-    begin=lambda draft, base, config: None,  # there is nothing of its base in it
+    begin=lambda draft, base, checkpoint, config: None,  # there is nothing of its base in it
 )

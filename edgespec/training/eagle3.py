@@ -80,5 +80,6 @@ ROW = TrainRow(
     module=Eagle3,  # type: ignore[arg-type]
     loss=loss,
     drafts=drafts,
+    images=True,
     modelopt=modelopt_loss,
 )

@@ -42,7 +42,7 @@ def write_draft(model: Any, base_dir: str, out: Path) -> None:
     refuse_overwriting(out, (base_dir,))
     atomic.refuse_occupied(out)
     base = open_checkpoint(base_dir)
-    facts = BaseFacts(base_model(base), text_section(base), None)
+    facts = BaseFacts(base, base_model(base), text_section(base), None)
     kind = {"recipe_type": TRAINABLE.recipe_type}
     section = {"eagle_architecture_config": sizes_of(model.eagle_config)}
     recipe = read_recipe({"metadata": kind, TRAINABLE.section: section}, "ModelOpt's model")

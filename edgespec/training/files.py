@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,15 @@ class DraftFiles:
         save_file({**tensors, **self.beside}, directory / self.weights, metadata={"format": "pt"})
         text = json.dumps(self.config, indent=2) + "\n"
         (directory / CONFIG).write_text(text, encoding="utf-8")
+
+    def extra_bytes(self, target: Path) -> int:
+        """What `complete` writes beside the draft."""
+        return 0
+
+    def complete(self, kept: Path, target: Path) -> None:
+        """Makes what the user gets, in the empty directory `target`, of what `write` wrote."""
+        for path in kept.iterdir():
+            shutil.copy2(path, target / path.name)
 
     def read(self, directory: Path, module: nn.Module) -> None:
         """Gives a module the weights of a directory that `write` wrote."""

@@ -5,6 +5,7 @@ Knows checkpoints, conversations and recipes, and no method: those stand in `tab
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -20,7 +21,6 @@ from edgespec.checkpoint.d2t import read_d2t
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.checkpoint.names import PREDICTION_HEADS
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import (
     CheckpointError,
@@ -30,13 +30,13 @@ from edgespec.errors import (
     RequestError,
     UnsupportedModel,
 )
-from edgespec.families import parse_model_config
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_aux_layers
 from edgespec.methods.draft_layers import base_keys
 from edgespec.progress import Progress
-from edgespec.training import data, doctor, files
+from edgespec.training import data, doctor, files, in_base
 from edgespec.training.data import Row, Rows, Template
 from edgespec.training.files import DraftFiles
+from edgespec.training.pictures import Pictures, pictures_of
 from edgespec.training.recipe import TrainRecipe
 from edgespec.training.row import BaseFacts, TrainRow, row_of
 from edgespec.training.vocabulary import most_frequent, read_vocabulary, token_counts
@@ -58,8 +58,9 @@ class Job:
     init: Checkpoint | None
     draft_ids: torch.Tensor | None
     rows: Rows
-    prompts: tuple[tuple[int, ...], ...]  # held out
-    data_sha256: str
+    prompts: tuple[Row, ...]  # held out
+    pictures: Pictures | None  # None: the data has no images
+    data_sha256: str  # of the file, and of its images
     answered: Sequence[Row]  # some, with what the base should have answered
     facts: doctor.Facts  # of the data
     progress: Progress
@@ -104,18 +105,26 @@ def open_job(
     base = open_checkpoint(base_dir)
     model = base_model(base)
     tokenizer = tokenizer_of(base)
-    facts = BaseFacts(model, text_section(base), tokenizer)
-    row, started = row_of(recipe.method), None
-    if init is None:
+    facts = BaseFacts(base, model, text_section(base), tokenizer)
+    row, started, draft_ids = row_of(recipe.method), None, None
+    if METHODS[recipe.method].weights_in == "base_checkpoint":
+        config, draft_files, started = in_base.opened(facts, recipe, row, init)
+    elif init is None:
         config, draft_files, draft_ids = new_draft(facts, recipe, row, base, base_dir)
     else:
         started = open_checkpoint(init)
         config, draft_files, draft_ids = old_draft(started, recipe, row, model, base, base_dir)
     aux_layers_of(config, model)
     refuse_missing(recipe, row)
+    held = held_out(recipe)
+    pictures = pictures_of(
+        str(base.place), model, (*conversations.items, *held), row.images,
+        Path(recipe["data.vlm_processor"] or base.path),
+        Path(recipe["data.vlm_img_dir"] or Path(data_path).parent),
+    )  # fmt: skip
     serving = tokenizer.chat_template
-    template = Template(tokenizer, model.eos_token_ids, template_text(recipe))
-    kept, prompts = split(conversations, template, recipe)
+    template = Template(tokenizer, model.eos_token_ids, template_text(recipe), pictures)
+    kept, prompts = split(conversations, held, template, recipe)
     length = min(recipe["training.training_seq_len"], model.max_position)
     answers_only = recipe["training.answer_only_loss"]
     rows = data.rows_of(kept, template, length, answers_only=answers_only)
@@ -134,12 +143,12 @@ def open_job(
         note(text)
     return Job(
         recipe, Path(out), base, model, config, row, draft_files, started, draft_ids, rows,
-        prompts, conversations.sha256, doctor.answers_in(kept, template, length), known, progress,
-        note,
+        prompts, pictures, hash_of(conversations, rows),
+        doctor.answers_in(kept, template, length), known, progress, note,
     )  # fmt: skip
 
 
-def held_out(recipe: TrainRecipe) -> tuple[Sequence[Sequence[int]], str]:
+def measured_prompts(recipe: TrainRecipe) -> tuple[Sequence[Row], str]:
     """The prompts that a training measures acceptance with, and the sha256 of its data."""
     conversations = data.read_conversations(
         Path(needed(recipe, "data.data_path")), recipe["data.sample_size"]
@@ -147,7 +156,8 @@ def held_out(recipe: TrainRecipe) -> tuple[Sequence[Sequence[int]], str]:
     base = open_checkpoint(needed(recipe, "model.model_name_or_path"))
     stops = base_model(base).eos_token_ids
     template = Template(tokenizer_of(base), stops, template_text(recipe))
-    return split(conversations, template, recipe)[1], conversations.sha256
+    prompts = split(conversations, held_out(recipe), template, recipe)[1]
+    return prompts, conversations.sha256
 
 
 def refuse_missing(recipe: TrainRecipe, row: TrainRow) -> None:
@@ -199,8 +209,6 @@ def base_model(base: Checkpoint) -> ModelConfig:
             f"{base.place} is quantized ({quantization.layout}); drafts learn from the original.",
             "Give the float16 or bfloat16 checkpoint: a draft of it serves the quantized one too.",
         )
-    if any(name.startswith(PREDICTION_HEADS) for name in base.tensors):
-        return parse_model_config(base.config, base.config_source)
     config = detect(base)
     if isinstance(config, ModelConfig):
         return config
@@ -243,7 +251,7 @@ def new_draft(
     raw |= base_keys(raw, named_base(base, base_dir))
     shapes, draft_format = row.shapes(raw), METHODS[recipe.method].format
     assert draft_format is not None
-    config = draft_format.parse(raw, shapes, recipe.source)
+    config = (row.parse or draft_format.parse)(raw, shapes, recipe.source)
     ids = None
     if (cache := recipe["data.draft_vocab_cache"]) is not None:
         ids = read_vocabulary(Path(cache), config.draft_vocab_size, config.vocab_size)
@@ -306,6 +314,21 @@ def read_template(path: Path) -> str:
         ) from error
 
 
+def held_out(recipe: TrainRecipe) -> data.Items:
+    """The prompts of a file of their own; none where the recipe names none."""
+    if (path := recipe["validation.data_path"]) is None:
+        return ()
+    return data.read_conversations(Path(path)).items[: recipe["validation.num_prompts"]]
+
+
+def hash_of(conversations: data.Conversations, rows: Rows) -> str:
+    """The SHA-256 of the data: of the file, and of its images where it has some."""
+    keys = [picture.key for row in rows.rows for picture in row.pictures]
+    if not keys:
+        return conversations.sha256
+    return hashlib.sha256(" ".join([conversations.sha256, *keys]).encode()).hexdigest()
+
+
 def template_of(base_dir: str, chat_template: Path | None = None) -> tuple[ModelConfig, Template]:
     """A base's configuration and its chat template, or another. Raises what reading them raises."""
     base = open_checkpoint(base_dir)
@@ -315,14 +338,12 @@ def template_of(base_dir: str, chat_template: Path | None = None) -> tuple[Model
 
 
 def split(
-    conversations: data.Conversations, template: Template, recipe: TrainRecipe
-) -> tuple[data.Conversations, tuple[tuple[int, ...], ...]]:
-    """What is trained on, and the prompts that acceptance is measured with: of a file of their own,
-    or a twentieth of the conversations."""
+    conversations: data.Conversations, held: data.Items, template: Template, recipe: TrainRecipe
+) -> tuple[data.Conversations, tuple[Row, ...]]:
+    """What is trained on, and the prompts that acceptance is measured with: those of a file of
+    their own, or a twentieth of the conversations."""
     count, items = recipe["validation.num_prompts"], conversations.items
-    if (path := recipe["validation.data_path"]) is not None:
-        held = data.read_conversations(Path(path)).items[:count]
-    else:
+    if not held:
         count = min(count, max(1, round(HELD_OUT_SHARE * len(items))))
         order = np.random.default_rng(recipe["training.seed"]).permutation(len(items))
         chosen = {*order[:count].tolist()}
@@ -333,9 +354,9 @@ def split(
                 f"{conversations.path} has one conversation, which is needed to measure with.",
                 "Give more, or a file of prompts as validation.data_path.",
             )
-    prompts = [tuple(template.prompt(messages, where)) for where, messages in held]
+    prompts = [template.prompt(messages, where) for where, messages in held]
     most = recipe["training.training_seq_len"] - recipe["validation.max_new_tokens"]
-    short = tuple(prompt for prompt in prompts if 1 < len(prompt) <= most)
+    short = tuple(prompt for prompt in prompts if 1 < len(prompt.ids) <= most)
     if not short:
         raise RequestError(
             f"all prompts to measure with are longer than {most} tokens.",

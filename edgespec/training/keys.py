@@ -55,7 +55,6 @@ class Fixed:
 MEASURED = "acceptance is measured with each checkpoint"
 SHOWN = "progress is shown on stderr"
 DUMPS = Fixed("this version runs the base while it trains, and reads no dumped hidden states", ())
-IMAGES = Fixed("this version trains on text alone", ())
 LOOP = Idle("the loop does it as this method needs it")
 Keys = Mapping[str, Key | Idle | Fixed]
 COMMON: Keys = {
@@ -74,8 +73,8 @@ COMMON: Keys = {
     "data.offline_data_path": DUMPS,
     "data.streaming_server_url": DUMPS,
     "data.streaming_model_name": DUMPS,
-    "data.vlm_img_dir": IMAGES,
-    "data.vlm_processor": IMAGES,
+    "data.vlm_img_dir": Key(TEXT),
+    "data.vlm_processor": Key(TEXT),
     "training.output_dir": Key(TEXT),
     "training.minutes": Key(NUMBER, least=0.01),
     "training.num_train_epochs": Key(NUMBER, least=0.001),

@@ -57,7 +57,7 @@ def names(draft: Checkpoint, config: DraftConfig) -> tuple[Checkpoint, dict[str,
     return draft, named_tensors(draft, config)
 
 
-def begin(draft: Medusa, base: Any, config: ModelConfig) -> None:
+def begin(draft: Medusa, base: Any, checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Each head says at first what the base's lm_head says."""
     for name, weight in draft.named_parameters():
         if name.endswith("lm_head.weight"):

@@ -56,7 +56,19 @@ def layer_keys(facts: BaseFacts, given: Mapping[str, Any], num_layers: int) -> d
         "tie_word_embeddings": False,
         "torch_dtype": base.dtype,
     }
-    return keys | {key: given[key] for key in LAYER_KEYS if key in given}
+    return keys | mrope(facts, given) | {key: given[key] for key in LAYER_KEYS if key in given}
+
+
+def mrope(facts: BaseFacts, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The base's axes of positions in images, where the draft turns as many pairs of a head."""
+    rope = facts.config.decoder.rope
+    head_dim = given.get("head_dim", facts.config.decoder.head_dim)
+    if facts.config.vision is None or 2 * sum(rope.mrope_section) != head_dim:
+        return {}
+    scaling: dict[str, Any] = {"type": "mrope", "mrope_section": [*rope.mrope_section]}
+    if rope.mrope_interleaved:
+        scaling["mrope_interleaved"] = True
+    return {"rope_scaling": scaling}
 
 
 def layer_shapes(config: Mapping[str, Any], index: int, width: int) -> Shapes:

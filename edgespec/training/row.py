@@ -30,6 +30,7 @@ Loss = Callable[[Any, "Task", Batch], "torch.Tensor"]
 class BaseFacts:
     """What a new draft's config.json takes from its base. `raw` is config.json's text section."""
 
+    checkpoint: Checkpoint
     config: ModelConfig
     raw: Mapping[str, Any]
     tokenizer: Any
@@ -58,12 +59,16 @@ class Task:
         kind = torch.device(self.device).type
         return torch.autocast(kind, torch.bfloat16, enabled=enabled)
 
-    def states(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def states(self, ids: Any, batch: Batch | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """What the draft reads of the base [B, S, k * Ht], and its last state [B, S, H], of ids
-        [B, S]."""
+        [B, S]; `batch` has what the base reads of images."""
         from edgespec.modules.base_model import hidden_states
 
-        return hidden_states(self.base, self.aux_layers, ids)
+        given = {}
+        if batch is not None and "positions" in batch:
+            images = {key: batch[key] for key in ("pixel_values", "image_grid_thw") if key in batch}
+            given = {"position_ids": batch["positions"], **images}
+        return hidden_states(self.base, self.aux_layers, ids, **given)
 
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """The base's logits [N, V] in float32 of its last states [N, H]."""
@@ -78,16 +83,19 @@ class Task:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRow:
     """`config` makes a new draft's config.json, of the base's sizes, and `shapes` its tensors by
-    their names on disk, in the file `weights`. `names` is a draft under the names that will be
-    written, and own name -> that name; `new_names` is the latter of a new draft, where they differ.
+    their names on disk, in the file `weights`. `parse` is the draft's configuration by both, and by
+    a name for messages; None: that of the method's format. `names` is a draft under the names that
+    will be written, and own name -> that name; `new_names` is the latter of a new draft, where they
+    differ.
 
     `module` is the draft as a torch module, and `begin` gives a new one its first weights: (module,
-    transformers' base, its configuration); None: it takes the base's head, or its last norm where
-    they share that. `sample` draws what a batch has beside its rows,
-    `loss` is what a step minimizes: (module, task, batch). `drafts` are the greedy drafts
-    [S - 1 - p, K] behind each token of a text from p on but the last, the first of them for the
-    token's successor: (module, task, the base's hidden states [1, S, k * Ht], ids [1, S], p).
-    `check` raises RequestError or UnsupportedModel where a draft cannot be trained on such rows.
+    transformers' base, its checkpoint, its configuration); None: it takes the base's head, or its
+    last norm where they share that. `sample` draws what a batch has beside its rows, `loss` is what
+    a step minimizes: (module, task, batch). `drafts` are the greedy drafts [S - 1 - p, K] behind
+    each token of a text from p on but the last, the first of them for the token's successor:
+    (module, task, the base's hidden states [1, S, k * Ht], ids [1, S], p). `check` raises
+    RequestError or UnsupportedModel where a draft cannot be trained on such rows. With `images` the
+    data may have some: then batches, and as an argument `drafts`, have `positions` [3, B, S].
     `modelopt` is the loss of a draft as ModelOpt computes it, where it can: (module, task).
     """
 
@@ -96,14 +104,16 @@ class TrainRow:
     names: Callable[[Checkpoint, DraftConfig], tuple[Checkpoint, dict[str, str]]]
     module: Callable[[DraftConfig], Any]
     loss: Loss
-    drafts: Callable[[Any, Task, Any, Any, int], torch.Tensor]
+    drafts: Callable[..., torch.Tensor]
+    parse: Callable[[Mapping[str, Any], Shapes, str], DraftConfig] | None = None
     sample: (
         Callable[[TrainRecipe, np.random.Generator, Sequence[Row]], Mapping[str, NDArray[Any]]]
         | None
     ) = None
+    images: bool = False
     check: Callable[[DraftConfig, Rows], None] = lambda config, rows: None
     modelopt: Callable[[Any, Task], Loss] | None = None
-    begin: Callable[[Any, Any, ModelConfig], None] | None = None
+    begin: Callable[[Any, Any, Checkpoint, ModelConfig], None] | None = None
     new_names: Callable[[DraftConfig], dict[str, str]] | None = None
     weights: str = "model.safetensors"
 

@@ -3,7 +3,7 @@ with one type of recipe, the first that claims a recipe trains it. Imports no to
 
 from __future__ import annotations
 
-from edgespec.methods import dflash, dspark, eagle1, eagle3, jetspec, medusa
+from edgespec.methods import dflash, dspark, eagle1, eagle3, jetspec, medusa, mtp
 from edgespec.training import (
     dflash_keys,
     dspark_keys,
@@ -11,6 +11,7 @@ from edgespec.training import (
     eagle3_keys,
     jetspec_keys,
     medusa_keys,
+    mtp_keys,
 )
 from edgespec.training.keys import Trainable
 
@@ -21,4 +22,5 @@ TRAINABLE: dict[str, Trainable] = {
     jetspec.NAME: jetspec_keys.TRAINABLE,
     dflash.NAME: dflash_keys.TRAINABLE,
     medusa.NAME: medusa_keys.TRAINABLE,
+    mtp.NAME: mtp_keys.TRAINABLE,
 }

@@ -26,7 +26,7 @@ from edgespec.artifacts import atomic, json_files
 from edgespec.artifacts.work_lock import LOCK, locked
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
-from edgespec.errors import BuildError, EnvironmentProblem, OutputError
+from edgespec.errors import BuildError, EnvironmentProblem, OutputError, UnsupportedModel
 from edgespec.modules.base_model import load_base
 from edgespec.training import doctor, files
 from edgespec.training.acceptance import Acceptance, answers_of, measure, surprise
@@ -60,6 +60,7 @@ class Trained:
     steps: int
     seconds: float
     acceptance: Acceptance | None = None
+    images: bool = False  # whether the data had some
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +99,12 @@ def train(job: Job, stopping: Stopping, ranks: Ranks = ALONE) -> Trained:
                     atomic.remove_if_empty(job.work_dir.parent)
         if ranks.first:
             forget(job.work_dir)
-    return Trained(job.out, steps, run.seconds(), found)
+    return Trained(job.out, steps, run.seconds(), found, job.pictures is not None)
 
 
 def begin(job: Job, held: ExitStack, ranks: Ranks) -> None:
     """Takes the work directory, as long as `held` is open. Raises OutputError."""
-    refuse_full_disk(job.out, job.num_weights * (2 * STATES_PER_WEIGHT + 8))
+    refuse_full_disk(job.out, disk_bytes(job))
     refuse_full_memory(job)
     held.enter_context(locked(job.work_dir))
     refuse_other_run(job, ranks)
@@ -129,8 +130,13 @@ def measured_steps(job: Job) -> Sizes:
         seconds=min(s for s in (total, limit) if s is not None),
         memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         * (1 if sys.platform == "darwin" else 1024),
-        disk_bytes=job.num_weights * (2 * STATES_PER_WEIGHT + 8),
+        disk_bytes=disk_bytes(job),
     )
+
+
+def disk_bytes(job: Job) -> int:
+    """What checkpoints and the draft take."""
+    return job.num_weights * (2 * STATES_PER_WEIGHT + 8) + job.files.extra_bytes(job.out)
 
 
 def prepared(job: Job, ranks: Ranks, *, answers: bool = True) -> tuple[Objective, Run, Batches]:
@@ -140,8 +146,13 @@ def prepared(job: Job, ranks: Ranks, *, answers: bool = True) -> tuple[Objective
     torch.manual_seed(recipe["training.seed"])
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     job.progress.start("load the base", 0)
+    if ranks.world > 1 and job.pictures is not None:
+        raise ranks.raised(
+            UnsupportedModel("the data has images, which one process trains on.", "Start one.")
+        )
     dtype: Any = torch.float32 if device == "cpu" else "auto"
-    base = load_base(job.base.path, device, dtype).requires_grad_(False)
+    images = job.pictures is not None
+    base = load_base(job.base.path, device, dtype, images=images).requires_grad_(False)
     table = base.get_input_embeddings().weight.detach()
     ids = None if job.draft_ids is None else job.draft_ids.to(device)
     aux_layers = aux_layers_of(job.config, job.model)
@@ -154,7 +165,7 @@ def prepared(job: Job, ranks: Ranks, *, answers: bool = True) -> tuple[Objective
     if answers:
         job.progress.start("answers of the base", 0)
         new = recipe["validation.max_new_tokens"]
-        held = answers_of(base, job.prompts, new, job.stops, device, ranks)
+        held = answers_of(base, job.prompts, new, job.stops, device, job.pictures, ranks)
         if not held:
             raise ranks.raised(
                 BuildError(
@@ -174,7 +185,7 @@ def prepared(job: Job, ranks: Ranks, *, answers: bool = True) -> tuple[Objective
         row = replace(row, loss=row.modelopt(draft, task))
     run = Run(
         row, task, job.files, held, job.work_dir, getattr(torch, job.model.dtype), max_steps,
-        recipe["training.minutes"], job.progress, job.note, facts=facts,
+        recipe["training.minutes"], job.progress, job.note, facts, job.pictures,
     )  # fmt: skip
     return Objective(draft, row, task), run, batches
 
@@ -192,7 +203,7 @@ def new_module(job: Job, base: Any, table: torch.Tensor, ids: torch.Tensor | Non
         return draft
     with torch.no_grad():
         if job.row.begin is not None:
-            job.row.begin(draft, base, job.model)
+            job.row.begin(draft, base, job.base, job.model)
         elif job.config.own_head:
             head = base.lm_head.weight
             draft.lm_head.weight.copy_(head if ids is None else head[ids])
@@ -208,7 +219,8 @@ def batches_of(job: Job, ranks: Ranks) -> tuple[Batches, int]:
     size, seed = recipe["training.per_device_train_batch_size"], recipe["training.seed"]
     each = recipe["training.gradient_accumulation_steps"]
     more = None if sample is None else lambda rng, rows: sample(recipe, rng, rows)
-    batches = Batches(job.rows.rows, size * ranks.world, seed, 0, more, ranks.world)
+    world = ranks.world
+    batches = Batches(job.rows.rows, size * world, seed, 0, more, world, job.pictures)
     epochs, steps = recipe["training.num_train_epochs"], recipe["training.max_steps"]
     if steps <= 0:
         steps = UNLIMITED
@@ -223,10 +235,9 @@ def finish(job: Job, objective: Objective, run: Run, steps: int) -> Acceptance:
     best = run.best_dir(run.best_step)
     job.files.read(best, objective.draft)
     job.progress.start("measure", 0)
-    found = measure(run.row, objective.draft, run.task, run.answers)
+    found = measure(run.row, objective.draft, run.task, run.answers, run.pictures)
     if not run.task.ranks.first:
         return found
-    assert detect(Checkpoint(best)) is not None
     behind = doctor.Facts(lengths=[point["acceptance_length"] for point in run.curve])
     for finding in doctor.findings(behind):
         job.note(str(finding))
@@ -251,10 +262,10 @@ def finish(job: Job, objective: Objective, run: Run, steps: int) -> Acceptance:
             asdict(found) for found in doctor.findings(replace(run.facts, lengths=behind.lengths))
         ],
     }
-    json_files.write_json(best / REPORT, report)
     with atomic.writing(job.out), atomic.staged_directory(job.out) as staging:
-        for path in best.iterdir():
-            shutil.copy2(path, staging / path.name)
+        job.files.complete(best, staging)
+        json_files.write_json(staging / REPORT, report)
+        assert detect(Checkpoint(staging)) is not None
         if (logs := job.work_dir / LOGS).is_dir():  # of TensorBoard
             shutil.copytree(logs, staging / LOGS)
         atomic.sync_directory(staging)

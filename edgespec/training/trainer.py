@@ -26,6 +26,7 @@ from edgespec.training.data import Batches
 from edgespec.training.doctor import Facts
 from edgespec.training.files import DraftFiles
 from edgespec.training.optimizer import optimizer_of, schedule_of
+from edgespec.training.pictures import Pictures
 from edgespec.training.row import Batch, Task, TrainRow
 
 STATE, MILESTONES, PARTS = "state.json", 10, 1000
@@ -71,6 +72,7 @@ class Run:
     progress: Progress
     note: Callable[[str], None]
     facts: Facts
+    pictures: Pictures | None = None
     stop: Callable[[], bool] = lambda: False
     elapsed_s: float = 0.0  # in earlier runs
     began_s: float = field(default_factory=time.monotonic)
@@ -207,7 +209,7 @@ class DraftTrainer(Trainer):
     def evaluate(self, *args: Any, **more: Any) -> dict[str, float]:
         """Measures acceptance, and keeps the draft that has the most."""
         run, step = self.run, self.state.global_step
-        found = measure(run.row, self.objective.draft, run.task, run.answers)
+        found = measure(run.row, self.objective.draft, run.task, run.answers, run.pictures)
         losses = run.task.ranks.gathered(self.objective.shown())
         loss, minutes = sum(losses) / len(losses), run.seconds() / 60
         run.note(

@@ -15,13 +15,22 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 import edgespec
+from edgespec.cli.train import recipe_of
+from edgespec.errors import RequestError, UnsupportedModel
+from edgespec.modules.base_model import load_base
+from edgespec.progress import Silent
 from edgespec.prompts import ImageItem, NoJournal, read_requests
 from edgespec.runtime.checks.token_check import Quiet
 from edgespec.runtime.requests.file_runner import FileRun
-from tests import shared
-from tests.e2e.workshop import Cli, cli, responses, script
+from edgespec.training.job import Job, open_job
+from edgespec.training.recipe import read_recipe
+from edgespec.training.train import batches_of, train
+from tests import shared, toys
+from tests.e2e.workshop import ROOT, Cli, cli, responses, script
+from tests.unit.training.test_train import unstopped
 
 __all__ = ["cli"]  # a fixture
 
@@ -33,7 +42,8 @@ NO_END = {"0": -100, "2": -100}  # a logit_bias: random models end by chance
 def make(path: Path) -> None:
     """A random pair, by the script that trains the demo's, and all that is made of it by the
     guide's commands."""
-    script("train_demo_vlm.py", "--out", path / "pair", "--smoke", "--prompts", "0")
+    script("train_demo_vlm.py", "--out", path / "pair", "--smoke")
+    train(job_of_pair(path / "pair"), unstopped)
     base, draft, onnx = path / "pair" / "base", path / "pair" / "draft", path / "onnx"
     call("export", base, onnx / "base_export", "--eagle-base")
     call("export", draft, onnx / "draft_export", "--base-model-dir", base)
@@ -44,6 +54,20 @@ def make(path: Path) -> None:
     call("build", "--onnxDir", onnx / "draft_export" / "llm", *made, *trees, "--specDraft")
     images = ["--minImageTokens", 4, "--maxImageTokens", 128, "--maxImageTokensPerImage", 64]
     call("build", "--onnxDir", visual, "--engineDir", path / "engines", *images)
+
+
+def job_of_pair(pair: Path, *keys: str, **flags: object) -> Job:
+    """The training of the demo's draft in toy sizes, measured with what it is trained on."""
+    chats = pair / "chats.jsonl"
+    few = ("max_steps=40", "answer_only_loss=false", "bf16=false", "per_device_train_batch_size=7")
+    few = *(f"training.{key}" for key in few), "validation.max_new_tokens=12"
+    places = {"base_model": pair / "base", "data": chats, "output_dir": pair / "draft"}
+    recipe = recipe_of(
+        str(ROOT / "recipes/training/demo_vlm.yaml"),
+        (*few, f"validation.data_path={chats}", *keys),
+        {"minutes": None, **places, **flags},
+    )
+    return open_job(recipe, None, Silent(), lambda _: None)
 
 
 def call(*args: object) -> None:
@@ -88,13 +112,71 @@ def pictures(tmp_path: Path) -> Path:
     return drawn(tmp_path)
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("tokens", [2, 20])
-def test_the_demo_s_answers_are_measured_up_to_so_many_tokens(shop: Shop, tokens: int) -> None:
-    sizes = ("--prompts", "4", "--tokens", str(tokens), "--draft-steps", "3")
-    said = script("train_demo_vlm.py", "--out", shop.root / "pair", "--measure", *sizes)
-    for half in json.loads(said.splitlines()[-1]).values():
-        assert (tokens - 1) <= half["tokens"] / half["questions"] < tokens + 3
+def test_torch_accepts_what_the_engine_does(shop: Shop) -> None:
+    pair = shop.root / "pair"
+    report = json.loads((pair / "draft" / "training.json").read_text())["acceptance"]
+    assert report["length"] > 1.1
+    lines = (pair / "chats.jsonl").read_text().splitlines()
+    asked = [json.loads(line)["messages"][0]["content"] for line in lines]
+    sampling, found = edgespec.SamplingParams(temperature=0, max_generate_length=12), []
+    with edgespec.load(shop.llm, multimodal_engine_dir=shop.visual, image_root=pair) as engine:
+        for content in asked:
+            parts = [
+                {**part, "image": str(pair / part["image"])} if "image" in part else part
+                for part in content
+            ]
+            messages = [{"role": "user", "content": parts}]
+            found.append(engine.generate(messages, sampling, engine.plan(1, 3, 4)).metrics)
+    assert sum(m.decode_tokens for m in found) == report["num_tokens"]
+    assert sum(m.steps for m in found) == report["num_steps"]
+
+
+def test_images_are_trained_on_as_transformers_reads_them(shop: Shop, tmp_path: Path) -> None:
+    """Patches and positions are those of the base's own processor and model; in an image nothing is
+    learned."""
+    pair = shop.root / "pair"
+    job = job_of_pair(pair, output_dir=tmp_path / "draft")
+    batches, _ = batches_of(job)
+    batch = batches[0]
+    base = load_base(pair / "base", "cpu", torch.float32)
+    image = batch["ids"] == job.model.image_tokens.image  # type: ignore[union-attr]
+    assert image.any()
+    assert not (batch["predicts"] & image).any()
+    assert not (batch["predicts"][:, :-1] & image[:, 1:]).any()
+    assert batch["predicts"].sum() == (~image).sum() - (~image[:, :-1] & image[:, 1:]).sum() - (
+        batch["ids"].numel() - batch["lengths"].sum()
+    )
+    processor = Qwen2VLImageProcessorPil.from_pretrained(pair / "base")
+    names = {p.item.source for row in job.rows.rows for p in row.pictures}
+    read = processor(images=[Image.open(pair / n) for n in sorted(names)], return_tensors="pt")
+    theirs = {*map(tuple, read["pixel_values"].numpy().round(4).tolist())}
+    assert {*map(tuple, batch["pixel_values"].numpy().round(4).tolist())} == theirs
+    positions, _ = base.model.get_rope_index(
+        batch["ids"], mm_token_type_ids=image.int(), image_grid_thw=batch["image_grid_thw"]
+    )
+    inside = torch.arange(batch["ids"].shape[1]) < batch["lengths"][:, None]
+    assert torch.equal(positions[:, inside], batch["positions"][:, inside])
+
+
+def test_images_that_cannot_be_trained_on_are_refused_by_their_line(
+    shop: Shop, tmp_path: Path
+) -> None:
+    pair, text = shop.root / "pair", toys.make_base(tmp_path / "base", "qwen3")
+    out = {"output_dir": tmp_path / "draft"}
+    with pytest.raises(RequestError, match=r"chats.jsonl, line 1 has an image, and .* text alone"):
+        job_of_pair(pair, "eagle.eagle_architecture_config={}", base_model=text, **out)
+    with pytest.raises(RequestError, match=r"chats.jsonl, line 1: image .* not"):
+        job_of_pair(pair, f"data.vlm_img_dir={tmp_path}", **out)
+    places = {
+        "metadata": {"recipe_type": "speculative_dflash"},
+        "model": {"model_name_or_path": str(pair / "base")},
+        "data": {"data_path": str(pair / "chats.jsonl")},
+        "training": {"output_dir": str(tmp_path / "draft")},
+        "dflash": {"dflash_mask_token_id": 6},
+    }
+    recipe = read_recipe(places, "test")
+    with pytest.raises(UnsupportedModel, match="line 1 has an image, and drafts of this method"):
+        open_job(recipe, None, Silent(), lambda _: None)
 
 
 Content = str | list[dict[str, str]]

@@ -18,6 +18,7 @@ ALLOWED = {
     "training/eagle3_keys.py": "ModelOpt's key: eagle_decoder_type",
     "training/blocks.py": "published drafts say this model_type, whatever their base",
     "training/eagle1.py": "EAGLE-1 drafts say this model_type, whatever their base",
+    "training/eagle3_modelopt.py": "ModelOpt's key: eagle_decoder_type",
     "training/eagle3.py": "EAGLE-3 drafts say this model_type, whatever their base",
     "checkpoint/gguf/source.py": "a draft's heads are rotated as those of a llama",
     "checkpoint/gguf/tokenizer.py": "GGUF's own words for kinds of tokenizers",

@@ -96,7 +96,7 @@ def test_answers_and_what_ends_them_are_learned(
 def test_an_answer_is_tokenized_apart_from_its_prompt(tokenizer_dir: Path) -> None:
     made = template(tokenizer_dir, CHATML)
     row = made.row(CHAT[:2], "chat", answers_only=True)
-    prompt = made.prompt(CHAT, "chat")
+    prompt = made.prompt(CHAT, "chat").ids.tolist()
     assert row.ids[: len(prompt)].tolist() == prompt
     assert np.flatnonzero(row.predicts)[0] == len(prompt) - 1
 

@@ -49,6 +49,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def hybrid(base: Path) -> Path:
+    return toys.make_qwen3_5(base.parent / "hybrid")
+
+
+@pytest.fixture(scope="module")
 def chats(base: Path) -> Path:
     return write_chats(base.parent / "chats.jsonl")
 
@@ -165,7 +170,7 @@ def test_heads_are_published_as_their_authors_do(base: Path, chats: Path, tmp_pa
 
 
 @pytest.mark.parametrize("make", [toys.make_gemma3, toys.make_qwen3_5])
-@pytest.mark.parametrize("method", list(TRAINABLE))
+@pytest.mark.parametrize("method", [name for name in TRAINABLE if name != "mtp"])
 def test_bases_of_other_forms_get_drafts(
     make: Callable[..., Path], method: str, chats: Path, tmp_path: Path
 ) -> None:
@@ -209,10 +214,12 @@ def test_what_modelopt_trained_is_exported_as_a_draft_of_this_base(
         assert torch.equal(load_file(place / name / "model.safetensors")["fc.weight"], fc)
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash", "medusa"])
+@pytest.mark.parametrize("method", ["eagle3", "dflash", "medusa", "mtp"])
 def test_a_killed_run_goes_on_to_the_same_bits(
-    base: Path, chats: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    base: Path, hybrid: Path, chats: Path, tmp_path: Path, method: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    base = hybrid if method == "mtp" else base
     keys = USUAL.get(method, ())
     whole = run(base, chats, tmp_path / "whole", method, *keys)
     real, calls = trainer.Objective.forward, [0]
@@ -353,13 +360,48 @@ def test_a_draft_of_any_layout_is_trained_further(
     assert detect(open_checkpoint(done.directory)).layout == detect(open_checkpoint(old)).layout
 
 
+def bytes_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "key", "linked"),
+    [
+        ({}, "false", set()),
+        ({"shards": 2, "experts": 4}, "true", {"model-00001-of-00002.safetensors"}),
+        ({"mtp": False}, "false", {"model-00001-of-00002.safetensors"}),
+    ],
+)
+def test_a_head_is_written_into_a_copy_of_its_base(
+    sizes: dict[str, Any], key: str, linked: set[str], chats: Path, tmp_path: Path
+) -> None:
+    base = toys.make_qwen3_5(tmp_path / "base", **sizes)
+    before, keys = bytes_of(base), ("training.max_steps=2", f"mtp.mtp_new_head={key}")
+    done = run(base, chats, tmp_path / "out", "mtp", *keys)
+    assert bytes_of(base) == before
+    assert linked == {path.name for path in done.directory.iterdir() if path.stat().st_nlink > 1}
+    old, new = open_checkpoint(base), open_checkpoint(done.directory)
+    assert {
+        n for n in new.tensors if n not in old.tensors or (old.read(n) != new.read(n)).any()
+    } == {n for n in new.tensors if n.startswith("mtp.")}
+    assert new.config["mtp_num_hidden_layers"] == 1
+    assert [r.what for r in check(str(done.directory), None).results if r.level != "ok"] == []
+    assert new.tensors.keys() >= old.tensors.keys()
+    still = ("training.max_steps=1", "training.learning_rate=0.0")
+    again = run(base, chats, tmp_path / "on", "mtp", *still, init=done.directory)
+    for name in new.tensors:
+        assert (open_checkpoint(again.directory).read(name) == new.read(name)).all()
+
+
 @pytest.mark.parametrize("method", list(TRAINABLE))
 def test_a_base_in_halves_is_trained_on(
-    method: str, base: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    method: str, base: Path, hybrid: Path, chats: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """As on a GPU, where it keeps the type of its checkpoint."""
+    base = hybrid if method == "mtp" else base
     real = trains.load_base
-    halves = lambda path, device, _: real(path, device, torch.bfloat16)  # noqa: E731
+    halves = lambda path, device, _, **more: real(path, device, torch.bfloat16, **more)  # noqa: E731
     monkeypatch.setattr(trains, "load_base", halves)
     keys = (*USUAL.get(method, ()), "training.max_steps=1")
     assert run(base, chats, tmp_path / "draft", method, *keys).acceptance is not None
@@ -417,6 +459,8 @@ def test_steps_are_counted_as_an_engine_does() -> None:
         ),
         ("jetspec", (MASK, f"{BLOCK_ARCH}{{projector_type: dspark}}"), "the method is jetspec"),
         ("dflash", (MASK, "validation.max_new_tokens=2040"), "prompts .* are longer than 8"),
+        ("mtp", (), "bases of this family have no MTP head"),
+        ("mtp", ("data.draft_vocab_cache=d2t.pt",), "the head has the lm_head of its base"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_the_base_is_loaded(
