@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from edgespec.cli.flags import EdgeCommand, EdgeGroup
+from edgespec.cli.hidden_states import command as hidden_states
 from edgespec.cli.infer import check_outputs
 from edgespec.cli.paths import FILE
 from edgespec.cli.terminal import say
@@ -15,7 +16,10 @@ from edgespec.prompts.convert import FORMS, SETS, command_line, converted
 
 @click.group("data", cls=EdgeGroup)
 def command() -> None:
-    """Convert prompt sets for other benchmarks."""
+    """Dump hidden states to train from; convert prompt sets for other benchmarks."""
+
+
+command.add_command(hidden_states)
 
 
 @command.command("convert", cls=EdgeCommand)

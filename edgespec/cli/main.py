@@ -39,6 +39,10 @@ COMMANDS = {
         "edgespec.cli.train",
         "Train a draft for a base, from conversations.",
     ),
+    "export-draft": (
+        "edgespec.cli.export_draft",
+        "Write a draft in the layout of vLLM, SGLang, ModelOpt or its authors.",
+    ),
     "export": (
         "edgespec.cli.export",
         "Write the ONNX graph of a checkpoint: a base, a plain decoder or a draft.",
@@ -72,7 +76,10 @@ COMMANDS = {
         "edgespec.cli.tune",
         "Find the drafts that are fastest on your prompts here, and keep that plan.",
     ),
-    "data": ("edgespec.cli.data", "Convert prompt sets for other benchmarks."),
+    "data": (
+        "edgespec.cli.data",
+        "Dump hidden states to train from; convert prompt sets for other benchmarks.",
+    ),
     "cache": ("edgespec.cli.cache", "List or remove the engines that run keeps."),
     "completion": ("edgespec.cli.completion", "Print the completion script of a shell."),
     "help": ("edgespec.cli.help", "Show the help of a command."),

@@ -7,12 +7,13 @@ and one of the draft what it would draft behind each: no cache, and no pass a st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from edgespec.training.data import Question, Template
 from edgespec.training.row import Task, TrainRow
 
 AT_ONCE = 16  # prompts that the base answers together
@@ -20,10 +21,13 @@ AT_ONCE = 16  # prompts that the base answers together
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Ids of a prompt and of the base's greedy answer."""
+    """Ids of a prompt and of the base's greedy answer, to which question and to which turn of it.
+    `read` gives the base's aux hidden states [S, k * Ht] where they were dumped."""
 
     ids: tuple[int, ...]
     prompt_len: int
+    read: Callable[[], torch.Tensor] | None = None
+    place: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Acceptance:
     num_tokens: int
     num_steps: int
     per_position: tuple[float, ...]  # share of steps that accept at least 1, 2, ... drafts
+    emitted: Mapping[tuple[int, int], Sequence[int]] = field(default_factory=dict)  # see `place`
 
     @property
     def length(self) -> float:
@@ -40,48 +45,78 @@ class Acceptance:
         return self.num_tokens / max(1, self.num_steps)
 
 
-@torch.no_grad()
+# Prompts in, the ids of an answer for each out
+Answering = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[int]]]
+
+
 def answers_of(
-    base: Any, prompts: Sequence[Sequence[int]], new: int, stops: Sequence[int], device: Any
+    questions: Sequence[Question], template: Template, answering: Answering
 ) -> list[Answer]:
-    """What the base answers greedily, at most `new` tokens, up to a stop token. Answers of one
-    token have nothing to draft and are left out."""
-    found = []
-    rows = sorted(prompts, key=len)
-    for part in (rows[i : i + AT_ONCE] for i in range(0, len(rows), AT_ONCE)):
-        width = max(map(len, part))
-        ids = torch.tensor([[0] * (width - len(row)) + [*row] for row in part], device=device)
-        mask = torch.tensor(
-            [[0] * (width - len(row)) + [1] * len(row) for row in part], device=device
-        )
-        whole = base.generate(
-            ids, attention_mask=mask, max_new_tokens=new, do_sample=False,
-            eos_token_id=[*stops] or None, pad_token_id=0,
-        )  # fmt: skip
-        for row, out in zip(part, whole[:, width:].tolist(), strict=True):
-            end = next((i + 1 for i, token in enumerate(out) if token in stops), len(out))
-            if end > 1:
-                found.append(Answer((*row, *out[:end]), len(row)))
+    """What the base answers, turn by turn where a question has several. Answers of one token have
+    nothing to draft and are left out."""
+    found, open_, turn = list[Answer](), dict(enumerate(questions)), 0
+    while open_:
+        answered = answering([question.ids for question in open_.values()])
+        pairs = dict(zip(open_, zip(open_.values(), answered, strict=True), strict=True))
+        found += [
+            Answer((*q.ids, *out), len(q.ids), place=(number, turn))
+            for number, (q, out) in pairs.items()
+            if len(out) > 1
+        ]
+        open_ = {n: template.followed(q, out) for n, (q, out) in pairs.items() if q.later}
+        turn += 1
     return found
+
+
+def greedy(base: Any, new: int, stops: Sequence[int], device: Any) -> Answering:
+    """What the base answers greedily, at most `new` tokens, up to a stop token."""
+
+    @torch.no_grad()
+    def answering(prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        found: dict[int, list[int]] = {}
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        for part in (order[i : i + AT_ONCE] for i in range(0, len(order), AT_ONCE)):
+            width = max(len(prompts[i]) for i in part)
+            rows = [[*prompts[i]] for i in part]
+            padding = [width - len(row) for row in rows]
+            ids = [[0] * pad + row for pad, row in zip(padding, rows, strict=True)]
+            mask = [[0] * pad + [1] * (width - pad) for pad in padding]
+            whole = base.generate(
+                torch.tensor(ids, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                max_new_tokens=new, do_sample=False, eos_token_id=[*stops] or None, pad_token_id=0,
+            )  # fmt: skip
+            for i, out in zip(part, whole[:, width:].tolist(), strict=True):
+                end = next((n + 1 for n, token in enumerate(out) if token in stops), len(out))
+                found[i] = out[:end]
+        return [found[i] for i in range(len(prompts))]
+
+    return answering
 
 
 @torch.no_grad()
 def measure(row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer]) -> Acceptance:
     """The acceptance of a draft over answers."""
-    accepted, num_tokens = list[int](), 0
+    accepted, emitted = list[int](), dict[tuple[int, int], Sequence[int]]()
     training = draft.training
     draft.eval()
     for answer in answers:
         ids = torch.tensor([answer.ids], device=task.device)
         with task.cast(measuring=True):
-            aux, _ = task.states(ids)
+            if answer.read is None:
+                aux, _ = task.states(ids)
+            else:
+                aux = answer.read().to(task.device)[None]
             found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len)
-        accepted += accepted_in(answer, found.tolist())
-        num_tokens += len(answer.ids) - answer.prompt_len - 1
+        own = accepted_in(answer, found.tolist())
+        last = len(answer.ids) - answer.prompt_len - 1 - sum(own[:-1]) - len(own[:-1])
+        accepted += own
+        emitted[answer.place] = [*(count + 1 for count in own[:-1]), last]
     draft.train(training)
     longest = max(accepted, default=0)
     shares = [sum(n >= k for n in accepted) / len(accepted) for k in range(1, longest + 1)]
-    return Acceptance(num_tokens, len(accepted), tuple(shares))
+    num_tokens = sum(sum(steps) for steps in emitted.values())
+    return Acceptance(num_tokens, len(accepted), tuple(shares), emitted)
 
 
 def accepted_in(answer: Answer, drafts: Sequence[Sequence[int]]) -> list[int]:

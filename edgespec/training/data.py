@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import RequestError
 from edgespec.prompts.conversations import Messages, numbered_records
+from edgespec.prompts.sets import read_prompt_set
 
 WANTED = (
     'Each line is an object with "messages", a list of {"role": ..., "content": ...} that'
@@ -46,10 +47,21 @@ class Conversations:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One conversation. `predicts[t]` says whether what follows token t is learned."""
+    """One conversation. `predicts[t]` says whether what follows token t is learned; `number` is its
+    place in a dump."""
 
     ids: Ids  # [S]
     predicts: Mask  # [S]
+    number: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt to measure with: its ids and messages, and what the user asks behind the answer."""
+
+    ids: tuple[int, ...]
+    messages: Messages
+    later: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,24 @@ def read_conversations(path: Path, sample_size: int = -1) -> Conversations:
     return Conversations(tuple(items), path, hashlib.sha256(data).hexdigest())
 
 
+def read_questions(path: Path) -> list[tuple[str, Messages, tuple[str, ...]]]:
+    """The prompts of a file to measure with: conversations, or a prompt set of MT-Bench's form,
+    whose `turns` are all the user's. Where each stands, its messages up to the first answer, and
+    the user's later turns. Raises RequestError that names the line."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(1 << 16)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}", WANTED) from error
+    if re.search(rb'"(messages|conversations)"\s*:', begin.partition(b"\n")[0]):
+        return [(where, messages, ()) for where, messages in read_conversations(path).items]
+    return [
+        (f"{path}, prompt {i}", [{"role": "user", "content": str(request.messages[0].content)}],
+         request.turns)
+        for i, request in enumerate(read_prompt_set(path).requests, 1)
+    ]  # fmt: skip
+
+
 def refuse_unanswered(conversations: Conversations) -> None:
     """Raises RequestError where a conversation has nothing that the base answered."""
     for where, messages in conversations.items:
@@ -134,6 +164,22 @@ class Template:
         turns = [m["role"] for m in messages]
         asked = messages[: turns.index("assistant")] if "assistant" in turns else messages
         return self.encoded(self.rendered(asked, where, add_generation_prompt=True))
+
+    def question(self, messages: Messages, later: Sequence[str], where: str) -> Question:
+        """A prompt, and the user's turns behind its answer."""
+        return Question((*self.prompt(messages, where),), messages, (*later,))
+
+    def followed(self, question: Question, answer: Sequence[int]) -> Question:
+        """The next turn of a question that was answered so."""
+        ids = [token for token in answer if token not in self.stops]
+        text = str(self.tokenizer.decode(ids))
+        turns = (
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": question.later[0]},
+        )
+        messages = [*question.messages, *turns]
+        prompt = self.encoded(self.rendered(messages, "a question", add_generation_prompt=True))
+        return Question((*prompt,), messages, question.later[1:])
 
     def row(self, messages: Messages, where: str, *, answers_only: bool) -> Row:
         """The ids of a conversation; learned is all of it, or the answers with the token that ends
@@ -220,7 +266,7 @@ def rows_of(
     return Rows(tuple(rows), num_cut, num_dropped)
 
 
-More = Callable[[np.random.Generator, Sequence[Row]], Mapping[str, NDArray[Any]]]
+More = Callable[[np.random.Generator, Sequence[Row]], Mapping[str, Any]]  # arrays or tensors
 
 
 class Batches:
@@ -260,7 +306,7 @@ class Batches:
         }
         if self.more is not None:
             batch |= self.more(np.random.default_rng([self.seed, 1, number]), rows)
-        return {name: torch.from_numpy(values) for name, values in batch.items()}
+        return {name: torch.as_tensor(values) for name, values in batch.items()}
 
     def groups_of(self, epoch: int) -> list[NDArray[np.intp]]:
         """The rows of each batch of an epoch."""

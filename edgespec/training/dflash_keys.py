@@ -8,10 +8,10 @@ from typing import Any
 
 from edgespec.errors import UnsupportedModel, command
 from edgespec.training.keys import (
-    DUMPS,
     KEYS_,
     MEASURED,
     NUMBER,
+    OFFLINE,
     SWITCH,
     TEXT,
     WHOLE,
@@ -73,7 +73,7 @@ TRAINABLE = Trainable(
         "dflash.dflash_architecture_config": Key(KEYS_, {}),
         "dflash.dflash_freeze_base_model": Fixed("the base is never trained", (True,)),
         "dflash.dflash_attention_sink": Fixed("engines have no attention sinks"),
-        "dflash.dflash_offline": Fixed(DUMPS.why),
+        "dflash.dflash_offline": OFFLINE,
         "dflash.dflash_report_acc": Idle(MEASURED),
         "dflash.dflash_use_torch_compile": Idle("nothing is compiled"),
         "dflash.dflash_export_rope_scaling": Idle("a draft is exported with the RoPE it learned"),

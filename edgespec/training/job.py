@@ -33,8 +33,10 @@ from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_a
 from edgespec.methods.draft_layers import base_keys
 from edgespec.progress import Progress
 from edgespec.training import data, files
-from edgespec.training.data import Rows, Template
+from edgespec.training.data import Question, Rows, Template
+from edgespec.training.dumps import Dump
 from edgespec.training.files import DraftFiles
+from edgespec.training.offline import opened_dump
 from edgespec.training.recipe import TrainRecipe
 from edgespec.training.row import BaseFacts, TrainRow, row_of
 
@@ -55,8 +57,10 @@ class Job:
     init: Checkpoint | None
     draft_ids: torch.Tensor | None
     rows: Rows
-    prompts: tuple[tuple[int, ...], ...]  # held out
-    data_sha256: str
+    template: Template
+    questions: tuple[Question, ...]  # held out
+    data: tuple[str, str]  # name and sha256
+    dump: Dump | None
     progress: Progress
     note: Callable[[str], None]
 
@@ -84,18 +88,31 @@ class Job:
 
 
 def open_job(
-    recipe: TrainRecipe, init: str | None, progress: Progress, note: Callable[[str], None]
+    recipe: TrainRecipe,
+    init: str | None,
+    progress: Progress,
+    note: Callable[[str], None],
+    *,
+    occupied: bool = False,
 ) -> Job:
-    """Everything that can be read and refused without the base's weights."""
-    base_dir, data_path, out = (
-        needed(recipe, key)
-        for key in ("model.model_name_or_path", "data.data_path", "training.output_dir")
-    )
+    """Everything that can be read and refused without the base's weights. `occupied`: the output
+    may hold what an earlier run left."""
+    base_dir, out = (needed(recipe, k) for k in ("model.model_name_or_path", "training.output_dir"))
+    offline = recipe["data.offline_data_path"]
+    if recipe["model.use_fake_base_for_offline"] and offline is None:
+        raise OptionError(
+            f"{recipe.source}: model.use_fake_base_for_offline goes with data.offline_data_path.",
+            "Name a dump of hidden states there, or remove the key.",
+        )
+    data_path = None if offline else needed(recipe, "data.data_path")
     init = init or recipe.values.get(recipe.own_key("init_checkpoint"))
-    refuse_overwriting(Path(out), (base_dir, data_path, init))
-    atomic.refuse_occupied(Path(out))
-    conversations = data.read_conversations(Path(data_path), recipe["data.sample_size"])
-    data.refuse_unanswered(conversations)
+    refuse_overwriting(Path(out), (base_dir, recipe["data.data_path"], offline, init))
+    if not occupied:
+        atomic.refuse_occupied(Path(out))
+    conversations = None
+    if data_path is not None:
+        conversations = data.read_conversations(Path(data_path), recipe["data.sample_size"])
+        data.refuse_unanswered(conversations)
     base = open_checkpoint(base_dir)
     model = base_model(base)
     tokenizer = tokenizer_of(base)
@@ -108,13 +125,19 @@ def open_job(
         config, draft_files, draft_ids = old_draft(started, recipe, row, model, base, base_dir)
     resolve_aux_layers(config, model.decoder.num_layers)
     template = Template(tokenizer, model.eos_token_ids, template_text(recipe))
-    kept, prompts = split(conversations, template, recipe)
-    rows = data.rows_of(
-        kept,
-        template,
-        min(recipe["training.training_seq_len"], model.max_position),
-        answers_only=recipe["training.answer_only_loss"],
-    )
+    dump, questions = None, tuple[Question, ...]()
+    if conversations is None:
+        dump = opened_dump(Path(offline), recipe, base, model, config, template, progress)
+        rows, source = dump.rows, (Path(offline).name, dump.sha256)
+    else:
+        source = (conversations.path.name, conversations.sha256)
+        kept, questions = split(conversations, template, recipe)
+        rows = data.rows_of(
+            kept,
+            template,
+            min(recipe["training.training_seq_len"], model.max_position),
+            answers_only=recipe["training.answer_only_loss"],
+        )
     row.check(config, rows)
     if config.draft_vocab_size < config.vocab_size and draft_ids is None:
         draft_ids = frequent_tokens(rows, config, model.eos_token_ids)
@@ -125,7 +148,7 @@ def open_job(
         note(text)
     return Job(
         recipe, Path(out), base, model, config, row, draft_files, started, draft_ids, rows,
-        prompts, conversations.sha256, progress, note,
+        template, questions, source, dump, progress, note,
     )  # fmt: skip
 
 
@@ -288,26 +311,26 @@ def template_text(recipe: TrainRecipe) -> str | None:
 
 def split(
     conversations: data.Conversations, template: Template, recipe: TrainRecipe
-) -> tuple[data.Conversations, tuple[tuple[int, ...], ...]]:
+) -> tuple[data.Conversations, tuple[Question, ...]]:
     """What is trained on, and the prompts that acceptance is measured with: of a file of their own,
     or a twentieth of the conversations."""
     count, items = recipe["validation.num_prompts"], conversations.items
     if (path := recipe["validation.data_path"]) is not None:
-        held = data.read_conversations(Path(path)).items[:count]
+        held = data.read_questions(Path(path))[:count]
     else:
         count = min(count, max(1, round(HELD_OUT_SHARE * len(items))))
         order = np.random.default_rng(recipe["training.seed"]).permutation(len(items))
         chosen = {*order[:count].tolist()}
-        held = tuple(items[i] for i in sorted(chosen))
+        held = [(*items[i], ()) for i in sorted(chosen)]
         items = tuple(item for i, item in enumerate(items) if i not in chosen)
         if not items:
             raise RequestError(
                 f"{conversations.path} has one conversation, which is needed to measure with.",
                 "Give more, or a file of prompts as validation.data_path.",
             )
-    prompts = [tuple(template.prompt(messages, where)) for where, messages in held]
+    asked = [template.question(messages, later, where) for where, messages, later in held]
     most = recipe["training.training_seq_len"] - recipe["validation.max_new_tokens"]
-    short = tuple(prompt for prompt in prompts if 1 < len(prompt) <= most)
+    short = tuple(question for question in asked if 1 < len(question.ids) <= most)
     if not short:
         raise RequestError(
             f"all prompts to measure with are longer than {most} tokens.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +25,11 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import BuildError, OutputError
 from edgespec.methods import resolve_aux_layers
-from edgespec.modules.base_model import load_base
+from edgespec.methods.specdec_bench import acceptance_rate
+from edgespec.modules.base_model import load_base, load_ends
 from edgespec.training import files
-from edgespec.training.acceptance import Acceptance, answers_of, measure
-from edgespec.training.data import Batches
+from edgespec.training.acceptance import Acceptance, Answer, answers_of, greedy, measure
+from edgespec.training.data import Batches, Row
 from edgespec.training.job import Job
 from edgespec.training.recipe import REPORT
 from edgespec.training.row import Task
@@ -128,30 +129,40 @@ def prepared(job: Job, *, answers: bool = True) -> tuple[Objective, Run, Batches
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     job.progress.start("load the base", 0)
     dtype: Any = "auto" if device == "cuda" else torch.float32
-    base = load_base(job.base.path, device, dtype).requires_grad_(False)
+    load = load_base if job.dump is None else load_ends
+    base = load(job.base.path, device, dtype).requires_grad_(False)
     table = base.get_input_embeddings().weight.detach()
     ids = None if job.draft_ids is None else job.draft_ids.to(device)
     aux_layers = resolve_aux_layers(job.config, job.model.decoder.num_layers)
     draft = new_module(job, base, table, ids).to(device)
     if "embed_tokens.weight" in job.files.names:
         table = job.files.beside[job.files.names["embed_tokens.weight"]].to(device)
-    task = Task(recipe, job.config, base, table.float(), aux_layers, ids, device)
+    num_top = 0 if job.dump is None else job.dump.num_top
+    task = Task(recipe, job.config, base, table.float(), aux_layers, ids, device, num_top)
     batches, max_steps = batches_of(job)
-    held = []
-    if answers:
-        job.progress.start("answers of the base", 0)
-        new = recipe["validation.max_new_tokens"]
-        held = answers_of(base, job.prompts, new, job.stops, device)
-        if not held:
-            raise BuildError(
-                "the base answers none of the prompts to measure with by two tokens.",
-                "Give prompts that it answers as validation.data_path.",
-            )
+    held = held_out(job, base, device) if answers else ()
     run = Run(
         job.row, task, job.files, held, job.work_dir, getattr(torch, job.model.dtype), max_steps,
         recipe["training.minutes"], job.progress, job.note,
     )  # fmt: skip
     return Objective(draft, job.row, task), run, batches
+
+
+def held_out(job: Job, base: Any, device: str) -> Sequence[Answer]:
+    """What acceptance is measured with: the base's answers, or those of a dump."""
+    if job.dump is not None:
+        held: Sequence[Answer] = job.dump.answers
+    else:
+        job.progress.start("answers of the base", 0)
+        new = job.recipe["validation.max_new_tokens"]
+        answering = greedy(base, new, job.stops, device)
+        held = answers_of(job.questions, job.template, answering)
+    if not held:
+        raise BuildError(
+            "the base answers none of the prompts to measure with by two tokens.",
+            "Give prompts that it answers as validation.data_path.",
+        )
+    return held
 
 
 def new_module(job: Job, base: Any, table: torch.Tensor, ids: torch.Tensor | None) -> Any:
@@ -181,7 +192,11 @@ def batches_of(job: Job) -> tuple[Batches, int]:
     recipe, sample = job.recipe, job.row.sample
     size, seed = recipe["training.per_device_train_batch_size"], recipe["training.seed"]
     each = recipe["training.gradient_accumulation_steps"]
-    more = None if sample is None else lambda rng, rows: sample(recipe, rng, rows)
+
+    def more(rng: Any, rows: Sequence[Row]) -> dict[str, Any]:
+        drawn = {} if sample is None else sample(recipe, rng, rows)
+        return {**drawn, **({} if job.dump is None else job.dump.batch(rows))}
+
     batches = Batches(job.rows.rows, size, seed, 0, more)
     epochs, steps = recipe["training.num_train_epochs"], recipe["training.max_steps"]
     if steps <= 0:
@@ -202,7 +217,7 @@ def finish(job: Job, objective: Objective, run: Run, steps: int) -> Acceptance:
     report = {
         "method": job.recipe.method,
         "base": {"name": job.base.path.resolve().name, "identity": job.base.identity()},
-        "data": {"name": Path(job.recipe["data.data_path"]).name, "sha256": job.data_sha256},
+        "data": dict(zip(("name", "sha256"), job.data, strict=True)),
         "recipe": job.recipe.shaping(),
         "steps": steps,
         "best_step": run.best_step,
@@ -214,6 +229,7 @@ def finish(job: Job, objective: Objective, run: Run, steps: int) -> Acceptance:
             "num_steps": found.num_steps,
             "num_prompts": len(run.answers),
         },
+        "acceptance_rate": acceptance_rate(found.emitted),
     }
     json_files.write_json(best / REPORT, report)
     with atomic.writing(job.out), atomic.staged_directory(job.out) as staging:
@@ -229,7 +245,7 @@ def refuse_other_run(job: Job) -> None:
     """Raises OutputError where checkpoints are of another base, data or recipe, with the key."""
     wanted = {
         "base": job.base.identity(job.progress),
-        "data": job.data_sha256,
+        "data": job.data[1],
         "init": job.init.identity() if job.init else None,
         **job.recipe.shaping(),
     }
