@@ -96,10 +96,13 @@ def block_keys(draft: Draft, config: BlockDraftConfig) -> dict[str, Any]:
     )
     if (window := config.windows[0]) is not None:
         section |= {"use_swa": True, "swa_window_size": window}
+    keys = common(draft)
+    keys.pop("use_sliding_window", None)  # the section says it
     return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
-        **common(draft),
+        "attention_dropout": 0.0,
+        **keys,
         "block_size": config.block_size,
         "dflash_config": section,
         "num_target_layers": draft.base.decoder.num_layers,
@@ -142,7 +145,6 @@ def of_dspark(draft: Draft) -> Written:
         "markov_head_type": heads.markov_kind,
         "shift_label": heads.first_slot == 0,
         "use_confidence_head": heads.confidence,
-        "confidence_head_with_markov": heads.confidence_reads_markov,
     }
     return Written(keys, {name: head_name(name) for name in draft.names})
 

@@ -144,7 +144,7 @@ def refuse_size(plan: Plan, sizes: DumpSizes, max_bytes: int | None) -> None:
     """Raises LimitError for a dump beyond `max_bytes`, of all ranks, and OutputError where the disk
     has no room for what this rank has left to write."""
     if max_bytes is not None and sizes.total_bytes > max_bytes:
-        fit = int(sizes.num_conversations * max_bytes / sizes.total_bytes)
+        fit = max(1, int(sizes.num_conversations * max_bytes / sizes.total_bytes))
         raise LimitError(
             f"the dump takes {sizes.total_bytes / 1e9:.3g} GB, `max_disk` is"
             f" {max_bytes / 1e9:.3g} GB.",

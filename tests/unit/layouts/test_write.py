@@ -193,3 +193,18 @@ def test_offsets_in_order_of_frequency_keep_their_order(base: Path, tmp_path: Pa
     assert torch.equal(new["d2t"] + torch.arange(96), ids)
     assert sorted(ids.tolist()) == new["t2d"].nonzero().flatten().tolist()
     assert json.loads((tmp_path / "new" / "config.json").read_text())["vocab_size"] == 256
+
+
+@pytest.mark.parametrize("name", ["plain", "windowed", "causal", "dspark", "dspark-rnn"])
+def test_modelopts_own_drafts_are_written_as_it_writes_them(
+    name: str, modelopt_drafts: Path, tmp_path: Path
+) -> None:
+    """By way of another layout, to the last name and key; ours names base and ends besides."""
+    old, base = modelopt_drafts / name, modelopt_drafts / "base"
+    middle = tmp_path / "speculators"
+    export_draft(str(old), middle, "speculators", str(base))
+    export_draft(str(middle), tmp_path / "new", "modelopt", str(base))
+    theirs, ours = (open_checkpoint(path) for path in (old, tmp_path / "new"))
+    assert {*theirs.tensors} == {*ours.tensors}
+    besides = {"bos_token_id": 1, "eos_token_id": 2, "base_model_name_or_path": str(base)}
+    assert ours.config == theirs.config | besides

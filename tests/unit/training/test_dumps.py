@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+from edgespec.cli.main import cli
 from edgespec.errors import EdgeSpecError, LimitError, OutputError
 from edgespec.pipeline.engine_states import EngineSource
 from edgespec.training import dumping
@@ -331,3 +333,27 @@ def test_questions_of_mt_bench_are_asked_turn_by_turn(
     emitted = sum(int(k) * n for k, n in report["acceptance_rate"][
         "Acceptance_Length_Histogram"].items())  # fmt: skip
     assert emitted == done.acceptance.num_tokens
+
+
+def test_the_commands_from_a_dump_to_another_layout(
+    base: Path, chats: Path, tmp_path: Path
+) -> None:
+    def edgespec(*args: object, code: int = 0) -> str:
+        done = CliRunner().invoke(cli, [*map(str, args)])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    dump_dir, draft = tmp_path / "dump", tmp_path / "draft"
+    data = "--base-model", base, "--data", chats, "--output-dir", dump_dir
+    said = edgespec("data", "hidden-states", "eagle3", *data, "--topk-logits", 32, "--dry-run")
+    assert not dump_dir.exists()
+    assert "309 tokens of 1024 bytes" in said
+    edgespec("data", "hidden-states", "eagle3", *data, "--topk-logits", 32)
+    said = edgespec(
+        "train", "eagle3", f"data.offline_data_path={dump_dir}", "training.max_steps=1",
+        "--base-model", base, "--output-dir", draft, "--ar-lower-bound", 50, code=1,
+    )  # fmt: skip
+    assert "is below --ar-lower-bound 50" in said
+    edgespec("export-draft", draft, tmp_path / "vllm", "--format", "speculators")
+    config = json.loads((tmp_path / "vllm" / "config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == str(base)
