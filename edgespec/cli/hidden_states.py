@@ -17,7 +17,7 @@ from edgespec.cli.paths import DIRECTORY, FILE, MODEL
 from edgespec.cli.progress import Steps
 from edgespec.cli.terminal import json_text, say
 from edgespec.cli.train import check_installed, recipe_of
-from edgespec.errors import OptionError
+from edgespec.errors import OptionError, counted
 
 if TYPE_CHECKING:
     from edgespec.training.dumping import DumpSizes, Source
@@ -104,7 +104,7 @@ def command(
     if as_json:
         click.echo(json_text({**asdict(sizes), "directory": str(job.out)}))
     elif not dry_run:
-        say(f"{job.out}: {written} shards written, {len(plan.shards) - 1} in all")
+        say(f"{job.out}: {counted(written, 'shard')} written, {len(plan.shards) - 1} in all")
 
 
 def size_words(sizes: DumpSizes, world_size: int) -> str:

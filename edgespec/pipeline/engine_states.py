@@ -45,15 +45,11 @@ class EngineSource:
                 f"Export the base again with `{remedy}` `aux_layers` {','.join(map(str, wanted))}.",
             )
         new = job.recipe["validation.max_new_tokens"]
-        longest = max(
-            *(len(row.ids) for row in job.rows.rows), *(len(q.ids) + new for q in job.questions)
-        )
-        if longest > (most := config.limits.max_kv_cache_capacity):
-            raise LimitError(
-                f"the engine in {engine_dir} holds {most} tokens, a conversation has {longest}.",
-                f"Write training.training_seq_len={most}, or build with a larger"
-                " `max_kv_cache_capacity`.",
-            )
+        self.engine_dir, self.capacity = engine_dir, config.limits.max_kv_cache_capacity
+        for row in job.rows.rows:
+            self.refuse_length(len(row.ids))
+        for question in job.questions:
+            self.refuse_length(len(question.ids) + new)
         self.runner, _ = open_runner(engine_dir, Role.BASE)
         table = self.runner.table or EmbeddingTable(engine_dir / file_names.EMBEDDING, component)
         self.decoder = CachedDecoder.of(self.runner, table, component)
@@ -93,8 +89,19 @@ class EngineSource:
             named[TOP_IDS].append(np.array(best.ids, np.int32))
         return {name: np.concatenate(each) for name, each in named.items()}
 
+    def refuse_length(self, length: int) -> None:
+        """Raises LimitError for a text that the KV cache cannot hold."""
+        if length > self.capacity:
+            raise LimitError(
+                f"the engine in {self.engine_dir} holds {self.capacity} tokens, a conversation and"
+                f" its answer have {length}.",
+                f"Write training.training_seq_len={self.capacity}, a smaller"
+                " validation.max_new_tokens, or build with a larger `max_kv_cache_capacity`.",
+            )
+
     def begin(self, length: int) -> None:
-        """A new text of so many tokens."""
+        """A new text of so many tokens. Raises LimitError: later turns are known this late."""
+        self.refuse_length(length)
         self.decoder.reset(0)
         self.decoder.reserve(0, length)
 

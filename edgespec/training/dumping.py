@@ -169,6 +169,8 @@ def dump(plan: Plan, source: Source) -> int:
         out.mkdir(parents=True, exist_ok=True)
         with atomic.locked(out):
             agree(plan, source)
+        if plan.part.rank == 0 and not (out / ANSWERS).exists():
+            write_answers(plan, source)  # first, so that what is wrong with a prompt comes first
         written = 0
         left = plan.left()
         job.progress.start(
@@ -183,8 +185,6 @@ def dump(plan: Plan, source: Source) -> int:
                 job.progress.advance(len(row.ids))
             atomic.replace_file(out / dumps.shard_name(number), save(tensors))
             written += 1
-        if plan.part.rank == 0 and not (out / ANSWERS).exists():
-            write_answers(plan, source)
     return written
 
 
@@ -206,8 +206,8 @@ def agree(plan: Plan, source: Source) -> None:
     )  # fmt: skip
     path = out / DUMP
     if path.exists():
-        theirs = json_files.read_json(path)
-        for key, value in facts.items():
+        theirs = flat(json_files.read_json(path))
+        for key, value in flat(facts).items():
             if theirs.get(key) != value:
                 raise OutputError(
                     f"{out} has a dump with another {key}: {theirs.get(key)!r}, not {value!r}.",
@@ -222,6 +222,12 @@ def agree(plan: Plan, source: Source) -> None:
     }
     atomic.replace_file(out / ROWS, save(tensors))
     json_files.write_json(path, facts)
+
+
+def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What dump.json says, with the recipe's keys among the others."""
+    recipe = facts.get("recipe")
+    return {**facts, "recipe": None, **(recipe if isinstance(recipe, dict) else {})}
 
 
 def write_answers(plan: Plan, source: Source) -> None:

@@ -32,7 +32,8 @@ from edgespec.training.recipe import TrainRecipe
 Tensor = torch.Tensor
 DUMP, ROWS, ANSWERS, FORMAT = "dump.json", "rows.safetensors", "answers.safetensors", 1
 AUX, FINAL, TOP, TOP_IDS = "aux_hidden_states", "hidden_states", "top_logits", "top_ids"
-AGAIN = "Make it again with edgespec data hidden-states, into another directory."
+OTHER = "make it again with edgespec data hidden-states, into another directory."
+AGAIN = OTHER.capitalize()
 # Recipe keys by which the rows and prompts of a dump are made
 DATA_KEYS = (
     *("data.sample_size", "training.training_seq_len", "training.answer_only_loss"),
@@ -285,14 +286,14 @@ def differences(
             )
     if "data" in wanted and by_hash(said["data"]) != by_hash(wanted["data"]):
         yield RequestError(
-            f"{path} was made of other data than data.data_path.", f"Leave the key out, or: {AGAIN}"
+            f"{path} was made of other data than data.data_path.", f"Leave the key out, or {OTHER}"
         )
     theirs = said.get("recipe", {})
     for key in DATA_KEYS:
         if theirs.get(key) != recipe[key]:
             yield RequestError(
                 f"{path} was made with {key} {theirs.get(key)!r}; the recipe says {recipe[key]!r}.",
-                f"Write {theirs.get(key)!r}, or: {AGAIN}",
+                f"Write {theirs.get(key)!r}, or {OTHER}",
             )
 
 

@@ -106,7 +106,11 @@ def test_ranks_share_the_work_and_go_on(
     monkeypatch.setattr(dumping, "SHARD_BYTES", 1)  # a shard a conversation
     job = job_of(base, chats, tmp_path / "d", "eagle3", *ONE)
     plans = [Plan.of(job, 0, Part(rank, 2)) for rank in (0, 1)]
-    source, real, left = TorchSource(job), TorchSource.read, [2]
+    source, real, left = (
+        TorchSource(job),
+        TorchSource.read,
+        [3],
+    )  # of an answer, and of two conversations
 
     def killed(self: TorchSource, ids: list[int], top: int) -> object:
         left[0] -= 1
@@ -114,10 +118,10 @@ def test_ranks_share_the_work_and_go_on(
             raise KeyboardInterrupt
         return real(self, ids, top)
 
-    monkeypatch.setattr(TorchSource, "read", killed)
-    with pytest.raises(KeyboardInterrupt):
-        dump(plans[0], source)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(TorchSource, "read", killed)
+        with pytest.raises(KeyboardInterrupt):
+            dump(plans[0], source)
     again = job_of(base, chats, tmp_path / "d", "eagle3", *ONE, occupied=True)
     with pytest.raises(EdgeSpecError, match=r"5 of 7 shards are missing.*states-00001"):
         job_of(base, chats, tmp_path / "x", "eagle3", *ONE, f"data.offline_data_path={again.out}")
@@ -127,7 +131,7 @@ def test_ranks_share_the_work_and_go_on(
     assert len(parts) == 7
     assert all(torch.equal(whole[name], tensor) for part in parts for name, tensor in part.items())
     other = job_of(base, chats, again.out, "eagle3", *ONE, "training.seed=3", occupied=True)
-    with pytest.raises(OutputError, match="has a dump with another recipe"):
+    with pytest.raises(OutputError, match=r"has a dump with another training\.seed: 0, not 3"):
         dump(Plan.of(other, 0, Part()), source)
 
 
@@ -294,6 +298,10 @@ def test_an_engine_gives_what_torch_gives(tmp_path: Path) -> None:
         pair.base, chats, tmp_path / "draft", "eagle3", *keys, f"data.offline_data_path={job.out}"
     )
     assert done.acceptance is not None
+    more = "training.training_seq_len=100", "validation.max_new_tokens=60"
+    long = job_of(pair.base, chats, tmp_path / "f", "eagle3", *keys, *more)
+    with pytest.raises(LimitError, match=r"holds 64 tokens, a conversation and its answer have"):
+        EngineSource(pair.base_engine, long)
     layers = "eagle.eagle_architecture_config={eagle_aux_hidden_state_layer_ids: [0, 3, 5]}"
     other = job_of(pair.base, chats, tmp_path / "e", "eagle3", *keys, layers)
     with pytest.raises(EdgeSpecError, match=r"emits \[2, 4, 5\], the draft reads \[1, 4, 6\]"):
