@@ -25,6 +25,7 @@ class ChatServer:
     refuse: Callable[[Body], tuple[int, str] | None] = lambda body: None
     raw: bytes | None = None
     kind: str = "text/event-stream"
+    models: list[str] = field(default_factory=list)
     port: int = 0
     asked: list[Body] = field(default_factory=list)
     active: int = 0
@@ -63,6 +64,10 @@ def serving(**values: Any) -> Iterator[ChatServer]:
 
         def log_message(self, *args: object) -> None:
             """Says nothing."""
+
+        def do_GET(self) -> None:
+            assert self.path == "/v1/models"
+            self.wfile.write(self.whole(200, {"data": [{"id": name} for name in server.models]}))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

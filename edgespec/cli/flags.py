@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -15,6 +16,7 @@ import click
 from edgespec.compat.edgellm import PROGRAMS, Missing
 
 HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+RUN, HELP = "run", ("--help", "-h")
 GIVEN = f"{__name__}.given"  # in a context's meta: the flags on the command line
 
 
@@ -80,6 +82,20 @@ class EdgeGroup(click.Group):
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             refuse_unknown_command(self, ctx, args[0])
         return super().resolve_command(ctx, args)
+
+
+class DefaultGroup(EdgeGroup):
+    """A group of commands; without the name of one its `run` is called."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts `run` before the arguments that name no command."""
+        if args and args[0] not in (*self.commands, *HELP) and not self.is_mistyped(args[0]):
+            args = [RUN, *args]
+        return super().parse_args(ctx, args)
+
+    def is_mistyped(self, word: str) -> bool:
+        """Whether a word is nearly the name of a command, and of no directory."""
+        return not Path(word).exists() and bool(difflib.get_close_matches(word, self.commands))
 
 
 def until_separator(args: list[str]) -> list[str]:

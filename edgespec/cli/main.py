@@ -36,7 +36,7 @@ COMMANDS = {
         "Quantize a checkpoint with NVIDIA ModelOpt: a base or a draft.",
     ),
     "train": (
-        "edgespec.cli.train",
+        "edgespec.cli.train_group",
         "Train a draft for a base, from conversations.",
     ),
     "export-draft": (
@@ -77,8 +77,8 @@ COMMANDS = {
         "Find the drafts that are fastest on your prompts here, and keep that plan.",
     ),
     "data": (
-        "edgespec.cli.data",
-        "Dump hidden states to train from; convert prompt sets for other benchmarks.",
+        "edgespec.cli.data.command",
+        "Make data that drafts learn from; convert prompt sets for other benchmarks.",
     ),
     "cache": ("edgespec.cli.cache", "List or remove the engines that run keeps."),
     "completion": ("edgespec.cli.completion", "Print the completion script of a shell."),

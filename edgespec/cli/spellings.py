@@ -9,9 +9,9 @@ from edgespec.errors import flag_of
 
 NAMES = """
 acceptance against allow allow_control_tokens allow_image_root allow_image_urls allow_pickle
-allowed_host api_key_file aux_layers backend base_model base_model_dir batch_size calib_data
-calib_seq_len category chat_template check_lossless compare_quality compute compute_capability
-concurrency data device dflash_base draft draft_model draft_onnx draft_weights drafter
+allowed_host api_key_file augmentations aux_layers backend base_model base_model_dir batch_size
+calib_data calib_seq_len category chat_template check_lossless compare_quality compute compute_capability
+concurrency coverage data device dflash_base draft draft_model draft_onnx draft_weights drafter
 drafter_option drafter_time_budget_ms dry_run dspark_base dump_output dump_profile eagle1_base
 eagle_base eagle_choices emit_onnx enable_thinking engine_dir exact exclude format guided
 hf_model_dir history_file host image image_dataset init input_file input_text input_tokens install

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from edgespec.errors import RequestError
+from edgespec.prompts.chats import MORE
 
-Messages = list[dict[str, str]]  # with role and content, for a chat template
+Messages = list[dict[str, Any]]  # with role, content and of MORE what there is, for a template
 Record = str | Messages  # a text, or a conversation
 
 
@@ -39,7 +41,8 @@ def _record(line: str, where: str, wanted: str) -> Record:
         ]
     messages = value.get("messages", value.get("conversations"))
     if isinstance(messages, list) and messages and all(map(_is_message, messages)):
-        return [{"role": message["role"], "content": message["content"]} for message in messages]
+        kept = ("role", "content", *MORE)
+        return [{key: m[key] for key in kept if key in m} for m in messages]
     raise RequestError(
         f"{where} has none of messages (with role and content), text and turns.", wanted
     )

@@ -244,6 +244,16 @@ class Template:
         return [str(word) for word in self.tokenizer.convert_ids_to_tokens(sorted(self.stops))]
 
 
+def learned_parts(template: Template, messages: Messages, where: str) -> Iterator[tuple[str, bool]]:
+    """A conversation in pieces of text, and which a draft learns to predict of the answers."""
+    row = template.row(messages, where, answers_only=True)
+    learned = np.append(False, row.predicts[:-1])
+    starts = [0, *(np.flatnonzero(learned[1:] != learned[:-1]) + 1).tolist()]
+    for begin, end in zip(starts, [*starts[1:], len(row.ids)], strict=True):
+        text = template.tokenizer.decode(row.ids[begin:end], clean_up_tokenization_spaces=False)
+        yield str(text), bool(learned[begin])
+
+
 def rows_of(
     conversations: Conversations, template: Template, seq_len: int, *, answers_only: bool
 ) -> Rows:

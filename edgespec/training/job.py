@@ -39,6 +39,7 @@ from edgespec.training.files import DraftFiles
 from edgespec.training.offline import opened_dump
 from edgespec.training.recipe import TrainRecipe
 from edgespec.training.row import BaseFacts, TrainRow, row_of
+from edgespec.training.vocabulary import most_frequent, read_vocabulary, token_counts
 
 HELD_OUT_SHARE = 0.05  # of the conversations
 
@@ -140,7 +141,8 @@ def open_job(
         )
     row.check(config, rows)
     if config.draft_vocab_size < config.vocab_size and draft_ids is None:
-        draft_ids = frequent_tokens(rows, config, model.eos_token_ids)
+        counts = token_counts(rows, config.vocab_size)
+        draft_ids = most_frequent(counts, config.draft_vocab_size, model.eos_token_ids)
     if draft_ids is not None and init is None:
         offsets = draft_ids - torch.arange(len(draft_ids))
         draft_files = replace(draft_files, beside={**draft_files.beside, "d2t": offsets})
@@ -218,7 +220,7 @@ def new_draft(
     config = draft_format.parse(raw, shapes, recipe.source)
     ids = None
     if (cache := recipe["data.draft_vocab_cache"]) is not None:
-        ids = cached_vocabulary(Path(cache), config)
+        ids = read_vocabulary(Path(cache), config.draft_vocab_size, config.vocab_size)
     return config, DraftFiles(raw, {name: name for name in shapes}, {}), ids
 
 
@@ -261,52 +263,28 @@ def old_draft(
     return config, DraftFiles(raw, names, beside), ids
 
 
-def cached_vocabulary(path: Path, config: DraftConfig) -> torch.Tensor:
-    """The tokens of a draft's vocabulary by ModelOpt's d2t.pt, which has offsets. Raises
-    RequestError."""
-    try:
-        offsets = torch.load(path, weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
-        raise RequestError(
-            f"{path} is no d2t.pt: {str(error).partition(chr(10))[0]}", "Give ModelOpt's file."
-        ) from error
-    size, vocab = config.draft_vocab_size, config.vocab_size
-    whole = isinstance(offsets, torch.Tensor) and offsets.dtype == torch.int64
-    if not whole or offsets.shape != (size,):
-        raise RequestError(
-            f"{path} does not hold {size} offsets, as draft_vocab_size says.",
-            "Write its length as draft_vocab_size.",
-        )
-    ids: torch.Tensor = offsets + torch.arange(size)
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab or len({*ids.tolist()}) < size:
-        raise RequestError(
-            f"{path} names a token twice, or one beyond the {vocab} of the base.",
-            "Make it anew with this base's tokenizer.",
-        )
-    return ids
-
-
-def frequent_tokens(rows: Rows, config: DraftConfig, always: tuple[int, ...]) -> torch.Tensor:
-    """The tokens that the data has most often, ascending; those that end answers are among
-    them."""
-    counts = np.zeros(config.vocab_size, np.int64)
-    for row in rows.rows:
-        counts += np.bincount(row.ids, minlength=config.vocab_size)
-    counts[[*always]] = counts.max() + 1
-    chosen = np.argsort(-counts, kind="stable")[: config.draft_vocab_size]
-    return torch.from_numpy(np.sort(chosen))
-
-
 def template_text(recipe: TrainRecipe) -> str | None:
-    """The chat template of a file."""
-    if (path := recipe["data.chat_template"]) is None:
-        return None
+    """The chat template of a recipe's file."""
+    path = recipe["data.chat_template"]
+    return None if path is None else read_template(Path(path))
+
+
+def read_template(path: Path) -> str:
+    """The chat template of a file. Raises RequestError."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(
             f"the chat template {path} cannot be read: {error}", "Give a file of Jinja in UTF-8."
         ) from error
+
+
+def template_of(base_dir: str, chat_template: Path | None = None) -> tuple[ModelConfig, Template]:
+    """A base's configuration and its chat template, or another. Raises what reading them raises."""
+    base = open_checkpoint(base_dir)
+    model = base_model(base)
+    text = None if chat_template is None else read_template(chat_template)
+    return model, Template(tokenizer_of(base), model.eos_token_ids, text)
 
 
 def split(

@@ -48,6 +48,7 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
     "runtime": ("compat", "backends", *GROUND),
     "evaluation": ("runtime", "backends", *GROUND),
     "benchmark": ("runtime", "backends", *GROUND),
+    "data": ("benchmark", "runtime", "backends", *GROUND),
     "tuning": ("benchmark", "runtime", "compat", "backends", *GROUND),
     "serve": ("runtime", "backends", *GROUND),
     "deploy": GROUND,

@@ -11,7 +11,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,7 +40,7 @@ class Answer:
     reasoning: str = ""
     usage: Mapping[str, Any] = field(default_factory=dict)
     speculation: Mapping[str, Any] = field(default_factory=dict)
-    finished: bool = False
+    finish_reason: str = ""
 
     def take(self, chunk: Mapping[str, Any], now_s: float) -> None:
         """A chunk of the stream. Raises RequestFailed for an error."""
@@ -53,7 +53,7 @@ class Answer:
             if text or reasoning:
                 self.pieces_s.append(now_s)
             self.text, self.reasoning = self.text + text, self.reasoning + reasoning
-            self.finished |= bool(choice.get("finish_reason"))
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
         self.usage = chunk.get("usage") or self.usage
         metrics = chunk.get("metrics") or {}
         self.speculation = metrics.get("speculative_decoding") or self.speculation
@@ -90,23 +90,39 @@ class ChatClient:
     def ask(self, body: Mapping[str, Any]) -> Answer:
         """One answer, streamed. Raises RequestFailed."""
         sent = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        headers = {"Content-Type": "application/json"}
-        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        answer, connection = Answer(time.perf_counter()), self.connection()
-        self.open.add(connection)
-        try:
-            path = f"{urlsplit(self.url).path}/v1/chat/completions"
-            connection.request("POST", path, json.dumps(sent).encode(), headers)
-            for chunk in chunks(connection.getresponse()):
+        answer = Answer(time.perf_counter())
+        with self.response("POST", "chat/completions", json.dumps(sent).encode()) as response:
+            for chunk in chunks(response):
                 answer.take(chunk, time.perf_counter())
-            if not answer.finished:
+            if not answer.finish_reason:
                 raise RequestFailed("the stream ended before the answer")
             answer.tokens("prompt"), answer.tokens("completion")
-            return answer
+        return answer
+
+    def models(self) -> list[str]:
+        """The names of what is served. Raises RequestFailed."""
+        with self.response("GET", "models", None) as response:
+            check_status(response)
+            found = json.loads(response.read(MAX_BYTES))
+            return [str(model["id"]) for model in found["data"]]
+
+    @contextmanager
+    def response(
+        self, method: str, name: str, body: bytes | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """What a route says to a request, while a block reads it. Raises RequestFailed, also for
+        what the block meets."""
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        connection = self.connection()
+        self.open.add(connection)
+        try:
+            connection.request(method, f"{urlsplit(self.url).path}/v1/{name}", body, headers)
+            yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:  # without what is of this one alone
             raise RequestFailed(getattr(error, "strerror", None) or type(error).__name__) from None
-        except (AttributeError, TypeError, ValueError, RecursionError):
-            raise RequestFailed("a chunk is not one of OpenAI's") from None
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+            raise RequestFailed("the answer is not one of OpenAI's API") from None
         finally:
             self.open.discard(connection)
             connection.close()
@@ -122,12 +138,7 @@ class ChatClient:
 def chunks(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:
     """The data of a stream's events, each a line, as it comes. Raises RequestFailed for another
     status than 200 and another content, and for a stream that is cut off."""
-    if response.status != http.client.OK:
-        said = response.read(MAX_BYTES)
-        with suppress(ValueError, RecursionError):
-            said = message_of(json.loads(said)).encode()
-        reason = f"HTTP {response.status}: {said.decode(errors='replace')}"
-        raise RequestFailed(reason[:MAX_REASON])
+    check_status(response)
     if (kind := response.headers.get_content_type()) != "text/event-stream":
         raise RequestFailed(f"the answer is {kind}, not text/event-stream")
     done = False
@@ -139,6 +150,16 @@ def chunks(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:
             yield json.loads(data)
     if not done:
         raise RequestFailed("the stream ended before the answer")
+
+
+def check_status(response: http.client.HTTPResponse) -> None:
+    """Raises RequestFailed, with what the server says, for another status than 200."""
+    if response.status != http.client.OK:
+        said = response.read(MAX_BYTES)
+        with suppress(ValueError, RecursionError):
+            said = message_of(json.loads(said)).encode()
+        reason = f"HTTP {response.status}: {said.decode(errors='replace')}"
+        raise RequestFailed(reason[:MAX_REASON])
 
 
 def message_of(body: object) -> str:

@@ -5,35 +5,13 @@ Knows their names. What they do stands in the modules beside this one.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from pathlib import Path
-
 import click
 
 from edgespec.cli.bench import reports, run, serve
-from edgespec.cli.flags import EdgeGroup
-
-RUN = "run"
+from edgespec.cli.flags import RUN, DefaultGroup
 
 
-class BenchGroup(EdgeGroup):
-    """The commands of `bench`; without the name of one it measures."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Puts `run` before the arguments of a measurement."""
-        if args and args[0] not in (*self.commands, *HELP) and not self.is_mistyped(args[0]):
-            args = [RUN, *args]
-        return super().parse_args(ctx, args)
-
-    def is_mistyped(self, word: str) -> bool:
-        """Whether a word is nearly the name of a command, and of no directory."""
-        return not Path(word).exists() and bool(get_close_matches(word, self.commands))
-
-
-HELP = ("--help", "-h")
-
-
-@click.group("bench", cls=BenchGroup)
+@click.group("bench", cls=DefaultGroup)
 def command() -> None:
     """Measure engines on this machine: edgespec bench ENGINE_DIR. `run` may be left out, and has all
     flags: edgespec bench run --help.

@@ -43,7 +43,7 @@ Said = pytest.CaptureFixture[str]
         ),
         (
             "--engine-dir E infer",
-            "infer, verify, chat, eval summarize or bench run.",
+            "infer, verify, chat, eval summarize, bench run or data synthesize.",
         ),
         ("build --timing-cache F", "It is an option of --backend tensorrt."),
         ("build --backend tensorrt --no-share-embedding", "It is an option of --backend ort."),
@@ -283,6 +283,7 @@ PRINTED_AS_IT_IS = {
     "completion.py": "a script of click's",
     "help.py": "help texts are ours",
     "help_pages.py": "help texts are ours",
+    "data/show.py": "it gives a style to what passed `harmless`",
     "chat/screen.py": "it gives a style to what passed `harmless`",
     "tables.py": "what goes into a table's cells passed `harmless`",
     "report.py": "answers go to files and pipes as they are, and tables have our words",

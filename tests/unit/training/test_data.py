@@ -123,6 +123,14 @@ def test_bad_lines_are_named(tmp_path: Path, lines: str, said: str) -> None:
         refuse_unanswered(read_conversations(path))
 
 
+def test_calls_of_tools_reach_the_template(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    chat = [CHAT[0], {"role": "assistant", "content": "", "tool_calls": [call]}, *CHAT[1:]]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}))
+    ((_, messages),) = read_conversations(tmp_path / "chats.jsonl").items
+    assert messages == chat
+
+
 def test_long_conversations_are_cut_and_counted(tokenizer_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "chats.jsonl"
     long = [{"role": "user", "content": "Hi " * 40}, CHAT[1]]

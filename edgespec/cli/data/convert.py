@@ -1,4 +1,4 @@
-"""`edgespec data`: prompt sets in the forms of other benchmarks. Knows strings and files."""
+"""`edgespec data convert`: prompt sets in the forms of other benchmarks. Knows strings and files."""
 
 from __future__ import annotations
 
@@ -6,28 +6,19 @@ from pathlib import Path
 
 import click
 
-from edgespec.cli.flags import EdgeCommand, EdgeGroup
-from edgespec.cli.hidden_states import command as hidden_states
+from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.infer import check_outputs
 from edgespec.cli.paths import FILE
 from edgespec.cli.terminal import say
 from edgespec.prompts.convert import FORMS, SETS, command_line, converted
 
 
-@click.group("data", cls=EdgeGroup)
-def command() -> None:
-    """Dump hidden states to train from; convert prompt sets for other benchmarks."""
-
-
-command.add_command(hidden_states)
-
-
-@command.command("convert", cls=EdgeCommand)
+@click.command("convert", cls=EdgeCommand)
 @click.argument("name", type=click.Choice(list(SETS)))
 @click.argument("prompts", type=FILE, metavar="FILE")
 @click.option("--to", "form", type=click.Choice(list(FORMS)), required=True, help="The program.")
 @click.option("--output-file", type=FILE, default="-", help="Where to write it; - is stdout.")
-def convert(name: str, prompts: Path, form: str, output_file: Path) -> None:
+def command(name: str, prompts: Path, form: str, output_file: Path) -> None:
     """Write the prompts of FILE, JSONL with turns, as another benchmark reads them, and say on stderr
     how that is called.
 
